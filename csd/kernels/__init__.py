@@ -1,0 +1,16 @@
+"""Every operation of a step as a function on tensors, usable without the rest of csd.
+
+One file holds one operation: its formula, a plain PyTorch reference (`<op>_ref`), the Triton
+kernel and the public function (`<op>`).
+
+Dimensions have one letter each, the same in every file:
+
+    G   prompts (groups) in flight          H   query heads
+    S   slots (samples in flight)           K   key-value heads
+    M   rows of the step's node pool        D   head size
+    V   vocabulary                          L   layers
+    E   successors kept for a context       C   contexts the graph can hold
+    N   longest context (tokens)            P   splits of a long KV
+
+The sentinel is -1: a padding row of the pool has slot -1, an absent token or page is -1.
+"""

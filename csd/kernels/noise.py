@@ -1,0 +1,98 @@
+"""Keyed noise: Philox4x32-10 words and the exponential and Gumbel values made of them.
+
+A word is a pure function of (key, counter). The key is a 64-bit mix of the seed and the prompt's
+token ids; the counter is (token // 4, position, sample, stream), and token % 4 picks one of the
+four words. So noise never depends on batch, drafts or the order of calls.
+
+    v = (x + 1/2) / 2^32,   E = -log(1 - v)          exponential of word x
+    G = -log(E)                                      Gumbel
+
+E comes from its series below v = 2^-10, where 1 - v would lose digits, and from
+-log(u), u = ((2^32 - 1 - x) + 1/2) / 2^32, above v = 1/2, where v may round to 1. Small E are
+large Gumbels: they decide rare tokens, so they keep full relative precision.
+
+Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+import torch
+
+# counter word 3. Streams from DRAFT on also carry the slot's step number in the bits above.
+SAMPLE, REST, DRAFT, SELECT, ACCEPT, RESIDUAL = 0, 1, 2, 3, 4, 5
+
+_MASK = 0xFFFFFFFF
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+
+
+def _splitmix64(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)
+
+
+def prompt_key(seed: int, prompt: list[int]) -> int:
+    """Philox key of (seed, prompt): splitmix64 folded over the seed and each token id.
+
+    Returns a signed 64-bit integer, as it is stored in an int64 tensor.
+    """
+    key = _splitmix64(seed & 0xFFFFFFFFFFFFFFFF)
+    for token in prompt:
+        key = _splitmix64(key ^ token)
+    return key - (1 << 64) if key >= 1 << 63 else key
+
+
+def philox_words_ref(
+    key: torch.Tensor,
+    token: torch.Tensor,
+    position: torch.Tensor,
+    sample: torch.Tensor,
+    stream: torch.Tensor | int,
+) -> torch.Tensor:
+    """The uint32 word of each (key, token, position, sample, stream), as int64 in [0, 2^32).
+
+    key: int64; token, position, sample: integers; stream: integers or one int. Shapes broadcast.
+    """
+    token = token.long()
+    key, position, sample = key.long(), position.long(), sample.long()
+    if not torch.is_tensor(stream):
+        stream = torch.tensor(stream, dtype=torch.int64, device=token.device)
+    c0, c1, c2, c3 = torch.broadcast_tensors(token // 4, position, sample, stream.long())
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    for _ in range(10):
+        # a product of two 32-bit words wraps int64, but its two halves come out right:
+        # the low one by masking, the high one from 16-bit partial products
+        h0, l0 = _mul_hi_lo(c0, _M0)
+        h1, l1 = _mul_hi_lo(c2, _M1)
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    lane = token % 4
+    low = torch.where(lane == 0, c0, c1)
+    high = torch.where(lane == 2, c2, c3)
+    return torch.where(lane < 2, low, high)
+
+
+def _mul_hi_lo(x: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Tensor]:
+    # x < 2^32: split m so that no partial product passes 2^48
+    low, high = x * (m & 0xFFFF), x * (m >> 16)
+    mid = high + (low >> 16)
+    return mid >> 16, ((mid & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def exponential(word: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Exponential value of uint32 words (held in int64): -log(1 - (word + 1/2) / 2^32) > 0."""
+    v = (word.to(dtype) + 0.5) * 2.0**-32
+    u = ((_MASK - word).to(dtype) + 0.5) * 2.0**-32
+    series = v * (1 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v / 5))))
+    return torch.where(v < 2.0**-10, series, torch.where(v > 0.5, -u.log(), -(1 - v).log()))
+
+
+def gumbel(word: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Gumbel value of uint32 words (held in int64); finite for every word."""
+    return -exponential(word, dtype).log()
+
+
+def uniform(word: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """(word + 1/2) / 2^32, in (0, 1); in float32 the largest words give the float below 1."""
+    u = (word.to(torch.float64) + 0.5) * 2.0**-32
+    return u.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
