@@ -1,0 +1,48 @@
+"""Causal attention of a chunk of a prompt over the prompt so far, out of its pages.
+
+    out[r, h] = sum over t <= start + r of softmax(scale * q[r, h] . k[t, h // (H / K)]) v[t, ..]
+
+The chunk's own keys and values must already be in the pages (`write_prompt`), so that keys and
+values are one run of memory whenever the pages follow one another. PyTorch's own attention does
+the rest, on every device: a prompt is read once, and its kernels are hard to beat at that.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+PAGE = 64
+
+
+def chunk_attention(
+    q: torch.Tensor,  # [R, H, D]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
+    start: int,
+    scale: float,
+) -> torch.Tensor:
+    """Row r is the prompt's token start + r. Returns [R, H, D]."""
+    rows, end = q.shape[0], start + q.shape[0]
+    table = pages[: (end + PAGE - 1) // PAGE]
+    # [1, K, end, D]
+    k, v = (_tokens(x, table)[:end].transpose(0, 1)[None] for x in (k_pages, v_pages))
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k,
+        v,
+        attn_mask=None if start == 0 else causal_lower_right(rows, end),
+        is_causal=start == 0,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)
+
+
+def _tokens(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """[tokens, K, D] of the pages in table. The table is read on the host on CPU only."""
+    if not cache.is_cuda:
+        ids = table.tolist()
+        if ids == list(range(ids[0], ids[0] + len(ids))):
+            return cache[ids[0] : ids[0] + len(ids)].flatten(0, 1)
+    return cache.index_select(0, table).flatten(0, 1)
