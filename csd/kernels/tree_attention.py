@@ -37,6 +37,9 @@ class HostGroup:
     count: int
     hidden: torch.Tensor  # [R, 1, R] bool: the group's node j is not an ancestor of row i
     slots: list[HostSlot]
+    # [K, R * H / K, W] scores and softmax: fresh memory costs more than the sums, so layers share it
+    score: torch.Tensor | None = None
+    p: torch.Tensor | None = None
 
 
 def host_work(
@@ -141,10 +144,14 @@ def tree_attention_ref(
         packed = q[first:last].to(dtype).mul(scale).view(rows, K, each, D).transpose(0, 1)
         packed = packed.reshape(K, rows * each, D)
 
-        score = packed.new_full((K, rows * each, width), float("-inf"))
+        if group.score is None:
+            # what no slot writes is -inf for good: padding behind its committed tokens
+            group.score = packed.new_full((K, rows * each, width), float("-inf"))
+            group.p = torch.empty_like(group.score)
+        score, p = group.score, group.p
         if prompt:
-            score[:, :, :prompt] = packed @ k_pages[:, group.tokens].to(dtype).mT
-        score[:, :, prompt:nodes] = packed @ node_k[:, first:last].mT
+            score[:, :, :prompt] = packed.bmm(k_pages[:, group.tokens].to(dtype).mT)
+        score[:, :, prompt:nodes] = packed.bmm(node_k[:, first:last].mT)
         score.view(K, rows, each, width)[..., prompt:nodes].masked_fill_(
             group.hidden, float("-inf")
         )
@@ -152,18 +159,18 @@ def tree_attention_ref(
             if s.count:
                 mine = slice(s.first * each, s.last * each)
                 keys = k_pages[:, s.tokens].to(dtype)
-                score[:, mine, nodes : nodes + s.count] = packed[:, mine] @ keys.mT
+                score[:, mine, nodes : nodes + s.count] = packed[:, mine].bmm(keys.mT)
 
-        p = score.softmax(-1)
+        torch.softmax(score, -1, out=p)
         # [K, rows * each, D]
-        acc = p[:, :, prompt:nodes] @ node_v[:, first:last]
+        acc = p[:, :, prompt:nodes].bmm(node_v[:, first:last])
         if prompt:
-            acc += p[:, :, :prompt] @ v_pages[:, group.tokens].to(dtype)
+            acc.baddbmm_(p[:, :, :prompt], v_pages[:, group.tokens].to(dtype))
         for s in group.slots:
             if s.count:
                 mine = slice(s.first * each, s.last * each)
                 values = v_pages[:, s.tokens].to(dtype)
-                acc[:, mine] += p[:, mine, nodes : nodes + s.count] @ values
+                acc[:, mine].add_(p[:, mine, nodes : nodes + s.count].bmm(values))
         heads = acc.view(K, rows, each, D).transpose(0, 1)
         out[first:last].view(rows, K, each, D).copy_(heads)
     return out
