@@ -37,7 +37,7 @@ class HostGroup:
     count: int
     hidden: torch.Tensor  # [R, 1, R] bool: the group's node j is not an ancestor of row i
     slots: list[HostSlot]
-    # [K, R * H / K, W] scores and softmax: fresh memory costs more than the sums, so layers share it
+    # [K, R * H / K, W], shared by the layers: fresh memory costs more than the arithmetic
     score: torch.Tensor | None = None
     p: torch.Tensor | None = None
 
