@@ -63,3 +63,60 @@ class Pool:
 
     def clone(self) -> "Pool":
         return Pool(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
+
+
+def roots(slots, rows: int) -> Pool:
+    """A pool of the live slots' roots and nothing else, in `rows` >= live rows."""
+    count, groups = slots.count, slots.group_key.shape[0]
+    device = slots.live.device
+    pool = Pool.empty(rows, count, groups, slots.context.shape[1], device)
+    # dead slots sort behind every live one; stable keeps the slots of a group in order
+    rank = torch.where(slots.live, slots.group, groups)
+    order = rank.argsort(stable=True)[:rows]
+    live = slots.live[order]
+    n = order.shape[0]
+    pool.slot[:n] = torch.where(live, order, -1)
+    pool.token[:n] = torch.where(live, slots.context[order, 0], -1)
+    generated = slots.generated[order]
+    pool.position[:n] = torch.where(live, slots.prompt_len[slots.group[order]] + generated, 0)
+    pool.ancestors[:n] = live.long()
+    pool.context[:n] = torch.where(live[:, None], slots.context[order], -1)
+    start = torch.zeros(count, dtype=torch.int64, device=device)
+    start[order] = torch.arange(n, device=device)
+    pool.slot_start.copy_(torch.where(slots.live, start, 0))
+    pool.slot_nodes.copy_(slots.live)
+    bounds = torch.arange(groups + 1, device=device)
+    pool.group_start.copy_(torch.searchsorted(rank[order], bounds.to(rank.dtype)))
+    return pool
+
+
+def trim(pool: Pool, rows: int) -> Pool:
+    """The `rows` likeliest rows of a pool, in the same order; a slot keeps a prefix of its own."""
+    if rows >= pool.rows:
+        return pool
+    # stable: of equal scores the earlier row stays, so a parent never goes before its child
+    order = torch.where(pool.slot >= 0, pool.score.long(), 1 << 40).argsort(stable=True)
+    keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
+    keep[order[:rows]] = True
+    row = keep.nonzero()[:, 0]
+    new = keep.cumsum(0) - 1
+    parent = pool.parent[row]
+    slot = pool.slot[row]
+    live = slot >= 0
+    nodes = torch.zeros_like(pool.slot_nodes)
+    nodes.index_add_(0, slot.clamp(min=0).long(), live.to(nodes.dtype))
+    before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+    return Pool(
+        token=pool.token[row],
+        parent=torch.where(parent >= 0, new[parent.clamp(min=0).long()], -1).int(),
+        slot=slot,
+        depth=pool.depth[row],
+        position=pool.position[row],
+        ancestors=pool.ancestors[row],
+        score=pool.score[row],
+        source=pool.source[row],
+        context=pool.context[row],
+        slot_start=before[pool.slot_start.long()].int(),
+        slot_nodes=nodes,
+        group_start=before[pool.group_start.long()].int(),
+    )

@@ -1,0 +1,104 @@
+"""How many drafted tokens a step verifies.
+
+A step over M rows costs t(M) seconds, measured once an engine. A node whose path has probability p
+commits p tokens on average, so the best pool maximises
+
+    ( live + c * sum of the k largest p ) / t(live + k)        over k >= 0
+
+with c the ratio of accepted nodes to expected ones so far. Where nothing pays, k is 0.
+"""
+
+import bisect
+import statistics
+import time
+from collections.abc import Callable
+
+# fixed point of Pool.score
+SCORE_ONE = 1 << 16
+MAX_NODES = 32
+
+
+class CostModel:
+    """Seconds of a step by its rows, linear between the measured sizes and beyond them."""
+
+    def __init__(self, sizes: list[int], seconds: list[float]):
+        if len(sizes) != len(seconds) or len(sizes) < 2:
+            raise ValueError(
+                f"seconds must be one per size, at least 2, got {len(seconds)} for {len(sizes)}"
+            )
+        self.sizes = sizes
+        # noise aside, more rows never cost less
+        self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
+
+    def __call__(self, rows: int) -> float:
+        i = min(max(bisect.bisect_left(self.sizes, rows), 1), len(self.sizes) - 1)
+        (a, b), (ta, tb) = self.sizes[i - 1 : i + 1], self.seconds[i - 1 : i + 1]
+        return max(ta + (tb - ta) * (rows - a) / (b - a), self.seconds[0])
+
+    @classmethod
+    def measure(cls, run: Callable[[int], None], sizes: list[int], repeats: int = 3):
+        """Times `run(rows)` for every size, the sizes in turn, and keeps the medians."""
+        for size in (sizes[0], sizes[-1]):
+            run(size)
+        times = {size: [] for size in sizes}
+        for _ in range(repeats):
+            for size in sizes:
+                start = time.perf_counter()
+                run(size)
+                times[size].append(time.perf_counter() - start)
+        return cls(sizes, [statistics.median(times[size]) for size in sizes])
+
+
+class FixedBudget:
+    """Always at most `nodes` drafted tokens a step, over all samples together."""
+
+    def __init__(self, nodes: int):
+        self.nodes = nodes
+
+    def ask(self, live: int) -> int:
+        """Drafted tokens to propose for the next step."""
+        return self.nodes
+
+    def choose(self, live: int, scores: list[int]) -> int:
+        """Drafted tokens to keep of those proposed, given their scores."""
+        return len(scores)
+
+    def learn(self, expected: float, accepted: int, propose_seconds: float) -> None:
+        """What came of the step."""
+
+
+class AutoBudget(FixedBudget):
+    """The pool that maximises expected tokens a second; rests when drafts keep not paying."""
+
+    def __init__(self, cost: CostModel, max_nodes: int = MAX_NODES):
+        super().__init__(max_nodes)
+        self.cost = cost
+        self._expected = self._accepted = 4.0
+        self._propose_seconds = 0.0
+        self._misses = self._rest = 0
+
+    def ask(self, live: int) -> int:
+        if self._rest:
+            self._rest -= 1
+            return 0
+        return self.nodes
+
+    def choose(self, live: int, scores: list[int]) -> int:
+        gain = self._accepted / self._expected
+        best, best_rate, tokens = 0, live / self.cost(live), float(live)
+        for k, score in enumerate(sorted(scores), 1):
+            tokens += gain * 2.0 ** (-score / SCORE_ONE)
+            rate = tokens / (self.cost(live + k) + self._propose_seconds)
+            if rate > best_rate:
+                best, best_rate = k, rate
+        self._misses = 0 if best else self._misses + 1
+        # after n steps in a row without a paying node, look again only after 2^n steps
+        self._rest = 0 if best else 2 ** min(self._misses, 4)
+        return best
+
+    def learn(self, expected: float, accepted: int, propose_seconds: float) -> None:
+        # about the last 200 expected tokens count
+        fade = 1 - min(expected, 100.0) / 200
+        self._expected = self._expected * fade + expected
+        self._accepted = self._accepted * fade + accepted
+        self._propose_seconds += 0.2 * (propose_seconds - self._propose_seconds)

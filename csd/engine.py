@@ -1,0 +1,375 @@
+"""The engine: a model, its slots and caches, and the loop that keeps the slots filled."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch
+
+from csd.budget import AutoBudget, CostModel, FixedBudget
+from csd.cache import KVCache, pages_for
+from csd.graph.drafters import make_drafter
+from csd.job import Job, Running
+from csd.kernels.chunk_attention import chunk_attention
+from csd.kernels.commit import write_prompt
+from csd.kernels.ops import Ops
+from csd.models.load import Loaded, load
+from csd.pool import MAX_NODES, roots
+from csd.record import Record
+from csd.result import Sample
+from csd.slots import Slots
+from csd.slots_host import clear_slot, fill_slot
+from csd.step import Step
+from csd.verdict import LENGTH, STOP
+
+PREFILL_CHUNK = 256
+REASONS = {STOP: "stop", LENGTH: "length"}
+
+
+class Engine:
+    """Draws samples from one model; calls on one engine run one after another.
+
+    model: a `transformers` model, a local folder, a hub name, a GGUF file, or anything with the
+        decoder's interface (`config`, `forward`, `logits`).
+    max_slots: samples in flight at most.
+    kernels: "reference" or "triton"; by default the one that fits the device.
+    lag: steps the host stays behind the device. Results do not depend on it.
+    """
+
+    def __init__(
+        self,
+        model,
+        *,
+        tokenizer=None,
+        max_slots: int = 64,
+        device=None,
+        dtype: torch.dtype | None = None,
+        revision: str | None = None,
+        drafter: str = "consensus",
+        kernels: str | None = None,
+        lag: int = 0,
+    ):
+        if isinstance(max_slots, bool) or not isinstance(max_slots, int) or max_slots < 1:
+            raise ValueError(f"max_slots must be a whole number of at least 1, got {max_slots!r}")
+        loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
+        self._take(loaded)
+        self.tokenizer = loaded.tokenizer
+        self.max_slots = max_slots
+        self.lag = lag
+        self._drafter_name = drafter
+        self._ops = Ops.choose(kernels, self.device)
+        self._lock = threading.Lock()
+        self._busy: int | None = None  # the thread whose call is running
+        self._cost: CostModel | None = None
+        self._next_group = 0
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.release()
+
+    def _take(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.decoder, self.config = loaded.decoder, loaded.config
+        self.device, self.dtype = loaded.device, loaded.dtype
+        self._step: Step | None = None
+
+    @property
+    def generation_config(self):
+        """The model's, as it is now."""
+        return self._loaded.current_generation_config()
+
+    def release(self) -> None:
+        """Give the caches back. The engine can still be used and makes new ones."""
+        self._step = None
+
+    def generate(self, prompt, **options):
+        """As `csd.generate`, on this engine."""
+        from csd.generate import generate
+
+        return generate(self, prompt, **options)
+
+    def run(
+        self,
+        jobs: list[Job],
+        *,
+        budget: str | int = "auto",
+        speculate: bool = True,
+        until: Callable[[list[Sample]], bool] | None = None,
+        on_tokens: Callable[[Job, Running, list[int], str], None] | None = None,
+        record_top: bool = False,
+    ) -> Iterator[tuple[Job, Sample]]:
+        """Draw the samples of `jobs`; yields each sample as it finishes.
+
+        Closing the iterator cancels what is left. `jobs` keep what was drawn until then.
+        """
+        if self._busy == threading.get_ident():
+            raise RuntimeError("this engine is in the middle of a stream; close that one first")
+        with self._lock:
+            self._busy = threading.get_ident()
+            if self._loaded.refresh():
+                self._take(self._loaded)
+            step = self._prepare(jobs)
+            step.drafter = self._drafter if speculate else None
+            loop = _Loop(self, step, jobs, until, on_tokens, record_top)
+            try:
+                yield from loop.run(self._budget(budget, speculate))
+            finally:
+                loop.clear()
+                self._busy = None
+
+    def _budget(self, budget: str | int, speculate: bool):
+        if not speculate:
+            return FixedBudget(0)
+        if budget != "auto":
+            return FixedBudget(budget)
+        if self._cost is None:
+            self._cost = self._measure()
+        return AutoBudget(self._cost)
+
+    def _prepare(self, jobs: list[Job]) -> Step:
+        """Caches large enough for `jobs`; those at hand are kept when they are."""
+        slots = min(self.max_slots, sum(len(j.samples) for j in jobs))
+        max_new = max(j.params.max_new_tokens for j in jobs)
+        slot_pages = pages_for(max_new)
+        prompt_pages = max(1, max(pages_for(len(j.prompt) - 1) for j in jobs))
+        # as many groups in flight as slots, each with its own prompt
+        groups = min(slots, len(jobs))
+        pages = slots * slot_pages + groups * prompt_pages
+        have = self._step
+        if have is not None:
+            fits = (
+                have.slots.count >= slots
+                and have.cache.slot_pages.shape[1] >= slot_pages
+                and have.cache.prompt_pages.shape[1] >= prompt_pages
+                and len(have.cache.allocator) >= pages
+                and have.cache.k.dtype == self.dtype
+            )
+            if fits:
+                return have
+            self._step = None
+        self._step = self._allocate(slots, slot_pages, prompt_pages, pages)
+        return self._step
+
+    def _allocate(self, slots: int, slot_pages: int, prompt_pages: int, pages: int) -> Step:
+        self._drafter = make_drafter(self._drafter_name, self._ops, self.device)
+        cache = KVCache(
+            self.config,
+            slots=slots,
+            pages=pages,
+            prompt_pages=prompt_pages,
+            slot_pages=slot_pages,
+            rows=max(PREFILL_CHUNK, slots + 512),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        state = Slots.empty(
+            slots,
+            self.config.vocab,
+            slot_pages * 64,
+            self._drafter.context,
+            torch.promote_types(self.dtype, torch.float32),
+            self.device,
+        )
+        return Step(self.decoder, self._drafter, cache, state, self._ops, {})
+
+    def _measure(self) -> CostModel:
+        """Time forward and verify over a few pool sizes, on slots that hold nothing."""
+        sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+        sizes = [s for s in sizes if s <= self.max_slots + MAX_NODES]
+        step = self._allocate(sizes[-1], 1, 1, 1)
+        step.slots.group.zero_()
+
+        def run(rows: int) -> None:
+            step.slots.live.copy_(torch.arange(sizes[-1]) < rows)
+            step.slots.context[:, 0] = 0
+            pool = roots(step.slots, rows)
+            self._ops.verify(step.forward(pool), pool, step.slots)
+
+        return CostModel.measure(run, sizes)
+
+    def prefill(self, step: Step, job: Job) -> None:
+        """Run all but the prompt's last token; keys and values go to the group's pages."""
+        cache, slots = step.cache, step.slots
+        g = job.group
+        job.pages = cache.take(cache.prompt_pages, g, len(job.prompt) - 1)
+        slots.prompt_len[g] = len(job.prompt) - 1
+        self._next_group += 1
+        slots.group_key[g] = self._next_group
+        tokens = torch.tensor(job.prompt[:-1], dtype=torch.int32, device=self.device)
+        scale = self.config.head_dim**-0.5
+        for start in range(0, tokens.shape[0], PREFILL_CHUNK):
+            chunk = tokens[start : start + PREFILL_CHUNK]
+            rows = chunk.shape[0]
+            position = torch.arange(start, start + rows, dtype=torch.int32, device=self.device)
+            node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
+
+            def attend(layer, q, start=start, node_k=node_k, node_v=node_v):
+                k, v = cache.k[layer], cache.v[layer]
+                pages = cache.prompt_pages[g]
+                write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
+                return chunk_attention(q, k, v, pages, start, scale)
+
+            self.decoder.forward(chunk, position, attend, node_k, node_v, self._ops)
+        if step.drafter:
+            step.drafter.start(self._next_group, job.prompt)
+
+
+class _Loop:
+    """One call: admits groups, refills slots, runs steps and hands out what finished."""
+
+    def __init__(self, engine: Engine, step: Step, jobs, until, on_tokens, record_top):
+        self.engine, self.step = engine, step
+        self.queue = deque(jobs)
+        self.active: list[Job] = []
+        self.owners: list[Running | None] = [None] * step.slots.count
+        self.until, self.on_tokens, self.record_top = until, on_tokens, record_top
+        self.steps = 0
+        step.seconds = {phase: 0.0 for phase in
+                        ("prefill", "propose", "forward", "verify", "commit", "insert")}
+
+    def run(self, budget) -> Iterator[tuple[Job, Sample]]:
+        records: deque[Record] = deque()
+        while True:
+            self.refill()
+            live = sum(r is not None for r in self.owners)
+            if not live:
+                return
+            running = int(self.step.slots.live.sum())
+            if running:
+                records.append(self.one_step(running, budget))
+            # with no slot live on the device the host only has to catch up
+            while records and (len(records) > self.engine.lag or not running):
+                yield from self.read(records.popleft())
+
+    def one_step(self, live: int, budget) -> Record:
+        self.steps += 1
+        spent = self.step.seconds
+        before = spent["propose"] + spent["insert"]
+        pool, verdict = self.step(live, budget)
+        drafted = pool.depth > 0
+        expected = (pool.score[drafted].float() / -65536).exp2().sum().item()
+        accepted = int((verdict.accept_count - 1).clamp(min=0).sum())
+        if expected:
+            budget.learn(expected, accepted, spent["propose"] + spent["insert"] - before)
+        return Record.of(self.owners, pool, verdict, self.step.slots, self.record_top)
+
+    def refill(self) -> None:
+        """Fill free slots: first with waiting samples of groups in flight, then of new groups."""
+        for s, owner in enumerate(self.owners):
+            if owner is not None:
+                continue
+            job = next((j for j in self.active if j.waiting), None)
+            if job is None:
+                if not self.queue:
+                    return
+                job = self.admit(self.queue.popleft())
+            index = job.waiting.popleft()
+            cache = self.step.cache
+            pages = cache.take(cache.slot_pages, s, job.params.max_new_tokens)
+            running = Running(job, index, pages, self.engine.tokenizer)
+            fill_slot(self.step.slots, s, job, index)
+            job.running[index] = self.owners[s] = running
+
+    def admit(self, job: Job) -> Job:
+        taken = {j.group for j in self.active}
+        job.group = next(g for g in range(len(self.owners)) if g not in taken)
+        self.active.append(job)
+        start = time.perf_counter()
+        self.engine.prefill(self.step, job)
+        self.step.seconds["prefill"] += time.perf_counter() - start
+        return job
+
+    def read(self, record: Record) -> Iterator[tuple[Job, Sample]]:
+        """Take a step's tokens to their samples; yields the samples that finished."""
+        seen = set()
+        for s, running in enumerate(record.owners):
+            if running is None or running.done or not record.nodes[s]:
+                continue
+            if record.bad[s]:
+                raise FloatingPointError(
+                    f"the model gave NaN or infinite logits at step {self.steps}, slot {s} "
+                    f"(prompt {running.job.index}, sample {running.index})"
+                )
+            job = running.job
+            had = len(running.tokens)
+            self.take(running, record, s)
+            stats = job.stats
+            new = len(running.tokens) - had
+            stats.tokens += new
+            stats.sample_steps += 1
+            stats.steps += job.index not in seen
+            seen.add(job.index)
+            stats.nodes_proposed += record.nodes[s] - 1
+            for source in running.sources[had:]:
+                if source:
+                    stats.accepted[source] += 1
+                    stats.nodes_accepted += 1
+            reason = "stop" if running.stopped else REASONS.get(record.finish[s])
+            if reason:
+                sample = running.sample(reason)
+                self.free(s, running)
+                job.finished[running.index] = sample
+                job.top[running.index] = running.top
+                stats.seconds = dict(self.step.seconds)
+                yield job, sample
+                yield from self.decide(job)
+
+    def take(self, running: Running, record: Record, s: int) -> None:
+        n = record.count[s]
+        had = len(running.tokens)
+        text = running.append(
+            record.tokens[s][:n],
+            record.logprobs[s][:n],
+            record.raw_logprobs[s][:n],
+            record.sources[s][:n],
+            self.on_tokens is not None,
+        )
+        new = running.tokens[had:]
+        if record.top is not None:
+            running.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
+        if self.on_tokens is not None:
+            self.on_tokens(running.job, running, new, text)
+
+    def decide(self, job: Job) -> Iterator[tuple[Job, Sample]]:
+        """Ask `until` about the finished prefix; cancel the rest when it has seen enough."""
+        if self.until is None or job.done:
+            return
+        prefix = job.prefix()
+        if not prefix or not self.until(prefix):
+            return
+        rest = [s for s in job.result() if s.index not in job.finished]
+        for s, running in enumerate(self.owners):
+            if running is not None and running.job is job:
+                self.free(s, running)
+        job.waiting.clear()
+        self.retire(job)
+        for sample in rest:
+            job.finished[sample.index] = sample
+            yield job, sample
+
+    def free(self, s: int, running: Running) -> None:
+        running.done = True
+        self.owners[s] = None
+        clear_slot(self.step.slots, s)
+        self.step.cache.allocator.give_back(running.pages)
+        del running.job.running[running.index]
+        if running.job.done:
+            self.retire(running.job)
+
+    def retire(self, job: Job) -> None:
+        """A group without samples: its prompt and its graph are gone."""
+        if job in self.active:
+            self.active.remove(job)
+            self.step.cache.allocator.give_back(job.pages)
+            self.step.slots.group_key[job.group] = -1
+
+    def clear(self) -> None:
+        """Free everything, wherever the call was interrupted; the jobs keep their samples."""
+        step = self.step
+        step.slots.live.fill_(False)
+        step.slots.group.fill_(-1)
+        step.slots.group_key.fill_(-1)
+        step.cache.reset()

@@ -1,0 +1,232 @@
+"""`csd.generate` and `csd.stream`: many samples of a prompt, the same ones plain sampling draws."""
+
+import json
+import weakref
+from collections.abc import Callable, Iterator
+
+import torch
+
+from csd.engine import Engine
+from csd.graph.drafters import DRAFTERS
+from csd.job import Job
+from csd.kernels.noise import prompt_key
+from csd.progress import Progress
+from csd.prompts import parse
+from csd.result import Sample, Samples
+from csd.sampling import resolve
+
+VERIFIERS = ("match",)
+
+# one engine a model: by object, as long as the model lives, or by where it was loaded from
+_by_model: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_by_name: dict[tuple, Engine] = {}
+
+
+def generate(model, prompt, **options) -> Samples | list[Samples]:
+    """Draw `num_samples` answers to each prompt.
+
+    model: a `transformers` model, a local folder, a hub name, a GGUF file or a `csd.Engine`.
+    prompt: a str (taken as it is), a list of message dicts (through the tokenizer's chat
+        template), or token ids as a list or 1-D tensor. A list of these, or a 2-D tensor with
+        `attention_mask`, gives a list of results. A prompt that occurs again continues the sample
+        indices of its earlier occurrence.
+
+    Drawing:
+        num_samples: 1. first_sample: 0, the first sample's index.
+        seed: None draws one from torch's default generator; the result says which.
+        temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty: as `transformers`
+            defines them; left out, the model's generation config says, else they are off.
+    Ending:
+        max_new_tokens: 512, cut at the model's context when not given. min_new_tokens: 0.
+        stop: strings that end a sample. stop_token_ids: more end tokens. ignore_eos: False.
+        until: called with the finished samples of a prompt, up to the first index that has not
+            finished; True cancels the rest.
+    Running:
+        speculate: True. drafter: "consensus". verifier: "match".
+        budget: "auto", or how many drafted tokens a step verifies over all samples.
+        tokenizer, device, dtype, revision, chat_template_kwargs.
+    Watching:
+        progress: True shows a line while running. callback(prompt, sample, new_tokens, text) gets
+            each sample's new tokens once per step. record: path of a trace file to write.
+
+    Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns what there is; samples
+    that had not finished say `cancelled`.
+
+    Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
+    """
+    call = _Call(model, prompt, options)
+    try:
+        for _ in call.run():
+            pass
+    except KeyboardInterrupt:
+        pass
+    results = call.results()
+    return results if call.many else results[0]
+
+
+def stream(model, prompt, **options) -> Iterator[tuple[int, Sample]]:
+    """As `generate`, but yields (prompt index, Sample) as each sample finishes.
+
+    Closing the iterator cancels the rest and leaves the engine usable.
+    """
+    call = _Call(model, prompt, options)
+    return call.run()
+
+
+def release() -> None:
+    """Drop the engines that `generate` keeps, with their caches and the models they loaded."""
+    for engine in [*_by_model.values(), *_by_name.values()]:
+        engine.release()
+    _by_model.clear()
+    _by_name.clear()
+
+
+def engine_for(model, *, tokenizer=None, device=None, dtype=None, revision=None, **_) -> Engine:
+    """The engine `generate` keeps for a model."""
+    if isinstance(model, Engine):
+        for name, value in (("device", device), ("dtype", dtype), ("revision", revision)):
+            if value is not None:
+                raise ValueError(f"{name} is set when the Engine is made, got {value!r}")
+        return model
+    options = dict(tokenizer=tokenizer, device=device, dtype=dtype, revision=revision)
+    if isinstance(model, str) or hasattr(model, "__fspath__"):
+        key = (str(model), revision, str(device), dtype)
+        if key not in _by_name:
+            _by_name[key] = Engine(model, **options)
+        engine = _by_name[key]
+    else:
+        engine = _by_model.get(model)
+        if engine is None:
+            engine = _by_model[model] = Engine(model, **options)
+    if tokenizer is not None:
+        engine.tokenizer = tokenizer
+    return engine
+
+
+_OPTIONS = {
+    "num_samples", "first_sample", "seed", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids",
+    "ignore_eos", "until", "speculate", "drafter", "verifier", "budget", "tokenizer", "device",
+    "dtype", "revision", "chat_template_kwargs", "attention_mask", "progress", "callback", "record",
+}  # fmt: skip
+
+
+class _Call:
+    """One call of `generate` or `stream`, with its arguments checked."""
+
+    def __init__(self, model, prompt, options: dict):
+        unknown = sorted(set(options) - _OPTIONS)
+        if unknown:
+            raise TypeError(
+                f"unknown argument {unknown[0]!r}; known are {', '.join(sorted(_OPTIONS))}"
+            )
+        _choice("verifier", options.get("verifier", "match"), VERIFIERS)
+        _choice("drafter", options.get("drafter", "consensus"), DRAFTERS)
+        self.budget = _budget(options.get("budget", "auto"))
+        self.options = options
+        count = _count("num_samples", options.get("num_samples", 1), 1)
+        first = _count("first_sample", options.get("first_sample", 0), 0)
+        seed = options.get("seed")
+        if seed is None:
+            seed = int(torch.randint(2**63 - 1, ()))
+        elif isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be a whole number or None, got {seed!r}")
+
+        self.engine = engine_for(model, **options)
+        config = self.engine.config
+        prompts, self.many = parse(
+            prompt,
+            self.engine.tokenizer,
+            config.vocab,
+            options.get("attention_mask"),
+            options.get("chat_template_kwargs"),
+        )
+        params = resolve(
+            self.engine.generation_config,
+            context=config.context,
+            longest_prompt=max(map(len, prompts)),
+            vocab=config.vocab,
+            **options,
+        )
+        if params.stop and self.engine.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
+        taken: dict[tuple, int] = {}
+        self.jobs = []
+        for i, ids in enumerate(prompts):
+            start = taken.get(tuple(ids), first)
+            taken[tuple(ids)] = start + count
+            samples = range(start, start + count)
+            self.jobs.append(Job(i, ids, params, samples, seed, prompt_key(seed, ids)))
+
+    def run(self) -> Iterator[tuple[int, Sample]]:
+        progress = Progress.of(self.options.get("progress"), self.jobs)
+        callback = self.options.get("callback")
+        record = self.options.get("record")
+        run = self.engine.run(
+            self.jobs,
+            budget=self.budget,
+            speculate=self.options.get("speculate", True),
+            until=self.options.get("until"),
+            on_tokens=_on_tokens(callback, progress),
+            record_top=record is not None,
+        )
+        try:
+            for job, sample in run:
+                progress.finished(job, sample)
+                yield job.index, sample
+        finally:
+            run.close()
+            progress.close()
+            if record is not None:
+                write_traces(record, self.jobs)
+
+    def results(self) -> list[Samples]:
+        return [job.result() for job in self.jobs]
+
+
+def write_traces(path, jobs: list[Job]) -> None:
+    """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position."""
+    with open(path, "w") as f:
+        for job in jobs:
+            done = [job.finished[i] for i in job.samples if i in job.finished]
+            row = {
+                "problem": job.index,
+                "prompt_ids": job.prompt,
+                "samples": [s.tokens for s in done],
+                "temperature": job.params.temperature,
+                "top": [job.top[s.index] for s in done],
+            }
+            f.write(json.dumps(row) + "\n")
+
+
+def _on_tokens(callback: Callable | None, progress):
+    if callback is None and not progress.shown:
+        return None
+
+    def on_tokens(job, running, tokens, text):
+        progress.tokens(job, len(tokens))
+        if callback is not None:
+            callback(job.index, running.index, tokens, text)
+
+    return on_tokens
+
+
+def _budget(budget) -> str | int:
+    if budget == "auto":
+        return budget
+    if isinstance(budget, bool) or not isinstance(budget, int):
+        raise TypeError(f"budget must be 'auto' or a whole number, got {budget!r}")
+    return _count("budget", budget, 0)
+
+
+def _count(name, value, least) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def _choice(name, value, known) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

@@ -1,0 +1,58 @@
+"""The operations of a step in one implementation: the references or the Triton kernels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    name: str
+    rms_norm: Callable
+    rotary: Callable
+    swiglu: Callable
+    plan_attention: Callable
+    tree_attention: Callable
+    verify: Callable
+    commit_kv: Callable
+    advance_slots: Callable
+    draft_tree: Callable
+    graph_insert: Callable
+
+    @classmethod
+    def choose(cls, kernels: str | None, device) -> "Ops":
+        """`kernels` "reference" or "triton"; None takes the one that fits the device."""
+        if kernels is None:
+            kernels = "triton" if device.type == "cuda" else "reference"
+        if kernels not in ("reference", "triton"):
+            raise ValueError(f"kernels must be 'reference' or 'triton', got {kernels!r}")
+        return reference() if kernels == "reference" else triton()
+
+
+def reference() -> Ops:
+    from csd.kernels.advance import advance_slots_ref
+    from csd.kernels.commit import commit_kv_ref
+    from csd.kernels.draft_tree import draft_tree_ref
+    from csd.kernels.graph_insert import graph_insert_ref
+    from csd.kernels.rms_norm import rms_norm_ref
+    from csd.kernels.rotary import rotary_ref
+    from csd.kernels.swiglu import swiglu_ref
+    from csd.kernels.tree_attention import host_work, tree_attention_ref
+    from csd.kernels.verify import verify_ref
+
+    return Ops(
+        name="reference",
+        rms_norm=rms_norm_ref,
+        rotary=rotary_ref,
+        swiglu=swiglu_ref,
+        plan_attention=host_work,
+        tree_attention=tree_attention_ref,
+        verify=verify_ref,
+        commit_kv=commit_kv_ref,
+        advance_slots=advance_slots_ref,
+        draft_tree=draft_tree_ref,
+        graph_insert=graph_insert_ref,
+    )
+
+
+def triton() -> Ops:
+    raise NotImplementedError("the Triton kernels are not complete yet; use kernels='reference'")

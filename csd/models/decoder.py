@@ -1,0 +1,86 @@
+"""A minimal Llama, Mistral, Qwen2 or Qwen3 decoder over the rows of a pool."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from csd.models.config import ModelConfig
+from csd.models.rope import rope_tables
+
+
+@dataclass(slots=True)
+class Layer:
+    """Weights of one layer; F is the width of the feed-forward part."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(H + 2 K) D, hidden]
+    qkv_bias: torch.Tensor | None  # [(H + 2 K) D]
+    q_norm: torch.Tensor | None  # [D]
+    k_norm: torch.Tensor | None  # [D]
+    out: torch.Tensor  # [hidden, H D]
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 F, hidden]
+    down: torch.Tensor  # [hidden, F]
+
+
+class Decoder:
+    """Weights and the forward pass; keys and values belong to the caller."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: torch.Tensor,  # [V, hidden]
+        layers: list[Layer],
+        norm: torch.Tensor,  # [hidden]
+        head: torch.Tensor,  # [V, hidden]
+    ):
+        self.config = config
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.head = head
+        self.cos, self.sin = rope_tables(
+            config, config.context, embedding.dtype, embedding.device
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        token: torch.Tensor,  # [M] int32, -1 in padding
+        position: torch.Tensor,  # [M] int32
+        attend: Callable[[int, torch.Tensor], torch.Tensor],
+        node_k: torch.Tensor,  # [L, M, K, D], written
+        node_v: torch.Tensor,  # [L, M, K, D], written
+        ops,  # csd.kernels.ops.Ops, or anything with rms_norm, rotary and swiglu
+    ) -> torch.Tensor:
+        """Hidden states [M, hidden] after the last norm.
+
+        attend(layer, q [M, H, D]) gives [M, H, D]; when it is called, the layer's keys and values
+        of all rows are in node_k and node_v.
+        """
+        c = self.config
+        M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
+        # a padding row computes token 0, and nobody looks
+        x = F.embedding(token.clamp(min=0), self.embedding)
+        residual = None
+        for i, layer in enumerate(self.layers):
+            x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual)
+            qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+            q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
+            q = q.view(M, c.heads, c.head_dim)
+            k, v = k.view(M, c.kv_heads, c.head_dim), v.view(M, c.kv_heads, c.head_dim)
+            if c.qk_norm:
+                q, _ = ops.rms_norm(q, layer.q_norm, c.norm_eps)
+                k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
+            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
+            x = F.linear(attend(i, q).reshape(M, q_width), layer.out)
+            x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
+            x = F.linear(ops.swiglu(F.linear(x, layer.gate_up)), layer.down)
+        return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
+        return F.linear(hidden, self.head)

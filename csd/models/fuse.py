@@ -1,0 +1,131 @@
+"""A loaded `transformers` model as a decoder, sharing its memory.
+
+Query, key and value weights become one matrix, and so do gate and up. The module's parameters are
+rebound to views of the fused tensors through `param.data`, so each Parameter object stays the same
+and there is one copy of the weights: an optimiser made earlier moves both.
+"""
+
+import torch
+from torch import nn
+
+from csd.models.config import ModelConfig
+from csd.models.decoder import Decoder, Layer
+
+
+def fuse(model: nn.Module) -> Decoder:
+    """Fuse `model` in place, layer by layer, and return the decoder over its weights.
+
+    Raises ValueError or TypeError for modules whose weights are not plain local tensors.
+    """
+    _refuse_wrapped(model)
+    config = ModelConfig.from_transformers(model.config)
+    _refuse_weights(model)
+    inner = model.model
+    layers = [_fuse_layer(config, layer) for layer in inner.layers]
+    head = model.lm_head.weight.data
+    embedding = inner.embed_tokens.weight.data
+    return Decoder(config, embedding, layers, inner.norm.weight.data, head)
+
+
+def is_fused(model: nn.Module, decoder: Decoder) -> bool:
+    """Whether the module's weights still are the decoder's: not after `model.to()` or a load
+    that replaced tensors. Compares addresses only."""
+    inner = model.model
+    pairs = [
+        (inner.embed_tokens.weight, decoder.embedding),
+        (inner.norm.weight, decoder.norm),
+        (model.lm_head.weight, decoder.head),
+    ]
+    for module, layer in zip(inner.layers, decoder.layers, strict=True):
+        attention, mlp = module.self_attn, module.mlp
+        pairs += [
+            (module.input_layernorm.weight, layer.input_norm),
+            (module.post_attention_layernorm.weight, layer.post_norm),
+            (attention.o_proj.weight, layer.out),
+            (mlp.down_proj.weight, layer.down),
+        ]
+        pairs += _parts((mlp.gate_proj, mlp.up_proj), "weight", layer.gate_up)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        pairs += _parts(projections, "weight", layer.qkv)
+        if layer.qkv_bias is not None:
+            pairs += _parts(projections, "bias", layer.qkv_bias)
+        if layer.q_norm is not None:
+            pairs += [
+                (attention.q_norm.weight, layer.q_norm),
+                (attention.k_norm.weight, layer.k_norm),
+            ]
+    return all(
+        p.data_ptr() == t.data_ptr() and p.dtype == t.dtype and p.device == t.device
+        for p, t in pairs
+    )
+
+
+def _parts(modules, name: str, fused: torch.Tensor) -> list[tuple]:
+    params = [getattr(m, name) for m in modules]
+    return list(zip(params, fused.split([p.shape[0] for p in params]), strict=True))
+
+
+def _fuse_layer(config: ModelConfig, layer: nn.Module) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return Layer(
+        input_norm=layer.input_layernorm.weight.data,
+        qkv=_join(projections, "weight"),
+        qkv_bias=_join(projections, "bias") if config.qkv_bias else None,
+        q_norm=attention.q_norm.weight.data if config.qk_norm else None,
+        k_norm=attention.k_norm.weight.data if config.qk_norm else None,
+        out=attention.o_proj.weight.data,
+        post_norm=layer.post_attention_layernorm.weight.data,
+        gate_up=_join((mlp.gate_proj, mlp.up_proj), "weight"),
+        down=mlp.down_proj.weight.data,
+    )
+
+
+@torch.no_grad()
+def _join(modules, name: str) -> torch.Tensor:
+    """One tensor of the modules' parameters, which become views of it."""
+    params = [getattr(m, name) for m in modules]
+    fused = torch.cat([p.data for p in params])
+    for param, view in zip(params, fused.split([p.shape[0] for p in params]), strict=True):
+        param.data = view
+    return fused
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    kinds = {c.__name__ for m in [model, *model.modules()] for c in type(m).__mro__}
+    if hasattr(model, "peft_config") or "PeftModel" in kinds or "BaseTunerLayer" in kinds:
+        raise TypeError(
+            "a PEFT model cannot be fused; pass model.merge_and_unload(), or a merged copy"
+        )
+    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise TypeError(
+            "an FSDP model has its weights in shards; gather them "
+            "(FullyShardedDataParallel.summon_full_params, or a full state dict) into a plain model"
+        )
+    if "DistributedDataParallel" in kinds:
+        raise TypeError("pass the wrapped model itself: model.module")
+
+
+def _refuse_weights(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if name.endswith("_proj") and type(module) is not nn.Linear:
+            raise TypeError(
+                f"{name} is a {type(module).__name__}, not a plain Linear: quantised or wrapped "
+                "weights are not supported; load the model in bfloat16, float16 or float32"
+            )
+    devices = set()
+    for name, param in model.named_parameters():
+        if type(param.data).__name__ == "DTensor" or type(param).__name__ == "DTensor":
+            raise TypeError(f"{name} is a DTensor; pass a model with plain local weights")
+        if param.is_meta:
+            raise TypeError(
+                f"{name} has no data here (offloaded or not loaded); load the whole model on one "
+                "device"
+            )
+        if not param.is_floating_point():
+            raise TypeError(f"{name} has dtype {param.dtype}: quantised weights are not supported")
+        devices.add(param.device)
+    if len(devices) > 1:
+        raise TypeError(
+            f"the weights lie on {sorted(map(str, devices))}; load the model on one device"
+        )

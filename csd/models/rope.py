@@ -1,0 +1,32 @@
+"""Tables of cosines and sines for rotary embedding.
+
+    w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between
+"""
+
+import math
+
+import torch
+
+from csd.models.config import ModelConfig
+
+
+def rope_tables(
+    config: ModelConfig, positions: int, dtype: torch.dtype, device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each [positions, D]: computed in float32 as transformers does, then cast."""
+    angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None]
+    angle = angle * _frequencies(config).to(device)
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def _frequencies(config: ModelConfig) -> torch.Tensor:
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    w = 1.0 / (config.rope_theta**exponent)
+    if config.rope_scaling is None:
+        return w
+    factor, low, high, old_context = config.rope_scaling
+    wavelength = 2 * math.pi / w
+    # 1 above the high frequency bound, 0 below the low one
+    blend = ((old_context / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * w / factor + blend * w

@@ -1,0 +1,92 @@
+"""What `csd.generate` returns."""
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample of a prompt."""
+
+    index: int
+    text: str | None  # without special tokens, cut at a stop string; None without a tokenizer
+    tokens: list[int]  # with the end token, and the token that completes a stop string
+    logprobs: list[float]  # of the processed distribution; the model's own at temperature 0
+    raw_logprobs: list[float]  # of the model at temperature 1
+    finish_reason: str  # "stop", "length" or "cancelled"
+    sources: list[str] = field(repr=False, default_factory=list)  # where each token was drafted
+
+
+@dataclass(slots=True)
+class Stats:
+    """What one prompt's samples took. Seconds are those of the whole call."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0  # steps in which the prompt had a sample in flight
+    sample_steps: int = 0  # the same, summed over samples
+    nodes_proposed: int = 0  # drafted tokens that were verified
+    nodes_accepted: int = 0
+    accepted: dict[str, int] = field(
+        default_factory=lambda: {"own": 0, "sibling": 0, "prompt": 0}
+    )
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau: tokens committed per sample and step; 1 without speculation."""
+        return self.tokens / self.sample_steps if self.sample_steps else 0.0
+
+    def to_dict(self) -> dict:
+        return {**asdict(self), "tokens_per_step": self.tokens_per_step}
+
+
+@dataclass(slots=True)
+class Samples:
+    """The samples of one prompt, in the order of their indices."""
+
+    samples: list[Sample]
+    seed: int
+    prompt_ids: list[int] = field(repr=False)
+    stats: Stats
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        return self.samples[i]
+
+    def __iter__(self):
+        return iter(self.samples)
+
+    @property
+    def texts(self) -> list[str | None]:
+        return [s.text for s in self.samples]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [s.tokens for s in self.samples]
+
+    @property
+    def logprobs(self) -> list[list[float]]:
+        return [s.logprobs for s in self.samples]
+
+    @property
+    def raw_logprobs(self) -> list[list[float]]:
+        return [s.raw_logprobs for s in self.samples]
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        return [s.finish_reason for s in self.samples]
+
+    def to_dict(self) -> dict:
+        return {
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "logprobs": self.logprobs,
+            "raw_logprobs": self.raw_logprobs,
+            "finish_reasons": self.finish_reasons,
+            "sources": [s.sources for s in self.samples],
+            "seed": self.seed,
+            "prompt_ids": self.prompt_ids,
+            "stats": self.stats.to_dict(),
+        }

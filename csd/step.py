@@ -1,0 +1,100 @@
+"""One step: propose, forward, verify, commit, insert."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from csd.cache import KVCache
+from csd.pool import Pool, roots, trim
+from csd.slots import Slots
+from csd.verdict import Verdict
+
+
+@dataclass(slots=True)
+class Step:
+    """The state of an engine and the five functions over it."""
+
+    decoder: object
+    drafter: object | None  # None: no speculation
+    cache: KVCache
+    slots: Slots
+    ops: object  # csd.kernels.Ops: reference or Triton implementations
+    seconds: dict[str, float]
+
+    def __call__(self, live: int, budget) -> tuple[Pool, Verdict]:
+        """Run one step over `live` live slots; returns what was drafted and what was decided."""
+        clock = _Clock(self.seconds)
+        pool = self.propose(live, budget)
+        clock.lap("propose")
+        logits = self.forward(pool)
+        clock.lap("forward")
+        verdict = self.ops.verify(logits, pool, self.slots)
+        clock.lap("verify")
+        self.commit(verdict)
+        clock.lap("commit")
+        self.insert(pool, verdict)
+        clock.lap("insert")
+        return pool, verdict
+
+    def propose(self, live: int, budget) -> Pool:
+        """The draft trees of all live slots in one pool."""
+        nodes = budget.ask(live) if self.drafter else 0
+        if not nodes:
+            return roots(self.slots, live)
+        pool = self.drafter.propose(self.slots, live + nodes)
+        drafted = pool.depth > 0
+        keep = budget.choose(live, pool.score[drafted].tolist())
+        return trim(pool, live + keep)
+
+    def forward(self, pool: Pool) -> torch.Tensor:
+        """Logits [M, V] at every row of the pool."""
+        cache, slots = self.cache, self.slots
+        where = (
+            cache.prompt_pages,
+            slots.prompt_len,
+            cache.slot_pages,
+            slots.generated,
+            pool.slot,
+            pool.ancestors,
+            pool.slot_start,
+            pool.slot_nodes,
+            pool.group_start,
+        )
+        work = self.ops.plan_attention(*where)
+        scale = self.decoder.config.head_dim**-0.5
+        node_k, node_v = cache.node_k[:, : pool.rows], cache.node_v[:, : pool.rows]
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            return self.ops.tree_attention(
+                q, node_k[layer], node_v[layer], cache.k[layer], cache.v[layer], *where, scale,
+                work=work,
+            )
+
+        hidden = self.decoder.forward(pool.token, pool.position, attend, node_k, node_v, self.ops)
+        return self.decoder.logits(hidden)
+
+    def commit(self, verdict: Verdict) -> None:
+        """Accepted nodes' keys and values move behind the committed ones; slots move on."""
+        cache = self.cache
+        self.ops.commit_kv(
+            cache.node_k, cache.node_v, cache.k, cache.v, cache.slot_pages,
+            self.slots.generated, verdict.accept_row, verdict.accept_count,
+        )
+        self.ops.advance_slots(self.slots, verdict)
+
+    def insert(self, pool: Pool, verdict: Verdict) -> None:
+        """The new n-grams and the target's top 8 at every node go into the graph."""
+        if self.drafter:
+            self.drafter.insert(pool, self.slots, verdict)
+
+
+class _Clock:
+    def __init__(self, seconds: dict[str, float]):
+        self._seconds = seconds
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self._last = now

@@ -1,0 +1,127 @@
+"""Plain sampling with keyed noise, from scratch: numpy, transformers, and nothing of csd.
+
+The whole sequence goes through the transformers model for every token. Filters are transformers'
+own classes. This file is what csd's tokens are compared with.
+"""
+
+import numpy as np
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+U64 = np.uint64
+LOW = U64(0xFFFFFFFF)
+
+
+def mix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+def key_of(seed: int, prompt: list[int]) -> int:
+    key = mix(seed % 2**64)
+    for token in prompt:
+        key = mix(key ^ token)
+    return key
+
+
+def philox(key: int, counter: tuple) -> np.ndarray:
+    """Four uint32 words, as uint64, for counter words that broadcast."""
+    c = [np.asarray(x, dtype=U64) & LOW for x in counter]
+    c = list(np.broadcast_arrays(*c))
+    k = [U64(key % 2**32), U64(key >> 32)]
+    for _ in range(10):
+        a, b = c[0] * U64(0xD2511F53), c[2] * U64(0xCD9E8D57)
+        c = [(b >> U64(32)) ^ c[1] ^ k[0], b & LOW, (a >> U64(32)) ^ c[3] ^ k[1], a & LOW]
+        k = [(k[0] + U64(0x9E3779B9)) & LOW, (k[1] + U64(0xBB67AE85)) & LOW]
+    return np.stack(c)
+
+
+def words(key: int, tokens, position: int, sample: int, stream: int) -> np.ndarray:
+    tokens = np.asarray(tokens)
+    four = philox(key, (tokens // 4, position, sample, stream))
+    return np.take_along_axis(four, (tokens % 4)[None].astype(np.int64), 0)[0]
+
+
+def gumbel(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    v = (x + 0.5) / 2**32
+    u = ((2.0**32 - 1 - x) + 0.5) / 2**32
+    return -np.log(np.where(v > 0.5, -np.log(u), -np.log1p(-v)))
+
+
+def processors(prompt_len, vocab, params: dict, end_ids) -> LogitsProcessorList:
+    found = LogitsProcessorList()
+    if params.get("repetition_penalty", 1) != 1:
+        found.append(RepetitionPenaltyLogitsProcessor(params["repetition_penalty"]))
+    if params.get("min_new_tokens"):
+        found.append(
+            MinNewTokensLengthLogitsProcessor(prompt_len, params["min_new_tokens"], list(end_ids))
+        )
+    if params.get("temperature", 1) not in (0, 1):
+        found.append(TemperatureLogitsWarper(params["temperature"]))
+    if 0 < params.get("top_k", 0) < vocab:
+        found.append(TopKLogitsWarper(params["top_k"]))
+    if params.get("top_p", 1) < 1:
+        found.append(TopPLogitsWarper(params["top_p"]))
+    if params.get("min_p", 0) > 0:
+        found.append(MinPLogitsWarper(params["min_p"]))
+    return found
+
+
+def choose(z: np.ndarray, key, position, sample, top_k) -> tuple[int, float]:
+    """The sampled token and how far its score lies above the second best."""
+    vocab = z.shape[0]
+    head = z > -np.inf if 0 < top_k <= 1024 else z >= z.max() - 11.1
+    rest = (z > -np.inf) & ~head
+    ids = np.flatnonzero(head)
+    score = z[ids] + gumbel(words(key, ids, position, sample, 0))
+    if rest.any():
+        ids = np.append(ids, vocab)
+        mass = np.log(np.exp(z[rest] - z.max()).sum()) + z.max()
+        score = np.append(score, mass + gumbel(words(key, [vocab], position, sample, 0)))
+    token = int(ids[np.argmax(score)])
+    best = np.sort(score)[::-1]
+    gap = float(best[0] - best[1]) if len(best) > 1 else np.inf
+    if token == vocab:
+        u = (float(words(key, [0], position, sample, 1)[0]) + 0.5) / 2**32
+        cdf = np.cumsum(np.where(rest, np.exp(z - z.max()), 0))
+        token = min(int(np.searchsorted(cdf, u * cdf[-1], side="right")), np.flatnonzero(rest)[-1])
+    return int(token), gap
+
+
+@torch.no_grad()
+def generate(model, prompt, *, seed, sample, max_new_tokens, end_ids=(), **params):
+    """Tokens, processed and raw log-probabilities, and the score gap of each choice."""
+    key = key_of(seed, prompt)
+    tokens, logprobs, raw_logprobs, gaps = [], [], [], []
+    vocab = model.config.vocab_size
+    process = processors(len(prompt), vocab, params, end_ids)
+    for position in range(max_new_tokens):
+        ids = torch.tensor([prompt + tokens])
+        logits = model(ids, use_cache=False).logits[:, -1]
+        z = process(ids, logits.clone())
+        if params.get("temperature", 1) == 0:
+            token, gap = int(z[0].argmax()), float(z[0].topk(2).values.diff().abs())
+        else:
+            top_k = params.get("top_k", 0)
+            top_k = top_k if top_k < vocab else 0
+            token, gap = choose(z[0].double().numpy(), key, position, sample, top_k)
+        raw = logits.double().log_softmax(-1)[0, token]
+        greedy = params.get("temperature", 1) == 0
+        tokens.append(token)
+        raw_logprobs.append(float(raw))
+        logprobs.append(float(raw if greedy else z.double().log_softmax(-1)[0, token]))
+        gaps.append(gap)
+        if token in end_ids:
+            break
+    return tokens, logprobs, raw_logprobs, gaps
