@@ -214,7 +214,7 @@ class Engine:
 
             self.decoder.forward(chunk, position, attend, node_k, node_v, self._ops)
         if step.drafter:
-            step.drafter.start(self._next_group, job.prompt)
+            step.drafter.start(self._next_group, job.prompt, slots)
 
 
 class _Loop:

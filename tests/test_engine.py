@@ -256,5 +256,5 @@ def test_callback_gets_every_token_once():
     for i, result in enumerate(out):
         for s in result:
             steps = got[i, s.index]
-            assert sum((tokens for tokens, _ in steps), []) == s.tokens
+            assert [t for tokens, _ in steps for t in tokens] == s.tokens
             assert "".join(text for _, text in steps) == s.text

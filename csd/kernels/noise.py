@@ -60,23 +60,15 @@ def philox_words_ref(
     c0, c1, c2, c3 = torch.broadcast_tensors(token // 4, position, sample, stream.long())
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(10):
-        # a product of two 32-bit words wraps int64, but its two halves come out right:
-        # the low one by masking, the high one from 16-bit partial products
-        h0, l0 = _mul_hi_lo(c0, _M0)
-        h1, l1 = _mul_hi_lo(c2, _M1)
-        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        # the product of two 32-bit words may wrap int64, which leaves its 64 bits as they are
+        a, b = c0 * _M0, c2 * _M1
+        c0, c1 = ((b >> 32) & _MASK) ^ c1 ^ k0, b & _MASK
+        c2, c3 = ((a >> 32) & _MASK) ^ c3 ^ k1, a & _MASK
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
     lane = token % 4
     low = torch.where(lane == 0, c0, c1)
     high = torch.where(lane == 2, c2, c3)
     return torch.where(lane < 2, low, high)
-
-
-def _mul_hi_lo(x: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Tensor]:
-    # x < 2^32: split m so that no partial product passes 2^48
-    low, high = x * (m & 0xFFFF), x * (m >> 16)
-    mid = high + (low >> 16)
-    return mid >> 16, ((mid & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def exponential(word: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -36,7 +36,7 @@ def reference() -> Ops:
     from csd.kernels.rms_norm import rms_norm_ref
     from csd.kernels.rotary import rotary_ref
     from csd.kernels.swiglu import swiglu_ref
-    from csd.kernels.tree_attention import host_work, tree_attention_ref
+    from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
     from csd.kernels.verify import verify_ref
 
     return Ops(
