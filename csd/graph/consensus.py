@@ -1,26 +1,96 @@
 """The consensus graph as a drafter: what a group's samples have said drafts for each of them."""
 
+from collections.abc import Callable
+
 import torch
 
-from csd.graph.table import ONE, PROMPT_BIT, SAMPLE_BITS, GraphConfig, Table
+from csd.graph.table import PROMPT_BIT, SOURCES, GraphConfig, Table
+from csd.kernels.graph_insert import graph_insert_ref
 from csd.pool import Pool
 from csd.slots import Slots
 from csd.verdict import Verdict
 
-# prompts go in a piece at a time
-PROMPT_ROWS = 256
-# a successor below this probability is not worth a place
-MIN_PROB = 1 / 256
+# a prompt goes in by pieces, so that no call adds 2^30 to one context
+PROMPT_ROWS = 4096
+
+
+def insert_step(
+    table: Table,
+    pool: Pool,
+    slots: Slots,
+    verdict: Verdict,
+    config: GraphConfig,
+    graph_insert: Callable = graph_insert_ref,
+) -> None:
+    """What a step has shown: the target's top 8 at every row, the drawn token at kept ones.
+
+    A row's drawn token adds to its place among the top 8, or comes ninth.
+    """
+    s = pool.slot.clamp(min=0).long()
+    group_key = slots.group_key[slots.group[s].long()]
+    weight = (verdict.top_prob * config.soft_weight).round().int()
+    token = torch.where(weight > 0, verdict.top_token, -1)
+
+    place = torch.arange(verdict.accept_row.shape[1], device=s.device)
+    path = torch.where(place < verdict.accept_count[:, None], verdict.accept_row, -1)
+    # the last place takes the writes of absent rows
+    hard = torch.zeros(pool.rows + 1, dtype=torch.int32, device=s.device)
+    hard[path.view(-1).long()] = config.hard_weight
+    hard = hard[:-1, None]
+    drawn = token == verdict.sample[:, None]
+    ninth = ~drawn.any(1, keepdim=True) & (hard > 0)
+    total = config.soft_weight + hard[:, 0]
+    # a row that has nothing to say is not entered
+    group_key = torch.where((pool.slot >= 0) & (total > 0), group_key, -1)
+    graph_insert(
+        table,
+        group_key,
+        pool.context,
+        torch.cat([token, torch.where(ninth, verdict.sample[:, None], -1)], 1),
+        torch.cat([weight + drawn * hard, ninth * hard], 1),
+        total,
+        slots.sample[s] % SOURCES,
+        slots.group_key,
+        config.orders,
+    )
+
+
+def insert_prompt(
+    table: Table,
+    group_key: int,
+    tokens: torch.Tensor,  # [T] int32
+    live_groups: torch.Tensor,  # [G] int64
+    config: GraphConfig,
+    graph_insert: Callable = graph_insert_ref,
+) -> None:
+    """A new group's prompt: each of its tokens follows those before it."""
+    N, device = config.context, tokens.device
+    # [T - 1, N] latest first
+    context = torch.nn.functional.pad(tokens, (N - 1, 0), value=-1).unfold(0, N, 1)[:-1].flip(1)
+    for at in range(0, context.shape[0], PROMPT_ROWS):
+        piece = context[at : at + PROMPT_ROWS]
+        rows = piece.shape[0]
+        weight = torch.full((rows,), config.prompt_weight, dtype=torch.int32, device=device)
+        graph_insert(
+            table,
+            torch.full((rows,), group_key, device=device),
+            piece,
+            tokens[at + 1 : at + 1 + rows, None],
+            weight[:, None],
+            weight,
+            torch.full((rows,), PROMPT_BIT, dtype=torch.int32, device=device),
+            live_groups,
+            config.orders,
+        )
 
 
 class ConsensusGraph:
-    """Drafts from n-grams of the group's prompt and samples, and the target's own probabilities."""
+    """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
     def __init__(self, ops, device, config: GraphConfig | None = None):
         self.config = config or GraphConfig()
         self.table = Table.empty(self.config, device)
         self._ops = ops
-        self._stamp = 0
 
     @property
     def context(self) -> int:
@@ -28,27 +98,11 @@ class ConsensusGraph:
         return self.config.context
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
-        """Enter a new group's prompt: each token follows those before it."""
-        if len(prompt) < 2:
-            return
-        c = self.config
-        tokens = torch.tensor(prompt, dtype=torch.int32, device=self.table.group.device)
-        padded = torch.nn.functional.pad(tokens, (c.context - 1, 0), value=-1)
-        # [T - 1, N], latest first
-        context = padded[:-1].unfold(0, c.context, 1).flip(1)
-        for i in range(0, context.shape[0], PROMPT_ROWS):
-            rows = context[i : i + PROMPT_ROWS]
-            n = rows.shape[0]
-            weight = torch.full((n,), round(c.prompt * ONE), dtype=torch.int32)
-            self._insert(
-                torch.full((n,), group_key),
-                rows,
-                tokens[i + 1 : i + 1 + n, None],
-                weight[:, None],
-                weight,
-                torch.full((n,), 1 << PROMPT_BIT),
-                slots,
-            )
+        """Enter a new group's prompt."""
+        if len(prompt) > 1:
+            tokens = torch.tensor(prompt, dtype=torch.int32, device=self.table.step.device)
+            insert = self._ops.graph_insert
+            insert_prompt(self.table, group_key, tokens, slots.group_key, self.config, insert)
 
     def propose(self, slots: Slots, rows: int) -> Pool:
         """Draft trees of all live slots in `rows` rows."""
@@ -56,36 +110,5 @@ class ConsensusGraph:
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Every verified node's top 8, and the committed tokens."""
-        c = self.config
-        live = pool.slot >= 0
-        s = pool.slot.clamp(min=0).long()
-        group = torch.where(live, slots.group_key[slots.group[s].long()], -1)
-        prob = verdict.top_prob
-        weight = torch.where(prob >= MIN_PROB, (prob * (c.soft * ONE)).round(), 0).int()
-        token = torch.where(weight > 0, verdict.top_token, -1)
-        total = torch.full_like(pool.slot, round(c.soft * ONE))
-        hard = torch.zeros_like(total)
-        # rows of the kept path also count what was drawn; other writes land behind the table
-        path = verdict.accept_row.flatten().long()
-        hard = torch.nn.functional.pad(hard, (0, 1))
-        hard[path] = round(c.hard * ONE)
-        hard = hard[:-1]
-        drawn = token == verdict.sample[:, None]
-        weight = weight + torch.where(drawn, hard[:, None], 0)
-        extra = torch.where(~drawn.any(-1) & (hard > 0), verdict.sample, -1)
-        self._insert(
-            group,
-            pool.context,
-            torch.cat([token, extra[:, None]], dim=1),
-            torch.cat([weight, hard[:, None]], dim=1),
-            total + hard,
-            torch.ones_like(s) << (slots.sample[s] % SAMPLE_BITS),
-            slots,
-        )
-
-    def _insert(self, group, context, token, weight, total, source, slots: Slots) -> None:
-        self._stamp += 1
-        self._ops.graph_insert(
-            self.table, group, context, token, weight, total, source, slots.group_key,
-            self.config.orders, self._stamp,
-        )  # fmt: skip
+        insert = self._ops.graph_insert
+        insert_step(self.table, pool, slots, verdict, self.config, insert)

@@ -1,55 +1,74 @@
-"""The consensus graph as tensors: a hash table from contexts to weighted successors.
+"""The consensus graph's tensors: a set-associative hash table of contexts.
 
-A context is the last n tokens of a group's text, for the orders n of the configuration. The table
-is a set of buckets of WAYS entries; a context can live in any entry of its bucket, so a look-up
-reads one bucket. Weights are fixed point, probability * 2^16, so sums do not depend on order.
+A context is the last n tokens of a sample in one group. Its entry lives in the bucket that its
+hash picks, one of WAYS neighbours; a lookup reads one bucket and nothing else. An entry is alive
+while its group is in flight: freeing a group leaves its entries behind as room for others.
+
+Weights are fixed point, WEIGHT_ONE a count or a probability of one, so sums are exact in any
+order. A context's total counts every observation of it; what its successors' weights leave of the
+total was seen on other tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
-WAYS = 16
-ONE = 1 << 16
-# a total past this is halved, with all its weights
+WEIGHT_ONE = 1 << 16
+# a context's weights and total are halved when the total passes this
 MAX_TOTAL = 1 << 30
-# of succ_source: bit b says that a sample with index b modulo 62 went this way
-PROMPT_BIT = 62
-SAMPLE_BITS = 62
+# bits of `succ_source`: sample index mod 62, or the prompt
+SOURCES, PROMPT_BIT = 62, 62
 
 
 @dataclass(frozen=True, slots=True)
 class GraphConfig:
-    """How contexts are kept and turned into probabilities."""
+    """Sizes of the graph, and how it is read and written."""
 
-    orders: tuple[int, ...] = (1, 2, 3, 4)  # ascending
-    capacity: int = 1 << 16  # contexts, a power of two
-    successors: int = 8  # kept for a context
-    soft: float = 1.0  # weight of the target's probabilities at a verified node
-    hard: float = 0.5  # weight of a committed token
-    prompt: float = 1.0  # weight of a prompt's token
-    confidence: float = 0.5  # lam = W / (W + confidence)
-    beta: float = 0.6  # sharpness of the coupled noise
-    width: int = 16  # nodes of a slot that are extended at each depth
+    orders: tuple[int, ...] = (1, 2, 3, 4)
+    capacity: int = 1 << 17  # contexts, a power of two
+    ways: int = 16  # contexts in a bucket, a power of two
+    successors: int = 8
+    # weights of one observation: all of the target's distribution, a sampled token, a prompt token
+    soft_weight: int = WEIGHT_ONE
+    hard_weight: int = WEIGHT_ONE // 2
+    prompt_weight: int = WEIGHT_ONE
+    # drafting
+    smoothing: int = WEIGHT_ONE // 2  # weight of what a context has not seen
+    beta: float = 0.6  # how sharply noise decides, 0 < beta <= 1
+    frontier: int = 16  # nodes of a slot expanded in each level
     max_depth: int = 16
+    min_prob: float = 0.0  # paths less likely than this are not drafted
 
     @property
     def context(self) -> int:
         return max(self.orders)
 
+    def __post_init__(self):
+        if not self.orders or list(self.orders) != sorted({*self.orders}) or self.orders[0] < 1:
+            raise ValueError(f"orders must be distinct, ascending and >= 1, got {self.orders}")
+        for name in ("capacity", "ways"):
+            size = getattr(self, name)
+            if size < 1 or size & (size - 1):
+                raise ValueError(f"{name} must be a power of two, got {size}")
+        if self.ways > min(self.capacity, 16):
+            raise ValueError(f"ways must be at most {min(self.capacity, 16)}, got {self.ways}")
+
 
 @dataclass(slots=True)
 class Table:
-    """C contexts of at most N tokens, E successors each."""
+    """C contexts in buckets of `ways`, N tokens of context at most, E successors each."""
 
-    group: torch.Tensor  # [C] int64, the group's never-reused key, -1 when empty
-    hash: torch.Tensor  # [C] int64
-    tokens: torch.Tensor  # [C, N] int32, latest first, -1 beyond the context's order
-    total: torch.Tensor  # [C] int32, weight seen, successors that were dropped included
-    stamp: torch.Tensor  # [C] int32, the insert that last touched it
-    succ_token: torch.Tensor  # [C, E] int32, -1 when absent
-    succ_weight: torch.Tensor  # [C, E] int32
-    succ_source: torch.Tensor  # [C, E] int64, who went this way
+    ways: int
+    entry_group: torch.Tensor  # [C] int64, the group's never-reused key, -1 when empty
+    entry_hash: torch.Tensor  # [C] int64, hash of group and tokens
+    entry_tokens: torch.Tensor  # [C, N] int32, latest first, -1 beyond the context's order
+    entry_total: torch.Tensor  # [C] int32, weight of all observations
+    entry_stamp: torch.Tensor  # [C] int32, the insert that last touched it
+    succ_token: torch.Tensor  # [C, E] int32, heaviest first, -1 where absent
+    succ_weight: torch.Tensor  # [C, E] int32, 0 where absent
+    succ_source: torch.Tensor  # [C, E] int64, bit b: sample b mod 62 said so, bit 62: the prompt
+    step: torch.Tensor  # [1] int32, inserts so far
+    dropped: torch.Tensor  # [1] int64, contexts that found no room
 
     @classmethod
     def empty(cls, config: GraphConfig, device="cpu") -> "Table":
@@ -59,58 +78,23 @@ class Table:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         return cls(
-            group=full((C,), -1, torch.int64),
-            hash=full((C,), 0, torch.int64),
-            tokens=full((C, N), -1),
-            total=full((C,), 0),
-            stamp=full((C,), 0),
+            ways=config.ways,
+            entry_group=full((C,), -1, torch.int64),
+            entry_hash=full((C,), 0, torch.int64),
+            entry_tokens=full((C, N), -1),
+            entry_total=full((C,), 0),
+            entry_stamp=full((C,), 0),
             succ_token=full((C, E), -1),
             succ_weight=full((C, E), 0),
             succ_source=full((C, E), 0, torch.int64),
+            step=full((1,), 0),
+            dropped=full((1,), 0, torch.int64),
         )
 
+    @property
+    def buckets(self) -> int:
+        return self.entry_group.shape[0] // self.ways
 
-def mix(x: torch.Tensor) -> torch.Tensor:
-    """Finaliser of splitmix64 on int64 tensors."""
-    x = x + -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685  # 0x94D049BB133111EB
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)
-
-
-def context_hashes(
-    group: torch.Tensor,  # [..] int64
-    context: torch.Tensor,  # [.., N] int32, latest first, -1 before the start
-    orders: tuple[int, ...],
-) -> torch.Tensor:
-    """Hash of each context at every order, [.., orders]: group, then tokens, latest first."""
-    h = mix(group)
-    hashes = []
-    for n, token in enumerate(context.long().unbind(-1), 1):
-        h = mix(h ^ token)
-        if n in orders:
-            hashes.append(h)
-    return torch.stack(hashes, -1)
-
-
-def find(
-    table: Table,
-    group: torch.Tensor,  # [..] int64
-    context: torch.Tensor,  # [.., N] int32
-    hashes: torch.Tensor,  # [.., orders] int64
-    orders: tuple[int, ...],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Entry of each context [.., orders], -1 where there is none; its bucket; whether its hash is
-    taken. Of two contexts with one 64-bit hash the table holds one."""
-    buckets = table.group.shape[0] // WAYS
-    bucket = hashes & (buckets - 1)
-    # [.., orders, WAYS]
-    same = table.hash.view(buckets, WAYS)[bucket] == hashes[..., None]
-    same &= table.group.view(buckets, WAYS)[bucket] == group[..., None, None]
-    hit = same.any(-1)
-    entry = bucket * WAYS + same.int().argmax(-1)
-    order = torch.tensor(orders, device=context.device)
-    place = torch.arange(context.shape[-1], device=context.device)
-    key = torch.where(place < order[:, None], context[..., None, :], -1)
-    equal = (table.tokens[entry] == key).all(-1)
-    return torch.where(hit & equal, entry, -1), bucket, hit
+    def clone(self) -> "Table":
+        tensors = {f.name: getattr(self, f.name).clone() for f in fields(self) if f.name != "ways"}
+        return Table(ways=self.ways, **tensors)

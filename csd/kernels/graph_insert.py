@@ -1,122 +1,167 @@
-"""Add observations to the consensus graph.
+"""Insert what a step or a prompt has shown into the consensus graph.
 
-Row r says: after context[r], at every order n, the successors succ_token[r] were seen with
-succ_weight[r], out of row_total[r]. For each (row, order), in that order:
+Row r observed the successors `succ_token[r]` with weights `succ_weight[r]` after its context. It
+updates its contexts of all `orders` (those it has enough tokens for), so a call makes R * O keys.
+With the table as it was before the call:
 
-    leader    the first update of the call with the same context
-    entry     the leader's place in the table; a new context takes the first free entry of its
-              bucket: empty or of a group that is gone, by index; then the lightest, then the
-              oldest, then by index, of those the call does not touch; else it is dropped
-    merge     total += row_total; a token that is there adds its weight, then each other token
-              takes an empty place, or the lightest one's if it weighs more
+1. Keys of equal hash are one context; its leader is the first of them in (row, order) order. A key
+   whose group or tokens differ from its leader's (a collision of the hash) is dropped.
+2. A leader whose context is in the table touches its entry.
+3. The other leaders of one bucket, in order, take its replaceable entries: first the empty and
+   dead ones by place, then the live ones that this call has not touched, the lightest total first,
+   then the one touched longest ago, then by place. A leader that finds none left is dropped.
+4. A touched context's successors become
 
-The updates of a context are merged in row order by one owner, so the graph is the same however
-the work is spread. A total past 2^30 halves the context.
+       w(t) = old w(t) + sum of the call's weights on t,    the E heaviest, ties to smaller tokens
+
+   with the sources of both, its total grows by its rows' totals, and when the total passes
+   MAX_TOTAL total and weights are halved, rounding down, and successors of weight 0 leave.
+
+Nothing depends on the order of execution. The call's weights on one context, and its totals, must
+stay below 2^30 together.
 """
 
 import torch
 
-from csd.graph.table import MAX_TOTAL, WAYS, Table, context_hashes, find
+from csd.graph.table import MAX_TOTAL, Table
+from csd.kernels.graph_lookup import graph_lookup_ref
 
-_NEVER = torch.iinfo(torch.int64).max
+# an entry touched this many inserts ago or earlier counts as equally old
+MAX_AGE = (1 << 26) - 1
+_BUSY = 1 << 62
 
 
 def graph_insert_ref(
     table: Table,
-    group: torch.Tensor,  # [R] int64, -1 skips the row
+    group_key: torch.Tensor,  # [R] int64, -1: skip the row
     context: torch.Tensor,  # [R, N] int32, latest first, -1 before the start
-    succ_token: torch.Tensor,  # [R, U] int32, distinct in a row, -1 for none
-    succ_weight: torch.Tensor,  # [R, U] int32, probability * 2^16
-    row_total: torch.Tensor,  # [R] int32
-    source_bit: torch.Tensor,  # [R] int64, bits of Table.succ_source
-    live_groups: torch.Tensor,  # [G] int64, keys of the groups in flight, -1 for none
+    succ_token: torch.Tensor,  # [R, U] int32, -1 is none
+    succ_weight: torch.Tensor,  # [R, U] int32, 0 is none
+    row_total: torch.Tensor,  # [R] int32, at least the row's sum of weights
+    source_bit: torch.Tensor,  # [R] int32
+    live_groups: torch.Tensor,  # [G] int64, -1 is none
     orders: tuple[int, ...],
-    stamp: int,
 ) -> None:
-    """Changes `table` in place."""
-    order_of = torch.tensor(orders, device=context.device)
-    # [R, orders]
-    valid = (group >= 0)[:, None] & (context[:, order_of - 1] >= 0)
-    hashes = context_hashes(group, context, orders)
-    entry, bucket, taken = find(table, group, context, hashes, orders)
-
-    row, which = valid.nonzero(as_tuple=True)
-    if not row.numel():
+    """Update `table` in place."""
+    table.step += 1
+    code, tokens, entry = graph_lookup_ref(table, group_key, context, orders)
+    key = (entry.view(-1) > -2).nonzero()[:, 0]
+    if not key.numel():
         return
-    hashes, entry, bucket, taken = (x[row, which] for x in (hashes, entry, bucket, taken))
-    key_group = group[row]
-    same = (hashes[:, None] == hashes) & (key_group[:, None] == key_group)
-    leader = same.int().argmax(-1)
-    first = leader == torch.arange(leader.shape[0], device=leader.device)
-    place = torch.arange(context.shape[1], device=context.device)
-    key = torch.where(place < order_of[which][:, None], context[row], -1)
-    # a different context with the leader's hash is dropped
-    kept = (key == key[leader]).all(-1)
+    row = key // len(orders)
+    group, tokens = group_key[row], tokens.view(-1, context.shape[1])[key]
 
-    fresh = (first & ~taken).nonzero()[:, 0]
-    entry = entry.index_put((fresh,), _allocate(table, bucket, entry, fresh, live_groups))
-    claimed = fresh[entry[fresh] >= 0]
-    e = entry[claimed]
-    table.group[e] = key_group[claimed]
-    table.hash[e] = hashes[claimed]
-    table.tokens[e] = key[claimed]
-    table.total[e] = 0
-    table.succ_token[e] = -1
-    table.succ_weight[e] = 0
-    table.succ_source[e] = 0
+    # runs of equal hashes; stable, so a run starts with its leader
+    code, order = code.view(-1)[key].sort(stable=True)
+    first = _starts(code)
+    owner = first.cumsum(0) - 1
+    leader = order[first]
+    mine = leader[owner]
+    same = (tokens[order] == tokens[mine]).all(1) & (group[order] == group[mine])
 
-    entry = torch.where(kept, entry[leader], -1)
-    # how many updates of the same context come before
-    turn = (same & (entry >= 0)).tril(-1).sum(-1)
-    update = (entry >= 0).nonzero()[:, 0]
-    for t in range(int(turn.max()) + 1):
-        now = update[turn[update] == t]
-        r = row[now]
-        _merge(
-            table, entry[now], succ_token[r], succ_weight[r], row_total[r], source_bit[r], stamp
-        )
-
-
-def _allocate(table: Table, bucket, entry, fresh, live_groups) -> torch.Tensor:
-    """Entries for new contexts, -1 where the bucket has none to give."""
-    ways = bucket[fresh][:, None] * WAYS + torch.arange(WAYS, device=bucket.device)
-    group = table.group[ways]
-    alive = (group[..., None] == live_groups).any(-1) & (group >= 0)
-    weight = (1 << 61) + (table.total[ways].long() << 31) + table.stamp[ways]
-    weight = torch.where(alive, weight, 0)
-    touched = torch.zeros_like(table.group, dtype=torch.bool)
-    touched[entry[entry >= 0]] = True
-    weight = torch.where(touched[ways], _NEVER, weight)
-    weight, order = weight.sort(dim=-1, stable=True)
-    # the n-th new context of a bucket takes its n-th entry
-    rank = (bucket[fresh][:, None] == bucket[fresh]).tril(-1).sum(-1)
-    chosen = rank.clamp(max=WAYS - 1)[:, None]
-    free = (rank < WAYS) & (weight.gather(1, chosen)[:, 0] < _NEVER)
-    return torch.where(free, ways.gather(1, order.gather(1, chosen))[:, 0], -1)
+    place = entry.view(-1)[key[leader]]
+    table.entry_stamp[place[place >= 0]] = table.step
+    new = (place < 0).nonzero()[:, 0]
+    if new.numel():
+        # owners are in hash order; room is given out in update order
+        new = new[leader[new].argsort()]
+        place[new] = _take(table, code[first][new], live_groups)
+        new = new[place[new] >= 0]
+        spot, lead = place[new], leader[new]
+        table.entry_group[spot] = group[lead]
+        table.entry_hash[spot] = code[first][new]
+        table.entry_tokens[spot] = tokens[lead]
+        table.entry_total[spot] = 0
+        table.entry_stamp[spot] = table.step
+        table.succ_token[spot] = -1
+        table.succ_weight[spot] = 0
+        table.succ_source[spot] = 0
+    keep = same & (place[owner] >= 0)
+    row, owner = row[order][keep], owner[keep]
+    _merge(table, place, owner, succ_token[row], succ_weight[row], row_total[row], source_bit[row])
 
 
-def _merge(table: Table, entry, token, weight, row_total, source, stamp) -> None:
-    """One update each for distinct entries."""
-    have, sums = table.succ_token[entry], table.succ_weight[entry]
-    sources = table.succ_source[entry]
-    # [n, U, E]
-    same = (have[:, None, :] == token[:, :, None]) & (token[:, :, None] >= 0)
-    sums = sums + (same * weight[:, :, None]).sum(1, dtype=torch.int32)
-    sources = torch.where(same.any(1), sources | source[:, None], sources)
-    missing = (token >= 0) & (weight > 0) & ~same.any(-1)
-    spots = torch.arange(have.shape[1], device=have.device)
-    for u in missing.any(0).nonzero()[:, 0].tolist():
-        # an empty place weighs nothing
-        lightest, at = sums.min(-1)
-        write = missing[:, u] & (weight[:, u] > lightest)
-        spot = (spots == at[:, None]) & write[:, None]
-        have = torch.where(spot, token[:, u, None], have)
-        sums = torch.where(spot, weight[:, u, None], sums)
-        sources = torch.where(spot, source[:, None], sources)
-    total = table.total[entry] + row_total
-    heavy = total > MAX_TOTAL
-    table.total[entry] = torch.where(heavy, total // 2, total)
-    table.succ_token[entry] = have
-    table.succ_weight[entry] = torch.where(heavy[:, None], sums // 2, sums)
-    table.succ_source[entry] = sources
-    table.stamp[entry] = stamp
+def _starts(x: torch.Tensor) -> torch.Tensor:
+    """Where a run of equal values begins."""
+    first = torch.ones_like(x, dtype=torch.bool)
+    torch.ne(x[1:], x[:-1], out=first[1:])
+    return first
+
+
+def _rank(first: torch.Tensor) -> torch.Tensor:
+    """Place of each element in its run, given where runs begin."""
+    place = torch.arange(first.shape[0], device=first.device)
+    return place - torch.where(first, place, 0).cummax(0).values
+
+
+def _take(table: Table, code: torch.Tensor, live_groups: torch.Tensor) -> torch.Tensor:
+    """Entries for new contexts with these hashes, in order; -1 where a bucket has none left."""
+    ways = table.ways
+    bucket = code & (table.buckets - 1)
+    by_bucket = bucket.argsort(stable=True)
+    bucket = bucket[by_bucket]
+    rank = _rank(_starts(bucket))
+    # [new, ways]
+    group = table.entry_group.view(-1, ways)[bucket]
+    total = table.entry_total.view(-1, ways)[bucket].long()
+    stamp = table.entry_stamp.view(-1, ways)[bucket]
+    way = torch.arange(ways, device=code.device)
+    alive = (group[:, :, None] == live_groups).any(2) & (group >= 0)
+    age = (table.step - stamp).clamp(max=MAX_AGE)
+    live = (total << 30) | ((MAX_AGE - age) << 4) | way
+    live = torch.where(stamp == table.step, _BUSY, live)
+    cost, way = torch.where(alive, live, way - ways).sort(1)
+    at = rank.clamp(max=ways - 1)[:, None]
+    room = (rank < ways) & (cost.gather(1, at)[:, 0] < _BUSY)
+    table.dropped += (~room).sum()
+    spot = torch.empty_like(bucket)
+    spot[by_bucket] = torch.where(room, bucket * ways + way.gather(1, at)[:, 0], -1)
+    return spot
+
+
+def _merge(table, place, owner, token, weight, row_total, bit) -> None:
+    """Add updates [K, U] of owners [K] (indices into place) to the entries at `place`."""
+    E = table.succ_token.shape[1]
+    n, device = place.shape[0], place.device
+    safe = place.clamp(min=0)
+    mine = torch.arange(n, device=device)
+
+    # one list of (owner, token, bit): the table's own successors carry 63 for a bit
+    old = (table.succ_token[safe] >= 0) & (place >= 0)[:, None]
+    slot = (safe[:, None] * E + torch.arange(E, device=device))[old]
+    old_code = (mine[:, None] << 37).expand(n, E)[old] | (table.succ_token.view(-1)[slot] << 6) | 63
+    seen = (token >= 0) & (weight > 0)
+    code = (owner << 37) | bit
+    code = (code[:, None] | (token.long() << 6))[seen]
+    code, order = torch.cat([code, old_code]).sort()
+    weight = torch.cat([weight[seen], table.succ_weight.view(-1)[slot]])[order].long()
+    held = torch.cat([bit.new_zeros(order.shape[0] - slot.shape[0]).long(),
+                      table.succ_source.view(-1)[slot]])[order]
+    bit = code & 63
+    held = torch.where(_starts(code) & (bit < 63), 1 << bit, 0), held
+
+    code >>= 6
+    first = _starts(code)
+    run, code = first.cumsum(0) - 1, code[first]
+    zeros = torch.zeros_like(code)
+    weight = zeros.index_add(0, run, weight)
+    source = zeros.index_add(0, run, held[0]) | zeros.index_add(0, run, held[1])
+
+    # the runs are in (owner, token) order: a stable sort by weight leaves ties to smaller tokens
+    rank_code, order = (((code >> 31) << 31) | ((1 << 31) - 1 - weight)).sort(stable=True)
+    rank = _rank(_starts(rank_code >> 31))
+    keep = rank < E
+    order, at = order[keep], ((rank_code >> 31) * E + rank)[keep]
+    out = torch.zeros(3, n * E, dtype=torch.int64, device=device)
+    out[0, at], out[1, at], out[2, at] = code[order] & ((1 << 31) - 1), weight[order], source[order]
+    token, weight, source = out.view(3, n, E).unbind()
+
+    total = table.entry_total[safe].long().index_add(0, owner, row_total.long())
+    half = (total > MAX_TOTAL).long()
+    weight = weight >> half[:, None]
+    ok = place >= 0
+    place = place[ok]
+    table.entry_total[place] = (total >> half)[ok].int()
+    table.succ_token[place] = torch.where(weight > 0, token, -1)[ok].int()
+    table.succ_weight[place] = weight[ok].int()
+    table.succ_source[place] = torch.where(weight > 0, source, 0)[ok]
