@@ -8,41 +8,69 @@
 
 Rows are ordered by group, then slot; rows of no slot give zeros. The mask is the ancestor word,
 and it is looked at for nodes only.
+
+Two launches. The first walks the step's work list (`attention_plan`): a segment is a tile of rows
+that share keys, packed with the query heads of a key-value head into one matrix product, and a run
+of those keys. A prompt's tiles hold rows of all its samples. Scores are in base 2 (scale times
+log2 e); a segment leaves a normalised partial result o and its lse = log2(sum of 2^score). The
+second launch adds them up for each row: sum of 2^(lse - max lse) o over the sum of the weights.
 """
 
-from dataclasses import dataclass
+import math
+from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
-PAGE = 64
+from csd.kernels.aot import Job, Shape, programs_of, target_of
+from csd.kernels.attention_plan import PAGE, TILE, Work, plan_attention_triton, tile_rows
+from csd.kernels.merge_partials import merge_partials_triton
+from csd.kernels.tree_attention_kernel import _tree_attention_kernel
+from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
 
+__all__ = ["host_work", "tree_attention", "tree_attention_ref", "tree_attention_triton"]
 
-@dataclass(slots=True)
-class HostSlot:
-    """A slot's rows within its group's, and where its committed tokens are."""
-
-    first: int
-    last: int
-    tokens: slice | torch.Tensor
-    count: int
-
-
-@dataclass(slots=True)
-class HostGroup:
-    """A group's rows of the pool, where its prompt's tokens are, and its slots with rows."""
-
-    first: int
-    last: int
-    tokens: slice | torch.Tensor
-    count: int
-    hidden: torch.Tensor  # [R, 1, R] bool: the group's node j is not an ancestor of row i
-    slots: list[HostSlot]
-    # [K, R * H / K, W], shared by the layers: fresh memory costs more than the arithmetic
-    score: torch.Tensor | None = None
-    p: torch.Tensor | None = None
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+# rows of the tiles of slots with few rows: the smallest tile of the tensor cores
+SMALL = 16
 
 
-def host_work(
+class Partials(NamedTuple):
+    """Scratch between the two launches; the layers of a step share it."""
+
+    o: torch.Tensor  # [K, R, D] float32
+    lse: torch.Tensor  # [K, R] float32
+
+
+def empty_partials(M: int, H: int, K: int, D: int, programs: int, device) -> Partials:
+    """Room for the partials of a pool of M rows walked by `programs` programs a KV head."""
+    R = (2 * M + programs * tile_rows(H, K)) * (H // K)
+    return Partials(
+        torch.empty(K, R, D, dtype=torch.float32, device=device),
+        torch.empty(K, R, dtype=torch.float32, device=device),
+    )
+
+
+def _tiles(target: str, dtype: str, D: int) -> dict[str, int]:
+    """Tile sizes of the first launch; dtype: "fp16", "bf16" or "fp32"."""
+    if dtype == "fp32":
+        return dict(BLOCK_M=16, BLOCK_N=32 if D <= 128 else 16, num_warps=4, num_stages=1)
+    if D > 128:
+        # half a page a step: two stages of it fit into 64 KiB
+        warps = 4 if target == "gfx942" else 8
+        return dict(BLOCK_M=64, BLOCK_N=32, num_warps=warps, num_stages=2)
+    # on sm_80 and sm_90 two programs fit on a multiprocessor, on gfx942 one
+    stages = 3 if target == "sm_90" or (target == "sm_80" and D <= 64) else 2
+    return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=stages)
+
+
+def tree_attention_triton(
+    q: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
     prompt_pages: torch.Tensor,
     prompt_len: torch.Tensor,
     slot_pages: torch.Tensor,
@@ -52,48 +80,112 @@ def host_work(
     slot_start: torch.Tensor,
     slot_nodes: torch.Tensor,
     group_start: torch.Tensor,
-) -> list[HostGroup]:
-    """What `tree_attention_ref` must know on the host: made once a step, used by every layer."""
-    starts, nodes, lens = slot_start.tolist(), slot_nodes.tolist(), slot_len.tolist()
-    prompt_lens, bounds = prompt_len.tolist(), group_start.tolist()
-    live = sorted((starts[s], s) for s in range(len(starts)) if nodes[s])
-    groups = []
-    for g in range(len(bounds) - 1):
-        first, last = bounds[g], bounds[g + 1]
-        if first == last:
-            continue
-        members = [
-            HostSlot(row - first, row - first + nodes[s], _places(slot_pages[s], lens[s]), lens[s])
-            for row, s in live
-            if first <= row < last
-        ]
-        places = _places(prompt_pages[g], prompt_lens[g])
-        hidden = _hidden(slot[first:last], ancestors[first:last], slot_start, first)
-        groups.append(HostGroup(first, last, places, prompt_lens[g], hidden, members))
-    return groups
+    scale: float,
+    work: Work | None = None,
+    out: torch.Tensor | None = None,
+    partials: Partials | None = None,
+) -> torch.Tensor:
+    """Two launches; one more where `work`, the step's `plan_attention`, is not given."""
+    (M, H, D), K, G = q.shape, node_k.shape[1], prompt_len.shape[0]
+    if work is None:
+        work = plan_attention_triton(
+            prompt_len,
+            slot_len,
+            slot,
+            slot_start,
+            slot_nodes,
+            group_start,
+            heads=H,
+            kv_heads=K,
+            programs=max(1, programs_of(q.device) // K),
+        )
+    programs = work.program.shape[0]
+    if partials is None:
+        partials = empty_partials(M, H, K, D, programs, q.device)
+    out = torch.empty_like(q) if out is None else out
+    dtype = DTYPES[q.dtype]
+    tiles = _tiles(target_of(q.device), dtype, D)
+    # the interpreter multiplies bfloat16 wrongly and says nothing
+    wide = dtype == "bf16" and q.device.type == "cpu"
+    _tree_attention_kernel[(programs * K,)](
+        q_ptr=q,
+        node_k_ptr=node_k,
+        node_v_ptr=node_v,
+        k_pages_ptr=k_pages,
+        v_pages_ptr=v_pages,
+        prompt_pages_ptr=prompt_pages,
+        prompt_len_ptr=prompt_len,
+        slot_pages_ptr=slot_pages,
+        slot_len_ptr=slot_len,
+        ancestors_ptr=ancestors,
+        slot_start_ptr=slot_start,
+        slot_nodes_ptr=slot_nodes,
+        segment_ptr=work.segment,
+        program_ptr=work.program,
+        o_ptr=partials.o,
+        lse_ptr=partials.lse,
+        q_stride=q.stride(0),
+        node_stride=node_k.stride(0),
+        G=G,
+        prompt_width=prompt_pages.stride(0),
+        slot_width=slot_pages.stride(0),
+        partial_rows=partials.lse.shape[1],
+        scale=scale * math.log2(math.e),
+        H=H,
+        K=K,
+        D=D,
+        PAGE=PAGE,
+        BLOCK_M=tiles["BLOCK_M"],
+        BLOCK_SMALL=SMALL,
+        BLOCK_N=tiles["BLOCK_N"],
+        BLOCK_D=triton.next_power_of_2(D),
+        DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
+        PRECISION="ieee" if dtype == "fp32" else "tf32",
+        num_warps=tiles["num_warps"],
+        num_stages=tiles["num_stages"],
+    )
+    return merge_partials_triton(
+        partials.o, partials.lse, work.merge, tile_rows(H, K) * (H // K), out
+    )
 
 
-def _places(pages: torch.Tensor, count: int) -> slice | torch.Tensor:
-    """Token places of `count` tokens: a slice when their pages follow one another."""
-    table = pages[: (count + PAGE - 1) // PAGE]
-    ids = table.tolist()
-    if not ids:
-        return slice(0, 0)
-    if ids == list(range(ids[0], ids[0] + len(ids))):
-        return slice(ids[0] * PAGE, ids[0] * PAGE + count)
-    offset = torch.arange(count, device=pages.device)
-    return table.long()[offset // PAGE] * PAGE + offset % PAGE
+@torch.library.custom_op("csd::tree_attention", mutates_args=("out",), device_types="cpu")
+def _tree_attention(
+    q: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    prompt_pages: torch.Tensor,
+    prompt_len: torch.Tensor,
+    slot_pages: torch.Tensor,
+    slot_len: torch.Tensor,
+    slot: torch.Tensor,
+    ancestors: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+    group_start: torch.Tensor,
+    scale: float,
+    work: list[torch.Tensor],
+    out: torch.Tensor,
+) -> None:
+    where = (prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors)
+    where += (slot_start, slot_nodes, group_start)
+    tree_attention_ref(q, node_k, node_v, k_pages, v_pages, *where, scale, out=out)
 
 
-def _hidden(slot, ancestors, slot_start, first) -> torch.Tensor:
-    row = torch.arange(first, first + slot.shape[0], device=slot.device)
-    # a place outside the slot's 64 nodes is another slot's and hidden whatever the word says
-    place = (row - slot_start[slot.long()]).clamp(0, 63)
-    seen = (ancestors[:, None] >> place) & 1 == 1
-    return ~(seen & (slot[:, None] == slot)).unsqueeze(1)
+@_tree_attention.register_kernel("cuda")
+def _(*args):
+    *tensors, scale, work, out = args
+    tree_attention_triton(*tensors, scale, work=Work(*work) if work else None, out=out)
 
 
-def tree_attention_ref(
+@_tree_attention.register_fake
+def _(*args):
+    return None
+
+
+def tree_attention(
     q: torch.Tensor,  # [M, H, D]
     node_k: torch.Tensor,  # [M, K, D]
     node_v: torch.Tensor,  # [M, K, D]
@@ -109,71 +201,105 @@ def tree_attention_ref(
     slot_nodes: torch.Tensor,  # [S] int32
     group_start: torch.Tensor,  # [G + 1] int32
     scale: float,
-    work: list[HostGroup] | None = None,
+    work: Work | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Plain PyTorch, in the inputs' dtype but at least float32. work: `host_work` of the step.
+    """Attention of all rows, [M, H, D]. work: the step's `plan_attention`, made here if absent.
 
-    A group's scores are one matrix with the columns [prompt | nodes | committed]: the prompt's and
-    the nodes' of all its rows at once, then each slot's own tokens, padded to the longest.
+    CPU tensors run the reference, which needs no work list.
     """
-    if work is None:
-        work = host_work(
-            prompt_pages,
-            prompt_len,
-            slot_pages,
-            slot_len,
-            slot,
-            ancestors,
-            slot_start,
-            slot_nodes,
-            group_start,
-        )
-    H, D = q.shape[1:]
-    K = node_k.shape[1]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    out = torch.zeros_like(q) if out is None else out.zero_()
-    # [K, tokens, D]: one matrix a key-value head, without a copy
-    k_pages, v_pages = (x.flatten(0, 1).transpose(0, 1) for x in (k_pages, v_pages))
-    node_k, node_v = (x.transpose(0, 1).to(dtype) for x in (node_k, node_v))
-    for group in work:
-        first, last, prompt = group.first, group.last, group.count
-        rows, each, nodes = last - first, H // K, prompt + last - first
-        width = nodes + max((s.count for s in group.slots), default=0)
-        # the query heads of a key-value head are rows of one matrix: [K, rows * each, D]
-        packed = q[first:last].to(dtype).mul(scale).view(rows, K, each, D).transpose(0, 1)
-        packed = packed.reshape(K, rows * each, D)
-
-        if group.score is None:
-            # what no slot writes is -inf for good: padding behind its committed tokens
-            group.score = packed.new_full((K, rows * each, width), float("-inf"))
-            group.p = torch.empty_like(group.score)
-        score, p = group.score, group.p
-        if prompt:
-            score[:, :, :prompt] = packed.bmm(k_pages[:, group.tokens].to(dtype).mT)
-        score[:, :, prompt:nodes] = packed.bmm(node_k[:, first:last].mT)
-        score.view(K, rows, each, width)[..., prompt:nodes].masked_fill_(
-            group.hidden, float("-inf")
-        )
-        for s in group.slots:
-            if s.count:
-                mine = slice(s.first * each, s.last * each)
-                keys = k_pages[:, s.tokens].to(dtype)
-                score[:, mine, nodes : nodes + s.count] = packed[:, mine].bmm(keys.mT)
-
-        torch.softmax(score, -1, out=p)
-        # [K, rows * each, D]
-        acc = p[:, :, prompt:nodes].bmm(node_v[:, first:last])
-        if prompt:
-            acc.baddbmm_(p[:, :, :prompt], v_pages[:, group.tokens].to(dtype))
-        for s in group.slots:
-            if s.count:
-                mine = slice(s.first * each, s.last * each)
-                values = v_pages[:, s.tokens].to(dtype)
-                acc[:, mine].add_(p[:, mine, nodes : nodes + s.count].bmm(values))
-        heads = acc.view(K, rows, each, D).transpose(0, 1)
-        out[first:last].view(rows, K, each, D).copy_(heads)
+    where = (prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors)
+    where += (slot_start, slot_nodes, group_start)
+    _check(q, node_k, node_v, k_pages, v_pages, *where, out)
+    out = torch.empty_like(q) if out is None else out
+    _tree_attention(
+        q, node_k, node_v, k_pages, v_pages, *where, scale, list(work) if work else [], out
+    )
     return out
 
 
-tree_attention = tree_attention_ref
+def _check(
+    q, node_k, node_v, k_pages, v_pages, prompt_pages, prompt_len, slot_pages, slot_len,
+    slot, ancestors, slot_start, slot_nodes, group_start, out,
+) -> None:  # fmt: skip
+    if q.dim() != 3 or node_k.dim() != 3:
+        raise ValueError(
+            f"q and node_k must be [M, H, D] and [M, K, D], got {tuple(q.shape)} and "
+            f"{tuple(node_k.shape)}"
+        )
+    (M, H, D), K, n_pages = q.shape, node_k.shape[1], k_pages.shape[0]
+    G, S = prompt_len.shape[0], slot_len.shape[0]
+    if H % K or H // K > TILE:
+        raise ValueError(f"H must be 1 to {TILE} times K, got H={H}, K={K}")
+    shapes = {
+        "node_k": (node_k, (M, K, D)),
+        "node_v": (node_v, (M, K, D)),
+        "k_pages": (k_pages, (n_pages, PAGE, K, D)),
+        "v_pages": (v_pages, (n_pages, PAGE, K, D)),
+        "prompt_pages": (prompt_pages, (G, *prompt_pages.shape[1:])),
+        "slot_pages": (slot_pages, (S, *slot_pages.shape[1:])),
+        "slot": (slot, (M,)),
+        "ancestors": (ancestors, (M,)),
+        "slot_start": (slot_start, (S,)),
+        "slot_nodes": (slot_nodes, (S,)),
+        "group_start": (group_start, (G + 1,)),
+        "out": (q if out is None else out, (M, H, D)),
+    }
+    for name, (x, shape) in shapes.items():
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+        if not x[:1].is_contiguous() or (name.endswith("pages") and not x.is_contiguous()):
+            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    for name, x in (("node_k", node_k), ("node_v", node_v), ("k_pages", k_pages)):
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name} must be {q.dtype} as q is, got {x.dtype}")
+    if node_k.stride() != node_v.stride():
+        raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")
+    if ancestors.dtype != torch.int64:
+        raise ValueError(f"ancestors must be torch.int64, got {ancestors.dtype}")
+
+
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    D, K = shape.head_dim, shape.kv_heads
+    tiles = _tiles(target, dtype, D)
+    floats = ("q", "node_k", "node_v", "k_pages", "v_pages")
+    ints = (
+        "prompt_pages",
+        "prompt_len",
+        "slot_pages",
+        "slot_len",
+        "slot_start",
+        "slot_nodes",
+        "segment",
+        "program",
+    )
+    return [
+        Job(
+            name=f"tree_attention D={D}",
+            kernel=_tree_attention_kernel,
+            args={
+                **{f"{name}_ptr": f"*{dtype}:16" for name in floats},
+                **{f"{name}_ptr": "*i32:16" for name in ints},
+                "ancestors_ptr": "*i64:16",
+                "o_ptr": "*fp32:16",
+                "lse_ptr": "*fp32:16",
+                "q_stride": "i32:16",
+                "node_stride": "i32:16",
+                **{name: "i32" for name in ("G", "prompt_width", "slot_width", "partial_rows")},
+                "scale": "fp32",
+                "H": shape.heads,
+                "K": K,
+                "D": D,
+                "PAGE": PAGE,
+                "BLOCK_M": tiles["BLOCK_M"],
+                "BLOCK_SMALL": SMALL,
+                "BLOCK_N": tiles["BLOCK_N"],
+                "BLOCK_D": triton.next_power_of_2(D),
+                "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype],
+                "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+            },
+            num_warps=tiles["num_warps"],
+            num_stages=tiles["num_stages"],
+        )
+    ]
+

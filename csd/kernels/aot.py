@@ -1,0 +1,199 @@
+"""Kernels compiled ahead of time, for GPUs that are not there.
+
+A file of this package that holds kernels has a function
+
+    aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]
+
+with the specialisations a model of that shape runs on that target: "sm_90", "sm_80" or "gfx942".
+`compile_job` runs Triton's whole pipeline down to the binary and reads off what it uses. It needs
+a process in which triton was imported without TRITON_INTERPRET.
+"""
+
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """backend, arch, warp: what Triton calls the GPU; shared: bytes a program may use of it."""
+
+    backend: str
+    arch: int | str
+    warp: int
+    shared: int
+
+
+TARGETS = {
+    "sm_90": Target("cuda", 90, 32, 227 * 1024),
+    "sm_80": Target("cuda", 80, 32, 163 * 1024),
+    "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model that kernels are specialised on."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    layers: int
+    vocab: int
+
+
+SHAPES = (
+    Shape("llama-3.1-8b", 32, 8, 128, 4096, 14336, 32, 128256),
+    Shape("qwen2.5-7b", 28, 4, 128, 3584, 18944, 28, 152064),
+    Shape("smollm2-135m", 9, 3, 64, 576, 1536, 30, 49152),
+)
+# head sizes of models that are not benchmarked
+OTHER_SHAPES = (
+    Shape("head-96", 32, 32, 96, 3072, 8192, 32, 32064),
+    Shape("head-256", 16, 8, 256, 3584, 14336, 42, 256000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One specialisation of a kernel.
+
+    args: a value for every parameter. That of a constexpr is the value itself, that of any other
+    its type as Triton writes it ("*bf16", "i32", "fp32"); ":16" behind it says divisible by 16,
+    which the JIT finds out by itself and decides whether loads are vectors.
+    """
+
+    name: str
+    kernel: object
+    args: dict[str, object]
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@cache
+def target_of(device: torch.device) -> str:
+    """The target whose tiles a device runs; CPU tensors are interpreted and take sm_90's."""
+    if device.type != "cuda":
+        return "sm_90"
+    if torch.version.hip:
+        return "gfx942"
+    major, _ = capability = torch.cuda.get_device_capability(device)
+    if major in (9, 10):
+        return "sm_90"
+    # other chips have less shared memory than either, and tiles made for 64 KiB fit them all
+    return "sm_80" if capability in ((8, 0), (8, 7)) else "gfx942"
+
+
+@cache
+def programs_of(device: torch.device) -> int:
+    """Programs of a fixed grid: two for each multiprocessor; a few where they are interpreted."""
+    if device.type != "cuda":
+        return 4
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def modules() -> list:
+    """The modules of this package that declare jobs."""
+    import csd.kernels
+
+    found = [
+        importlib.import_module(f"csd.kernels.{m.name}")
+        for m in pkgutil.iter_modules(csd.kernels.__path__)
+    ]
+    return [m for m in found if hasattr(m, "aot_jobs")]
+
+
+def all_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    """Jobs of every kernel, under names that are unique over shapes."""
+    return [job for m in modules() for job in m.aot_jobs(target, shape, dtype)]
+
+
+def compile_job(job: Job, target: str) -> dict:
+    """Compiles; returns registers, stack, spills, shared memory and its limit, and seconds."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    t = TARGETS[target]
+    signature, constants, attrs = {}, {}, {}
+    for i, param in enumerate(job.kernel.params):
+        value = job.args[param.name]
+        if param.is_constexpr:
+            signature[param.name] = "constexpr"
+            constants[param.name] = value
+            continue
+        kind, _, aligned = value.partition(":")
+        signature[param.name] = kind
+        if aligned:
+            attrs[(i,)] = [["tt.divisibility", int(aligned)]]
+    unknown = job.args.keys() - signature.keys()
+    if unknown:
+        raise ValueError(f"{job.name} gives arguments the kernel does not have: {sorted(unknown)}")
+    start = time.perf_counter()
+    source = ASTSource(fn=job.kernel, signature=signature, constexprs=constants, attrs=attrs)
+    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    kernel = triton.compile(
+        source, target=GPUTarget(t.backend, t.arch, t.warp), options=options
+    )
+    seconds = time.perf_counter() - start
+    usage = _cuda_usage(kernel) if t.backend == "cuda" else _hip_usage(kernel)
+    return {
+        "kernel": job.name,
+        "target": target,
+        "warps": job.num_warps,
+        "stages": job.num_stages,
+        **usage,
+        "shared": kernel.metadata.shared,
+        "limit": t.shared,
+        "seconds": round(seconds, 2),
+    }
+
+
+def _cuda_usage(kernel) -> dict:
+    from triton.backends import nvidia
+
+    tool = os.path.join(os.path.dirname(nvidia.__file__), "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        run = [tool, "--dump-resource-usage", "--dump-sass", file.name]
+        text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    stack = int(re.search(r"STACK:(\d+)", text)[1])
+    # STL stores a register to the stack: only a spill does, as kernels have no local arrays
+    spills = len(re.findall(r"\bSTL\b", text))
+    ptx = kernel.asm["ptx"]
+    mma = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "-"
+    return {
+        "registers": int(re.search(r"REG:(\d+)", text)[1]),
+        "stack": stack,
+        "spills": spills,
+        "mma": mma,
+        "async": "cp.async" in ptx,
+    }
+
+
+def _hip_usage(kernel) -> dict:
+    text = kernel.asm["amdgcn"]
+
+    def number(field: str) -> int:
+        found = re.search(rf"\.{field}:\s+(\d+)", text)
+        return int(found[1]) if found else 0
+
+    return {
+        "registers": number("vgpr_count"),
+        "stack": number("private_segment_fixed_size"),
+        "spills": number("vgpr_spill_count"),
+        "mma": "mfma" if "v_mfma" in text else "-",
+        "async": False,
+    }

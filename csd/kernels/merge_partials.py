@@ -1,0 +1,130 @@
+"""Merge of the partial results of an attention whose keys were split.
+
+    out[m, h] = sum of w_i o_i / sum of w_i,    w_i = 2^(lse_i - max lse)
+
+over the partials i of row m, of its prompt and of its slot: merge[m] = (first row, count) of the
+prompt's, then of the slot's; a tile's partials are `stride` rows apart, and the query heads of a
+key-value head are neighbours. lse is in base 2. A row without partials gives zeros.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.aot import Job, Shape
+
+
+def merge_partials_ref(
+    o: torch.Tensor,  # [K, R, D] float32
+    lse: torch.Tensor,  # [K, R] float32
+    merge: torch.Tensor,  # [M, 4] int32
+    stride: int,
+    out: torch.Tensor,  # [M, H, D], written
+) -> torch.Tensor:
+    """Plain PyTorch, a row at a time in float64."""
+    K, each = o.shape[0], out.shape[1] // o.shape[0]
+    for m, (prompt, prompt_splits, slot, slot_splits) in enumerate(merge.tolist()):
+        places = [prompt + i * stride for i in range(prompt_splits)]
+        places += [slot + i * stride for i in range(slot_splits)]
+        if not places:
+            out[m] = 0
+            continue
+        index = torch.tensor(places)[:, None] + torch.arange(each)
+        # [K, splits, each]
+        weight = torch.softmax(lse[:, index].double() * 0.6931471805599453, dim=1)
+        out[m] = (weight[..., None] * o[:, index].double()).sum(1).view(K * each, -1)
+    return out
+
+
+@triton.jit(do_not_specialize=["partial_rows"])
+def _merge_partials_kernel(
+    o_ptr,  # [K, R, D] float32
+    lse_ptr,  # [K, R] float32
+    merge_ptr,  # [M, 4] int32
+    out_ptr,  # [M, H, D]
+    partial_rows,
+    EACH: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1).to(tl.int64)
+    # [BLOCK_E]
+    offs_e = tl.arange(0, BLOCK_E)
+    mask_e = offs_e < EACH
+    # [BLOCK_E, BLOCK_D]
+    offs = offs_e[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
+    mask = mask_e[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+    acc = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
+    peak = tl.full([BLOCK_E], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_E], tl.float32)
+    for part in tl.static_range(2):
+        first = kv * partial_rows + tl.load(merge_ptr + row * 4 + 2 * part)
+        for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
+            # the split is in the pointer, not in a block of offsets: no reduction over splits
+            at = first + i * STRIDE
+            lse = tl.load(lse_ptr + at + offs_e, mask=mask_e, other=float("-inf"))
+            o = tl.load(o_ptr + at * D + offs, mask=mask, other=0.0)
+            top = tl.maximum(peak, lse)
+            # a finite pivot keeps rows that have seen no key from computing -inf - -inf
+            pivot = tl.where(top == float("-inf"), 0.0, top)
+            shrink = tl.exp2(peak - pivot)
+            weight = tl.exp2(lse - pivot)
+            acc = acc * shrink[:, None] + o * weight[:, None]
+            total = total * shrink + weight
+            peak = top
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    out = out_ptr + (row * K + kv) * EACH * D + offs
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def merge_partials_triton(
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    merge: torch.Tensor,
+    stride: int,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """One launch; out must be contiguous."""
+    (K, R, D), (M, H) = o.shape, out.shape[:2]
+    _merge_partials_kernel[(M, K)](
+        o_ptr=o,
+        lse_ptr=lse,
+        merge_ptr=merge,
+        out_ptr=out,
+        partial_rows=R,
+        EACH=H // K,
+        K=K,
+        D=D,
+        STRIDE=stride,
+        BLOCK_E=triton.next_power_of_2(H // K),
+        BLOCK_D=triton.next_power_of_2(D),
+        num_warps=4,
+    )
+    return out
+
+
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    each = shape.heads // shape.kv_heads
+    return [
+        Job(
+            name="merge_partials",
+            kernel=_merge_partials_kernel,
+            args={
+                "o_ptr": "*fp32:16",
+                "lse_ptr": "*fp32:16",
+                "merge_ptr": "*i32:16",
+                "out_ptr": f"*{dtype}:16",
+                "partial_rows": "i32",
+                "EACH": each,
+                "K": shape.kv_heads,
+                "D": shape.head_dim,
+                "STRIDE": 64 // each * each,
+                "BLOCK_E": triton.next_power_of_2(each),
+                "BLOCK_D": triton.next_power_of_2(shape.head_dim),
+            },
+        )
+    ]
