@@ -45,21 +45,21 @@ def graph_insert_ref(
     """Update `table` in place."""
     table.step += 1
     code, tokens, entry = graph_lookup_ref(table, group_key, context, orders)
-    key = (entry.view(-1) > -2).nonzero()[:, 0]
+    key = (entry.flatten() > -2).nonzero()[:, 0]
     if not key.numel():
         return
     row = key // len(orders)
-    group, tokens = group_key[row], tokens.view(-1, context.shape[1])[key]
+    group, tokens = group_key[row], tokens.flatten(0, 1)[key]
 
     # runs of equal hashes; stable, so a run starts with its leader
-    code, order = code.view(-1)[key].sort(stable=True)
+    code, order = code.flatten()[key].sort(stable=True)
     first = _starts(code)
     owner = first.cumsum(0) - 1
     leader = order[first]
     mine = leader[owner]
     same = (tokens[order] == tokens[mine]).all(1) & (group[order] == group[mine])
 
-    place = entry.view(-1)[key[leader]]
+    place = entry.flatten()[key[leader]]
     table.entry_stamp[place[place >= 0]] = table.step
     new = (place < 0).nonzero()[:, 0]
     if new.numel():
