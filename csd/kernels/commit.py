@@ -9,8 +9,14 @@ own, so source and target never overlap.
 """
 
 import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.aot import Job, Shape
 
 PAGE = 64
+# accepted rows of a slot that one program moves: most steps accept fewer
+BLOCK_A = 4
 
 
 def commit_kv_ref(
@@ -34,6 +40,150 @@ def commit_kv_ref(
         tokens.index_copy_(1, page * PAGE + place % PAGE, node.index_select(1, row))
 
 
+@triton.jit(do_not_specialize=["slot_width", "A"])
+def _commit_kv_kernel(
+    node_k_ptr,  # [L, M, W], W = K * D
+    node_v_ptr,  # [L, M, W]
+    k_pages_ptr,  # [L, n_pages, PAGE, W]
+    v_pages_ptr,  # [L, n_pages, PAGE, W]
+    slot_pages_ptr,  # [S, SP] int32
+    slot_len_ptr,  # [S] int32
+    accept_row_ptr,  # [S, A] int32
+    accept_count_ptr,  # [S] int32
+    node_layer_stride,
+    pages_layer_stride,
+    slot_width,
+    A,
+    W: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    slot = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    # [BLOCK_A]
+    i = tl.program_id(2) * BLOCK_A + tl.arange(0, BLOCK_A)
+    count = tl.minimum(tl.load(accept_count_ptr + slot), A)
+    if tl.program_id(2) * BLOCK_A >= count:
+        return
+    kept = i < count
+    row = tl.load(accept_row_ptr + slot * A + i, mask=kept, other=0).to(tl.int64)
+    place = tl.load(slot_len_ptr + slot) + i
+    page = tl.load(slot_pages_ptr + slot * slot_width + place // PAGE, mask=kept, other=0)
+    source = layer * node_layer_stride + row * W
+    target = layer * pages_layer_stride + (page.to(tl.int64) * PAGE + place % PAGE) * W
+    for w in range(0, W, BLOCK_W):
+        # [BLOCK_A, BLOCK_W]
+        offs_w = w + tl.arange(0, BLOCK_W)[None, :]
+        mask = kept[:, None] & (offs_w < W)
+        k = tl.load(node_k_ptr + source[:, None] + offs_w, mask=mask)
+        v = tl.load(node_v_ptr + source[:, None] + offs_w, mask=mask)
+        tl.store(k_pages_ptr + target[:, None] + offs_w, k, mask=mask)
+        tl.store(v_pages_ptr + target[:, None] + offs_w, v, mask=mask)
+
+
+def commit_kv_triton(
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slot_pages: torch.Tensor,
+    slot_len: torch.Tensor,
+    accept_row: torch.Tensor,
+    accept_count: torch.Tensor,
+) -> None:
+    """One launch for all layers and slots."""
+    L, W = node_k.shape[0], node_k.shape[2] * node_k.shape[3]
+    S, A = accept_row.shape
+    _commit_kv_kernel[(S, L, triton.cdiv(A, BLOCK_A))](
+        node_k_ptr=node_k,
+        node_v_ptr=node_v,
+        k_pages_ptr=k_pages,
+        v_pages_ptr=v_pages,
+        slot_pages_ptr=slot_pages,
+        slot_len_ptr=slot_len,
+        accept_row_ptr=accept_row,
+        accept_count_ptr=accept_count,
+        node_layer_stride=node_k.stride(0),
+        pages_layer_stride=k_pages.stride(0),
+        slot_width=slot_pages.stride(0),
+        A=A,
+        W=W,
+        PAGE=PAGE,
+        BLOCK_A=BLOCK_A,
+        BLOCK_W=min(1024, triton.next_power_of_2(W)),
+        num_warps=4,
+    )
+
+
+@torch.library.custom_op(
+    "csd::commit_kv", mutates_args=("k_pages", "v_pages"), device_types="cpu"
+)
+def _commit_kv(
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slot_pages: torch.Tensor,
+    slot_len: torch.Tensor,
+    accept_row: torch.Tensor,
+    accept_count: torch.Tensor,
+) -> None:
+    where = (slot_pages, slot_len, accept_row, accept_count)
+    commit_kv_ref(node_k, node_v, k_pages, v_pages, *where)
+
+
+@_commit_kv.register_kernel("cuda")
+def _(*args):
+    commit_kv_triton(*args)
+
+
+@_commit_kv.register_fake
+def _(*args):
+    return None
+
+
+def commit_kv(
+    node_k: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, D]
+    k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    slot_pages: torch.Tensor,  # [S, SP] int32
+    slot_len: torch.Tensor,  # [S] int32
+    accept_row: torch.Tensor,  # [S, A] int32, -1 padded
+    accept_count: torch.Tensor,  # [S] int32
+) -> None:
+    """Moves the accepted rows of all layers behind their slots' tokens."""
+    if node_k.dim() != 4:
+        raise ValueError(f"node_k must be [L, M, K, D], got {tuple(node_k.shape)}")
+    L, _, K, D = node_k.shape
+    S = slot_len.shape[0]
+    pages = (L, *k_pages.shape[1:2], PAGE, K, D)
+    shapes = {
+        "node_v": (node_v, tuple(node_k.shape)),
+        "k_pages": (k_pages, pages),
+        "v_pages": (v_pages, pages),
+        "slot_pages": (slot_pages, (S, *slot_pages.shape[1:2])),
+        "accept_row": (accept_row, (S, *accept_row.shape[1:2])),
+        "accept_count": (accept_count, (S,)),
+    }
+    for name, (x, shape) in shapes.items():
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+        if x.dtype != (torch.int32 if x.dim() < 3 else node_k.dtype):
+            want = torch.int32 if x.dim() < 3 else node_k.dtype
+            raise ValueError(f"{name} must be {want}, got {x.dtype}")
+    for name, x in (("node_k", node_k), ("node_v", node_v)):
+        if not x[0].is_contiguous() or x.stride() != node_k.stride():
+            raise ValueError(f"layers of {name} must be contiguous, got strides {x.stride()}")
+    for name, x in (("k_pages", k_pages), ("v_pages", v_pages), ("accept_row", accept_row)):
+        if not x.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    _commit_kv(
+        node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count
+    )
+
+
 def write_prompt(
     k: torch.Tensor,  # [.., R, K, D]
     v: torch.Tensor,  # [.., R, K, D]
@@ -50,4 +200,25 @@ def write_prompt(
         tokens.index_copy_(tokens.dim() - 3, index, chunk)
 
 
-commit_kv = commit_kv_ref
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    W = shape.kv_heads * shape.head_dim
+    floats = ("node_k", "node_v", "k_pages", "v_pages")
+    ints = ("slot_pages", "slot_len", "accept_row", "accept_count")
+    return [
+        Job(
+            name="commit_kv",
+            kernel=_commit_kv_kernel,
+            args={
+                **{f"{name}_ptr": f"*{dtype}:16" for name in floats},
+                **{f"{name}_ptr": "*i32:16" for name in ints},
+                "node_layer_stride": "i64:16",
+                "pages_layer_stride": "i64:16",
+                "slot_width": "i32",
+                "A": "i32",
+                "W": W,
+                "PAGE": PAGE,
+                "BLOCK_A": BLOCK_A,
+                "BLOCK_W": min(1024, triton.next_power_of_2(W)),
+            },
+        )
+    ]
