@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from csd.graph.table import PROMPT_BIT, SOURCES, GraphConfig, Table
+from csd.kernels.draft_tree import Noise
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.pool import Pool
 from csd.slots import Slots
@@ -24,7 +25,8 @@ def insert_step(
 ) -> None:
     """What a step has shown: the target's top 8 at every row, the drawn token at kept ones.
 
-    A row's drawn token adds to its place among the top 8, or comes ninth.
+    A drawn token adds to its place among the top 8, or comes ninth. A row without top 8, as in
+    recordings, shows what was drawn alone.
     """
     s = pool.slot.clamp(min=0).long()
     group_key = slots.group_key[slots.group[s].long()]
@@ -39,7 +41,7 @@ def insert_step(
     hard = hard[:-1, None]
     drawn = token == verdict.sample[:, None]
     ninth = ~drawn.any(1, keepdim=True) & (hard > 0)
-    total = config.soft_weight + hard[:, 0]
+    total = (token >= 0).any(1) * config.soft_weight + hard[:, 0]
     # a row that has nothing to say is not entered
     group_key = torch.where((pool.slot >= 0) & (total > 0), group_key, -1)
     graph_insert(
@@ -104,9 +106,9 @@ class ConsensusGraph:
             insert = self._ops.graph_insert
             insert_prompt(self.table, group_key, tokens, slots.group_key, self.config, insert)
 
-    def propose(self, slots: Slots, rows: int) -> Pool:
-        """Draft trees of all live slots in `rows` rows."""
-        return self._ops.draft_tree(self.table, slots, rows, self.config)
+    def propose(self, slots: Slots, rows: int, noise: Noise | None = None) -> Pool:
+        """Draft trees of all live slots in `rows` rows; noise: in place of the slots' own."""
+        return self._ops.draft_tree(self.table, slots, rows, self.config, noise)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Every verified node's top 8, and the committed tokens."""

@@ -109,22 +109,22 @@ def _grow(table, slots, slot, budget, config, noise) -> _Nodes | None:
         token, edge_cost, edge = _children(
             table, slots, config, slot, group_key[slot], context, position, noise
         )
-        total = (cost[:, None] + edge_cost).view(-1)
-        code = (total << 31) | token.view(-1)
+        total = (cost[:, None] + edge_cost).flatten()
+        code = (total << 31) | token.flatten()
         # of nodes dearer than the budget's last one so far, none can enter the pool
         child = (total <= ceiling).nonzero()[:, 0]
         if not child.numel():
             break
         child = child[code[child].argsort(stable=True)]
         at = child // token.shape[1]
-        token = token.view(-1)[child]
+        token = token.flatten()[child]
         level = _Nodes(
             cost=total[child],
             token=token,
             slot=slot[at],
             depth=torch.full_like(token, depth),
             parent=parent[at],
-            edge=edge.view(-1)[child],
+            edge=edge.flatten()[child],
             context=torch.cat([token[:, None].int(), context[at, :-1]], 1),
         )
         levels.append(level)
@@ -186,16 +186,16 @@ def _keyed(slots: Slots) -> Noise:
 
 def _children(table, slots, config, slot, group_key, context, position, noise):
     """Token, edge cost and edge [F, MAX_CHILDREN] of each frontier node; cost _NEVER if none."""
-    F, E = slot.shape[0], table.succ_token.shape[1]
+    E = table.succ_token.shape[1]
     # [F, O], longest order first
     entry = graph_lookup_ref(table, group_key, context, config.orders[::-1])[2]
     found, entry = (entry >= 0)[:, :, None], entry.clamp(min=0)
     total = table.entry_total[entry].double() * found[:, :, 0]
     rem = (config.smoothing / (total + config.smoothing)).cumprod(1)
     # [F, O * E]
-    token = torch.where(found, table.succ_token[entry], -1).view(F, -1)
+    token = torch.where(found, table.succ_token[entry], -1).flatten(1)
     share = table.succ_weight[entry] * (rem / config.smoothing)[:, :, None]
-    share = torch.where(found, share, 0).view(F, -1)
+    share = torch.where(found, share, 0).flatten(1)
     same = token[:, :, None] == token[:, None, :]
     q = torch.bmm(same.double(), share[:, :, None])[:, :, 0]
     # a token counts once, where its longest context has it
@@ -207,7 +207,7 @@ def _children(table, slots, config, slot, group_key, context, position, noise):
     none = code == 1 << 62
     token = code & (ONE - 1)
     q = (ONE - (code >> 31)).masked_fill_(none, 0)
-    edge = (entry[:, :, None] * E + torch.arange(E, device=slot.device)).view(F, -1).gather(1, at)
+    edge = (entry[:, :, None] * E + torch.arange(E, device=slot.device)).flatten(1).gather(1, at)
 
     greedy = (slots.temperature[slot] <= 0)[:, None]
     beta = torch.where(greedy, 1.0, config.beta)

@@ -129,23 +129,25 @@ def _merge(table, place, owner, token, weight, row_total, bit) -> None:
     # one list of (owner, token, bit): the table's own successors carry 63 for a bit
     old = (table.succ_token[safe] >= 0) & (place >= 0)[:, None]
     slot = (safe[:, None] * E + torch.arange(E, device=device))[old]
-    old_code = (mine[:, None] << 37).expand(n, E)[old] | (table.succ_token.view(-1)[slot] << 6) | 63
+    old_code = table.succ_token.view(-1)[slot].long() << 6 | 63
+    old_code |= (mine[:, None] << 37).expand(n, E)[old]
     seen = (token >= 0) & (weight > 0)
     code = (owner << 37) | bit
     code = (code[:, None] | (token.long() << 6))[seen]
     code, order = torch.cat([code, old_code]).sort()
     weight = torch.cat([weight[seen], table.succ_weight.view(-1)[slot]])[order].long()
-    held = torch.cat([bit.new_zeros(order.shape[0] - slot.shape[0]).long(),
-                      table.succ_source.view(-1)[slot]])[order]
+    # each run's sources as two sums: bits of the call, a repeated one once, and what was there
     bit = code & 63
-    held = torch.where(_starts(code) & (bit < 63), 1 << bit, 0), held
+    told = torch.where(_starts(code) & (bit < 63), 1 << bit, 0)
+    held = torch.zeros_like(code)
+    held[bit == 63] = table.succ_source.view(-1)[slot][order[bit == 63] - seen.sum()]
 
     code >>= 6
     first = _starts(code)
     run, code = first.cumsum(0) - 1, code[first]
     zeros = torch.zeros_like(code)
     weight = zeros.index_add(0, run, weight)
-    source = zeros.index_add(0, run, held[0]) | zeros.index_add(0, run, held[1])
+    source = zeros.index_add(0, run, told) | zeros.index_add(0, run, held)
 
     # the runs are in (owner, token) order: a stable sort by weight leaves ties to smaller tokens
     rank_code, order = (((code >> 31) << 31) | ((1 << 31) - 1 - weight)).sort(stable=True)

@@ -10,6 +10,8 @@ Its bucket is hash mod buckets. The first of the bucket's entries with this hash
 if group and tokens agree; if they do not, or no entry has the hash, the context is absent.
 """
 
+from functools import lru_cache
+
 import torch
 
 from csd.kernels.noise import _splitmix64
@@ -27,16 +29,12 @@ TOKEN_FACTORS = tuple(_odd(i) for i in range(1, MAX_ORDER + 1))
 FINAL_FACTOR = _odd(MAX_ORDER + 1)
 
 
-def hash_contexts_ref(
-    group_key: torch.Tensor,  # [R] int64
-    context: torch.Tensor,  # [R, N] int32, latest first
-) -> torch.Tensor:
-    """[R, N] int64: column n - 1 is the hash of the row's context of order n."""
-    factors = torch.tensor(TOKEN_FACTORS[: context.shape[1]], device=context.device)
-    z = ((context + 1) * factors).cumsum(1)
-    z += (group_key * GROUP_FACTOR)[:, None]
-    z = (z ^ ((z >> 32) & 0xFFFFFFFF)) * FINAL_FACTOR
-    return z ^ ((z >> 29) & 0x7FFFFFFFF)
+@lru_cache
+def _constants(orders: tuple[int, ...], N: int, device) -> tuple[torch.Tensor, ...]:
+    """Factors [N], where each order's hash is [O], and its tokens [O, N] bool."""
+    factors = torch.tensor(TOKEN_FACTORS[:N], device=device)
+    last = torch.tensor(orders, device=device) - 1
+    return factors, last, torch.arange(N, device=device) <= last[:, None]
 
 
 def graph_lookup_ref(
@@ -50,20 +48,21 @@ def graph_lookup_ref(
     Returns hash [R, O] int64, tokens [R, O, N] int32 (-1 beyond the order) and entry [R, O] int64,
     -1 when the context is absent and -2 when the row has too few tokens for the order.
     """
-    length = torch.tensor(orders, device=context.device)
-    place = torch.arange(context.shape[1], device=context.device)
-    last = length - 1
-    # [R, O]
-    code = hash_contexts_ref(group_key, context)[:, last]
+    factors, last, inside = _constants(orders, context.shape[1], context.device)
+    # [R, N], then [R, O]
+    z = ((context + 1) * factors).cumsum(1)
+    z = z.index_select(1, last).add_((group_key * GROUP_FACTOR)[:, None])
+    z = (z ^ ((z >> 32) & 0xFFFFFFFF)).mul_(FINAL_FACTOR)
+    code = z ^ ((z >> 29) & 0x7FFFFFFFF)
     # [R, O, N]
-    tokens = torch.where(place < length[:, None], context[:, None, :], -1)
+    tokens = torch.where(inside, context[:, None, :], -1)
     bucket = code & (table.buckets - 1)
     # [R, O, ways]
     same = table.entry_hash.view(-1, table.ways)[bucket] == code[:, :, None]
     found, way = same.max(2)
-    entry = bucket * table.ways + way
+    entry = way.add_(bucket, alpha=table.ways)
     found &= table.entry_group[entry] == group_key[:, None]
     found &= (table.entry_tokens[entry] == tokens).all(2)
-    exists = (context[:, last] >= 0) & (group_key >= 0)[:, None]
+    exists = (context.index_select(1, last) >= 0) & (group_key >= 0)[:, None]
     entry = torch.where(found, entry, -1)
     return code, tokens, torch.where(exists, entry, -2)
