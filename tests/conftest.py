@@ -20,3 +20,11 @@ def poison(monkeypatch):
 
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """checkpoint(family, tied=False, dtype=torch.float32): path of a tiny model, written once."""
+    import checkpoints
+
+    return checkpoints.Cache(tmp_path_factory.mktemp("checkpoints"))
