@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -26,6 +26,17 @@ lint: install
 
 bench: install
 	$(BIN)/python -m bench.cpu
+
+# every kernel, compiled for GPUs that are not there
+aot: install
+	mkdir -p build
+	$(BIN)/python -m bench.aot --json build/aot.json
+
+# the same with the Triton of torch 2.10 and 2.11
+aot-3.6: install
+	test -d build/triton-3.6 || \
+		$(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
+	PYTHONPATH=build/triton-3.6 $(BIN)/python -m bench.aot --json build/aot-3.6.json
 
 clean:
 	rm -rf $(VENV) build *.egg-info

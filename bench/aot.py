@@ -1,9 +1,9 @@
 """Compile every kernel for GPUs that are not there, and show what each of them uses.
 
-python -m bench.aot --json F [--targets sm_90 ..] [--dtypes bf16 ..] [--shapes all] [--jobs 2]
+python -m bench.aot --json F [--targets sm_90 ..] [--dtypes bf16 ..] [--shapes smollm2-135m ..]
 
-One row a kernel: registers, stack, spills, shared memory against the target's limit, seconds. The
-exit status is 1 when a kernel does not compile, does not fit, or spills in bf16 on sm_90.
+One row a specialisation: registers, stack, spills, shared memory against the target's limit,
+seconds. The exit status is 1 when one does not compile, does not fit, or spills in bf16 on sm_90.
 """
 
 import argparse
@@ -58,7 +58,11 @@ def run(tasks: list[tuple[str, str, str]], processes: int = 2) -> list[dict]:
         def part(i: int) -> list[dict]:
             code = f"from bench.aot import worker; worker({path!r}, {i}, {processes})"
             done = subprocess.run(
-                [sys.executable, "-c", code], env=env, capture_output=True, text=True
+                [sys.executable, "-c", code],
+                cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+                env=env,
+                capture_output=True,
+                text=True,
             )
             if done.returncode:
                 raise RuntimeError(f"the compiling process failed:\n{done.stderr[-2000:]}")

@@ -69,9 +69,10 @@ OTHER_SHAPES = (
 class Job:
     """One specialisation of a kernel.
 
-    args: a value for every parameter. That of a constexpr is the value itself, that of any other
-    its type as Triton writes it ("*bf16", "i32", "fp32"); ":16" behind it says divisible by 16,
-    which the JIT finds out by itself and decides whether loads are vectors.
+    args: a value for every parameter. That of a constexpr is the value itself, that of an absent
+    pointer None, that of any other its type as Triton writes it ("*bf16", "i32", "fp32"). ":16"
+    behind a type says divisible by 16: the JIT finds that out by itself, and whether loads are
+    vectors depends on it.
     """
 
     name: str
@@ -129,7 +130,7 @@ def compile_job(job: Job, target: str) -> dict:
     signature, constants, attrs = {}, {}, {}
     for i, param in enumerate(job.kernel.params):
         value = job.args[param.name]
-        if param.is_constexpr:
+        if param.is_constexpr or value is None:
             signature[param.name] = "constexpr"
             constants[param.name] = value
             continue

@@ -8,6 +8,10 @@ weight is applied: transformers' order of casts, which its logits depend on. (Zh
 """
 
 import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.aot import Job, Shape
 
 
 def rms_norm_ref(
@@ -23,4 +27,164 @@ def rms_norm_ref(
     return weight * (wide * scale).to(x.dtype), r
 
 
-rms_norm = rms_norm_ref
+@triton.jit(do_not_specialize=["R", "B"])
+def _rms_norm_kernel(
+    x_ptr,  # [R / B, B, F]
+    residual_ptr,  # [R, F], or None
+    weight_ptr,  # [F]
+    y_ptr,  # [R, F]
+    sum_ptr,  # [R, F], or None without a residual
+    R,
+    B,
+    x_stride,
+    x_stride_b,
+    eps,
+    F: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    # [BLOCK_R, 1]
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    at_x = (row // B).to(tl.int64) * x_stride + (row % B) * x_stride_b
+    at = row.to(tl.int64) * F
+    # [1, BLOCK_F]
+    offs = tl.arange(0, BLOCK_F)[None, :]
+    # [BLOCK_R, BLOCK_F]
+    mask = (row < R) & (offs < F)
+    x = tl.load(x_ptr + at_x + offs, mask=mask, other=0.0)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + at + offs, mask=mask, other=0.0)
+        x = (x.to(WIDE) + residual.to(WIDE)).to(x.dtype)
+        tl.store(sum_ptr + at + offs, x, mask=mask)
+    wide = x.to(tl.float32)
+    # [BLOCK_R, 1]
+    scale = tl.rsqrt(tl.sum(wide * wide, 1, keep_dims=True) / F + eps)
+    weight = tl.load(weight_ptr + offs, mask=offs < F, other=0.0)
+    y = weight.to(WIDE) * (wide * scale).to(x.dtype).to(WIDE)
+    tl.store(y_ptr + at + offs, y.to(x.dtype), mask=mask)
+
+
+def rms_norm_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One launch. x may be [M, H, F] with strides of its own: heads in a wider row."""
+    F = x.shape[-1]
+    rows = x if x.dim() == 3 else x.reshape(-1, 1, F)
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    r = None if residual is None else torch.empty_like(y)
+    tiles = _tiles(F)
+    R = rows.shape[0] * rows.shape[1]
+    _rms_norm_kernel[(triton.cdiv(R, tiles["BLOCK_R"]),)](
+        x_ptr=rows,
+        residual_ptr=None if residual is None else residual.contiguous(),
+        weight_ptr=weight,
+        y_ptr=y,
+        sum_ptr=r,
+        R=R,
+        B=rows.shape[1],
+        x_stride=rows.stride(0),
+        x_stride_b=rows.stride(1),
+        eps=eps,
+        F=F,
+        BLOCK_R=tiles["BLOCK_R"],
+        BLOCK_F=tiles["BLOCK_F"],
+        WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32,
+        num_warps=tiles["num_warps"],
+    )
+    return y, x if r is None else r
+
+
+def _tiles(F: int) -> dict[str, int]:
+    """Whole rows; several where they are short. At most 32 elements a thread."""
+    block = triton.next_power_of_2(F)
+    rows = max(1, 1024 // block)
+    return dict(BLOCK_R=rows, BLOCK_F=block, num_warps=max(4, min(16, block // 1024)))
+
+
+@torch.library.custom_op("csd::rms_norm", mutates_args=(), device_types="cpu")
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return rms_norm_ref(x, weight, eps)[0]
+
+
+@_rms_norm.register_kernel("cuda")
+def _(x, weight, eps):
+    return rms_norm_triton(x, weight, eps)[0]
+
+
+@_rms_norm.register_fake
+def _(x, weight, eps):
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("csd::add_rms_norm", mutates_args=(), device_types="cpu")
+def _add_rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rms_norm_ref(x, weight, eps, residual)
+
+
+@_add_rms_norm.register_kernel("cuda")
+def _(x, weight, eps, residual):
+    return rms_norm_triton(x, weight, eps, residual)
+
+
+@_add_rms_norm.register_fake
+def _(x, weight, eps, residual):
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def rms_norm(
+    x: torch.Tensor,  # [.., F]
+    weight: torch.Tensor,  # [F]
+    eps: float,
+    residual: torch.Tensor | None = None,  # [.., F]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual."""
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight must have shape {tuple(x.shape[-1:])}, got {tuple(weight.shape)}")
+    if weight.dtype != x.dtype:
+        raise ValueError(f"weight must be {x.dtype} as x is, got {weight.dtype}")
+    if residual is None:
+        return _rms_norm(x, weight, eps), x
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        raise ValueError(
+            f"residual must be {x.dtype} of shape {tuple(x.shape)}, got {residual.dtype} of "
+            f"{tuple(residual.shape)}"
+        )
+    return _add_rms_norm(x, weight, eps, residual)
+
+
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    jobs = []
+    for F, residual in ((shape.hidden, True), (shape.head_dim, False)):
+        tiles = _tiles(F)
+        jobs.append(
+            Job(
+                name=f"rms_norm F={F}",
+                kernel=_rms_norm_kernel,
+                args={
+                    "x_ptr": f"*{dtype}:16",
+                    "residual_ptr": f"*{dtype}:16" if residual else None,
+                    "weight_ptr": f"*{dtype}:16",
+                    "y_ptr": f"*{dtype}:16",
+                    "sum_ptr": f"*{dtype}:16" if residual else None,
+                    "R": "i32",
+                    "B": "i32",
+                    "x_stride": "i32:16",
+                    "x_stride_b": "i32:16",
+                    "eps": "fp32",
+                    "F": F,
+                    "BLOCK_R": tiles["BLOCK_R"],
+                    "BLOCK_F": tiles["BLOCK_F"],
+                    "WIDE": tl.float32,
+                },
+                num_warps=tiles["num_warps"],
+            )
+        )
+    return jobs

@@ -8,6 +8,10 @@ et al., "RoFormer", 2021, in the half-split form that Llama checkpoints use.)
 """
 
 import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.aot import Job, Shape
 
 
 def rotary_ref(
@@ -33,4 +37,182 @@ def _rotate_half(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((-high, low), dim=-1)
 
 
-rotary = rotary_ref
+@triton.jit
+def _rotate(x_ptr, y_ptr, at_x, at_y, mask, cos_l, cos_h, sin_l, sin_h, D: tl.constexpr):
+    # both halves of the heads in one tile each: [heads, BLOCK_D]
+    low = tl.load(x_ptr + at_x, mask=mask).to(cos_l.dtype)
+    high = tl.load(x_ptr + at_x + D // 2, mask=mask).to(cos_l.dtype)
+    kind = y_ptr.dtype.element_ty
+    tl.store(y_ptr + at_y, (low * cos_l - high * sin_l).to(kind), mask=mask)
+    tl.store(y_ptr + at_y + D // 2, (high * cos_h + low * sin_h).to(kind), mask=mask)
+
+
+@triton.jit
+def _rotary_kernel(
+    q_ptr,  # [M, H, D]
+    k_ptr,  # [M, K, D]
+    v_ptr,  # [M, K, D]
+    position_ptr,  # [M] int32
+    cos_ptr,  # [positions, D]
+    sin_ptr,  # [positions, D]
+    out_ptr,  # [M, H, D]
+    node_k_ptr,  # [M, K, D]
+    node_v_ptr,  # [M, K, D]
+    q_stride,
+    k_stride,
+    v_stride,
+    EACH: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1)
+    # [1, BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    half = offs_d < D // 2
+    at = tl.load(position_ptr + row).to(tl.int64) * D + offs_d
+    cos_l = tl.load(cos_ptr + at, mask=half).to(WIDE)
+    cos_h = tl.load(cos_ptr + at + D // 2, mask=half).to(WIDE)
+    sin_l = tl.load(sin_ptr + at, mask=half).to(WIDE)
+    sin_h = tl.load(sin_ptr + at + D // 2, mask=half).to(WIDE)
+
+    # [BLOCK_E, BLOCK_D]
+    e = tl.arange(0, BLOCK_E)[:, None]
+    heads = (kv * EACH + e) * D + offs_d
+    mask = (e < EACH) & half
+    at_out = row * (EACH * K * D) + heads
+    _rotate(
+        q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h, D
+    )
+    at_node = row * (K * D) + kv * D + offs_d
+    at_k = row * k_stride + kv * D + offs_d
+    _rotate(k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, D)
+    at_v = row * v_stride + kv * D + offs_d
+    for i in tl.static_range(2):
+        v = tl.load(v_ptr + at_v + i * (D // 2), mask=half)
+        tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
+
+
+def rotary_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+) -> torch.Tensor:
+    """One launch. A row of q, k or v is contiguous; rows may lie apart, as in a fused product."""
+    (M, H, D), K = q.shape, k.shape[1]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _rotary_kernel[(M, K)](
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        position_ptr=position,
+        cos_ptr=cos,
+        sin_ptr=sin,
+        out_ptr=out,
+        node_k_ptr=node_k,
+        node_v_ptr=node_v,
+        q_stride=q.stride(0),
+        k_stride=k.stride(0),
+        v_stride=v.stride(0),
+        EACH=H // K,
+        K=K,
+        D=D,
+        BLOCK_E=triton.next_power_of_2(H // K),
+        BLOCK_D=triton.next_power_of_2(D // 2),
+        WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        num_warps=2,
+    )
+    return out
+
+
+@torch.library.custom_op("csd::rotary", mutates_args=("node_k", "node_v"), device_types="cpu")
+def _rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+) -> torch.Tensor:
+    return rotary_ref(q, k, v, position, cos, sin, node_k, node_v)
+
+
+@_rotary.register_kernel("cuda")
+def _(*args):
+    return rotary_triton(*args)
+
+
+@_rotary.register_fake
+def _(q, *args):
+    return q.new_empty(q.shape)
+
+
+def rotary(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    v: torch.Tensor,  # [M, K, D]
+    position: torch.Tensor,  # [M] int32
+    cos: torch.Tensor,  # [positions, D]
+    sin: torch.Tensor,  # [positions, D]
+    node_k: torch.Tensor,  # [M, K, D], written
+    node_v: torch.Tensor,  # [M, K, D], written
+) -> torch.Tensor:
+    """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v."""
+    if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    (M, _, D), K = q.shape, k.shape[1]
+    shapes = {
+        "k": (k, (M, K, D)),
+        "v": (v, (M, K, D)),
+        "node_k": (node_k, (M, K, D)),
+        "node_v": (node_v, (M, K, D)),
+        "cos": (cos, (cos.shape[0], D)),
+        "sin": (sin, (cos.shape[0], D)),
+        "position": (position, (M,)),
+    }
+    for name, (x, shape) in shapes.items():
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        if M and not x[0].is_contiguous():
+            raise ValueError(f"rows of {name} must be contiguous, got strides {x.stride()}")
+    for name, x in {"node_k": node_k, "node_v": node_v, "cos": cos, "sin": sin}.items():
+        if not x.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    return _rotary(q, k, v, position, cos, sin, node_k, node_v)
+
+
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    each = shape.heads // shape.kv_heads
+    floats = ("q", "k", "v", "cos", "sin", "out", "node_k", "node_v")
+    return [
+        Job(
+            name="rotary",
+            kernel=_rotary_kernel,
+            args={
+                **{f"{name}_ptr": f"*{dtype}:16" for name in floats},
+                "position_ptr": "*i32:16",
+                **{f"{name}_stride": "i32:16" for name in ("q", "k", "v")},
+                "EACH": each,
+                "K": shape.kv_heads,
+                "D": shape.head_dim,
+                "BLOCK_E": triton.next_power_of_2(each),
+                "BLOCK_D": triton.next_power_of_2(shape.head_dim // 2),
+                "WIDE": tl.float32,
+            },
+            num_warps=2,
+        )
+    ]

@@ -1,0 +1,31 @@
+import pytest
+
+from bench.aot import problems, run, table
+from csd.kernels.aot import SHAPES, TARGETS
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return run([(target, "bf16", shape.name) for target in TARGETS for shape in SHAPES])
+
+
+def test_kernels_compile_fit_and_do_not_spill(rows):
+    bad = [row for row in rows if problems(row)]
+    assert not bad, "\n" + table(bad)
+
+
+def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
+    found = [row for row in rows if row["kernel"].startswith("tree_attention")]
+    assert {row["target"] for row in found} == set(TARGETS)
+    want = {"sm_90": ("wgmma", True), "sm_80": ("mma", True), "gfx942": ("mfma", False)}
+    for row in found:
+        assert (row["mma"], row["async"]) == want[row["target"]], table([row])
+
+
+def test_problems():
+    good = dict(target="sm_90", dtype="bf16", shared=10, limit=10, spills=0, stack=0)
+    assert not problems(good)
+    assert problems(good | {"shared": 11}) == ["shared memory 11 over 10"]
+    assert problems(good | {"spills": 2, "stack": 8}) == ["2 spills, stack 8"]
+    assert problems({"error": "CompilationError"}) == ["CompilationError"]
+    assert not problems(good | {"spills": 2, "target": "sm_80"})

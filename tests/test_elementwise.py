@@ -1,0 +1,152 @@
+import pytest
+import torch
+
+from csd.kernels.rms_norm import rms_norm, rms_norm_ref, rms_norm_triton
+from csd.kernels.rotary import rotary, rotary_ref, rotary_triton
+from csd.kernels.swiglu import swiglu, swiglu_ref, swiglu_triton
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+
+
+def normal(*shape, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=g).to(dtype)
+
+
+def within_eager(got, eager, exact):
+    """Largest error against float64 no worse than eager's but for one rounding."""
+    assert got.dtype == eager.dtype and got.shape == exact.shape
+    # the statistics of a norm are float32 in any dtype
+    eps = max(torch.finfo(got.dtype).eps, torch.finfo(torch.float32).eps)
+    slack = 2 * eps * exact.abs().max()
+    error = (got.double() - exact).abs().max()
+    limit = (eager.double() - exact).abs().max() + slack
+    assert error <= limit, f"error {error:.2e}, limit {limit:.2e}"
+
+
+def exact_norm(x, weight, eps, residual=None):
+    # the sum is rounded to the dtype, as it is what the next layers read
+    r = (x if residual is None else x + residual).double()
+    return weight.double() * r / (r.pow(2).mean(-1, keepdim=True) + eps).sqrt(), r
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 1), (3, 576), (5, 63), (2, 3, 1000), (1, 2050)], ids=str)
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+def test_rms_norm(shape, has_residual, dtype, poison):
+    x, weight = 3 * normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype)
+    residual = normal(*shape, dtype=dtype, seed=1) if has_residual else None
+    exact, total = exact_norm(x, weight, 1e-5, residual)
+    eager, r = rms_norm_ref(x, weight, 1e-5, residual)
+    y, r_triton = rms_norm_triton(x, weight, 1e-5, residual)
+    within_eager(y, eager, exact)
+    assert torch.equal(r, r_triton) and torch.equal(r.double(), total)
+
+
+def test_rms_norm_of_heads_in_a_wider_row():
+    qkv = normal(5, 300)
+    heads = qkv[:, 40:232].view(5, 3, 64)
+    want = rms_norm_ref(heads.contiguous(), torch.ones(64), 1e-6)[0]
+    torch.testing.assert_close(rms_norm_triton(heads, torch.ones(64), 1e-6)[0], want)
+
+
+def test_rms_norm_of_zeros_and_large_values():
+    x = torch.zeros(3, 48)
+    x[1], x[2] = 1e15, -1e-15
+    y = rms_norm_triton(x, torch.ones(48), 1e-5)[0]
+    torch.testing.assert_close(y, rms_norm_ref(x, torch.ones(48), 1e-5)[0])
+    assert (y[0] == 0).all() and (y[1] == 1).all()
+
+
+def rotary_case(M, H, K, D, dtype, fused=True):
+    qkv = normal(M, (H + 2 * K) * D, dtype=dtype)
+    q, k, v = qkv.split((H * D, K * D, K * D), dim=-1)
+    q, k, v = q.view(M, H, D), k.view(M, K, D), v.view(M, K, D)
+    if not fused:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    position = torch.randint(50, (M,), generator=torch.Generator().manual_seed(M)).int()
+    angle = torch.arange(50)[:, None] * torch.rand(D, generator=torch.Generator().manual_seed(D))
+    node = torch.full((2, M, K, D), float("nan"), dtype=dtype)
+    return dict(
+        q=q, k=k, v=v, position=position, cos=angle.cos().to(dtype), sin=angle.sin().to(dtype),
+        node_k=node[0], node_v=node[1],
+    )  # fmt: skip
+
+
+def exact_rotary(x, case):
+    cos, sin = (case[n].double()[case["position"].long()][:, None] for n in ("cos", "sin"))
+    out, half = torch.empty(x.shape, dtype=torch.float64), x.shape[-1] // 2
+    x = x.double()
+    out[..., :half] = x[..., :half] * cos[..., :half] - x[..., half:] * sin[..., :half]
+    out[..., half:] = x[..., half:] * cos[..., half:] + x[..., :half] * sin[..., half:]
+    return out
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "M,H,K,D", [(1, 1, 1, 2), (3, 9, 3, 64), (2, 14, 2, 96), (5, 8, 1, 128)]
+)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+def test_rotary(M, H, K, D, fused, dtype, poison):
+    case = rotary_case(M, H, K, D, dtype, fused)
+    exact_q, exact_k = exact_rotary(case["q"], case), exact_rotary(case["k"], case)
+    eager_q = rotary_ref(**case)
+    eager_k = case["node_k"].clone()
+    assert torch.equal(case["node_v"], case["v"])
+    case["node_k"].fill_(float("nan")), case["node_v"].fill_(float("nan"))
+    within_eager(rotary_triton(**case), eager_q, exact_q)
+    within_eager(case["node_k"], eager_k, exact_k)
+    assert torch.equal(case["node_v"], case["v"])
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 2), (3, 126), (2, 2, 3000)], ids=str)
+def test_swiglu(shape, dtype, poison):
+    x = 4 * normal(*shape, dtype=dtype)
+    gate, up = x.double().chunk(2, -1)
+    exact = gate / (1 + (-gate).exp()) * up
+    within_eager(swiglu_triton(x), swiglu_ref(x), exact)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_swiglu_saturates():
+    x = torch.tensor([[-200.0, 200.0, 0.0, 1.0, 1.0, 7.0]])
+    assert torch.equal(swiglu_triton(x), torch.tensor([[0.0, 200.0, 0.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ops(dtype):
+    """CPU tensors run the references; the operators pass opcheck."""
+    x, weight = normal(3, 10, dtype=dtype), normal(10, dtype=dtype)
+    case = rotary_case(3, 4, 2, 8, dtype)
+    case["node_k"].zero_(), case["node_v"].zero_()
+    ops = torch.ops.csd
+    torch.library.opcheck(ops.rms_norm.default, (x, weight, 1e-5))
+    torch.library.opcheck(ops.add_rms_norm.default, (x, weight, 1e-5, x + 1))
+    torch.library.opcheck(ops.swiglu.default, (x,))
+    torch.library.opcheck(ops.rotary.default, tuple(case.values()))
+    assert torch.equal(rms_norm(x, weight, 1e-5)[0], rms_norm_ref(x, weight, 1e-5)[0])
+    assert rms_norm(x, weight, 1e-5)[1] is x
+    pair = zip(rms_norm(x, weight, 1e-5, x), rms_norm_ref(x, weight, 1e-5, x), strict=True)
+    assert all(torch.equal(a, b) for a, b in pair)
+    assert torch.equal(swiglu(x), swiglu_ref(x))
+    assert torch.equal(rotary(**case), rotary_ref(**case))
+
+
+def test_errors():
+    x, case = torch.zeros(2, 6), rotary_case(3, 4, 2, 8, torch.float32)
+    for call, message in (
+        (lambda: rms_norm(x, torch.ones(5), 1e-5), r"weight must have shape \(6,\), got \(5,\)"),
+        (lambda: rms_norm(x, torch.ones(6).half(), 1e-5), r"weight must be torch\.float32 as x is"),
+        (lambda: rms_norm(x, torch.ones(6), 1e-5, x[:1]), r"of shape \(2, 6\), got .* \(1, 6\)"),
+        (lambda: swiglu(x[:, :5]), r"gate_up must be \[\.\., 2F\], got \(2, 5\)"),
+        (lambda: swiglu(x.T), "gate_up must be contiguous, got strides"),
+        (lambda: rotary(**(case | {"sin": x})), r"sin must have shape \(50, 8\), got \(2, 6\)"),
+        (lambda: rotary(**(case | {"q": torch.zeros(3, 5, 8)})), r"H a multiple of K, got \(3, 5"),
+        (
+            lambda: rotary(**(case | {"v": torch.zeros(3, 8, 2).mT})),
+            "rows of v must be contiguous, got strides",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
