@@ -114,6 +114,14 @@ def test_tree_attention_triton_bfloat16(poison):
     assert ((out - exact).abs() <= step).all()
 
 
+def test_tree_attention_triton_without_rows():
+    case = attention_case([{}], [5], [3], (2, 1), 16, dtype=torch.float32)
+    assert tree_attention_triton(**case).shape == (0, 2, 16)
+    assert tree_attention_ref(**case).shape == (0, 2, 16)
+    with pytest.raises(ValueError, match="q must be float16, bfloat16 or float32, got torch"):
+        tree_attention_triton(**(case | {"q": case["q"].double()}))
+
+
 def test_tree_attention_op():
     case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.float32)
     for key in ("q", "node_k", "node_v", "k_pages", "v_pages"):

@@ -135,7 +135,8 @@ def _commit_kv(
 
 @_commit_kv.register_kernel("cuda")
 def _(*args):
-    commit_kv_triton(*args)
+    with torch.cuda.device_of(args[0]):
+        commit_kv_triton(*args)
 
 
 @_commit_kv.register_fake

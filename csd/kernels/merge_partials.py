@@ -107,6 +107,46 @@ def merge_partials_triton(
     return out
 
 
+@torch.library.custom_op("csd::merge_partials", mutates_args=("out",), device_types="cpu")
+def _merge_partials(
+    o: torch.Tensor, lse: torch.Tensor, merge: torch.Tensor, stride: int, out: torch.Tensor
+) -> None:
+    merge_partials_ref(o, lse, merge, stride, out)
+
+
+@_merge_partials.register_kernel("cuda")
+def _(o, lse, merge, stride, out):
+    with torch.cuda.device_of(o):
+        merge_partials_triton(o, lse, merge, stride, out)
+
+
+@_merge_partials.register_fake
+def _(o, lse, merge, stride, out):
+    return None
+
+
+def merge_partials(
+    o: torch.Tensor,  # [K, R, D] float32
+    lse: torch.Tensor,  # [K, R] float32
+    merge: torch.Tensor,  # [M, 4] int32
+    stride: int,
+    out: torch.Tensor,  # [M, H, D], written
+) -> torch.Tensor:
+    """Writes and returns out."""
+    if out.dim() != 3 or o.dim() != 3 or out.shape[1] % o.shape[0] or out.shape[2] != o.shape[2]:
+        raise ValueError(
+            "o must be [K, R, D] and out [M, H, D] with H a multiple of K, got "
+            f"{tuple(o.shape)} and {tuple(out.shape)}"
+        )
+    for name, x, shape in (("lse", lse, o.shape[:2]), ("merge", merge, (out.shape[0], 4))):
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
+    if not out.is_contiguous():
+        raise ValueError(f"out must be contiguous, got strides {out.stride()}")
+    _merge_partials(o, lse, merge, stride, out)
+    return out
+
+
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
     each = shape.heads // shape.kv_heads
     return [

@@ -114,7 +114,8 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
 @_rms_norm.register_kernel("cuda")
 def _(x, weight, eps):
-    return rms_norm_triton(x, weight, eps)[0]
+    with torch.cuda.device_of(x):
+        return rms_norm_triton(x, weight, eps)[0]
 
 
 @_rms_norm.register_fake
@@ -131,7 +132,8 @@ def _add_rms_norm(
 
 @_add_rms_norm.register_kernel("cuda")
 def _(x, weight, eps, residual):
-    return rms_norm_triton(x, weight, eps, residual)
+    with torch.cuda.device_of(x):
+        return rms_norm_triton(x, weight, eps, residual)
 
 
 @_add_rms_norm.register_fake

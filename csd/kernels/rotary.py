@@ -149,7 +149,8 @@ def _rotary(
 
 @_rotary.register_kernel("cuda")
 def _(*args):
-    return rotary_triton(*args)
+    with torch.cuda.device_of(args[0]):
+        return rotary_triton(*args)
 
 
 @_rotary.register_fake

@@ -64,7 +64,8 @@ def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 @_swiglu.register_kernel("cuda")
 def _(gate_up):
-    return swiglu_triton(gate_up)
+    with torch.cuda.device_of(gate_up):
+        return swiglu_triton(gate_up)
 
 
 @_swiglu.register_fake

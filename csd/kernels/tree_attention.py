@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.aot import Job, Shape, programs_of, target_of
+from csd.kernels.aot import Job, Shape, target_of
 from csd.kernels.attention_plan import PAGE, TILE, Work, plan_attention_triton, tile_rows
 from csd.kernels.merge_partials import merge_partials_triton
 from csd.kernels.tree_attention_kernel import _tree_attention_kernel
@@ -87,6 +87,11 @@ def tree_attention_triton(
 ) -> torch.Tensor:
     """Two launches; one more where `work`, the step's `plan_attention`, is not given."""
     (M, H, D), K, G = q.shape, node_k.shape[1], prompt_len.shape[0]
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
+    out = torch.empty_like(q) if out is None else out
+    if M == 0:
+        return out
     if work is None:
         work = plan_attention_triton(
             prompt_len,
@@ -97,12 +102,10 @@ def tree_attention_triton(
             group_start,
             heads=H,
             kv_heads=K,
-            programs=max(1, programs_of(q.device) // K),
         )
     programs = work.program.shape[0]
     if partials is None:
         partials = empty_partials(M, H, K, D, programs, q.device)
-    out = torch.empty_like(q) if out is None else out
     dtype = DTYPES[q.dtype]
     tiles = _tiles(target_of(q.device), dtype, D)
     # the interpreter multiplies bfloat16 wrongly and says nothing
@@ -177,7 +180,8 @@ def _tree_attention(
 @_tree_attention.register_kernel("cuda")
 def _(*args):
     *tensors, scale, work, out = args
-    tree_attention_triton(*tensors, scale, work=Work(*work) if work else None, out=out)
+    with torch.cuda.device_of(out):
+        tree_attention_triton(*tensors, scale, work=Work(*work) if work else None, out=out)
 
 
 @_tree_attention.register_fake

@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from csd.kernels.merge_partials import merge_partials, merge_partials_ref, merge_partials_triton
+
+
+def merge_case(each, K=2, D=24, stride=40):
+    """Rows with partials of both parts, of one, of none; all other memory is NaN."""
+    g = torch.Generator().manual_seed(each)
+    merge = torch.tensor([[3, 2, 200, 1], [0, 0, 220, 3], [11, 1, 0, 0], [0, 0, 0, 0]])
+    o, lse = torch.full((K, 400, D), float("nan")), torch.full((K, 400), float("nan"))
+    for first, splits in merge.view(-1, 2).tolist():
+        for i in range(splits):
+            rows = slice(first + i * stride, first + i * stride + each)
+            o[:, rows] = torch.randn(K, each, D, generator=g)
+            lse[:, rows] = 30 * torch.randn(K, each, generator=g)
+    # a partial that saw no key, and values so far apart that a weight underflows
+    lse[:, 220], o[:, 220] = float("-inf"), 0
+    lse[:, 3] = 3000
+    out = torch.full((4, K * each, D), float("nan"))
+    return dict(o=o, lse=lse, merge=merge.int(), stride=stride, out=out)
+
+
+@pytest.mark.parametrize("run", [merge_partials_triton, merge_partials])
+@pytest.mark.parametrize("each", [1, 3, 7, 8])
+def test_merge_partials(run, each):
+    case = merge_case(each)
+    want = merge_partials_ref(**(case | {"out": torch.empty(4, 2 * each, 24).double()}))
+    assert run(**case) is case["out"]
+    torch.testing.assert_close(case["out"].double(), want, rtol=1e-5, atol=1e-5)
+    assert (case["out"][3] == 0).all()
+
+
+def test_merge_partials_ref():
+    """Against the softmax of all scores at once."""
+    score, v = torch.randn(12, dtype=torch.float64), torch.randn(12, 5, dtype=torch.float64)
+    parts = [slice(0, 4), slice(4, 5), slice(5, 12)]
+    o = torch.stack([torch.softmax(score[p], 0) @ v[p] for p in parts])[None]
+    lse = torch.stack([score[p].logsumexp(0) for p in parts])[None] / torch.tensor(2).log()
+    merge = torch.tensor([[0, 2, 2, 1]], dtype=torch.int32)
+    got = merge_partials_ref(o, lse, merge, 1, torch.empty(1, 1, 5, dtype=torch.float64))
+    torch.testing.assert_close(got[0, 0], torch.softmax(score, 0) @ v)
+
+
+def test_merge_partials_op():
+    case = merge_case(3)
+    case = case | {name: case[name].nan_to_num() for name in ("o", "lse", "out")}
+    torch.library.opcheck(torch.ops.csd.merge_partials.default, tuple(case.values()))
+
+
+@pytest.mark.parametrize(
+    "name,value,message",
+    [
+        ("out", torch.zeros(4, 5, 24), r"H a multiple of K, got \(2, 400, 24\) and \(4, 5, 24\)"),
+        ("lse", torch.zeros(2, 40), r"lse must have shape \(2, 400\), got \(2, 40\)"),
+        ("merge", torch.zeros(3, 4), r"merge must have shape \(4, 4\), got \(3, 4\)"),
+        ("out", torch.zeros(4, 24, 6).mT, "out must be contiguous, got strides"),
+    ],
+)
+def test_merge_partials_errors(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        merge_partials(**(merge_case(3) | {name: value}))
