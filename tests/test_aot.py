@@ -6,7 +6,11 @@ from csd.kernels.aot import SHAPES, TARGETS
 
 @pytest.fixture(scope="module")
 def rows():
-    return run([(target, "bf16", shape.name) for target in TARGETS for shape in SHAPES])
+    tasks = [("sm_90", "bf16", shape.name) for shape in SHAPES]
+    # one shape a head size is enough for the targets that nobody measures
+    others = [t for t in TARGETS if t != "sm_90"]
+    tasks += [(target, "bf16", SHAPES[i].name) for target in others for i in (0, 2)]
+    return run(tasks)
 
 
 def test_kernels_compile_fit_and_do_not_spill(rows):
