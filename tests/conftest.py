@@ -28,3 +28,12 @@ def checkpoint(tmp_path_factory):
     import checkpoints
 
     return checkpoints.Cache(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """An engine with SmolLM2-135M-Instruct in float32."""
+    import csd
+    from csd.models.demo import smollm2_path
+
+    return csd.Engine(smollm2_path())

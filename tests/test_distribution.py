@@ -1,0 +1,164 @@
+"""The joint law of samples, by counting: three tokens, three positions, two samples, 729 cells."""
+
+import math
+import os
+
+import pytest
+import torch
+from scripted import LastToken, engine
+
+import csd
+from csd.kernels import verify as verify_file
+from csd.kernels.noise import philox_words_ref
+
+# `make test-long` asks for 20,000
+REPLICATES = int(os.environ.get("CSD_REPLICATES", 2_000))
+TOKENS, POSITIONS = 3, 3
+# prompts are three letters of their own, which the target ignores
+LETTERS = 28
+VOCAB = TOKENS + LETTERS
+
+# [position, last token, next token]: rows that differ, so that a wrong context shows
+LAW = torch.tensor(
+    [
+        [[0.5, 0.3, 0.2]] * 3,
+        [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]],
+        [[0.2, 0.2, 0.6], [0.8, 0.1, 0.1], [0.3, 0.4, 0.3]],
+    ],
+    dtype=torch.float64,
+)
+
+
+def logits_of(token, position):
+    logits = torch.full((token.shape[0], VOCAB), -torch.inf, dtype=torch.float64)
+    place = (position - 2).clamp(0, POSITIONS - 1)
+    logits[:, :TOKENS] = LAW[place, token.clamp(max=TOKENS - 1)].log()
+    return logits
+
+
+def prompts():
+    ids = torch.cartesian_prod(*[torch.arange(TOKENS, VOCAB)] * 3)[:REPLICATES]
+    return ids.tolist()
+
+
+def cell_probabilities():
+    one = torch.einsum("a,ab,abc->abc", LAW[0, 0], LAW[1], LAW[2][None].expand(3, 3, 3))
+    one = one.flatten()
+    return torch.outer(one, one).flatten()
+
+
+def counts(max_slots):
+    e = engine(LastToken(logits_of, VOCAB), max_slots=max_slots)
+    results = csd.generate(
+        e, prompts(), num_samples=2, seed=20240, max_new_tokens=POSITIONS, budget=6
+    )
+    cells = torch.tensor([r.tokens for r in results])
+    code = (cells * torch.tensor([9, 3, 1])).sum(-1)
+    accepted = sum(r.stats.nodes_accepted for r in results)
+    return torch.bincount(code[:, 0] * 27 + code[:, 1], minlength=729), accepted
+
+
+def p_value(observed):
+    """Chi-square with cells of expectation below 5 pooled; Wilson and Hilferty's approximation."""
+    expected = cell_probabilities() * REPLICATES
+    small = expected < 5
+    observed = torch.cat([observed[~small], observed[small].sum()[None]]).double()
+    expected = torch.cat([expected[~small], expected[small].sum()[None]])
+    chi2 = float(((observed - expected) ** 2 / expected).sum())
+    k = len(expected) - 1
+    z = ((chi2 / k) ** (1 / 3) - (1 - 2 / (9 * k))) / math.sqrt(2 / (9 * k))
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def equal_share(observed):
+    """Share of replicates with two equal samples, and its standard score."""
+    one = cell_probabilities().view(27, 27).diagonal().sqrt()
+    p = float((one**2).sum())
+    share = float(observed.view(27, 27).diagonal().sum()) / REPLICATES
+    return share, (share - p) / math.sqrt(p * (1 - p) / REPLICATES)
+
+
+@pytest.mark.parametrize("max_slots", [1, 2])
+def test_joint_law(max_slots):
+    observed, accepted = counts(max_slots)
+    assert accepted > REPLICATES / 10
+    assert p_value(observed) > 1e-4
+    assert abs(equal_share(observed)[1]) < 4
+
+
+def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
+    """min(1, q / q_sibling) keeps each sample's law and makes the two of them copies."""
+    right = verify_file.verify_ref
+
+    def copying(logits, pool, slots):
+        # of a root's children the likeliest draft is taken as if it had been drawn for this slot
+        verdict = right(logits, pool, slots)
+        child = (pool.depth > 0) & (pool.source == 2)
+        parent = pool.parent.clamp(min=0).long()
+        for row in child.nonzero()[:, 0].tolist():
+            verdict.sample[parent[row]] = pool.token[row]
+        descend = verify_file._descend(verdict.sample, pool, slots)
+        verdict.accept_row, verdict.accept_count, verdict.finish = descend
+        return verdict
+
+    monkeypatch.setattr(verify_file, "verify_ref", copying)
+    observed, _ = counts(max_slots=1)
+    share, score = equal_share(observed)
+    assert score > 20
+    assert p_value(observed) < 1e-10
+
+
+def words_of(monkeypatch, script):
+    """Replace the words of given (token, stream) by scripted ones."""
+
+    def philox(key, token, position, sample, stream):
+        words = philox_words_ref(key, token, position, sample, stream)
+        for (t, s), word in script.items():
+            if s == stream:
+                words = torch.where(token == t, word, words)
+        return words
+
+    monkeypatch.setattr(verify_file, "philox_words_ref", philox)
+
+
+def draw(logits, **options):
+    e = engine(LastToken(lambda t, p: logits.expand(t.shape[0], -1), len(logits)))
+    return csd.generate(e, [0], max_new_tokens=1, seed=0, budget=0, **options)
+
+
+def rare_logits(probability):
+    return torch.tensor([math.log(1 - probability), math.log(probability)], dtype=torch.float64)
+
+
+def test_a_token_of_probability_1e_7_can_be_drawn(monkeypatch):
+    """It lies in the rest; its word is small enough once in 10^7 draws, and word 0 is."""
+    words_of(monkeypatch, {(2, 0): 0, (0, 0): 2**31})
+    assert draw(rare_logits(1e-7)).tokens == [[1]]
+    # P(rest wins) = 1e-7: at the common token's median it needs a word below 1e-7 ln 2 2^32
+    bound = round(1e-7 * math.log(2) * 2**32)
+    words_of(monkeypatch, {(2, 0): bound - 2, (0, 0): 2**31})
+    assert draw(rare_logits(1e-7)).tokens == [[1]]
+    words_of(monkeypatch, {(2, 0): bound + 2, (0, 0): 2**31})
+    assert draw(rare_logits(1e-7)).tokens == [[0]]
+
+
+@pytest.mark.parametrize("word", [0, 2**32 - 128, 2**32 - 1])
+def test_extreme_words_draw_a_token(monkeypatch, word):
+    """Every Gumbel is finite, so some token wins and its log-probability is finite."""
+    words_of(monkeypatch, {(0, 0): word, (1, 0): word})
+    out = draw(torch.tensor([0.0, 0.0], dtype=torch.float64))
+    assert out.tokens == [[0]]
+    assert math.isfinite(out.logprobs[0][0])
+
+
+@pytest.mark.parametrize(
+    ("word", "token"), [(0, 1), (2**30, 1), (2**31 + 10, 3), (2**32 - 1, 4)], ids=str
+)
+def test_the_rest_is_resolved_in_token_order(monkeypatch, word, token):
+    """Head: token 0. Rest: 1, 3, 4 with masses 2, 1, 1; token 2 cannot be drawn."""
+    logits = torch.tensor([0.0, -20 + math.log(2), -torch.inf, -20, -20], dtype=torch.float64)
+    words_of(monkeypatch, {(5, 0): 0, (0, 0): 2**32 - 1, (0, 1): word})
+    out = draw(logits)
+    assert out.tokens == [[token]]
+    p = logits.softmax(0)[token]
+    assert out.logprobs[0][0] == pytest.approx(float(p.log()), abs=1e-9)
