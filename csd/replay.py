@@ -15,7 +15,7 @@ unknown probability have g_t = h_t.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -65,10 +65,13 @@ def read_traces(path) -> Iterator[Trace]:
 class Replayed:
     """What one replay came to, over all its steps."""
 
+    problem: int | str = 0
     tokens: int = 0  # committed
     sample_steps: int = 0  # live samples, summed over steps
     steps: int = 0  # until the last sample ended
+    plain_steps: int = 0  # the same without speculation
     nodes: int = 0  # drafted
+    rows: list[tuple[int, int]] = field(default_factory=list)  # a step's (live samples, nodes)
     sources: list[int] = field(default_factory=lambda: [0] * 4)  # committed tokens by node source
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
@@ -77,6 +80,11 @@ class Replayed:
     def tau(self) -> float:
         """Tokens committed per sample and step."""
         return self.tokens / max(self.sample_steps, 1)
+
+    @property
+    def seconds(self) -> float:
+        """The drafter's share of a step."""
+        return (self.propose_seconds + self.insert_seconds) / max(self.steps, 1)
 
 
 class Recording:
@@ -136,8 +144,7 @@ class Recording:
         slots.context[:, : tail.shape[0]] = tail
         # a drafter does not know where samples end, only the longest
         slots.max_new.fill_(T)
-        # without the target's probabilities there is no noise to couple to
-        slots.temperature.fill_(self.temperature if self.has_top else 0)
+        slots.temperature.fill_(self.temperature)
         slots.prompt_len[0] = len(self.prompt) - 1
         slots.group_key[0] = 1
         return slots
@@ -157,11 +164,11 @@ class Recording:
         accept_row[s[row], pool.depth[row].long()] = row.int()
         left = self.length - slots.generated
         count = torch.minimum((accept_row >= 0).sum(1), left).clamp(min=0)
-        zeros = torch.zeros(pool.rows)
+        drawn = torch.where(path, self._log_drawn[s, i], 0).float()
         return Verdict(
             sample=torch.where(path, self.token[s, i], -1),
-            logprob=zeros,
-            raw_logprob=zeros,
+            logprob=drawn,
+            raw_logprob=drawn,
             top_token=torch.where(path[:, None], self.top_token[s, i], -1),
             top_prob=torch.where(path[:, None], self.top_prob[s, i], 0),
             accept_row=accept_row,
@@ -171,16 +178,31 @@ class Recording:
         )
 
 
-def replay(trace: Trace, drafter, samples: int, nodes: int, share: bool = False, seed: int = 0):
+def replay(
+    trace: Trace,
+    drafter,
+    samples: int,
+    nodes: int,
+    *,
+    share: bool = False,
+    coupled: bool = True,
+    noise: Callable | None = None,
+    seed: int = 0,
+) -> Replayed:
     """Advance `samples` samples together with `nodes` drafted tokens a live sample and step.
 
     drafter: what an engine takes (start, propose, insert), without any text in it. share: the
-    samples that ended leave their nodes to the others.
+    samples that ended leave their nodes to the others. coupled: where the trace has `top`, drafts
+    may use the noise that led to the recording, drawn with `seed`, or `noise` in its place.
     """
     recording = Recording(trace, samples, seed)
     slots = recording.slots(drafter.context)
-    noise = recording.noise if recording.has_top else None
-    result = Replayed()
+    if noise is None and recording.has_top:
+        noise = recording.noise
+    if noise is None or not coupled:
+        # a drafter couples to nothing where sampling is greedy
+        slots.temperature.fill_(0)
+    result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))
     drafter.start(1, trace.prompt, slots)
     while live := int(slots.live.sum()):
         budget = nodes * (slots.count if share else live)
@@ -192,10 +214,12 @@ def replay(trace: Trace, drafter, samples: int, nodes: int, share: bool = False,
         row = verdict.accept_row[:, 1:][place < verdict.accept_count[:, None]].long()
         for source in pool.source[row].tolist():
             result.sources[source] += 1
+        drafted = int((pool.depth > 0).sum())
         result.tokens += int(verdict.accept_count.sum())
         result.sample_steps += live
         result.steps += 1
-        result.nodes += int((pool.depth > 0).sum())
+        result.nodes += drafted
+        result.rows.append((live, drafted))
         advance_slots_ref(slots, verdict)
         start = time.perf_counter()
         drafter.insert(pool, slots, verdict)
