@@ -37,3 +37,14 @@ def smollm2():
     from csd.models.demo import smollm2_path
 
     return csd.Engine(smollm2_path())
+
+
+@pytest.fixture(scope="session")
+def smollm2_module():
+    """SmolLM2-135M-Instruct as transformers loads it, in float32."""
+    import transformers
+
+    from csd.models.demo import smollm2_path
+
+    folder, _, name = smollm2_path().rpartition("/")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_SUPPORTED = "supported are Llama 2/3, Mistral, Qwen2/2.5 and Qwen3 (dense)"
+SUPPORTED = "supported are Llama 2/3, Mistral, Qwen2/2.5 and Qwen3 (dense)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class ModelConfig:
         """Raises ValueError naming what the model has that csd does not run."""
         family = getattr(config, "model_type", None)
         if getattr(config, "is_encoder_decoder", False):
-            raise ValueError(f"{family!r} is an encoder-decoder; csd runs decoders: {_SUPPORTED}")
+            raise ValueError(f"{family!r} is an encoder-decoder; csd runs decoders: {SUPPORTED}")
         if family not in FAMILIES:
-            raise ValueError(f"model type {family!r} is not supported; {_SUPPORTED}")
+            raise ValueError(f"model type {family!r} is not supported; {SUPPORTED}")
         if not _dequantised(getattr(config, "quantization_config", None)):
             raise ValueError(
                 "quantised weights are not supported; load the model in bfloat16, float16 or "
@@ -80,7 +80,7 @@ def _dequantised(quantization) -> bool:
 def _refuse(config, name, allowed) -> None:
     value = getattr(config, name, allowed[0])
     if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not supported, only {allowed[0]!r}; {_SUPPORTED}")
+        raise ValueError(f"{name}={value!r} is not supported, only {allowed[0]!r}; {SUPPORTED}")
 
 
 def _no_window(config) -> None:

@@ -41,9 +41,7 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.cos, self.sin = rope_tables(
-            config, config.context, embedding.dtype, embedding.device
-        )
+        self.cos, self.sin = rope_tables(config, config.context, embedding.dtype, embedding.device)
 
     @torch.no_grad()
     def forward(

@@ -11,14 +11,23 @@ from torch import nn
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder, Layer
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
 
 def fuse(model: nn.Module) -> Decoder:
     """Fuse `model` in place, layer by layer, and return the decoder over its weights.
 
-    Raises ValueError or TypeError for modules whose weights are not plain local tensors.
+    A model that is fused already keeps its memory. Raises ValueError or TypeError for what csd does
+    not run and for weights that are not plain local tensors.
     """
     _refuse_wrapped(model)
+    if not hasattr(model, "config"):
+        raise TypeError(f"{type(model).__name__} is not a transformers model: it has no config")
     config = ModelConfig.from_transformers(model.config)
+    if not hasattr(model, "lm_head"):
+        raise TypeError(
+            f"{type(model).__name__} has no lm_head; load the model with AutoModelForCausalLM"
+        )
     _refuse_weights(model)
     inner = model.model
     layers = [_fuse_layer(config, layer) for layer in inner.layers]
@@ -31,6 +40,8 @@ def is_fused(model: nn.Module, decoder: Decoder) -> bool:
     """Whether the module's weights still are the decoder's: not after `model.to()` or a load
     that replaced tensors. Compares addresses only."""
     inner = model.model
+    if len(inner.layers) != len(decoder.layers):
+        return False
     pairs = [
         (inner.embed_tokens.weight, decoder.embedding),
         (inner.norm.weight, decoder.norm),
@@ -85,10 +96,27 @@ def _fuse_layer(config: ModelConfig, layer: nn.Module) -> Layer:
 def _join(modules, name: str) -> torch.Tensor:
     """One tensor of the modules' parameters, which become views of it."""
     params = [getattr(m, name) for m in modules]
+    rows = [p.shape[0] for p in params]
+    whole = _joined(params, sum(rows))
+    if whole is not None:
+        return whole
     fused = torch.cat([p.data for p in params])
-    for param, view in zip(params, fused.split([p.shape[0] for p in params]), strict=True):
+    for param, view in zip(params, fused.split(rows), strict=True):
         param.data = view
     return fused
+
+
+def _joined(params: list[nn.Parameter], rows: int) -> torch.Tensor | None:
+    """The one tensor that the parameters are consecutive views of, if an earlier call made it so:
+    two engines on one model share its memory."""
+    first, end = params[0].data, params[0].data_ptr()
+    for p in params:
+        same = p.data.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or not p.is_contiguous() or p.data_ptr() != end:
+            return None
+        end += p.numel() * p.element_size()
+    shape = (rows, *first.shape[1:])
+    return first.as_strided(shape, first.stride(), first.storage_offset())
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -113,19 +141,22 @@ def _refuse_weights(model: nn.Module) -> None:
                 f"{name} is a {type(module).__name__}, not a plain Linear: quantised or wrapped "
                 "weights are not supported; load the model in bfloat16, float16 or float32"
             )
-    devices = set()
     for name, param in model.named_parameters():
-        if type(param.data).__name__ == "DTensor" or type(param).__name__ == "DTensor":
-            raise TypeError(f"{name} is a DTensor; pass a model with plain local weights")
         if param.is_meta:
             raise TypeError(
                 f"{name} has no data here (offloaded or not loaded); load the whole model on one "
                 "device"
             )
-        if not param.is_floating_point():
+        if type(param.data) is not torch.Tensor:
+            raise TypeError(
+                f"{name} is a {type(param.data).__name__}; pass a model with plain local weights"
+            )
+        if param.dtype not in DTYPES:
             raise TypeError(f"{name} has dtype {param.dtype}: quantised weights are not supported")
-        devices.add(param.device)
-    if len(devices) > 1:
-        raise TypeError(
-            f"the weights lie on {sorted(map(str, devices))}; load the model on one device"
-        )
+    for what in ("device", "dtype"):
+        found = sorted({str(getattr(p, what)) for p in model.parameters()})
+        if len(found) > 1:
+            raise TypeError(
+                f"the weights have more than one {what}: {', '.join(found)}; load the model on one "
+                "device and in one dtype"
+            )

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from csd.models.config import ModelConfig
+from csd.models.config import SUPPORTED, ModelConfig
 from csd.models.decoder import Decoder
-from csd.models.fuse import fuse, is_fused
+from csd.models.fuse import DTYPES, fuse, is_fused
 
 
 @dataclass
@@ -51,47 +51,49 @@ def load(model, *, dtype=None, device=None, revision=None, tokenizer=None) -> Lo
     """
     if isinstance(model, Loaded):
         return model
-    if isinstance(model, Decoder):
-        weights = model.embedding
-        return Loaded(model, model.config, tokenizer, None, weights.device, weights.dtype)
-    if isinstance(model, nn.Module):
-        return _from_module(model, dtype, device, tokenizer)
     if isinstance(model, str | os.PathLike):
         return _from_path(os.fspath(model), dtype, device, revision, tokenizer)
-    raise TypeError(
-        "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
-        f"csd.Engine, got {type(model).__name__}"
-    )
-
-
-def _from_module(model, dtype, device, tokenizer) -> Loaded:
-    if not hasattr(model, "config"):
-        raise TypeError(f"{type(model).__name__} is not a transformers model: it has no config")
-    if dtype is not None or device is not None:
-        raise ValueError("dtype and device belong to the model: convert it with model.to() first")
+    if not isinstance(model, nn.Module | Decoder):
+        raise TypeError(
+            "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
+            f"csd.Engine, got {type(model).__name__}"
+        )
+    for name, value in (("dtype", dtype), ("device", device), ("revision", revision)):
+        if value is not None:
+            raise ValueError(f"{name} belongs to the model that is passed, got {value!r}")
+    if isinstance(model, Decoder):
+        return _loaded(model, tokenizer)
     decoder = fuse(model)
+    if tokenizer is None:
+        tokenizer = _tokenizer_of(model)
+    return _loaded(decoder, tokenizer, model.generation_config, weakref.ref(model))
+
+
+def _loaded(decoder: Decoder, tokenizer, generation_config=None, module=None) -> Loaded:
     weights = decoder.embedding
     return Loaded(
         decoder,
         decoder.config,
-        tokenizer if tokenizer is not None else _tokenizer_of(model),
-        model.generation_config,
+        tokenizer,
+        generation_config,
         weights.device,
         weights.dtype,
-        weakref.ref(model),
+        module,
     )
 
 
 def _tokenizer_of(model):
-    """The tokenizer in the folder the model was loaded from, if it came from one."""
-    folder = getattr(model.config, "_name_or_path", None)
-    return _tokenizer(folder, {}) if folder and os.path.isdir(folder) else None
+    """The tokenizer where the model came from: its folder, or the hub's files on this machine."""
+    place = getattr(model.config, "_name_or_path", None)
+    return _tokenizer(place, {"local_files_only": True}) if place else None
 
 
 def _from_path(name: str, dtype, device, revision, tokenizer) -> Loaded:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(device)
+    if dtype is None:
+        dtype = "auto" if device.type == "cuda" else torch.float32
+    elif dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     place, options = name, {}
     if name.endswith(".gguf"):
         place, options["gguf_file"] = _gguf(name)
@@ -101,25 +103,60 @@ def _from_path(name: str, dtype, device, revision, tokenizer) -> Loaded:
         raise ValueError(f"{name} is a file, but not a GGUF file or a model's folder")
     else:
         options["revision"] = revision or "main"
-    if dtype is None:
-        dtype = "auto" if device.type == "cuda" else torch.float32
-    try:
-        config = AutoConfig.from_pretrained(place, **options)
-        # refuse before gigabytes are read
-        ModelConfig.from_transformers(config)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
-    except OSError as error:
-        raise ValueError(
-            f"{name!r} is neither a local model folder nor a model that could be had from the "
-            f"hub: {error}"
-        ) from error
+    if revision is not None and "revision" not in options:
+        raise ValueError(f"revision is for hub names, and {name} is a local path")
+    model = _read(name, place, dtype, options)
     decoder = fuse(model.to(device))
     if tokenizer is None:
         tokenizer = _tokenizer(place, options)
-    weights = decoder.embedding
-    return Loaded(
-        decoder, decoder.config, tokenizer, model.generation_config, weights.device, weights.dtype
+    return _loaded(decoder, tokenizer, model.generation_config)
+
+
+def _read(name: str, place: str, dtype, options: dict):
+    """The transformers model. What csd cannot run is refused before gigabytes are read."""
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(place, **options)
+    except ValueError as error:
+        raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {error}") from error
+    except OSError as error:
+        raise ValueError(_no_model(name, error)) from error
+    ModelConfig.from_transformers(config)
+    try:
+        model, seen = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=dtype, output_loading_info=True, **options
+        )
+    except (OSError, SafetensorError) as error:
+        raise ValueError(_no_model(name, error)) from error
+    # transformers would go on with random weights
+    if seen["missing_keys"]:
+        raise ValueError(
+            f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
+        )
+    return model
+
+
+def _no_model(name: str, error: Exception) -> str:
+    if os.path.exists(name):
+        return f"{name!r} cannot be loaded: {error}"
+    return (
+        f"{name!r} is neither a local model folder nor a model that could be had from the hub: "
+        f"{error}"
     )
+
+
+def _device(device) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    # torch raises what its back ends raise
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"device {device!r} cannot be used here: {error}") from error
+    return found
 
 
 def _gguf(name: str) -> tuple[str, str]:
