@@ -1,9 +1,9 @@
 """Replay traces with several drafters: tokens a step, nodes, microseconds, where tokens came from.
 
-python -m bench.replay TRACES --drafters consensus prompt-lookup --samples 8 16 --nodes 4 16 --json F
+python -m bench.replay TRACES --drafters consensus prompt-lookup --samples 8 --nodes 4 16 --json F
 
-Samples of a problem advance together; a step drafts at most `nodes` tokens a live sample, roots not
-counted. tau is tokens committed per sample and step, with the 95% interval of a bootstrap over
+Samples of a problem advance together; a step drafts at most `nodes` tokens a live sample, without
+the roots. tau is tokens committed per sample and step, with the 95% interval of a bootstrap over
 problems; the ratio to the best other drafter has its own, over the same problems.
 """
 
@@ -41,9 +41,7 @@ def run(name, traces, samples, nodes, share=False, seed=0) -> list[Replayed]:
         if name == "consensus-counts":
             trace = Trace(trace.problem, trace.prompt, trace.samples, trace.temperature, None)
         coupled = name not in ABLATIONS
-        out.append(
-            replay(trace, drafter, samples, nodes, share=share, coupled=coupled, seed=seed)
-        )
+        out.append(replay(trace, drafter, samples, nodes, share=share, coupled=coupled, seed=seed))
     return out
 
 
@@ -117,14 +115,20 @@ def table(rows: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="+")
-    parser.add_argument("--drafters", nargs="+", default=["consensus", "prompt-lookup"],
-                        choices=[*DRAFTERS, *ABLATIONS, *RIVALS], metavar="NAME")
+    parser.add_argument(
+        "--drafters",
+        nargs="+",
+        default=["consensus", "prompt-lookup"],
+        choices=[*DRAFTERS, *ABLATIONS, *RIVALS],
+        metavar="NAME",
+    )
     parser.add_argument("--samples", type=int, nargs="+", default=[8])
     parser.add_argument("--nodes", type=int, nargs="+", default=[16])
     parser.add_argument("--problems", type=int, help="the first so many of each file")
     parser.add_argument("--skip", type=int, default=0, help="without these first ones")
-    parser.add_argument("--share", action="store_true",
-                        help="samples that ended leave their nodes to the others")
+    parser.add_argument(
+        "--share", action="store_true", help="samples that ended leave their nodes to the others"
+    )
     parser.add_argument("--without-top", action="store_true", help="ignore recorded probabilities")
     parser.add_argument("--seed", type=int, default=0, help="of the posterior noise")
     parser.add_argument("--json")
@@ -152,9 +156,7 @@ def main() -> None:
                     row = {"trace": Path(path).stem} | summary(name, results, samples, nodes)
                     if name == "consensus" and others:
                         row |= against(results, others)
-                    row["by_problem"] = [
-                        asdict(r) | {"rows": len(r.rows)} for r in results
-                    ]
+                    row["by_problem"] = [asdict(r) | {"rows": len(r.rows)} for r in results]
                     rows.append(row)
                 print(table(rows[-len(found) :]), flush=True)
     result = {"share": args.share, "seed": args.seed, "seconds": time.time() - start}
