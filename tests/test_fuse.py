@@ -1,0 +1,306 @@
+"""A model that csd has fused: one copy of the weights, and still the user's own module."""
+
+import gc
+import weakref
+from pathlib import Path
+
+import checkpoints
+import pytest
+import torch
+from dense import Dense, some_tokens, their_logits
+
+import csd
+from csd.generate import engine_for
+from csd.models.fuse import is_fused
+from csd.models.load import load
+
+FAMILY = pytest.mark.parametrize("family", checkpoints.FAMILIES)
+TIED = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+TOKENS = some_tokens(24)
+
+
+def tensors(decoder) -> list[torch.Tensor]:
+    """The decoder's weights."""
+    found = [decoder.embedding, decoder.norm, decoder.head]
+    for layer in decoder.layers:
+        found += [x for x in map(layer.__getattribute__, layer.__slots__) if x is not None]
+    return found
+
+
+def storages(found) -> dict[int, int]:
+    """Bytes by the address of the memory that the tensors lie in."""
+    return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}
+
+
+def assert_same(decoder, model, tolerance=1e-9) -> torch.Tensor:
+    """csd's logits are the module's. Returns them."""
+    want = their_logits(model, TOKENS)
+    assert (Dense(decoder).logits(TOKENS) - want).abs().max() <= tolerance
+    return want
+
+
+def perturb(model) -> None:
+    """Other weights, in place."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn(param.shape, generator=generator).to(param.dtype) * 0.2)
+
+
+def greedy(model, prompt: list[int], count: int) -> list[int]:
+    """The plain loop."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(their_logits(model, torch.tensor(tokens))[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def generated(model) -> list[int]:
+    result = csd.generate(model, [5, 6, 7], temperature=0, max_new_tokens=8, ignore_eos=True)
+    return result[0].tokens
+
+
+@pytest.fixture
+def model():
+    yield checkpoints.build("qwen2", dtype=torch.float64)
+    csd.release()
+
+
+@TIED
+@FAMILY
+def test_one_copy(family, tied):
+    """Everything the decoder reads is the module's memory, and the parameters are as they were."""
+    model = checkpoints.build(family, tied=tied, dtype=torch.float64)
+    before = {name: (id(p), p.clone()) for name, p in model.named_parameters()}
+    size = sum(p.nbytes for p in model.parameters())
+    decoder = load(model).decoder
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    for name, p in after.items():
+        assert id(p) == before[name][0], name
+        assert torch.equal(p, before[name][1]) and p.requires_grad, name
+    ours = storages(tensors(decoder))
+    assert ours == storages(after.values())
+    assert sum(ours.values()) == size
+    assert is_fused(model, decoder)
+
+
+@FAMILY
+def test_every_weight_is_shared(family):
+    """A change of any one parameter reaches the decoder."""
+    model = checkpoints.build(family, dtype=torch.float64)
+    decoder = load(model).decoder
+    logits = assert_same(decoder, model)
+    for name, param in model.named_parameters():
+        param.data.mul_(1.01).add_(0.01)
+        after = assert_same(decoder, model)
+        assert (after - logits).abs().max() > 1e-6, name
+        logits = after
+
+
+def test_an_optimiser_made_before_moves_the_decoder(model):
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loaded = load(model)
+    before = assert_same(loaded.decoder, model)
+    for _ in range(2):
+        optimiser.zero_grad()
+        model(TOKENS[None], labels=TOKENS[None]).loss.backward()
+        optimiser.step()
+    assert not loaded.refresh()
+    after = assert_same(loaded.decoder, model)
+    assert (after - before).abs().max() > 0.1
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@TIED
+@FAMILY
+def test_save_pretrained_writes_the_same_model(tmp_path, family, tied):
+    model = checkpoints.build(family, tied=tied)
+    model.save_pretrained(tmp_path / "before")
+    decoder = load(model).decoder
+    model.save_pretrained(tmp_path / "after")
+    files = [tmp_path / when / "model.safetensors" for when in ("before", "after")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    again = load(tmp_path / "after")
+    assert torch.equal(Dense(again.decoder).logits(TOKENS), Dense(decoder).logits(TOKENS))
+
+
+def test_a_state_dict_round_trips(tmp_path, model):
+    decoder = load(model).decoder
+    want = assert_same(decoder, model)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    size = sum(p.nbytes for p in model.parameters())
+    assert Path(tmp_path / "weights.pt").stat().st_size < 1.5 * size
+    saved = torch.load(tmp_path / "weights.pt")
+    perturb(model)
+    assert not torch.equal(assert_same(decoder, model), want)
+    # without assign=True tensors stay where they are
+    model.load_state_dict(saved)
+    assert is_fused(model, decoder)
+    assert torch.equal(assert_same(decoder, model), want)
+
+
+def to_other_dtype(model):
+    model.to(torch.float32)
+
+
+def to_and_back(model):
+    model.to(torch.float32)
+    model.to(torch.float64)
+
+
+def assign_other_weights(model):
+    other = checkpoints.build("qwen2", dtype=torch.float64, seed=9)
+    model.load_state_dict(other.state_dict(), assign=True)
+
+
+def assign_one_matrix(model):
+    proj = model.model.layers[1].self_attn.v_proj
+    proj.weight = torch.nn.Parameter(proj.weight.data.flip(0).clone())
+
+
+def assign_one_bias(model):
+    proj = model.model.layers[2].self_attn.k_proj
+    proj.bias.data = proj.bias.data + 1
+
+
+def assign_a_norm(model):
+    model.model.layers[0].post_attention_layernorm.weight.data = torch.full((48,), 0.5).double()
+
+
+def assign_the_head(model):
+    model.lm_head.weight.data = model.lm_head.weight.data.flip(0).clone()
+
+
+def grow_the_vocabulary(model):
+    model.resize_token_embeddings(checkpoints.VOCAB + 6, mean_resizing=False)
+
+
+def drop_a_layer(model):
+    del model.model.layers[-1]
+    model.config.num_hidden_layers -= 1
+
+
+REPLACED = [
+    to_other_dtype,
+    to_and_back,
+    assign_other_weights,
+    assign_one_matrix,
+    assign_one_bias,
+    assign_a_norm,
+    assign_the_head,
+    grow_the_vocabulary,
+    drop_a_layer,
+]
+
+
+@pytest.mark.parametrize("change", REPLACED, ids=lambda f: f.__name__)
+def test_replaced_weights_are_noticed(model, change):
+    loaded = load(model)
+    assert not loaded.refresh()
+    change(model)
+    assert loaded.refresh()
+    assert not loaded.refresh()
+    dtype = model.lm_head.weight.dtype
+    assert loaded.dtype == loaded.decoder.cos.dtype == dtype
+    assert loaded.config.vocab == model.lm_head.weight.shape[0]
+    assert_same(loaded.decoder, model, 1e-4 if dtype == torch.float32 else 1e-9)
+    # still one copy
+    parameters = list(model.parameters())
+    assert storages(tensors(loaded.decoder)) == storages(parameters)
+    assert sum(storages(parameters).values()) == sum(p.nbytes for p in parameters)
+
+
+def test_two_engines_share_a_model(model):
+    """The second finds the model fused and leaves the first's weights alone."""
+    first, second = load(model), load(model)
+    assert storages(tensors(first.decoder)) == storages(tensors(second.decoder))
+    assert not first.refresh() and not second.refresh()
+    assert torch.equal(first.decoder.layers[1].qkv, second.decoder.layers[1].qkv)
+    perturb(model)
+    assert torch.equal(assert_same(first.decoder, model), assert_same(second.decoder, model))
+
+
+def test_a_loaded_folder_has_no_module(checkpoint):
+    loaded = load(checkpoint("qwen2"))
+    assert loaded.module is None and not loaded.refresh()
+    size = checkpoints.build("qwen2").num_parameters() * 4
+    assert sum(storages(tensors(loaded.decoder)).values()) == size
+
+
+def test_generate_sees_a_change_in_place(model):
+    first = generated(model)
+    engine = engine_for(model)
+    decoder = engine.decoder
+    perturb(model)
+    want = greedy(model, [5, 6, 7], 8)
+    assert want != first
+    assert generated(model) == want
+    assert engine_for(model) is engine and engine.decoder is decoder
+
+
+@pytest.mark.parametrize("change", REPLACED[:7], ids=lambda f: f.__name__)
+def test_generate_gives_the_tokens_of_replaced_weights(model, change):
+    first = generated(model)
+    assert first == greedy(model, [5, 6, 7], 8)
+    engine = engine_for(model)
+    change(model)
+    assert generated(model) == greedy(model, [5, 6, 7], 8)
+    assert engine_for(model) is engine
+
+
+def test_the_generation_config_is_read_at_each_call(model):
+    assert generated(model) == greedy(model, [5, 6, 7], 8)
+    stop = greedy(model, [5, 6, 7], 3)[2]
+    model.generation_config.eos_token_id = [stop]
+    sample = csd.generate(model, [5, 6, 7], temperature=0, max_new_tokens=8)[0]
+    assert sample.finish_reason == "stop" and sample.tokens[-1] == stop
+    assert len(sample.tokens) <= 3
+
+
+def test_the_engine_dies_with_its_model():
+    model = checkpoints.build("llama")
+    generated(model)
+    alive = [weakref.ref(x) for x in (model, engine_for(model), engine_for(model).decoder)]
+    qkv = weakref.ref(engine_for(model).decoder.layers[0].qkv)
+    assert all(ref() is not None for ref in [*alive, qkv])
+    del model
+    gc.collect()
+    assert [ref() for ref in [*alive, qkv]] == [None] * 4
+
+
+def test_an_engine_of_ones_own_does_not_keep_the_module():
+    """It goes on with the weights that it shares."""
+    model = checkpoints.build("llama", dtype=torch.float64)
+    engine = csd.Engine(model)
+    want = greedy(model, [5, 6, 7], 8)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert generated(engine) == want
+
+
+def test_release_drops_the_engines(checkpoint):
+    path = checkpoint("llama")
+    model = checkpoints.build("llama")
+    generated(model)
+    generated(path)
+    engines = [weakref.ref(engine_for(x)) for x in (model, path)]
+    weights = weakref.ref(engines[1]().decoder.layers[0].qkv)
+    csd.release()
+    gc.collect()
+    assert [ref() for ref in [*engines, weights]] == [None] * 3
+    # the user's model is the user's, and both can be used again
+    assert generated(model) == generated(path)
+    csd.release()
+
+
+def test_release_gives_an_engine_its_caches_back(checkpoint):
+    path = checkpoint("llama")
+    with csd.Engine(path) as engine:
+        want = generated(engine)
+        held = weakref.ref(engine._step.cache)
+    gc.collect()
+    assert held() is None
+    assert generated(engine) == want
