@@ -5,6 +5,18 @@ from dataclasses import dataclass
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED = "supported are Llama 2/3, Mistral, Qwen2/2.5 and Qwen3 (dense)"
 
+# what relatives of these families scale or cap with
+_PLAIN = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "num_local_experts",
+    "num_experts",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -43,6 +55,8 @@ class ModelConfig:
         _refuse(config, "mlp_bias", (False, None))
         if family != "qwen2":
             _refuse(config, "attention_bias", (False, None))
+        for name in _PLAIN:
+            _refuse(config, name, (None, 1.0))
         if getattr(config, "pretraining_tp", 1) not in (1, None):
             raise ValueError("pretraining_tp must be 1")
         _no_window(config)
@@ -102,10 +116,14 @@ def _no_window(config) -> None:
 
 def _rope(config) -> tuple[float, tuple | None]:
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    kind = rope.get("rope_type", "default")
+    if "rope_type" not in rope or "rope_theta" not in rope:
+        raise ValueError(
+            f"rope_parameters need rope_type and rope_theta for all layers, got {rope}"
+        )
+    kind = rope["rope_type"]
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor other than 1 is not supported")
-    theta = float(rope.get("rope_theta", 10000.0))
+    theta = float(rope["rope_theta"])
     if kind == "default":
         return theta, None
     if kind == "llama3":

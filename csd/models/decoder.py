@@ -35,13 +35,16 @@ class Decoder:
         layers: list[Layer],
         norm: torch.Tensor,  # [hidden]
         head: torch.Tensor,  # [V, hidden]
+        frequencies: torch.Tensor | None = None,  # [D / 2], the config's when not given
     ):
         self.config = config
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.cos, self.sin = rope_tables(config, config.context, embedding.dtype, embedding.device)
+        self.cos, self.sin = rope_tables(
+            config, config.context, embedding.dtype, embedding.device, frequencies
+        )
 
     @torch.no_grad()
     def forward(

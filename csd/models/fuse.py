@@ -28,12 +28,14 @@ def fuse(model: nn.Module) -> Decoder:
         raise TypeError(
             f"{type(model).__name__} has no lm_head; load the model with AutoModelForCausalLM"
         )
-    _refuse_weights(model)
+    _refuse_weights(model, config)
     inner = model.model
     layers = [_fuse_layer(config, layer) for layer in inner.layers]
     head = model.lm_head.weight.data
     embedding = inner.embed_tokens.weight.data
-    return Decoder(config, embedding, layers, inner.norm.weight.data, head)
+    # the module's own: model.to(bfloat16) rounds them, and its logits with them
+    w = inner.rotary_emb.inv_freq
+    return Decoder(config, embedding, layers, inner.norm.weight.data, head, w)
 
 
 def is_fused(model: nn.Module, decoder: Decoder) -> bool:
@@ -66,7 +68,10 @@ def is_fused(model: nn.Module, decoder: Decoder) -> bool:
                 (attention.k_norm.weight, layer.k_norm),
             ]
     return all(
-        p.data_ptr() == t.data_ptr() and p.dtype == t.dtype and p.device == t.device
+        p.data_ptr() == t.data_ptr()
+        and p.dtype == t.dtype
+        and p.device == t.device
+        and p.stride() == t.stride()
         for p, t in pairs
     )
 
@@ -134,13 +139,19 @@ def _refuse_wrapped(model: nn.Module) -> None:
         raise TypeError("pass the wrapped model itself: model.module")
 
 
-def _refuse_weights(model: nn.Module) -> None:
+def _refuse_weights(model: nn.Module, config: ModelConfig) -> None:
     for name, module in model.named_modules():
-        if name.endswith("_proj") and type(module) is not nn.Linear:
+        if not name.endswith(("_proj", "lm_head")):
+            continue
+        if type(module) is not nn.Linear:
             raise TypeError(
                 f"{name} is a {type(module).__name__}, not a plain Linear: quantised or wrapped "
                 "weights are not supported; load the model in bfloat16, float16 or float32"
             )
+    biased = ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ()
+    for name, module in model.named_modules():
+        if getattr(module, "bias", None) is not None and not name.endswith(biased):
+            raise TypeError(f"{name} has a bias, which is not supported for {config.family}")
     for name, param in model.named_parameters():
         if param.is_meta:
             raise TypeError(

@@ -179,9 +179,23 @@ def _check_folder(name: str) -> None:
         raise ValueError(f"{name} is not a model's folder: it has no weights (*.safetensors)")
 
 
+_TOKENIZER_FILES = {
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+}
+
+
 def _tokenizer(place, options):
     from transformers import AutoTokenizer
 
+    # transformers makes an empty tokenizer for some families where there is none
+    local = os.path.isdir(place) and "gguf_file" not in options
+    if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
+        return None
     try:
         return AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError):

@@ -11,11 +11,12 @@ from csd.models.config import ModelConfig
 
 
 def rope_tables(
-    config: ModelConfig, positions: int, dtype: torch.dtype, device
+    config: ModelConfig, positions: int, dtype: torch.dtype, device, frequencies=None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [positions, D]: computed in float32 as transformers does, then cast."""
     angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None]
-    angle = angle * _frequencies(config).to(device)
+    w = _frequencies(config) if frequencies is None else frequencies
+    angle = angle * w.to(device, torch.float32)
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
