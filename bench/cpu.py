@@ -1,0 +1,130 @@
+"""csd on CPU: with speculation, without, and `transformers` generate, alternated in one run.
+
+    python -m bench.cpu [--samples 1 4 8 16] [--pairs 9] [--json FILE]
+
+SmolLM2-135M-Instruct in float32, word problems of our own at temperature 0.7, `--tokens` new tokens
+a sample at most. Each pair draws the same samples with csd and without speculation, in alternating
+order, then `transformers` draws as many in one batch. Reported are medians over the pairs and the
+median of the paired ratios with its bootstrap interval.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+import csd
+from bench.common import bootstrap, finish, machine, table
+from csd.models.demo import smollm2_path
+
+PROBLEMS = [
+    "A baker makes 6 trays of rolls with 12 rolls on each tray. She sells 48 rolls in the morning "
+    "and half of what is left in the afternoon. How many rolls are left?",
+    "Tom walks 3 km to school and 3 km back, five days a week. How far does he walk in 4 weeks?",
+    "A box holds 24 pens. A school buys 15 boxes and gives 9 pens to each of 30 children. How many "
+    "pens remain?",
+    "Lena saves 4 dollars a week. After 10 weeks she buys a book for 13 dollars and a lamp for 18 "
+    "dollars. How much money does she have left?",
+    "A train travels 80 km in the first hour and 20 km more in each following hour than in the one "
+    "before. How far does it go in 4 hours?",
+    "There are 5 shelves with 18 books each. A third of the books are lent out. How many are there?",
+    "A farmer has 14 cows and twice as many sheep. Each sheep gives 3 kg of wool. How much wool is "
+    "that?",
+    "A pool fills at 12 litres a minute and loses 2 litres a minute. How long does it take to hold "
+    "450 litres?",
+    "Mia reads 25 pages a day. Her book has 340 pages and she has read 90. How many days until she "
+    "has finished?",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+
+    engine = csd.Engine(smollm2_path())
+    reference = Transformers(engine.tokenizer)
+    chat = [{"role": "user", "content": PROBLEMS[0]}]
+    csd.generate(engine, chat, num_samples=2, max_new_tokens=8, seed=0)
+    reference.draw(chat, 2, 4, seed=0)
+    rows = []
+    for n in args.samples:
+        rows.append(measure(engine, reference, n, args.pairs, args.tokens))
+        print(table(rows[-1:]), flush=True)
+    print(table(rows))
+    finish({"bench": "cpu", "machine": machine(), "rows": rows}, args.json)
+
+
+def measure(engine, reference, n: int, pairs: int, tokens: int) -> dict:
+    """Tokens per second of the three sides for n samples, over `pairs` problems."""
+    rates = {"csd": [], "plain": [], "transformers": []}
+    taus, equal, drawn = [], 0, 0
+    for i in range(pairs):
+        chat = [{"role": "user", "content": PROBLEMS[i % len(PROBLEMS)]}]
+        sides = [("csd", True), ("plain", False)]
+        outs = {}
+        for name, speculate in sides if i % 2 else sides[::-1]:
+            start = time.perf_counter()
+            outs[name] = csd.generate(
+                engine, chat, num_samples=n, max_new_tokens=tokens, temperature=0.7, seed=i,
+                speculate=speculate,
+            )  # fmt: skip
+            rates[name].append(outs[name].stats.tokens / (time.perf_counter() - start))
+        taus.append(outs["csd"].stats.tokens_per_step)
+        pairs_of = list(zip(outs["csd"].tokens, outs["plain"].tokens, strict=True))
+        equal += sum(a == b for a, b in pairs_of)
+        drawn += len(pairs_of)
+        rates["transformers"].append(reference.draw(chat, n, tokens, seed=i))
+    ratio = [a / b for a, b in zip(rates["csd"], rates["plain"], strict=True)]
+    outside = [a / b for a, b in zip(rates["csd"], rates["transformers"], strict=True)]
+    low, high = bootstrap(ratio)
+    return {
+        "samples": n,
+        "csd tok/s": statistics.median(rates["csd"]),
+        "plain tok/s": statistics.median(rates["plain"]),
+        "transformers tok/s": statistics.median(rates["transformers"]),
+        "tau": statistics.median(taus),
+        "csd/plain": statistics.median(ratio),
+        "low": low,
+        "high": high,
+        "csd/transformers": statistics.median(outside),
+        "equal samples": f"{equal}/{drawn}",
+    }
+
+
+class Transformers:
+    """`generate` of transformers on the same file: one batch of n rows."""
+
+    def __init__(self, tokenizer):
+        from transformers import AutoModelForCausalLM
+
+        folder, name = smollm2_path().rsplit("/", 1)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=torch.float32
+        )
+        self.tokenizer = tokenizer
+
+    def draw(self, chat, n: int, tokens: int, seed: int) -> float:
+        """Tokens per second; a row counts up to its end token."""
+        torch.manual_seed(seed)
+        ids = self.tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        start = time.perf_counter()
+        out = self.model.generate(
+            **ids, num_return_sequences=n, max_new_tokens=tokens, do_sample=True, temperature=0.7,
+            top_k=0,
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        new = out[:, ids["input_ids"].shape[1] :]
+        end = self.model.generation_config.eos_token_id
+        ended = (new == end).int().cumsum(1)
+        return int(((ended - (new == end).int()) == 0).sum()) / seconds
+
+
+if __name__ == "__main__":
+    main()
