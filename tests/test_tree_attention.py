@@ -73,7 +73,7 @@ def within_eager(out, case):
         ((7, 1), 128, torch.float16),
         ((2, 2), 96, torch.float16),
         ((8, 1), 256, torch.float16),
-        ((3, 1), 64, torch.float32),
+        ((3, 1), 8, torch.float32),
         ((4, 2), 256, torch.float32),
     ],
     ids=str,
