@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint bench aot aot-3.6 clean
+.PHONY: install demo test test-long lint bench aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -20,6 +20,9 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest
+
+test-long: install
+	CSD_REPLICATES=20000 $(BIN)/python -m pytest tests/test_distribution.py
 
 lint: install
 	$(BIN)/ruff check .
