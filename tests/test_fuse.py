@@ -7,6 +7,7 @@ from pathlib import Path
 import checkpoints
 import pytest
 import torch
+import transformers
 from dense import Dense, some_tokens, their_logits
 
 import csd
@@ -211,6 +212,45 @@ def test_replaced_weights_are_noticed(model, change):
     assert sum(storages(parameters).values()) == sum(p.nbytes for p in parameters)
 
 
+@FAMILY
+def test_any_replaced_parameter_is_noticed(family):
+    model = checkpoints.build(family, dtype=torch.float64)
+    loaded = load(model)
+    for name, param in model.named_parameters():
+        param.data = param.data.clone()
+        assert loaded.refresh(), name
+        assert not loaded.refresh(), name
+    assert_same(loaded.decoder, model)
+
+
+def other_order(model):
+    """Queries, keys and values in one memory already, but not in the order of the decoder."""
+    for layer in model.model.layers:
+        a = layer.self_attn
+        modules = (a.v_proj, a.q_proj, a.k_proj)
+        whole = torch.cat([m.weight.data for m in modules])
+        for m, view in zip(modules, whole.split([m.out_features for m in modules]), strict=True):
+            m.weight.data = view
+
+
+def columns_first(model):
+    """In the decoder's order, but the square matrix of the queries is stored by columns."""
+    for layer in model.model.layers:
+        a = layer.self_attn
+        modules = (a.q_proj, a.k_proj, a.v_proj)
+        rows = [m.out_features for m in modules]
+        whole = torch.cat([a.q_proj.weight.data.T, a.k_proj.weight.data, a.v_proj.weight.data])
+        for m, view in zip(modules, whole.split(rows), strict=True):
+            m.weight.data = view.T if m is a.q_proj else view
+
+
+@pytest.mark.parametrize("place", [other_order, columns_first], ids=lambda f: f.__name__)
+def test_weights_that_share_memory_otherwise(model, place):
+    want = their_logits(model, TOKENS)
+    place(model)
+    assert (assert_same(load(model).decoder, model) - want).abs().max() < 1e-9
+
+
 def test_two_engines_share_a_model(model):
     """The second finds the model fused and leaves the first's weights alone."""
     first, second = load(model), load(model)
@@ -252,7 +292,7 @@ def test_generate_gives_the_tokens_of_replaced_weights(model, change):
 def test_the_generation_config_is_read_at_each_call(model):
     assert generated(model) == greedy(model, [5, 6, 7], 8)
     stop = greedy(model, [5, 6, 7], 3)[2]
-    model.generation_config.eos_token_id = [stop]
+    model.generation_config = transformers.GenerationConfig(eos_token_id=stop)
     sample = csd.generate(model, [5, 6, 7], temperature=0, max_new_tokens=8)[0]
     assert sample.finish_reason == "stop" and sample.tokens[-1] == stop
     assert len(sample.tokens) <= 3

@@ -31,6 +31,29 @@ def test_load_a_path_object(checkpoint, tmp_path):
     assert load(path).config == loaded.config
 
 
+def test_load_finds_the_tokenizer(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"no": 0, "yes": 1}, unk_token="no"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="no")
+    fast.save_pretrained(tmp_path)
+    checkpoints.make("llama", tmp_path)
+    module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for model in (tmp_path, module):
+        assert load(model).tokenizer("yes no yes")["input_ids"] == [1, 0, 1]
+        assert load(model, tokenizer=fast).tokenizer is fast
+    # for a module that came from the hub, what is on this machine
+    asked = []
+    monkeypatch.setattr(
+        transformers.AutoTokenizer,
+        "from_pretrained",
+        lambda name, **options: asked.append((name, options)),
+    )
+    module.config._name_or_path = "some/model"
+    load(module)
+    assert asked == [("some/model", {"local_files_only": True})]
+
+
 def test_load_keeps_the_dtype_asked_for(checkpoint):
     path = checkpoint("llama", dtype=torch.bfloat16)
     assert load(path).dtype == torch.float32

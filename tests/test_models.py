@@ -101,8 +101,9 @@ def test_config_sizes():
     assert config.rope_scaling == (8.0, 1.0, 4.0, 128) and config.rope_theta == 10000.0
     assert (config.heads, config.kv_heads, config.head_dim) == (4, 1, 8)
     assert not config.qkv_bias and not config.qk_norm
-    assert ModelConfig.from_transformers(checkpoints.config("qwen2")).head_dim == 16
     # what a config leaves out
+    plain = checkpoints.config("qwen2", num_attention_heads=6, num_key_value_heads=2)
+    assert ModelConfig.from_transformers(plain).head_dim == 8
     plain = checkpoints.config("llama", num_key_value_heads=None, head_dim=None)
     config = ModelConfig.from_transformers(plain)
     assert (config.kv_heads, config.head_dim) == (4, 10)
