@@ -4,7 +4,8 @@
 
 Every layer then passes on values of about the size it was given, attention depends on the prefix,
 and the logits of a hidden state, whose mean square the last norm makes 1, have standard deviation
-logit_std: 6 is about as peaked as a real model's.
+logit_std. At 6 the likeliest of 49,152 tokens has a probability of 0.6 on average; SmolLM2 gives
+its likeliest token 0.5 on plain text.
 """
 
 from dataclasses import replace
