@@ -14,6 +14,7 @@ from csd.job import Job, Running
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit import write_prompt
 from csd.kernels.ops import Ops
+from csd.memory import free_bytes, slots_that_fit
 from csd.models.load import Loaded, load
 from csd.pool import MAX_NODES, roots
 from csd.record import Record
@@ -32,7 +33,8 @@ class Engine:
 
     model: a `transformers` model, a local folder, a hub name, a GGUF file, or anything with the
         decoder's interface (`config`, `forward`, `logits`).
-    max_slots: samples in flight at most.
+    max_slots: samples in flight at most; fewer where memory is short.
+    memory: share of the free memory that keys and values may take.
     kernels: "reference" or "triton"; by default the one that fits the device.
     lag: steps the host stays behind the device. Results do not depend on it.
     """
@@ -43,6 +45,7 @@ class Engine:
         *,
         tokenizer=None,
         max_slots: int = 64,
+        memory: float = 0.9,
         device=None,
         dtype: torch.dtype | None = None,
         revision: str | None = None,
@@ -52,10 +55,13 @@ class Engine:
     ):
         if isinstance(max_slots, bool) or not isinstance(max_slots, int) or max_slots < 1:
             raise ValueError(f"max_slots must be a whole number of at least 1, got {max_slots!r}")
+        if not 0 < memory <= 1:
+            raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
         self._take(loaded)
         self.tokenizer = loaded.tokenizer
         self.max_slots = max_slots
+        self.memory = memory
         self.lag = lag
         self._drafter_name = drafter
         self._ops = Ops.choose(kernels, self.device)
@@ -150,6 +156,15 @@ class Engine:
             if fits:
                 return have
             self._step = None
+        slots = slots_that_fit(
+            wanted=slots,
+            groups=groups,
+            slot_pages=slot_pages,
+            prompt_pages=prompt_pages,
+            page_bytes=KVCache.bytes_per_page(self.config, self.dtype),
+            room=int(self.memory * free_bytes(self.device)),
+        )
+        pages = slots * slot_pages + min(slots, groups) * prompt_pages
         self._step = self._allocate(slots, slot_pages, prompt_pages, pages)
         return self._step
 

@@ -1,0 +1,77 @@
+"""The cost model and the choice of pool size, on scripted timings."""
+
+import pytest
+
+from csd.budget import SCORE_ONE, AutoBudget, CostModel, FixedBudget
+
+FLAT = CostModel([1, 64], [1.0, 1.0])
+STEEP = CostModel([1, 2, 64], [1.0, 2.0, 64.0])
+
+
+def scores(*probabilities):
+    from math import log2
+
+    return [round(-log2(p) * SCORE_ONE) for p in probabilities]
+
+
+def test_cost_is_linear_between_sizes_and_beyond():
+    cost = CostModel([1, 4, 8], [10.0, 10.0, 14.0])
+    assert [cost(m) for m in (1, 2, 4, 6, 8, 12)] == [10, 10, 10, 12, 14, 18]
+
+
+def test_more_rows_never_cost_less():
+    assert CostModel([1, 2, 4], [3.0, 2.0, 5.0]).seconds == [3.0, 3.0, 5.0]
+
+
+def test_measure_takes_medians_of_every_size():
+    seen = []
+    cost = CostModel.measure(seen.append, [1, 8], repeats=3)
+    assert sorted(seen) == [1] * 4 + [8] * 4
+    assert len(cost.seconds) == 2
+
+
+@pytest.mark.parametrize(
+    ("cost", "kept"), [(FLAT, 4), (STEEP, 0), (CostModel([1, 64], [10.0, 28.9]), 2)]
+)
+def test_nodes_are_kept_while_they_pay(cost, kept):
+    """At 10 + 0.3 a row, one live slot: 0.9 and 0.4 pay, 0.02 and 0.01 do not."""
+    assert AutoBudget(cost).choose(1, scores(0.02, 0.9, 0.01, 0.4)) == kept
+
+
+def test_drafts_that_keep_failing_count_less():
+    budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
+    for _ in range(60):
+        budget.learn(expected=2.0, accepted=0, propose_seconds=0.0)
+    assert budget.choose(1, scores(0.4, 0.3)) == 0
+
+
+def test_time_spent_on_proposing_counts():
+    budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
+    assert budget.choose(1, scores(0.5)) == 1
+    for _ in range(60):
+        budget.learn(expected=1.0, accepted=1, propose_seconds=9.0)
+    assert budget.choose(1, scores(0.5)) == 0
+
+
+def test_it_rests_where_drafts_do_not_pay_and_looks_again():
+    budget = AutoBudget(STEEP)
+    asked = []
+    for _ in range(80):
+        nodes = budget.ask(1)
+        asked.append(nodes > 0)
+        if nodes:
+            budget.choose(1, scores(0.5))
+    looks = [i for i, a in enumerate(asked) if a]
+    assert looks[:5] == [0, 3, 8, 17, 34]
+    assert asked[34:].count(True) == 3
+
+
+def test_a_fixed_budget_keeps_everything():
+    budget = FixedBudget(12)
+    assert budget.ask(5) == 12
+    assert budget.choose(5, scores(0.1, 0.01)) == 2
+
+
+def test_sizes_and_seconds_must_match():
+    with pytest.raises(ValueError, match="seconds must be one per size"):
+        CostModel([1, 2], [1.0])
