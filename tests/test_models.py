@@ -11,6 +11,7 @@ from dense import OPS, Dense, some_tokens, their_logits
 import csd
 from csd.kernels.rms_norm import rms_norm_ref
 from csd.models.config import ModelConfig
+from csd.models.decoder import Decoder
 from csd.models.load import load
 from csd.models.shapes import SHAPES, random_model
 
@@ -94,6 +95,15 @@ def test_rows_at_any_position(checkpoint, family):
     # keys and values are those of the sequence in order, at every layer
     assert (node_k[:, :12] - seen.kv[0][:, order]).abs().max() < 1e-12
     assert (node_v[:, :12] - seen.kv[1][:, order]).abs().max() < 1e-12
+
+
+@FAMILY
+def test_frequencies_of_a_config(family):
+    """A decoder without a module computes the tables that it would have taken from one."""
+    theirs = load(checkpoints.build(family)).decoder
+    ours = Decoder(theirs.config, theirs.embedding, theirs.layers, theirs.norm, theirs.head)
+    assert torch.equal(ours.cos, theirs.cos) and torch.equal(ours.sin, theirs.sin)
+    assert theirs.cos.shape == (checkpoints.CONTEXT, theirs.config.head_dim)
 
 
 def test_config_sizes():
