@@ -95,6 +95,19 @@ class Table:
     def buckets(self) -> int:
         return self.entry_group.shape[0] // self.ways
 
+    def arrays(self) -> "Table":
+        """The same table in numpy: the tensors' own memory where it is the host's, else copies."""
+        return self.map(lambda x: x.numpy(force=True))
+
     def clone(self) -> "Table":
-        tensors = {f.name: getattr(self, f.name).clone() for f in fields(self) if f.name != "ways"}
-        return Table(ways=self.ways, **tensors)
+        return self.map(lambda x: x.clone())
+
+    def copy_(self, other: "Table") -> None:
+        for name in _TENSORS:
+            getattr(self, name).copy_(getattr(other, name))
+
+    def map(self, function) -> "Table":
+        return Table(self.ways, *(function(getattr(self, name)) for name in _TENSORS))
+
+
+_TENSORS = tuple(f.name for f in fields(Table) if f.name != "ways")

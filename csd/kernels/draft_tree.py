@@ -25,18 +25,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 
 from csd.graph.table import PROMPT_BIT, SOURCES, GraphConfig, Table
-from csd.kernels.graph_lookup import graph_lookup_ref
-from csd.kernels.noise import SAMPLE, gumbel, philox_words_ref
+from csd.kernels.graph_lookup import find_contexts, hash_contexts
+from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
 from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, OWN, PROMPT, SIBLING, Pool, roots
 from csd.slots import Slots
 
+# probabilities are multiples of 1 / ONE, tokens below it
 ONE = 1 << 31
 # mean of a Gumbel: what the mass outside the kept children scores with
 EULER_GAMMA = 0.5772156649015329
-_NEVER = 1 << 30
+# a path of this cost is not drafted
+NEVER = 1 << 30
 _LOG2 = (1 << 16) / math.log(2)
 
 Noise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -52,15 +55,16 @@ def draft_tree_ref(
 ) -> Pool:
     """The step's pool in `rows` >= live rows; into `out` where given.
 
-    noise(slot [F], position [F], token [F, K]) returns g [F, K] float64 in place of the slots'
+    noise(slot [F], position [F], token [F, W]) returns g [F, W] float64 in place of the slots'
     keyed noise, for replaying recorded samples.
     """
     pool = roots(slots, rows)
     live = int(slots.live.sum())
     if rows > live > 0:
-        nodes = _grow(table, slots, pool.slot[:live].long(), rows - live, config, noise)
+        tree = _Growth(table, slots, config, noise)
+        nodes = tree.grow(pool.slot[:live].numpy(force=True).astype(np.int64), rows - live)
         if nodes is not None:
-            _fill(pool, nodes, live, table, slots)
+            _fill(pool, nodes, live)
     if out is None:
         return pool
     for field in fields(Pool):
@@ -70,200 +74,211 @@ def draft_tree_ref(
 
 @dataclass(slots=True)
 class _Nodes:
-    """Drafted nodes, each level sorted by (cost, token, parent's rank)."""
+    """Drafted nodes [n] in order; a level's are sorted by (cost, token, parent's rank)."""
 
-    cost: torch.Tensor  # [n] int64
-    token: torch.Tensor  # [n] int64
-    slot: torch.Tensor  # [n] int64
-    depth: torch.Tensor  # [n] int64
-    parent: torch.Tensor  # [n] int64, index into the concatenated levels, -1 for a root's child
-    edge: torch.Tensor  # [n] int64, index into the table's successors
-    context: torch.Tensor  # [n, N] int32
+    cost: np.ndarray
+    token: np.ndarray
+    slot: np.ndarray
+    depth: np.ndarray
+    parent: np.ndarray  # place of the parent among the nodes, -1 for a root's child
+    source: np.ndarray
+    context: np.ndarray  # [n, N]
 
-    def pick(self, index: torch.Tensor) -> "_Nodes":
+    def pick(self, index) -> "_Nodes":
         return _Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
-def _grow(table, slots, slot, budget, config, noise) -> _Nodes | None:
-    """The `budget` likeliest nodes of all slots, best first; None when there are none."""
-    if noise is None:
-        noise = _keyed(slots)
-    group_key = slots.group_key[slots.group.long()]
-    limit = slots.max_new - 1 - slots.generated
-    top = min(config.max_depth, MAX_DEPTH, int(limit.max()))
-    ceiling = _NEVER
-    if config.min_prob > 0:
-        ceiling = min(ceiling, round(-math.log(config.min_prob) * _LOG2))
-    context, cost = slots.context[slot], torch.zeros_like(slot)
-    parent = torch.full_like(slot, -1)
-    levels, costs, count = [], None, 0
-    for depth in range(1, top + 1):
-        room = limit[slot] >= depth
-        if not bool(room.all()):
-            slot, context, cost, parent = slot[room], context[room], cost[room], parent[room]
-        if not slot.numel():
-            break
-        if not slot.numel():
-            break
-        position = slots.generated[slot] + depth - 1
-        token, edge_cost, edge = _children(
-            table, slots, config, slot, group_key[slot], context, position, noise
-        )
-        total = (cost[:, None] + edge_cost).flatten()
-        code = (total << 31) | token.flatten()
-        # of nodes dearer than the budget's last one so far, none can enter the pool
-        child = (total <= ceiling).nonzero()[:, 0]
-        if not child.numel():
-            break
-        child = child[code[child].argsort(stable=True)]
-        at = child // token.shape[1]
-        token = token.flatten()[child]
-        level = _Nodes(
-            cost=total[child],
-            token=token,
-            slot=slot[at],
-            depth=torch.full_like(token, depth),
-            parent=parent[at],
-            edge=edge.flatten()[child],
-            context=torch.cat([token[:, None].int(), context[at, :-1]], 1),
-        )
-        levels.append(level)
-        costs = level.cost if costs is None else torch.cat([costs, level.cost])
-        ceiling = min(ceiling, _threshold(costs, levels, budget))
-        index = torch.arange(count, count + child.shape[0], device=slot.device)
-        count += child.shape[0]
-        front = level.cost <= ceiling
-        if child.shape[0] > config.frontier:
-            front &= _rank_in(level.slot) < config.frontier
-        slot, context = level.slot[front], level.context[front]
-        cost, parent = level.cost[front], index[front]
-    if not levels:
-        return None
-    nodes = _Nodes(*(torch.cat([getattr(n, f.name) for n in levels]) for f in fields(_Nodes)))
-    # stable: equal (cost, slot) stay in order of depth, token, parent's rank
-    order = ((nodes.cost << 16) | nodes.slot).argsort(stable=True)
-    if budget >= MAX_NODES:
-        order = order[_rank_in(nodes.slot[order]) < MAX_NODES - 1]
-    order = order[:budget]
-    place = torch.full_like(nodes.cost, -1)
-    place[order] = torch.arange(order.shape[0], device=slot.device)
-    nodes = nodes.pick(order)
-    nodes.parent = torch.where(nodes.parent >= 0, place[nodes.parent], -1)
-    return nodes
+class _Growth:
+    """What growing the trees reads, in numpy."""
+
+    def __init__(self, table: Table, slots: Slots, config: GraphConfig, noise: Noise | None):
+        self.table, self.config, self.noise = table.arrays(), config, noise
+        names = "key group group_key sample generated max_new temperature context stop_ids"
+        for name in names.split():
+            setattr(self, name, getattr(slots, name).numpy(force=True))
+        self.group_key = self.group_key[self.group]
+        self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
+        greedy = self.temperature <= 0
+        self.beta = np.where(greedy, 1.0, config.beta)
+        # what a score gains: noise, or for the mass outside its mean
+        self.noisy = np.where(greedy, 0.0, 1.0)
+
+    def grow(self, slot: np.ndarray, budget: int) -> _Nodes | None:
+        """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
+        config = self.config
+        limit = np.minimum(self.max_new - 1 - self.generated, min(config.max_depth, MAX_DEPTH))
+        ceiling = NEVER
+        if config.min_prob > 0:
+            ceiling = min(NEVER, round(-math.log(config.min_prob) * _LOG2))
+        cost, parent, context = np.zeros_like(slot), np.full_like(slot, -1), self.context[slot]
+        levels, count, depth = [], 0, 0
+        while True:
+            depth += 1
+            room = limit[slot] >= depth
+            if not room.all():
+                slot, cost, parent, context = slot[room], cost[room], parent[room], context[room]
+            if not slot.size:
+                break
+            token, edge, source = self._children(slot, context, depth)
+            total = cost[:, None] + edge
+            # of nodes dearer than the budget's last one so far, none can enter the pool
+            at, child = (total <= ceiling).nonzero()
+            if not at.size:
+                break
+            total, token = total[at, child], token[at, child]
+            order = ((total << 31) | token).argsort(kind="stable")
+            at, child, total, token = at[order], child[order], total[order], token[order]
+            level = _Nodes(
+                cost=total,
+                token=token,
+                slot=slot[at],
+                depth=np.full_like(at, depth),
+                parent=parent[at],
+                source=source[at, child],
+                context=np.concatenate([token[:, None], context[at, :-1]], 1),
+            )
+            levels.append(level)
+            ceiling = min(ceiling, _threshold(levels, budget))
+            front = (total <= ceiling).nonzero()[0]
+            if front.size > config.frontier:
+                front = front[_rank_in(level.slot[front]) < config.frontier]
+            slot, cost, context = level.slot[front], total[front], level.context[front]
+            parent = front + count
+            count += at.size
+        return _cheapest(levels, budget) if levels else None
+
+    def _children(self, slot: np.ndarray, context: np.ndarray, depth: int):
+        """Token, edge cost and source [F, W] of every frontier node's children."""
+        table, config = self.table, self.config
+        orders = config.orders[::-1]
+        group = self.group_key[slot]
+        # [F, O], longest order first
+        code = hash_contexts(group, context, orders)
+        entry, _ = find_contexts(table, group, context, code, orders)
+        found = entry >= 0
+        total = table.entry_total.take(entry) * found
+        rem = (config.smoothing / (total + float(config.smoothing))).cumprod(1)
+        rem *= found / config.smoothing
+        # [F, O * E]
+        F = slot.size
+        token = np.where(found[:, :, None], table.succ_token.take(entry, 0), -1).reshape(F, -1)
+        share = (table.succ_weight.take(entry, 0) * rem[:, :, None]).reshape(F, -1)
+        same = token[:, :, None] == token[:, None, :]
+        q = np.matmul(same.astype(np.float64), share[:, :, None])[:, :, 0]
+        q = np.minimum(np.rint(q * ONE), ONE).astype(np.int64)
+        # a token counts once, where its longest context has it
+        first = same.argmax(2) == np.arange(token.shape[1])
+        code = np.where((q > 0) & first, ((ONE - q) << 31) | token, np.iinfo(np.int64).max)
+        kept = code.argsort(1)[:, :MAX_CHILDREN]
+        rows = np.arange(F)[:, None]
+        code, token = code[rows, kept], token[rows, kept]
+        none = code == np.iinfo(np.int64).max
+        q = np.where(none, 0, ONE - (code >> 31))
+
+        noisy, beta = self.noisy[slot][:, None], self.beta[slot][:, None]
+        with np.errstate(divide="ignore"):
+            score = np.log(q * (1 / ONE))
+            rest = np.log(np.maximum(ONE - q.sum(1, keepdims=True), 0) * (1 / ONE))
+        if noisy.any():
+            score += self._gumbel(slot, depth, token) * noisy
+            rest += EULER_GAMMA * noisy
+        score *= beta
+        norm = np.log(np.exp(score).sum(1, keepdims=True) + np.exp(rest * beta))
+        with np.errstate(invalid="ignore"):
+            cost = np.rint((norm - score) * _LOG2)
+        lost = none | (token[:, :, None] == self.stop_ids[slot][:, None, :]).any(2)
+        cost = np.where(lost, 2 * NEVER, np.clip(cost, 0, NEVER)).astype(np.int64)
+        said = table.succ_source.take(entry, 0).reshape(F, -1)[rows, kept]
+        return token.astype(np.int64), cost, self._source(said, slot)
+
+    def _gumbel(self, slot: np.ndarray, depth: int, token: np.ndarray) -> np.ndarray:
+        # the token of a node at depth d is generated token d - 1 from here
+        position = self.generated[slot] + depth - 1
+        token = np.maximum(token, 0)
+        if self.noise is not None:
+            return self.noise(*(torch.from_numpy(x) for x in (slot, position, token))).numpy()
+        at = (self.key[slot][:, None], token, position[:, None], self.sample[slot][:, None])
+        return gumbel_words(philox_words(*at, SAMPLE))
+
+    def _source(self, said: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        own = (said >> (self.sample[slot] % SOURCES)[:, None]) & 1 == 1
+        any_sample = said & ((1 << PROMPT_BIT) - 1) != 0
+        return np.where(own, OWN, np.where(any_sample, SIBLING, PROMPT))
 
 
-def _threshold(costs: torch.Tensor, levels: list[_Nodes], budget: int) -> int:
-    """Cost of the pool's last node if no more nodes came."""
-    if budget >= MAX_NODES:
-        costs, order = costs.sort(stable=True)
-        slot = torch.cat([n.slot for n in levels])[order]
-        costs = costs[_rank_in(slot) < MAX_NODES - 1]
-    if costs.shape[0] < budget:
-        return _NEVER
-    return int(costs.kthvalue(budget).values)
-
-
-def _rank_in(slot: torch.Tensor) -> torch.Tensor:
+def _rank_in(slot: np.ndarray) -> np.ndarray:
     """How many earlier elements have the same slot."""
-    slot, order = slot.sort(stable=True)
-    place = torch.arange(slot.shape[0], device=slot.device)
-    first = torch.ones_like(slot, dtype=torch.bool)
-    first[1:] = slot[1:] != slot[:-1]
-    rank = torch.empty_like(slot)
-    rank[order] = place - torch.where(first, place, 0).cummax(0).values
+    order = slot.argsort(kind="stable")
+    slot = slot[order]
+    rank = np.empty_like(slot)
+    rank[order] = np.arange(slot.size) - slot.searchsorted(slot)
     return rank
 
 
-def _keyed(slots: Slots) -> Noise:
-    def noise(slot, position, token):
-        word = philox_words_ref(
-            slots.key[slot][:, None], token, position[:, None], slots.sample[slot][:, None], SAMPLE
-        )
-        return gumbel(word, torch.float64)
-
-    return noise
-
-
-def _children(table, slots, config, slot, group_key, context, position, noise):
-    """Token, edge cost and edge [F, MAX_CHILDREN] of each frontier node; cost _NEVER if none."""
-    E = table.succ_token.shape[1]
-    # [F, O], longest order first
-    entry = graph_lookup_ref(table, group_key, context, config.orders[::-1])[2]
-    found, entry = (entry >= 0)[:, :, None], entry.clamp(min=0)
-    total = table.entry_total[entry].double() * found[:, :, 0]
-    rem = (config.smoothing / (total + config.smoothing)).cumprod(1)
-    # [F, O * E]
-    token = torch.where(found, table.succ_token[entry], -1).flatten(1)
-    share = table.succ_weight[entry] * (rem / config.smoothing)[:, :, None]
-    share = torch.where(found, share, 0).flatten(1)
-    same = token[:, :, None] == token[:, None, :]
-    q = torch.bmm(same.double(), share[:, :, None])[:, :, 0]
-    # a token counts once, where its longest context has it
-    again = same.tril(-1).any(2)
-    q = (q * ONE).round_().long().clamp_(max=ONE)
-    code = torch.where((q > 0) & ~again, ((ONE - q) << 31) | token, 1 << 62)
-    width = min(MAX_CHILDREN, code.shape[1])
-    code, at = code.topk(width, dim=1, largest=False)
-    none = code == 1 << 62
-    token = code & (ONE - 1)
-    q = (ONE - (code >> 31)).masked_fill_(none, 0)
-    edge = (entry[:, :, None] * E + torch.arange(E, device=slot.device)).flatten(1).gather(1, at)
-
-    greedy = (slots.temperature[slot] <= 0)[:, None]
-    beta = torch.where(greedy, 1.0, config.beta)
-    score = (q.double() / ONE).log()
-    rest = ((ONE - q.sum(1, keepdim=True)).clamp(min=0).double() / ONE).log()
-    score = torch.where(greedy, score, score + noise(slot, position, token)) * beta
-    rest = torch.where(greedy, rest, rest + EULER_GAMMA) * beta
-    norm = torch.cat([score, rest], 1).logsumexp(1, keepdim=True)
-    cost = ((norm - score) * _LOG2).round().clamp(0, _NEVER).long()
-    stop = (token[:, :, None] == slots.stop_ids[slot][:, None, :]).any(2)
-    return token, torch.where(none | stop, _NEVER + 1, cost), edge
+def _threshold(levels: list[_Nodes], budget: int) -> int:
+    """Cost of the pool's last node if no more nodes came."""
+    cost = np.concatenate([n.cost for n in levels])
+    if budget >= MAX_NODES:
+        order = cost.argsort(kind="stable")
+        slot = np.concatenate([n.slot for n in levels])[order]
+        cost = cost[order[_rank_in(slot) < MAX_NODES - 1]]
+    return NEVER if cost.size < budget else int(np.partition(cost, budget - 1)[budget - 1])
 
 
-def _fill(pool: Pool, nodes: _Nodes, live: int, table: Table, slots: Slots) -> None:
+def _cheapest(levels: list[_Nodes], budget: int) -> _Nodes:
+    """The `budget` cheapest nodes, best first."""
+    nodes = _Nodes(*(np.concatenate([getattr(n, f.name) for n in levels]) for f in fields(_Nodes)))
+    # stable: equal (cost, slot) stay in order of depth, token and parent's rank
+    order = ((nodes.cost << 16) | nodes.slot).argsort(kind="stable")
+    if budget >= MAX_NODES:
+        order = order[_rank_in(nodes.slot[order]) < MAX_NODES - 1]
+    order = order[:budget]
+    place = np.empty_like(nodes.cost)
+    place[order] = np.arange(order.size)
+    nodes = nodes.pick(order)
+    nodes.parent = np.where(nodes.parent >= 0, place[nodes.parent], -1)
+    return nodes
+
+
+def _fill(pool: Pool, nodes: _Nodes, live: int) -> None:
     """Put the nodes, best first, behind their roots; `pool` holds the roots alone."""
-    device = nodes.cost.device
-    slot = pool.slot[:live].long()
-    place = torch.arange(live, device=device)
-    # [n] which of the pool's slots a node is of, in the order of groups and slots
-    of_slot = torch.empty_like(pool.slot_start, dtype=torch.int64)
-    of_slot[slot] = place
-    owner = of_slot[nodes.slot]
-    order = owner.argsort(stable=True)
-    row = torch.empty_like(order)
-    row[order] = torch.arange(order.shape[0], device=device)
+    slot = pool.slot[:live].numpy(force=True).astype(np.int64)
+    # which of the pool's slots a node is of, in the order of groups and slots
+    place_of = np.zeros(slot.max() + 1, np.int64)
+    place_of[slot] = np.arange(live)
+    owner = place_of[nodes.slot]
+    order = owner.argsort(kind="stable")
+    row = np.empty_like(order)
+    row[order] = np.arange(order.size)
     row += owner + 1
-    drafted = torch.bincount(owner, minlength=live)
-    start = drafted.cumsum(0) - drafted + place
+    drafted = np.bincount(owner, minlength=live)
+    start = drafted.cumsum() - drafted + np.arange(live)
     root = start[owner]
-    parent = torch.where(nodes.parent >= 0, row[nodes.parent], root)
+    parent = np.where(nodes.parent >= 0, row[nodes.parent], root)
 
-    end = start.new_full((1,), live + order.shape[0])
-    pool.group_start.copy_(torch.cat([start, end])[pool.group_start.long()])
-    pool.slot_start[slot] = start.int()
-    pool.slot_nodes[slot] = (drafted + 1).int()
-    for field in (pool.token, pool.slot, pool.position, pool.context):
-        field[start] = field[:live].clone()
-    pool.token[row] = nodes.token.int()
-    pool.parent[row] = parent.int()
-    pool.slot[row] = nodes.slot.int()
-    pool.depth[row] = nodes.depth.int()
-    pool.position[row] = pool.position[root] + nodes.depth.int()
-    pool.score[row] = nodes.cost.int()
-    pool.context[row] = nodes.context
-    said = table.succ_source.view(-1)[nodes.edge]
-    pool.source[row] = _source(said, slots.sample[nodes.slot])
-    pool.ancestors[start] = 1
+    word = np.ones(live + row.size, np.int64)
     # the 64th node's bit is the sign
-    bit = 1 << (row - root)
-    for depth in range(1, int(nodes.depth.max()) + 1):
+    word[row] = np.int64(1) << (row - root)
+    for depth in range(1, nodes.depth.max() + 1):
         at = nodes.depth == depth
-        pool.ancestors[row[at]] = bit[at] | pool.ancestors[parent[at]]
+        word[row[at]] |= word[parent[at]]
 
+    def put(field: torch.Tensor, at: np.ndarray, value) -> None:
+        field[torch.from_numpy(at).to(field.device)] = torch.as_tensor(value).to(field)
 
-def _source(said: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-    """OWN, SIBLING or PROMPT of each edge, given who said it and whose node it is."""
-    own = (said >> (sample % SOURCES)) & 1 == 1
-    any_sample = said & ((1 << PROMPT_BIT) - 1) != 0
-    return torch.where(own, OWN, torch.where(any_sample, SIBLING, PROMPT)).int()
+    for field in (pool.token, pool.slot, pool.position, pool.context):
+        put(field, start, field[:live].clone())
+    base = pool.position.numpy(force=True)[root]
+    put(pool.token, row, nodes.token)
+    put(pool.parent, row, parent)
+    put(pool.slot, row, nodes.slot)
+    put(pool.depth, row, nodes.depth)
+    put(pool.position, row, base + nodes.depth)
+    put(pool.score, row, nodes.cost)
+    put(pool.source, row, nodes.source)
+    put(pool.context, row, nodes.context)
+    pool.ancestors[: word.size] = torch.from_numpy(word).to(pool.ancestors)
+    put(pool.slot_start, slot, start)
+    put(pool.slot_nodes, slot, drafted + 1)
+    end = np.append(start, word.size)
+    pool.group_start.copy_(torch.from_numpy(end[pool.group_start.numpy(force=True)]))

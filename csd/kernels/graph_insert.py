@@ -21,14 +21,16 @@ Nothing depends on the order of execution. The call's weights on one context, an
 stay below 2^30 together.
 """
 
+import numpy as np
 import torch
 
 from csd.graph.table import MAX_TOTAL, Table
-from csd.kernels.graph_lookup import graph_lookup_ref
+from csd.kernels.graph_lookup import find_contexts, hash_contexts, order_masks
 
 # an entry touched this many inserts ago or earlier counts as equally old
 MAX_AGE = (1 << 26) - 1
 _BUSY = 1 << 62
+_TOKEN = (1 << 31) - 1
 
 
 def graph_insert_ref(
@@ -43,127 +45,135 @@ def graph_insert_ref(
     orders: tuple[int, ...],
 ) -> None:
     """Update `table` in place."""
+    arrays = table.arrays()
+    _insert(
+        arrays,
+        *(x.numpy(force=True) for x in (group_key, context, succ_token, succ_weight, row_total)),
+        source_bit.numpy(force=True),
+        live_groups.numpy(force=True),
+        orders,
+    )
+    if table.step.device.type != "cpu":
+        table.copy_(arrays.map(torch.from_numpy))
+
+
+def _insert(table, group_key, context, token, weight, row_total, bit, live_groups, orders) -> None:
     table.step += 1
-    code, tokens, entry = graph_lookup_ref(table, group_key, context, orders)
-    key = (entry.flatten() > -2).nonzero()[:, 0]
-    if not key.numel():
+    last, _ = order_masks(orders, context.shape[1])
+    row, order = ((group_key >= 0)[:, None] & (context[:, last] >= 0)).nonzero()
+    if not row.size:
         return
-    row = key // len(orders)
-    group, tokens = group_key[row], tokens.flatten(0, 1)[key]
+    code = hash_contexts(group_key, context, orders)
+    entry, tokens = find_contexts(table, group_key, context, code, orders)
+    code, entry, tokens = (x[row, order] for x in (code, entry, tokens))
+    group = group_key[row]
 
     # runs of equal hashes; stable, so a run starts with its leader
-    code, order = code.flatten()[key].sort(stable=True)
-    first = _starts(code)
-    owner = first.cumsum(0) - 1
-    leader = order[first]
+    key = code.argsort(kind="stable")
+    first = _starts(code[key])
+    owner = first.cumsum() - 1
+    leader = key[first]
     mine = leader[owner]
-    same = (tokens[order] == tokens[mine]).all(1) & (group[order] == group[mine])
+    keep = (tokens[key] == tokens[mine]).all(1) & (group[key] == group[mine])
 
-    place = entry.flatten()[key[leader]]
+    place = entry[leader]
     table.entry_stamp[place[place >= 0]] = table.step
-    new = (place < 0).nonzero()[:, 0]
-    if new.numel():
+    new = (place < 0).nonzero()[0]
+    if new.size:
         # owners are in hash order; room is given out in update order
         new = new[leader[new].argsort()]
-        place[new] = _take(table, code[first][new], live_groups)
-        new = new[place[new] >= 0]
-        spot, lead = place[new], leader[new]
+        spot = _take(table, code[leader[new]], live_groups)
+        place[new] = spot
+        new, spot = new[spot >= 0], spot[spot >= 0]
+        lead = leader[new]
         table.entry_group[spot] = group[lead]
-        table.entry_hash[spot] = code[first][new]
+        table.entry_hash[spot] = code[lead]
         table.entry_tokens[spot] = tokens[lead]
         table.entry_total[spot] = 0
         table.entry_stamp[spot] = table.step
         table.succ_token[spot] = -1
         table.succ_weight[spot] = 0
         table.succ_source[spot] = 0
-    keep = same & (place[owner] >= 0)
-    row, owner = row[order][keep], owner[keep]
-    _merge(table, place, owner, succ_token[row], succ_weight[row], row_total[row], source_bit[row])
+    keep &= place[owner] >= 0
+    row, owner = row[key[keep]], place[owner[keep]]
+    _merge(table, owner, token[row], weight[row], row_total[row], bit[row])
 
 
-def _starts(x: torch.Tensor) -> torch.Tensor:
+def _starts(x: np.ndarray) -> np.ndarray:
     """Where a run of equal values begins."""
-    first = torch.ones_like(x, dtype=torch.bool)
-    torch.ne(x[1:], x[:-1], out=first[1:])
+    first = np.ones(x.shape, bool)
+    np.not_equal(x[1:], x[:-1], out=first[1:])
     return first
 
 
-def _rank(first: torch.Tensor) -> torch.Tensor:
+def _rank(first: np.ndarray) -> np.ndarray:
     """Place of each element in its run, given where runs begin."""
-    place = torch.arange(first.shape[0], device=first.device)
-    return place - torch.where(first, place, 0).cummax(0).values
+    place = np.arange(first.size)
+    return place - np.maximum.accumulate(np.where(first, place, 0))
 
 
-def _take(table: Table, code: torch.Tensor, live_groups: torch.Tensor) -> torch.Tensor:
+def _take(table: Table, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
     """Entries for new contexts with these hashes, in order; -1 where a bucket has none left."""
     ways = table.ways
     bucket = code & (table.buckets - 1)
-    by_bucket = bucket.argsort(stable=True)
+    by_bucket = bucket.argsort(kind="stable")
     bucket = bucket[by_bucket]
     rank = _rank(_starts(bucket))
     # [new, ways]
-    group = table.entry_group.view(-1, ways)[bucket]
-    total = table.entry_total.view(-1, ways)[bucket].long()
-    stamp = table.entry_stamp.view(-1, ways)[bucket]
-    way = torch.arange(ways, device=code.device)
-    alive = (group[:, :, None] == live_groups).any(2) & (group >= 0)
-    age = (table.step - stamp).clamp(max=MAX_AGE)
-    live = (total << 30) | ((MAX_AGE - age) << 4) | way
-    live = torch.where(stamp == table.step, _BUSY, live)
-    cost, way = torch.where(alive, live, way - ways).sort(1)
-    at = rank.clamp(max=ways - 1)[:, None]
-    room = (rank < ways) & (cost.gather(1, at)[:, 0] < _BUSY)
-    table.dropped += (~room).sum()
-    spot = torch.empty_like(bucket)
-    spot[by_bucket] = torch.where(room, bucket * ways + way.gather(1, at)[:, 0], -1)
+    group, total, stamp = (
+        x.reshape(-1, ways).take(bucket, 0)
+        for x in (table.entry_group, table.entry_total, table.entry_stamp)
+    )
+    way = np.arange(ways)
+    alive = (group >= 0) & np.isin(group, live_groups)
+    age = np.minimum(table.step - stamp, MAX_AGE)
+    live = (total.astype(np.int64) << 30) | ((MAX_AGE - age) << 4) | way
+    live[stamp == table.step] = _BUSY
+    cost = np.where(alive, live, way - ways)
+    way = cost.argsort(1)[np.arange(bucket.size), np.minimum(rank, ways - 1)]
+    room = (rank < ways) & (cost[np.arange(bucket.size), way] < _BUSY)
+    table.dropped += np.count_nonzero(~room)
+    spot = np.empty_like(bucket)
+    spot[by_bucket] = np.where(room, bucket * ways + way, -1)
     return spot
 
 
-def _merge(table, place, owner, token, weight, row_total, bit) -> None:
-    """Add updates [K, U] of owners [K] (indices into place) to the entries at `place`."""
+def _merge(table: Table, owner, token, weight, row_total, bit) -> None:
+    """Add updates [K, U] to the successors of entries `owner` [K], and totals to theirs."""
     E = table.succ_token.shape[1]
-    n, device = place.shape[0], place.device
-    safe = place.clamp(min=0)
-    mine = torch.arange(n, device=device)
+    order = owner.argsort(kind="stable")
+    at = _starts(owner[order]).nonzero()[0]
+    place = owner[order[at]]
+    # int64: the sum may pass 2^31 before it is halved
+    total = table.entry_total[place] + np.add.reduceat(row_total[order].astype(np.int64), at)
 
-    # one list of (owner, token, bit): the table's own successors carry 63 for a bit
-    old = (table.succ_token[safe] >= 0) & (place >= 0)[:, None]
-    slot = (safe[:, None] * E + torch.arange(E, device=device))[old]
-    old_code = table.succ_token.view(-1)[slot].long() << 6 | 63
-    old_code |= (mine[:, None] << 37).expand(n, E)[old]
-    seen = (token >= 0) & (weight > 0)
-    code = (owner << 37) | bit
-    code = (code[:, None] | (token.long() << 6))[seen]
-    code, order = torch.cat([code, old_code]).sort()
-    weight = torch.cat([weight[seen], table.succ_weight.view(-1)[slot]])[order].long()
-    # each run's sources as two sums: bits of the call, a repeated one once, and what was there
-    bit = code & 63
-    told = torch.where(_starts(code) & (bit < 63), 1 << bit, 0)
-    held = torch.zeros_like(code)
-    held[bit == 63] = table.succ_source.view(-1)[slot][order[bit == 63] - seen.sum()]
+    # one list of (entry, token): the call's updates and what the entries hold
+    row, u = ((token >= 0) & (weight > 0)).nonzero()
+    mine, e = (table.succ_token[place] >= 0).nonzero()
+    held = place[mine]
+    code = np.concatenate([owner[row], held]) << 31
+    code |= np.concatenate([token[row, u], table.succ_token[held, e]])
+    weight = np.concatenate([weight[row, u], table.succ_weight[held, e]])
+    source = np.concatenate([np.int64(1) << bit[row], table.succ_source[held, e]])
+    order = code.argsort(kind="stable")
+    code = code[order]
+    at = _starts(code).nonzero()[0]
+    code = code[at]
+    weight = np.add.reduceat(weight[order].astype(np.int64), at)
+    source = np.bitwise_or.reduceat(source[order], at)
 
-    code >>= 6
-    first = _starts(code)
-    run, code = first.cumsum(0) - 1, code[first]
-    zeros = torch.zeros_like(code)
-    weight = zeros.index_add(0, run, weight)
-    source = zeros.index_add(0, run, told) | zeros.index_add(0, run, held)
-
-    # the runs are in (owner, token) order: a stable sort by weight leaves ties to smaller tokens
-    rank_code, order = (((code >> 31) << 31) | ((1 << 31) - 1 - weight)).sort(stable=True)
-    rank = _rank(_starts(rank_code >> 31))
-    keep = rank < E
-    order, at = order[keep], ((rank_code >> 31) * E + rank)[keep]
-    out = torch.zeros(3, n * E, dtype=torch.int64, device=device)
-    out[0, at], out[1, at], out[2, at] = code[order] & ((1 << 31) - 1), weight[order], source[order]
-    token, weight, source = out.view(3, n, E).unbind()
-
-    total = table.entry_total[safe].long().index_add(0, owner, row_total.long())
-    half = (total > MAX_TOTAL).long()
-    weight = weight >> half[:, None]
-    ok = place >= 0
-    place = place[ok]
-    table.entry_total[place] = (total >> half)[ok].int()
-    table.succ_token[place] = torch.where(weight > 0, token, -1)[ok].int()
-    table.succ_weight[place] = weight[ok].int()
-    table.succ_source[place] = torch.where(weight > 0, source, 0)[ok]
+    # the list is in (entry, token) order: a stable sort leaves ties to smaller tokens
+    owner = code >> 31
+    order = ((owner << 31) | (_TOKEN - weight)).argsort(kind="stable")
+    owner = owner[order]
+    rank = _rank(_starts(owner))
+    order, owner, rank = order[rank < E], owner[rank < E], rank[rank < E]
+    table.succ_token[place], table.succ_weight[place], table.succ_source[place] = -1, 0, 0
+    half = total > MAX_TOTAL
+    weight = weight[order] >> half[place.searchsorted(owner)]
+    some = weight > 0
+    owner, rank, order = owner[some], rank[some], order[some]
+    table.succ_token[owner, rank] = code[order] & _TOKEN
+    table.succ_weight[owner, rank] = weight[some]
+    table.succ_source[owner, rank] = source[order]
+    table.entry_total[place] = total >> half

@@ -1,18 +1,22 @@
 """Find contexts in the consensus graph.
 
-The context of order n of a row is its group and its last n tokens t_1 (the latest) .. t_n. With
-odd 64-bit constants A_0 .. A_N and arithmetic modulo 2^64:
+The context of order n of a row is its group and its last n tokens t_1 (the latest) .. t_n, -1
+before the start. With odd 64-bit constants A_0 .. A_N and B, signed arithmetic modulo 2^64 and
+arithmetic shifts:
 
-    z = group A_0 + sum over i = 1 .. n of (t_i + 1) A_i
-    z = (z ^ (z >> 32)) B,    hash = z ^ (z >> 29)            (logical shifts)
+    z = group A_0 + sum over i = 1 .. n of (t_i + 2) A_i
+    z = (z ^ (z >> 32)) B,    hash = z ^ (z >> 29)
 
 Its bucket is hash mod buckets. The first of the bucket's entries with this hash is the context's
 if group and tokens agree; if they do not, or no entry has the hash, the context is absent.
+
+The references of the graph compute in numpy, on the tensors' own memory: on the few elements of a
+step an operation costs a quarter of torch's.
 """
 
 from functools import lru_cache
 
-import torch
+import numpy as np
 
 from csd.kernels.noise import _splitmix64
 
@@ -24,45 +28,46 @@ def _odd(i: int) -> int:
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
-GROUP_FACTOR = _odd(0)
-TOKEN_FACTORS = tuple(_odd(i) for i in range(1, MAX_ORDER + 1))
-FINAL_FACTOR = _odd(MAX_ORDER + 1)
+GROUP_FACTOR = np.int64(_odd(0))
+TOKEN_FACTORS = np.array([_odd(i) for i in range(1, MAX_ORDER + 1)])
+FINAL_FACTOR = np.int64(_odd(MAX_ORDER + 1))
 
 
 @lru_cache
-def _constants(orders: tuple[int, ...], N: int, device) -> tuple[torch.Tensor, ...]:
-    """Factors [N], where each order's hash is [O], and its tokens [O, N] bool."""
-    factors = torch.tensor(TOKEN_FACTORS[:N], device=device)
-    last = torch.tensor(orders, device=device) - 1
-    return factors, last, torch.arange(N, device=device) <= last[:, None]
+def order_masks(orders: tuple[int, ...], N: int) -> tuple[np.ndarray, np.ndarray]:
+    """Index of each order's oldest token [O], and which tokens are its [O, N]."""
+    last = np.array(orders) - 1
+    return last, np.arange(N) <= last[:, None]
 
 
-def graph_lookup_ref(
-    table,
-    group_key: torch.Tensor,  # [R] int64, -1: the row has no contexts
-    context: torch.Tensor,  # [R, N] int32, latest first, -1 before the start
+def hash_contexts(
+    group_key: np.ndarray,  # [R] int64
+    context: np.ndarray,  # [R, N], latest first
     orders: tuple[int, ...],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The contexts of each row and where they are; O = len(orders).
+) -> np.ndarray:
+    """[R, O] int64."""
+    last, _ = order_masks(orders, context.shape[1])
+    z = ((context + 2) * TOKEN_FACTORS[: context.shape[1]]).cumsum(1)[:, last]
+    z += (group_key * GROUP_FACTOR)[:, None]
+    z = (z ^ (z >> 32)) * FINAL_FACTOR
+    return z ^ (z >> 29)
 
-    Returns hash [R, O] int64, tokens [R, O, N] int32 (-1 beyond the order) and entry [R, O] int64,
-    -1 when the context is absent and -2 when the row has too few tokens for the order.
-    """
-    factors, last, inside = _constants(orders, context.shape[1], context.device)
-    # [R, N], then [R, O]
-    z = ((context + 1) * factors).cumsum(1)
-    z = z.index_select(1, last).add_((group_key * GROUP_FACTOR)[:, None])
-    z = (z ^ ((z >> 32) & 0xFFFFFFFF)).mul_(FINAL_FACTOR)
-    code = z ^ ((z >> 29) & 0x7FFFFFFFF)
-    # [R, O, N]
-    tokens = torch.where(inside, context[:, None, :], -1)
+
+def find_contexts(
+    table,  # csd.graph.table.Table of arrays
+    group_key: np.ndarray,  # [R] int64
+    context: np.ndarray,  # [R, N], latest first
+    code: np.ndarray,  # [R, O] int64
+    orders: tuple[int, ...],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Entry [R, O] of each context, -1 when absent, and its tokens [R, O, N], -1 beyond."""
+    _, inside = order_masks(orders, context.shape[1])
+    tokens = np.where(inside, context[:, None, :], -1)
     bucket = code & (table.buckets - 1)
     # [R, O, ways]
-    same = table.entry_hash.view(-1, table.ways)[bucket] == code[:, :, None]
-    found, way = same.max(2)
-    entry = way.add_(bucket, alpha=table.ways)
-    found &= table.entry_group[entry] == group_key[:, None]
-    found &= (table.entry_tokens[entry] == tokens).all(2)
-    exists = (context.index_select(1, last) >= 0) & (group_key >= 0)[:, None]
-    entry = torch.where(found, entry, -1)
-    return code, tokens, torch.where(exists, entry, -2)
+    same = table.entry_hash.reshape(-1, table.ways).take(bucket, 0) == code[:, :, None]
+    entry = bucket * table.ways + same.argmax(2)
+    found = table.entry_hash.take(entry) == code
+    found &= table.entry_group.take(entry) == group_key[:, None]
+    found &= (table.entry_tokens.take(entry, 0) == tokens).all(2)
+    return np.where(found, entry, -1), tokens

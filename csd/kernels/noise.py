@@ -14,6 +14,7 @@ large Gumbels: they decide rare tokens, so they keep full relative precision.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
+import numpy as np
 import torch
 
 # counter word 3. Streams from DRAFT on also carry the slot's step number in the bits above.
@@ -22,6 +23,9 @@ SAMPLE, REST, DRAFT, SELECT, ACCEPT, RESIDUAL = 0, 1, 2, 3, 4, 5
 _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_FACTORS = np.array((_M0, _M1), np.uint64)
+_BUMPS = np.array((_W0, _W1), np.uint64)
+_LOW, _HALF = np.uint64(_MASK), np.uint64(32)
 
 
 def _splitmix64(x: int) -> int:
@@ -53,22 +57,39 @@ def philox_words_ref(
 
     key: int64; token, position, sample: integers; stream: integers or one int. Shapes broadcast.
     """
-    token = token.long()
-    key, position, sample = key.long(), position.long(), sample.long()
-    if not torch.is_tensor(stream):
-        stream = torch.tensor(stream, dtype=torch.int64, device=token.device)
-    c0, c1, c2, c3 = torch.broadcast_tensors(token // 4, position, sample, stream.long())
-    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    stream = stream.numpy(force=True) if torch.is_tensor(stream) else stream
+    key, counter = key.numpy(force=True), [x.numpy(force=True) for x in (token, position, sample)]
+    return torch.from_numpy(philox_words(key, *counter, stream)).to(token.device)
+
+
+def philox_words(key, token, position, sample, stream) -> np.ndarray:
+    """`philox_words_ref` on numpy arrays: int64 words."""
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (key, token, position, sample, stream)))
+    # even counter words 0 and 2 are multiplied, odd ones 1 and 3 are mixed in
+    even, odd, keys = np.empty((3, 2, *shape), np.uint64)
+    even[0], even[1] = token >> 2, sample
+    odd[0], odd[1] = position, stream
+    keys[0], keys[1] = key & _MASK, (key >> 32) & _MASK
+    column = (2,) + (1,) * len(shape)
+    factor, bump = _FACTORS.reshape(column), _BUMPS.reshape(column)
     for _ in range(10):
-        # the product of two 32-bit words may wrap int64, which leaves its 64 bits as they are
-        a, b = c0 * _M0, c2 * _M1
-        c0, c1 = ((b >> 32) & _MASK) ^ c1 ^ k0, b & _MASK
-        c2, c3 = ((a >> 32) & _MASK) ^ c3 ^ k1, a & _MASK
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-    lane = token % 4
-    low = torch.where(lane == 0, c0, c1)
-    high = torch.where(lane == 2, c2, c3)
-    return torch.where(lane < 2, low, high)
+        even *= factor
+        odd ^= keys
+        low = even & _LOW
+        even >>= _HALF
+        even = even[::-1] ^ odd
+        odd = low[::-1]
+        keys += bump
+        keys &= _LOW
+    lane = token & 3
+    half = np.where(lane & 1 == 0, even, odd)
+    return np.where(lane < 2, half[0], half[1]).view(np.int64)
+
+
+def gumbel_words(word: np.ndarray) -> np.ndarray:
+    """`gumbel` in float64 on a numpy array of words; float64 holds 1 - v exactly."""
+    u = ((_MASK - word) + 0.5) * 2.0**-32
+    return -np.log(-np.log(u))
 
 
 def exponential(word: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
