@@ -18,8 +18,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python examples/demo.py
 
+# two processes of one thread each: small tensors gain nothing from threads
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-long: install
 	CSD_REPLICATES=20000 $(BIN)/python -m pytest tests/test_distribution.py

@@ -31,8 +31,8 @@ REASONS = {STOP: "stop", LENGTH: "length"}
 class Engine:
     """Draws samples from one model; calls on one engine run one after another.
 
-    model: a `transformers` model, a local folder, a hub name, a GGUF file, or anything with the
-        decoder's interface (`config`, `forward`, `logits`).
+    model: a `transformers` model, a local folder, a hub name, a GGUF file, a `csd.models` Decoder,
+        or a `Loaded` with anything that has a decoder's `config`, `forward` and `logits`.
     max_slots: samples in flight at most; fewer where memory is short.
     memory: share of the free memory that keys and values may take.
     kernels: "reference" or "triton"; by default the one that fits the device.

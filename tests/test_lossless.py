@@ -7,7 +7,6 @@ from checkpoints import build
 
 import csd
 from csd.kernels.noise import philox_words_ref, prompt_key
-from csd.models.demo import smollm2_path
 
 LENGTH = 20
 PROMPT = [5, 17, 3, 60, 17, 3, 9]
@@ -92,14 +91,8 @@ def test_drafts_are_accepted_in_these_tests(expected):
     assert 0 < out.stats.nodes_accepted < out.stats.nodes_proposed
 
 
-def test_smollm2_in_float32(smollm2):
+def test_smollm2_in_float32(smollm2, smollm2_module):
     """Against plain sampling with transformers, in float32: a difference is a tie."""
-    import transformers
-
-    folder, name = smollm2_path().rsplit("/", 1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, dtype=torch.float32
-    )
     prompt = smollm2.tokenizer("The capital of France is")["input_ids"]
     out = csd.generate(
         smollm2, prompt, num_samples=2, seed=3, max_new_tokens=40, temperature=0.8, budget=8,
@@ -107,7 +100,7 @@ def test_smollm2_in_float32(smollm2):
     )  # fmt: skip
     for sample in out:
         tokens, _, _, gaps = oracle.generate(
-            model, prompt, seed=3, sample=sample.index, max_new_tokens=40, temperature=0.8
+            smollm2_module, prompt, seed=3, sample=sample.index, max_new_tokens=40, temperature=0.8
         )
         same = [a == b for a, b in zip(sample.tokens, tokens, strict=True)]
         if not all(same):
