@@ -61,8 +61,9 @@ class Step:
             pool.slot_nodes,
             pool.group_start,
         )
-        work = self.ops.plan_attention(*where)
-        scale = self.decoder.config.head_dim**-0.5
+        config = self.decoder.config
+        work = self.ops.plan_attention(*where, config.heads, config.kv_heads)
+        scale = config.head_dim**-0.5
         node_k, node_v = cache.node_k[:, : pool.rows], cache.node_v[:, : pool.rows]
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:

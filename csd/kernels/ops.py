@@ -39,12 +39,16 @@ def reference() -> Ops:
     from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
     from csd.kernels.verify import verify_ref
 
+    def plan(*where):
+        # the reference needs no head counts
+        return host_work(*where[:-2])
+
     return Ops(
         name="reference",
         rms_norm=rms_norm_ref,
         rotary=rotary_ref,
         swiglu=swiglu_ref,
-        plan_attention=host_work,
+        plan_attention=plan,
         tree_attention=tree_attention_ref,
         verify=verify_ref,
         commit_kv=commit_kv_ref,
@@ -55,4 +59,35 @@ def reference() -> Ops:
 
 
 def triton() -> Ops:
-    raise NotImplementedError("the Triton kernels are not complete yet; use kernels='reference'")
+    from csd.kernels.advance import advance_slots_triton
+    from csd.kernels.attention_plan import plan_attention_triton
+    from csd.kernels.commit import commit_kv_triton
+    from csd.kernels.draft_tree import draft_tree_triton
+    from csd.kernels.graph_insert import graph_insert_triton
+    from csd.kernels.rms_norm import rms_norm_triton
+    from csd.kernels.rotary import rotary_triton
+    from csd.kernels.swiglu import swiglu_triton
+    from csd.kernels.tree_attention import tree_attention_triton
+    from csd.kernels.verify import verify_triton
+
+    def plan(
+        prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
+        group_start, heads, kv_heads,
+    ):  # fmt: skip
+        return plan_attention_triton(
+            prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, heads, kv_heads
+        )
+
+    return Ops(
+        name="triton",
+        rms_norm=rms_norm_triton,
+        rotary=rotary_triton,
+        swiglu=swiglu_triton,
+        plan_attention=plan,
+        tree_attention=tree_attention_triton,
+        verify=verify_triton,
+        commit_kv=commit_kv_triton,
+        advance_slots=advance_slots_triton,
+        draft_tree=draft_tree_triton,
+        graph_insert=graph_insert_triton,
+    )
