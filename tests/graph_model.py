@@ -1,0 +1,235 @@
+"""The consensus graph and its trees in plain Python: slow, obvious, one element at a time."""
+
+import math
+
+import torch
+
+from csd.graph.table import MAX_TOTAL, Table
+from csd.kernels import graph_lookup
+from csd.kernels.noise import philox_words_ref
+from csd.pool import MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING, Pool
+
+
+def wrap(x: int) -> int:
+    """x as a signed 64-bit integer."""
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >> 63 else x
+
+
+def context_hash(group: int, tokens: tuple[int, ...]) -> int:
+    z = group * int(graph_lookup.GROUP_FACTOR)
+    for token, factor in zip(tokens, graph_lookup.TOKEN_FACTORS.tolist(), strict=False):
+        z += (token + 2) * factor
+    z = wrap(z)
+    z = wrap((z ^ (z >> 32)) * int(graph_lookup.FINAL_FACTOR))
+    return z ^ (z >> 29)
+
+
+class Entry:
+    def __init__(self, group, code, tokens):
+        self.group, self.code, self.tokens = group, code, tokens
+        self.total = self.stamp = 0
+        self.successors = []  # (token, weight, source), heaviest first
+
+
+class Graph:
+    def __init__(self, config, code=context_hash):
+        self.config, self.code = config, code
+        self.entries = [None] * config.capacity
+        self.step = self.dropped = 0
+
+    def bucket(self, code: int) -> range:
+        first = code % (len(self.entries) // self.config.ways) * self.config.ways
+        return range(first, first + self.config.ways)
+
+    def find(self, group, tokens, code):
+        for i in self.bucket(code):
+            e = self.entries[i]
+            if e is not None and e.code == code:
+                return i if (e.group, e.tokens) == (group, tokens) else None
+        return None
+
+    def insert(self, rows, live_groups):
+        """rows: (group, context, [(token, weight)], total, bit)."""
+        self.step += 1
+        updates, order = {}, []  # leader key -> its rows
+        for group, context, successors, total, bit in rows:
+            for n in self.config.orders:
+                tokens = tuple(context[:n])
+                if group < 0 or len(tokens) < n or -1 in tokens:
+                    continue
+                code = self.code(group, tokens)
+                if code not in updates:
+                    updates[code] = (group, tokens, [])
+                    order.append(code)
+                if updates[code][:2] == (group, tokens):
+                    updates[code][2].append((successors, total, bit))
+        place = {code: self.find(*updates[code][:2], code) for code in order}
+        for i in place.values():
+            if i is not None:
+                self.entries[i].stamp = self.step
+        for code in order:
+            if place[code] is None:
+                i = place[code] = self.room(code, live_groups)
+                if i is None:
+                    self.dropped += 1
+                else:
+                    self.entries[i] = Entry(*updates[code][:1], code, updates[code][1])
+                    self.entries[i].stamp = self.step
+        for code in order:
+            if place[code] is not None:
+                self.merge(self.entries[place[code]], updates[code][2])
+
+    def room(self, code, live_groups):
+        best = None
+        for i in self.bucket(code):
+            e = self.entries[i]
+            if e is None or e.group not in live_groups:
+                # a dead entry taken by this call belongs to a live group by now
+                rank = (0, i)
+            elif e.stamp != self.step:
+                rank = (1, e.total, e.stamp, i)
+            else:
+                continue
+            best = rank if best is None else min(best, rank)
+        return None if best is None else best[-1]
+
+    def merge(self, entry, updates):
+        weights = {t: w for t, w, _ in entry.successors}
+        sources = {t: s for t, _, s in entry.successors}
+        for successors, total, bit in updates:
+            entry.total += total
+            for token, weight in successors:
+                if token >= 0 and weight > 0:
+                    weights[token] = weights.get(token, 0) + weight
+                    sources[token] = sources.get(token, 0) | 1 << bit
+        kept = sorted(weights, key=lambda t: (-weights[t], t))[: self.config.successors]
+        half = entry.total > MAX_TOTAL
+        entry.total >>= half
+        entry.successors = [(t, weights[t] >> half, sources[t]) for t in kept if weights[t] >> half]
+
+    def table(self) -> Table:
+        """The same graph as tensors."""
+        table = Table.empty(self.config)
+        table.step[0], table.dropped[0] = self.step, self.dropped
+        for i, e in enumerate(self.entries):
+            if e is None:
+                continue
+            table.entry_group[i], table.entry_hash[i] = e.group, e.code
+            table.entry_tokens[i, : len(e.tokens)] = torch.tensor(e.tokens)
+            table.entry_total[i], table.entry_stamp[i] = e.total, e.stamp
+            for j, (token, weight, source) in enumerate(e.successors):
+                table.succ_token[i, j], table.succ_weight[i, j] = token, weight
+                table.succ_source[i, j] = source
+        return table
+
+
+def children(graph, slots, s, context, position, noise):
+    """[(token, cost, source)] of a node of slot s."""
+    config = graph.config
+    group = int(slots.group_key[slots.group[s]])
+    rem, q, source = 1.0, {}, {}
+    for n in reversed(config.orders):
+        tokens = tuple(context[:n])
+        if -1 in tokens:
+            continue
+        i = graph.find(group, tokens, graph.code(group, tokens))
+        if i is None:
+            continue
+        entry = graph.entries[i]
+        rem *= config.smoothing / (entry.total + config.smoothing)
+        for token, weight, said in entry.successors:
+            q[token] = q.get(token, 0.0) + rem * weight / config.smoothing
+            source.setdefault(token, said)
+    q = {t: min(round(x * 2**31), 2**31) for t, x in q.items()}
+    kept = sorted((t for t in q if q[t] > 0), key=lambda t: (-q[t], t))[:MAX_CHILDREN]
+    rest = max(2**31 - sum(q[t] for t in kept), 0) / 2**31
+    greedy = float(slots.temperature[s]) <= 0
+    beta = 1.0 if greedy else config.beta
+    race = {}
+    for t in kept:
+        g = 0.0 if greedy else noise(s, position, t)
+        race[t] = math.exp(beta * (math.log(q[t] / 2**31) + g))
+    outside = math.log(rest) + (0 if greedy else 0.5772156649015329) if rest else -math.inf
+    norm = sum(race.values()) + math.exp(beta * outside)
+    own = 1 << int(slots.sample[s]) % 62
+    result = []
+    for t in kept:
+        cost = min(max(round(math.log2(norm / race[t]) * 2**16), 0), 1 << 30)
+        said = source[t]
+        kind = OWN if said & own else SIBLING if said & ((1 << 62) - 1) else PROMPT
+        if t not in slots.stop_ids[s].tolist():
+            result.append((t, cost, kind))
+    return result
+
+
+def keyed_noise(slots):
+    def noise(s, position, token):
+        word = philox_words_ref(
+            slots.key[s], torch.tensor(token), torch.tensor(position), slots.sample[s], 0
+        )
+        return -math.log(-math.log((2**32 - 1 - int(word) + 0.5) / 2**32))
+
+    return noise
+
+
+def draft(graph, slots, rows, noise=None) -> Pool:
+    config = graph.config
+    noise = noise or keyed_noise(slots)
+    limit = 1 << 30
+    if config.min_prob:
+        limit = min(limit, round(-math.log2(config.min_prob) * 2**16))
+    trees = {}
+    for s in range(slots.count):
+        if not slots.live[s]:
+            continue
+        generated, nodes = int(slots.generated[s]), []
+        front = [(0, None, None, slots.context[s].tolist())]
+        for depth in range(1, config.max_depth + 1):
+            if generated + depth >= int(slots.max_new[s]):
+                break
+            level = []
+            for rank, (cost, _, node, context) in enumerate(front):
+                for t, c, kind in children(graph, slots, s, context, generated + depth - 1, noise):
+                    if cost + c <= limit:
+                        level.append((cost + c, t, rank, node, kind, [t, *context[:-1]]))
+            level.sort(key=lambda x: x[:3])
+            front = []
+            for cost, t, rank, parent, kind, context in level:
+                node = dict(cost=cost, depth=depth, token=t, rank=rank, parent=parent, kind=kind,
+                            context=context, slot=s)
+                nodes.append(node)
+                front.append((cost, t, node, context))
+            front = front[: config.frontier]
+        nodes.sort(key=lambda x: (x["cost"], x["depth"], x["token"], x["rank"]))
+        trees[s] = nodes[: MAX_NODES - 1]
+    everything = [x for nodes in trees.values() for x in nodes]
+    everything.sort(key=lambda x: (x["cost"], x["slot"], x["depth"], x["token"], x["rank"]))
+    chosen = {id(x) for x in everything[: rows - len(trees)]}
+
+    pool = Pool.empty(rows, slots.count, slots.group_key.shape[0], slots.context.shape[1])
+    row = 0
+    for g in range(slots.group_key.shape[0]):
+        pool.group_start[g] = row
+        for s, nodes in trees.items():
+            if int(slots.group[s]) != g:
+                continue
+            start, at = row, {}
+            base = int(slots.prompt_len[g] + slots.generated[s])
+            root = dict(cost=0, depth=0, token=int(slots.context[s, 0]), parent=None, kind=ROOT,
+                        context=slots.context[s].tolist())
+            for x in [root, *(x for x in nodes if id(x) in chosen)]:
+                at[id(x)] = row
+                pool.token[row], pool.slot[row], pool.depth[row] = x["token"], s, x["depth"]
+                pool.position[row], pool.score[row] = base + x["depth"], x["cost"]
+                pool.source[row], pool.context[row] = x["kind"], torch.tensor(x["context"])
+                word = 1 << row - start
+                if x["depth"]:
+                    parent = at[id(x["parent"])] if x["parent"] else start
+                    pool.parent[row] = parent
+                    word |= int(pool.ancestors[parent])
+                pool.ancestors[row] = wrap(word)
+                row += 1
+            pool.slot_start[s], pool.slot_nodes[s] = start, row - start
+    pool.group_start[-1] = row
+    return pool
