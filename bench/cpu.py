@@ -28,7 +28,7 @@ PROBLEMS = [
     "dollars. How much money does she have left?",
     "A train travels 80 km in the first hour and 20 km more in each following hour than in the one "
     "before. How far does it go in 4 hours?",
-    "There are 5 shelves with 18 books each. A third of the books are lent out. How many are there?",
+    "There are 5 shelves with 18 books each. A third of the books are lent out. How many stay?",
     "A farmer has 14 cows and twice as many sheep. Each sheep gives 3 kg of wool. How much wool is "
     "that?",
     "A pool fills at 12 litres a minute and loses 2 litres a minute. How long does it take to hold "

@@ -104,7 +104,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
 
     monkeypatch.setattr(verify_file, "verify_ref", copying)
     observed, _ = counts(max_slots=1)
-    share, score = equal_share(observed)
+    score = equal_share(observed)[1]
     assert score > 20
     assert p_value(observed) < 1e-10
 
