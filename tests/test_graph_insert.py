@@ -8,7 +8,7 @@ from graph_model import Graph, context_hash
 from csd.graph import consensus
 from csd.graph.consensus import insert_prompt, insert_step
 from csd.graph.table import MAX_TOTAL, PROMPT_BIT, GraphConfig, Table
-from csd.kernels import graph_insert
+from csd.kernels import graph_insert_ref as ref
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.pool import MAX_DEPTH, roots
 from csd.slots import Slots
@@ -162,8 +162,8 @@ def test_contexts_of_one_hash_keep_the_first(monkeypatch):
     def few_codes(*args):
         return whole(*args) & 3
 
-    whole = graph_insert.hash_contexts
-    monkeypatch.setattr(graph_insert, "hash_contexts", few_codes)
+    whole = ref.hash_contexts
+    monkeypatch.setattr(ref, "hash_contexts", few_codes)
     rng = random.Random(1)
     calls = [(random_rows(rng, 9, [1, 2]), [1, 2]) for _ in range(6)]
     table, _ = run(config(2, 8), calls, few)

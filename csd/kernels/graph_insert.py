@@ -21,19 +21,196 @@ Nothing depends on the order of execution. The call's weights on one context, an
 stay below 2^30 together.
 """
 
-import numpy as np
+from dataclasses import fields
+
 import torch
+import triton
 
-from csd.graph.table import MAX_TOTAL, Table
-from csd.kernels.graph_lookup import find_contexts, hash_contexts, order_masks
+from csd.graph.table import Table
+from csd.kernels.aot import Job, Shape
+from csd.kernels.graph_insert_kernel import _allocate_kernel, _claim_kernel
+from csd.kernels.graph_insert_ref import graph_insert_ref
+from csd.kernels.graph_lookup_kernel import hash_factors
+from csd.kernels.graph_merge_kernel import _merge_kernel
 
-# an entry touched this many inserts ago or earlier counts as equally old
-MAX_AGE = (1 << 26) - 1
-_BUSY = 1 << 62
-_TOKEN = (1 << 31) - 1
+# keys a program, and keys it compares them with at once
+BLOCK_K = 16
+BLOCK_J = 128
+# successors that a program merges at once, and those it compares them with at once
+MERGE, MERGE_J = 64, 32
 
 
-def graph_insert_ref(
+def graph_insert_triton(
+    table: Table,
+    group_key: torch.Tensor,
+    context: torch.Tensor,
+    succ_token: torch.Tensor,
+    succ_weight: torch.Tensor,
+    row_total: torch.Tensor,
+    source_bit: torch.Tensor,
+    live_groups: torch.Tensor,
+    orders: tuple[int, ...],
+) -> None:
+    """Three launches, whatever the rows."""
+    R, N = context.shape
+    U, E = succ_token.shape[1], table.succ_token.shape[1]
+    O, K = len(orders), R * len(orders)
+    device = context.device
+    group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups = (
+        x.contiguous()
+        for x in (
+            group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups,
+        )
+    )  # fmt: skip
+    code = torch.empty(K, dtype=torch.int64, device=device)
+    leader, rank, entry, want, place, start, count, total, bit = torch.empty(
+        (9, K), dtype=torch.int32, device=device
+    )
+    update_token, update_weight = torch.empty((2, K * U), dtype=torch.int32, device=device)
+    now = torch.empty(1, dtype=torch.int32, device=device)
+    block_o, block_n = triton.next_power_of_2(O), triton.next_power_of_2(N)
+    block_r = max(1, BLOCK_K // block_o)
+    _claim_kernel[(max(1, triton.cdiv(R, block_r)),)](
+        group_key_ptr=group_key,
+        context_ptr=context,
+        entry_group_ptr=table.entry_group,
+        entry_hash_ptr=table.entry_hash,
+        entry_tokens_ptr=table.entry_tokens,
+        entry_stamp_ptr=table.entry_stamp,
+        step_ptr=table.step,
+        code_ptr=code,
+        leader_ptr=leader,
+        rank_ptr=rank,
+        entry_ptr=entry,
+        want_ptr=want,
+        rows=R,
+        buckets=table.buckets,
+        N=N,
+        BLOCK_N=block_n,
+        ORDERS=tuple(orders),
+        BLOCK_O=block_o,
+        HASH=hash_factors(N),
+        WAYS=table.ways,
+        BLOCK_R=block_r,
+        BLOCK_J=max(1, BLOCK_J // block_o),
+        num_warps=4,
+    )
+    _allocate_kernel[(max(1, triton.cdiv(K, BLOCK_K)),)](
+        leader_ptr=leader,
+        rank_ptr=rank,
+        entry_ptr=entry,
+        want_ptr=want,
+        entry_group_ptr=table.entry_group,
+        entry_total_ptr=table.entry_total,
+        entry_stamp_ptr=table.entry_stamp,
+        live_groups_ptr=live_groups,
+        step_ptr=table.step,
+        dropped_ptr=table.dropped,
+        succ_token_ptr=succ_token,
+        succ_weight_ptr=succ_weight,
+        row_total_ptr=row_total,
+        source_bit_ptr=source_bit,
+        place_ptr=place,
+        start_ptr=start,
+        count_ptr=count,
+        update_token_ptr=update_token,
+        update_weight_ptr=update_weight,
+        update_total_ptr=total,
+        update_bit_ptr=bit,
+        now_ptr=now,
+        keys=K,
+        groups=live_groups.shape[0],
+        O=O,
+        U=U,
+        BLOCK_U=triton.next_power_of_2(U),
+        WAYS=table.ways,
+        BLOCK_K=BLOCK_K,
+        BLOCK_J=BLOCK_J,
+        BLOCK_G=16,
+        num_warps=4,
+    )
+    _merge_kernel[(max(1, K),)](
+        group_key_ptr=group_key,
+        context_ptr=context,
+        code_ptr=code,
+        want_ptr=want,
+        place_ptr=place,
+        start_ptr=start,
+        count_ptr=count,
+        update_token_ptr=update_token,
+        update_weight_ptr=update_weight,
+        update_total_ptr=total,
+        update_bit_ptr=bit,
+        now_ptr=now,
+        entry_group_ptr=table.entry_group,
+        entry_hash_ptr=table.entry_hash,
+        entry_tokens_ptr=table.entry_tokens,
+        entry_total_ptr=table.entry_total,
+        entry_stamp_ptr=table.entry_stamp,
+        succ_token_ptr=table.succ_token,
+        succ_weight_ptr=table.succ_weight,
+        succ_source_ptr=table.succ_source,
+        step_ptr=table.step,
+        keys=K,
+        ORDERS=tuple(orders),
+        BLOCK_O=block_o,
+        N=N,
+        BLOCK_N=block_n,
+        U=U,
+        E=E,
+        BLOCK_E=triton.next_power_of_2(E),
+        BLOCK=MERGE,
+        BLOCK_J=MERGE_J,
+        num_warps=4,
+    )
+
+
+_TABLE = tuple(f.name for f in fields(Table) if f.name != "ways")
+
+
+@torch.library.custom_op("csd::graph_insert", mutates_args=_TABLE, device_types="cpu")
+def _graph_insert(
+    entry_group: torch.Tensor,
+    entry_hash: torch.Tensor,
+    entry_tokens: torch.Tensor,
+    entry_total: torch.Tensor,
+    entry_stamp: torch.Tensor,
+    succ_token: torch.Tensor,
+    succ_weight: torch.Tensor,
+    succ_source: torch.Tensor,
+    step: torch.Tensor,
+    dropped: torch.Tensor,
+    ways: int,
+    group_key: torch.Tensor,
+    context: torch.Tensor,
+    token: torch.Tensor,
+    weight: torch.Tensor,
+    row_total: torch.Tensor,
+    source_bit: torch.Tensor,
+    live_groups: torch.Tensor,
+    orders: list[int],
+) -> None:
+    table = Table(
+        ways, entry_group, entry_hash, entry_tokens, entry_total, entry_stamp, succ_token,
+        succ_weight, succ_source, step, dropped,
+    )  # fmt: skip
+    rows = (group_key, context, token, weight, row_total, source_bit)
+    graph_insert_ref(table, *rows, live_groups, tuple(orders))
+
+
+@_graph_insert.register_kernel("cuda")
+def _(*args):
+    tensors, (ways, *rows, orders) = args[: len(_TABLE)], args[len(_TABLE) :]
+    with torch.cuda.device_of(tensors[0]):
+        graph_insert_triton(Table(ways, *tensors), *rows, tuple(orders))
+
+
+@_graph_insert.register_fake
+def _(*args):
+    return None
+
+
+def graph_insert(
     table: Table,
     group_key: torch.Tensor,  # [R] int64, -1: skip the row
     context: torch.Tensor,  # [R, N] int32, latest first, -1 before the start
@@ -44,136 +221,57 @@ def graph_insert_ref(
     live_groups: torch.Tensor,  # [G] int64, -1 is none
     orders: tuple[int, ...],
 ) -> None:
-    """Update `table` in place."""
-    arrays = table.arrays()
-    _insert(
-        arrays,
-        *(x.numpy(force=True) for x in (group_key, context, succ_token, succ_weight, row_total)),
-        source_bit.numpy(force=True),
-        live_groups.numpy(force=True),
-        orders,
-    )
-    if table.step.device.type != "cpu":
-        table.copy_(arrays.map(torch.from_numpy))
+    """Updates `table` in place with the successors that R rows have seen."""
+    R, N = group_key.shape[0], table.entry_tokens.shape[1]
+    U = succ_token.shape[-1]
+    for name, x, shape, dtype in (
+        ("group_key", group_key, (R,), torch.int64),
+        ("context", context, (R, N), torch.int32),
+        ("succ_token", succ_token, (R, U), torch.int32),
+        ("succ_weight", succ_weight, (R, U), torch.int32),
+        ("row_total", row_total, (R,), torch.int32),
+        ("source_bit", source_bit, (R,), torch.int32),
+        ("live_groups", live_groups, (live_groups.shape[0],), torch.int64),
+    ):
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+        if x.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
+    if not orders or max(orders) > N or min(orders) < 1:
+        raise ValueError(f"orders must lie in 1 to {N}, the table's context, got {orders}")
+    rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)
+    _graph_insert(*(getattr(table, name) for name in _TABLE), table.ways, *rows, list(orders))
 
 
-def _insert(table, group_key, context, token, weight, row_total, bit, live_groups, orders) -> None:
-    table.step += 1
-    last, _ = order_masks(orders, context.shape[1])
-    row, order = ((group_key >= 0)[:, None] & (context[:, last] >= 0)).nonzero()
-    if not row.size:
-        return
-    code = hash_contexts(group_key, context, orders)
-    entry, tokens = find_contexts(table, group_key, context, code, orders)
-    code, entry, tokens = (x[row, order] for x in (code, entry, tokens))
-    group = group_key[row]
-
-    # runs of equal hashes; stable, so a run starts with its leader
-    key = code.argsort(kind="stable")
-    first = _starts(code[key])
-    owner = first.cumsum() - 1
-    leader = key[first]
-    mine = leader[owner]
-    keep = (tokens[key] == tokens[mine]).all(1) & (group[key] == group[mine])
-
-    place = entry[leader]
-    table.entry_stamp[place[place >= 0]] = table.step
-    new = (place < 0).nonzero()[0]
-    if new.size:
-        # owners are in hash order; room is given out in update order
-        new = new[leader[new].argsort()]
-        spot = _take(table, code[leader[new]], live_groups)
-        place[new] = spot
-        new, spot = new[spot >= 0], spot[spot >= 0]
-        lead = leader[new]
-        table.entry_group[spot] = group[lead]
-        table.entry_hash[spot] = code[lead]
-        table.entry_tokens[spot] = tokens[lead]
-        table.entry_total[spot] = 0
-        table.entry_stamp[spot] = table.step
-        table.succ_token[spot] = -1
-        table.succ_weight[spot] = 0
-        table.succ_source[spot] = 0
-    keep &= place[owner] >= 0
-    row, owner = row[key[keep]], place[owner[keep]]
-    _merge(table, owner, token[row], weight[row], row_total[row], bit[row])
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    return [job for orders in ((1, 2, 3, 4), tuple(range(1, 9))) for job in _jobs(orders)]
 
 
-def _starts(x: np.ndarray) -> np.ndarray:
-    """Where a run of equal values begins."""
-    first = np.ones(x.shape, bool)
-    np.not_equal(x[1:], x[:-1], out=first[1:])
-    return first
-
-
-def _rank(first: np.ndarray) -> np.ndarray:
-    """Place of each element in its run, given where runs begin."""
-    place = np.arange(first.size)
-    return place - np.maximum.accumulate(np.where(first, place, 0))
-
-
-def _take(table: Table, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
-    """Entries for new contexts with these hashes, in order; -1 where a bucket has none left."""
-    ways = table.ways
-    bucket = code & (table.buckets - 1)
-    by_bucket = bucket.argsort(kind="stable")
-    bucket = bucket[by_bucket]
-    rank = _rank(_starts(bucket))
-    # [new, ways]
-    group, total, stamp = (
-        x.reshape(-1, ways).take(bucket, 0)
-        for x in (table.entry_group, table.entry_total, table.entry_stamp)
-    )
-    way = np.arange(ways)
-    alive = (group >= 0) & np.isin(group, live_groups)
-    age = np.minimum(table.step - stamp, MAX_AGE)
-    live = (total.astype(np.int64) << 30) | ((MAX_AGE - age) << 4) | way
-    live[stamp == table.step] = _BUSY
-    cost = np.where(alive, live, way - ways)
-    way = cost.argsort(1)[np.arange(bucket.size), np.minimum(rank, ways - 1)]
-    room = (rank < ways) & (cost[np.arange(bucket.size), way] < _BUSY)
-    table.dropped += np.count_nonzero(~room)
-    spot = np.empty_like(bucket)
-    spot[by_bucket] = np.where(room, bucket * ways + way, -1)
-    return spot
-
-
-def _merge(table: Table, owner, token, weight, row_total, bit) -> None:
-    """Add updates [K, U] to the successors of entries `owner` [K], and totals to theirs."""
-    E = table.succ_token.shape[1]
-    order = owner.argsort(kind="stable")
-    at = _starts(owner[order]).nonzero()[0]
-    place = owner[order[at]]
-    # int64: the sum may pass 2^31 before it is halved
-    total = table.entry_total[place] + np.add.reduceat(row_total[order].astype(np.int64), at)
-
-    # one list of (entry, token): the call's updates and what the entries hold
-    row, u = ((token >= 0) & (weight > 0)).nonzero()
-    mine, e = (table.succ_token[place] >= 0).nonzero()
-    held = place[mine]
-    code = np.concatenate([owner[row], held]) << 31
-    code |= np.concatenate([token[row, u], table.succ_token[held, e]])
-    weight = np.concatenate([weight[row, u], table.succ_weight[held, e]])
-    source = np.concatenate([np.int64(1) << bit[row], table.succ_source[held, e]])
-    order = code.argsort(kind="stable")
-    code = code[order]
-    at = _starts(code).nonzero()[0]
-    code = code[at]
-    weight = np.add.reduceat(weight[order].astype(np.int64), at)
-    source = np.bitwise_or.reduceat(source[order], at)
-
-    # the list is in (entry, token) order: a stable sort leaves ties to smaller tokens
-    owner = code >> 31
-    order = ((owner << 31) | (_TOKEN - weight)).argsort(kind="stable")
-    owner = owner[order]
-    rank = _rank(_starts(owner))
-    order, owner, rank = order[rank < E], owner[rank < E], rank[rank < E]
-    table.succ_token[place], table.succ_weight[place], table.succ_source[place] = -1, 0, 0
-    half = total > MAX_TOTAL
-    weight = weight[order] >> half[place.searchsorted(owner)]
-    some = weight > 0
-    owner, rank, order = owner[some], rank[some], order[some]
-    table.succ_token[owner, rank] = code[order] & _TOKEN
-    table.succ_weight[owner, rank] = weight[some]
-    table.succ_source[owner, rank] = source[order]
-    table.entry_total[place] = total >> half
+def _jobs(orders: tuple[int, ...]) -> list[Job]:
+    """Of the default table, a step's nine successors a row."""
+    N = O = len(orders)
+    long = (
+        "group_key", "code", "entry_group", "entry_hash", "live_groups", "dropped", "succ_source",
+    )  # fmt: skip
+    counts = ("rows", "buckets", "keys", "groups")
+    constants = dict(
+        N=N, BLOCK_N=N, ORDERS=orders, BLOCK_O=O, O=O, HASH=hash_factors(N), WAYS=16,
+        BLOCK_R=BLOCK_K // O, U=9, BLOCK_U=16, E=8, BLOCK_E=8, BLOCK_K=BLOCK_K, BLOCK_G=16,
+        BLOCK=MERGE,
+    )  # fmt: skip
+    jobs = []
+    for kernel in (_claim_kernel, _allocate_kernel, _merge_kernel):
+        args = {}
+        for param in kernel.params:
+            name = param.name.removesuffix("_ptr")
+            if param.is_constexpr:
+                args[param.name] = constants.get(name, BLOCK_J)
+            elif name in counts:
+                args[param.name] = "i32"
+            else:
+                args[param.name] = "*i64:16" if name in long else "*i32:16"
+        if kernel is not _allocate_kernel:
+            args["BLOCK_J"] = BLOCK_J // O if kernel is _claim_kernel else MERGE_J
+        name = kernel.__name__.strip("_").removesuffix("_kernel")
+        jobs.append(Job(name=f"graph_insert {name} O={O}", kernel=kernel, args=args))
+    return jobs
