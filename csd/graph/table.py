@@ -31,11 +31,11 @@ class GraphConfig:
     # weights of one observation: all of the target's distribution, a sampled token, a prompt token
     soft_weight: int = WEIGHT_ONE
     hard_weight: int = WEIGHT_ONE // 2
-    prompt_weight: int = WEIGHT_ONE
+    prompt_weight: int = WEIGHT_ONE // 2
     # drafting
-    smoothing: int = WEIGHT_ONE // 2  # weight of what a context has not seen
+    smoothing: int = WEIGHT_ONE  # weight of what a context has not seen
     beta: float = 0.6  # how sharply noise decides, 0 < beta <= 1
-    frontier: int = 16  # nodes of a slot expanded in each level
+    frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
     min_prob: float = 0.0  # paths less likely than this are not drafted
 
