@@ -103,6 +103,7 @@ class Engine:
         *,
         budget: str | int = "auto",
         speculate: bool = True,
+        drafter=None,
         until: Callable[[list[Sample]], bool] | None = None,
         on_tokens: Callable[[Job, Running, list[int], str], None] | None = None,
         record_top: bool = False,
@@ -117,7 +118,7 @@ class Engine:
             self._busy = threading.get_ident()
             if self._loaded.refresh():
                 self._take(self._loaded)
-            step = self._prepare(jobs)
+            step = self._prepare(jobs, drafter or self._drafter_name)
             step.drafter = self._drafter if speculate else None
             loop = _Loop(self, step, jobs, until, on_tokens, record_top)
             try:
@@ -135,8 +136,10 @@ class Engine:
             self._cost = self._measure()
         return AutoBudget(self._cost)
 
-    def _prepare(self, jobs: list[Job]) -> Step:
+    def _prepare(self, jobs: list[Job], drafter) -> Step:
         """Caches large enough for `jobs`; those at hand are kept when they are."""
+        if drafter != self._drafter_name:
+            self._drafter_name, self._step = drafter, None
         slots = min(self.max_slots, sum(len(j.samples) for j in jobs))
         max_new = max(j.params.max_new_tokens for j in jobs)
         slot_pages = pages_for(max_new)

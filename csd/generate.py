@@ -121,7 +121,8 @@ class _Call:
                 f"unknown argument {unknown[0]!r}; known are {', '.join(sorted(_OPTIONS))}"
             )
         _choice("verifier", options.get("verifier", "match"), VERIFIERS)
-        _choice("drafter", options.get("drafter", "consensus"), DRAFTERS)
+        if options.get("drafter") is not None:
+            _choice("drafter", options["drafter"], DRAFTERS)
         self.budget = _budget(options.get("budget", "auto"))
         self.options = options
         count = _count("num_samples", options.get("num_samples", 1), 1)
@@ -166,6 +167,7 @@ class _Call:
             self.jobs,
             budget=self.budget,
             speculate=self.options.get("speculate", True),
+            drafter=self.options.get("drafter"),
             until=self.options.get("until"),
             on_tokens=_on_tokens(callback, progress),
             record_top=record is not None,
