@@ -36,9 +36,8 @@ def logits_of(token, position):
     return logits
 
 
-def prompts():
-    ids = torch.cartesian_prod(*[torch.arange(TOKENS, VOCAB)] * 3)[:REPLICATES]
-    return ids.tolist()
+def prompts(count):
+    return torch.cartesian_prod(*[torch.arange(TOKENS, VOCAB)] * 3)[:count].tolist()
 
 
 def cell_probabilities():
@@ -47,10 +46,10 @@ def cell_probabilities():
     return torch.outer(one, one).flatten()
 
 
-def counts(max_slots):
+def counts(max_slots, replicates=REPLICATES):
     e = engine(LastToken(logits_of, VOCAB), max_slots=max_slots)
     results = csd.generate(
-        e, prompts(), num_samples=2, seed=20240, max_new_tokens=POSITIONS, budget=6
+        e, prompts(replicates), num_samples=2, seed=20240, max_new_tokens=POSITIONS, budget=6
     )
     cells = torch.tensor([r.tokens for r in results])
     code = (cells * torch.tensor([9, 3, 1])).sum(-1)
@@ -60,7 +59,7 @@ def counts(max_slots):
 
 def p_value(observed):
     """Chi-square with cells of expectation below 5 pooled; Wilson and Hilferty's approximation."""
-    expected = cell_probabilities() * REPLICATES
+    expected = cell_probabilities() * int(observed.sum())
     small = expected < 5
     observed = torch.cat([observed[~small], observed[small].sum()[None]]).double()
     expected = torch.cat([expected[~small], expected[small].sum()[None]])
@@ -74,8 +73,9 @@ def equal_share(observed):
     """Share of replicates with two equal samples, and its standard score."""
     one = cell_probabilities().view(27, 27).diagonal().sqrt()
     p = float((one**2).sum())
-    share = float(observed.view(27, 27).diagonal().sum()) / REPLICATES
-    return share, (share - p) / math.sqrt(p * (1 - p) / REPLICATES)
+    replicates = int(observed.sum())
+    share = float(observed.view(27, 27).diagonal().sum()) / replicates
+    return share, (share - p) / math.sqrt(p * (1 - p) / replicates)
 
 
 @pytest.mark.parametrize("max_slots", [1, 2])
@@ -88,24 +88,36 @@ def test_joint_law(max_slots):
 
 
 def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
-    """min(1, q / q_sibling) keeps each sample's law and makes the two of them copies."""
+    """min(1, q / q_sibling) keeps each sample's law and makes the two of them copies.
+
+    Both have the same law after the same prefix, so the ratio is 1: what the sibling drew is taken
+    wherever it was drafted.
+    """
     right = verify_file.verify_ref
+    first: dict[int, list[int]] = {}
 
     def copying(logits, pool, slots):
-        # of a root's children the likeliest draft is taken as if it had been drawn for this slot
         verdict = right(logits, pool, slots)
-        child = (pool.depth > 0) & (pool.source == 2)
-        parent = pool.parent.clamp(min=0).long()
-        for row in child.nonzero()[:, 0].tolist():
-            verdict.sample[parent[row]] = pool.token[row]
+        key, said = int(slots.key[0]), slots.tokens[0, : int(slots.generated[0])].tolist()
+        sibling = first.get(key, []) if int(slots.sample[0]) else []
+        prefix = {}
+        for row in range(pool.rows):
+            parent = int(pool.parent[row])
+            prefix[row] = said if parent < 0 else [*prefix[parent], int(pool.token[row])]
+            n = len(prefix[row])
+            children = pool.token[pool.parent == row].tolist()
+            if prefix[row] == sibling[:n] and n < len(sibling) and sibling[n] in children:
+                verdict.sample[row] = sibling[n]
         descend = verify_file._descend(verdict.sample, pool, slots)
         verdict.accept_row, verdict.accept_count, verdict.finish = descend
+        if not int(slots.sample[0]):
+            rows = verdict.accept_row[0, : int(verdict.accept_count[0])].long()
+            first[key] = said + verdict.sample[rows].tolist()
         return verdict
 
     monkeypatch.setattr(verify_file, "verify_ref", copying)
-    observed, _ = counts(max_slots=1)
-    score = equal_share(observed)[1]
-    assert score > 20
+    observed, _ = counts(max_slots=1, replicates=400)
+    assert equal_share(observed)[1] > 20
     assert p_value(observed) < 1e-10
 
 
