@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from csd.engine import Engine
-from csd.graph.drafters import DRAFTERS
+from csd.graph.drafters import DRAFTERS, known
 from csd.job import Job
 from csd.kernels.noise import prompt_key
 from csd.progress import Progress
@@ -42,7 +42,8 @@ def generate(model, prompt, **options) -> Samples | list[Samples]:
         until: called with the finished samples of a prompt, up to the first index that has not
             finished; True cancels the rest.
     Running:
-        speculate: True. drafter: "consensus". verifier: "match".
+        speculate: True. verifier: "match". drafter: "consensus"; for comparison also
+            "prompt-lookup", "paper", "paper-tree", "recycling", "rest:PATH", "suffix".
         budget: "auto", or how many drafted tokens a step verifies over all samples.
         tokenizer, device, dtype, revision, chat_template_kwargs.
     Watching:
@@ -121,8 +122,9 @@ class _Call:
                 f"unknown argument {unknown[0]!r}; known are {', '.join(sorted(_OPTIONS))}"
             )
         _choice("verifier", options.get("verifier", "match"), VERIFIERS)
-        if options.get("drafter") is not None:
-            _choice("drafter", options["drafter"], DRAFTERS)
+        drafter = options.get("drafter")
+        if drafter is not None and not known(drafter):
+            _choice("drafter", drafter, DRAFTERS)
         self.budget = _budget(options.get("budget", "auto"))
         self.options = options
         count = _count("num_samples", options.get("num_samples", 1), 1)
