@@ -1,13 +1,14 @@
-"""Drafters that only benchmarks use: an n-gram trie as servers keep it, and a ready datastore."""
+"""Drafters that only benchmarks use: an n-gram trie as servers keep it, a datastore at hand."""
 
 import heapq
 from collections import deque
 
 from csd.graph.host import HostDrafter, Tree
+from csd.graph.paper import Paper
 from csd.graph.rest import Datastore, Rest
 from csd.pool import SIBLING
 
-RIVALS = ("rest", "trie", "trie-frequency", "trie-prompt")
+RIVALS = ("rest", "trie", "trie-frequency", "trie-prompt", "paper-tree-fuzzy")
 
 
 class Trie(HostDrafter):
@@ -112,4 +113,6 @@ def make_rival(name: str, others: list):
     """others: traces of other problems, for drafters that read a datastore."""
     if name == "rest":
         return Rest(Datastore([text for trace in others for text in trace.samples]))
+    if name == "paper-tree-fuzzy":
+        return Paper(tree=True, edits=1)
     return Trie(frequency=name == "trie-frequency", prompt=name == "trie-prompt")

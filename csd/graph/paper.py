@@ -1,7 +1,8 @@
 """The drafter of "Speculative Decoding for Multi-Sample Inference" (arXiv 2503.05330).
 
-Wherever another sample's text has the last k tokens of this one, or k tokens that differ from them
-by at most `edits` insertions, deletions and substitutions, what follows there is a candidate. The
+Wherever another sample's text has the last k tokens of this one, what follows there is a candidate;
+where none has, also behind what differs from them by at most `edits` insertions, deletions and
+substitutions. The
 candidates c form a graph in layers: equal tokens of one layer are one node, and the edge from u to
 v has weight
 
@@ -12,7 +13,8 @@ probability with which the target drew v there. The draft is the chain of heavie
 it is the paths with the largest products of weights. Without a match, k shrinks.
 
 The paper leaves open how P is found, whether k shrinks, and which matches count. Here P is what the
-target gave when the other sample drew v, and every match counts.
+target gave when the other sample drew v, and every match counts. On recorded samples exact matches
+of fewer tokens draft better than inexact ones of more, so `edits` is 0 unless asked for.
 """
 
 import heapq
@@ -80,7 +82,7 @@ def match_ends(text: np.ndarray, query: list[int], edits: int) -> np.ndarray:
 class Paper(HostDrafter):
     """k: tokens of the query; edits: allowed in a match of at least 2 * edits + 2 tokens."""
 
-    def __init__(self, tree: bool = False, k: int = 4, edits: int = 1, alpha: float = 0.5):
+    def __init__(self, tree: bool = False, k: int = 4, edits: int = 0, alpha: float = 0.5):
         super().__init__()
         self.tree, self.k, self.edits, self.alpha = tree, k, edits, alpha
 
