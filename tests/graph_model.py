@@ -139,17 +139,17 @@ def children(graph, slots, s, context, position, noise):
         entry = graph.entries[i]
         rem *= config.smoothing / (entry.total + config.smoothing)
         for token, weight, said in entry.successors:
-            q[token] = q.get(token, 0.0) + rem * weight / config.smoothing
+            q[token] = q.get(token, 0) + int(rem * weight / config.smoothing * 2**24)
             source.setdefault(token, said)
-    q = {t: min(round(x * 2**31), 2**31) for t, x in q.items()}
+    q = {t: min(x, 2**24) for t, x in q.items()}
     kept = sorted((t for t in q if q[t] > 0), key=lambda t: (-q[t], t))[:MAX_CHILDREN]
-    rest = max(2**31 - sum(q[t] for t in kept), 0) / 2**31
+    rest = max(2**24 - sum(q[t] for t in kept), 0) / 2**24
     greedy = float(slots.temperature[s]) <= 0
     beta = 1.0 if greedy else config.beta
     race = {}
     for t in kept:
         g = 0.0 if greedy else noise(s, position, t)
-        race[t] = math.exp(beta * (math.log(q[t] / 2**31) + g))
+        race[t] = math.exp(beta * (math.log(q[t] / 2**24) + g))
     outside = math.log(rest) + (0 if greedy else 0.5772156649015329) if rest else -math.inf
     norm = sum(race.values()) + math.exp(beta * outside)
     own = 1 << int(slots.sample[s]) % 62
@@ -176,7 +176,7 @@ def keyed_noise(slots):
 def draft(graph, slots, rows, noise=None) -> Pool:
     config = graph.config
     noise = noise or keyed_noise(slots)
-    limit = 1 << 30
+    limit = (1 << 22) - 1
     if config.min_prob:
         limit = min(limit, round(-math.log2(config.min_prob) * 2**16))
     trees = {}

@@ -53,6 +53,14 @@ class GraphConfig:
                 raise ValueError(f"{name} must be a power of two, got {size}")
         if self.ways > min(self.capacity, 16):
             raise ValueError(f"ways must be at most {min(self.capacity, 16)}, got {self.ways}")
+        # what fits into the words that trees are sorted by
+        if not 1 <= self.frontier <= 16:
+            raise ValueError(f"frontier must be from 1 to 16, got {self.frontier}")
+        if not 1 <= self.successors <= 128 // len(self.orders):
+            raise ValueError(
+                f"successors must be from 1 to 128 / orders, {128 // len(self.orders)}, "
+                f"got {self.successors}"
+            )
 
 
 @dataclass(slots=True)

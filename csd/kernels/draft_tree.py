@@ -6,279 +6,263 @@ absent), w_n(t) the weight of successor t, c the smoothing weight, longest order
     rem_n = rem_{n+1} * c / (W_n + c)               what is left for shorter contexts
     q(t) = sum over n of rem_n * w_n(t) / c         = rem_{n+1} * lam_n * w_n(t) / W_n
 
-q is rounded to multiples of 2^-31, and the node keeps its MAX_CHILDREN likeliest tokens, ties to
-smaller tokens. Where the slot samples, they are scored with the very noise g that will decide:
+Every term of q is rounded down to a multiple of 2^-24, so that sums are exact, and the node keeps
+its MAX_CHILDREN likeliest tokens, ties to smaller tokens. Where the slot samples, they are scored
+with the very noise g that will decide:
 
     p(t) = exp(beta (log q(t) + g_t)) / (sum over kept s of the same
                                          + exp(beta (log (1 - sum q(s)) + 0.577)))
 
 and p = q where it is greedy. An edge costs round(-log2(p) * 2^16), a path the sum of its edges, so
-a child never costs less than its parent. Tokens that end the sample are not drafted.
+a child never costs less than its parent. Neither tokens that end the sample nor paths less likely
+than 2^-64 are drafted.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
 rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
-roots leave; ties go by slot, depth, token and the parent's rank. Everything is float64 before the
-one rounding, so other implementations reach the same integers.
+roots leave; ties go by slot, depth, token and the parent's rank. Probabilities and noise are
+float64 before an edge is rounded, so that implementations whose logarithms differ in the last bit
+reach the same integers but for one edge in 10^9.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from types import SimpleNamespace
 
-import numpy as np
 import torch
+import triton
 
-from csd.graph.table import PROMPT_BIT, SOURCES, GraphConfig, Table
-from csd.kernels.graph_lookup import find_contexts, hash_contexts
-from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
-from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, OWN, PROMPT, SIBLING, Pool, roots
-from csd.slots import Slots
+from csd.graph.table import GraphConfig, Table
+from csd.kernels.aot import Job, Shape
+from csd.kernels.draft_fill_kernel import _fill_kernel
+from csd.kernels.draft_grow_kernel import _grow_kernel
+from csd.kernels.draft_tree_ref import MAX_COST, UNIT, Noise, draft_tree_ref
+from csd.kernels.graph_lookup_kernel import hash_factors
+from csd.pool import MAX_DEPTH, MAX_NODES, Pool
+from csd.slots import MAX_STOP_IDS, Slots
 
-# probabilities are multiples of 1 / ONE, tokens below it
-ONE = 1 << 31
-# mean of a Gumbel: what the mass outside the kept children scores with
-EULER_GAMMA = 0.5772156649015329
-# a path of this cost is not drafted
-NEVER = 1 << 30
-_LOG2 = (1 << 16) / math.log(2)
+__all__ = ["Noise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
 
-Noise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# slots read at once
+BLOCK_S = 16
+GROW_WARPS, FILL_WARPS = 4, 4
 
 
-def draft_tree_ref(
+def draft_tree_triton(
     table: Table,
     slots: Slots,
     rows: int,
     config: GraphConfig,
-    noise: Noise | None = None,
+    noise: None = None,
     out: Pool | None = None,
 ) -> Pool:
-    """The step's pool in `rows` >= live rows; into `out` where given.
-
-    noise(slot [F], position [F], token [F, W]) returns g [F, W] float64 in place of the slots'
-    keyed noise, for replaying recorded samples.
-    """
-    pool = roots(slots, rows)
-    live = int(slots.live.sum())
-    if rows > live > 0:
-        tree = _Growth(table, slots, config, noise)
-        nodes = tree.grow(pool.slot[:live].numpy(force=True).astype(np.int64), rows - live)
-        if nodes is not None:
-            _fill(pool, nodes, live)
-    if out is None:
-        return pool
-    for field in fields(Pool):
-        getattr(out, field.name).copy_(getattr(pool, field.name))
-    return out
-
-
-@dataclass(slots=True)
-class _Nodes:
-    """Drafted nodes [n] in order; a level's are sorted by (cost, token, parent's rank)."""
-
-    cost: np.ndarray
-    token: np.ndarray
-    slot: np.ndarray
-    depth: np.ndarray
-    parent: np.ndarray  # place of the parent among the nodes, -1 for a root's child
-    source: np.ndarray
-    context: np.ndarray  # [n, N]
-
-    def pick(self, index) -> "_Nodes":
-        return _Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
-
-
-class _Growth:
-    """What growing the trees reads, in numpy."""
-
-    def __init__(self, table: Table, slots: Slots, config: GraphConfig, noise: Noise | None):
-        self.table, self.config, self.noise = table.arrays(), config, noise
-        names = "key group group_key sample generated max_new temperature context stop_ids"
-        for name in names.split():
-            setattr(self, name, getattr(slots, name).numpy(force=True))
-        self.group_key = self.group_key[self.group]
-        self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
-        greedy = self.temperature <= 0
-        self.beta = np.where(greedy, 1.0, config.beta)
-        # what a score gains: noise, or for the mass outside its mean
-        self.noisy = np.where(greedy, 0.0, 1.0)
-
-    def grow(self, slot: np.ndarray, budget: int) -> _Nodes | None:
-        """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
-        config = self.config
-        limit = np.minimum(self.max_new - 1 - self.generated, min(config.max_depth, MAX_DEPTH))
-        ceiling = NEVER
-        if config.min_prob > 0:
-            ceiling = min(NEVER, round(-math.log(config.min_prob) * _LOG2))
-        cost, parent, context = np.zeros_like(slot), np.full_like(slot, -1), self.context[slot]
-        levels, count, depth = [], 0, 0
-        while True:
-            depth += 1
-            room = limit[slot] >= depth
-            if not room.all():
-                slot, cost, parent, context = slot[room], cost[room], parent[room], context[room]
-            if not slot.size:
-                break
-            token, edge, source = self._children(slot, context, depth)
-            total = cost[:, None] + edge
-            # of nodes dearer than the budget's last one so far, none can enter the pool
-            at, child = (total <= ceiling).nonzero()
-            if not at.size:
-                break
-            total, token = total[at, child], token[at, child]
-            order = ((total << 31) | token).argsort(kind="stable")
-            at, child, total, token = at[order], child[order], total[order], token[order]
-            level = _Nodes(
-                cost=total,
-                token=token,
-                slot=slot[at],
-                depth=np.full_like(at, depth),
-                parent=parent[at],
-                source=source[at, child],
-                context=np.concatenate([token[:, None], context[at, :-1]], 1),
-            )
-            levels.append(level)
-            ceiling = min(ceiling, _threshold(levels, budget))
-            front = (total <= ceiling).nonzero()[0]
-            if front.size > config.frontier:
-                front = front[_rank_in(level.slot[front]) < config.frontier]
-            slot, cost, context = level.slot[front], total[front], level.context[front]
-            parent = front + count
-            count += at.size
-        return _cheapest(levels, budget) if levels else None
-
-    def _children(self, slot: np.ndarray, context: np.ndarray, depth: int):
-        """Token, edge cost and source [F, W] of every frontier node's children."""
-        table, config = self.table, self.config
-        orders = config.orders[::-1]
-        group = self.group_key[slot]
-        # [F, O], longest order first
-        code = hash_contexts(group, context, orders)
-        entry, _ = find_contexts(table, group, context, code, orders)
-        found = entry >= 0
-        total = table.entry_total.take(entry) * found
-        rem = (config.smoothing / (total + float(config.smoothing))).cumprod(1)
-        rem *= found / config.smoothing
-        # [F, O * E]
-        F = slot.size
-        token = np.where(found[:, :, None], table.succ_token.take(entry, 0), -1).reshape(F, -1)
-        share = (table.succ_weight.take(entry, 0) * rem[:, :, None]).reshape(F, -1)
-        same = token[:, :, None] == token[:, None, :]
-        q = np.matmul(same.astype(np.float64), share[:, :, None])[:, :, 0]
-        q = np.minimum(np.rint(q * ONE), ONE).astype(np.int64)
-        # a token counts once, where its longest context has it
-        first = same.argmax(2) == np.arange(token.shape[1])
-        code = np.where((q > 0) & first, ((ONE - q) << 31) | token, np.iinfo(np.int64).max)
-        kept = code.argsort(1)[:, :MAX_CHILDREN]
-        rows = np.arange(F)[:, None]
-        code, token = code[rows, kept], token[rows, kept]
-        none = code == np.iinfo(np.int64).max
-        q = np.where(none, 0, ONE - (code >> 31))
-
-        noisy, beta = self.noisy[slot][:, None], self.beta[slot][:, None]
-        with np.errstate(divide="ignore"):
-            score = np.log(q * (1 / ONE))
-            rest = np.log(np.maximum(ONE - q.sum(1, keepdims=True), 0) * (1 / ONE))
-        if noisy.any():
-            score += self._gumbel(slot, depth, token) * noisy
-            rest += EULER_GAMMA * noisy
-        score *= beta
-        norm = np.log(np.exp(score).sum(1, keepdims=True) + np.exp(rest * beta))
-        with np.errstate(invalid="ignore"):
-            cost = np.rint((norm - score) * _LOG2)
-        lost = none | (token[:, :, None] == self.stop_ids[slot][:, None, :]).any(2)
-        cost = np.where(lost, 2 * NEVER, np.clip(cost, 0, NEVER)).astype(np.int64)
-        said = table.succ_source.take(entry, 0).reshape(F, -1)[rows, kept]
-        return token.astype(np.int64), cost, self._source(said, slot)
-
-    def _gumbel(self, slot: np.ndarray, depth: int, token: np.ndarray) -> np.ndarray:
-        # the token of a node at depth d is generated token d - 1 from here
-        position = self.generated[slot] + depth - 1
-        token = np.maximum(token, 0)
-        if self.noise is not None:
-            return self.noise(*(torch.from_numpy(x) for x in (slot, position, token))).numpy()
-        at = (self.key[slot][:, None], token, position[:, None], self.sample[slot][:, None])
-        return gumbel_words(philox_words(*at, SAMPLE))
-
-    def _source(self, said: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        own = (said >> (self.sample[slot] % SOURCES)[:, None]) & 1 == 1
-        any_sample = said & ((1 << PROMPT_BIT) - 1) != 0
-        return np.where(own, OWN, np.where(any_sample, SIBLING, PROMPT))
+    """Two launches: every slot's tree, then the pool."""
+    if noise is not None:
+        raise ValueError("noise must be None: the kernel draws the slots' own")
+    S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
+    E = table.succ_token.shape[1]
+    device = slots.live.device
+    pool = out or _empty_pool(rows, S, G, N, device)
+    nodes = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
+    block_n = triton.next_power_of_2(N)
+    _grow_kernel[(S,)](
+        live_ptr=slots.live,
+        group_ptr=slots.group,
+        key_ptr=slots.key,
+        sample_ptr=slots.sample,
+        generated_ptr=slots.generated,
+        max_new_ptr=slots.max_new,
+        temperature_ptr=slots.temperature,
+        context_ptr=slots.context,
+        stop_ids_ptr=slots.stop_ids,
+        group_key_ptr=slots.group_key,
+        entry_group_ptr=table.entry_group,
+        entry_hash_ptr=table.entry_hash,
+        entry_tokens_ptr=table.entry_tokens,
+        entry_total_ptr=table.entry_total,
+        succ_token_ptr=table.succ_token,
+        succ_weight_ptr=table.succ_weight,
+        succ_source_ptr=table.succ_source,
+        nodes_ptr=nodes,
+        slots=S,
+        rows=rows,
+        buckets=table.buckets,
+        max_depth=min(config.max_depth, MAX_DEPTH),
+        max_cost=_max_cost(config),
+        N=N,
+        BLOCK_N=block_n,
+        ORDERS=config.orders[::-1],
+        BLOCK_O=triton.next_power_of_2(len(config.orders)),
+        HASH=hash_factors(N),
+        WAYS=table.ways,
+        E=E,
+        BLOCK_E=triton.next_power_of_2(E),
+        SMOOTHING=float(config.smoothing),
+        BETA=float(config.beta),
+        FRONTIER=config.frontier,
+        BLOCK_F=triton.next_power_of_2(config.frontier),
+        STOPS=MAX_STOP_IDS,
+        BLOCK_S=BLOCK_S,
+        num_warps=GROW_WARPS,
+    )
+    _fill_kernel[(max(S, G + 1),)](
+        nodes_ptr=nodes,
+        live_ptr=slots.live,
+        group_ptr=slots.group,
+        generated_ptr=slots.generated,
+        slot_context_ptr=slots.context,
+        prompt_len_ptr=slots.prompt_len,
+        token_ptr=pool.token,
+        parent_ptr=pool.parent,
+        slot_ptr=pool.slot,
+        depth_ptr=pool.depth,
+        position_ptr=pool.position,
+        ancestors_ptr=pool.ancestors,
+        score_ptr=pool.score,
+        source_ptr=pool.source,
+        context_ptr=pool.context,
+        slot_start_ptr=pool.slot_start,
+        slot_nodes_ptr=pool.slot_nodes,
+        group_start_ptr=pool.group_start,
+        slots=S,
+        groups=G,
+        rows=rows,
+        N=N,
+        BLOCK_N=block_n,
+        BLOCK_S=BLOCK_S,
+        num_warps=FILL_WARPS,
+    )
+    return pool
 
 
-def _rank_in(slot: np.ndarray) -> np.ndarray:
-    """How many earlier elements have the same slot."""
-    order = slot.argsort(kind="stable")
-    slot = slot[order]
-    rank = np.empty_like(slot)
-    rank[order] = np.arange(slot.size) - slot.searchsorted(slot)
-    return rank
+def _empty_pool(rows: int, slots: int, groups: int, context: int, device) -> Pool:
+    """Room for a pool; unlike `Pool.empty`, nothing is written."""
+
+    def empty(*shape, dtype=torch.int32):
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Pool(
+        token=empty(rows),
+        parent=empty(rows),
+        slot=empty(rows),
+        depth=empty(rows),
+        position=empty(rows),
+        ancestors=empty(rows, dtype=torch.int64),
+        score=empty(rows),
+        source=empty(rows),
+        context=empty(rows, context),
+        slot_start=empty(slots),
+        slot_nodes=empty(slots),
+        group_start=empty(groups + 1),
+    )
 
 
-def _threshold(levels: list[_Nodes], budget: int) -> int:
-    """Cost of the pool's last node if no more nodes came."""
-    cost = np.concatenate([n.cost for n in levels])
-    if budget >= MAX_NODES:
-        order = cost.argsort(kind="stable")
-        slot = np.concatenate([n.slot for n in levels])[order]
-        cost = cost[order[_rank_in(slot) < MAX_NODES - 1]]
-    return NEVER if cost.size < budget else int(np.partition(cost, budget - 1)[budget - 1])
+def _max_cost(config: GraphConfig) -> int:
+    if config.min_prob <= 0:
+        return MAX_COST
+    return min(MAX_COST, round(-math.log(config.min_prob) * UNIT))
 
 
-def _cheapest(levels: list[_Nodes], budget: int) -> _Nodes:
-    """The `budget` cheapest nodes, best first."""
-    nodes = _Nodes(*(np.concatenate([getattr(n, f.name) for n in levels]) for f in fields(_Nodes)))
-    # stable: equal (cost, slot) stay in order of depth, token and parent's rank
-    order = ((nodes.cost << 16) | nodes.slot).argsort(kind="stable")
-    if budget >= MAX_NODES:
-        order = order[_rank_in(nodes.slot[order]) < MAX_NODES - 1]
-    order = order[:budget]
-    place = np.empty_like(nodes.cost)
-    place[order] = np.arange(order.size)
-    nodes = nodes.pick(order)
-    nodes.parent = np.where(nodes.parent >= 0, place[nodes.parent], -1)
-    return nodes
+_TABLE = tuple(f.name for f in fields(Table) if f.name != "ways")
+_SLOTS = (
+    "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
+    "prompt_len", "group_key",
+)  # fmt: skip
 
 
-def _fill(pool: Pool, nodes: _Nodes, live: int) -> None:
-    """Put the nodes, best first, behind their roots; `pool` holds the roots alone."""
-    slot = pool.slot[:live].numpy(force=True).astype(np.int64)
-    # which of the pool's slots a node is of, in the order of groups and slots
-    place_of = np.zeros(slot.max() + 1, np.int64)
-    place_of[slot] = np.arange(live)
-    owner = place_of[nodes.slot]
-    order = owner.argsort(kind="stable")
-    row = np.empty_like(order)
-    row[order] = np.arange(order.size)
-    row += owner + 1
-    drafted = np.bincount(owner, minlength=live)
-    start = drafted.cumsum() - drafted + np.arange(live)
-    root = start[owner]
-    parent = np.where(nodes.parent >= 0, row[nodes.parent], root)
+@torch.library.custom_op("csd::draft_tree", mutates_args=(), device_types="cpu")
+def _draft_tree(
+    table: list[torch.Tensor],
+    slots: list[torch.Tensor],
+    rows: int,
+    ways: int,
+    orders: list[int],
+    smoothing: int,
+    beta: float,
+    frontier: int,
+    max_depth: int,
+    min_prob: float,
+) -> list[torch.Tensor]:
+    return _draft(draft_tree_ref, table, slots, rows, ways, orders, smoothing, beta, frontier,
+                  max_depth, min_prob)  # fmt: skip
 
-    word = np.ones(live + row.size, np.int64)
-    # the 64th node's bit is the sign
-    word[row] = np.int64(1) << (row - root)
-    for depth in range(1, nodes.depth.max() + 1):
-        at = nodes.depth == depth
-        word[row[at]] |= word[parent[at]]
 
-    def put(field: torch.Tensor, at: np.ndarray, value) -> None:
-        field[torch.from_numpy(at).to(field.device)] = torch.as_tensor(value).to(field)
+@_draft_tree.register_kernel("cuda")
+def _(table, slots, *args):
+    with torch.cuda.device_of(slots[0]):
+        return _draft(draft_tree_triton, table, slots, *args)
 
-    for field in (pool.token, pool.slot, pool.position, pool.context):
-        put(field, start, field[:live].clone())
-    base = pool.position.numpy(force=True)[root]
-    put(pool.token, row, nodes.token)
-    put(pool.parent, row, parent)
-    put(pool.slot, row, nodes.slot)
-    put(pool.depth, row, nodes.depth)
-    put(pool.position, row, base + nodes.depth)
-    put(pool.score, row, nodes.cost)
-    put(pool.source, row, nodes.source)
-    put(pool.context, row, nodes.context)
-    pool.ancestors[: word.size] = torch.from_numpy(word).to(pool.ancestors)
-    put(pool.slot_start, slot, start)
-    put(pool.slot_nodes, slot, drafted + 1)
-    end = np.append(start, word.size)
-    pool.group_start.copy_(torch.from_numpy(end[pool.group_start.numpy(force=True)]))
+
+@_draft_tree.register_fake
+def _(table, slots, rows, *args):
+    live, context, group_key = (slots[_SLOTS.index(x)] for x in ("live", "context", "group_key"))
+    sizes = live.shape[0], group_key.shape[0], context.shape[1]
+    return _tensors(_empty_pool(rows, *sizes, live.device))
+
+
+def _draft(run, table, slots, rows, ways, orders, smoothing, beta, frontier, max_depth, min_prob):
+    table = Table(ways, *table)
+    slots = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
+    config = GraphConfig(
+        orders=tuple(orders), capacity=table.entry_group.shape[0], ways=ways,
+        successors=table.succ_token.shape[1], smoothing=smoothing, beta=beta, frontier=frontier,
+        max_depth=max_depth, min_prob=min_prob,
+    )  # fmt: skip
+    return _tensors(run(table, slots, rows, config))
+
+
+def _tensors(pool: Pool) -> list[torch.Tensor]:
+    return [getattr(pool, f.name) for f in fields(Pool)]
+
+
+def draft_tree(table: Table, slots: Slots, rows: int, config: GraphConfig) -> Pool:
+    """The likeliest nodes of all live slots' trees, in a pool of `rows` >= live rows."""
+    N, E = table.entry_tokens.shape[1], table.succ_token.shape[1]
+    if slots.context.shape[1] != N:
+        raise ValueError(
+            f"slots.context must have shape {(slots.count, N)}, got {tuple(slots.context.shape)}"
+        )
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, got {rows}")
+    if config.context > N:
+        raise ValueError(f"config.orders must be at most {N}, got {config.orders}")
+    if table.ways != config.ways or config.successors != E:
+        raise ValueError(
+            f"config must have ways {table.ways} and successors {E}, as table has, got "
+            f"{config.ways} and {config.successors}"
+        )
+    pool = _draft_tree(
+        [getattr(table, name) for name in _TABLE],
+        [getattr(slots, name) for name in _SLOTS],
+        rows, config.ways, list(config.orders), config.smoothing, config.beta, config.frontier,
+        config.max_depth, config.min_prob,
+    )  # fmt: skip
+    return Pool(*pool)
+
+
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    return [job for orders in ((1, 2, 3, 4), tuple(range(1, 9))) for job in _jobs(orders)]
+
+
+def _jobs(orders: tuple[int, ...]) -> list[Job]:
+    """Of the default table and drafting."""
+    N, config = len(orders), GraphConfig(orders=orders)
+    types = {name: "*i64:16" for name in (
+        "key", "group_key", "entry_group", "entry_hash", "succ_source", "nodes", "ancestors",
+    )}  # fmt: skip
+    types |= {name: "i32" for name in ("slots", "groups", "rows", "buckets", "max_depth")}
+    types |= {"live": "*i1:16", "temperature": "*fp64:16", "max_cost": "i32"}
+    constants = dict(
+        N=N, BLOCK_N=N, ORDERS=orders[::-1], BLOCK_O=N, HASH=hash_factors(N), WAYS=config.ways,
+        E=config.successors, BLOCK_E=config.successors, SMOOTHING=float(config.smoothing),
+        BETA=config.beta, FRONTIER=config.frontier, BLOCK_F=config.frontier, STOPS=MAX_STOP_IDS,
+        BLOCK_S=BLOCK_S,
+    )  # fmt: skip
+    jobs = []
+    for kernel, warps in ((_grow_kernel, GROW_WARPS), (_fill_kernel, FILL_WARPS)):
+        args = {}
+        for param in kernel.params:
+            name = param.name.removesuffix("_ptr")
+            args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
+        name = kernel.__name__.strip("_").removesuffix("_kernel")
+        jobs.append(Job(name=f"draft_tree {name} O={N}", kernel=kernel, args=args, num_warps=warps))
+    return jobs

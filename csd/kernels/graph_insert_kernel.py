@@ -165,7 +165,7 @@ def _room(
     # the empty and dead first, then the lightest, then the oldest; what this call touched is kept
     age = tl.minimum(now - stamp, MAX_AGE).to(tl.int64)
     busy = tl.full((), 1 << 62, tl.int64)
-    cost = (total.to(tl.int64) << 30) | ((MAX_AGE - age) << 4)
+    cost = (total.to(tl.int64) << 30) | ((tl.full((), MAX_AGE, tl.int64) - age) << 4)
     cost = tl.where(alive, tl.where(stamp == now, busy, cost) | way, (way - WAYS).to(tl.int64))
     # [B, WAYS, WAYS]
     place = tl.sum((cost[:, None, :] < cost[:, :, None]).to(tl.int32), 2)

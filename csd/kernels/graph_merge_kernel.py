@@ -103,6 +103,7 @@ def _merge_kernel(
     elements = BLOCK_E + updates
 
     # best successors so far: weight, then the smaller token; -1 is none
+    last_token = tl.full((), LAST_TOKEN, tl.int64)
     offs_e = tl.arange(0, BLOCK_E)
     best = tl.full([BLOCK_E], -1, tl.int64)
     for first in range(0, elements, BLOCK):
@@ -126,7 +127,7 @@ def _merge_kernel(
             again |= (same & (j < i)).to(tl.int32)
         # [BLOCK]: a token counts where it comes first
         tokens = tl.reshape(token, [BLOCK])
-        code = (tl.sum(weights, 0).to(tl.int64) << 31) | (LAST_TOKEN - tokens)
+        code = (tl.sum(weights, 0).to(tl.int64) << 31) | (last_token - tokens)
         code = tl.where((tokens >= 0) & (tl.max(again, 0) == 0), code, -1)
         if tl.max(code, 0) > tl.min(tl.where(offs_e < E, best, 1 << 62), 0):
             better = tl.full([BLOCK_E], -1, tl.int64)
@@ -138,7 +139,7 @@ def _merge_kernel(
             best = better
 
     # [BLOCK_E]
-    token = tl.where(best >= 0, LAST_TOKEN - (best & LAST_TOKEN).to(tl.int32), -1)
+    token = tl.where(best >= 0, last_token - (best & LAST_TOKEN), -1).to(tl.int32)
     weight = tl.where(best >= 0, best >> 31, 0)
     # [BLOCK_E, BLOCK]
     source = tl.zeros([BLOCK_E, BLOCK], tl.int64)

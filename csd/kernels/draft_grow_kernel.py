@@ -1,0 +1,271 @@
+"""Grow one slot's tree a program: the first kernel of `csd/kernels/draft_tree.py`.
+
+A drafted node is one int64, and nodes go in the order of these:
+
+    cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
+
+The slot's cheapest nodes of all levels so far are a sorted list; each level's children are sorted
+and merged into it. Since a node of the list keeps its place among
+those of its depth, that place is its rank in its level's frontier: no link needs to be stored.
+"""
+
+import triton
+import triton.language as tl
+
+from csd import pool
+from csd.graph import table
+from csd.kernels import draft_tree_ref, noise
+from csd.kernels.graph_lookup_kernel import (
+    cut_context,
+    find_entries,
+    hash_tokens,
+    load_context,
+    order_sizes,
+)
+from csd.kernels.noise_kernel import gumbel64, philox_word
+
+MAX_NODES = tl.constexpr(pool.MAX_NODES)
+MAX_CHILDREN = tl.constexpr(pool.MAX_CHILDREN)
+OWN, SIBLING = tl.constexpr(pool.OWN), tl.constexpr(pool.SIBLING)
+PROMPT = tl.constexpr(pool.PROMPT)
+SOURCES = tl.constexpr(table.SOURCES)
+SAMPLES = tl.constexpr((1 << table.PROMPT_BIT) - 1)
+ONE = tl.constexpr(draft_tree_ref.ONE)
+UNIT = tl.constexpr(draft_tree_ref.UNIT)
+EULER_GAMMA = tl.constexpr(draft_tree_ref.EULER_GAMMA)
+SAMPLE = tl.constexpr(noise.SAMPLE)
+LAST_TOKEN = tl.constexpr((1 << 31) - 1)
+# behind every node
+NONE = tl.constexpr((1 << 63) - 1)
+
+
+@triton.jit
+def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
+    """How many slots are live."""
+    live = tl.zeros([BLOCK_S], tl.int32)
+    for start in range(0, slots, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        live += tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0).to(tl.int32)
+    return tl.sum(live, 0)
+
+
+@triton.jit
+def _likeliest(
+    entry,  # [F, O] int32, longest order first, -1 where absent
+    entry_total_ptr,  # [C] int32
+    succ_token_ptr,  # [C, E] int32
+    succ_weight_ptr,  # [C, E] int32
+    ORDERS: tl.constexpr,
+    SMOOTHING: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """[F, MAX_CHILDREN] int64: (ONE - q) << 38 | token << 7 | order and place there, or NONE."""
+    F: tl.constexpr = entry.shape[0]
+    O: tl.constexpr = entry.shape[1]
+    offs_o = tl.arange(0, O)
+    found = entry >= 0
+    total = tl.load(entry_total_ptr + entry, mask=found, other=0)
+    # [F], [F, O]; what is left for shorter orders, and a weight's share of it
+    smoothing = tl.full((), SMOOTHING, tl.float64)
+    rem = tl.full([F], 1.0, tl.float64)
+    share = tl.zeros([F, O], tl.float64)
+    for o in tl.static_range(len(ORDERS)):
+        of_order = tl.sum(tl.where(offs_o[None, :] == o, total, 0), 1)
+        part = rem / (of_order.to(tl.float64) + smoothing)
+        share = tl.where(offs_o[None, :] == o, part[:, None], share)
+        rem = part * smoothing
+    # [F, O, BLOCK_E]
+    offs_e = tl.arange(0, BLOCK_E)[None, None, :]
+    mask = found[:, :, None] & (offs_e < E)
+    at = entry[:, :, None] * E + offs_e
+    token = tl.load(succ_token_ptr + at, mask=mask, other=-1)
+    weight = tl.load(succ_weight_ptr + at, mask=mask, other=0)
+    mass = (weight.to(tl.float64) * share[:, :, None] * ONE).to(tl.int32)
+
+    # [F, O * BLOCK_E]: a token's masses of all orders, counted where its longest order has it
+    OE: tl.constexpr = O * BLOCK_E
+    tokens = tl.reshape(token, [F, OE])
+    index = tl.arange(0, OE)[None, :]
+    q = tl.zeros([F, OE], tl.int32)
+    again = tl.zeros([F, OE], tl.int32)
+    for o in range(0, len(ORDERS)):
+        # [F, BLOCK_E]
+        this = offs_o[None, :, None] == o
+        other = tl.sum(tl.where(this, token + 1, 0), 1) - 1
+        other_mass = tl.sum(tl.where(this, mass, 0), 1)
+        # [F, O * BLOCK_E, BLOCK_E]
+        same = tokens[:, :, None] == other[:, None, :]
+        q += tl.sum(tl.where(same, other_mass[:, None, :], 0), 2)
+        again |= tl.where(index // BLOCK_E > o, tl.max(same.to(tl.int32), 2), 0)
+    one = tl.full((), ONE, tl.int64)
+    code = (tl.maximum(one - q, 0) << 38) | (tokens.to(tl.int64) << 7) | index
+    code = tl.where((tokens >= 0) & (q > 0) & (again == 0), code, NONE)
+    offs_k = tl.arange(0, MAX_CHILDREN)[None, :]
+    kept = tl.full([F, MAX_CHILDREN], NONE, tl.int64)
+    for k in range(0, MAX_CHILDREN):
+        least = tl.min(code, 1)[:, None]
+        kept = tl.where(offs_k == k, least, kept)
+        code = tl.where(code == least, NONE, code)
+    return kept
+
+
+@triton.jit
+def _score(
+    q,  # [F, W] int64, probability * ONE, 0 where there is no child
+    token,  # [F, W] int32
+    key,
+    sample,
+    position,
+    sampled,
+    BETA: tl.constexpr,
+):
+    """[F, W] int64: cost of each edge."""
+    one = tl.full((), 1.0 / ONE, tl.float64)
+    rest = tl.maximum(tl.full((), ONE, tl.int64) - tl.sum(q, 1), 0)
+    some = q > 0
+    score = tl.log(tl.where(some, q, 1).to(tl.float64) * one)
+    outside = tl.log(tl.where(rest > 0, rest, 1).to(tl.float64) * one)
+    if sampled:
+        beta = tl.full((), BETA, tl.float64)
+        g = gumbel64(philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
+        score = (score + g) * beta
+        outside = (outside + tl.full((), EULER_GAMMA, tl.float64)) * beta
+    norm = tl.sum(tl.where(some, tl.exp(score), 0.0), 1)
+    norm = tl.log(norm + tl.where(rest > 0, tl.exp(outside), 0.0))[:, None]
+    cost = (norm - score) * tl.full((), UNIT, tl.float64) + 0.5
+    # large enough not to be drafted, small enough to be summed
+    return tl.minimum(tl.maximum(cost, 0.0), 1 << 30).to(tl.int64)
+
+
+@triton.jit
+def _fit(child):
+    """[MAX_NODES]: a sorted list's first nodes, then NONE."""
+    CHILDREN: tl.constexpr = child.shape[0]
+    if CHILDREN == MAX_NODES:
+        return child
+    i = tl.arange(0, MAX_NODES)
+    return tl.where(i < CHILDREN, tl.gather(child, tl.minimum(i, CHILDREN - 1), 0), NONE)
+
+
+@triton.jit(do_not_specialize=["slots", "rows", "buckets", "max_depth", "max_cost"])
+def _grow_kernel(
+    live_ptr,  # [S] bool
+    group_ptr,  # [S] int32
+    key_ptr,  # [S] int64
+    sample_ptr,  # [S] int32
+    generated_ptr,  # [S] int32
+    max_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    context_ptr,  # [S, N] int32
+    stop_ids_ptr,  # [S, STOPS] int32
+    group_key_ptr,  # [G] int64
+    entry_group_ptr,  # [C] int64
+    entry_hash_ptr,  # [C] int64
+    entry_tokens_ptr,  # [C, N] int32
+    entry_total_ptr,  # [C] int32
+    succ_token_ptr,  # [C, E] int32
+    succ_weight_ptr,  # [C, E] int32
+    succ_source_ptr,  # [C, E] int64
+    nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
+    slots,
+    rows,
+    buckets,
+    max_depth,
+    max_cost,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ORDERS: tl.constexpr,  # longest first
+    BLOCK_O: tl.constexpr,
+    HASH: tl.constexpr,
+    WAYS: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    SMOOTHING: tl.constexpr,
+    BETA: tl.constexpr,
+    FRONTIER: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    STOPS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    slot = tl.program_id(0)
+    if tl.load(live_ptr + slot) == 0:
+        return
+    # nodes beyond this place of the list cannot enter the pool
+    width = tl.minimum(MAX_NODES - 1, rows - live_slots(live_ptr, slots, BLOCK_S))
+    generated = tl.load(generated_ptr + slot)
+    max_depth = tl.minimum(max_depth, tl.load(max_new_ptr + slot) - 1 - generated)
+    key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
+    sampled = tl.load(temperature_ptr + slot) > 0
+    group_key = tl.load(group_key_ptr + tl.load(group_ptr + slot))
+    # [1, 1, STOPS]
+    stop = tl.load(stop_ids_ptr + slot * STOPS + tl.arange(0, STOPS))[None, None, :]
+    size = order_sizes(ORDERS, BLOCK_O)
+
+    offs_f = tl.arange(0, BLOCK_F)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_p = tl.arange(0, MAX_NODES)
+    CHILDREN: tl.constexpr = BLOCK_F * MAX_CHILDREN
+    # [BLOCK_F]: the frontier; at first the root, in every row
+    group = tl.zeros([BLOCK_F], tl.int64) + group_key
+    cost = tl.zeros([BLOCK_F], tl.int64)
+    context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
+    front = tl.where(width > 0, 1, 0)
+    # [MAX_NODES]
+    nodes = tl.full([MAX_NODES], NONE, tl.int64)
+    depth = tl.zeros((), tl.int32)
+    while (depth < max_depth) & (front > 0):
+        # [BLOCK_F, BLOCK_O], then [BLOCK_F, MAX_CHILDREN]
+        tokens = cut_context(context, size)
+        code = hash_tokens(tokens, group, size, HASH)
+        mask = (offs_f < front)[:, None] & (size > 0)[None, :]
+        entry = find_entries(
+            code, group, tokens, mask, entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, buckets,
+            N, WAYS,
+        )  # fmt: skip
+        kept = _likeliest(
+            entry, entry_total_ptr, succ_token_ptr, succ_weight_ptr, ORDERS, SMOOTHING, E, BLOCK_E
+        )
+        some = kept < NONE
+        token = tl.where(some, (kept >> 7) & LAST_TOKEN, -1).to(tl.int32)
+        q = tl.where(some, tl.full((), ONE, tl.int64) - (kept >> 38), 0)
+        edge = _score(q, token, key, sample, generated + depth, sampled, BETA)
+        total = cost[:, None] + edge
+        # [BLOCK_F, MAX_CHILDREN, STOPS]
+        ends = tl.max((token[:, :, None] == stop).to(tl.int32), 2) > 0
+        some = some & (ends == 0) & (total <= max_cost)
+        # [BLOCK_F, MAX_CHILDREN, BLOCK_O]
+        order, place = (kept & 127).to(tl.int32) // BLOCK_E, (kept & 127).to(tl.int32) % BLOCK_E
+        picked = order[:, :, None] == tl.arange(0, BLOCK_O)[None, None, :]
+        at = tl.sum(tl.where(picked, entry[:, None, :], 0), 2) * E + place
+        said = tl.load(succ_source_ptr + at, mask=some, other=0)
+        by_sample = (said & SAMPLES) != 0
+        by_self = ((said >> (sample % SOURCES).to(tl.int64)) & 1) == 1
+        source = tl.where(by_self, OWN, tl.where(by_sample, SIBLING, PROMPT))
+        node = (total << 41) | (depth.to(tl.int64) << 37) | (token.to(tl.int64) << 6)
+        node |= (offs_f[:, None] << 2) | source
+        node = tl.where(some, node, NONE)
+
+        # [CHILDREN]; the lesser of a rising and a falling list are the least of both
+        child = tl.sort(tl.reshape(node, [CHILDREN]))
+        nodes = tl.sort(tl.minimum(nodes, tl.flip(_fit(child), 0)))
+        nodes = tl.where(offs_p < width, nodes, NONE)
+
+        # the next frontier: this level's cheapest, as far as the list holds them
+        last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
+        # [BLOCK_F]
+        chosen = tl.gather(child, offs_f, 0)
+        ahead = (chosen <= last_node) & (offs_f < FRONTIER)
+        front = tl.sum(ahead.to(tl.int32), 0)
+        chosen = tl.where(ahead, chosen, 0)
+        cost = chosen >> 41
+        parent = ((chosen >> 2) & 15).to(tl.int32)
+        # [BLOCK_F, BLOCK_F, BLOCK_N], then [BLOCK_F, BLOCK_N, BLOCK_N]
+        mine = parent[:, None, None] == offs_f[None, :, None]
+        context = tl.sum(tl.where(mine, context[None, :, :], 0), 1)
+        before = offs_n[None, :, None] == offs_n[None, None, :] + 1
+        context = tl.sum(tl.where(before, context[:, None, :], 0), 2)
+        last = ((chosen >> 6) & LAST_TOKEN).to(tl.int32)
+        context = tl.where(offs_n[None, :] == 0, last[:, None], context)
+        depth += 1
+    tl.store(nodes_ptr + slot * MAX_NODES + offs_p, nodes)

@@ -1,0 +1,268 @@
+"""The trees described in `csd/kernels/draft_tree.py`, in numpy."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from csd.graph.table import PROMPT_BIT, SOURCES, GraphConfig, Table
+from csd.kernels.graph_lookup import find_contexts, hash_contexts
+from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
+from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, OWN, PROMPT, SIBLING, Pool, roots
+from csd.slots import Slots
+
+# probabilities are multiples of 1 / ONE
+ONE = 1 << 24
+# mean of a Gumbel: what the mass outside the kept children scores with
+EULER_GAMMA = 0.5772156649015329
+# cost of the least likely path that is drafted, and of a path of probability 1 / e
+MAX_COST = (1 << 22) - 1
+UNIT = (1 << 16) / math.log(2)
+
+Noise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def draft_tree_ref(
+    table: Table,
+    slots: Slots,
+    rows: int,
+    config: GraphConfig,
+    noise: Noise | None = None,
+    out: Pool | None = None,
+) -> Pool:
+    """The step's pool in `rows` >= live rows; into `out` where given.
+
+    noise(slot [F], position [F], token [F, W]) returns g [F, W] float64 in place of the slots'
+    keyed noise, for replaying recorded samples.
+    """
+    pool = roots(slots, rows)
+    live = int(slots.live.sum())
+    if rows > live > 0:
+        tree = _Growth(table, slots, config, noise)
+        nodes = tree.grow(pool.slot[:live].numpy(force=True).astype(np.int64), rows - live)
+        if nodes is not None:
+            _fill(pool, nodes, live)
+    if out is None:
+        return pool
+    for field in fields(Pool):
+        getattr(out, field.name).copy_(getattr(pool, field.name))
+    return out
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """Drafted nodes [n] in order; a level's are sorted by (cost, token, parent's rank)."""
+
+    cost: np.ndarray
+    token: np.ndarray
+    slot: np.ndarray
+    depth: np.ndarray
+    parent: np.ndarray  # place of the parent among the nodes, -1 for a root's child
+    source: np.ndarray
+    context: np.ndarray  # [n, N]
+
+    def pick(self, index) -> "_Nodes":
+        return _Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+class _Growth:
+    """What growing the trees reads, in numpy."""
+
+    def __init__(self, table: Table, slots: Slots, config: GraphConfig, noise: Noise | None):
+        self.table, self.config, self.noise = table.arrays(), config, noise
+        names = "key group group_key sample generated max_new temperature context stop_ids"
+        for name in names.split():
+            setattr(self, name, getattr(slots, name).numpy(force=True))
+        self.group_key = self.group_key[self.group]
+        self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
+        greedy = self.temperature <= 0
+        self.beta = np.where(greedy, 1.0, config.beta)
+        # what a score gains: noise, or for the mass outside its mean
+        self.noisy = np.where(greedy, 0.0, 1.0)
+
+    def grow(self, slot: np.ndarray, budget: int) -> _Nodes | None:
+        """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
+        config = self.config
+        limit = np.minimum(self.max_new - 1 - self.generated, min(config.max_depth, MAX_DEPTH))
+        ceiling = MAX_COST
+        if config.min_prob > 0:
+            ceiling = min(MAX_COST, round(-math.log(config.min_prob) * UNIT))
+        cost, parent, context = np.zeros_like(slot), np.full_like(slot, -1), self.context[slot]
+        levels, count, depth = [], 0, 0
+        while True:
+            depth += 1
+            room = limit[slot] >= depth
+            if not room.all():
+                slot, cost, parent, context = slot[room], cost[room], parent[room], context[room]
+            if not slot.size:
+                break
+            token, edge, source = self._children(slot, context, depth)
+            total = cost[:, None] + edge
+            # of nodes dearer than the budget's last one so far, none can enter the pool
+            at, child = (total <= ceiling).nonzero()
+            if not at.size:
+                break
+            total, token = total[at, child], token[at, child]
+            order = ((total << 31) | token).argsort(kind="stable")
+            at, child, total, token = at[order], child[order], total[order], token[order]
+            level = _Nodes(
+                cost=total,
+                token=token,
+                slot=slot[at],
+                depth=np.full_like(at, depth),
+                parent=parent[at],
+                source=source[at, child],
+                context=np.concatenate([token[:, None], context[at, :-1]], 1),
+            )
+            levels.append(level)
+            ceiling = min(ceiling, _threshold(levels, budget))
+            front = (total <= ceiling).nonzero()[0]
+            if front.size > config.frontier:
+                front = front[_rank_in(level.slot[front]) < config.frontier]
+            slot, cost, context = level.slot[front], total[front], level.context[front]
+            parent = front + count
+            count += at.size
+        return _cheapest(levels, budget) if levels else None
+
+    def _children(self, slot: np.ndarray, context: np.ndarray, depth: int):
+        """Token, edge cost and source [F, W] of every frontier node's children."""
+        table, config = self.table, self.config
+        orders = config.orders[::-1]
+        group = self.group_key[slot]
+        # [F, O], longest order first
+        code = hash_contexts(group, context, orders)
+        entry, _ = find_contexts(table, group, context, code, orders)
+        found = entry >= 0
+        total = table.entry_total.take(entry) * found
+        # what an order leaves for shorter ones, and what one unit of weight takes of it
+        rem, share = 1.0, np.empty(entry.shape)
+        for o in range(len(orders)):
+            share[:, o] = rem / (total[:, o] + float(config.smoothing))
+            rem = share[:, o] * config.smoothing
+        share *= found
+        # [F, O * E]
+        F = slot.size
+        token = np.where(found[:, :, None], table.succ_token.take(entry, 0), -1).reshape(F, -1)
+        mass = np.floor(table.succ_weight.take(entry, 0) * share[:, :, None] * ONE)
+        same = token[:, :, None] == token[:, None, :]
+        # whole numbers, so the sum is exact
+        q = np.matmul(same.astype(np.float64), mass.reshape(F, -1, 1))[:, :, 0]
+        q = np.minimum(q, ONE).astype(np.int64)
+        # a token counts once, where its longest context has it
+        first = same.argmax(2) == np.arange(token.shape[1])
+        code = np.where((q > 0) & first, ((ONE - q) << 31) | token, np.iinfo(np.int64).max)
+        kept = code.argsort(1)[:, :MAX_CHILDREN]
+        rows = np.arange(F)[:, None]
+        code, token = code[rows, kept], token[rows, kept]
+        none = code == np.iinfo(np.int64).max
+        q = np.where(none, 0, ONE - (code >> 31))
+
+        noisy, beta = self.noisy[slot][:, None], self.beta[slot][:, None]
+        with np.errstate(divide="ignore"):
+            score = np.log(q * (1 / ONE))
+            rest = np.log(np.maximum(ONE - q.sum(1, keepdims=True), 0) * (1 / ONE))
+        if noisy.any():
+            score += self._gumbel(slot, depth, token) * noisy
+            rest += EULER_GAMMA * noisy
+        score *= beta
+        norm = np.log(np.exp(score).sum(1, keepdims=True) + np.exp(rest * beta))
+        with np.errstate(invalid="ignore"):
+            cost = np.floor((norm - score) * UNIT + 0.5)
+        lost = none | (token[:, :, None] == self.stop_ids[slot][:, None, :]).any(2)
+        cost = np.where(lost, 2 * MAX_COST, np.clip(cost, 0, 2 * MAX_COST)).astype(np.int64)
+        said = table.succ_source.take(entry, 0).reshape(F, -1)[rows, kept]
+        return token.astype(np.int64), cost, self._source(said, slot)
+
+    def _gumbel(self, slot: np.ndarray, depth: int, token: np.ndarray) -> np.ndarray:
+        # the token of a node at depth d is generated token d - 1 from here
+        position = self.generated[slot] + depth - 1
+        token = np.maximum(token, 0)
+        if self.noise is not None:
+            return self.noise(*(torch.from_numpy(x) for x in (slot, position, token))).numpy()
+        at = (self.key[slot][:, None], token, position[:, None], self.sample[slot][:, None])
+        return gumbel_words(philox_words(*at, SAMPLE))
+
+    def _source(self, said: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        own = (said >> (self.sample[slot] % SOURCES)[:, None]) & 1 == 1
+        any_sample = said & ((1 << PROMPT_BIT) - 1) != 0
+        return np.where(own, OWN, np.where(any_sample, SIBLING, PROMPT))
+
+
+def _rank_in(slot: np.ndarray) -> np.ndarray:
+    """How many earlier elements have the same slot."""
+    order = slot.argsort(kind="stable")
+    slot = slot[order]
+    rank = np.empty_like(slot)
+    rank[order] = np.arange(slot.size) - slot.searchsorted(slot)
+    return rank
+
+
+def _threshold(levels: list[_Nodes], budget: int) -> int:
+    """Cost of the pool's last node if no more nodes came."""
+    cost = np.concatenate([n.cost for n in levels])
+    if budget >= MAX_NODES:
+        order = cost.argsort(kind="stable")
+        slot = np.concatenate([n.slot for n in levels])[order]
+        cost = cost[order[_rank_in(slot) < MAX_NODES - 1]]
+    return MAX_COST if cost.size < budget else int(np.partition(cost, budget - 1)[budget - 1])
+
+
+def _cheapest(levels: list[_Nodes], budget: int) -> _Nodes:
+    """The `budget` cheapest nodes, best first."""
+    nodes = _Nodes(*(np.concatenate([getattr(n, f.name) for n in levels]) for f in fields(_Nodes)))
+    # stable: equal (cost, slot) stay in order of depth, token and parent's rank
+    order = ((nodes.cost << 16) | nodes.slot).argsort(kind="stable")
+    if budget >= MAX_NODES:
+        order = order[_rank_in(nodes.slot[order]) < MAX_NODES - 1]
+    order = order[:budget]
+    place = np.empty_like(nodes.cost)
+    place[order] = np.arange(order.size)
+    nodes = nodes.pick(order)
+    nodes.parent = np.where(nodes.parent >= 0, place[nodes.parent], -1)
+    return nodes
+
+
+def _fill(pool: Pool, nodes: _Nodes, live: int) -> None:
+    """Put the nodes, best first, behind their roots; `pool` holds the roots alone."""
+    slot = pool.slot[:live].numpy(force=True).astype(np.int64)
+    # which of the pool's slots a node is of, in the order of groups and slots
+    place_of = np.zeros(slot.max() + 1, np.int64)
+    place_of[slot] = np.arange(live)
+    owner = place_of[nodes.slot]
+    order = owner.argsort(kind="stable")
+    row = np.empty_like(order)
+    row[order] = np.arange(order.size)
+    row += owner + 1
+    drafted = np.bincount(owner, minlength=live)
+    start = drafted.cumsum() - drafted + np.arange(live)
+    root = start[owner]
+    parent = np.where(nodes.parent >= 0, row[nodes.parent], root)
+
+    word = np.ones(live + row.size, np.int64)
+    # the 64th node's bit is the sign
+    word[row] = np.int64(1) << (row - root)
+    for depth in range(1, nodes.depth.max() + 1):
+        at = nodes.depth == depth
+        word[row[at]] |= word[parent[at]]
+
+    def put(field: torch.Tensor, at: np.ndarray, value) -> None:
+        field[torch.from_numpy(at).to(field.device)] = torch.as_tensor(value).to(field)
+
+    for field in (pool.token, pool.slot, pool.position, pool.context):
+        put(field, start, field[:live].clone())
+    base = pool.position.numpy(force=True)[root]
+    put(pool.token, row, nodes.token)
+    put(pool.parent, row, parent)
+    put(pool.slot, row, nodes.slot)
+    put(pool.depth, row, nodes.depth)
+    put(pool.position, row, base + nodes.depth)
+    put(pool.score, row, nodes.cost)
+    put(pool.source, row, nodes.source)
+    put(pool.context, row, nodes.context)
+    pool.ancestors[: word.size] = torch.from_numpy(word).to(pool.ancestors)
+    put(pool.slot_start, slot, start)
+    put(pool.slot_nodes, slot, drafted + 1)
+    end = np.append(start, word.size)
+    pool.group_start.copy_(torch.from_numpy(end[pool.group_start.numpy(force=True)]))

@@ -1,0 +1,143 @@
+"""The drafting kernels, interpreted, against the reference."""
+
+import random
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from test_draft_tree import CONFIG, check, one_slot, random_graph, random_slots
+
+from csd.graph.table import GraphConfig, Table
+from csd.kernels import draft_tree as module
+from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
+from csd.pool import MAX_NODES, Pool
+
+
+def both(table, slots, rows, config=CONFIG):
+    want = draft_tree_ref(table, slots, rows, config)
+    check(draft_tree_triton(table, slots, rows, config), want)
+    return want
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("count", "extra", "changes"),
+    [
+        pytest.param(1, 1, {}, id="one-node"),
+        pytest.param(3, 2, {"frontier": 1, "max_depth": 2}, id="tight"),
+        pytest.param(5, 0, {}, id="roots-only"),
+        pytest.param(7, 23, {"frontier": 3, "beta": 1.0}, id="ragged"),
+        pytest.param(19, 60, {"max_depth": 5}, id="more-slots-than-a-block"),
+        pytest.param(4, 400, {"frontier": 16}, id="more-rows-than-nodes"),
+        pytest.param(5, 40, {"min_prob": 0.01}, id="likely-only"),
+    ],
+)
+def test_equals_the_reference(poison, seed, count, extra, changes):
+    rng = random.Random(seed)
+    config = replace(CONFIG, **changes)
+    graph = random_graph(rng, config)
+    slots = random_slots(rng, count, config)
+    slots.live[rng.randrange(count)] = True
+    both(graph.table(), slots, int(slots.live.sum()) + extra, config)
+
+
+@pytest.mark.parametrize(
+    ("orders", "successors"), [((1,), 1), ((2, 5), 3), (tuple(range(1, 9)), 8)], ids=str
+)
+def test_any_orders_and_successors(poison, orders, successors):
+    rng = random.Random(5)
+    config = GraphConfig(
+        orders=orders, capacity=256, ways=4, successors=successors, max_depth=5
+    )
+    graph = random_graph(rng, config, vocab=3)
+    slots = random_slots(rng, 6, config, vocab=3, live=True)
+    slots.max_new[:] = 99
+    pool = both(graph.table(), slots, 50, config)
+    assert pool.depth.max() > 1
+
+
+def test_ties_go_by_slot_depth_token_and_parent(poison):
+    rng = random.Random(0)
+    graph = random_graph(rng, weights=[4096], vocab=4, groups=(11,))
+    slots = random_slots(rng, 6, vocab=4, groups=(11,), live=True)
+    slots.context[:] = slots.context[:1].clone()
+    slots.temperature[:], slots.generated[:], slots.max_new[:] = 0, 0, 30
+    slots.stop_ids.fill_(-1)
+    for rows in (10, 40):
+        pool = both(graph.table(), slots, rows, replace(CONFIG, max_depth=6))
+    assert len(pool.score.unique()) < rows / 2
+
+
+def test_the_64th_node_is_the_sign_bit(poison):
+    graph = random_graph(random.Random(3), groups=(11,))
+    pool = both(graph.table(), one_slot(), 200)
+    assert pool.slot_nodes[0] == MAX_NODES and pool.ancestors[63] < 0
+
+
+@pytest.mark.parametrize("case", ["empty-table", "no-live-slot"])
+def test_roots_alone(poison, case):
+    graph = random_graph(random.Random(1))
+    table = Table.empty(CONFIG) if case == "empty-table" else graph.table()
+    slots = random_slots(random.Random(2), 5, live=case != "no-live-slot")
+    pool = both(table, slots, 12)
+    assert pool.slot_nodes.sum() == (0 if case == "no-live-slot" else 5)
+
+
+def test_end_tokens_are_not_drafted(poison):
+    graph = random_graph(random.Random(3), groups=(11,))
+    slots = one_slot()
+    slots.stop_ids[0, 15] = 4
+    pool = both(graph.table(), slots, 40)
+    assert pool.slot_nodes[0] > 10 and not (pool.token[1:] == 4).any()
+
+
+def test_out_is_overwritten_whole():
+    graph = random_graph(random.Random(6))
+    slots = random_slots(random.Random(7), 5)
+    out = Pool.empty(40, 5, 5, CONFIG.context)
+    for f in fields(Pool):
+        getattr(out, f.name).fill_(-77)
+    assert draft_tree_triton(graph.table(), slots, 40, CONFIG, out=out) is out
+    check(out, draft_tree_ref(graph.table(), slots, 40, CONFIG))
+
+
+def test_operator():
+    table = random_graph(random.Random(1)).table()
+    slots = random_slots(random.Random(2), 5)
+    check(draft_tree(table, slots, 20, CONFIG), draft_tree_ref(table, slots, 20, CONFIG))
+    args = (
+        [getattr(table, name) for name in module._TABLE],
+        [getattr(slots, name) for name in module._SLOTS],
+        20, CONFIG.ways, list(CONFIG.orders), CONFIG.smoothing, CONFIG.beta, CONFIG.frontier,
+        CONFIG.max_depth, CONFIG.min_prob,
+    )  # fmt: skip
+    torch.library.opcheck(torch.ops.csd.draft_tree.default, args)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 0}, "rows must be at least 1, got 0"),
+        ({"config": replace(CONFIG, orders=(1, 9))}, "config.orders must be at most 3"),
+        ({"config": replace(CONFIG, successors=4)}, "successors 8, as table has"),
+        ({"slots": random_slots(random.Random(2), 5, replace(CONFIG, orders=(1, 2)))},
+         r"slots.context must have shape \(5, 3\), got \(5, 2\)"),
+    ],
+)  # fmt: skip
+def test_bad_input(change, message):
+    args = {"table": Table.empty(CONFIG), "slots": random_slots(random.Random(2), 5),
+            "rows": 9, "config": CONFIG}  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        draft_tree(**args | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frontier": 17}, "frontier must be from 1 to 16, got 17"),
+        ({"successors": 43}, "successors must be from 1 to 128 / orders, 42, got 43"),
+    ],
+)
+def test_what_does_not_fit_a_word(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **change)
