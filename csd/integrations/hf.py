@@ -1,0 +1,155 @@
+"""csd inside `transformers`: `model.generate(..., custom_generate=csd.hf_generate)`."""
+
+import copy
+import inspect
+import sys
+
+import torch
+
+from csd.generate import engine_for
+from csd.integrations.groups import draw_rows
+from csd.integrations.hf_checks import refuse_call, refuse_config, refuse_lists
+from csd.integrations.hf_scores import scores_of
+from csd.sampling import resolve
+
+
+@torch.no_grad()
+def hf_generate(
+    model,
+    input_ids,
+    logits_processor=None,
+    stopping_criteria=None,
+    generation_config=None,
+    synced_gpus=False,
+    streamer=None,
+    *,
+    seed: int | None = None,
+    first_sample: int = 0,
+    budget: str | int = "auto",
+    speculate: bool = True,
+    **model_kwargs,
+):
+    """A decoding method for the `custom_generate` argument of `transformers`' `generate`.
+
+    Not called by hand: `generate` passes everything up to `streamer` and `model_kwargs`. Batches of
+    any size are served; rows are unpadded by `attention_mask`, and equal rows are one group,
+    adjacent or not. The generation config that `generate` made is obeyed: `do_sample`,
+    temperature, top_k (50 by transformers' default), top_p, min_p, repetition_penalty, lengths and
+    end tokens.
+
+    Given through `generate`, besides its own arguments:
+        seed: drawn from torch's default generator when None, so `torch.manual_seed` governs it.
+        first_sample: index of each prompt's first sample: 0 and then 8 draws 16 in two calls of 8.
+        budget, speculate: as in `csd.generate`.
+
+    Returns what `generate` returns: [batch, longest] ids, padded with `pad_token_id`, or the first
+    end id; with `return_dict_in_generate` an output object. `output_scores` and `output_logits`
+    cost one more forward over the finished sequences. `past_key_values` is always None.
+
+    Raises ValueError or NotImplementedError naming what csd does not serve: beams,
+    `inputs_embeds`, `synced_gpus`, a passed cache, other processors and criteria, ...
+    """
+    caller = _generate_frame()
+    streamer = caller.get("streamer") if streamer is None else streamer
+    mask = model_kwargs.get("attention_mask")
+    refuse_call(input_ids, mask, caller, synced_gpus, streamer, model_kwargs)
+    # min_length is served, as lengths of new tokens
+    config = copy.copy(generation_config)
+    config.min_length = None
+    refuse_config(config)
+    refuse_lists(generation_config, logits_processor, stopping_criteria)
+
+    engine = engine_for(model)
+    rows = _rows(input_ids, mask)
+    width = input_ids.shape[1]
+    params = resolve(
+        config,
+        context=engine.config.context,
+        longest_prompt=max(map(len, rows)),
+        vocab=engine.config.vocab,
+        temperature=None if generation_config.do_sample else 0,
+        **_lengths(generation_config, width),
+    )
+    if seed is None:
+        seed = int(torch.randint(2**63 - 1, ()))
+    samples = draw_rows(
+        engine,
+        rows,
+        params,
+        seed=seed,
+        first_sample=first_sample,
+        budget=budget,
+        speculate=speculate,
+        on_tokens=_to_streamer(streamer),
+    )
+    if streamer is not None:
+        streamer.end()
+    new = _padded([s.tokens for s in samples], _pad_id(generation_config), input_ids)
+    sequences = torch.cat([input_ids, new], dim=1)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    found = scores_of(model, sequences, mask, width, logits_processor, generation_config)
+    return GenerateDecoderOnlyOutput(sequences=sequences, **found)
+
+
+def _generate_frame() -> dict:
+    """What the running `generate` was called with.
+
+    For a callable, transformers (5.17 to 5.23) drops its own `streamer`, `synced_gpus` and
+    `assistant_model` without a word, though it has shown the streamer the prompt already.
+    """
+    from transformers import GenerationMixin
+
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return {} if frame is None else dict(frame.f_locals)
+
+
+def _rows(input_ids, mask) -> list[list[int]]:
+    # transformers passes no mask when nothing is padding
+    if mask is None:
+        return input_ids.tolist()
+    rows = [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
+    for i, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"attention_mask leaves no token of row {i}")
+    return rows
+
+
+def _lengths(config, width: int) -> dict:
+    """transformers counts padding as tokens of the prompt: max_length and min_length include it."""
+    least = max((config.min_length or 0) - width, config.min_new_tokens or 0, 0)
+    return {"max_new_tokens": config.max_length - width, "min_new_tokens": least}
+
+
+def _pad_id(config) -> int:
+    for ids in (config.pad_token_id, config.eos_token_id):
+        if ids is not None:
+            return ids if isinstance(ids, int) else ids[0]
+    # without end tokens every row has the same length, and nothing is padded
+    return 0
+
+
+def _padded(tokens: list[list[int]], pad: int, like: torch.Tensor) -> torch.Tensor:
+    longest = max(map(len, tokens))
+    return torch.tensor(
+        [row + [pad] * (longest - len(row)) for row in tokens],
+        dtype=like.dtype,
+        device=like.device,
+    )
+
+
+def _to_streamer(streamer):
+    if streamer is None:
+        return None
+
+    def on_tokens(job, running, tokens, text):
+        for token in tokens:
+            streamer.put(torch.tensor([token]))
+
+    return on_tokens

@@ -1,0 +1,103 @@
+"""What a call of `transformers`' `generate` may ask of csd; the rest is refused by name."""
+
+import torch
+
+from csd.sampling import asks_for
+
+# generation config: option -> values that change nothing here
+_CONFIG = {
+    "use_cache": (None, True),
+    "cache_implementation": (None, "dynamic", "static"),
+    "stop_strings": (None,),
+    "max_time": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+}
+
+# model_kwargs that `generate` passes on its own
+_PASSED = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+}
+
+# arguments of `generate` itself that change what is drawn
+_ARGUMENTS = (
+    "assistant_model",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+    "prefix_allowed_tokens_fn",
+)
+
+# logits processor -> its attribute -> the option of the generation config that makes it
+_PROCESSORS = {
+    "RepetitionPenaltyLogitsProcessor": ("penalty", "repetition_penalty"),
+    "MinLengthLogitsProcessor": ("min_length", "min_length"),
+    "MinNewTokensLengthLogitsProcessor": ("min_new_tokens", "min_new_tokens"),
+    "TemperatureLogitsWarper": ("temperature", "temperature"),
+    "TopKLogitsWarper": ("top_k", "top_k"),
+    "TopPLogitsWarper": ("top_p", "top_p"),
+    "MinPLogitsWarper": ("min_p", "min_p"),
+}
+_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
+
+
+def refuse_call(input_ids, mask, caller: dict, synced_gpus, streamer, model_kwargs: dict) -> None:
+    """caller: the arguments of the running `generate`, as far as they are known."""
+    kwargs = caller.get("kwargs", {})
+    if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
+        _refuse("inputs_embeds: csd drafts and verifies token ids; pass input_ids")
+    # generate works it out of the model and the process group when it is not given
+    if synced_gpus or caller.get("synced_gpus"):
+        _refuse("synced_gpus: gather the weights into a plain model on each rank")
+    if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):
+        _refuse("past_key_values: csd keeps keys and values itself; pass the whole prompt")
+    for name in _ARGUMENTS:
+        if caller.get(name) is not None:
+            _refuse(f"{name}={type(caller[name]).__name__}")
+    if kwargs.get("position_ids") is not None:
+        _refuse("position_ids: positions count the unpadded tokens")
+    for name, value in model_kwargs.items():
+        if name not in _PASSED and value is not None:
+            _refuse(f"{name}={value if not torch.is_tensor(value) else tuple(value.shape)}")
+    if streamer is not None and input_ids.shape[0] != 1:
+        _refuse(f"a streamer for a batch of {input_ids.shape[0]}; it takes one row, one sample")
+    if mask is not None and mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask must have shape {tuple(input_ids.shape)}, got {tuple(mask.shape)}"
+        )
+
+
+def refuse_config(config) -> None:
+    found = asks_for(config)
+    for name, off in _CONFIG.items():
+        if found is None and getattr(config, name, None) not in off:
+            found = name, getattr(config, name)
+    if found is not None:
+        _refuse(f"{found[0]}={found[1]!r} of the generation config")
+
+
+def refuse_lists(config, processors, criteria) -> None:
+    """Processors and criteria that `generate` made of the config are the config's, not lists."""
+    seen = set()
+    for p in processors or ():
+        name = type(p).__name__
+        attribute, option = _PROCESSORS.get(name, (None, None))
+        foreign = option is None or type(p).__module__ != "transformers.generation.logits_process"
+        if foreign or name in seen or getattr(p, attribute) != getattr(config, option):
+            _refuse(f"logits_processor {name}; set the option in the generation config if it has")
+        seen.add(name)
+    for c in criteria or ():
+        if type(c).__name__ not in _CRITERIA:
+            _refuse(f"stopping_criteria {type(c).__name__}")
+
+
+def _refuse(what: str) -> None:
+    raise NotImplementedError(f"csd.hf_generate does not serve {what}")

@@ -1,0 +1,19 @@
+"""The pages of examples/ on what csd plugs into run as they stand, only shorter."""
+
+import runpy
+from pathlib import Path
+
+from csd.models.demo import toy
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name, *args, **options):
+    return runpy.run_path(str(EXAMPLES / name))["main"](*args, **options)
+
+
+def test_transformers_generate(capsys):
+    out = run("transformers_generate.py", *toy(), samples=2, tokens=4)
+    assert out.shape[0] == 6
+    printed = capsys.readouterr().out
+    assert "assisted generation: " in printed and "6 samples in" in printed
