@@ -1,0 +1,62 @@
+"""The largest acceptance any scheme can have, and when it is 1.
+
+For K independent drafts of law p and target q,
+
+    P* = 1 + min over sets S of ( q(S) - p(S)^K )
+
+For any joint law of the drafts, p(S)^K becomes the probability that all drafts lie in S. With
+independent drafts a minimising S is a prefix of the tokens sorted by q / p ascending, so a sort and
+two sums are enough: O(V log V). P* = 1 if and only if q(S) >= p(S)^K for every S.
+
+Khisti et al., 2410.18234, for K = 2; the form for any K is the dual in Hu et al., "Towards optimal
+multi-draft speculative decoding", 2502.18779.
+"""
+
+import torch
+
+from csd.verify.scheme import prepare_laws
+
+# vocabulary of `joint_acceptance` at most: it looks at every set
+MAX_JOINT = 16
+
+
+def optimal_acceptance(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
+    """[B] float64: the bound for k independent drafts of proposal [B, V] and target [B, V]."""
+    return (1 + _worst_set(target, proposal, k)).clamp(0, 1)
+
+
+def can_always_accept(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
+    """[B] bool: whether the bound is 1, that is, q(S) >= p(S)^k for all S, up to rounding."""
+    rounding = 4 * target.shape[1] * torch.finfo(torch.float64).eps
+    return _worst_set(target, proposal, k) >= -rounding
+
+
+def _worst_set(target, proposal, k: int) -> torch.Tensor:
+    if proposal.ndim != 2:
+        raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
+    q, p = prepare_laws(target, proposal, k)
+    p = p[:, 0]
+    # tokens that are never drafted come last, where they can only add to q(S)
+    order = torch.where(p > 0, q / p.clamp(min=1e-300), torch.inf).argsort(-1)
+    mass_q, mass_p = (x.gather(1, order).cumsum(-1) for x in (q, p))
+    return (mass_q - mass_p.clamp(max=1) ** k).amin(-1).clamp(max=0)
+
+
+def joint_acceptance(
+    target: torch.Tensor, drafts: torch.Tensor, chance: torch.Tensor
+) -> torch.Tensor:
+    """The bound for drafts of any joint law, by looking at every set: a scalar.
+
+    target: [V], V <= 16. drafts: [N, K] tuples of tokens, -1 is null. chance: [N], their law.
+    """
+    V = target.shape[0]
+    if V > MAX_JOINT:
+        raise ValueError(f"target must have at most {MAX_JOINT} tokens, got {V}")
+    sets = torch.arange(1 << V, device=target.device)
+    member = (sets[:, None] >> torch.arange(V, device=target.device)) & 1
+    # a null draw lies in every set: it never helps
+    member = torch.cat([member, torch.ones_like(member[:, :1])], 1).bool()
+    x = torch.where(drafts < 0, V, drafts.long())
+    inside = member[:, x].all(-1).double() @ chance.double()
+    mass = member[:, :-1].double() @ target.double()
+    return (1 + (mass - inside).amin()).clamp(0, 1)

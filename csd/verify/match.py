@@ -1,0 +1,65 @@
+"""Sample the target and look whether the token was drafted: the default verifier.
+
+    token ~ q,  draft = the first k with x_k = token
+    acceptance = sum over y of q(y) (1 - prod over k of (1 - p_k(y)))        independent drafts
+               = q(drafts)                                                   fixed drafts
+
+Drafts never change the token, so they may be anything that does not depend on its noise, and also
+things that do: **coupled** drafts are the K largest of log p + g with the Gumbel noise g that
+samples the target as argmax(log q + g). Where p is close to q they hit more often than any K
+independent draws.
+"""
+
+import torch
+
+from csd.verify.scheme import Decision, Noise, Plan, Scheme, check_drafts, inverse_cdf, prepare_laws
+
+
+class Match(Scheme):
+    name = "match"
+
+    def _plan(self, x, q, p) -> Plan:
+        chance = q.gather(1, x)
+        # a token counts at its first draft; after that it cannot be the output any more
+        earlier = torch.ones(x.shape[1], x.shape[1], device=x.device).tril(-1).bool()
+        again = ((x[:, :, None] == x[:, None, :]) & earlier).any(-1)
+        chance = torch.where(again, 0, chance)
+        left = 1 - chance.cumsum(-1) + chance
+        accept = torch.where(chance > 0, chance / left.clamp(min=1e-300), 0).clamp(max=1)
+        drafted = torch.zeros_like(q, dtype=torch.bool).scatter_(1, x, True)
+        residual = torch.where(drafted, 0, q)
+        total = residual.sum(-1, keepdim=True)
+        return Plan(None, accept, torch.where(total > 0, residual / total.clamp(min=1e-300), q))
+
+    def _decide(self, x, q, p, noise: Noise) -> Decision:
+        return _found(inverse_cdf(q, noise.residual), x)
+
+    def decide_coupled(self, drafts, target, gumbel: torch.Tensor) -> Decision:
+        """As `decide`, with the token argmax(log q + gumbel), gumbel [B, V]."""
+        x = check_drafts(drafts, target)
+        q, _ = prepare_laws(target, target, 1)
+        return _found((q[:, :-1].log() + gumbel.double()).argmax(-1), x)
+
+    def _acceptance(self, q, p):
+        return (q * (1 - (1 - p).prod(1))).sum(-1)
+
+
+def _found(token: torch.Tensor, x: torch.Tensor) -> Decision:
+    hit = x == token[:, None]
+    return Decision(token, torch.where(hit.any(-1), hit.int().argmax(-1), -1))
+
+
+def fixed_drafts(proposal: torch.Tensor, k: int) -> torch.Tensor:
+    """[B, k] int64: the likeliest tokens of proposal [B, V], ties to smaller ids; -1 pads."""
+    return _largest(proposal.double(), k, proposal)
+
+
+def coupled_drafts(proposal: torch.Tensor, gumbel: torch.Tensor, k: int) -> torch.Tensor:
+    """[B, k] int64: the largest of log proposal + gumbel, both [B, V]; -1 pads."""
+    return _largest(proposal.double().log() + gumbel.double(), k, proposal)
+
+
+def _largest(score, k: int, proposal) -> torch.Tensor:
+    order = score.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    drafts = torch.where(proposal.gather(1, order) > 0, order, -1)
+    return torch.nn.functional.pad(drafts, (0, k - drafts.shape[1]), value=-1)

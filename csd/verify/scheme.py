@@ -1,0 +1,207 @@
+"""What all verification schemes share: their interface, checked input and the null draw.
+
+A scheme turns K drafts x_1 .. x_K of a token, with laws p_1 .. p_K, into one token of law q. It
+either takes one of the drafts or draws from a residual law. Given the drafts, everything about it
+is a `Plan`; summed over the drafts' law, a plan's outcome is q, exactly.
+
+Mass that a proposal lacks is a null draw: an atom behind the vocabulary with target probability
+0, written -1 among drafts. Everything is computed in float64.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+# how far sums may be off
+TOLERANCE = 1e-3
+# tuples of drafts that `Scheme.acceptance` enumerates at most
+MAX_TUPLES = 1 << 20
+
+
+@dataclass(slots=True)
+class Noise:
+    """Independent uniform numbers in (0, 1); each field comes from a stream of its own."""
+
+    select: torch.Tensor  # [B], which draft is the candidate
+    accept: torch.Tensor  # [B, K], whether a draft is taken
+    residual: torch.Tensor  # [B], the token when none is
+
+
+@dataclass(slots=True)
+class Decision:
+    token: torch.Tensor  # [B] int64, of law q
+    draft: torch.Tensor  # [B] int64, which draft was taken, -1 for none
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The law of what a scheme does with given drafts."""
+
+    accept: torch.Tensor  # [B, K] float64, probability that draft k is the output
+    residual: torch.Tensor  # [B, V] float64, law of the output when no draft is
+
+    def law(self, drafts: torch.Tensor) -> torch.Tensor:
+        """[B, V]: law of the output given the drafts [B, K]."""
+        law = (1 - self.accept.sum(-1, keepdim=True)).clamp(min=0) * self.residual
+        # a null draft is never accepted: its zero may go anywhere
+        return law.scatter_add(1, drafts.long().clamp(min=0), self.accept)
+
+
+@dataclass(slots=True)
+class Plan:
+    """How the output is found. A = V + 1 atoms, the last one null."""
+
+    select: torch.Tensor | None  # [B, K], law of the one candidate; None tries all in order
+    accept: torch.Tensor  # [B, K], probability of taking a draft that is tried
+    residual: torch.Tensor  # [B, A], law of the output when none is taken
+
+
+class Scheme:
+    """Base of the schemes. They define `_plan`, and `_acceptance` where it has a closed form."""
+
+    name: str
+    same_proposals = False  # whether every draft must have the same proposal
+
+    def outcome(self, drafts, target, proposal) -> Outcome:
+        """The law of the output given the drafts.
+
+        drafts: [B, K] integers, -1 is a null draw. target: [B, V] probabilities. proposal: [B, V]
+        when all drafts have the same one, else [B, K, V]. Sums of a target may be off by 1e-3; a
+        proposal may lack mass.
+
+        Raises ValueError for shapes, negative or non-finite entries and sums that do not fit.
+        """
+        plan = self._plan(*self._prepare(drafts, target, proposal))
+        accept = plan.accept
+        if plan.select is not None:
+            accept = accept * plan.select
+        else:
+            reject = (1 - accept).cumprod(-1)
+            accept = torch.cat([accept[:, :1], accept[:, 1:] * reject[:, :-1]], 1)
+        return Outcome(accept, plan.residual[:, :-1])
+
+    def decide(self, drafts, target, proposal, noise: Noise) -> Decision:
+        """Draw the output; arguments as in `outcome`."""
+        x, q, p = self._prepare(drafts, target, proposal)
+        return self._decide(x, q, p, noise)
+
+    def acceptance(self, target, proposal, k: int) -> torch.Tensor:
+        """[B] float64: probability that one of k drafts is taken, over drafts and noise."""
+        q, p = prepare_laws(target, proposal, k)
+        self._check_same(p)
+        return self._acceptance(q, p)
+
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
+        """x: [B, K] in 0 .. V, q: [B, A], p: [B, K, A], all laws sum to 1."""
+        raise NotImplementedError
+
+    def _decide(self, x, q, p, noise: Noise) -> Decision:
+        plan = self._plan(x, q, p)
+        if plan.select is None:
+            taken = noise.accept < plan.accept
+            draft = taken.int().argmax(-1)
+            taken = taken.any(-1)
+        else:
+            draft = inverse_cdf(plan.select, noise.select)
+            taken = noise.accept[:, 0] < plan.accept.gather(1, draft[:, None])[:, 0]
+        token = torch.where(
+            taken, x.gather(1, draft[:, None])[:, 0], inverse_cdf(plan.residual, noise.residual)
+        )
+        return Decision(token, torch.where(taken, draft, -1))
+
+    def _acceptance(self, q, p) -> torch.Tensor:
+        """By enumeration of all tuples of drafts."""
+        B, K, A = p.shape
+        if A**K > MAX_TUPLES:
+            raise ValueError(
+                f"k must leave at most {MAX_TUPLES} tuples of drafts to enumerate, got {A} ** {K}"
+            )
+        total = torch.zeros(B, dtype=q.dtype, device=q.device)
+        for x in product(range(A), repeat=K):
+            x = torch.tensor(x, device=q.device).expand(B, K)
+            plan = self._plan(x, q, p)
+            chance = self.draft_law(x, p)
+            total += chance * (1 - (1 - plan.accept).prod(-1))
+        return total
+
+    def draft_law(self, x, p) -> torch.Tensor:
+        """[B]: probability of the drafts x [B, K] under p [B, K, A]."""
+        return p.gather(2, x[:, :, None])[:, :, 0].prod(-1)
+
+    def _prepare(self, drafts, target, proposal):
+        x = check_drafts(drafts, target)
+        q, p = prepare_laws(target, proposal, x.shape[1])
+        self._check_same(p)
+        return torch.where(x < 0, q.shape[1] - 1, x), q, p
+
+    def _check_same(self, p) -> None:
+        if self.same_proposals and not bool((p == p[:, :1]).all()):
+            raise ValueError(f"proposal must be the same for every draft under {self.name!r}")
+
+
+def check_drafts(drafts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Drafts as int64, checked against the target's shape."""
+    if target.ndim != 2:
+        raise ValueError(f"target must have shape [B, V], got {tuple(target.shape)}")
+    B, V = target.shape
+    if drafts.ndim != 2 or drafts.shape[0] != B or drafts.shape[1] < 1:
+        raise ValueError(f"drafts must have shape ({B}, K), got {tuple(drafts.shape)}")
+    if drafts.is_floating_point() or drafts.dtype == torch.bool:
+        raise ValueError(f"drafts must be integers, got {drafts.dtype}")
+    if drafts.numel() and not -1 <= int(drafts.min()) <= int(drafts.max()) < V:
+        raise ValueError(
+            f"drafts must lie in -1 .. {V - 1}, got {int(drafts.min())} .. {int(drafts.max())}"
+        )
+    return drafts.long()
+
+
+def prepare_laws(target, proposal, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [B, A] and p [B, K, A] in float64 with the null atom, both checked and of sum 1."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a whole number of at least 1, got {k!r}")
+    if target.ndim != 2 or not target.shape[1]:
+        raise ValueError(f"target must have shape [B, V], got {tuple(target.shape)}")
+    B, V = target.shape
+    if tuple(proposal.shape) not in ((B, V), (B, k, V)):
+        raise ValueError(
+            f"proposal must have shape {(B, V)} or {(B, k, V)}, got {tuple(proposal.shape)}"
+        )
+    q, p = target.double(), proposal.double()
+    for name, law in (("target", q), ("proposal", p)):
+        if not bool(((law >= 0) & law.isfinite()).all()):
+            raise ValueError(f"{name} must be finite and not negative, got {_worst(law)}")
+    total = q.sum(-1, keepdim=True)
+    if bool(((total - 1).abs() > TOLERANCE).any()):
+        far = float(total.flatten()[(total - 1).abs().argmax()])
+        raise ValueError(f"target must sum to 1 within {TOLERANCE}, got {far}")
+    mass = p.sum(-1, keepdim=True)
+    if bool((mass > 1 + TOLERANCE).any()):
+        raise ValueError(f"proposal must sum to at most 1 + {TOLERANCE}, got {float(mass.max())}")
+    q = torch.nn.functional.pad(q / total, (0, 1))
+    p = torch.cat([p / mass.clamp(min=1), (1 - mass).clamp(min=0)], -1)
+    return q, p if p.ndim == 3 else p[:, None].expand(B, k, V + 1)
+
+
+def _worst(law: torch.Tensor) -> float:
+    bad = law[~((law >= 0) & law.isfinite())]
+    return float(bad[0])
+
+
+def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """min(1, a / b); 0 where b is 0, since what cannot be drawn is never tried."""
+    return torch.where(b > 0, (a / b.clamp(min=torch.finfo(b.dtype).tiny)).clamp(max=1), 0)
+
+
+def normalised(mass: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
+    """mass / sum over the last dimension; `fallback` where there is none, which nobody draws."""
+    total = mass.sum(-1, keepdim=True)
+    return torch.where(total > 0, mass / total.clamp(min=torch.finfo(mass.dtype).tiny), fallback)
+
+
+def inverse_cdf(law: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """[B]: the atom of law [B, A] (of any sum) at u [B]; never one of probability 0."""
+    cdf = law.cumsum(-1)
+    atom = (cdf <= u.to(law.dtype)[:, None] * cdf[:, -1:]).sum(-1)
+    places = torch.arange(law.shape[1], device=law.device)
+    return atom.minimum(torch.where(law > 0, places, 0).amax(-1))

@@ -1,0 +1,166 @@
+"""The law of every scheme's output is the target's: exactly, by enumeration over drafts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verify_cases import EVERY, corners, enumerate_law, laws, tuples
+
+from csd.verify import Canonical, Match, Noise, coupled_drafts, fixed_drafts, make_scheme
+from csd.verify.canonical import Choice
+
+SIZES = [(2, 1), (5, 1), (3, 2), (5, 2), (3, 3), (2, 4)]
+names = pytest.mark.parametrize("name", EVERY)
+
+
+@names
+@pytest.mark.parametrize(("vocab", "k"), SIZES, ids=lambda x: str(x))
+def test_output_has_the_target_law(name, vocab, k):
+    target = torch.cat([laws(1, 24, vocab), corners(vocab)[0]])
+    proposal = torch.cat([laws(2, 24, vocab), corners(vocab)[1]])
+    proposal[:24:3] *= 0.6
+    law, accepted = enumerate_law(EVERY[name], target, proposal, k)
+    assert (law - target).abs().max() < 1e-12
+    expected = EVERY[name].acceptance(target, proposal, k)
+    assert (accepted - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", [n for n, s in EVERY.items() if not s.same_proposals])
+@pytest.mark.parametrize("k", [2, 3])
+def test_output_has_the_target_law_under_different_proposals(name, k):
+    vocab, rows = 4, 20
+    target = laws(3, rows, vocab)
+    proposal = torch.stack([laws(10 + i, rows, vocab) for i in range(k)], 1)
+    proposal[::4, 0] *= 0.5
+    law, accepted = enumerate_law(EVERY[name], target, proposal, k)
+    assert (law - target).abs().max() < 1e-12
+    assert (accepted - EVERY[name].acceptance(target, proposal, k)).abs().max() < 1e-12
+
+
+weights = st.lists(st.integers(0, 4), min_size=4, max_size=4)
+
+
+@names
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(q=weights.filter(any), p=weights, missing=st.integers(0, 4))
+def test_any_small_law(name, q, p, missing):
+    """Small whole weights: zeros, ties, disjoint supports, one-hot, missing mass."""
+    target = torch.tensor([q], dtype=torch.float64) / sum(q)
+    proposal = torch.tensor([p], dtype=torch.float64) / max(sum(p) + missing, 1)
+    law, accepted = enumerate_law(EVERY[name], target, proposal, 2)
+    assert (law - target).abs().max() < 1e-12
+    assert (accepted - EVERY[name].acceptance(target, proposal, 2)).abs().max() < 1e-12
+
+
+def test_any_weights_of_the_choice_keep_the_law(monkeypatch):
+    """p_I is computed from the weights in use, so they need not be the program's."""
+    right = Canonical.choose
+
+    def skewed(self, q, p1, p2):
+        choice = right(self, q, p1, p2)
+        s = choice.weight.shape[1]
+        generator = torch.Generator().manual_seed(7)
+        weight = torch.rand(s, s, generator=generator, dtype=torch.float64)
+        weight = (weight.triu(1) + (1 - weight.triu(1).mT).tril(-1)).expand_as(choice.weight)
+        wrong = Choice(choice.law, choice.rank, weight)
+        law = torch.zeros_like(q)
+        A = q.shape[1]
+        for i in range(A):
+            for j in range(A):
+                x, y = (torch.full((q.shape[0],), v) for v in (i, j))
+                mass, wins = p1[:, i] * p2[:, j], wrong.wins(x, y)
+                law[:, i] += mass * wins
+                law[:, j] += mass * (1 - wins)
+        return Choice(law, choice.rank, weight)
+
+    target, proposal = laws(1, 16, 4), laws(2, 16, 4)
+    best = Canonical(None, None).acceptance(target, proposal, 2)
+    monkeypatch.setattr(Canonical, "choose", skewed)
+    law, accepted = enumerate_law(Canonical(None, None), target, proposal, 2)
+    assert (law - target).abs().max() < 1e-12
+    assert (accepted < best - 1e-3).any()
+
+
+def test_the_law_of_the_winner_is_that_of_the_weights():
+    """p_I, which every later step uses, by enumeration of both drafts."""
+    target, one, two = laws(1, 40, 5), laws(2, 40, 5), laws(3, 40, 5)
+    q, p1, p2 = (torch.nn.functional.pad(x, (0, 1)) for x in (target, one * 0.7, two))
+    p1[:, -1] = 0.3
+    for tokens, alphabet in [(None, None), (3, None), (2, 4), (1, 1), (5, 2)]:
+        choice = Canonical(tokens, alphabet).choose(q, p1, p2)
+        law = torch.zeros_like(q)
+        for i in range(6):
+            for j in range(6):
+                x, y = (torch.full((40,), v) for v in (i, j))
+                wins = choice.wins(x, y)
+                law[:, i] += p1[:, i] * p2[:, j] * wins
+                law[:, j] += p1[:, i] * p2[:, j] * (1 - wins)
+        assert (law - choice.law).abs().max() < 1e-12
+
+
+@names
+def test_sampler_reproduces_the_outcome(name):
+    """Words from a Sobol sequence: the shares of what is decided are the probabilities."""
+    vocab, k, points = 3, 2, 1 << 12
+    scheme = EVERY[name]
+    u = torch.quasirandom.SobolEngine(k + 2).draw(points, dtype=torch.float64)
+    u = (u + 0.5 / points).clamp(max=1 - 1e-9)
+    target, proposal = laws(5, 6, vocab, zeros=0.2), laws(6, 6, vocab, zeros=0.2)
+    proposal[::2] *= 0.7
+    for q, p in zip(target, proposal, strict=True):
+        for drafts in tuples(vocab, k):
+            one = (drafts[None], q[None], p[None])
+            outcome = scheme.outcome(*one)
+            many = [x.expand(points, -1) for x in one]
+            decision = scheme.decide(*many, Noise(u[:, 0], u[:, 1 : k + 1], u[:, k + 1]))
+            share = decision.token.bincount(minlength=vocab) / points
+            assert (share - outcome.law(drafts[None])[0]).abs().max() < 3e-3
+            taken = (decision.draft[:, None] == torch.arange(k)).double().mean(0)
+            # equal drafts may be credited to either
+            same = bool(drafts[0] == drafts[1])
+            expected = outcome.accept[0]
+            assert abs(float(taken.sum() - expected.sum())) < 3e-3
+            assert same or (taken - expected).abs().max() < 3e-3
+            hit = decision.draft >= 0
+            assert (drafts[decision.draft[hit]] == decision.token[hit]).all()
+
+
+def test_match_with_the_targets_own_noise():
+    """Coupled drafts do not change the token, and hit more often than independent ones."""
+    generator = torch.Generator().manual_seed(0)
+    q, p = laws(1, 1, 6, zeros=0)[0], laws(2, 1, 6, zeros=0)[0]
+    p = 0.5 * (p + q)
+    many = 20_000
+    gumbel = -(-torch.rand(many, 6, generator=generator, dtype=torch.float64).log()).log()
+    token = (q.log() + gumbel).argmax(-1)
+    target, proposal = q.expand(many, -1), p.expand(many, -1)
+    for k in (1, 2, 4):
+        drafts = coupled_drafts(proposal, gumbel, k)
+        decision = Match().decide_coupled(drafts, target, gumbel)
+        assert torch.equal(decision.token, token)
+        assert torch.equal(decision.draft >= 0, (drafts == token[:, None]).any(-1))
+        hits = float((decision.draft >= 0).double().mean())
+        assert hits > float(Match().acceptance(q[None], p[None], k)) + 0.02
+    # one coupled draft: sum over t of 1 / sum over s of max(q_s / q_t, p_s / p_t)
+    each = torch.maximum(q[None] / q[:, None], p[None] / p[:, None]).sum(-1)
+    hits = (coupled_drafts(proposal, gumbel, 1)[:, 0] == token).double().mean()
+    # four standard errors
+    assert abs(float(hits - (1 / each).sum())) < 4 * 0.0036
+
+
+def test_drafts_of_a_short_proposal_are_padded():
+    p = torch.tensor([[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]])
+    assert fixed_drafts(p, 3).tolist() == [[0, 2, -1], [1, -1, -1]]
+    assert fixed_drafts(p, 5).tolist() == [[0, 2, -1, -1, -1], [1, -1, -1, -1, -1]]
+    gumbel = torch.tensor([[0.0, 9.0, 1.0], [9.0, 0.0, 9.0]])
+    assert coupled_drafts(p, gumbel, 2).tolist() == [[2, 0], [1, -1]]
+
+
+@pytest.mark.parametrize("name", ["match", "canonical", "recursive", "kseq", "single"])
+def test_make_scheme(name):
+    assert make_scheme(name).name == name
+
+
+def test_make_scheme_names_what_it_knows():
+    with pytest.raises(ValueError, match=r"name must be one of 'match', 'canonical'.*got 'best'"):
+        make_scheme("best")

@@ -1,0 +1,65 @@
+"""Targets and proposals for the tests of verification schemes, and laws by enumeration."""
+
+from itertools import product
+
+import torch
+
+from csd.verify import Canonical, KSeq, Match, Recursive, Single
+from csd.verify.scheme import prepare_laws
+
+EVERY = {
+    "match": Match(),
+    "single": Single(),
+    "recursive": Recursive(),
+    "without-replacement": Recursive(replacement=False),
+    "kseq": KSeq(),
+    "canonical": Canonical(tokens=None, alphabet=None),
+    "canonical-s2": Canonical(tokens=2, alphabet=None),
+    "canonical-s1-alphabet2": Canonical(tokens=1, alphabet=2),
+    "canonical-alphabet3": Canonical(tokens=None, alphabet=3),
+}
+
+
+def laws(seed: int, rows: int, vocab: int, zeros: float = 0.3) -> torch.Tensor:
+    """[rows, vocab] float64: peaked and flat laws, some entries zero."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape):
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    x = random(rows, vocab) ** (1 + 6 * random(rows, 1)) * (random(rows, vocab) > zeros)
+    x[torch.arange(rows), torch.randint(vocab, (rows,), generator=generator)] += 0.05
+    return x / x.sum(-1, keepdim=True)
+
+
+def corners(vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets and proposals that touch every edge: equal, one-hot, disjoint, ties, missing mass."""
+    one = torch.eye(vocab, dtype=torch.float64)
+    flat = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
+    low = torch.where(torch.arange(vocab) < vocab // 2, 1.0, 0.0).double()
+    low, high = low / low.sum(), (1 - low) / (1 - low).sum()
+    pairs = [
+        (flat, flat), (one[0], one[0]), (one[0], one[1]), (low, high), (high, low), (flat, one[1]),
+        (one[1], flat), (flat, low), (low, flat), (flat, flat / 2), (one[0], flat / 4),
+        (flat, one[0] / 2), (low, high / 2), (flat, torch.zeros(vocab, dtype=torch.float64)),
+    ]  # fmt: skip
+    return tuple(torch.stack(x) for x in zip(*pairs, strict=True))
+
+
+def tuples(vocab: int, k: int):
+    """All drafts of k tokens, null included."""
+    return [torch.tensor(t) for t in product(range(-1, vocab), repeat=k)]
+
+
+def enumerate_law(scheme, target, proposal, k):
+    """Law [B, V] of the output and acceptance [B], summed over all drafts."""
+    rows, vocab = target.shape
+    _, p = prepare_laws(target, proposal, k)
+    law, accepted = torch.zeros_like(target), torch.zeros(rows, dtype=torch.float64)
+    for drafts in tuples(vocab, k):
+        drafts = drafts.expand(rows, k)
+        chance = scheme.draft_law(torch.where(drafts < 0, vocab, drafts), p)
+        outcome = scheme.outcome(drafts, target, proposal)
+        law += chance[:, None] * outcome.law(drafts)
+        accepted += chance * outcome.accept.sum(-1)
+    return law, accepted
