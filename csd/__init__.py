@@ -6,6 +6,15 @@ from csd.integrations.hf import hf_generate
 from csd.result import Sample, Samples, Stats
 from csd.vote import vote
 
-__all__ = ["Engine", "Sample", "Samples", "Stats", "generate", "hf_generate", "release",
-           "stream", "vote"]
+__all__ = [
+    "Engine",
+    "Sample",
+    "Samples",
+    "Stats",
+    "generate",
+    "hf_generate",
+    "release",
+    "stream",
+    "vote",
+]
 __version__ = "0.1.0"

@@ -100,9 +100,7 @@ def test_greedy_equals_transformers(model):
     for options in (dict(), dict(repetition_penalty=1.4), dict(min_length=20)):
         options |= dict(max_new_tokens=30, do_sample=False)
         expected = model.generate(ids, attention_mask=mask, **options)
-        out = model.generate(
-            ids, attention_mask=mask, custom_generate=csd.hf_generate, **options
-        )
+        out = model.generate(ids, attention_mask=mask, custom_generate=csd.hf_generate, **options)
         assert out.tolist() == expected.tolist()
 
 
@@ -115,9 +113,7 @@ def test_scores_and_logits_are_those_of_generate(model):
     ):
         options |= asked | dict(max_new_tokens=12)
         expected = model.generate(ids, attention_mask=mask, **options)
-        out = model.generate(
-            ids, attention_mask=mask, custom_generate=csd.hf_generate, **options
-        )
+        out = model.generate(ids, attention_mask=mask, custom_generate=csd.hf_generate, **options)
         assert type(out) is type(expected)
         assert out.sequences.tolist() == expected.sequences.tolist()
         for name in ("scores", "logits"):

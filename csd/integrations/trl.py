@@ -1,0 +1,104 @@
+"""GRPO rollouts for TRL: `GRPOTrainer(..., rollout_func=csd.integrations.trl.Rollout())`."""
+
+from collections import Counter
+
+import torch
+
+from csd.generate import engine_for
+from csd.integrations.groups import draw_rows
+from csd.kernels.noise import prompt_key
+from csd.sampling import resolve
+
+
+class Rollout:
+    """Draws a trainer's completions with csd; one object serves one trainer.
+
+    The copies of a prompt that a trainer hands over are one group, and where its processes share
+    the copies, each takes sample indices of its own: any number of processes draws the samples
+    that one would. The seed follows from `args.seed`, the trainer's step and the call within it,
+    so calls differ and a resumed run goes on as it would have. csd reads the trainer's own weights,
+    fresh after each optimiser step, in their dtype.
+
+    budget, speculate: as in `csd.generate`.
+
+    Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
+    max_completion_length and `generation_kwargs` as far as csd implements them.
+    """
+
+    def __init__(self, *, budget: str | int = "auto", speculate: bool = True):
+        self.budget, self.speculate = budget, speculate
+        self._step: tuple | None = None
+        self._calls = 0
+
+    def __call__(self, prompts: list, trainer) -> dict[str, list]:
+        """A completion for each of `prompts`, copies included, as TRL's `rollout_func` must.
+
+        Returns lists, one entry a prompt: `prompt_ids`, `completion_ids` with the end token, and
+        `logprobs` of the completion's tokens in the distribution they were drawn from.
+
+        Raises NotImplementedError for what csd cannot roll out: PEFT and sharded weights, vLLM,
+        tools, images.
+        """
+        model = _model_of(trainer)
+        rows, images, fields = trainer._tokenize_prompts(prompts)
+        if images is not None or fields:
+            raise NotImplementedError(f"csd draws text only, got images or {sorted(fields)}")
+        rows = [list(row) for row in rows]
+        engine = engine_for(model)
+        config = trainer.generation_config
+        params = resolve(
+            config,
+            context=engine.config.context,
+            longest_prompt=max(map(len, rows)),
+            vocab=engine.config.vocab,
+            temperature=None if config.do_sample else 0,
+            max_new_tokens=config.max_new_tokens,
+            min_new_tokens=config.min_new_tokens,
+        )
+        drawn = draw_rows(
+            engine,
+            rows,
+            params,
+            seed=self._seed(trainer),
+            first_sample=_first_samples(rows, trainer.accelerator),
+            budget=self.budget,
+            speculate=self.speculate,
+        )
+        return {
+            "prompt_ids": rows,
+            "completion_ids": [s.tokens for s in drawn],
+            "logprobs": [s.logprobs for s in drawn],
+        }
+
+    def _seed(self, trainer) -> int:
+        """Equal on all processes, new in each call; evaluating does not change training's."""
+        step = (trainer.state.global_step, int(trainer.model.training))
+        self._calls = self._calls + 1 if step == self._step else 0
+        self._step = step
+        return prompt_key(trainer.args.seed, [*step, self._calls])
+
+
+def _first_samples(rows, accelerator) -> dict[tuple[int, ...], int]:
+    """Index of the first sample of each distinct row: copies on lower ranks come first."""
+    from accelerate.utils import gather_object
+
+    here = Counter(map(tuple, rows))
+    everywhere = gather_object([here])
+    before = Counter()
+    for counts in everywhere[: accelerator.process_index]:
+        before.update(counts)
+    return {row: before[row] for row in here}
+
+
+def _model_of(trainer) -> torch.nn.Module:
+    """The plain model inside whatever wraps it, whose parameters the optimiser moves."""
+    if getattr(trainer, "use_vllm", False):
+        raise NotImplementedError("use_vllm=True: csd takes vLLM's place; set it to False")
+    if trainer.tools:
+        raise NotImplementedError("tools: a rollout of csd is one turn; leave them out")
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    if any(hasattr(p, "ds_id") for p in model.parameters()):
+        raise NotImplementedError(
+            "DeepSpeed ZeRO-3 has the weights in shards; use ZeRO-2 or less, or DDP"
+        )
+    return model
