@@ -2,7 +2,10 @@
 
 from csd.engine import Engine
 from csd.generate import generate, release, stream
+from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
+from csd.integrations.tree import Tree
+from csd.integrations.tree_cache import TreeCache
 from csd.result import Sample, Samples, Stats
 from csd.vote import vote
 
@@ -11,10 +14,15 @@ __all__ = [
     "Sample",
     "Samples",
     "Stats",
+    "Tree",
+    "TreeCache",
     "generate",
     "hf_generate",
+    "register_attention",
     "release",
     "stream",
     "vote",
 ]
 __version__ = "0.1.0"
+
+register_when_imported()

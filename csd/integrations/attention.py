@@ -1,0 +1,88 @@
+"""`attn_implementation="csd_tree"`: the tree attention inside a stock `transformers` model.
+
+    model.set_attn_implementation("csd_tree")
+    logits = model(**tree.inputs).logits[0]    # [M, V], with tree a csd.Tree
+
+A forward call without `tree=` is `sdpa`'s, masks and all. With it, the M rows of the one batch row
+are nodes of draft trees, and csd's kernel attends to their prompts, committed tokens and ancestors.
+
+`import csd` leaves transformers alone: the name is entered when transformers' models are imported,
+before csd or after it.
+"""
+
+import importlib.abc
+import importlib.util
+import sys
+
+import torch
+
+NAME = "csd_tree"
+MODELS = "transformers.modeling_utils"
+# what a model may ask of its attention and tree attention does not do
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
+
+
+def register_attention() -> None:
+    """Enter "csd_tree" into transformers' attention and mask interfaces. Imports transformers."""
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, tree_attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def register_when_imported() -> None:
+    """Register now if transformers' models are imported, else as soon as they are."""
+    if MODELS in sys.modules:
+        register_attention()
+    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds one module, once, as everyone else would, and registers when it has been executed."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != MODELS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                register_attention()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def tree_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [B, H, M, D]
+    key: torch.Tensor,  # [B, K, T, D]
+    value: torch.Tensor,  # [B, K, T, D]
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    tree=None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """What a layer calls. tree: a `csd.Tree`, or None for sdpa. Returns [B, M, H, D] and None.
+
+    With a tree, B is 1, T is M, and `attention_mask` is not looked at: the tree is the mask.
+    """
+    if tree is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    for name in UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} must be None for tree attention, got {kwargs[name]!r}")
+    if dropout:
+        raise ValueError(f"dropout must be 0 for tree attention, got {dropout}: call model.eval()")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return tree.attend(module.layer_idx, query, key, value, scale), None

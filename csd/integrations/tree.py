@@ -1,0 +1,167 @@
+"""Draft trees of many samples of several prompts, for one forward pass of a `transformers` model.
+
+    cache = csd.TreeCache([model(prompt[:, :-1]).past_key_values], samples=[4], max_new_tokens=256)
+    tree = cache.tree(tokens, parents)                  # per sample, the root first
+    logits = model(**tree.inputs).logits[0]             # [M, V], sample after sample
+    cache.commit(tree, tree.accepted(logits.argmax(-1)))
+
+A prompt's keys and values are kept once for all its samples, in pages of 64 tokens; what a sample
+commits goes to pages of its own; the nodes' own are scratch of the tree. A root is the last token
+of its sample (at first the prompt's last), whose keys and values are not cached yet.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from csd.kernels.attention_plan import plan_attention
+from csd.kernels.tree_attention import (
+    tree_attention,
+    tree_attention_ref,
+    tree_attention_triton,
+)
+
+MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Tree:
+    """One step's trees: M rows, S slots (samples), G groups (prompts), L layers.
+
+    Rows are ordered by group, then slot, a parent before its children, at most 64 rows a slot;
+    padding rows come last with slot -1 and give zeros. Everything may live on the device and be
+    changed in place between forward passes.
+    """
+
+    ancestors: torch.Tensor  # [M] int64, bit j: the slot's row j is this row or above it
+    slot: torch.Tensor  # [M] int32, -1 in padding
+    slot_start: torch.Tensor  # [S] int32, first row of the slot
+    slot_nodes: torch.Tensor  # [S] int32, rows of the slot
+    group_start: torch.Tensor  # [G + 1] int32, row ranges of the groups
+    prompt_pages: torch.Tensor  # [G, PP] int32, -1 where there is no page
+    prompt_len: torch.Tensor  # [G] int32, tokens
+    slot_pages: torch.Tensor  # [S, SP] int32
+    slot_len: torch.Tensor  # [S] int32, committed tokens
+    k_pages: torch.Tensor  # [L, pages, 64, K, D]
+    v_pages: torch.Tensor  # [L, pages, 64, K, D]
+    node_k: torch.Tensor  # [L, M, K, D], written by the forward pass
+    node_v: torch.Tensor  # [L, M, K, D], written by the forward pass
+    token: torch.Tensor  # [M] int64
+    position: torch.Tensor  # [M] int64, place in the sample's sequence, prompt included
+    # "reference" or "triton"; None takes the one that fits the device
+    kernels: str | None = None
+    _work: object = field(default=None, repr=False)
+
+    def __post_init__(self):
+        M, S, G = self.slot.shape[0], self.slot_len.shape[0], self.prompt_len.shape[0]
+        L, _, K, D = self.node_k.shape
+        cache = (L, *self.k_pages.shape[1:2], 64, K, D)
+        shapes = {
+            "ancestors": (M,),
+            "slot_start": (S,),
+            "slot_nodes": (S,),
+            "group_start": (G + 1,),
+            "prompt_pages": (G, *self.prompt_pages.shape[1:2]),
+            "slot_pages": (S, *self.slot_pages.shape[1:2]),
+            "k_pages": cache,
+            "v_pages": cache,
+            "node_k": (L, M, K, D),
+            "node_v": (L, M, K, D),
+            "token": (M,),
+            "position": (M,),
+        }
+        for name, shape in shapes.items():
+            x = getattr(self, name)
+            if x.shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+            if not x.is_contiguous():
+                raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+        wide = {"ancestors", "token", "position"}
+        for name in ("slot", "prompt_len", "slot_len", *shapes):
+            x, want = getattr(self, name), torch.int64 if name in wide else torch.int32
+            if x.dim() < 4 and x.dtype != want:
+                raise ValueError(f"{name} must be {want}, got {x.dtype}")
+        if self.kernels not in (None, "reference", "triton"):
+            raise ValueError(f"kernels must be 'reference' or 'triton', got {self.kernels!r}")
+
+    @property
+    def inputs(self) -> dict:
+        """Arguments of the model's forward call; logits are [1, M, V], row by row."""
+        # a mask of four dimensions is passed on as it is: the model builds none
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.token.device)
+        return {
+            "input_ids": self.token[None],
+            "position_ids": self.position[None],
+            "attention_mask": mask,
+            "tree": self,
+            "use_cache": False,
+        }
+
+    def attend(self, layer, query, key, value, scale: float) -> torch.Tensor:
+        """One layer's attention of query [1, H, M, D] and the rows' own key and value
+        [1, K, M, D], which are kept for `TreeCache.commit`. Returns [1, M, H, D]."""
+        _, M, K, D = self.node_k.shape
+        if query.shape[0] != 1 or query.shape[2] != M:
+            raise ValueError(
+                f"input_ids must be one row of the tree's {M} tokens, got {query.shape[0]} of "
+                f"{query.shape[2]}"
+            )
+        if key.shape != (1, K, M, D):
+            raise ValueError(
+                f"keys must have shape {(1, K, M, D)}, got {tuple(key.shape)}: leave "
+                "past_key_values out, what is cached is in the tree"
+            )
+        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+            raise RuntimeError(
+                "tree attention has no backward: call the model under torch.no_grad()"
+            )
+        self.node_k[layer].copy_(key[0].transpose(0, 1))
+        self.node_v[layer].copy_(value[0].transpose(0, 1))
+        # rows of q may lie apart, a row's heads may not
+        q = query[0].transpose(0, 1).contiguous()
+        planned = self.kernels == "triton" or (self.kernels is None and q.is_cuda)
+        if planned and (layer == 0 or self._work is None):
+            lengths = (self.prompt_len, self.slot_len, self.slot, self.slot_start)
+            lengths += (self.slot_nodes, self.group_start)
+            self._work = plan_attention(*lengths, q.shape[1], K)
+        attention = {"reference": tree_attention_ref, "triton": tree_attention_triton}
+        return attention.get(self.kernels, tree_attention)(
+            q,
+            self.node_k[layer],
+            self.node_v[layer],
+            self.k_pages[layer],
+            self.v_pages[layer],
+            self.prompt_pages,
+            self.prompt_len,
+            self.slot_pages,
+            self.slot_len,
+            self.slot,
+            self.ancestors,
+            self.slot_start,
+            self.slot_nodes,
+            self.group_start,
+            scale,
+            work=self._work if planned else None,
+        )[None]
+
+    def accepted(self, sample: torch.Tensor) -> list[list[int]]:
+        """The accepted path of every slot, as places in its list of nodes, the root first.
+
+        sample: [M], the token drawn at each row from its logits. A row is accepted when it is a
+        root, or its parent is accepted and drew this row's token: the samples at the accepted rows
+        are what was drawn, the last of them is the next root. Reads the device.
+        """
+        sample, token = sample.tolist(), self.token.tolist()
+        paths = []
+        for start, count in zip(self.slot_start.tolist(), self.slot_nodes.tolist(), strict=True):
+            words = self.ancestors[start : start + count].tolist()
+            path: list[int] = []
+            word = 0
+            for j in range(count):
+                # ancestors of j are accepted, and the last of them drew j's token
+                above = words[j] & ~(1 << j) & MASK
+                if above == word and (not path or sample[start + path[-1]] == token[start + j]):
+                    path.append(j)
+                    word |= 1 << j
+            paths.append(path)
+        return paths

@@ -1,0 +1,167 @@
+"""Keys and values that the draft trees of a `transformers` model are verified against."""
+
+from types import SimpleNamespace
+
+import torch
+
+from csd.cache import KVCache, pages_for
+from csd.integrations.tree import Tree
+from csd.kernels.commit import commit_kv, write_prompt
+from csd.pool import MAX_NODES
+
+
+class TreeCache:
+    """Keys and values of prompts and of what their samples have committed.
+
+    prompts: for each prompt, the cache that a forward pass over all but its last token left: a
+        transformers cache of batch 1 (`DynamicCache`), or a (key, value) pair a layer, each
+        [1, K, P, D].
+    samples: how many samples each prompt has; slots are numbered prompt after prompt.
+    max_new_tokens: tokens a sample may commit.
+    """
+
+    def __init__(self, prompts: list, samples: list[int], max_new_tokens: int):
+        if len(prompts) != len(samples) or not prompts:
+            raise ValueError(
+                f"samples must have one number a prompt, got {len(samples)} for {len(prompts)}"
+            )
+        if min(samples) < 1 or max_new_tokens < 1:
+            raise ValueError(
+                f"samples and max_new_tokens must be at least 1, got {samples} and {max_new_tokens}"
+            )
+        stacked = [_stack(prompt, 0) for prompt in prompts]
+        first, lengths = stacked[0][0], [k.shape[1] for k, _ in stacked]
+        L, _, K, D = first.shape
+        for i, (k, _) in enumerate(stacked):
+            if (k.shape[0], *k.shape[2:]) != (L, K, D):
+                raise ValueError(
+                    f"prompts[{i}] must have {L} layers, {K} heads of {D}, got {tuple(k.shape)}"
+                )
+        S, width = sum(samples), pages_for(max_new_tokens)
+        self._room = max_new_tokens
+        self._group = [g for g, n in enumerate(samples) for _ in range(n)]
+        self._prompt_len, self._len = lengths, [0] * S
+        self._kv = KVCache(
+            SimpleNamespace(layers=L, kv_heads=K, head_dim=D),
+            slots=S,
+            pages=sum(pages_for(n) for n in lengths) + S * width,
+            prompt_pages=max(1, *(pages_for(n) for n in lengths)),
+            slot_pages=width,
+            rows=0,
+            dtype=first.dtype,
+            device=first.device,
+        )
+        self.prompt_len = self._int32(lengths)
+        self.slot_len = self._int32(self._len)
+        for g, (k, v) in enumerate(stacked):
+            self._kv.take(self._kv.prompt_pages, g, lengths[g])
+            write_prompt(k, v, self._kv.k, self._kv.v, self._kv.prompt_pages[g], 0)
+        for s in range(S):
+            self._kv.take(self._kv.slot_pages, s, max_new_tokens)
+
+    def _int32(self, values) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._kv.k.device)
+
+    def append(self, slot: int, past, row: int = 0, start: int = 0) -> None:
+        """Commit what a transformers cache holds of a sample: batch row `row`, tokens `start`.. .
+
+        For samples begun elsewhere, with start the length of the prompt in that cache.
+        """
+        k, v = (x[:, start:] for x in _stack(past, row))
+        self._advance(slot, k.shape[1])
+        write_prompt(k, v, self._kv.k, self._kv.v, self._kv.slot_pages[slot], self._len[slot])
+        self._len[slot] += k.shape[1]
+        self.slot_len.copy_(self._int32(self._len))
+
+    def _advance(self, slot: int, count: int) -> None:
+        if self._len[slot] + count > self._room:
+            raise ValueError(
+                f"slot {slot} has room for {self._room} tokens, got {self._len[slot] + count}"
+            )
+
+    def tree(
+        self, tokens: list[list[int]], parents: list[list[int]], kernels: str | None = None
+    ) -> Tree:
+        """The trees of one step: for each slot its nodes' tokens and their parents' places in that
+        list, -1 for the root, which comes first. A slot that sits out has empty lists.
+
+        kernels: "reference" or "triton"; by default the one that fits the device.
+        """
+        S, G = len(self._len), len(self._prompt_len)
+        if len(tokens) != S or len(parents) != S:
+            raise ValueError(
+                f"tokens and parents must have {S} lists, got {len(tokens)} and {len(parents)}"
+            )
+        words, depths = zip(*(_words(s, tokens[s], parents[s]) for s in range(S)), strict=True)
+        nodes = [len(t) for t in tokens]
+        start = [sum(nodes[:s]) for s in range(S)]
+        base = [self._prompt_len[self._group[s]] + self._len[s] for s in range(S)]
+        bounds = [
+            sum(n for n, g in zip(nodes, self._group, strict=True) if g < h) for h in range(G)
+        ]
+        kv, device = self._kv, self._kv.k.device
+        (L, _, _, K, D), M = kv.k.shape, sum(nodes)
+
+        def int64(rows):
+            return torch.tensor([x for r in rows for x in r], dtype=torch.int64, device=device)
+
+        return Tree(
+            ancestors=int64(words),
+            slot=self._int32([s for s in range(S) for _ in tokens[s]]),
+            slot_start=self._int32(start),
+            slot_nodes=self._int32(nodes),
+            group_start=self._int32([*bounds, M]),
+            prompt_pages=kv.prompt_pages[:G],
+            prompt_len=self.prompt_len,
+            slot_pages=kv.slot_pages,
+            slot_len=self.slot_len,
+            k_pages=kv.k,
+            v_pages=kv.v,
+            node_k=torch.empty(L, M, K, D, dtype=kv.k.dtype, device=device),
+            node_v=torch.empty(L, M, K, D, dtype=kv.k.dtype, device=device),
+            token=int64(tokens),
+            position=int64([[base[s] + d for d in depths[s]] for s in range(S)]),
+            kernels=kernels,
+        )
+
+    def commit(self, tree: Tree, paths: list[list[int]]) -> None:
+        """Keep the keys and values of each slot's accepted path, as `Tree.accepted` gives it."""
+        start, width = tree.slot_start.tolist(), max(1, *map(len, paths))
+        for s, path in enumerate(paths):
+            self._advance(s, len(path))
+        rows = [[start[s] + j for j in p] + [-1] * (width - len(p)) for s, p in enumerate(paths)]
+        kv, counts = self._kv, self._int32([len(p) for p in paths])
+        commit_kv(
+            tree.node_k, tree.node_v, kv.k, kv.v, kv.slot_pages, self.slot_len,
+            self._int32(rows), counts,
+        )  # fmt: skip
+        self._len = [n + len(p) for n, p in zip(self._len, paths, strict=True)]
+        # in place: trees hold this tensor
+        self.slot_len += counts
+
+
+def _stack(past, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one batch row of a transformers cache, each [L, P, K, D]."""
+    layers = getattr(past, "layers", None)
+    pairs = [(x.keys, x.values) for x in layers] if layers is not None else list(past)
+    if not pairs or any(k is None or k.dim() != 4 for k, _ in pairs):
+        raise ValueError("a cache must hold a key and a value [B, K, P, D] in every layer")
+    k, v = (torch.stack([pair[i][row] for pair in pairs]) for i in range(2))
+    return k.transpose(1, 2).detach(), v.transpose(1, 2).detach()
+
+
+def _words(slot: int, tokens: list[int], parents: list[int]) -> tuple[list[int], list[int]]:
+    """Ancestor words, as int64, and depths of one slot's nodes."""
+    if len(tokens) != len(parents) or len(tokens) > MAX_NODES:
+        raise ValueError(
+            f"slot {slot} must have at most {MAX_NODES} tokens and as many parents, got "
+            f"{len(tokens)} and {len(parents)}"
+        )
+    words: list[int] = []
+    for j, p in enumerate(parents):
+        if not (p == -1 if j == 0 else 0 <= p < j):
+            want = "-1" if j == 0 else f"a place before it, 0 to {j - 1}"
+            raise ValueError(f"the parent of node {j} of slot {slot} must be {want}, got {p}")
+        words.append((words[p] if j else 0) | 1 << j)
+    signed = [w - (1 << 64) if w >> 63 else w for w in words]
+    return signed, [w.bit_count() - 1 for w in words]
