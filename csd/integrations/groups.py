@@ -1,12 +1,32 @@
-"""Rows of token ids as groups: equal rows are samples of one prompt, wherever they stand."""
+"""What the integrations draw: prompts as groups, and rows where equal ones are one group."""
 
 from collections.abc import Callable, Mapping
 
 from csd.engine import Engine
 from csd.job import Job
 from csd.kernels.noise import prompt_key
-from csd.result import Sample
+from csd.result import Sample, Samples
 from csd.sampling import SamplingParams
+
+
+def draw(
+    engine: Engine,
+    prompts: list[tuple[list[int], SamplingParams, range]],
+    *,
+    seed: int,
+    **running,
+) -> list[Samples]:
+    """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
+
+    running: `budget`, `speculate`, `drafter`, `on_tokens`, as `Engine.run` takes them.
+    """
+    jobs = [
+        Job(i, ids, params, samples, seed, prompt_key(seed, ids))
+        for i, (ids, params, samples) in enumerate(prompts)
+    ]
+    for _ in engine.run(jobs, **running):
+        pass
+    return [job.result() for job in jobs]
 
 
 def draw_rows(
@@ -30,16 +50,15 @@ def draw_rows(
     members: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
         members.setdefault(tuple(row), []).append(i)
-    jobs = []
-    for prompt, places in members.items():
-        first = first_sample if isinstance(first_sample, int) else first_sample[prompt]
-        samples = range(first, first + len(places))
-        ids = list(prompt)
-        jobs.append(Job(len(jobs), ids, params, samples, seed, prompt_key(seed, ids)))
-    for _ in engine.run(jobs, budget=budget, speculate=speculate, on_tokens=on_tokens):
-        pass
+    prompts = []
+    for row, places in members.items():
+        first = first_sample if isinstance(first_sample, int) else first_sample[row]
+        prompts.append((list(row), params, range(first, first + len(places))))
+    results = draw(
+        engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens
+    )
     drawn: list[Sample] = [None] * len(rows)
-    for job, places in zip(jobs, members.values(), strict=True):
-        for place, sample in zip(places, job.result(), strict=True):
+    for places, samples in zip(members.values(), results, strict=True):
+        for place, sample in zip(places, samples, strict=True):
             drawn[place] = sample
     return drawn

@@ -1,0 +1,135 @@
+"""Samples of many prompts on many machines: Ray Data's `map_batches`, one engine an actor.
+
+Prompts are independent, so nothing is exchanged between actors. A row's samples are a function of
+(model, prompt, seed, sample index) alone: an actor that dies is replaced by Ray, its batch is
+drawn again, and the result is the one there would have been.
+"""
+
+import torch
+
+from csd.engine import Engine
+from csd.integrations.groups import draw
+from csd.prompts import parse
+from csd.sampling import resolve
+
+_SAMPLING = {
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
+    "min_new_tokens", "stop", "stop_token_ids", "ignore_eos",
+}  # fmt: skip
+_RUNNING = {"budget", "speculate", "drafter"}
+
+
+def sample(
+    dataset,
+    model,
+    *,
+    num_samples: int,
+    seed: int | None = None,
+    actors: int = 1,
+    batch_size: int = 16,
+    ray_args: dict | None = None,
+    **options,
+):
+    """A dataset with the samples of each row of `dataset`, in columns beside its own.
+
+    dataset: a `ray.data.Dataset` with a column of prompts: strings, messages or token ids.
+    model: a folder, hub name or GGUF file that every actor can load.
+    seed: None draws one from torch's default generator.
+    actors: engines, each an actor of its own. batch_size: rows an engine draws at a time.
+    ray_args: more for `map_batches`, such as {"num_gpus": 1}.
+    options: the others of `Sampler`.
+    """
+    _check(options)
+    if seed is None:
+        seed = int(torch.randint(2**63 - 1, ()))
+    return dataset.map_batches(
+        Sampler,
+        fn_constructor_args=(model,),
+        fn_constructor_kwargs=dict(options, num_samples=num_samples, seed=seed),
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        concurrency=actors,
+        **(ray_args or {}),
+    )
+
+
+class Sampler:
+    """The actor: maps a pyarrow table with prompts to one with their samples.
+
+    num_samples: of each row, as one group.
+    seed: one for the whole dataset; the noise of different prompts is independent all the same.
+        Rows with equal prompts get equal samples, unless a column `first_sample` says at which
+        index each starts.
+    prompt: the name of the prompts' column. chat_template_kwargs: for prompts that are messages.
+    engine: options of `csd.Engine`.
+    options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, as in
+        `csd.generate`.
+
+    Adds the columns `texts` [num_samples], `tokens` and `logprobs` [num_samples, length] and
+    `finish_reasons` [num_samples].
+    """
+
+    def __init__(
+        self,
+        model,
+        *,
+        num_samples: int,
+        seed: int,
+        prompt: str = "prompt",
+        chat_template_kwargs: dict | None = None,
+        engine: dict | None = None,
+        **options,
+    ):
+        _check(options)
+        self.engine = Engine(model, **(engine or {}))
+        self.num_samples, self.seed, self.prompt = num_samples, seed, prompt
+        self.chat_template_kwargs = chat_template_kwargs
+        self.running = {k: v for k, v in options.items() if k in _RUNNING}
+        self.sampling = {k: v for k, v in options.items() if k in _SAMPLING}
+
+    def __call__(self, table):
+        """table: a `pyarrow.Table` with a column of prompts. Returns it with four columns more."""
+        import pyarrow as pa
+
+        first = [0] * len(table)
+        if "first_sample" in table.column_names:
+            first = table["first_sample"].to_pylist()
+        results = self.draw(table[self.prompt].to_pylist(), first)
+        columns = {
+            "texts": (pa.string(), [r.texts for r in results]),
+            "tokens": (pa.list_(pa.int64()), [r.tokens for r in results]),
+            "logprobs": (pa.list_(pa.float64()), [r.logprobs for r in results]),
+            "finish_reasons": (pa.string(), [r.finish_reasons for r in results]),
+        }
+        for name, (kind, values) in columns.items():
+            table = table.append_column(name, pa.array(values, pa.list_(kind)))
+        return table
+
+    def draw(self, prompts: list, first: list[int]) -> list:
+        """`Samples` of each prompt; what a row gets does not depend on the rows beside it."""
+        engine, config = self.engine, self.engine.config
+        rows, _ = parse(
+            prompts,
+            engine.tokenizer,
+            config.vocab,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        asked = []
+        for ids, start in zip(rows, first, strict=True):
+            params = resolve(
+                engine.generation_config,
+                context=config.context,
+                longest_prompt=len(ids),
+                vocab=config.vocab,
+                **self.sampling,
+            )
+            asked.append((ids, params, range(start, start + self.num_samples)))
+        return draw(engine, asked, seed=self.seed, **self.running)
+
+
+def _check(options: dict) -> None:
+    own = {"prompt", "chat_template_kwargs", "engine"}
+    unknown = sorted(set(options) - _SAMPLING - _RUNNING - own)
+    if unknown:
+        known = ", ".join(sorted(_SAMPLING | _RUNNING | own))
+        raise TypeError(f"unknown argument {unknown[0]!r}; known are {known}")

@@ -1,0 +1,115 @@
+"""Ray Data with one engine an actor: rows keep their samples, and an actor may die."""
+
+import json
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import csd
+from csd.models.demo import toy
+
+ray = pytest.importorskip("ray")
+pq = pytest.importorskip("pyarrow.parquet")
+HERE = Path(__file__).parent
+SAMPLING = dict(num_samples=3, seed=5, temperature=0.8, max_new_tokens=10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    model, tokenizer = toy()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
+    ray.init(
+        num_cpus=3,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"PYTHONPATH": f"{HERE}:{HERE.parent}"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def dying(folder_of_marks):
+    """A Sampler that notes its process in each batch; the first to see row 3 is killed there."""
+    from csd.integrations.ray import Sampler
+
+    class Dying(Sampler):
+        def __call__(self, table):
+            out = super().__call__(table)
+            Path(folder_of_marks, f"{os.getpid()}-{id(table)}").touch()
+            mark = Path(folder_of_marks, "killed")
+            if 3 in table["row"].to_pylist() and not mark.exists():
+                mark.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return out
+
+    return Dying
+
+
+def test_two_actors_and_one_is_killed(cluster, folder, tmp_path, monkeypatch, capsys):
+    """The example as it stands, but for an actor that is killed when its first work is done."""
+    from csd.integrations import ray as integration
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(integration, "Sampler", dying(str(tmp_path)))
+    prompts = ["one", "Two?", "one", "four and more", "5 + 5", "six", "7", "the eighth"]
+    rows = [{"row": i, "prompt": p, "first_sample": 0} for i, p in enumerate(prompts)]
+    rows[2]["first_sample"] = 3
+    problems, answers = tmp_path / "problems.jsonl", tmp_path / "answers"
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main = runpy.run_path(str(HERE.parent / "examples" / "ray_data.py"))["main"]
+    main(str(problems), str(answers), folder, num_samples=3, max_new_tokens=10, batch_size=2)
+    assert capsys.readouterr().out.count("'one': ") == 2
+
+    found = pq.read_table(answers).to_pylist()
+    assert sorted(r["row"] for r in found) == list(range(8))
+    killed = (tmp_path / "killed").read_text()
+    workers = {p.name.split("-")[0] for p in tmp_path.glob("*-*")}
+    assert killed in workers and len(workers) >= 2  # the killed actor and who drew its rows again
+    for row in found:
+        expected = csd.generate(
+            folder, row["prompt"], first_sample=row["first_sample"], num_samples=3,
+            max_new_tokens=10, temperature=0.7, seed=0,
+        )  # fmt: skip
+        assert [list(t) for t in row["tokens"]] == expected.tokens
+        assert list(row["texts"]) == expected.texts
+        assert list(row["finish_reasons"]) == expected.finish_reasons
+        for ours, theirs in zip(row["logprobs"], expected.logprobs, strict=True):
+            assert list(ours) == pytest.approx(theirs, abs=1e-4)
+
+
+def test_unknown_options_are_refused_before_anything_starts(folder):
+    from csd.integrations.ray import Sampler, sample
+
+    for call in (sample, Sampler):
+        args = (None, folder) if call is sample else (folder,)
+        with pytest.raises(TypeError, match="unknown argument 'temprature'"):
+            call(*args, num_samples=2, seed=0, temprature=1.0)
+
+
+def test_rows_do_not_depend_on_the_rows_beside_them(folder):
+    """Equal prompts in one batch draw what they would draw alone."""
+    import pyarrow as pa
+
+    from csd.integrations.ray import Sampler
+
+    sampler = Sampler(folder, **SAMPLING)
+    alone = sampler(pa.table({"prompt": ["abc"]})).to_pylist()
+    together = sampler(pa.table({"prompt": ["abc", "x" * 50, "abc"]})).to_pylist()
+    assert together[0]["tokens"] == together[2]["tokens"] == alone[0]["tokens"]
+    chat = pa.table({"prompt": [[{"role": "user", "content": "hi"}]]})
+    ids = pa.table({"prompt": [sampler.engine.tokenizer("user: hi\nassistant: ")["input_ids"]]})
+    assert sampler(chat).to_pylist()[0]["tokens"] == sampler(ids).to_pylist()[0]["tokens"]
