@@ -1,13 +1,15 @@
 """csd: faster multi-sample LLM inference that changes nothing about what is sampled."""
 
+from csd.best import best_of
 from csd.engine import Engine
 from csd.generate import generate, release, stream
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
+from csd.metrics import pass_at_k
 from csd.result import Sample, Samples, Stats
-from csd.vote import vote
+from csd.vote import Vote, vote
 
 __all__ = [
     "Engine",
@@ -16,8 +18,11 @@ __all__ = [
     "Stats",
     "Tree",
     "TreeCache",
+    "Vote",
+    "best_of",
     "generate",
     "hf_generate",
+    "pass_at_k",
     "register_attention",
     "release",
     "stream",

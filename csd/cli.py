@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from csd import generate
+from csd import cli_eval, generate
 from csd.vote import vote
 
 
@@ -12,6 +12,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="csd", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_sample(commands)
+    cli_eval.add(commands, _budget)
     args = parser.parse_args(argv)
     try:
         return args.run(args)

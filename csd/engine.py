@@ -353,10 +353,7 @@ class _Loop:
 
     def decide(self, job: Job) -> Iterator[tuple[Job, Sample]]:
         """Ask `until` about the finished prefix; cancel the rest when it has seen enough."""
-        if self.until is None or job.done:
-            return
-        prefix = job.prefix()
-        if not prefix or not self.until(prefix):
+        if self.until is None or not job.decided(self.until):
             return
         rest = [s for s in job.result() if s.index not in job.finished]
         for s, running in enumerate(self.owners):

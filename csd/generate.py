@@ -14,6 +14,7 @@ from csd.progress import Progress
 from csd.prompts import parse
 from csd.result import Sample, Samples
 from csd.sampling import resolve
+from csd.vote import Vote
 
 VERIFIERS = ("match",)
 
@@ -39,8 +40,9 @@ def generate(model, prompt, **options) -> Samples | list[Samples]:
     Ending:
         max_new_tokens: 512, cut at the model's context when not given. min_new_tokens: 0.
         stop: strings that end a sample. stop_token_ids: more end tokens. ignore_eos: False.
-        until: called with the finished samples of a prompt, up to the first index that has not
-            finished; True cancels the rest.
+        until: `csd.Vote(...)`, or a function of the samples of a prompt in the order of their
+            indices: asked about the first, the first two, ... as soon as all of them have finished;
+            True cancels the rest, so where it stops is the same for every draft and batch.
     Running:
         speculate: True. verifier: "match". drafter: "consensus"; for comparison also
             "prompt-lookup", "paper", "paper-tree", "recycling", "rest:PATH", "suffix".
@@ -68,7 +70,8 @@ def generate(model, prompt, **options) -> Samples | list[Samples]:
 def stream(model, prompt, **options) -> Iterator[tuple[int, Sample]]:
     """As `generate`, but yields (prompt index, Sample) as each sample finishes.
 
-    Closing the iterator cancels the rest and leaves the engine usable.
+    Closing the iterator cancels the rest and leaves the engine usable. With `until`, samples may
+    have been yielded beyond those that decided; `generate` calls them cancelled.
     """
     call = _Call(model, prompt, options)
     return call.run()
@@ -128,6 +131,8 @@ class _Call:
         self.budget = _budget(options.get("budget", "auto"))
         self.options = options
         count = _count("num_samples", options.get("num_samples", 1), 1)
+        until = options.get("until")
+        self.until = until.of(count) if isinstance(until, Vote) else until
         first = _count("first_sample", options.get("first_sample", 0), 0)
         seed = options.get("seed")
         if seed is None:
@@ -170,7 +175,7 @@ class _Call:
             budget=self.budget,
             speculate=self.options.get("speculate", True),
             drafter=self.options.get("drafter"),
-            until=self.options.get("until"),
+            until=self.until,
             on_tokens=_on_tokens(callback, progress),
             record_top=record is not None,
         )
@@ -192,7 +197,7 @@ def write_traces(path, jobs: list[Job]) -> None:
     """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position."""
     with open(path, "w") as f:
         for job in jobs:
-            done = [job.finished[i] for i in job.samples if i in job.finished]
+            done = [job.finished[i] for i in job.samples if i in job.top]
             row = {
                 "problem": job.index,
                 "prompt_ids": job.prompt,

@@ -1,7 +1,7 @@
 """Host side of a call: one Job a prompt, one Running a sample in flight."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from csd.result import Sample, Samples, Stats
 from csd.sampling import SamplingParams
@@ -24,6 +24,7 @@ class Job:
     running: dict = field(default_factory=dict)  # sample index -> Running
     finished: dict = field(default_factory=dict)  # sample index -> Sample
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
+    asked: int = 0  # the samples of the prefix that `until` has been asked about
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -47,6 +48,22 @@ class Job:
                 break
             found.append(self.finished[i])
         return found
+
+    def decided(self, until) -> bool:
+        """Whether `until` has seen enough, asked about each longer prefix in turn.
+
+        How many samples finish at once depends on the batch. The shortest prefix that decides does
+        not, so what finished beyond it is cancelled like the rest.
+        """
+        prefix = self.prefix()
+        while self.asked < len(prefix):
+            self.asked += 1
+            if until(prefix[: self.asked]):
+                for i in self.samples[self.asked :]:
+                    if i in self.finished:
+                        self.finished[i] = replace(self.finished[i], finish_reason="cancelled")
+                return True
+        return False
 
     def result(self) -> Samples:
         """All samples; those that have not finished are `cancelled` with what they have."""

@@ -1,50 +1,13 @@
-"""Self-consistency: the answer most samples agree on."""
+"""Self-consistency: the answer most samples agree on, and when the rest need not be drawn."""
 
-import re
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_STATED = re.compile(r"answer\s*(?:is|:)\s*\**\s*\$?(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
+from csd.answers import answer_of, boxed, extractor, last_number, stated
+from csd.result import Sample
 
-
-def boxed(text: str) -> str | None:
-    """Content of the last \\boxed{...}, braces balanced."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 0, start + len("\\boxed")
-    for i in range(begin, len(text)):
-        depth += (text[i] == "{") - (text[i] == "}")
-        if depth == 0:
-            return text[begin + 1 : i].strip()
-    return None
-
-
-def last_number(text: str) -> str | None:
-    """The last number, without thousands separators and trailing zeros after the point."""
-    found = _NUMBER.findall(text)
-    return _plain(found[-1]) if found else None
-
-
-def stated_number(text: str) -> str | None:
-    """The number after the last "the answer is"."""
-    found = _STATED.findall(text)
-    return _plain(found[-1]) if found else None
-
-
-def answer_of(text: str) -> str | None:
-    """What a worked solution concludes: \\boxed{}, else "the answer is", else the last number."""
-    for extract in (boxed, stated_number, last_number):
-        found = extract(text)
-        if found is not None:
-            return found
-    return None
-
-
-def _plain(number: str) -> str:
-    number = number.replace(",", "")
-    return number.rstrip("0").rstrip(".") if "." in number else number
+__all__ = ["Decision", "Vote", "answer_of", "boxed", "drawn", "last_number", "stated", "vote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +15,145 @@ class Decision:
     answer: str | None  # None when no sample has one
     count: float  # votes, or weight, of the answer
     total: float  # of all samples that have an answer
-    answers: list[str | None]  # of each sample
+    answers: list[str | None]  # of each sample that was counted
+
+
+def drawn(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples before the first cancelled one, in the order of their indices.
+
+    Samples that finish first are shorter and agree more than the rest: one that finished beyond a
+    sample that did not says nothing that may be counted.
+    """
+    found = []
+    for sample in samples:
+        if sample.finish_reason == "cancelled":
+            break
+        found.append(sample)
+    return found
+
+
+def probability(sample: Sample) -> float:
+    """exp of the mean log-probability of a token: the weight of Wang et al. 2022 (2203.11171)."""
+    if not sample.logprobs:
+        raise ValueError(f"sample {sample.index} has no tokens, so no mean log-probability")
+    return math.exp(sum(sample.logprobs) / len(sample.logprobs))
 
 
 def vote(
-    samples,
-    extract: Callable[[str], str | None] = answer_of,
-    weight: Callable[[object], float] | None = None,
+    samples: Iterable[Sample],
+    extract: str | Callable[[str], str | None] = answer_of,
+    weight: str | Callable[[Sample], float] | None = None,
 ) -> Decision:
-    """Majority over the samples' answers.
+    """Majority over the answers of the samples that come before the first cancelled one.
 
-    samples: what `csd.generate` returns for a prompt, or a list of `Sample`. Cancelled samples do
-        not vote.
-    extract: the answer in a text, None for none.
-    weight: of a sample; 1 each when not given. Ties go to the answer of the lowest index.
+    samples: what `csd.generate` returns for a prompt, or a list of `Sample`.
+    extract: the answer in a text, None for none; or "boxed", "stated" (after "the answer is"),
+        "number" (the last), "any" (the first of these that there is).
+    weight: of a sample; 1 each when not given; "probability" for the exp of its mean
+        log-probability. Ties go to the answer of the lowest index.
+
+    Raises ValueError for a weight that is negative or not finite.
     """
-    voters = [s for s in samples if s.finish_reason != "cancelled"]
-    answers = [extract(s.text) for s in voters]
+    extract = extractor(extract)
+    if weight == "probability":
+        weight = probability
+    elif weight is not None and not callable(weight):
+        raise ValueError(f"weight must be a function, 'probability' or None, got {weight!r}")
+    voters = drawn(samples)
+    answers = [extract(text_of(s)) for s in voters]
     votes: dict[str, float] = {}
     for sample, answer in zip(voters, answers, strict=True):
         if answer is not None:
-            votes[answer] = votes.get(answer, 0) + (1 if weight is None else weight(sample))
+            votes[answer] = votes.get(answer, 0) + (1 if weight is None else _of(weight, sample))
     if not votes:
         return Decision(None, 0, 0, answers)
-    # a dict keeps insertion order and max takes the first of equals
-    best = max(votes, key=votes.get)
+    best = _leader(votes)
     return Decision(best, votes[best], sum(votes.values()), answers)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """`until=csd.Vote()`: stop once the remaining samples cannot change the majority.
+
+    The answer is then the one that all samples would have given. With `confidence`, stop already
+    when the leading answer is the model's more likely one with this probability, by the Beta test
+    of Adaptive-Consistency (Aggarwal et al. 2023, 2305.11860): with a and b votes of the first two
+    answers and a flat prior, P(p > 1/2) for p ~ Beta(a + 1, b + 1).
+
+    Samples are counted in the order of their indices, and never one whose predecessor has not
+    finished, so the decision is the same for every draft, budget and batch.
+    """
+
+    extract: str | Callable[[str], str | None] = answer_of
+    confidence: float | None = None
+
+    def __post_init__(self):
+        extractor(self.extract)
+        if self.confidence is not None and not 0.5 < self.confidence < 1:
+            raise ValueError(f"confidence must lie in (0.5, 1), got {self.confidence!r}")
+
+    def of(self, total: int) -> Callable[[list[Sample]], bool]:
+        """The `until` of a prompt with `total` samples."""
+        return lambda prefix: self.decided(prefix, total)
+
+    def decided(self, prefix: list[Sample], total: int) -> bool:
+        """Whether the first samples, `prefix`, decide among `total`."""
+        extract = extractor(self.extract)
+        votes: dict[str, int] = {}
+        for sample in prefix:
+            answer = extract(text_of(sample))
+            if answer is not None:
+                votes[answer] = votes.get(answer, 0) + 1
+        if not votes:
+            return len(prefix) >= total
+        order = list(votes)
+        leader = _leader(votes)
+        left = total - len(prefix)
+        # an answer that came later loses a tie; so does one that nobody has given yet
+        settled = left <= votes[leader] and all(
+            votes[a] + left < votes[leader] + (order.index(leader) < order.index(a))
+            for a in order
+            if a != leader
+        )
+        if settled or self.confidence is None:
+            return settled
+        second = max((votes[a] for a in order if a != leader), default=0)
+        return _more_likely(votes[leader], second) >= self.confidence
+
+    def least(self, total: int) -> int:
+        """How many of `total` samples are drawn whatever their answers are.
+
+        The number of samples that were drawn depends on their answers, and so does an average over
+        them. One over these first samples does not.
+        """
+        least = (total + 1) // 2
+        if self.confidence is not None:
+            agreeing = next(n for n in range(1, 64) if _more_likely(n, 0) >= self.confidence)
+            least = min(least, agreeing)
+        return least
+
+
+def _leader(votes: dict) -> str:
+    # a dict keeps insertion order and max takes the first of equals
+    return max(votes, key=votes.get)
+
+
+def text_of(sample: Sample) -> str:
+    if sample.text is None:
+        raise ValueError(f"sample {sample.index} has no text: generate with tokenizer=")
+    return sample.text
+
+
+def _of(weight, sample: Sample) -> float:
+    value = float(weight(sample))
+    if not 0 <= value < math.inf:
+        raise ValueError(
+            f"weight must be at least 0 and finite, got {value} for sample {sample.index}"
+        )
+    return value
+
+
+def _more_likely(a: int, b: int) -> float:
+    """P(p > 1/2) for p ~ Beta(a + 1, b + 1), which is P(Binomial(a + b + 1, 1/2) <= a)."""
+    n = a + b + 1
+    return sum(math.comb(n, i) for i in range(a + 1)) / 2**n

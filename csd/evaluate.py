@@ -1,0 +1,175 @@
+"""`csd eval`: a file of problems, N samples each; stopped at any time, it goes on where it was."""
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from csd.metrics import mean_interval, pass_at_k
+from csd.tasks import Problem, Task
+from csd.vote import Vote, drawn, vote
+
+
+class Results:
+    """The JSONL file of a run: a line of settings, then one line a problem, in their order.
+
+    A line is on disk before the next problem is drawn. What an interruption left of a line is cut.
+    One process at a time may hold a file.
+
+    Raises ValueError when the file was written with other settings or is held by another process.
+    """
+
+    def __init__(self, path, settings: dict):
+        self._file = open(path, "a+b")  # noqa: SIM115
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ValueError(f"{path} is being written by another process") from None
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        self._file.truncate(whole)
+        lines = [json.loads(line) for line in data[:whole].splitlines()]
+        if lines:
+            self._check(path, lines[0], settings)
+        else:
+            self._write([{"settings": settings}])
+        self.rows: list[dict] = lines[1:]
+
+    def add(self, rows: list[dict]) -> None:
+        self._write(rows)
+        self.rows += rows
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, rows: list[dict]) -> None:
+        self._file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _check(self, path, first, settings: dict) -> None:
+        have = first.get("settings") if isinstance(first, dict) else None
+        if have == settings:
+            return
+        self._file.close()
+        if have is None:
+            raise ValueError(f"{path} is not a results file of csd eval; choose another -o")
+        keys = [k for k in {**have, **settings} if have.get(k) != settings.get(k)]
+        what = ", ".join(f"{k} {have.get(k)!r}, now {settings.get(k)!r}" for k in keys)
+        raise ValueError(f"{path} was written with {what}; choose another -o, or remove it")
+
+
+def digest(path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def run(
+    engine,
+    problems: list[Problem],
+    task: Task,
+    results: Results,
+    *,
+    num_samples: int,
+    chat: bool,
+    batch: int = 1,
+    until: Vote | None = None,
+    on_sample=lambda: None,
+    **options,
+) -> Iterator[list[dict]]:
+    """Draw what `results` lacks of `problems`, `batch` of them at a time; yields the new rows.
+
+    options: those of `csd.generate`; `seed` must be given. Samples do not depend on where a run was
+    interrupted, nor on `batch`; a problem that occurs again gets new samples.
+    """
+    prompts = [_prompt(p.prompt, chat) for p in problems]
+    seen: Counter = Counter()
+    first = []  # of each problem's sample indices
+    for prompt in prompts:
+        key = json.dumps(prompt)
+        first.append(seen[key] * num_samples)
+        seen[key] += 1
+    todo = list(range(len(results.rows), len(problems)))
+    while todo:
+        # repeated problems go alone, for their own first_sample
+        take = 1
+        while take < min(batch, len(todo)) and first[todo[take]] == first[todo[0]] == 0:
+            take += 1
+        block, todo = todo[:take], todo[take:]
+        outs, seconds = _draw(
+            engine, [prompts[i] for i in block], on_sample,
+            num_samples=num_samples, first_sample=first[block[0]], until=until, **options,
+        )  # fmt: skip
+        rows = [
+            _row(problems[i], task, out, seconds / take) for i, out in zip(block, outs, strict=True)
+        ]
+        results.add(rows)
+        yield rows
+
+
+def _prompt(prompt, chat: bool):
+    if isinstance(prompt, str) and chat:
+        return [{"role": "user", "content": prompt}]
+    return prompt
+
+
+def _draw(engine, prompts: list, on_sample, **options):
+    from csd.generate import _Call
+
+    # not csd.generate, which returns half a problem on Ctrl-C
+    start = time.perf_counter()
+    call = _Call(engine, prompts, options)
+    for _ in call.run():
+        on_sample()
+    return call.results(), time.perf_counter() - start
+
+
+def _row(problem: Problem, task: Task, out, seconds: float) -> dict:
+    decision = vote(out, task.extract)
+    return {
+        "problem": problem.index,
+        "answer": problem.answer,
+        "vote": decision.answer,
+        "vote_correct": decision.answer == problem.answer,
+        "answers": decision.answers,
+        "correct": [a == problem.answer for a in decision.answers],
+        "finish_reasons": out.finish_reasons,
+        "texts": [s.text for s in drawn(out)],
+        "tokens": out.stats.tokens,
+        "steps": out.stats.sample_steps,
+        "seconds": seconds,
+    }
+
+
+def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> dict:
+    """Figures over problems, each (mean, low, high) with its 95% interval.
+
+    With `until`, accuracy and pass@k are over the samples that are drawn whatever their answers:
+    an average over all that were drawn would be biased by the decision to stop.
+    """
+    count = num_samples if until is None else until.least(num_samples)
+    ks = sorted({*(2**i for i in range(count.bit_length())), count})
+    result = {
+        "problems": len(rows),
+        "samples": num_samples,
+        "samples_counted": count,
+        "samples_drawn": sum(len(r["correct"]) for r in rows),
+        f"maj@{num_samples}": mean_interval([float(r["vote_correct"]) for r in rows]),
+    }
+    for k in ks:
+        values = [pass_at_k(r["correct"][:count], k) for r in rows]
+        result["accuracy@1" if k == 1 else f"pass@{k}"] = mean_interval(values, count)
+    tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
+    return result | {
+        "answered": sum(a is not None for r in rows for a in r["answers"])
+        / max(1, sum(len(r["answers"]) for r in rows)),
+        "tokens": tokens,
+        "tau": tokens / max(steps, 1),
+        "seconds": seconds,
+        "tokens_per_second": tokens / max(seconds, 1e-9),
+    }

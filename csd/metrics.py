@@ -1,0 +1,56 @@
+"""Figures over problems: pass@k, accuracy at 1, and their intervals."""
+
+import math
+from collections.abc import Sequence
+
+
+def pass_at_k(correct: Sequence[bool | None], k: int) -> float:
+    """Chance that one of `k` samples of a problem is right, estimated without bias.
+
+    With n samples of which c are right: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, 2107.03374,
+    eq. 1). k = 1 is the accuracy.
+
+    correct: of each sample in the order of their indices; None for a cancelled one. What comes
+        after the first None is left out: samples that finish first differ from the rest. Where the
+        answers themselves decided how many were drawn, pass a number of them that they did not
+        decide (`csd.Vote.least`).
+
+    Raises ValueError for fewer than `k` samples before the first None.
+    """
+    known = list(correct)
+    if None in known:
+        known = known[: known.index(None)]
+    n, c = len(known), sum(map(bool, known))
+    if k < 1 or k > n:
+        raise ValueError(f"k must lie between 1 and the {n} samples that count, got {k}")
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def mean_interval(values: Sequence[float], samples: int = 1, z: float = 1.959964) -> tuple:
+    """Mean over problems and its confidence interval (95% by default): (mean, low, high).
+
+    values: one figure in [0, 1] a problem, from `samples` samples each.
+
+    Problems are drawn and the samples of one problem are not independent, so the error is that of
+    the mean over problems. The interval is Wilson's at the number of independent trials that would
+    have this error, m (1 - m) / se^2, as in surveys (Korn and Graubard 1998): it stays inside
+    [0, 1] and does not collapse where every problem agrees. That number is kept between the
+    problems' and the samples'.
+
+    Raises ValueError without values.
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("values must hold at least one problem, got none")
+    mean = sum(values) / count
+    spread = mean * (1 - mean)
+    trials = float(count)
+    if count > 1:
+        error = sum((v - mean) ** 2 for v in values) / (count - 1) / count
+        if error:
+            trials = min(max(spread / error, count), count * samples)
+        elif spread:
+            trials = count * samples
+    centre = (mean + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(spread / trials + z * z / (4 * trials * trials))
+    return mean, max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,164 @@
+"""csd eval: figures from rows, and runs that are interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import csd
+from csd import evaluate
+from csd.cli import main
+from csd.models.demo import toy
+from csd.vote import Vote
+
+PROBLEMS = 14
+TIMES = ("seconds", "steps")  # how long it took is not what was drawn
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the toy model and a file of problems, two of which are the same."""
+    folder = tmp_path_factory.mktemp("eval")
+    for part in toy():
+        part.save_pretrained(folder / "toy")
+    rows = [{"prompt": f"Say {i % 13}.", "answer": str(i % 10)} for i in range(PROBLEMS)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    yield folder
+    csd.release()
+
+
+def command(place, out, *more) -> list[str]:
+    return ["eval", str(place / "problems.jsonl"), "--model", str(place / "toy"), "-n", "4",
+            "--max-new-tokens", "24", "--budget", "8", "-o", str(place / out), *more]  # fmt: skip
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def drawn(rows) -> list[dict]:
+    return [{k: v for k, v in r.items() if k not in TIMES} for r in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """The rows of a run that nothing interrupts."""
+    assert main(command(place, "whole.jsonl", "--quiet")) == 0
+    return lines(place / "whole.jsonl")
+
+
+def test_a_run_that_was_killed_goes_on_and_equals_one_that_was_not(place, whole, capsys):
+    path = place / "killed.jsonl"
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "csd.cli", *command(place, "killed.jsonl", "--quiet")],
+        env=env, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") > 3):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    rows = lines(path)
+    assert 3 <= len(rows) - 1 < PROBLEMS
+    # a kill in the middle of a write leaves the start of a line
+    with path.open("a") as f:
+        f.write(json.dumps(whole[len(rows)])[:40])
+
+    assert main(command(place, "killed.jsonl")) == 0
+    streams = capsys.readouterr()
+    assert f"holds {len(rows) - 1} of {PROBLEMS} problems" in streams.err
+    assert "56/56" in streams.err
+    resumed = lines(path)
+    assert resumed[: len(rows)] == rows
+    assert drawn(resumed) == drawn(whole)
+    figures = json.loads(streams.out.splitlines()[-1])
+    expected = json.loads((place / "whole.summary.json").read_text())
+    for name, value in expected.items():
+        if "second" not in name and name not in ("tau",):
+            assert figures[name] == value, name
+
+
+def test_rows_are_what_generate_draws(place, whole):
+    assert [r["problem"] for r in whole[1:]] == list(range(PROBLEMS))
+    prompt = [{"role": "user", "content": "Say 0."}]
+    model, tokenizer = toy()
+    options = dict(tokenizer=tokenizer, max_new_tokens=24, seed=0, budget=8)
+    out = csd.generate(model, prompt, num_samples=8, **options)
+    assert whole[1]["texts"] == out.texts[:4]
+    # the 13th problem repeats the 0th and has samples of its own
+    assert whole[14]["texts"] == out.texts[4:]
+    row = whole[1]
+    assert row["correct"] == [a == row["answer"] for a in row["answers"]]
+    assert row["vote"] == csd.vote(list(out)[:4]).answer
+
+
+def test_batches_do_not_change_what_is_drawn(place, whole):
+    assert main(command(place, "batch.jsonl", "--quiet", "--batch", "5")) == 0
+    assert drawn(lines(place / "batch.jsonl")) == drawn(whole)
+
+
+def test_stopping_at_a_decided_vote_keeps_every_vote(place, whole):
+    assert main(command(place, "decided.jsonl", "--quiet", "--until-decided")) == 0
+    rows = lines(place / "decided.jsonl")[1:]
+    assert [r["vote"] for r in rows] == [r["vote"] for r in whole[1:]]
+    assert sum(len(r["texts"]) for r in rows) < 4 * PROBLEMS
+    figures = json.loads((place / "decided.summary.json").read_text())
+    assert figures["samples_counted"] == 2
+    assert "pass@4" not in figures
+
+
+def test_ctrl_c_leaves_whole_problems(place, whole, monkeypatch, capsys):
+    row = evaluate._row
+    calls = []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return row(*args)
+
+    monkeypatch.setattr(evaluate, "_row", interrupted)
+    assert main(command(place, "stopped.jsonl", "--quiet")) == 130
+    assert "goes on from" in capsys.readouterr().err
+    assert drawn(lines(place / "stopped.jsonl")) == drawn(whole[:3])
+
+
+def test_other_settings_and_a_held_file_are_refused(place, whole, capsys):
+    assert main(command(place, "whole.jsonl", "--seed", "1")) == 2
+    assert "seed 0, now 1; choose another -o" in capsys.readouterr().err
+    held = evaluate.Results(place / "held.jsonl", {})
+    with pytest.raises(ValueError, match="being written by another process"):
+        evaluate.Results(place / "held.jsonl", {})
+    held.close()
+    (place / "other.jsonl").write_text('{"prompt": "mine"}\n')
+    assert main(command(place, "other.jsonl")) == 2
+    assert "not a results file" in capsys.readouterr().err
+    assert (place / "other.jsonl").read_text() == '{"prompt": "mine"}\n'
+    assert main(command(place, "new.jsonl", "-n", "0")) == 2
+    assert "num_samples must be at least 1, got 0" in capsys.readouterr().err
+
+
+def row(correct, vote_correct):
+    return dict(correct=correct, vote_correct=vote_correct, answers=[str(c) for c in correct],
+                tokens=30, steps=20, seconds=2.0)  # fmt: skip
+
+
+def test_summary():
+    rows = [row([True, False, False, False], False), row([True, True, False, True], True)]
+    figures = evaluate.summary(rows, 4)
+    assert figures["accuracy@1"][0] == 0.5
+    assert figures["maj@4"][0] == 0.5
+    assert figures["pass@2"][0] == (0.5 + 1) / 2
+    assert figures["pass@4"][0] == 1
+    assert (figures["tau"], figures["tokens_per_second"]) == (1.5, 15)
+    mean, low, high = figures["accuracy@1"]
+    assert 0 < low < mean < high < 1
+    # of three samples drawn, the two that are drawn in any case
+    stopped = [row([True, False, True], True)]
+    figures = evaluate.summary(stopped, 4, Vote())
+    assert figures["accuracy@1"][0] == 0.5
+    assert figures["samples_drawn"] == 3
