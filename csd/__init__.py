@@ -5,6 +5,7 @@ from csd.engine import Engine
 from csd.generate import generate, release, stream
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
+from csd.integrations.swap import apply_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
 from csd.metrics import pass_at_k
@@ -19,6 +20,7 @@ __all__ = [
     "Tree",
     "TreeCache",
     "Vote",
+    "apply_kernels",
     "best_of",
     "generate",
     "hf_generate",

@@ -141,13 +141,53 @@ def _(x, weight, eps, residual):
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
+def rms_norm_backward(
+    grad: torch.Tensor,  # [.., F]
+    r: torch.Tensor,  # [.., F]
+    weight: torch.Tensor,  # [F]
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of r [.., F] and weight [F], with the forward pass's casts.
+
+    With s = 1 / sqrt(mean(r^2) + eps), n = s r and g = weight grad: s (g - n mean(g n)) and, over
+    the rows, the sum of grad n.
+    """
+    wide = r.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    n, g = wide * scale, (grad * weight).float()
+    grad_r = (scale * (g - n * (g * n).mean(-1, keepdim=True))).to(r.dtype)
+    return grad_r, (grad * n.to(r.dtype)).reshape(-1, r.shape[-1]).sum(0)
+
+
+def _save(ctx, inputs, output):
+    x, weight, ctx.eps, *residual = inputs
+    ctx.save_for_backward(output[1] if residual else x, weight)
+
+
+def _backward(ctx, grad):
+    return *rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps), None
+
+
+def _add_backward(ctx, grad, grad_sum):
+    grad_r, grad_weight = rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps)
+    grad_r = grad_r + grad_sum
+    return grad_r, grad_weight, None, grad_r
+
+
+_rms_norm.register_autograd(_backward, setup_context=_save)
+_add_rms_norm.register_autograd(_add_backward, setup_context=_save)
+
+
 def rms_norm(
     x: torch.Tensor,  # [.., F]
     weight: torch.Tensor,  # [F]
     eps: float,
     residual: torch.Tensor | None = None,  # [.., F]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual."""
+    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual.
+
+    Has a backward, in plain PyTorch.
+    """
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight must have shape {tuple(x.shape[-1:])}, got {tuple(weight.shape)}")
     if weight.dtype != x.dtype:

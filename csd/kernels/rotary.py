@@ -51,13 +51,13 @@ def _rotate(x_ptr, y_ptr, at_x, at_y, mask, cos_l, cos_h, sin_l, sin_h, D: tl.co
 def _rotary_kernel(
     q_ptr,  # [M, H, D]
     k_ptr,  # [M, K, D]
-    v_ptr,  # [M, K, D]
-    position_ptr,  # [M] int32
+    v_ptr,  # [M, K, D], or None
+    position_ptr,  # [M] int32, or None: the row itself
     cos_ptr,  # [positions, D]
     sin_ptr,  # [positions, D]
     out_ptr,  # [M, H, D]
     node_k_ptr,  # [M, K, D]
-    node_v_ptr,  # [M, K, D]
+    node_v_ptr,  # [M, K, D], or None as v
     q_stride,
     k_stride,
     v_stride,
@@ -73,7 +73,9 @@ def _rotary_kernel(
     # [1, BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     half = offs_d < D // 2
-    at = tl.load(position_ptr + row).to(tl.int64) * D + offs_d
+    at = row * D + offs_d
+    if position_ptr is not None:
+        at = tl.load(position_ptr + row).to(tl.int64) * D + offs_d
     cos_l = tl.load(cos_ptr + at, mask=half).to(WIDE)
     cos_h = tl.load(cos_ptr + at + D // 2, mask=half).to(WIDE)
     sin_l = tl.load(sin_ptr + at, mask=half).to(WIDE)
@@ -90,10 +92,11 @@ def _rotary_kernel(
     at_node = row * (K * D) + kv * D + offs_d
     at_k = row * k_stride + kv * D + offs_d
     _rotate(k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, D)
-    at_v = row * v_stride + kv * D + offs_d
-    for i in tl.static_range(2):
-        v = tl.load(v_ptr + at_v + i * (D // 2), mask=half)
-        tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
+    if v_ptr is not None:
+        at_v = row * v_stride + kv * D + offs_d
+        for i in tl.static_range(2):
+            v = tl.load(v_ptr + at_v + i * (D // 2), mask=half)
+            tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
 
 
 def rotary_triton(
@@ -168,7 +171,12 @@ def rotary(
     node_k: torch.Tensor,  # [M, K, D], written
     node_v: torch.Tensor,  # [M, K, D], written
 ) -> torch.Tensor:
-    """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v."""
+    """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v.
+
+    Has no backward; `csd.kernels.rotate` has.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise RuntimeError("rotary has no backward: call it under torch.no_grad(), or use rotate")
     if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
         raise ValueError(
             "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "

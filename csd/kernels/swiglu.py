@@ -2,8 +2,8 @@
 
     y = silu(gate) * up,    silu(x) = x / (1 + exp(-x))
 
-gate and up are the two halves of one row, as one matrix product gives them. (Shazeer, "GLU
-variants improve transformer", 2020.)
+gate and up are the two halves of one row, as one matrix product gives them, or two tensors. Both
+have a backward, in plain PyTorch. (Shazeer, "GLU variants improve transformer", 2020.)
 """
 
 import torch
@@ -24,8 +24,10 @@ def swiglu_ref(gate_up: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _swiglu_kernel(
-    gate_up_ptr,  # [R, 2 * WIDTH]
+    gate_ptr,  # [R, ROW]
+    up_ptr,  # [R, ROW], or None: WIDTH behind the gate
     y_ptr,  # [R, WIDTH]
+    ROW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -34,8 +36,12 @@ def _swiglu_kernel(
     # [BLOCK]
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < WIDTH
-    gate = tl.load(gate_up_ptr + row * (2 * WIDTH) + offs, mask=mask, other=0.0).to(WIDE)
-    up = tl.load(gate_up_ptr + row * (2 * WIDTH) + WIDTH + offs, mask=mask, other=0.0).to(WIDE)
+    at = row * ROW + offs
+    gate = tl.load(gate_ptr + at, mask=mask, other=0.0).to(WIDE)
+    if up_ptr is None:
+        up = tl.load(gate_ptr + at + WIDTH, mask=mask, other=0.0).to(WIDE)
+    else:
+        up = tl.load(up_ptr + at, mask=mask, other=0.0).to(WIDE)
     # exp overflows to infinity for very negative gates, and the quotient is 0 as it should be
     y = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(y_ptr + row * WIDTH + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -44,11 +50,22 @@ def _swiglu_kernel(
 def swiglu_triton(gate_up: torch.Tensor) -> torch.Tensor:
     """One launch; gate_up must be contiguous."""
     width = gate_up.shape[-1] // 2
-    y = gate_up.new_empty(*gate_up.shape[:-1], width)
+    return _launch(gate_up, None, gate_up.new_empty(*gate_up.shape[:-1], width))
+
+
+def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """One launch; both must be contiguous."""
+    return _launch(gate, up, torch.empty_like(gate))
+
+
+def _launch(gate, up, y) -> torch.Tensor:
+    width = y.shape[-1]
     rows = y.numel() // width
     _swiglu_kernel[(rows, triton.cdiv(width, BLOCK))](
-        gate_up_ptr=gate_up,
+        gate_ptr=gate,
+        up_ptr=up,
         y_ptr=y,
+        ROW=gate.shape[-1],
         WIDTH=width,
         BLOCK=BLOCK,
         WIDE=tl.float64 if y.dtype == torch.float64 else tl.float32,
@@ -73,6 +90,54 @@ def _(gate_up):
     return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
 
 
+@torch.library.custom_op("csd::silu_mul", mutates_args=(), device_types="cpu")
+def _silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate) * up
+
+
+@_silu_mul.register_kernel("cuda")
+def _(gate, up):
+    with torch.cuda.device_of(gate):
+        return silu_mul_triton(gate, up)
+
+
+@_silu_mul.register_fake
+def _(gate, up):
+    return torch.empty_like(gate)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, grad):
+    gate, up = ctx.saved_tensors
+    return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+
+
+def _halves_backward(ctx, grad):
+    gate, up = ctx.saved_tensors[0].chunk(2, dim=-1)
+    halves = torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+    return torch.cat(halves, dim=-1)
+
+
+_silu_mul.register_autograd(_backward, setup_context=_save)
+_swiglu.register_autograd(_halves_backward, setup_context=_save)
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gate, up: [.., F], contiguous, of one dtype. Returns silu(gate) * up, [.., F]."""
+    if up.shape != gate.shape or up.dtype != gate.dtype:
+        raise ValueError(
+            f"up must be {gate.dtype} of shape {tuple(gate.shape)}, got {up.dtype} of "
+            f"{tuple(up.shape)}"
+        )
+    for name, x in (("gate", gate), ("up", up)):
+        if not x.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    return _silu_mul(gate, up)
+
+
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up: [.., 2F], contiguous. Returns [.., F]."""
     if gate_up.shape[-1] % 2:
@@ -83,16 +148,20 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    return [
-        Job(
-            name="swiglu",
+    def job(name: str, up: str | None, row: int) -> Job:
+        return Job(
+            name=name,
             kernel=_swiglu_kernel,
             args={
-                "gate_up_ptr": f"*{dtype}:16",
+                "gate_ptr": f"*{dtype}:16",
+                "up_ptr": up,
                 "y_ptr": f"*{dtype}:16",
+                "ROW": row,
                 "WIDTH": shape.intermediate,
                 "BLOCK": BLOCK,
                 "WIDE": tl.float32,
             },
         )
-    ]
+
+    whole, half = 2 * shape.intermediate, shape.intermediate
+    return [job("swiglu", None, whole), job("silu_mul", f"*{dtype}:16", half)]

@@ -210,8 +210,10 @@ def tree_attention(
 ) -> torch.Tensor:
     """Attention of all rows, [M, H, D]. work: the step's `plan_attention`, made here if absent.
 
-    CPU tensors run the reference, which needs no work list.
+    CPU tensors run the reference, which needs no work list. There is no backward.
     """
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, node_k, node_v)):
+        raise RuntimeError("tree_attention has no backward: call it under torch.no_grad()")
     where = (prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors)
     where += (slot_start, slot_nodes, group_start)
     _check(q, node_k, node_v, k_pages, v_pages, *where, out)

@@ -1,0 +1,108 @@
+"""csd's RMS norm, rotary embedding and SwiGLU inside a stock `transformers` model.
+
+    csd.apply_kernels(model)    # True: swapped in
+    csd.apply_kernels(model)    # False: the stock ones are back
+
+Modules get a `forward` of their own; classes, weights and other models are left alone.
+"""
+
+import functools
+import types
+
+import torch
+from torch import nn
+
+from csd.kernels.rms_norm import rms_norm
+from csd.kernels.rotate import rotate
+from csd.kernels.swiglu import silu_mul
+
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+ROTARY = "apply_rotary_pos_emb"
+
+
+def apply_kernels(model: nn.Module) -> bool:
+    """Swap csd's kernels into a Llama, Mistral, Qwen2 or Qwen3 of transformers, or out again.
+
+    Returns True when they are in place now, False when the stock ones are back. CPU tensors run the
+    references, CUDA tensors Triton. All have a backward. Raises TypeError for a model with none of
+    those layers, or with ones that csd does not know how to replace.
+    """
+    swapped = [m for m in model.modules() if hasattr(vars(m).get("forward"), "csd_kernel")]
+    for module in swapped:
+        del module.forward
+    if swapped:
+        return False
+    found = [(m, _forward_for(m)) for m in model.modules()]
+    found = [(m, forward) for m, forward in found if forward is not None]
+    if not found:
+        raise TypeError(
+            f"model must have layers of {', '.join(FAMILIES.values())} as transformers defines "
+            f"them, got {type(model).__name__}"
+        )
+    for module, _ in found:
+        if "forward" in vars(module):
+            raise TypeError(
+                f"a {type(module).__name__} has a forward of its own already (offloading, or "
+                "another library's kernels); take that off first"
+            )
+    for module, forward in found:
+        module.forward = types.MethodType(forward, module)
+    return True
+
+
+def _forward_for(module: nn.Module):
+    """csd's forward for a module, None for one that stays as it is."""
+    cls = type(module)
+    folder = cls.__module__.removeprefix("transformers.models.").partition(".")[0]
+    name = FAMILIES.get(folder)
+    if cls.__module__ != f"transformers.models.{folder}.modeling_{folder}" or name is None:
+        return None
+    if cls.__name__ == f"{name}RMSNorm":
+        return _norm_forward
+    if cls.__name__ == f"{name}MLP":
+        if module.config.hidden_act not in ("silu", "swish"):
+            raise TypeError(f"hidden_act must be silu, got {module.config.hidden_act!r}")
+        return _mlp_forward
+    return _attention_forward(cls) if cls.__name__ == f"{name}Attention" else None
+
+
+def _norm_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    return rms_norm(hidden_states, self.weight, self.variance_epsilon)[0]
+
+
+def _mlp_forward(self, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
+
+
+@functools.cache
+def _attention_forward(cls: type):
+    """The class's own forward, with csd's rotary embedding where it names the stock one."""
+    stock = cls.forward
+    if ROTARY not in stock.__code__.co_names:
+        raise TypeError(
+            f"{cls.__name__}.forward does not call {ROTARY} in this version of transformers"
+        )
+    names = {**stock.__globals__, ROTARY: _rotary}
+    forward = types.FunctionType(
+        stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__
+    )
+    forward.__kwdefaults__ = stock.__kwdefaults__
+    forward.csd_kernel = True
+    return forward
+
+
+def _rotary(
+    q: torch.Tensor,  # [B, H, T, D]
+    k: torch.Tensor,  # [B, K, T, D]
+    cos: torch.Tensor,  # [B or 1, T, D]
+    sin: torch.Tensor,  # [B or 1, T, D]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    B, _, T, D = q.shape
+    # the projections give [B, T, heads, D]: these are views
+    rows = (x.transpose(1, 2).reshape(B * T, -1, D) for x in (q, k))
+    tables = (x.expand(B, T, D).reshape(B * T, D) for x in (cos, sin))
+    rotated = rotate(*rows, *tables)
+    return tuple(x.view(B, T, -1, D).transpose(1, 2) for x in rotated)
+
+
+_norm_forward.csd_kernel = _mlp_forward.csd_kernel = True

@@ -1,0 +1,145 @@
+"""Rotary position embedding of queries and keys, each row with its own cosines and sines.
+
+    rot(x)_j = x_j cos_j - x_{j + D/2} sin_j           j < D/2
+               x_j cos_j + x_{j - D/2} sin_j           j >= D/2
+
+The kernel is that of `csd/kernels/rotary.py`, without the write of keys and values. The gradient is
+a rotation too, by sines that are negated and have their halves exchanged.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.aot import Job, Shape
+from csd.kernels.rotary import _rotary_kernel, _rotate_half
+
+
+def rotate_ref(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    cos: torch.Tensor,  # [M, D]
+    sin: torch.Tensor,  # [M, D]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rotated q [M, H, D] and k [M, K, D]."""
+    cos, sin = cos[:, None], sin[:, None]
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+
+def rotate_triton(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One launch. A row of q or k is contiguous; rows may lie apart."""
+    (M, H, D), K = q.shape, k.shape[1]
+    out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out_k = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    _rotary_kernel[(M, K)](
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=None,
+        position_ptr=None,
+        cos_ptr=cos,
+        sin_ptr=sin,
+        out_ptr=out_q,
+        node_k_ptr=out_k,
+        node_v_ptr=None,
+        q_stride=q.stride(0),
+        k_stride=k.stride(0),
+        v_stride=0,
+        EACH=H // K,
+        K=K,
+        D=D,
+        BLOCK_E=triton.next_power_of_2(H // K),
+        BLOCK_D=triton.next_power_of_2(D // 2),
+        WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        num_warps=2,
+    )
+    return out_q, out_k
+
+
+@torch.library.custom_op("csd::rotate", mutates_args=(), device_types="cpu")
+def _rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rotate_ref(q, k, cos, sin)
+
+
+@_rotate.register_kernel("cuda")
+def _(q, k, cos, sin):
+    with torch.cuda.device_of(q):
+        return rotate_triton(q, k, cos, sin)
+
+
+@_rotate.register_fake
+def _(q, k, cos, sin):
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[2:])
+
+
+def _backward(ctx, grad_q, grad_k):
+    cos, sin = ctx.saved_tensors
+    low, high = sin.chunk(2, dim=-1)
+    back = torch.cat((-high, -low), dim=-1)
+    return *_rotate(grad_q.contiguous(), grad_k.contiguous(), cos, back), None, None
+
+
+_rotate.register_autograd(_backward, setup_context=_save)
+
+
+def rotate(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    cos: torch.Tensor,  # [M, D]
+    sin: torch.Tensor,  # [M, D]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rotated q [M, H, D] and k [M, K, D]. Has a backward, except for cos and sin."""
+    if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    M, _, D = q.shape
+    for name, x, shape in (
+        ("k", k, (M, k.shape[1], D)),
+        ("cos", cos, (M, D)),
+        ("sin", sin, (M, D)),
+    ):
+        if x.shape != shape or x.dtype != q.dtype:
+            raise ValueError(
+                f"{name} must be {q.dtype} of shape {shape}, got {x.dtype} of {tuple(x.shape)}"
+            )
+    for name, x in (("q", q), ("k", k)):
+        if M and not x[0].is_contiguous():
+            raise ValueError(f"rows of {name} must be contiguous, got strides {x.stride()}")
+    for name, x in (("cos", cos), ("sin", sin)):
+        if not x.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise RuntimeError("rotate has no gradient for cos and sin: detach them")
+    return _rotate(q, k, cos, sin)
+
+
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    each = shape.heads // shape.kv_heads
+    floats = ("q", "k", "cos", "sin", "out", "node_k")
+    return [
+        Job(
+            name="rotate",
+            kernel=_rotary_kernel,
+            args={
+                **{f"{name}_ptr": f"*{dtype}:16" for name in floats},
+                **{f"{name}_ptr": None for name in ("v", "position", "node_v")},
+                **{f"{name}_stride": "i32:16" for name in ("q", "k", "v")},
+                "EACH": each,
+                "K": shape.kv_heads,
+                "D": shape.head_dim,
+                "BLOCK_E": triton.next_power_of_2(each),
+                "BLOCK_D": triton.next_power_of_2(shape.head_dim // 2),
+                "WIDE": tl.float32,
+            },
+            num_warps=2,
+        )
+    ]
