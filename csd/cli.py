@@ -4,7 +4,8 @@ import argparse
 import json
 import sys
 
-from csd import cli_eval, generate
+from csd import cli_eval, cli_report, generate
+from csd.result import to_json
 from csd.vote import vote
 
 
@@ -13,6 +14,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_sample(commands)
     cli_eval.add(commands, _budget)
+    cli_report.add(commands)
     args = parser.parse_args(argv)
     try:
         return args.run(args)
@@ -39,6 +41,7 @@ def _add_sample(commands) -> None:
     sample.add_argument("--revision")
     sample.add_argument("--record", help="write a trace file")
     sample.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    sample.add_argument("--drafts", action="store_true", help="with --json: what was drafted, too")
     sample.set_defaults(run=_sample)
 
 
@@ -67,10 +70,11 @@ def _sample(args) -> int:
         budget=args.budget,
         speculate=not args.no_speculate,
         record=args.record,
+        drafts=args.drafts,
         progress=not args.json,
     )
     if args.json:
-        print(json.dumps(out.to_dict()))
+        print(json.dumps(to_json(out, engine.tokenizer, args.model, args.drafts)))
         return 0
     for sample in out:
         print(f"--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})")

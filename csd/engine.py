@@ -9,6 +9,7 @@ import torch
 
 from csd.budget import AutoBudget, CostModel, FixedBudget
 from csd.cache import KVCache, pages_for
+from csd.drafts import Trees
 from csd.graph.drafters import make_drafter
 from csd.job import Job, Running
 from csd.kernels.chunk_attention import chunk_attention
@@ -107,6 +108,7 @@ class Engine:
         until: Callable[[list[Sample]], bool] | None = None,
         on_tokens: Callable[[Job, Running, list[int], str], None] | None = None,
         record_top: bool = False,
+        drafts: bool = False,
     ) -> Iterator[tuple[Job, Sample]]:
         """Draw the samples of `jobs`; yields each sample as it finishes.
 
@@ -120,7 +122,7 @@ class Engine:
                 self._take(self._loaded)
             step = self._prepare(jobs, drafter or self._drafter_name)
             step.drafter = self._drafter if speculate else None
-            loop = _Loop(self, step, jobs, until, on_tokens, record_top)
+            loop = _Loop(self, step, jobs, until, on_tokens, record_top, drafts)
             try:
                 yield from loop.run(self._budget(budget, speculate))
             finally:
@@ -238,12 +240,13 @@ class Engine:
 class _Loop:
     """One call: admits groups, refills slots, runs steps and hands out what finished."""
 
-    def __init__(self, engine: Engine, step: Step, jobs, until, on_tokens, record_top):
+    def __init__(self, engine: Engine, step: Step, jobs, until, on_tokens, record_top, drafts):
         self.engine, self.step = engine, step
         self.queue = deque(jobs)
         self.active: list[Job] = []
         self.owners: list[Running | None] = [None] * step.slots.count
-        self.until, self.on_tokens, self.record_top = until, on_tokens, record_top
+        self.until, self.on_tokens = until, on_tokens
+        self.record_top, self.drafts = record_top, drafts
         self.steps = 0
         step.seconds = {phase: 0.0 for phase in
                         ("prefill", "propose", "forward", "verify", "commit", "insert")}
@@ -272,7 +275,10 @@ class _Loop:
         accepted = int((verdict.accept_count - 1).clamp(min=0).sum())
         if expected:
             budget.learn(expected, accepted, spent["propose"] + spent["insert"] - before)
-        return Record.of(self.owners, pool, verdict, self.step.slots, self.record_top)
+        record = Record.of(self.owners, pool, verdict, self.step.slots, self.record_top)
+        record.step = self.steps
+        record.trees = Trees.of(pool, verdict) if self.drafts else None
+        return record
 
     def refill(self) -> None:
         """Fill free slots: first with waiting samples of groups in flight, then of new groups."""
@@ -346,6 +352,9 @@ class _Loop:
             self.on_tokens is not None,
         )
         new = running.tokens[had:]
+        running.steps += [record.step] * len(new)
+        if record.trees is not None:
+            running.drafts.append(record.trees.draft(s, record.step, had))
         if record.top is not None:
             running.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
         if self.on_tokens is not None:

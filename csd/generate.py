@@ -51,6 +51,7 @@ def generate(model, prompt, **options) -> Samples | list[Samples]:
     Watching:
         progress: True shows a line while running. callback(prompt, sample, new_tokens, text) gets
             each sample's new tokens once per step. record: path of a trace file to write.
+            drafts: True keeps what each step drafted in `out[i].drafts`.
 
     Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns what there is; samples
     that had not finished say `cancelled`.
@@ -112,6 +113,7 @@ _OPTIONS = {
     "repetition_penalty", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids",
     "ignore_eos", "until", "speculate", "drafter", "verifier", "budget", "tokenizer", "device",
     "dtype", "revision", "chat_template_kwargs", "attention_mask", "progress", "callback", "record",
+    "drafts",
 }  # fmt: skip
 
 
@@ -178,6 +180,7 @@ class _Call:
             until=self.until,
             on_tokens=_on_tokens(callback, progress),
             record_top=record is not None,
+            drafts=bool(self.options.get("drafts")),
         )
         try:
             for job, sample in run:

@@ -3,11 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from csd.drafts import SOURCES, Draft
 from csd.result import Sample, Samples, Stats
 from csd.sampling import SamplingParams
 from csd.text import StopStrings, TextStream
-
-SOURCES = ("", "own", "sibling", "prompt")
 
 
 @dataclass(slots=True)
@@ -89,6 +88,8 @@ class Running:
         self.logprobs: list[float] = []
         self.raw_logprobs: list[float] = []
         self.sources: list[str] = []
+        self.steps: list[int] = []  # the step that committed each token
+        self.drafts: list[Draft] = []
         self.top: list[tuple[list[int], list[float]]] = []
         self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer) if tokenizer is not None else None
@@ -131,4 +132,6 @@ class Running:
             self.raw_logprobs,
             reason,
             self.sources,
+            self.steps,
+            self.drafts,
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from csd.drafts import Trees
 from csd.pool import Pool
 from csd.slots import Slots
 from csd.verdict import Verdict
@@ -23,6 +24,8 @@ class Record:
     raw_logprobs: list[list[float]]
     sources: list[list[int]]  # of each committed token: the drafted node it matched, ROOT if none
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], where asked for
+    step: int = 0  # of the call, from 1
+    trees: Trees | None = None  # where asked for
 
     @classmethod
     def of(cls, owners: list, pool: Pool, verdict: Verdict, slots: Slots, top: bool) -> "Record":

@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, dataclass, field
 
+from csd.drafts import Draft
+
 
 @dataclass(slots=True)
 class Sample:
@@ -13,7 +15,9 @@ class Sample:
     logprobs: list[float]  # of the processed distribution; the model's own at temperature 0
     raw_logprobs: list[float]  # of the model at temperature 1
     finish_reason: str  # "stop", "length" or "cancelled"
-    sources: list[str] = field(repr=False, default_factory=list)  # where each token was drafted
+    sources: list[str] = field(repr=False, default_factory=list)  # who drafted each token, or ""
+    steps: list[int] = field(repr=False, default_factory=list)  # of the call, that committed each
+    drafts: list[Draft] = field(repr=False, default_factory=list)  # with drafts=True
 
 
 @dataclass(slots=True)
@@ -86,7 +90,34 @@ class Samples:
             "raw_logprobs": self.raw_logprobs,
             "finish_reasons": self.finish_reasons,
             "sources": [s.sources for s in self.samples],
+            "steps": [s.steps for s in self.samples],
             "seed": self.seed,
             "prompt_ids": self.prompt_ids,
             "stats": self.stats.to_dict(),
         }
+
+
+def to_json(out: Samples, tokenizer, model: str, drafts: bool) -> dict:
+    """What `csd sample --json` prints: `out`, and the text of every token id in it.
+
+    With drafts, also each sample's list of `Draft`.
+    """
+    result = out.to_dict() | {"model": model}
+    ids = {*out.prompt_ids, *(t for tokens in out.tokens for t in tokens)}
+    if drafts:
+        result["drafts"] = [[asdict(d) for d in s.drafts] for s in out]
+        ids.update(t for s in out for d in s.drafts for t in d.tokens)
+    if tokenizer is not None:
+        result["pieces"] = pieces(tokenizer, sorted(ids))
+    return result
+
+
+def pieces(tokenizer, ids: list[int]) -> dict[int, str]:
+    """The text of each token id within a text; half a character is U+FFFD."""
+    # some tokenizers drop the space a text starts with, so each is decoded after another
+    before = tokenizer.decode(ids[:1])
+    found = {}
+    for i in ids:
+        both = tokenizer.decode([ids[0], i])
+        found[i] = both.removeprefix(before) if both.startswith(before) else tokenizer.decode([i])
+    return found

@@ -1,0 +1,58 @@
+"""What a step drafted for a sample, kept where it is asked for (`drafts=True`)."""
+
+from dataclasses import dataclass
+
+from csd.pool import Pool
+from csd.verdict import Verdict
+
+SOURCES = ("", "own", "sibling", "prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One step's tree of one sample. Lists over its nodes, the root (its last token) first."""
+
+    step: int  # of the call, from 1
+    at: int  # tokens the sample had
+    tokens: list[int]
+    parents: list[int]  # -1 for the root
+    probabilities: list[float]  # the graph's estimate that the sample gets there; 1 for the root
+    sources: list[str]  # "own", "sibling" or "prompt"; "" for the root
+    path: list[int]  # the nodes that were accepted, in order
+
+
+@dataclass(slots=True)
+class Trees:
+    """The trees of all slots of a step, on the host."""
+
+    start: list[int]
+    nodes: list[int]
+    token: list[int]
+    parent: list[int]
+    score: list[int]
+    source: list[int]
+    accept_row: list[list[int]]
+    accept_count: list[int]
+
+    @classmethod
+    def of(cls, pool: Pool, verdict: Verdict) -> "Trees":
+        names = dict(
+            start=pool.slot_start, nodes=pool.slot_nodes, token=pool.token, parent=pool.parent,
+            score=pool.score, source=pool.source, accept_row=verdict.accept_row,
+            accept_count=verdict.accept_count,
+        )  # fmt: skip
+        return cls(**{name: tensor.tolist() for name, tensor in names.items()})
+
+    def draft(self, slot: int, step: int, at: int) -> Draft:
+        start = self.start[slot]
+        rows = slice(start, start + self.nodes[slot])
+        kept = self.accept_row[slot][1 : self.accept_count[slot]]
+        return Draft(
+            step=step,
+            at=at,
+            tokens=self.token[rows],
+            parents=[row - start if row >= 0 else -1 for row in self.parent[rows]],
+            probabilities=[round(2 ** (score / -65536), 6) for score in self.score[rows]],
+            sources=[SOURCES[source] for source in self.source[rows]],
+            path=[row - start for row in kept],
+        )

@@ -1,0 +1,149 @@
+"use strict";
+const run = JSON.parse(document.getElementById("run").textContent);
+const $ = (id) => document.getElementById(id);
+const piece = (id) => run.pieces[id];
+const options = { displayModeBar: false, responsive: true };
+
+// plotly reads tags and entities in labels, and a space alone cannot be seen
+const plain = (text) =>
+  (text.trim() || text.includes("\n") ? text : text.replaceAll(" ", "␣")).replaceAll("\n", "↵").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+for (const name of ["votes", "steps", "divergence"]) {
+  Plotly.newPlot(name, run.figures[name].data, run.figures[name].layout, options);
+}
+
+const spans = run.samples.map((sample, index) => {
+  const box = document.createElement("div");
+  box.className = "sample";
+  const head = document.createElement("h3");
+  const answer = sample.answer === null || sample.answer === undefined ? "" : ` → ${sample.answer}`;
+  head.textContent = `${index}: ${sample.steps.length} tokens, ${sample.finish}${answer}`;
+  const text = document.createElement("p");
+  const tokens = run.tokens[index].map((id, i) => {
+    const span = document.createElement("b");
+    span.textContent = piece(id);
+    span.style.background = run.colours[sample.sources[i]];
+    span.title = `${sample.sources[i]}, step ${sample.steps[i]}, ` +
+      `probability ${Math.exp(sample.logprobs[i]).toFixed(3)}`;
+    if (sample.alone === i) span.classList.add("alone");
+    span.addEventListener("click", () => choose(sample.steps[i], index));
+    text.append(span);
+    return span;
+  });
+  box.append(head, text);
+  $("samples").append(box);
+  return tokens;
+});
+
+// the graph of a step: nodes and links of all chosen samples, merged where contexts are the same
+function graph(step, chosen) {
+  const nodes = new Map();
+  const links = new Map();
+  const node = (depth, before, token, source) => {
+    const key = `${depth}|${before}|${token}`;
+    if (!nodes.has(key)) nodes.set(key, { at: nodes.size, token, source, weight: 0 });
+    return nodes.get(key);
+  };
+  const link = (from, to, weight, accepted, sample) => {
+    const key = `${from.at}|${to.at}`;
+    if (!links.has(key)) {
+      links.set(key, { from, to, weight: 0, accepted: [], samples: [] });
+    }
+    const found = links.get(key);
+    found.weight += weight;
+    to.weight += weight;
+    found.samples.push(sample);
+    if (accepted) found.accepted.push(sample);
+  };
+  for (const index of chosen) {
+    const draft = run.drafts[index].find((d) => d.step === step);
+    if (!draft) continue;
+    const said = run.prompt_ids.concat(run.tokens[index].slice(0, draft.at));
+    const path = new Set(draft.path);
+    const rows = [node(0, said.at(-2), draft.tokens[0], "root")];
+    rows[0].weight += 1;
+    const depth = [0];
+    for (let j = 1; j < draft.tokens.length; j++) {
+      const parent = draft.parents[j];
+      depth[j] = depth[parent] + 1;
+      rows[j] = node(depth[j], draft.tokens[parent], draft.tokens[j], draft.sources[j]);
+      link(rows[parent], rows[j], draft.probabilities[j], path.has(j), index);
+    }
+    // what was sampled off the tree
+    const last = draft.path.length ? draft.path.at(-1) : 0;
+    const i = draft.at + draft.path.length;
+    if (i < run.tokens[index].length) {
+      const end = node(depth[last] + 1, draft.tokens[last], run.tokens[index][i], "sampled");
+      if (end.source === "sampled") {
+        link(rows[last], end, Math.exp(run.samples[index].logprobs[i]), true, index);
+      }
+    }
+  }
+  return { nodes: [...nodes.values()], links: [...links.values()] };
+}
+
+function sankey({ nodes, links }) {
+  const colour = (source) => run.colours[source] || "#999999";
+  return {
+    type: "sankey",
+    arrangement: "snap",
+    node: {
+      label: nodes.map((n) => `${plain(piece(n.token))}  ${n.weight.toFixed(2)}`),
+      color: nodes.map((n) => colour(n.source)),
+      align: "left",
+      pad: 12,
+      thickness: 14,
+      hovertemplate: "%{label}<extra></extra>",
+    },
+    link: {
+      source: links.map((l) => l.from.at),
+      target: links.map((l) => l.to.at),
+      // a hair's breadth for what is all but impossible
+      value: links.map((l) => Math.max(l.weight, 0.01)),
+      color: links.map((l) => colour(l.to.source) + (l.accepted.length ? "dd" : "44")),
+      customdata: links.map((l) => [
+        l.weight.toFixed(3),
+        l.samples.join(", "),
+        l.to.source === "sampled" ? "sampled, not drafted"
+          : l.accepted.length ? `accepted by ${l.accepted.join(", ")}` : "rejected",
+      ]),
+      hovertemplate: "%{source.label} → %{target.label}<br>weight %{customdata[0]}, " +
+        "samples %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
+    },
+  };
+}
+
+function choose(step, of) {
+  $("step").value = step;
+  $("of").value = of;
+  $("step-shown").textContent = step;
+  spans.forEach((tokens, index) => tokens.forEach((span, i) => {
+    span.classList.toggle("chosen", run.samples[index].steps[i] === step);
+  }));
+  if (!run.drafts) return;
+  const chosen = of === "all" ? run.samples.map((_, i) => i) : [Number(of)];
+  const shown = graph(step, chosen);
+  const layout = {
+    margin: { l: 10, r: 10, t: 10, b: 10 },
+    height: Math.min(900, Math.max(240, 26 * shown.nodes.length)),
+    font: { family: "system-ui, sans-serif", size: 12 },
+  };
+  if (!shown.links.length) {
+    layout.annotations = [{ text: "nothing in flight at this step", showarrow: false }];
+  }
+  Plotly.react("graph", shown.links.length ? [sankey(shown)] : [], layout, options);
+}
+
+const last = Math.max(1, ...run.samples.flatMap((s) => s.steps));
+$("step").max = last;
+for (const of of ["all", ...run.samples.keys()]) {
+  const option = document.createElement("option");
+  option.value = of;
+  option.textContent = of === "all" ? "all samples" : `sample ${of}`;
+  $("of").append(option);
+}
+const chosen = () => choose(Number($("step").value), $("of").value);
+$("step").addEventListener("input", chosen);
+$("of").addEventListener("change", chosen);
+if (!run.drafts) $("graph").textContent = "Not recorded: draw with csd sample --json --drafts.";
+choose(Math.ceil(last / 3), "all");

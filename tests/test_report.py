@@ -1,0 +1,183 @@
+"""The report's figures, and its page in a browser without a network."""
+
+import json
+import shutil
+
+import pytest
+
+from csd.cli import main
+from csd.models.demo import toy
+from csd.report import data, page
+
+TEXT = [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 6, 7], [1, 2, 5]]
+
+
+def test_samples_diverge_where_their_tokens_do():
+    nodes = data.divergence(TEXT)
+    found = {(n["start"], n["end"], tuple(n["samples"])) for n in nodes}
+    assert found == {
+        (0, 2, (0, 1, 2, 3)),
+        (2, 3, (0, 2)),
+        (3, 4, (0,)),
+        (3, 5, (2,)),
+        (2, 3, (1, 3)),
+    }
+    assert nodes[0]["parent"] == -1
+    for node in nodes[1:]:
+        parent = nodes[node["parent"]]
+        assert parent["end"] == node["start"]
+        assert {*node["samples"]} < {*parent["samples"]}
+    assert data.alone_from(TEXT) == [3, None, 3, None]
+
+
+def test_a_sample_that_ends_where_others_go_on():
+    nodes = data.divergence([[1], [1, 2]])
+    assert [(n["start"], n["end"], n["samples"]) for n in nodes] == [
+        (0, 1, [0, 1]), (1, 1, [0]), (1, 2, [1]),
+    ]  # fmt: skip
+    assert data.divergence([[]])[0]["end"] == 0
+
+
+def test_tokens_per_step_by_source():
+    result = {"steps": [[1, 1, 2], [1, 3]], "sources": [["own", "", ""], ["sibling", ""]]}
+    assert data.tokens_per_step(result) == {
+        "live": [2, 1, 1],
+        "sampled": [1, 1, 1],
+        "own": [1, 0, 0],
+        "sibling": [1, 0, 0],
+        "prompt": [0, 0, 0],
+    }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what `csd sample --json` printed, of a run whose prompt is HTML."""
+    import contextlib
+    import io
+
+    import csd
+
+    folder = tmp_path_factory.mktemp("report")
+    for part in toy():
+        part.save_pretrained(folder / "toy")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = main(
+            ["sample", str(folder / "toy"), "</script><b>7 & 7</b>", "-n", "4", "--max-new-tokens",
+             "40", "--temperature", "0.4", "--seed", "1", "--budget", "16", "--json", "--drafts"]
+        )  # fmt: skip
+    csd.release()
+    assert code == 0
+    (folder / "out.json").write_text(printed.getvalue())
+    return folder
+
+
+def test_errors_are_one_line(place, capsys):
+    (place / "other.json").write_text('{"texts": []}')
+    assert main(["report", str(place / "other.json")]) == 2
+    assert "expected the object of csd sample --json, which has 'tokens'" in capsys.readouterr().err
+    (place / "broken.json").write_text("{")
+    assert main(["report", str(place / "broken.json")]) == 2
+    assert "is not JSON" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as p:
+        chromium = p.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Seen:
+    """What a page asked the network for and complained about."""
+
+    def __init__(self, browser, path):
+        self.errors, self.requests = [], []
+        # the machine may have a network: the page must not
+        self.context = browser.new_context(offline=True, viewport={"width": 1400, "height": 1000})
+        self.page = self.context.new_page()
+        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.page.goto(path.as_uri())
+
+
+def test_the_page_in_chromium(place, browser):
+    assert main(["report", str(place / "out.json"), "-o", str(place / "out.html")]) == 0
+    from playwright.sync_api import expect
+
+    run = json.loads((place / "out.json").read_text())
+    seen = Seen(browser, place / "out.html")
+    shown = seen.page
+
+    # the samples side by side, every token with its source
+    boxes = shown.locator(".sample")
+    assert boxes.count() == 4
+    for i, tokens in enumerate(run["tokens"]):
+        spans = boxes.nth(i).locator("b")
+        assert spans.count() == len(tokens)
+        titles = spans.evaluate_all("e => e.map(x => x.title.split(',')[0])")
+        assert titles == [s or "sampled" for s in run["sources"][i]]
+        assert spans.evaluate_all("e => e.map(x => x.textContent).join('')") == "".join(
+            run["pieces"][str(t)] for t in tokens
+        )
+    colours = shown.locator(".sample b").evaluate_all("e => e.map(x => x.style.background)")
+    assert len(set(colours)) >= 3
+    assert "</script><b>7 & 7</b>" in shown.locator("pre").text_content()
+
+    # a click shows the step that committed the token
+    sample = 2
+    drafts = run["drafts"][sample]
+    draft = max(drafts, key=lambda d: (len(d["path"]), len(d["tokens"])))
+    assert draft["path"]
+    boxes.nth(sample).locator("b").nth(draft["at"]).click()
+    assert shown.locator("#step-shown").inner_text() == str(draft["step"])
+    chosen = boxes.nth(sample).locator("b.chosen")
+    assert chosen.count() == run["steps"][sample].count(draft["step"])
+    weights = shown.evaluate("document.getElementById('graph').data[0].link.customdata.map(c => c)")
+    drafted = [w for w in weights if "not drafted" not in w[2]]
+    assert sum(float(w[0]) for w in drafted) == pytest.approx(
+        sum(draft["probabilities"][1:]), abs=0.001 * len(drafted)
+    )
+    assert sum("accepted" in w[2] for w in drafted) == len(draft["path"])
+    # all samples of the step, merged
+    shown.select_option("#of", "all")
+    weights = shown.evaluate("document.getElementById('graph').data[0].link.customdata.map(c => c)")
+    at_step = [d for s in run["drafts"] for d in s if d["step"] == draft["step"]]
+    assert sum(float(w[0]) for w in weights if "not drafted" not in w[2]) == pytest.approx(
+        sum(sum(d["probabilities"][1:]) for d in at_step), abs=0.001 * len(weights)
+    )
+    # plotly fades the links of before out
+    expect(shown.locator("#graph .sankey-link")).to_have_count(len(weights))
+
+    # the charts are drawn
+    bars = shown.evaluate("document.getElementById('steps').data.slice(0, 4).map(t => t.y)")
+    committed = sum(map(len, run["steps"]))
+    live = shown.evaluate("document.getElementById('steps').data[4].y")
+    total = sum(b * n for ys in bars for b, n in zip(ys, live, strict=True))
+    assert total == pytest.approx(committed)
+    slices = shown.locator("#divergence .slice").count()
+    assert slices == len(data.divergence(run["tokens"]))
+    votes = shown.evaluate("document.getElementById('votes').data[0].x")
+    assert sum(votes) == 4
+    assert shown.locator("#votes .point").count() == len(votes)
+
+    assert seen.errors == []
+    assert [r for r in seen.requests if not r.startswith(("file:", "data:", "blob:"))] == []
+    seen.context.close()
+
+
+def test_a_run_without_drafts_says_how_to_record_them(place, browser):
+    run = json.loads((place / "out.json").read_text())
+    del run["drafts"]
+    (place / "plain.html").write_text(page(run), "utf-8")
+    seen = Seen(browser, place / "plain.html")
+    assert "csd sample --json --drafts" in seen.page.locator("#graph").inner_text()
+    assert seen.page.locator(".sample").count() == 4
+    assert seen.errors == []
+    seen.context.close()
