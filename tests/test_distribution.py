@@ -9,6 +9,7 @@ from scripted import LastToken, engine
 
 import csd
 from csd.kernels import verify as verify_file
+from csd.kernels import verify_ref as verify_ref_file
 from csd.kernels.noise import philox_words_ref
 
 # `make test-long` asks for 20,000
@@ -108,7 +109,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
             children = pool.token[pool.parent == row].tolist()
             if prefix[row] == sibling[:n] and n < len(sibling) and sibling[n] in children:
                 verdict.sample[row] = sibling[n]
-        descend = verify_file._descend(verdict.sample, pool, slots)
+        descend = verify_ref_file._descend(verdict.sample, pool, slots)
         verdict.accept_row, verdict.accept_count, verdict.finish = descend
         if not int(slots.sample[0]):
             rows = verdict.accept_row[0, : int(verdict.accept_count[0])].long()
@@ -131,7 +132,7 @@ def words_of(monkeypatch, script):
                 words = torch.where(token == t, word, words)
         return words
 
-    monkeypatch.setattr(verify_file, "philox_words_ref", philox)
+    monkeypatch.setattr(verify_ref_file, "philox_words_ref", philox)
 
 
 def draw(logits, **options):

@@ -9,8 +9,14 @@ For slot s with c = accept_count[s] and committed tokens y_0 .. y_{c-1}:
 All in place; a slot without rows in the pool stays as it is.
 """
 
-import torch
+from types import SimpleNamespace
 
+import torch
+import triton
+
+from csd.kernels.advance_kernel import _advance_slots_kernel
+from csd.kernels.aot import Job, Shape
+from csd.pool import MAX_DEPTH
 from csd.slots import Slots
 from csd.verdict import RUNNING, Verdict
 
@@ -50,3 +56,109 @@ def mark_seen(seen: torch.Tensor, token: torch.Tensor) -> None:
         bit = torch.where(t >= 0, 1 << (t.clamp(min=0) % 32), 0)[:, None]
         # the sign bit of an int32 is bit 31: int64 keeps it positive until the cast wraps it
         seen.scatter_(1, word, (seen.gather(1, word).long() | bit).int())
+
+
+def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:
+    """Apply `verdict` to `slots` in place, in one launch."""
+    S, A = verdict.accept_row.shape
+    N = slots.context.shape[1]
+    _advance_slots_kernel[(S,)](
+        accept_row_ptr=verdict.accept_row,
+        accept_count_ptr=verdict.accept_count,
+        finish_ptr=verdict.finish,
+        sample_ptr=verdict.sample,
+        logprob_ptr=verdict.logprob,
+        raw_logprob_ptr=verdict.raw_logprob,
+        penalty_ptr=slots.penalty,
+        generated_ptr=slots.generated,
+        step_ptr=slots.step,
+        live_ptr=slots.live,
+        context_ptr=slots.context,
+        seen_ptr=slots.seen,
+        tokens_ptr=slots.tokens,
+        logprobs_ptr=slots.logprobs,
+        raw_logprobs_ptr=slots.raw_logprobs,
+        tokens=slots.tokens.shape[1],
+        words=slots.seen.shape[1],
+        A=A,
+        BLOCK_A=triton.next_power_of_2(A),
+        N=N,
+        BLOCK_N=triton.next_power_of_2(N),
+        num_warps=1,
+    )
+
+
+_WRITTEN = ("live", "generated", "context", "step", "tokens", "logprobs", "raw_logprobs", "seen")
+_READ = ("sample", "logprob", "raw_logprob", "accept_row", "accept_count", "finish")
+
+
+@torch.library.custom_op(
+    "csd::advance_slots", mutates_args=_WRITTEN, device_types="cpu"
+)
+def _advance_slots(
+    live: torch.Tensor,
+    generated: torch.Tensor,
+    context: torch.Tensor,
+    step: torch.Tensor,
+    tokens: torch.Tensor,
+    logprobs: torch.Tensor,
+    raw_logprobs: torch.Tensor,
+    seen: torch.Tensor,
+    penalty: torch.Tensor,
+    verdict: list[torch.Tensor],
+) -> None:
+    written = (live, generated, context, step, tokens, logprobs, raw_logprobs, seen)
+    _run(advance_slots_ref, *written, penalty, verdict)
+
+
+@_advance_slots.register_kernel("cuda")
+def _(live, *args):
+    with torch.cuda.device_of(live):
+        _run(advance_slots_triton, live, *args)
+
+
+@_advance_slots.register_fake
+def _(*args):
+    return None
+
+
+def _run(run, *args):
+    *slots, verdict = args
+    slots = dict(zip((*_WRITTEN, "penalty"), slots, strict=True))
+    run(SimpleNamespace(**slots), SimpleNamespace(**dict(zip(_READ, verdict, strict=True))))
+
+
+def advance_slots(slots: Slots, verdict: Verdict) -> None:
+    """Apply `verdict` to `slots` in place."""
+    S = slots.count
+    if verdict.accept_row.dim() != 2 or verdict.accept_row.shape[0] != S:
+        raise ValueError(
+            f"verdict.accept_row must have shape [{S}, A], got {tuple(verdict.accept_row.shape)}"
+        )
+    if verdict.logprob.dtype != slots.logprobs.dtype and verdict.logprob.is_cuda:
+        raise ValueError(
+            f"verdict.logprob must be {slots.logprobs.dtype}, got {verdict.logprob.dtype}"
+        )
+    written = [getattr(slots, name) for name in _WRITTEN]
+    _advance_slots(*written, slots.penalty, [getattr(verdict, name) for name in _READ])
+
+
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    jobs = []
+    for N in (4, 8):
+        types = {name: "*fp32:16" for name in (
+            "logprob", "raw_logprob", "logprobs", "raw_logprobs",
+        )}  # fmt: skip
+        types |= {"penalty": "*fp64:16", "live": "*i1:16", "tokens": "i32", "words": "i32"}
+        A = MAX_DEPTH + 1
+        constants = dict(A=A, BLOCK_A=triton.next_power_of_2(A), N=N, BLOCK_N=N)
+        args = {}
+        for param in _advance_slots_kernel.params:
+            name = param.name.removesuffix("_ptr")
+            kind = types.get(name, "*i32:16")
+            if param.name == "tokens_ptr":
+                kind = "*i32:16"
+            args[param.name] = constants[name] if param.is_constexpr else kind
+        job = Job(name=f"advance_slots N={N}", kernel=_advance_slots_kernel, args=args, num_warps=1)
+        jobs.append(job)
+    return jobs

@@ -26,3 +26,20 @@ def gumbel64(word):
     u = tl.full((), 2.0**32 - 0.5, tl.float64) - word.to(tl.float64)
     u = u * tl.full((), 2.0**-32, tl.float64)
     return -tl.log(-tl.log(u))
+
+
+@triton.jit
+def gumbel32(word):
+    """Gumbel value in float32 of uint32 words, by the parts of `exponential`."""
+    v = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    u = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    series = v * (1 + v * (0.5 + v * (0.3333333333333333 + v * (0.25 + v * 0.2))))
+    exact = tl.where(v > 0.5, -tl.log(u), -tl.log(1 - v))
+    return -tl.log(tl.where(v < 0.0009765625, series, exact))
+
+
+@triton.jit
+def uniform32(word):
+    """(word + 1/2) / 2^32 in float32, below 1."""
+    u = (word.to(tl.float64) + 0.5) * tl.full((), 2.0**-32, tl.float64)
+    return tl.minimum(u.to(tl.float32), 0.99999994)

@@ -15,263 +15,236 @@ Temperature 0 takes the largest x.
 
 A row is accepted when it is a root, or its parent is accepted and sampled this row's token. The
 samples at accepted rows are the committed tokens, cut after an end token and at `max_new`.
+
+On a GPU, four launches: maxima and log-sum-exp (`verify_scan_kernel.py`, the first read of the
+logits), the head's list (there too, the second), sampling (`verify_sample_kernel.py`), and the
+descent (`verify_descend_kernel.py`). A row whose head overflows its list, or whose top-p cut falls
+below it, is sampled from the logits by the same passes.
 """
 
+from dataclasses import fields
+from types import SimpleNamespace
+
 import torch
+import triton
 
-from csd.kernels.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
+from csd.kernels.aot import Job, Shape
+from csd.kernels.verify_descend_kernel import _descend_kernel
+from csd.kernels.verify_ref import verify_ref
+from csd.kernels.verify_sample_kernel import _sample_kernel
+from csd.kernels.verify_scan_kernel import GROUP, _compact_kernel, _scan_kernel
 from csd.pool import MAX_DEPTH, Pool
-from csd.slots import Slots
-from csd.verdict import LENGTH, RUNNING, STOP, TOP, Verdict
+from csd.slots import MAX_STOP_IDS, Slots
+from csd.verdict import TOP, Verdict
 
-# exp(-11.1) = 1.5e-5: everything below is drawn as one atom
-HEAD_WIDTH = 11.1
-MAX_HEAD = 1024
+__all__ = ["verify", "verify_ref", "verify_triton"]
+
+# chunks of a row, tokens read at once, tokens that a chunk and a row can list
+SPLITS, BLOCK, CAP, LIST = 16, 1024, 512, 2048
+SAMPLE_WARPS = 8
+ACCEPT = MAX_DEPTH + 1
 
 
-def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
-    """Sample at every row and follow the accepted paths.
+def verify_triton(
+    logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict | None = None
+) -> Verdict:
+    """Four launches over logits [M, V], float32, float16 or bfloat16; into `out` where given."""
+    M, V = logits.shape
+    S, device = slots.live.shape[0], logits.device
+    out = out or _empty_verdict(M, S, device)
+    groups = triton.cdiv(V, GROUP.value)
 
-    logits: [M, V]; 16-bit logits are processed in float32, float64 stays float64.
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    live = pool.slot >= 0
-    s = pool.slot.clamp(min=0).long()
-    position = slots.generated[s] + pool.depth
-    greedy = slots.temperature[s] == 0
+    def scratch(*shape, dtype=torch.float32):
+        return torch.empty(shape, dtype=dtype, device=device)
 
-    x = _penalise(logits, pool, slots, s)
-    x = _ban_end_tokens(x, slots, s, position)
-    temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(x.dtype)
-    z = x / temperature[:, None]
-    z = z - z.amax(-1, keepdim=True)
-    token, score, rest, rest_mass = _compact(z, slots, s)
-    log_total = (score.exp().sum(-1) + rest_mass).log()
+    tops, raw_tops, raw_sums = (scratch(M, SPLITS) for _ in range(3))
+    group_tops = scratch(M, groups)
+    head_tokens = scratch(M, SPLITS, CAP, dtype=torch.int32)
+    head_distances = scratch(M, SPLITS, CAP)
+    head_counts, rests = scratch(M, SPLITS, dtype=torch.int32), scratch(M, SPLITS)
+    bad_rows = scratch(M, dtype=torch.int32)
 
-    # [M, heads + 1]: the head, then the rest as token V
-    vocab = logits.shape[1]
-    atoms = torch.cat([token, torch.full_like(token[:, :1], vocab)], dim=1)
-    mass = torch.cat([score, rest_mass.log()[:, None]], dim=1)
-    word = philox_words_ref(
-        slots.key[s][:, None], atoms, position[:, None], slots.sample[s][:, None], SAMPLE
+    row = dict(
+        logits_ptr=logits,
+        token_ptr=pool.token,
+        parent_ptr=pool.parent,
+        slot_ptr=pool.slot,
+        depth_ptr=pool.depth,
+        generated_ptr=slots.generated,
+        min_new_ptr=slots.min_new,
+        temperature_ptr=slots.temperature,
+        penalty_ptr=slots.penalty,
+        top_k_ptr=slots.top_k,
+        seen_ptr=slots.seen,
+        ban_ids_ptr=slots.ban_ids,
+        top_ptr=tops,
+        vocab=V,
+        words=slots.seen.shape[1],
+        # whole blocks, so that a group of tokens lies in one chunk
+        chunk=triton.cdiv(triton.cdiv(V, SPLITS), BLOCK) * BLOCK,
+        STOPS=slots.ban_ids.shape[1],
+        SPLITS=SPLITS,
+        BLOCK=BLOCK,
+        num_warps=4,
     )
-    noisy = torch.where(greedy[:, None], mass, mass + gumbel(word, mass.dtype))
-    noisy[:, -1].masked_fill_(greedy, -torch.inf)
-    # heads are in token order: the first maximum has the smallest id
-    winner = (noisy == noisy.amax(-1, keepdim=True)).int().argmax(-1)
-    sample = atoms.gather(1, winner[:, None])[:, 0]
-    z_sample = mass.gather(1, winner[:, None])[:, 0]
-    from_rest = sample == vocab
-    if bool(from_rest.any()):
-        sample = torch.where(from_rest, _draw_rest(rest, z, slots, s, position), sample)
-        z_sample = torch.where(from_rest, z.gather(1, sample[:, None])[:, 0], z_sample)
-    logprob = z_sample - log_total
+    raw = dict(raw_top_ptr=raw_tops, raw_sum_ptr=raw_sums)
+    head = dict(
+        head_token_ptr=head_tokens,
+        head_distance_ptr=head_distances,
+        head_count_ptr=head_counts,
+        rest_ptr=rests,
+        top_p_ptr=slots.top_p,
+        min_p_ptr=slots.min_p,
+        CAP=CAP,
+    )
+    grouped = dict(group_top_ptr=group_tops, groups=groups)
+    _scan_kernel[(M, SPLITS)](**row, **raw, **grouped)
+    _compact_kernel[(M, SPLITS)](
+        **row, **head, **grouped, BLOCK_G=triton.next_power_of_2(groups)
+    )
+    _sample_kernel[(M,)](
+        **row | {"num_warps": SAMPLE_WARPS},
+        **raw,
+        **head,
+        key_ptr=slots.key,
+        index_ptr=slots.sample,
+        list_token_ptr=scratch(M, LIST, dtype=torch.int32),
+        list_distance_ptr=scratch(M, LIST),
+        LIST=LIST,
+        sample_ptr=out.sample,
+        logprob_ptr=out.logprob,
+        raw_logprob_ptr=out.raw_logprob,
+        top_token_ptr=out.top_token,
+        top_prob_ptr=out.top_prob,
+        bad_row_ptr=bad_rows,
+    )
+    _descend_kernel[(S,)](
+        token_ptr=pool.token,
+        parent_ptr=pool.parent,
+        depth_ptr=pool.depth,
+        ancestors_ptr=pool.ancestors,
+        slot_start_ptr=pool.slot_start,
+        slot_nodes_ptr=pool.slot_nodes,
+        generated_ptr=slots.generated,
+        max_new_ptr=slots.max_new,
+        temperature_ptr=slots.temperature,
+        stop_ids_ptr=slots.stop_ids,
+        sample_ptr=out.sample,
+        bad_row_ptr=bad_rows,
+        logprob_ptr=out.logprob,
+        raw_logprob_ptr=out.raw_logprob,
+        accept_row_ptr=out.accept_row,
+        accept_count_ptr=out.accept_count,
+        finish_ptr=out.finish,
+        bad_ptr=out.bad,
+        A=ACCEPT,
+        BLOCK_A=triton.next_power_of_2(ACCEPT),
+        STOPS=slots.stop_ids.shape[1],
+        num_warps=4,
+    )
+    return out
 
-    top_token, top_prob = _likeliest(token, score, log_total, greedy, live)
-    sample = torch.where(live, sample, -1)
-    accept_row, accept_count, finish = _descend(sample, pool, slots)
-    raw_logprob, bad = _raw_logprob(logits, sample, accept_row, log_total, pool, slots)
+
+def _empty_verdict(rows: int, slots: int, device, dtype=torch.float32) -> Verdict:
+    def empty(*shape, dtype=torch.int32):
+        return torch.empty(shape, dtype=dtype, device=device)
+
     return Verdict(
-        sample=sample.int(),
-        logprob=torch.where(live, torch.where(greedy, raw_logprob, logprob), 0),
-        raw_logprob=raw_logprob,
-        top_token=top_token.int(),
-        top_prob=top_prob,
-        accept_row=accept_row,
-        accept_count=accept_count,
-        finish=finish,
-        bad=bad,
+        sample=empty(rows),
+        logprob=empty(rows, dtype=dtype),
+        raw_logprob=empty(rows, dtype=dtype),
+        top_token=empty(rows, TOP),
+        top_prob=empty(rows, TOP, dtype=torch.float32),
+        accept_row=empty(slots, ACCEPT),
+        accept_count=empty(slots),
+        finish=empty(slots),
+        bad=empty(slots, dtype=torch.bool),
     )
 
 
-def _penalise(logits, pool: Pool, slots: Slots, s) -> torch.Tensor:
-    """Repetition penalty over prompt, sample and the row's own path."""
-    if bool((slots.penalty == 1).all()):
-        return logits
-    vocab = logits.shape[1]
-    bit = torch.arange(32, device=logits.device)
-    seen = ((slots.seen[s][:, :, None] >> bit) & 1).flatten(1)[:, :vocab].bool()
-    # [M, M]: column j is on the path of row m
-    node = torch.arange(pool.rows, device=logits.device) - _slot_start(pool)
-    same = (pool.slot[:, None] == pool.slot[None, :]) & (pool.slot[:, None] >= 0)
-    on_path = same & (((pool.ancestors[:, None] >> node.clamp(0, 63)[None, :]) & 1) == 1)
-    m, j = on_path.nonzero(as_tuple=True)
-    seen[m, pool.token[j].long()] = True
-    penalty = slots.penalty[s].to(logits.dtype)[:, None]
-    return torch.where(
-        seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits
-    )
+_POOL = (
+    "token", "parent", "slot", "depth", "ancestors", "slot_start", "slot_nodes",
+)  # fmt: skip
+_SLOTS = (
+    "live", "key", "sample", "generated", "temperature", "top_k", "top_p", "min_p", "penalty",
+    "seen", "max_new", "min_new", "stop_ids", "ban_ids",
+)  # fmt: skip
 
 
-def slots_start(pool: Pool) -> torch.Tensor:
-    """First row of each row's slot, [M]."""
-    return pool.slot_start[pool.slot.clamp(min=0).long()]
+@torch.library.custom_op("csd::verify", mutates_args=(), device_types="cpu")
+def _verify(
+    logits: torch.Tensor, pool: list[torch.Tensor], slots: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    return _run(verify_ref, logits, pool, slots)
 
 
-def _slot_start(pool: Pool) -> torch.Tensor:
-    """First row of each row's slot, [M]."""
-    return pool.slot_start[pool.slot.clamp(min=0).long()]
+@_verify.register_kernel("cuda")
+def _(logits, pool, slots):
+    with torch.cuda.device_of(logits):
+        return _run(verify_triton, logits, pool, slots)
 
 
-def _ban_end_tokens(x, slots: Slots, s, position) -> torch.Tensor:
-    """End tokens cannot be sampled before `min_new` tokens."""
-    early = position < slots.min_new[s]
-    if not bool(early.any()):
-        return x
-    ban = slots.ban_ids[s].long()
-    hit = (ban >= 0) & early[:, None]
-    m = torch.arange(x.shape[0], device=x.device)[:, None].expand_as(ban)
-    x = x.clone()
-    x[m[hit], ban[hit]] = -torch.inf
-    return x
+@_verify.register_fake
+def _(logits, pool, slots):
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return _tensors(_empty_verdict(logits.shape[0], slots[0].shape[0], logits.device, dtype))
 
 
-def _compact(z, slots: Slots, s):
-    """Head of every row after the filters, in token order, and what the filters leave beside it.
+def _run(run, logits, pool, slots):
+    pool = SimpleNamespace(rows=logits.shape[0], **dict(zip(_POOL, pool, strict=True)))
+    slots = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
+    return _tensors(run(logits, pool, slots))
 
-    z: [M, V], 0 at a row's maximum. Returns token [M, W] (V in padding), score [M, W] (-inf in
-    padding), the rest as a mask [M, V] and its mass [M]; W is the longest head.
+
+def _tensors(verdict: Verdict) -> list[torch.Tensor]:
+    return [getattr(verdict, f.name) for f in fields(Verdict)]
+
+
+def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+    """Samples at every row of `pool` and the paths that they accept.
+
+    logits: [M, V], contiguous; float64 too on a CPU. 16-bit logits are processed in float32.
     """
-    vocab = z.shape[1]
-    top_k = slots.top_k[s]
-    top_k = torch.where((top_k > 0) & (top_k < vocab), top_k, 0)
-    head = z >= -HEAD_WIDTH
-    keep = z > -torch.inf
-    if bool((top_k > 0).any()):
-        largest = z.topk(int(top_k.max()), dim=-1).values
-        kth = largest.gather(1, (top_k.long() - 1).clamp(min=0)[:, None])
-        keep &= (z >= kth) | (top_k == 0)[:, None]
-        head = keep & (head | ((top_k > 0) & (top_k <= MAX_HEAD))[:, None])
-    rest = keep & ~head
-    # kept tokens outside the head are summed directly: a difference of sums would be rounding
-    mass = z.exp()
-    rest_mass = torch.where(rest, mass, 0).sum(-1)
-    token, score = _gather_head(z, head)
-
-    top_p = slots.top_p[s].to(z.dtype)
-    if bool((top_p < 1).any()):
-        score, rest, rest_mass = _top_p(z, token, score, rest, rest_mass, top_p)
-    min_p = slots.min_p[s].to(z.dtype)[:, None]
-    if bool((min_p > 0).any()):
-        score = torch.where(score.exp() >= min_p, score, -torch.inf)
-        rest = rest & (mass >= min_p)
-        rest_mass = torch.where(rest, mass, 0).sum(-1)
-    return token, score, rest, rest_mass
+    if logits.dim() != 2 or logits.shape[0] != pool.rows:
+        raise ValueError(f"logits must have shape [{pool.rows}, V], got {tuple(logits.shape)}")
+    if not logits.is_floating_point():
+        raise ValueError(f"logits must be floating point, got {logits.dtype}")
+    if logits.is_cuda and logits.dtype == torch.float64:
+        raise ValueError("logits must be float32, float16 or bfloat16 on a GPU, got float64")
+    if not logits.is_contiguous():
+        raise ValueError(f"logits must be contiguous, got strides {logits.stride()}")
+    words = (logits.shape[1] + 31) // 32
+    if slots.seen.shape != (slots.count, words):
+        raise ValueError(
+            f"slots.seen must have shape {(slots.count, words)}, got {tuple(slots.seen.shape)}"
+        )
+    if pool.slot_start.shape[0] != slots.count:
+        raise ValueError(f"pool must be of {slots.count} slots, got {pool.slot_start.shape[0]}")
+    lists = ([getattr(x, n) for n in names] for x, names in ((pool, _POOL), (slots, _SLOTS)))
+    return Verdict(*_verify(logits, *lists))
 
 
-def _gather_head(z, head):
-    count = head.sum(-1)
-    shape = (z.shape[0], max(int(count.max()), 1))
-    m, t = head.nonzero(as_tuple=True)
-    place = torch.arange(m.shape[0], device=z.device) - (count.cumsum(0) - count)[m]
-    token = torch.full(shape, z.shape[1], device=z.device)
-    score = torch.full(shape, -torch.inf, dtype=z.dtype, device=z.device)
-    token[m, place] = t
-    score[m, place] = z[m, t]
-    return token, score
-
-
-def _top_p(z, token, score, rest, rest_mass, top_p):
-    """Drop what lies in the lower tail of mass 1 - top_p.
-
-    A token goes when the mass up to and including it, in ascending order, is at most 1 - top_p.
-    Equal values ascend in token order, as in a stable sort. The cut usually falls into the head;
-    a row where it falls below sorts the whole row.
-    """
-    tail = 1 - top_p
-    total = score.exp().sum(-1) + rest_mass
-    ascending, order = score.sort(dim=-1, stable=True)
-    below = (rest_mass[:, None] + ascending.exp().cumsum(-1)) / total[:, None]
-    kept = below > tail[:, None]
-    kept[:, -1] = True
-    kept = torch.zeros_like(kept).scatter_(1, order, kept) | (top_p >= 1)[:, None]
-    score = torch.where(kept, score, -torch.inf)
-
-    deep = (rest_mass / total > tail) & (top_p < 1)
-    shallow = (top_p < 1) & ~deep
-    rest = rest & ~shallow[:, None]
-    if bool(deep.any()):
-        row = deep.nonzero()[:, 0]
-        z_row = torch.where(rest[row], z[row], -torch.inf)
-        ascending, order = z_row.sort(dim=-1, stable=True)
-        below = ascending.exp().cumsum(-1) / total[row, None]
-        kept = torch.zeros_like(rest[row]).scatter_(1, order, below > tail[row, None])
-        rest = rest.index_put((row,), rest[row] & kept)
-    return score, rest, torch.where(rest, z.exp(), 0).sum(-1)
-
-
-def _draw_rest(rest, z, slots: Slots, s, position):
-    """A token of the rest by inverse CDF in token order, clamped to its last token."""
-    cdf = torch.where(rest, z.exp(), 0).cumsum(-1)
-    word = philox_words_ref(
-        slots.key[s], torch.zeros_like(position), position, slots.sample[s], REST
-    )
-    target = uniform(word, z.dtype)[:, None] * cdf[:, -1:]
-    token = (cdf <= target).sum(-1)
-    ids = torch.arange(z.shape[1], device=z.device)
-    return token.minimum(torch.where(rest, ids, 0).amax(-1))
-
-
-def _likeliest(token, score, log_total, greedy, live):
-    """Top 8 of the processed distribution; of a greedy row, the one token it takes."""
-    width = min(TOP, token.shape[1])
-    # stable: equal scores stay in token order
-    top, order = score.sort(dim=-1, descending=True, stable=True)
-    pad = (0, TOP - width)
-    top_token = torch.nn.functional.pad(token.gather(1, order[:, :width]), pad, value=-1)
-    top_prob = (top[:, :width] - log_total[:, None]).exp().float()
-    top_prob = torch.nn.functional.pad(top_prob, pad)
-    one_hot = (torch.arange(TOP, device=token.device) == 0).to(top_prob.dtype)
-    top_prob = torch.where(greedy[:, None], one_hot, top_prob)
-    present = (top_prob > 0) & live[:, None]
-    return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)
-
-
-def _descend(sample, pool: Pool, slots: Slots):
-    """Accepted path of every slot, cut by its stop rules."""
-    device = sample.device
-    n_slots = slots.count
-    live = pool.slot >= 0
-    s = pool.slot.clamp(min=0).long()
-    parent = pool.parent.clamp(min=0).long()
-    match = live & ((pool.parent < 0) | (sample[parent] == pool.token))
-    node = torch.arange(pool.rows, device=device) - _slot_start(pool)
-    # bits of a slot are distinct, so their sum is their union
-    bits = torch.where(match, torch.ones_like(pool.ancestors) << node.clamp(0, 63), 0)
-    word = torch.zeros(n_slots, dtype=torch.int64, device=device).index_add_(0, s, bits)
-    accepted = live & ((pool.ancestors & ~word[s]) == 0)
-
-    width = MAX_DEPTH + 1
-    # rows that are not accepted write to a place of their own behind the table
-    place = torch.where(accepted, s * width + pool.depth, n_slots * width)
-    table = torch.full((n_slots * width + 1,), -1, dtype=torch.int32, device=device)
-    rows = torch.arange(pool.rows, dtype=torch.int32, device=device)
-    accept_row = table.scatter_(0, place, rows)[:-1].view(n_slots, width)
-
-    path = torch.where(accept_row >= 0, sample[accept_row.clamp(min=0).long()], -1)
-    ended = ((path[:, :, None] == slots.stop_ids[:, None, :]) & (path[:, :, None] >= 0)).any(-1)
-    ever = ended.any(-1)
-    until_end = torch.where(ever, ended.int().argmax(-1) + 1, width)
-    count = (accept_row >= 0).sum(-1)
-    left = slots.max_new - slots.generated
-    kept = torch.minimum(torch.minimum(count, until_end), left).clamp(min=0)
-    finish = torch.where(kept == left, LENGTH, RUNNING)
-    finish = torch.where(ever & (until_end <= kept), STOP, finish)
-    in_flight = pool.slot_nodes > 0
-    kept = torch.where(in_flight, kept, 0).int()
-    finish = torch.where(in_flight, finish, RUNNING).int()
-    places = torch.arange(width, device=device)
-    return torch.where(places < kept[:, None], accept_row, -1), kept, finish
-
-
-def _raw_logprob(logits, sample, accept_row, log_total, pool: Pool, slots: Slots):
-    """Log-probability of the committed samples at temperature 1, and which slots went bad."""
-    rows = accept_row[accept_row >= 0].long()
-    raw = torch.zeros(logits.shape[0], dtype=logits.dtype, device=logits.device)
-    chosen = logits[rows]
-    raw[rows] = chosen.gather(1, sample[rows].long()[:, None])[:, 0] - chosen.logsumexp(-1)
-    live = pool.slot >= 0
-    broken = live & ~log_total.isfinite()
-    bad = torch.zeros(slots.count, dtype=torch.int32, device=logits.device)
-    bad.index_add_(0, pool.slot.clamp(min=0).long(), broken.int())
-    return raw, bad > 0
+def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
+    types = {name: "*i64:16" for name in ("key", "ancestors")}
+    types |= {name: "*fp64:16" for name in ("temperature", "penalty", "top_p", "min_p")}
+    types |= {name: "i32" for name in ("vocab", "words", "chunk", "groups")}
+    types |= {name: "*fp32:16" for name in (
+        "top", "raw_top", "raw_sum", "group_top", "head_distance", "list_distance", "rest",
+        "logprob", "raw_logprob", "top_prob",
+    )}  # fmt: skip
+    types |= {"logits": f"*{dtype}:16", "bad": "*i1:16"}
+    constants = dict(
+        STOPS=MAX_STOP_IDS, SPLITS=SPLITS, BLOCK=BLOCK, CAP=CAP, LIST=LIST, A=ACCEPT,
+        BLOCK_A=triton.next_power_of_2(ACCEPT),
+        BLOCK_G=triton.next_power_of_2(triton.cdiv(shape.vocab, GROUP.value)),
+    )  # fmt: skip
+    jobs = []
+    for kernel in (_scan_kernel, _compact_kernel, _sample_kernel, _descend_kernel):
+        args = {}
+        for param in kernel.params:
+            name = param.name.removesuffix("_ptr")
+            args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
+        name = kernel.__name__.strip("_").removesuffix("_kernel")
+        warps = SAMPLE_WARPS if kernel is _sample_kernel else 4
+        jobs.append(Job(name=f"verify {name}", kernel=kernel, args=args, num_warps=warps))
+    return jobs

@@ -1,0 +1,218 @@
+"""The two reads of the logits: the first kernels of `csd/kernels/verify.py`.
+
+A row is cut into SPLITS chunks of neighbouring tokens, one program each. The first read takes the
+maximum and the log-sum-exp of every chunk, the second lists the tokens of the head in token order.
+Distances below the row's maximum, d = top - z >= 0, stand for scores: their bits order as integers.
+"""
+
+import triton
+import triton.language as tl
+
+from csd.kernels import verify_ref
+
+HEAD_WIDTH = tl.constexpr(verify_ref.HEAD_WIDTH)
+MAX_HEAD = tl.constexpr(verify_ref.MAX_HEAD)
+# tokens that share one maximum
+GROUP = tl.constexpr(64)
+INF_BITS = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def load_logits(row, offs, STOPS: tl.constexpr):
+    """A row's logits as the model gives them, and as they are sampled; -inf beyond the row.
+
+    row: pointers to logits [M, V], token and parent [M], seen [S, words], ban_ids [S, STOPS]; m,
+    slot, vocab, words, penalty, early.
+    """
+    logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot = row[:7]
+    vocab, words, penalty, early = row[7:]
+    mask = offs < vocab
+    at = logits_ptr + m.to(tl.int64) * vocab + offs
+    raw = tl.load(at, mask=mask, other=float("-inf")).to(tl.float32)
+    x = raw
+    if penalty != 1.0:
+        bits = tl.load(seen_ptr + slot * words + offs // 32, mask=mask, other=0)
+        seen = (bits >> (offs % 32)) & 1
+        up = m
+        while up >= 0:
+            seen |= (offs == tl.load(token_ptr + up)).to(tl.int32)
+            up = tl.load(parent_ptr + up)
+        scaled = tl.where(raw < 0, raw * penalty, tl.div_rn(raw, penalty))
+        x = tl.where(seen != 0, scaled, raw)
+    if early:
+        for i in range(STOPS):
+            x = tl.where(offs == tl.load(ban_ids_ptr + slot * STOPS + i), float("-inf"), x)
+    return raw, x
+
+
+@triton.jit
+def distance(x, top, temperature):
+    """How far logits x lie below the row's scaled maximum `top`."""
+    return top - tl.div_rn(x, temperature)
+
+
+@triton.jit
+def load_row(
+    slot_ptr,
+    depth_ptr,
+    generated_ptr,
+    min_new_ptr,
+    temperature_ptr,
+    penalty_ptr,
+    m,
+):
+    """Slot, generated position, whether end tokens are banned, temperature and penalty of row m."""
+    slot = tl.load(slot_ptr + m)
+    at = tl.maximum(slot, 0)
+    position = tl.load(generated_ptr + at) + tl.load(depth_ptr + m)
+    early = position < tl.load(min_new_ptr + at)
+    temperature = tl.load(temperature_ptr + at).to(tl.float32)
+    temperature = tl.where(temperature == 0, 1.0, temperature)
+    return slot, position, early, temperature, tl.load(penalty_ptr + at).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["vocab", "words", "chunk", "groups"])
+def _scan_kernel(
+    logits_ptr,  # [M, V]
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    slot_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    generated_ptr,  # [S] int32
+    min_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    penalty_ptr,  # [S] float64
+    top_k_ptr,  # [S] int32
+    seen_ptr,  # [S, words] int32
+    ban_ids_ptr,  # [S, STOPS] int32
+    top_ptr,  # [M, SPLITS] float32, out: largest logit as sampled
+    raw_top_ptr,  # [M, SPLITS] float32, out: largest logit of the model
+    raw_sum_ptr,  # [M, SPLITS] float32, out: sum of exp(logit - raw_top)
+    group_top_ptr,  # [M, groups] float32, out where the row has a top-k
+    vocab,
+    words,
+    chunk,
+    groups,
+    STOPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    m, c = tl.program_id(0), tl.program_id(1)
+    slot, _, early, _, penalty = load_row(
+        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
+    )
+    if slot < 0:
+        return
+    row = (
+        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        early,
+    )  # fmt: skip
+    has_k = tl.load(top_k_ptr + slot) > 0
+    top = tl.full((), float("-inf"), tl.float32)
+    raw_top = tl.full((), float("-inf"), tl.float32)
+    raw_sum = tl.zeros((), tl.float32)
+    for start in range(c * chunk, tl.minimum((c + 1) * chunk, vocab), BLOCK):
+        raw, x = load_logits(row, start + tl.arange(0, BLOCK), STOPS)
+        higher = tl.maximum(raw_top, tl.max(raw, 0))
+        # a finite pivot keeps -inf - -inf out
+        pivot = tl.where(higher == float("-inf"), 0.0, higher)
+        raw_sum = raw_sum * tl.exp(raw_top - pivot) + tl.sum(tl.exp(raw - pivot), 0)
+        raw_top = higher
+        top = tl.maximum(top, tl.max(x, 0))
+        if has_k:
+            # [BLOCK / GROUP]
+            tops = tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), 1)
+            at = start // GROUP + tl.arange(0, BLOCK // GROUP)
+            tl.store(group_top_ptr + m.to(tl.int64) * groups + at, tops, mask=at < groups)
+    at = m * SPLITS + c
+    tl.store(top_ptr + at, top)
+    tl.store(raw_top_ptr + at, raw_top)
+    tl.store(raw_sum_ptr + at, raw_sum)
+
+
+@triton.jit
+def kth_distance(d, k):
+    """Bits of the k-th smallest of distances d, INF_BITS when there are fewer."""
+    bits = d.to(tl.int32, bitcast=True)
+    kth = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = kth | (1 << (30 - i))
+        kth = tl.where(tl.sum((bits < larger).to(tl.int32), 0) < k, larger, kth)
+    return tl.minimum(kth, INF_BITS)
+
+
+@triton.jit(do_not_specialize=["vocab", "words", "chunk", "groups"])
+def _compact_kernel(
+    logits_ptr,  # [M, V]
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    slot_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    generated_ptr,  # [S] int32
+    min_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    penalty_ptr,  # [S] float64
+    top_k_ptr,  # [S] int32
+    top_p_ptr,  # [S] float64
+    min_p_ptr,  # [S] float64
+    seen_ptr,  # [S, words] int32
+    ban_ids_ptr,  # [S, STOPS] int32
+    top_ptr,  # [M, SPLITS] float32
+    group_top_ptr,  # [M, groups] float32
+    head_token_ptr,  # [M, SPLITS, CAP] int32, out
+    head_distance_ptr,  # [M, SPLITS, CAP] float32, out
+    head_count_ptr,  # [M, SPLITS] int32, out: beyond CAP where a chunk has more
+    rest_ptr,  # [M, SPLITS] float32, out: mass of what is not listed
+    vocab,
+    words,
+    chunk,
+    groups,
+    STOPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    m, c = tl.program_id(0), tl.program_id(1)
+    slot, _, early, temperature, penalty = load_row(
+        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
+    )
+    if slot < 0:
+        return
+    top = tl.max(tl.load(top_ptr + m * SPLITS + tl.arange(0, SPLITS)), 0)
+    top = tl.div_rn(top, temperature)
+    width = tl.full((), HEAD_WIDTH, tl.float32)
+    greedy = tl.load(temperature_ptr + slot) == 0
+    k = tl.where(greedy, 0, tl.load(top_k_ptr + slot))
+    if (k > 0) & (k < vocab) & (k <= MAX_HEAD):
+        # k groups hold a logit this high, so the k-th highest token is not below
+        offs_g = tl.arange(0, BLOCK_G)
+        at = group_top_ptr + m.to(tl.int64) * groups + offs_g
+        tops = tl.load(at, mask=offs_g < groups, other=float("-inf"))
+        width = kth_distance(distance(tops, top, temperature), k).to(tl.float32, bitcast=True)
+    # where top-p cuts, the rest is dropped as a whole or the list is not used
+    min_p = tl.load(min_p_ptr + slot).to(tl.float32)
+    cut = tl.load(top_p_ptr + slot).to(tl.float32) < 1
+    min_p = tl.where(cut | greedy, 0.0, min_p)
+
+    row = (
+        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        early,
+    )  # fmt: skip
+    count = tl.zeros((), tl.int32)
+    rest = tl.zeros((), tl.float32)
+    base = (m * SPLITS + c).to(tl.int64) * CAP
+    for start in range(c * chunk, tl.minimum((c + 1) * chunk, vocab), BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        _raw, x = load_logits(row, offs, STOPS)
+        d = distance(x, top, temperature)
+        listed = (d <= width) & (d < float("inf"))
+        place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
+        mask = listed & (place < CAP)
+        tl.store(head_token_ptr + base + place, offs, mask=mask)
+        tl.store(head_distance_ptr + base + place, d, mask=mask)
+        count += tl.sum(listed.to(tl.int32), 0)
+        mass = tl.exp(-d)
+        rest += tl.sum(tl.where(listed | (mass < min_p), 0.0, mass), 0)
+    tl.store(head_count_ptr + m * SPLITS + c, count)
+    tl.store(rest_ptr + m * SPLITS + c, rest)

@@ -1,0 +1,57 @@
+"""Moving slots on, interpreted, against the reference."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from test_verify import random_logits, trees
+
+from csd.kernels import advance as module
+from csd.kernels.advance import advance_slots, advance_slots_ref, advance_slots_triton
+from csd.kernels.verify import verify_ref
+from csd.slots import Slots
+
+
+def check(slots, want):
+    for f in fields(Slots):
+        assert torch.equal(getattr(slots, f.name), getattr(want, f.name)), f.name
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("penalty", [1.0, 1.2])
+def test_equals_the_reference(seed, penalty):
+    pool, slots = trees(seed, rows=60)
+    slots.penalty[::2] = penalty
+    slots.stop_ids[:, 0] = 1
+    # token 31 sits on the sign bit, and tokens of one step share words
+    logits = random_logits(pool.rows, 97, seed)
+    logits[::3, 31] += 20
+    verdict = verify_ref(logits, pool, slots)
+    want = slots.clone()
+    advance_slots_ref(want, verdict)
+    got = slots.clone()
+    advance_slots_triton(got, verdict)
+    if penalty != 1:
+        # the reference marks every slot's tokens once any slot has a penalty
+        want.seen[1::2] = slots.seen[1::2]
+    check(got, want)
+    op = slots.clone()
+    advance_slots(op, verdict)
+    assert torch.equal(op.tokens, want.tokens)
+    assert (want.generated > slots.generated + 1).any()
+
+
+def test_operator():
+    pool, slots = trees(0)
+    verdict = verify_ref(random_logits(pool.rows, 97), pool, slots)
+    args = [getattr(slots, name) for name in (*module._WRITTEN, "penalty")]
+    verdict = [getattr(verdict, name) for name in module._READ]
+    torch.library.opcheck(torch.ops.csd.advance_slots.default, (*args, verdict))
+
+
+def test_bad_input():
+    pool, slots = trees(0)
+    verdict = verify_ref(random_logits(pool.rows, 97), pool, slots)
+    verdict.accept_row = verdict.accept_row[:3]
+    with pytest.raises(ValueError, match=r"accept_row must have shape \[7, A\], got \(3, 17\)"):
+        advance_slots(slots, verdict)
