@@ -24,6 +24,7 @@ from csd.slots import Slots
 from csd.slots_host import clear_slot, fill_slot
 from csd.step import Step
 from csd.verdict import LENGTH, STOP
+from csd.verify.sampler import Sampler
 
 PREFILL_CHUNK = 256
 REASONS = {STOP: "stop", LENGTH: "length"}
@@ -105,6 +106,7 @@ class Engine:
         budget: str | int = "auto",
         speculate: bool = True,
         drafter=None,
+        verifier: str = "match",
         until: Callable[[list[Sample]], bool] | None = None,
         on_tokens: Callable[[Job, Running, list[int], str], None] | None = None,
         record_top: bool = False,
@@ -117,12 +119,16 @@ class Engine:
         if self._busy == threading.get_ident():
             raise RuntimeError("this engine is in the middle of a stream; close that one first")
         with self._lock:
-            self._busy = threading.get_ident()
             if self._loaded.refresh():
                 self._take(self._loaded)
             step = self._prepare(jobs, drafter or self._drafter_name)
             step.drafter = self._drafter if speculate else None
+            step.sampler = None
+            # without drafts, or without chance, every verifier samples the target
+            if speculate and verifier != "match" and jobs[0].params.temperature > 0:
+                step.sampler = Sampler(verifier, self._drafter, self._ops)
             loop = _Loop(self, step, jobs, until, on_tokens, record_top, drafts)
+            self._busy = threading.get_ident()
             try:
                 yield from loop.run(self._budget(budget, speculate))
             finally:

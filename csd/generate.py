@@ -16,7 +16,7 @@ from csd.result import Sample, Samples
 from csd.sampling import resolve
 from csd.vote import Vote
 
-VERIFIERS = ("match",)
+VERIFIERS = ("match", "canonical", "recursive", "kseq")
 
 # one engine a model: by object, as long as the model lives, or by where it was loaded from
 _by_model: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -44,7 +44,12 @@ def generate(model, prompt, **options) -> Samples | list[Samples]:
             indices: asked about the first, the first two, ... as soon as all of them have finished;
             True cancels the rest, so where it stops is the same for every draft and batch.
     Running:
-        speculate: True. verifier: "match". drafter: "consensus"; for comparison also
+        speculate: True.
+        verifier: "match"; "canonical", "recursive" and "kseq" draw their drafts from the graph and
+            accept or resample them (`csd.verify`). The law of the samples is the same, but they
+            give up the invisibility of drafts: tokens then depend on siblings, batch and budget,
+            and a seed repeats them only for the same call with a whole `budget`.
+        drafter: "consensus"; for comparison also
             "prompt-lookup", "paper", "paper-tree", "recycling", "rest:PATH", "suffix".
         budget: "auto", or how many drafted tokens a step verifies over all samples.
         tokenizer, device, dtype, revision, chat_template_kwargs.
@@ -177,6 +182,7 @@ class _Call:
             budget=self.budget,
             speculate=self.options.get("speculate", True),
             drafter=self.options.get("drafter"),
+            verifier=self.options.get("verifier", "match"),
             until=self.until,
             on_tokens=_on_tokens(callback, progress),
             record_top=record is not None,

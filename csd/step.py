@@ -21,6 +21,7 @@ class Step:
     slots: Slots
     ops: object  # csd.kernels.Ops: reference or Triton implementations
     seconds: dict[str, float]
+    sampler: object | None = None  # csd.verify.sampler, where drafts are drawn
 
     def __call__(self, live: int, budget) -> tuple[Pool, Verdict]:
         """Run one step over `live` live slots; returns what was drafted and what was decided."""
@@ -29,7 +30,8 @@ class Step:
         clock.lap("propose")
         logits = self.forward(pool)
         clock.lap("forward")
-        verdict = self.ops.verify(logits, pool, self.slots)
+        verify = self.sampler.verify if self.sampler else self.ops.verify
+        verdict = verify(logits, pool, self.slots)
         clock.lap("verify")
         self.commit(verdict)
         clock.lap("commit")
@@ -39,6 +41,8 @@ class Step:
 
     def propose(self, live: int, budget) -> Pool:
         """The draft trees of all live slots in one pool."""
+        if self.sampler:
+            return self.sampler.propose(self.slots, live, budget)
         nodes = budget.ask(live) if self.drafter else 0
         if not nodes:
             return roots(self.slots, live)

@@ -28,6 +28,11 @@ _BUMPS = np.array((_W0, _W1), np.uint64)
 _LOW, _HALF = np.uint64(_MASK), np.uint64(32)
 
 
+def stepped(stream: int, step):
+    """Counter word 3 of a stream from DRAFT on, at the slot's step number (integer or array)."""
+    return step << 3 | stream
+
+
 def _splitmix64(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

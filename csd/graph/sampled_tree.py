@@ -1,0 +1,252 @@
+"""Draft trees whose children are draws from the graph, for verifiers that need a known proposal.
+
+A node's children are K independent draws from the graph's blended distribution, normalised over
+the successors it keeps, with words of the slot's own:
+
+    word(key, rank K + k, position, sample, DRAFT | step << 3)        k = 0 .. K - 1
+
+rank counts the nodes of one depth, so no two nodes of a step share a word; the step number keeps
+later steps apart, for the graph has seen what earlier words drafted.
+
+Nodes are expanded in order of their own score, the blended probability of their path, over all
+slots (ties: slot, then row). A node takes K rows: its draws enter in order, duplicates kept, or
+none do. So whether a node is expanded never depends on its draws, and neither does the pool's size:
+`budget` sees what a node is expected to bring before it is drawn. Of equal draws only the first is
+expanded.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from csd.kernels.noise import DRAFT, philox_words, stepped
+from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
+from csd.slots import Slots
+
+SCORE_ONE = 1 << 16
+_MAX_SCORE = 1 << 30
+
+
+@dataclass(slots=True)
+class Node:
+    """One row of the pool."""
+
+    token: int
+    slot: int
+    depth: int
+    cost: int  # -log2 of the path's blended probability, times 2^16
+    source: int
+    context: list[int]  # latest first
+    parent: int = -1  # number among the slot's nodes
+    rank: int = 0  # among the slot's nodes of this depth
+    score: int = 0  # of Pool: what the row is expected to bring
+    children: list[int] = field(default_factory=list)  # numbers of its K draws, in order
+    drafts: list[int] = field(default_factory=list)  # what they are, as places in `kept`
+    # what may follow and the words that draw from it; None until looked up
+    kept: "Successors | None" = None
+    words: np.ndarray | None = None  # [K]
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What a pool's rows were drawn from; rows without children have none of it."""
+
+    nodes: list[Node]  # [rows in use], by pool row
+    start: list[int]  # [S], first row of the slot
+
+
+class SampledTrees:
+    """Grows the trees of a step; `drafter` is a consensus graph."""
+
+    def __init__(self, drafter, draft_tree: Callable, draws: int):
+        self._graph, self._draft_tree, self.draws = drafter, draft_tree, draws
+
+    def grow(self, slots: Slots, live: int, nodes: int, choose: Callable) -> tuple[Pool, Drawn]:
+        """A pool of all live slots' roots and at most `nodes` draws.
+
+        choose(scores) returns how many of so many rows are worth verifying, given their scores.
+        """
+        pool = roots(slots, live + nodes)
+        state = _State.of(slots)
+        order = [s for s in pool.slot.tolist() if s >= 0]
+        trees = {s: [Node(int(state.context[s, 0]), s, 0, 0, ROOT, state.context[s].tolist())]
+                 for s in order}  # fmt: skip
+        ranks = {s: [1] for s in order}
+        heap = [(0, s, 0) for s in order]
+        waiting = [trees[s][0] for s in order]
+        used, scores = 0, []
+        while heap and used + self.draws <= nodes:
+            _, s, number = heapq.heappop(heap)
+            node, tree = trees[s][number], trees[s]
+            if node.depth >= state.limit[s] or len(tree) + self.draws > MAX_NODES:
+                continue
+            if node.kept is None:
+                self._look_up(waiting, slots, state)
+                waiting = []
+            if not node.kept.token:
+                continue
+            score = self._row_score(node)
+            scores += [score] * self.draws
+            if choose(scores) < len(scores):
+                break
+            used += self.draws
+            node.drafts = draw(node.kept.law, node.words)
+            for i in node.drafts:
+                child = self._child(node, number, i, score)
+                node.children.append(len(tree))
+                first = all(tree[c].token != child.token for c in node.children[:-1])
+                tree.append(child)
+                if first:
+                    # room for the rank of a depth that is new
+                    ranks[s] += [0] * (child.depth + 1 - len(ranks[s]))
+                    child.rank = ranks[s][child.depth]
+                    ranks[s][child.depth] += 1
+                    heapq.heappush(heap, (child.cost, s, len(tree) - 1))
+                    waiting.append(child)
+        return _fill(pool, trees, order)
+
+    def _row_score(self, node: Node) -> int:
+        """Expected accepted tokens of one of the node's rows, before they are drawn."""
+        kept = node.kept
+        hit = float((kept.probability * (1 - (1 - kept.law) ** self.draws)).sum()) / self.draws
+        return min(node.cost + round(-math.log2(hit) * SCORE_ONE), _MAX_SCORE)
+
+    def _child(self, node: Node, number: int, i: int, score: int) -> Node:
+        token = node.kept.token[i]
+        return Node(
+            token=token,
+            slot=node.slot,
+            depth=node.depth + 1,
+            cost=node.cost + node.kept.cost[i],
+            source=node.kept.source[i],
+            context=[token, *node.context[:-1]],
+            parent=number,
+            score=score,
+        )
+
+    def _look_up(self, nodes: list[Node], slots: Slots, state: "_State") -> None:
+        at, context = [n.slot for n in nodes], [n.context for n in nodes]
+        found = successors(self._graph, self._draft_tree, slots, at, context)
+        words = state.words(nodes, self.draws)
+        for node, kept, word in zip(nodes, found, words, strict=True):
+            node.kept, node.words = kept, word
+
+
+@dataclass(slots=True)
+class Successors:
+    """What the graph keeps of one context, likeliest first."""
+
+    token: list[int]
+    cost: list[int]  # -log2 of the blended probability, times 2^16
+    source: list[int]
+    probability: np.ndarray = field(init=False)  # [W] float64, blended; the sum is at most 1
+    law: np.ndarray = field(init=False)  # [W] float64, normalised
+
+    def __post_init__(self):
+        self.probability = np.exp2(np.array(self.cost) / -SCORE_ONE)
+        self.law = self.probability / max(self.probability.sum(), 1e-300)
+
+
+def successors(
+    graph, draft_tree: Callable, slots: Slots, slot: list[int], context: list[list[int]]
+) -> list[Successors]:
+    """Successors of each context (latest first) in its slot's group: one greedy level of drafts."""
+    at = torch.tensor(slot)
+    level = Slots.empty(len(slot), 1, 1, slots.context.shape[1], device=slots.live.device)
+    level.live.fill_(True)
+    # greedy: what the graph says, without noise
+    level.temperature.fill_(0)
+    level.max_new.fill_(2)
+    level.context.copy_(torch.tensor(context))
+    for name in ("group", "key", "sample", "stop_ids"):
+        setattr(level, name, getattr(slots, name)[at])
+    level.group_key, level.prompt_len = slots.group_key, slots.prompt_len
+    rows = len(slot) * (1 + MAX_CHILDREN)
+    found = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1))
+    columns = [x.tolist() for x in (found.token, found.score, found.source)]
+    ranges = zip(found.slot_start.tolist(), found.slot_nodes.tolist(), strict=True)
+    return [Successors(*(x[a + 1 : a + n] for x in columns)) for a, n in ranges]
+
+
+def draw(law: np.ndarray, words: np.ndarray) -> list[int]:
+    """Place of each word's draw: inverse CDF of law [W] at (word + 1/2) / 2^32."""
+    cdf = law.cumsum()
+    place = np.searchsorted(cdf, (words + 0.5) * 2.0**-32 * cdf[-1], side="right")
+    return np.minimum(place, len(law) - 1).tolist()
+
+
+@dataclass(slots=True)
+class _State:
+    """What growing reads of the slots, on the host."""
+
+    context: np.ndarray
+    limit: list[int]  # depth of each slot's tree at most
+    key: np.ndarray
+    sample: np.ndarray
+    generated: np.ndarray
+    step: np.ndarray
+
+    @classmethod
+    def of(cls, slots: Slots) -> "_State":
+        limit = (slots.max_new - 1 - slots.generated).clamp(max=MAX_DEPTH).tolist()
+        names = ("key", "sample", "generated", "step")
+        context = slots.context.numpy(force=True)
+        return cls(context, limit, *(getattr(slots, n).numpy(force=True) for n in names))
+
+    def words(self, nodes: list[Node], draws: int) -> np.ndarray:
+        """[F, K] words of the nodes' draws."""
+        s = np.array([n.slot for n in nodes])
+        rank, depth = (np.array([getattr(n, x) for n in nodes]) for x in ("rank", "depth"))
+        return philox_words(
+            self.key[s][:, None],
+            rank[:, None] * draws + np.arange(draws),
+            (self.generated[s] + depth)[:, None],
+            self.sample[s][:, None],
+            stepped(DRAFT, self.step[s])[:, None],
+        )
+
+
+def _fill(pool: Pool, trees: dict[int, list[Node]], order: list[int]) -> tuple[Pool, Drawn]:
+    """Put the trees into a pool of roots; `order` is the order of its slots."""
+    live = len(order)
+    position = dict(zip(order, pool.position[:live].tolist(), strict=True))
+    context = pool.context.shape[1]
+    rows, starts, nodes = [], {}, []
+    for s in order:
+        base = starts[s] = len(rows)
+        words = []
+        for number, node in enumerate(trees[s]):
+            word = 1 << number | (words[node.parent] if node.parent >= 0 else 0)
+            words.append(word)
+            nodes.append(node)
+            rows.append((
+                node.token,
+                base + node.parent if node.parent >= 0 else -1,
+                s,
+                node.depth,
+                position[s] + node.depth,
+                # the 64th node's bit is the sign
+                word - (1 << 64) if word >> 63 else word,
+                node.score,
+                node.source,
+                node.context[:context],
+            ))  # fmt: skip
+    fields = (
+        pool.token, pool.parent, pool.slot, pool.depth, pool.position, pool.ancestors,
+        pool.score, pool.source, pool.context,
+    )  # fmt: skip
+    used = len(rows)
+    for tensor, column in zip(fields, zip(*rows, strict=True), strict=True):
+        tensor[:used] = torch.tensor(column, dtype=tensor.dtype)
+    at = torch.tensor(order)
+    pool.slot_start[at] = torch.tensor([starts[s] for s in order], dtype=torch.int32)
+    pool.slot_nodes[at] = torch.tensor([len(trees[s]) for s in order], dtype=torch.int32)
+    bounds = [*starts.values(), used]
+    first = [bounds[i] for i in pool.group_start.tolist()]
+    pool.group_start.copy_(torch.tensor(first, dtype=torch.int32))
+    start = [starts.get(s, 0) for s in range(pool.slot_start.shape[0])]
+    return pool, Drawn(nodes, start)

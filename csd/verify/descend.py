@@ -1,0 +1,127 @@
+"""Descend sampled trees: at every node on the way a scheme turns the drafts into a token.
+
+From each root: where the node was expanded, the scheme decides among its K draws, with words of
+the slot's own in separate streams,
+
+    word(key, index, position, sample, stream | step << 3)
+
+    SELECT    index = rank              the candidate
+    ACCEPT    index = rank K + k        whether draft k is taken
+    RESIDUAL  index = 2 rank, + 1       the token when none is, in two stages
+
+An accepted draft leads to its child; anything else ends the step. A node that was not expanded
+samples the target directly. Every token on the way has the target's law, whatever was drafted.
+
+A node's proposal lives on the few successors its context keeps, so the scheme sees these and one
+atom for all other tokens, which no draft can be: exact, and independent of the vocabulary.
+"""
+
+import torch
+
+from csd.graph.sampled_tree import Drawn, Node
+from csd.kernels.noise import ACCEPT, RESIDUAL, SELECT, philox_words_ref, stepped, uniform
+from csd.pool import MAX_DEPTH, Pool
+from csd.slots import Slots
+from csd.verdict import LENGTH, RUNNING, STOP, Verdict
+from csd.verify.scheme import Noise, Scheme, inverse_cdf
+from csd.verify.target import processed
+
+
+def descend(
+    scheme: Scheme, draws: int, logits: torch.Tensor, pool: Pool, drawn: Drawn, slots: Slots,
+    verdict: Verdict,
+) -> Verdict:  # fmt: skip
+    """`verdict` with the samples, paths and ends that `scheme` decides; logits: [M, V]."""
+    bad = verdict.bad.tolist()
+    row = {s: start for s, start in enumerate(drawn.start) if pool.slot_nodes[s] > 0 and not bad[s]}
+    paths: dict[int, list[int]] = {s: [] for s in row}
+    stops = slots.stop_ids.tolist()
+    left = (slots.max_new - slots.generated).tolist()
+    finish = torch.full_like(verdict.finish, RUNNING)
+    while row:
+        rows = torch.tensor(list(row.values()))
+        nodes = [drawn.nodes[r] for r in row.values()]
+        law = processed(logits, rows, pool, slots).double()
+        token = _decide(scheme, draws, law, nodes, slots)
+        chosen = token[:, None]
+        raw = logits[rows].to(law.dtype).log_softmax(-1)
+        verdict.sample[rows] = token.to(verdict.sample.dtype)
+        verdict.logprob[rows] = law.gather(1, chosen)[:, 0].log().to(verdict.logprob.dtype)
+        verdict.raw_logprob[rows] = raw.gather(1, chosen)[:, 0].to(verdict.raw_logprob.dtype)
+        below = {}
+        for (s, r), node, t in zip(row.items(), nodes, token.tolist(), strict=True):
+            paths[s].append(r)
+            if t in stops[s]:
+                finish[s] = STOP
+            elif len(paths[s]) >= left[s]:
+                finish[s] = LENGTH
+            else:
+                # equal draws are one prefix: the first stands for all
+                same = [c for c in node.children if drawn.nodes[drawn.start[s] + c].token == t]
+                if same:
+                    below[s] = drawn.start[s] + same[0]
+        row = below
+    accept_row = torch.full_like(verdict.accept_row, -1)
+    count = torch.zeros_like(verdict.accept_count)
+    for s, path in paths.items():
+        path = path[: MAX_DEPTH + 1]
+        accept_row[s, : len(path)] = torch.tensor(path, dtype=accept_row.dtype)
+        count[s] = len(path)
+    verdict.accept_row, verdict.accept_count, verdict.finish = accept_row, count, finish
+    return verdict
+
+
+def _decide(scheme, draws: int, law: torch.Tensor, nodes: list[Node], slots: Slots):
+    """Tokens [n] of the nodes, whose targets are law [n, V]."""
+    words = _Words(nodes, slots)
+    # [n, W + 1]: the kept successors, then everything else
+    width = max([len(n.kept.token) for n in nodes if n.children], default=0)
+    kept = torch.zeros((len(nodes), width), dtype=torch.int64)
+    proposal = torch.zeros((len(nodes), width + 1), dtype=torch.float64)
+    drafts = torch.full((len(nodes), draws), -1)
+    owns = torch.zeros((len(nodes), width), dtype=torch.bool)
+    for i, node in enumerate(nodes):
+        if node.children:
+            w = len(node.kept.token)
+            kept[i, :w] = torch.tensor(node.kept.token)
+            owns[i, :w] = True
+            proposal[i, :w] = torch.from_numpy(node.kept.law)
+            drafts[i] = torch.tensor(node.drafts)
+    # -1 in padding: the place behind the vocabulary takes it
+    place = torch.where(owns, kept, law.shape[1])
+    wide = torch.nn.functional.pad(law, (0, 1))
+    mass = wide.gather(1, place)
+    other = wide.scatter(1, place, 0)[:, :-1]
+    token = inverse_cdf(other, words(RESIDUAL, [2 * n.rank + 1 for n in nodes]))
+    expanded = [i for i, node in enumerate(nodes) if node.children]
+    if not expanded:
+        return token
+    at = torch.tensor(expanded)
+    target = torch.cat([mass, other.sum(-1, keepdim=True)], 1)[at]
+    noise = Noise(
+        select=words(SELECT, [n.rank for n in nodes])[at],
+        accept=words(ACCEPT, [[n.rank * draws + k for k in range(draws)] for n in nodes])[at],
+        residual=words(RESIDUAL, [2 * n.rank for n in nodes])[at],
+    )
+    found = scheme.decide(drafts[at], target, proposal[at], noise).token
+    inside = found < width
+    drafted = kept[at].gather(1, found.clamp(max=width - 1)[:, None])[:, 0]
+    token[at] = torch.where(inside, drafted, token[at])
+    return token
+
+
+class _Words:
+    """Uniform numbers of the nodes' slots."""
+
+    def __init__(self, nodes: list[Node], slots: Slots):
+        s = torch.tensor([n.slot for n in nodes])
+        depth = torch.tensor([n.depth for n in nodes])
+        self.key, self.sample, self.step = slots.key[s], slots.sample[s], slots.step[s].long()
+        self.position = slots.generated[s] + depth
+
+    def __call__(self, stream: int, index) -> torch.Tensor:
+        """In the shape of index, [n] or [n, K]."""
+        index = torch.tensor(index)
+        at = [self.key, self.position, self.sample, stepped(stream, self.step)]
+        key, position, sample, stream = (x.view(-1, *[1] * (index.ndim - 1)) for x in at)
+        return uniform(philox_words_ref(key, index, position, sample, stream), torch.float64)

@@ -1,0 +1,48 @@
+"""A step's propose and verify for verifiers whose drafts are drawn, as `csd/step.py` calls them."""
+
+import torch
+
+from csd.graph.sampled_tree import Drawn, SampledTrees
+from csd.pool import Pool
+from csd.slots import Slots
+from csd.verdict import Verdict
+from csd.verify import make_scheme
+from csd.verify.descend import descend
+
+# verifier -> drafts of a node
+DRAWS = {"canonical": 2, "recursive": 2, "kseq": 2}
+
+
+class Sampler:
+    """Grows trees of draws and descends them under one scheme.
+
+    name: one of DRAWS. drafter: what the draws come from; it must have a graph. ops: of the engine.
+    """
+
+    def __init__(self, name: str, drafter, ops, draws: int | None = None):
+        if not hasattr(drafter, "table"):
+            raise ValueError(
+                f"verifier {name!r} draws from the consensus graph: drafter must be 'consensus', "
+                f"got {type(drafter).__name__}"
+            )
+        if drafter.table.step.device.type != "cpu":
+            raise NotImplementedError(
+                f"verifier {name!r} runs on CPU only; on {drafter.table.step.device} use 'match'"
+            )
+        self.scheme, self.draws, self._ops = make_scheme(name), draws or DRAWS[name], ops
+        self._trees = SampledTrees(drafter, ops.draft_tree, self.draws)
+        self._drawn: Drawn | None = None
+
+    def propose(self, slots: Slots, live: int, budget) -> Pool:
+        """The pool of the step; what it was drawn from is kept for `verify`."""
+
+        def choose(scores: list[int]) -> int:
+            return budget.choose(live, scores)
+
+        pool, self._drawn = self._trees.grow(slots, live, budget.ask(live), choose)
+        return pool
+
+    def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+        """As `csd.kernels.verify`: its top 8 at every row, and the scheme's tokens on the way."""
+        verdict = self._ops.verify(logits, pool, slots)
+        return descend(self.scheme, self.draws, logits, pool, self._drawn, slots, verdict)
