@@ -206,11 +206,29 @@ def test_when_the_bound_is_one():
         assert one.any() == (k > 1)
 
 
+def flat_laws(rows, vocab):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, rows, vocab, generator=generator, dtype=torch.float64)
+    return x / x.sum(-1, keepdim=True)
+
+
+def test_more_drafts_never_lower_the_acceptance():
+    """Truncated rounds of a tournament would, on flat laws; they are skipped."""
+    q, p = flat_laws(20, 30)
+    for scheme in (Canonical(tokens=2, alphabet=10), Canonical(tokens=3, alphabet=None)):
+        found = torch.stack([scheme.acceptance(q, p, k) for k in range(1, 7)])
+        assert (found.diff(dim=0) >= -1e-12).all()
+    q, p = flat_laws(40, 4)
+    few = Canonical(tokens=1, alphabet=2)
+    assert (few.acceptance(q, p, 3) == few.acceptance(q, p, 2)).any()
+    law, accepted = enumerate_law(few, q, p, 3)
+    assert (law - q).abs().max() < 1e-12
+    assert (accepted - few.acceptance(q, p, 3)).abs().max() < 1e-12
+
+
 def test_the_papers_order_fails_on_flat_targets():
     """With few tokens in the program a flat target does better with K-SEQ."""
-    generator = torch.Generator().manual_seed(0)
-    q, p = (torch.rand(50, 60, generator=generator, dtype=torch.float64) for _ in range(2))
-    q, p = q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True)
+    q, p = flat_laws(20, 60)
     few = Canonical(tokens=3, alphabet=None).acceptance(q, p, 2).mean()
     all_of_it = Canonical(tokens=None, alphabet=None).acceptance(q, p, 2).mean()
     kseq = EVERY["kseq"].acceptance(q, p, 2).mean()

@@ -15,7 +15,8 @@ the acceptance is the largest possible. Truncation loses at most
 
     sum over x outside Omega_1 of (q(x) - p_1(x) p_2(x))^+
 
-**More drafts** play a tournament: the winner so far, of law p_I, meets the next draft.
+**More drafts** play a tournament: the winner so far, of law p_I, meets the next draft. Truncated
+rounds may lower the acceptance; a round that would is skipped, for all drafts alike.
 
 Khisti et al., "Multi-draft speculative sampling: canonical decomposition and theoretical limits",
 2410.18234.
@@ -39,6 +40,7 @@ class Choice:
     law: torch.Tensor  # [B, A], of the winner
     rank: torch.Tensor  # [B, A], place in Omega_0, its size for tokens outside
     weight: torch.Tensor  # [B, s, s], probability that rank i wins against rank j
+    skip: torch.Tensor | None = None  # [B] bool, where the holder stays whatever comes
 
     def wins(self, holder: torch.Tensor, rival: torch.Tensor) -> torch.Tensor:
         """Probability [B] that the holder [B] stays, against the rival [B]."""
@@ -49,7 +51,10 @@ class Choice:
         null = self.rank.shape[1] - 1
         by_rank = torch.where(i == j, (holder != null) | (rival == null), i < j)
         decided = torch.where((i < s) & (j < s), inside, by_rank.to(inside.dtype))
-        return torch.where(holder == rival, 1, decided)
+        stays = holder == rival
+        if self.skip is not None:
+            stays = stays | self.skip
+        return torch.where(stays, 1, decided)
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,10 @@ class Canonical(Scheme):
         law, choices = p[:, 0], []
         for k in range(1, p.shape[1]):
             choice = self.choose(q, law, p[:, k])
+            before, after = (torch.minimum(q, x).sum(-1) for x in (law, choice.law))
+            choice.skip = after < before
             choices.append(choice)
-            law = choice.law
+            law = torch.where(choice.skip[:, None], law, choice.law)
         return law, choices
 
     def _plan(self, x, q, p) -> Plan:
