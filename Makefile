@@ -23,7 +23,7 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-long: install
-	CSD_REPLICATES=20000 $(BIN)/python -m pytest tests/test_distribution.py
+	CSD_REPLICATES=20000 $(BIN)/python -m pytest tests/test_distribution.py tests/test_verify_engine.py
 
 lint: install
 	$(BIN)/ruff check .
