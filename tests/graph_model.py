@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from csd.graph.table import MAX_TOTAL, Table
+from csd.graph.table import ANY, MAX_TOTAL, Table
 from csd.kernels import graph_lookup
 from csd.kernels.noise import philox_words_ref
 from csd.pool import MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING, Pool
@@ -128,34 +128,40 @@ def children(graph, slots, s, context, position, noise):
     """[(token, cost, source)] of a node of slot s."""
     config = graph.config
     group = int(slots.group_key[slots.group[s]])
+    greedy = float(slots.temperature[s]) <= 0
+    own = 1 << int(slots.sample[s]) % 62
     rem, q, source = 1.0, {}, {}
-    for n in reversed(config.orders):
-        tokens = tuple(context[:n])
+    for n in (*reversed(config.orders), 0):
+        tokens = tuple(context[:n]) if n else (ANY,)
         if -1 in tokens:
             continue
         i = graph.find(group, tokens, graph.code(group, tokens))
         if i is None:
             continue
         entry = graph.entries[i]
-        rem *= config.smoothing / (entry.total + config.smoothing)
-        for token, weight, said in entry.successors:
-            q[token] = q.get(token, 0) + int(rem * weight / config.smoothing * 2**24)
+        trust = entry.total * config.trust / (entry.total + config.smoothing)
+        share, rem = rem * trust, rem * (1 - trust)
+        seen = sum(w for _, w, _ in entry.successors)
+        if greedy:
+            mass = {t: share / entry.total * w for t, w, _ in entry.successors}
+        else:
+            beta = config.beta + n * config.beta_order
+            mine = {t: w * (config.own_weight if said & own else 1) for t, w, said in
+                    entry.successors}
+            scale = seen / max(sum(mine.values()), 1) / entry.total
+            race = {t: math.exp(beta * (math.log(w * scale) + noise(s, position, t)))
+                    for t, w in mine.items()}
+            rest = math.log(max(1 - seen / entry.total, 1e-3)) + 0.5772156649015329
+            norm = sum(race.values()) + math.exp(beta * rest)
+            mass = {t: share / norm * x for t, x in race.items()}
+        for token, _, said in entry.successors:
+            q[token] = q.get(token, 0) + int(mass[token] * 2**24)
             source.setdefault(token, said)
     q = {t: min(x, 2**24) for t, x in q.items()}
     kept = sorted((t for t in q if q[t] > 0), key=lambda t: (-q[t], t))[:MAX_CHILDREN]
-    rest = max(2**24 - sum(q[t] for t in kept), 0) / 2**24
-    greedy = float(slots.temperature[s]) <= 0
-    beta = 1.0 if greedy else config.beta
-    race = {}
-    for t in kept:
-        g = 0.0 if greedy else noise(s, position, t)
-        race[t] = math.exp(beta * (math.log(q[t] / 2**24) + g))
-    outside = math.log(rest) + (0 if greedy else 0.5772156649015329) if rest else -math.inf
-    norm = sum(race.values()) + math.exp(beta * outside)
-    own = 1 << int(slots.sample[s]) % 62
     result = []
     for t in kept:
-        cost = min(max(round(math.log2(norm / race[t]) * 2**16), 0), 1 << 30)
+        cost = round(-math.log2(q[t] / 2**24) * 2**16) + round(-math.log2(config.decay) * 2**16)
         said = source[t]
         kind = OWN if said & own else SIBLING if said & ((1 << 62) - 1) else PROMPT
         if t not in slots.stop_ids[s].tolist():

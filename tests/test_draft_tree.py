@@ -5,7 +5,7 @@ import pytest
 import torch
 from graph_model import Graph, draft, wrap
 
-from csd.graph.table import GraphConfig
+from csd.graph.table import ANY, GraphConfig
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.pool import MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING, Pool
 from csd.slots import Slots
@@ -28,6 +28,8 @@ def random_graph(rng, config=CONFIG, vocab=6, tokens=60, groups=(11, 12), weight
                 pairs.append((walk[i], 9000))
             total = sum(w for _, w in pairs) + rng.choice([0, 3000])
             rows.append((group, context, pairs, total, rng.choice([0, 1, 2, 5, 61, 62])))
+            if rng.random() < 0.2:
+                rows.append((group, [ANY, *[-1] * (N - 1)], pairs, total, rng.randrange(63)))
         for i in range(0, len(rows), 16):
             graph.insert(rows[i : i + 16], groups)
     return graph

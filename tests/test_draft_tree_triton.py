@@ -108,8 +108,7 @@ def test_operator():
     args = (
         [getattr(table, name) for name in module._TABLE],
         [getattr(slots, name) for name in module._SLOTS],
-        20, CONFIG.ways, list(CONFIG.orders), CONFIG.smoothing, CONFIG.beta, CONFIG.frontier,
-        CONFIG.max_depth, CONFIG.min_prob,
+        20, CONFIG.ways, list(CONFIG.orders), *(getattr(CONFIG, name) for name in module._CONFIG),
     )  # fmt: skip
     torch.library.opcheck(torch.ops.csd.draft_tree.default, args)
 
@@ -135,7 +134,7 @@ def test_bad_input(change, message):
     ("change", "message"),
     [
         ({"frontier": 17}, "frontier must be from 1 to 16, got 17"),
-        ({"successors": 43}, "successors must be from 1 to 128 / orders, 42, got 43"),
+        ({"successors": 33}, "successors must be from 1 to 32 with 3 orders, got 33"),
     ],
 )
 def test_what_does_not_fit_a_word(change, message):

@@ -7,7 +7,7 @@ from graph_model import Graph, context_hash
 
 from csd.graph import consensus
 from csd.graph.consensus import insert_prompt, insert_step
-from csd.graph.table import MAX_TOTAL, PROMPT_BIT, GraphConfig, Table
+from csd.graph.table import ANY, MAX_TOTAL, PROMPT_BIT, GraphConfig, Table
 from csd.kernels import graph_insert_ref as ref
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.pool import MAX_DEPTH, roots
@@ -256,8 +256,13 @@ def test_insert_step_enters_rows_and_what_was_drawn():
     insert_step(None, pool, slots, verdict, conf, spy)
     ((group, context, token, weight, total, bit, live, orders),) = spy.calls
     one, half = 1 << 16, 1 << 15
-    assert group.tolist() == [70, 80, 80, -1]
-    assert torch.equal(context, pool.context)
+    # the last three rows tell the groups as a whole what slots 0, 1 and 2 have drawn
+    assert group.tolist() == [70, 80, 80, -1, 80, 70, -1]
+    assert torch.equal(context, torch.cat([pool.context, torch.tensor([[ANY, -1, -1]] * 3)]))
+    assert token[4:6, :2].tolist() == [[5, -1], [6, -1]]
+    assert weight[4:].sum(1).tolist() == total[4:].tolist() == [one, one, 0]
+    assert bit[4:6].tolist() == [2, 5]
+    token, weight = token[:4], weight[:4]
     # a drawn token among the top 8 gains weight there, another one comes ninth
     assert token[:, [0, 1, 8]].tolist() == [[3, 6, -1], [7, -1, 5], [2, -1, -1], [-1, -1, -1]]
     assert weight[:, [0, 1, 8]].tolist() == [
@@ -272,7 +277,7 @@ def test_insert_step_enters_rows_and_what_was_drawn():
 
 
 def test_rows_without_probabilities_show_what_was_drawn_alone():
-    conf = config(hard_weight=1 << 15)
+    conf = config(soft_weight=1 << 14, hard_weight=1 << 15)
     slots = Slots.empty(2, 10, 20, 3)
     slots.live[:], slots.group[:], slots.group_key[0] = True, 0, 70
     pool = roots(slots, 2)
@@ -286,10 +291,11 @@ def test_rows_without_probabilities_show_what_was_drawn_alone():
     spy = Spy()
     insert_step(None, pool, slots, verdict, conf, spy)
     group, _, token, weight, total = spy.calls[0][:5]
-    assert group.tolist() == [70, -1]
+    assert group.tolist() == [70, -1, 70, -1]
     assert token[0].tolist() == [-1] * 8 + [4]
-    assert weight[0].tolist() == [0] * 8 + [1 << 15]
-    assert total[0] == 1 << 15
+    # as much as a whole distribution
+    assert weight[0].tolist() == [0] * 8 + [1 << 14]
+    assert total[0] == 1 << 14
 
 
 @pytest.mark.parametrize("length", [1, 2, 9], ids=["one-token", "two-tokens", "nine-tokens"])
@@ -300,8 +306,10 @@ def test_prompts_count_their_ngrams(monkeypatch, length, piece):
     prompt = [1, 2, 1, 2, 3, 1, 2, 1, 1][:length]
     table = Table.empty(conf)
     insert_prompt(table, 5, torch.tensor(prompt, dtype=torch.int32), torch.tensor([5]), conf)
+    # after anything: what the group says
     counts = {}
     for i in range(1, length):
+        counts.setdefault((ANY,), {}).setdefault(prompt[i], []).append(10)
         for n in conf.orders:
             if n <= i:
                 context = tuple(reversed(prompt[i - n : i]))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from csd.graph.table import PROMPT_BIT, SOURCES, GraphConfig, Table
+from csd.graph.table import ANY, PROMPT_BIT, SOURCES, WEIGHT_ONE, GraphConfig, Table
 from csd.kernels.draft_tree import Noise
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.pool import Pool
@@ -13,6 +13,8 @@ from csd.verdict import Verdict
 
 # a prompt goes in by pieces, so that no call adds 2^30 to one context
 PROMPT_ROWS = 4096
+# tokens of a step that a slot tells the group as a whole
+SAID = 9
 
 
 def insert_step(
@@ -26,7 +28,8 @@ def insert_step(
     """What a step has shown: the target's top 8 at every row, the drawn token at kept ones.
 
     A drawn token adds to its place among the top 8, or comes ninth. A row without top 8, as in
-    recordings, shows what was drawn alone.
+    recordings, shows what was drawn alone, and counts as much. One more row a slot tells the group
+    as a whole what was drawn, whatever came before.
     """
     s = pool.slot.clamp(min=0).long()
     group_key = slots.group_key[slots.group[s].long()]
@@ -38,23 +41,39 @@ def insert_step(
     # the last place takes the writes of absent rows
     hard = torch.zeros(pool.rows + 1, dtype=torch.int32, device=s.device)
     hard[path.view(-1).long()] = config.hard_weight
-    hard = hard[:-1, None]
+    known = (token >= 0).any(1)
+    hard = torch.where(known | (hard[:-1] == 0), hard[:-1], config.soft_weight)[:, None]
     drawn = token == verdict.sample[:, None]
     ninth = ~drawn.any(1, keepdim=True) & (hard > 0)
-    total = (token >= 0).any(1) * config.soft_weight + hard[:, 0]
+    total = known * config.soft_weight + hard[:, 0]
     # a row that has nothing to say is not entered
     group_key = torch.where((pool.slot >= 0) & (total > 0), group_key, -1)
+
+    said = path[:, :SAID].long()
+    said = torch.where(said >= 0, verdict.sample[said], -1)
+    said_weight = (said >= 0).int() * WEIGHT_ONE
+    said_total = said_weight.sum(1, dtype=torch.int32)
+    said_group = slots.group_key[slots.group.clamp(min=0).long()]
     graph_insert(
         table,
-        group_key,
-        pool.context,
-        torch.cat([token, torch.where(ninth, verdict.sample[:, None], -1)], 1),
-        torch.cat([weight + drawn * hard, ninth * hard], 1),
-        total,
-        slots.sample[s] % SOURCES,
+        torch.cat([group_key, torch.where(said_total > 0, said_group, -1)]),
+        torch.cat([pool.context, _any_context(slots.count, config.context, s.device)]),
+        torch.cat([
+            torch.cat([token, torch.where(ninth, verdict.sample[:, None], -1)], 1), said
+        ]),
+        torch.cat([torch.cat([weight + drawn * hard, ninth * hard], 1), said_weight]),
+        torch.cat([total, said_total]),
+        torch.cat([slots.sample[s], slots.sample]) % SOURCES,
         slots.group_key,
         config.orders,
     )
+
+
+def _any_context(rows: int, N: int, device) -> torch.Tensor:
+    """[rows, N] context of what a group says after anything."""
+    context = torch.full((rows, N), -1, dtype=torch.int32, device=device)
+    context[:, 0] = ANY
+    return context
 
 
 def insert_prompt(
@@ -72,14 +91,19 @@ def insert_prompt(
     for at in range(0, context.shape[0], PROMPT_ROWS):
         piece = context[at : at + PROMPT_ROWS]
         rows = piece.shape[0]
-        weight = torch.full((rows,), config.prompt_weight, dtype=torch.int32, device=device)
+        after = tokens[at + 1 : at + 1 + rows]
+        # the group as a whole hears of SAID tokens a row
+        said = torch.nn.functional.pad(after, (0, -rows % SAID), value=-1).view(-1, SAID)
+        token = torch.cat([torch.nn.functional.pad(after[:, None], (0, SAID - 1), value=-1), said])
+        weight = (token >= 0).int() * config.prompt_weight
+        rows = token.shape[0]
         graph_insert(
             table,
             torch.full((rows,), group_key, device=device),
-            piece,
-            tokens[at + 1 : at + 1 + rows, None],
-            weight[:, None],
+            torch.cat([piece, _any_context(said.shape[0], N, device)]),
+            token,
             weight,
+            weight.sum(1, dtype=torch.int32),
             torch.full((rows,), PROMPT_BIT, dtype=torch.int32, device=device),
             live_groups,
             config.orders,

@@ -9,6 +9,7 @@ order. A context's total counts every observation of it; what its successors' we
 total was seen on other tokens.
 """
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -18,23 +19,31 @@ WEIGHT_ONE = 1 << 16
 MAX_TOTAL = 1 << 30
 # bits of `succ_source`: sample index mod 62, or the prompt
 SOURCES, PROMPT_BIT = 62, 62
+# the one context of what a group says after anything: this token's, of order 1
+ANY = (1 << 31) - 4
 
 
 @dataclass(frozen=True, slots=True)
 class GraphConfig:
     """Sizes of the graph, and how it is read and written."""
 
-    orders: tuple[int, ...] = (1, 2, 3, 4)
+    orders: tuple[int, ...] = (1, 2, 3, 5, 8)
     capacity: int = 1 << 17  # contexts, a power of two
     ways: int = 16  # contexts in a bucket, a power of two
-    successors: int = 8
-    # weights of one observation: all of the target's distribution, a sampled token, a prompt token
+    successors: int = 16
+    # weights of one observation: all of the target's distribution, or a token where that is not
+    # known; a sampled token beside its distribution; a prompt token
     soft_weight: int = WEIGHT_ONE
     hard_weight: int = WEIGHT_ONE // 2
-    prompt_weight: int = WEIGHT_ONE // 2
+    prompt_weight: int = WEIGHT_ONE
     # drafting
-    smoothing: int = WEIGHT_ONE  # weight of what a context has not seen
-    beta: float = 0.6  # how sharply noise decides, 0 < beta <= 1
+    smoothing: int = WEIGHT_ONE * 7 // 10  # weight of what a context has not seen
+    trust: float = 0.7  # most that a context takes of what longer ones leave
+    own_weight: float = 4.0  # of a successor that the sample itself has had there
+    # how sharply noise decides in a context of order n: beta + n * beta_order
+    beta: float = 0.4
+    beta_order: float = 0.15
+    decay: float = 0.8  # what a path's probability loses a level beyond what the graph says
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
     min_prob: float = 0.0  # paths less likely than this are not drafted
@@ -42,6 +51,16 @@ class GraphConfig:
     @property
     def context(self) -> int:
         return max(self.orders)
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """Of each order, longest first, and of the group as a whole."""
+        return tuple(self.beta + n * self.beta_order for n in (*self.orders[::-1], 0))
+
+    @property
+    def level_cost(self) -> int:
+        """Bits * 2^16 that a level of depth adds to a path's cost."""
+        return round(-math.log2(self.decay) * (1 << 16))
 
     def __post_init__(self):
         good = list(self.orders) == sorted({*self.orders} & {*range(1, 17)})
@@ -56,10 +75,15 @@ class GraphConfig:
         # what fits into the words that trees are sorted by
         if not 1 <= self.frontier <= 16:
             raise ValueError(f"frontier must be from 1 to 16, got {self.frontier}")
-        if not 1 <= self.successors <= 128 // len(self.orders):
+        most = 128 >> len(self.orders).bit_length()
+        if not 1 <= self.successors <= most:
             raise ValueError(
-                f"successors must be from 1 to 128 / orders, {128 // len(self.orders)}, "
+                f"successors must be from 1 to {most} with {len(self.orders)} orders, "
                 f"got {self.successors}"
+            )
+        if not 0 < self.trust < 1 or not 0 < self.decay <= 1:
+            raise ValueError(
+                f"trust and decay must lie in (0, 1), got {self.trust} and {self.decay}"
             )
 
 

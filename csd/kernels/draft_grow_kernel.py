@@ -29,10 +29,12 @@ MAX_CHILDREN = tl.constexpr(pool.MAX_CHILDREN)
 OWN, SIBLING = tl.constexpr(pool.OWN), tl.constexpr(pool.SIBLING)
 PROMPT = tl.constexpr(pool.PROMPT)
 SOURCES = tl.constexpr(table.SOURCES)
+ANY = tl.constexpr(table.ANY)
 SAMPLES = tl.constexpr((1 << table.PROMPT_BIT) - 1)
 ONE = tl.constexpr(draft_tree_ref.ONE)
 UNIT = tl.constexpr(draft_tree_ref.UNIT)
 EULER_GAMMA = tl.constexpr(draft_tree_ref.EULER_GAMMA)
+TAIL = tl.constexpr(draft_tree_ref.TAIL)
 SAMPLE = tl.constexpr(noise.SAMPLE)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 # behind every node
@@ -50,46 +52,79 @@ def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def _likeliest(
+def _masses(
     entry,  # [F, O] int32, longest order first, -1 where absent
+    token,  # [F, O, E] int32, -1 where absent
+    said,  # [F, O, E] int64
     entry_total_ptr,  # [C] int32
-    succ_token_ptr,  # [C, E] int32
     succ_weight_ptr,  # [C, E] int32
-    ORDERS: tl.constexpr,
-    SMOOTHING: tl.constexpr,
+    key,
+    sample,
+    position,
+    sampled,
     E: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    CONTEXTS: tl.constexpr,
+    SMOOTHING: tl.constexpr,
+    TRUST: tl.constexpr,
+    OWN_WEIGHT: tl.constexpr,
+    BETAS: tl.constexpr,
 ):
-    """[F, MAX_CHILDREN] int64: (ONE - q) << 38 | token << 7 | order and place there, or NONE."""
+    """[F, O, E] int32: what each successor of each context adds to q of its token."""
     F: tl.constexpr = entry.shape[0]
     O: tl.constexpr = entry.shape[1]
+    BLOCK_E: tl.constexpr = token.shape[2]
     offs_o = tl.arange(0, O)
-    found = entry >= 0
-    total = tl.load(entry_total_ptr + entry, mask=found, other=0)
-    # [F], [F, O]; what is left for shorter orders, and a weight's share of it
-    smoothing = tl.full((), SMOOTHING, tl.float64)
+    total = tl.load(entry_total_ptr + entry, mask=entry >= 0, other=0).to(tl.float64)
+    one = tl.full((), 1.0, tl.float64)
+    trust = total * tl.full((), TRUST, tl.float64)
+    trust = trust / (total + tl.full((), SMOOTHING, tl.float64))
+    # [F], [F, O], [O]; what is left for the contexts that follow, and what each takes of it
     rem = tl.full([F], 1.0, tl.float64)
     share = tl.zeros([F, O], tl.float64)
-    for o in tl.static_range(len(ORDERS)):
-        of_order = tl.sum(tl.where(offs_o[None, :] == o, total, 0), 1)
-        part = rem / (of_order.to(tl.float64) + smoothing)
-        share = tl.where(offs_o[None, :] == o, part[:, None], share)
-        rem = part * smoothing
+    beta = tl.zeros([O], tl.float64)
+    for o in tl.static_range(CONTEXTS):
+        of_order = tl.sum(tl.where(offs_o[None, :] == o, trust, 0.0), 1)
+        share = tl.where(offs_o[None, :] == o, (rem * of_order)[:, None], share)
+        rem = rem * (one - of_order)
+        beta = tl.where(offs_o == o, tl.full((), BETAS[o], tl.float64), beta)
+    total = tl.maximum(total, one)
     # [F, O, BLOCK_E]
-    offs_e = tl.arange(0, BLOCK_E)[None, None, :]
-    mask = found[:, :, None] & (offs_e < E)
-    at = entry[:, :, None] * E + offs_e
-    token = tl.load(succ_token_ptr + at, mask=mask, other=-1)
-    weight = tl.load(succ_weight_ptr + at, mask=mask, other=0)
-    mass = (weight.to(tl.float64) * share[:, :, None] * ONE).to(tl.int32)
+    at = entry[:, :, None] * E + tl.arange(0, BLOCK_E)[None, None, :]
+    weight = tl.load(succ_weight_ptr + at, mask=token >= 0, other=0).to(tl.float64)
+    part, each = share / total, weight
+    if sampled:
+        by_self = ((said >> (sample % SOURCES).to(tl.int64)) & 1) == 1
+        mine = tl.where(by_self, weight * tl.full((), OWN_WEIGHT, tl.float64), weight)
+        seen = tl.sum(weight, 2)
+        scale = seen / tl.maximum(tl.sum(mine, 2), one) / total
+        rest = tl.maximum(one - seen / total, tl.full((), TAIL, tl.float64))
+        rest = tl.log(rest) + tl.full((), EULER_GAMMA, tl.float64)
+        g = gumbel64(philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
+        some = mine > 0.0
+        score = tl.log(tl.where(some, mine * scale[:, :, None], 1.0))
+        each = tl.where(some, tl.exp((score + g) * beta[None, :, None]), 0.0)
+        part = share / (tl.sum(each, 2) + tl.exp(rest * beta[None, :]))
+    return (part[:, :, None] * each * ONE).to(tl.int32)
 
-    # [F, O * BLOCK_E]: a token's masses of all orders, counted where its longest order has it
+
+@triton.jit
+def _likeliest(
+    token,  # [F, O, E] int32, -1 where absent
+    mass,  # [F, O, E] int32
+    CONTEXTS: tl.constexpr,
+):
+    """[F, MAX_CHILDREN] int64: (ONE - q) << 38 | token << 7 | order and place there, or NONE."""
+    F: tl.constexpr = token.shape[0]
+    O: tl.constexpr = token.shape[1]
+    BLOCK_E: tl.constexpr = token.shape[2]
+    offs_o = tl.arange(0, O)
+    # [F, O * BLOCK_E]: a token's masses of all contexts, counted where its longest has it
     OE: tl.constexpr = O * BLOCK_E
     tokens = tl.reshape(token, [F, OE])
     index = tl.arange(0, OE)[None, :]
     q = tl.zeros([F, OE], tl.int32)
     again = tl.zeros([F, OE], tl.int32)
-    for o in range(0, len(ORDERS)):
+    for o in range(0, CONTEXTS):
         # [F, BLOCK_E]
         this = offs_o[None, :, None] == o
         other = tl.sum(tl.where(this, token + 1, 0), 1) - 1
@@ -111,31 +146,13 @@ def _likeliest(
 
 
 @triton.jit
-def _score(
-    q,  # [F, W] int64, probability * ONE, 0 where there is no child
-    token,  # [F, W] int32
-    key,
-    sample,
-    position,
-    sampled,
-    BETA: tl.constexpr,
+def _edge(
+    q,  # [F, W] int64, probability * ONE
 ):
     """[F, W] int64: cost of each edge."""
-    one = tl.full((), 1.0 / ONE, tl.float64)
-    rest = tl.maximum(tl.full((), ONE, tl.int64) - tl.sum(q, 1), 0)
-    some = q > 0
-    score = tl.log(tl.where(some, q, 1).to(tl.float64) * one)
-    outside = tl.log(tl.where(rest > 0, rest, 1).to(tl.float64) * one)
-    if sampled:
-        beta = tl.full((), BETA, tl.float64)
-        g = gumbel64(philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
-        score = (score + g) * beta
-        outside = (outside + tl.full((), EULER_GAMMA, tl.float64)) * beta
-    norm = tl.sum(tl.where(some, tl.exp(score), 0.0), 1)
-    norm = tl.log(norm + tl.where(rest > 0, tl.exp(outside), 0.0))[:, None]
-    cost = (norm - score) * tl.full((), UNIT, tl.float64) + 0.5
-    # large enough not to be drafted, small enough to be summed
-    return tl.minimum(tl.maximum(cost, 0.0), 1 << 30).to(tl.int64)
+    p = q.to(tl.float64) * tl.full((), 1.0 / ONE, tl.float64)
+    cost = (0.0 - tl.log(p)) * tl.full((), UNIT, tl.float64) + 0.5
+    return cost.to(tl.int64)
 
 
 @triton.jit
@@ -182,7 +199,10 @@ def _grow_kernel(
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     SMOOTHING: tl.constexpr,
-    BETA: tl.constexpr,
+    TRUST: tl.constexpr,
+    OWN_WEIGHT: tl.constexpr,
+    BETAS: tl.constexpr,  # of ORDERS, and of the group as a whole
+    LEVEL_COST: tl.constexpr,
     FRONTIER: tl.constexpr,
     BLOCK_F: tl.constexpr,
     STOPS: tl.constexpr,
@@ -200,7 +220,11 @@ def _grow_kernel(
     group_key = tl.load(group_key_ptr + tl.load(group_ptr + slot))
     # [1, 1, STOPS]
     stop = tl.load(stop_ids_ptr + slot * STOPS + tl.arange(0, STOPS))[None, None, :]
-    size = order_sizes(ORDERS, BLOCK_O)
+    # longest first, then the group as a whole: what follows ANY
+    CONTEXTS: tl.constexpr = len(ORDERS) + 1
+    offs_o = tl.arange(0, BLOCK_O)
+    whole = offs_o == len(ORDERS)
+    size = tl.where(whole, 1, order_sizes(ORDERS, BLOCK_O))
 
     offs_f = tl.arange(0, BLOCK_F)
     offs_n = tl.arange(0, BLOCK_N)
@@ -217,20 +241,28 @@ def _grow_kernel(
     while (depth < max_depth) & (front > 0):
         # [BLOCK_F, BLOCK_O], then [BLOCK_F, MAX_CHILDREN]
         tokens = cut_context(context, size)
+        any_token = whole[None, :, None] & (offs_n == 0)[None, None, :]
+        tokens = tl.where(any_token, ANY, tokens)
         code = hash_tokens(tokens, group, size, HASH)
         mask = (offs_f < front)[:, None] & (size > 0)[None, :]
         entry = find_entries(
             code, group, tokens, mask, entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, buckets,
             N, WAYS,
         )  # fmt: skip
-        kept = _likeliest(
-            entry, entry_total_ptr, succ_token_ptr, succ_weight_ptr, ORDERS, SMOOTHING, E, BLOCK_E
-        )
+        # [BLOCK_F, BLOCK_O, BLOCK_E]
+        at = entry[:, :, None] * E + tl.arange(0, BLOCK_E)[None, None, :]
+        held = (entry >= 0)[:, :, None] & (tl.arange(0, BLOCK_E) < E)[None, None, :]
+        token = tl.load(succ_token_ptr + at, mask=held, other=-1)
+        said = tl.load(succ_source_ptr + at, mask=token >= 0, other=0)
+        mass = _masses(
+            entry, token, said, entry_total_ptr, succ_weight_ptr, key, sample, generated + depth,
+            sampled, E, CONTEXTS, SMOOTHING, TRUST, OWN_WEIGHT, BETAS,
+        )  # fmt: skip
+        kept = _likeliest(token, mass, CONTEXTS)
         some = kept < NONE
         token = tl.where(some, (kept >> 7) & LAST_TOKEN, -1).to(tl.int32)
-        q = tl.where(some, tl.full((), ONE, tl.int64) - (kept >> 38), 0)
-        edge = _score(q, token, key, sample, generated + depth, sampled, BETA)
-        total = cost[:, None] + edge
+        q = tl.where(some, tl.full((), ONE, tl.int64) - (kept >> 38), tl.full((), ONE, tl.int64))
+        total = cost[:, None] + _edge(q) + LEVEL_COST
         # [BLOCK_F, MAX_CHILDREN, STOPS]
         ends = tl.max((token[:, :, None] == stop).to(tl.int32), 2) > 0
         some = some & (ends == 0) & (total <= max_cost)

@@ -1,21 +1,29 @@
 """Draft every live slot's tree from the consensus graph: one pool of the likeliest nodes.
 
-A node's contexts of all orders are looked up. With W_n the total of its context of order n (0 when
-absent), w_n(t) the weight of successor t, c the smoothing weight, longest order first:
+A node's contexts of all orders are looked up, and last the one of the group as a whole: what its
+samples have said after anything (order 0). With W_n the total of its context of order n, w_n(t)
+the weight of successor t, c the smoothing weight and L the most that is trusted, longest first:
 
-    rem_n = rem_{n+1} * c / (W_n + c)               what is left for shorter contexts
-    q(t) = sum over n of rem_n * w_n(t) / c         = rem_{n+1} * lam_n * w_n(t) / W_n
+    lam_n = L * W_n / (W_n + c)                     0 where the context is absent
+    share_n = lam_n * product of (1 - lam_m) over the longer orders m
+    p(t) = sum over n of share_n * p_n(t)
 
-Every term of q is rounded down to a multiple of 2^-24, so that sums are exact, and the node keeps
-its MAX_CHILDREN likeliest tokens, ties to smaller tokens. Where the slot samples, they are scored
-with the very noise g that will decide:
+and the node keeps its MAX_CHILDREN likeliest tokens, ties to smaller tokens. p_n(t) = w_n(t) / W_n
+where the slot is greedy. Where it samples, a context's successors are scored with the very noise g
+that will decide, more sharply in longer contexts (beta_n):
 
-    p(t) = exp(beta (log q(t) + g_t)) / (sum over kept s of the same
-                                         + exp(beta (log (1 - sum q(s)) + 0.577)))
+    p_n(t) = exp(beta_n (log v_n(t) + g_t)) / (sum over s of the same
+                                             + exp(beta_n (log max(r_n, 1/1000) + 0.577)))
 
-and p = q where it is greedy. An edge costs round(-log2(p) * 2^16), a path the sum of its edges, so
-a child never costs less than its parent. Neither tokens that end the sample nor paths less likely
-than 2^-64 are drafted.
+with r_n = 1 - sum of w_n(s) / W_n, and v_n(t) the weights as shares of W_n, those of successors
+that the sample itself has had there multiplied by `own_weight` at the same sum. A mixture of
+coupled contexts guesses better than coupling their mixture: each of them either is where the
+sample stands, and then its distribution is nearly right, or it is not.
+
+Every term of p is rounded down to a multiple of 2^-24, so that sums are exact. An edge costs
+round(-log2(p) * 2^16) and the same for `decay`, a path the sum of its edges, so a child never costs
+less than its parent. Neither tokens that end the sample nor paths less likely than 2^-64 are
+drafted.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
 rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
@@ -44,7 +52,7 @@ __all__ = ["Noise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
 
 # slots read at once
 BLOCK_S = 16
-GROW_WARPS, FILL_WARPS = 4, 4
+GROW_WARPS, FILL_WARPS = 8, 4
 
 
 def draft_tree_triton(
@@ -91,13 +99,16 @@ def draft_tree_triton(
         N=N,
         BLOCK_N=block_n,
         ORDERS=config.orders[::-1],
-        BLOCK_O=triton.next_power_of_2(len(config.orders)),
+        BLOCK_O=triton.next_power_of_2(len(config.orders) + 1),
         HASH=hash_factors(N),
         WAYS=table.ways,
         E=E,
         BLOCK_E=triton.next_power_of_2(E),
         SMOOTHING=float(config.smoothing),
-        BETA=float(config.beta),
+        TRUST=config.trust,
+        OWN_WEIGHT=float(config.own_weight),
+        BETAS=config.betas,
+        LEVEL_COST=config.level_cost,
         FRONTIER=config.frontier,
         BLOCK_F=triton.next_power_of_2(config.frontier),
         STOPS=MAX_STOP_IDS,
@@ -167,6 +178,11 @@ _SLOTS = (
     "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
     "prompt_len", "group_key",
 )  # fmt: skip
+# what drafting reads of a GraphConfig beside its sizes
+_CONFIG = (
+    "smoothing", "trust", "own_weight", "beta", "beta_order", "decay", "frontier", "max_depth",
+    "min_prob",
+)  # fmt: skip
 
 
 @torch.library.custom_op("csd::draft_tree", mutates_args=(), device_types="cpu")
@@ -177,13 +193,17 @@ def _draft_tree(
     ways: int,
     orders: list[int],
     smoothing: int,
+    trust: float,
+    own_weight: float,
     beta: float,
+    beta_order: float,
+    decay: float,
     frontier: int,
     max_depth: int,
     min_prob: float,
 ) -> list[torch.Tensor]:
-    return _draft(draft_tree_ref, table, slots, rows, ways, orders, smoothing, beta, frontier,
-                  max_depth, min_prob)  # fmt: skip
+    return _draft(draft_tree_ref, table, slots, rows, ways, orders, smoothing, trust, own_weight,
+                  beta, beta_order, decay, frontier, max_depth, min_prob)  # fmt: skip
 
 
 @_draft_tree.register_kernel("cuda")
@@ -199,13 +219,12 @@ def _(table, slots, rows, *args):
     return _tensors(_empty_pool(rows, *sizes, live.device))
 
 
-def _draft(run, table, slots, rows, ways, orders, smoothing, beta, frontier, max_depth, min_prob):
+def _draft(run, table, slots, rows, ways, orders, *drafting):
     table = Table(ways, *table)
     slots = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
     config = GraphConfig(
         orders=tuple(orders), capacity=table.entry_group.shape[0], ways=ways,
-        successors=table.succ_token.shape[1], smoothing=smoothing, beta=beta, frontier=frontier,
-        max_depth=max_depth, min_prob=min_prob,
+        successors=table.succ_token.shape[1], **dict(zip(_CONFIG, drafting, strict=True)),
     )  # fmt: skip
     return _tensors(run(table, slots, rows, config))
 
@@ -233,29 +252,29 @@ def draft_tree(table: Table, slots: Slots, rows: int, config: GraphConfig) -> Po
     pool = _draft_tree(
         [getattr(table, name) for name in _TABLE],
         [getattr(slots, name) for name in _SLOTS],
-        rows, config.ways, list(config.orders), config.smoothing, config.beta, config.frontier,
-        config.max_depth, config.min_prob,
+        rows, config.ways, list(config.orders), *(getattr(config, name) for name in _CONFIG),
     )  # fmt: skip
     return Pool(*pool)
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    return [job for orders in ((1, 2, 3, 4), tuple(range(1, 9))) for job in _jobs(orders)]
+    return _jobs(GraphConfig()) + _jobs(GraphConfig(orders=(1, 2, 4)))
 
 
-def _jobs(orders: tuple[int, ...]) -> list[Job]:
-    """Of the default table and drafting."""
-    N, config = len(orders), GraphConfig(orders=orders)
+def _jobs(config: GraphConfig) -> list[Job]:
+    N, orders = config.context, config.orders
+    block_o = triton.next_power_of_2(len(orders) + 1)
     types = {name: "*i64:16" for name in (
         "key", "group_key", "entry_group", "entry_hash", "succ_source", "nodes", "ancestors",
     )}  # fmt: skip
     types |= {name: "i32" for name in ("slots", "groups", "rows", "buckets", "max_depth")}
     types |= {"live": "*i1:16", "temperature": "*fp64:16", "max_cost": "i32"}
     constants = dict(
-        N=N, BLOCK_N=N, ORDERS=orders[::-1], BLOCK_O=N, HASH=hash_factors(N), WAYS=config.ways,
-        E=config.successors, BLOCK_E=config.successors, SMOOTHING=float(config.smoothing),
-        BETA=config.beta, FRONTIER=config.frontier, BLOCK_F=config.frontier, STOPS=MAX_STOP_IDS,
-        BLOCK_S=BLOCK_S,
+        N=N, BLOCK_N=N, ORDERS=orders[::-1], BLOCK_O=block_o, HASH=hash_factors(N),
+        WAYS=config.ways, E=config.successors, BLOCK_E=config.successors,
+        SMOOTHING=float(config.smoothing), TRUST=config.trust, OWN_WEIGHT=config.own_weight,
+        BETAS=config.betas, LEVEL_COST=config.level_cost, FRONTIER=config.frontier,
+        BLOCK_F=config.frontier, STOPS=MAX_STOP_IDS, BLOCK_S=BLOCK_S,
     )  # fmt: skip
     jobs = []
     for kernel, warps in ((_grow_kernel, GROW_WARPS), (_fill_kernel, FILL_WARPS)):
@@ -264,5 +283,6 @@ def _jobs(orders: tuple[int, ...]) -> list[Job]:
             name = param.name.removesuffix("_ptr")
             args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
         name = kernel.__name__.strip("_").removesuffix("_kernel")
-        jobs.append(Job(name=f"draft_tree {name} O={N}", kernel=kernel, args=args, num_warps=warps))
+        name = f"draft_tree {name} O={len(orders)}"
+        jobs.append(Job(name=name, kernel=kernel, args=args, num_warps=warps))
     return jobs

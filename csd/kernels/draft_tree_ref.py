@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from csd.graph.table import PROMPT_BIT, SOURCES, GraphConfig, Table
+from csd.graph.table import ANY, PROMPT_BIT, SOURCES, GraphConfig, Table
 from csd.kernels.graph_lookup import find_contexts, hash_contexts
 from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
 from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, OWN, PROMPT, SIBLING, Pool, roots
@@ -15,11 +15,15 @@ from csd.slots import Slots
 
 # probabilities are multiples of 1 / ONE
 ONE = 1 << 24
-# mean of a Gumbel: what the mass outside the kept children scores with
+# mean of a Gumbel: what the mass outside a context's successors scores with
 EULER_GAMMA = 0.5772156649015329
+# the least that is left for that mass
+TAIL = 1e-3
 # cost of the least likely path that is drafted, and of a path of probability 1 / e
 MAX_COST = (1 << 22) - 1
 UNIT = (1 << 16) / math.log(2)
+_NONE = np.iinfo(np.int64).max
+_LAST_TOKEN = (1 << 31) - 1
 
 Noise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -77,10 +81,8 @@ class _Growth:
             setattr(self, name, getattr(slots, name).numpy(force=True))
         self.group_key = self.group_key[self.group]
         self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
-        greedy = self.temperature <= 0
-        self.beta = np.where(greedy, 1.0, config.beta)
-        # what a score gains: noise, or for the mass outside its mean
-        self.noisy = np.where(greedy, 0.0, 1.0)
+        self.sampled = self.temperature > 0
+        self.betas = np.array(config.betas)[:, None]
 
     def grow(self, slot: np.ndarray, budget: int) -> _Nodes | None:
         """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
@@ -128,52 +130,77 @@ class _Growth:
 
     def _children(self, slot: np.ndarray, context: np.ndarray, depth: int):
         """Token, edge cost and source [F, W] of every frontier node's children."""
-        table, config = self.table, self.config
-        orders = config.orders[::-1]
-        group = self.group_key[slot]
-        # [F, O], longest order first
-        code = hash_contexts(group, context, orders)
-        entry, _ = find_contexts(table, group, context, code, orders)
+        table, F = self.table, slot.size
+        entry = self._entries(slot, context)
         found = entry >= 0
-        total = table.entry_total.take(entry) * found
-        # what an order leaves for shorter ones, and what one unit of weight takes of it
-        rem, share = 1.0, np.empty(entry.shape)
-        for o in range(len(orders)):
-            share[:, o] = rem / (total[:, o] + float(config.smoothing))
-            rem = share[:, o] * config.smoothing
-        share *= found
-        # [F, O * E]
-        F = slot.size
-        token = np.where(found[:, :, None], table.succ_token.take(entry, 0), -1).reshape(F, -1)
-        mass = np.floor(table.succ_weight.take(entry, 0) * share[:, :, None] * ONE)
-        same = token[:, :, None] == token[:, None, :]
-        # whole numbers, so the sum is exact
-        q = np.matmul(same.astype(np.float64), mass.reshape(F, -1, 1))[:, :, 0]
-        q = np.minimum(q, ONE).astype(np.int64)
-        # a token counts once, where its longest context has it
-        first = same.argmax(2) == np.arange(token.shape[1])
-        code = np.where((q > 0) & first, ((ONE - q) << 31) | token, np.iinfo(np.int64).max)
-        kept = code.argsort(1)[:, :MAX_CHILDREN]
-        rows = np.arange(F)[:, None]
-        code, token = code[rows, kept], token[rows, kept]
-        none = code == np.iinfo(np.int64).max
-        q = np.where(none, 0, ONE - (code >> 31))
+        token = np.where(found[:, :, None], table.succ_token.take(entry, 0), -1)
+        said = table.succ_source.take(entry, 0)
+        mass = self._masses(slot, depth, entry, token, said)
+        # whole numbers, so that sums are exact
+        mass = np.floor(mass * ONE).astype(np.int64).reshape(F, -1)
+        token = token.reshape(F, -1).astype(np.int64)
 
-        noisy, beta = self.noisy[slot][:, None], self.beta[slot][:, None]
-        with np.errstate(divide="ignore"):
-            score = np.log(q * (1 / ONE))
-            rest = np.log(np.maximum(ONE - q.sum(1, keepdims=True), 0) * (1 / ONE))
-        if noisy.any():
-            score += self._gumbel(slot, depth, token) * noisy
-            rest += EULER_GAMMA * noisy
-        score *= beta
-        norm = np.log(np.exp(score).sum(1, keepdims=True) + np.exp(rest * beta))
-        with np.errstate(invalid="ignore"):
-            cost = np.floor((norm - score) * UNIT + 0.5)
+        # runs of equal tokens; each begins where its longest context has it
+        place = np.arange(token.shape[1])
+        key = np.sort((token << 7) | place, 1)
+        place = key & 127
+        token = key >> 7
+        start = np.ones(key.shape, bool)
+        np.not_equal(token[:, 1:], token[:, :-1], out=start[:, 1:])
+        rows = np.arange(F)[:, None]
+        at = start.ravel().nonzero()[0]
+        q = np.minimum(np.add.reduceat(mass[rows, place].ravel(), at), ONE)
+        code = np.full(key.size, _NONE)
+        code[at] = np.where(q > 0, ((ONE - q) << 38) | key.ravel()[at], _NONE)
+        code = code.reshape(F, -1)
+        code[token < 0] = _NONE
+        code = np.sort(code, 1)[:, :MAX_CHILDREN]
+
+        none = code == _NONE
+        token = np.where(none, -1, (code >> 7) & _LAST_TOKEN)
+        q = np.where(none, ONE, ONE - (code >> 38))
+        cost = np.floor(-np.log(q * (1 / ONE)) * UNIT + 0.5).astype(np.int64)
+        cost += self.config.level_cost
         lost = none | (token[:, :, None] == self.stop_ids[slot][:, None, :]).any(2)
-        cost = np.where(lost, 2 * MAX_COST, np.clip(cost, 0, 2 * MAX_COST)).astype(np.int64)
-        said = table.succ_source.take(entry, 0).reshape(F, -1)[rows, kept]
-        return token.astype(np.int64), cost, self._source(said, slot)
+        said = said.reshape(F, -1)[rows, np.where(none, 0, code & 127)]
+        return token, np.where(lost, 2 * MAX_COST, cost), self._source(said, slot)
+
+    def _entries(self, slot: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """[F, O] entries of the contexts, longest first, and of the group as a whole."""
+        orders, group = self.config.orders[::-1], self.group_key[slot]
+        code = hash_contexts(group, context, orders)
+        entry, _ = find_contexts(self.table, group, context, code, orders)
+        one = np.full_like(context, -1)
+        one[:, 0] = ANY
+        code = hash_contexts(group, one, (1,))
+        return np.concatenate([entry, find_contexts(self.table, group, one, code, (1,))[0]], 1)
+
+    def _masses(self, slot, depth, entry, token, said) -> np.ndarray:
+        """[F, O, E] what each successor of each context adds to its token's probability."""
+        table, config = self.table, self.config
+        total = np.where(entry >= 0, table.entry_total.take(entry), 0).astype(float)
+        trust = total * config.trust / (total + float(config.smoothing))
+        share, rem = np.empty(entry.shape), 1.0
+        for o in range(entry.shape[1]):
+            share[:, o] = rem * trust[:, o]
+            rem = rem * (1 - trust[:, o])
+        total = np.maximum(total, 1)
+        weight = np.where(token >= 0, table.succ_weight.take(entry, 0), 0).astype(float)
+        mass = (share / total)[:, :, None] * weight
+        noisy = self.sampled[slot]
+        if not noisy.any():
+            return mass
+        own = (said >> (self.sample[slot] % SOURCES)[:, None, None]) & 1 == 1
+        mine = np.where(own, weight * config.own_weight, weight)
+        seen = weight.sum(2)
+        scale = seen / np.maximum(mine.sum(2), 1) / total
+        rest = np.log(np.maximum(1 - seen / total, TAIL)) + EULER_GAMMA
+        g = self._gumbel(slot, depth, token.reshape(slot.size, -1)).reshape(token.shape)
+        with np.errstate(divide="ignore"):
+            score = np.exp((np.log(mine * scale[:, :, None]) + g) * self.betas)
+        norm = score.sum(2) + np.exp(rest * self.betas[:, 0])
+        coupled = (share / norm)[:, :, None] * score
+        return np.where(noisy[:, None, None], coupled, mass)
 
     def _gumbel(self, slot: np.ndarray, depth: int, token: np.ndarray) -> np.ndarray:
         # the token of a node at depth d is generated token d - 1 from here

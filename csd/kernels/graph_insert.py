@@ -26,7 +26,7 @@ from dataclasses import fields
 import torch
 import triton
 
-from csd.graph.table import Table
+from csd.graph.table import GraphConfig, Table
 from csd.kernels.aot import Job, Shape
 from csd.kernels.graph_insert_kernel import _allocate_kernel, _claim_kernel
 from csd.kernels.graph_insert_ref import graph_insert_ref
@@ -244,20 +244,21 @@ def graph_insert(
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    return [job for orders in ((1, 2, 3, 4), tuple(range(1, 9))) for job in _jobs(orders)]
+    return _jobs(GraphConfig()) + _jobs(GraphConfig(orders=(1, 2, 4)))
 
 
-def _jobs(orders: tuple[int, ...]) -> list[Job]:
-    """Of the default table, a step's nine successors a row."""
-    N = O = len(orders)
+def _jobs(config: GraphConfig) -> list[Job]:
+    """A step's nine successors a row."""
+    orders, N, O, E = config.orders, config.context, len(config.orders), config.successors
+    block_o = triton.next_power_of_2(O)
     long = (
         "group_key", "code", "entry_group", "entry_hash", "live_groups", "dropped", "succ_source",
     )  # fmt: skip
     counts = ("rows", "buckets", "keys", "groups")
     constants = dict(
-        N=N, BLOCK_N=N, ORDERS=orders, BLOCK_O=O, O=O, HASH=hash_factors(N), WAYS=16,
-        BLOCK_R=BLOCK_K // O, U=9, BLOCK_U=16, E=8, BLOCK_E=8, BLOCK_K=BLOCK_K, BLOCK_G=16,
-        BLOCK=MERGE,
+        N=N, BLOCK_N=N, ORDERS=orders, BLOCK_O=block_o, O=O, HASH=hash_factors(N),
+        WAYS=config.ways, BLOCK_R=BLOCK_K // block_o, U=9, BLOCK_U=16, E=E, BLOCK_E=E,
+        BLOCK_K=BLOCK_K, BLOCK_G=16, BLOCK=MERGE,
     )  # fmt: skip
     jobs = []
     for kernel in (_claim_kernel, _allocate_kernel, _merge_kernel):
@@ -271,7 +272,7 @@ def _jobs(orders: tuple[int, ...]) -> list[Job]:
             else:
                 args[param.name] = "*i64:16" if name in long else "*i32:16"
         if kernel is not _allocate_kernel:
-            args["BLOCK_J"] = BLOCK_J // O if kernel is _claim_kernel else MERGE_J
+            args["BLOCK_J"] = BLOCK_J // block_o if kernel is _claim_kernel else MERGE_J
         name = kernel.__name__.strip("_").removesuffix("_kernel")
         jobs.append(Job(name=f"graph_insert {name} O={O}", kernel=kernel, args=args))
     return jobs
