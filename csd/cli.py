@@ -81,7 +81,7 @@ def _sample(args) -> int:
         print(sample.text)
     decided = vote(out)
     if decided.answer is not None:
-        print(f"--- vote: {decided.answer} ({decided.count} of {len(out)})")
+        print(f"--- vote: {decided.answer} ({decided.count} of {len(decided.answers)})")
     print(f"--- {out.stats.tokens_per_step:.2f} tokens per step, seed {out.seed}")
     return 0
 

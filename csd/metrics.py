@@ -53,4 +53,7 @@ def mean_interval(values: Sequence[float], samples: int = 1, z: float = 1.959964
             trials = count * samples
     centre = (mean + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(spread / trials + z * z / (4 * trials * trials))
-    return mean, max(0.0, centre - half), min(1.0, centre + half)
+    # at 0 and 1 Wilson's limit is 0 and 1, which rounding would miss
+    low = max(0.0, centre - half) if mean > 0 else 0.0
+    high = min(1.0, centre + half) if mean < 1 else 1.0
+    return mean, low, high

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from scripted import Letters, PrefixSum, engine
 
 import csd
+from csd.models.demo import toy
 from csd.result import Sample
 from csd.vote import vote
 
@@ -158,3 +161,15 @@ def test_traces_can_be_recorded_while_stopping_early(drawing, tmp_path):
     e = engine(model, Letters(), max_slots=2)
     csd.generate(e, "ab", until=csd.Vote(few_answers), record=path, **options)
     assert path.read_text().count("\n") == 1
+
+
+def test_the_example_of_self_consistency(capsys):
+    path = Path(__file__).parent.parent / "examples" / "self_consistency.py"
+    model, tokenizer = toy()
+    drawn = runpy.run_path(str(path))["main"](model, tokenizer, samples=6, tokens=30)
+    csd.release()
+    answers = {name: vote(out).answer for name, out in drawn.items()}
+    assert answers["until decided"] == answers["all samples"]
+    printed = capsys.readouterr().out
+    assert f"all samples: {answers['all samples']} with" in printed
+    assert "the likeliest a token" in printed
