@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from csd.answers import answer_of, boxed, extractor, last_number, stated
 from csd.result import Sample
@@ -94,7 +95,9 @@ class Vote:
 
     def of(self, total: int) -> Callable[[list[Sample]], bool]:
         """The `until` of a prompt with `total` samples."""
-        return lambda prefix: self.decided(prefix, total)
+        # every prefix holds the one before it: each text is read once
+        once = replace(self, extract=cache(extractor(self.extract)))
+        return lambda prefix: once.decided(prefix, total)
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
         """Whether the first samples, `prefix`, decide among `total`."""

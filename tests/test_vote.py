@@ -84,6 +84,15 @@ def test_a_settled_majority_is_that_of_all_samples_and_no_earlier_one_is(texts):
         assert len(answers) > 1
 
 
+def test_each_text_is_read_once():
+    read = []
+    out = [sample(i, str(i)) for i in range(8)]
+    until = csd.Vote(lambda text: read.append(text) or text).of(8)
+    for n in range(1, 9):
+        until(out[:n])
+    assert read == [s.text for s in out]
+
+
 def test_confidence_is_the_beta_test():
     from scipy.stats import beta
 
