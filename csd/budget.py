@@ -102,3 +102,59 @@ class AutoBudget(FixedBudget):
         self._expected = self._expected * fade + expected
         self._accepted = self._accepted * fade + accepted
         self._propose_seconds += 0.2 * (propose_seconds - self._propose_seconds)
+
+
+class FixedPool:
+    """At most `nodes` drafted tokens a step, in the smallest of `sizes` that holds them."""
+
+    def __init__(self, nodes: int, sizes: list[int]):
+        self.nodes, self.sizes = nodes, sizes
+
+    def ask(self, live: int) -> tuple[int, int]:
+        """Rows of the next step's pool, and drafted tokens at most."""
+        fits = [size for size in self.sizes if size >= live + self.nodes]
+        return fits[0] if fits else self.sizes[-1], self.nodes
+
+    def learn(self, live: int, record) -> None:
+        """What came of a step."""
+
+
+class AutoPool(FixedPool):
+    """The pool size of most expected tokens a second; drafts fill it.
+
+    What nodes are worth is read off an earlier step: its path probabilities, as many a live slot as
+    then, times the share of expected nodes that were accepted so far. Nodes beyond those that were
+    drafted count half as much as the last of them.
+    """
+
+    def __init__(self, cost: CostModel, sizes: list[int]):
+        super().__init__(0, sizes)
+        self.cost = cost
+        self._expected = self._accepted = 4.0
+        self._worth: list[float] = []  # path probabilities of a step, falling
+        self._live = 1  # slots it had
+
+    def expect(self, live: int, nodes: int) -> float:
+        """Accepted nodes of `nodes` drafted ones."""
+        if not self._worth:
+            # nothing known: each slot's next token is guessed every other time
+            return min(nodes, live) / 2
+        share = live / self._live
+        known = nodes / share
+        full = min(int(known), len(self._worth))
+        beyond = (known - full) * self._worth[-1] / 2
+        return (sum(self._worth[:full]) + beyond) * share * self._accepted / self._expected
+
+    def ask(self, live: int) -> tuple[int, int]:
+        sizes = [size for size in self.sizes if size >= live] or self.sizes[-1:]
+        best = max(sizes, key=lambda m: (live + self.expect(live, m - live)) / self.cost(m))
+        return best, best
+
+    def learn(self, live: int, record) -> None:
+        expected = record.expected
+        fade = 1 - min(expected, 100.0) / 200
+        self._expected = self._expected * fade + expected
+        self._accepted = self._accepted * fade + record.accepted
+        if record.scores:
+            worth = [2.0 ** (-score / SCORE_ONE) for score in record.scores]
+            self._worth, self._live = sorted(worth, reverse=True), max(live, 1)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from csd.budget import AutoBudget, CostModel, FixedBudget
+from csd.budget import AutoBudget, AutoPool, CostModel, FixedBudget, FixedPool
 from csd.cache import KVCache, pages_for
-from csd.drafts import Trees
 from csd.graph.drafters import make_drafter
 from csd.job import Job, Running
 from csd.kernels.chunk_attention import chunk_attention
@@ -18,10 +17,11 @@ from csd.kernels.ops import Ops
 from csd.memory import free_bytes, slots_that_fit
 from csd.models.load import Loaded, load
 from csd.pool import MAX_NODES, roots
-from csd.record import Record
+from csd.record import Pending, Snapshot
 from csd.result import Sample
 from csd.slots import Slots
 from csd.slots_host import clear_slot, fill_slot
+from csd.static_step import StaticStep, captured, sizes_for
 from csd.step import Step
 from csd.verdict import LENGTH, STOP
 from csd.verify.sampler import Sampler
@@ -38,7 +38,11 @@ class Engine:
     max_slots: samples in flight at most; fewer where memory is short.
     memory: share of the free memory that keys and values may take.
     kernels: "reference" or "triton"; by default the one that fits the device.
-    lag: steps the host stays behind the device. Results do not depend on it.
+    static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
+        default on a GPU. Other drafters than the consensus graph and other verifiers than "match"
+        run without.
+    lag: steps the host stays behind the device, by default 1 where steps are static. Results do
+        not depend on it.
     """
 
     def __init__(
@@ -53,7 +57,8 @@ class Engine:
         revision: str | None = None,
         drafter: str = "consensus",
         kernels: str | None = None,
-        lag: int = 0,
+        static: bool | None = None,
+        lag: int | None = None,
     ):
         if isinstance(max_slots, bool) or not isinstance(max_slots, int) or max_slots < 1:
             raise ValueError(f"max_slots must be a whole number of at least 1, got {max_slots!r}")
@@ -64,8 +69,9 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.max_slots = max_slots
         self.memory = memory
-        self.lag = lag
-        self._drafter_name = drafter
+        self.static = self.device.type == "cuda" if static is None else static
+        self.lag = int(self.static) if lag is None else lag
+        self._default_drafter = self._drafter_name = drafter
         self._ops = Ops.choose(kernels, self.device)
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread whose call is running
@@ -121,28 +127,34 @@ class Engine:
         with self._lock:
             if self._loaded.refresh():
                 self._take(self._loaded)
-            step = self._prepare(jobs, drafter or self._drafter_name)
-            step.drafter = self._drafter if speculate else None
+            step = self._prepare(jobs, drafter or self._default_drafter)
+            static = isinstance(step, StaticStep)
+            # a static step drafts no nodes instead
+            step.drafter = self._drafter if speculate or static else None
             step.sampler = None
             # without drafts, or without chance, every verifier samples the target
             if speculate and verifier != "match" and jobs[0].params.temperature > 0:
                 step.sampler = Sampler(verifier, self._drafter, self._ops)
+            if static:
+                step.top, step.trees, step.learn = record_top, drafts, speculate
             loop = _Loop(self, step, jobs, until, on_tokens, record_top, drafts)
             self._busy = threading.get_ident()
             try:
-                yield from loop.run(self._budget(budget, speculate))
+                yield from loop.run(self._budget(budget, speculate, step))
             finally:
                 loop.clear()
                 self._busy = None
 
-    def _budget(self, budget: str | int, speculate: bool):
-        if not speculate:
-            return FixedBudget(0)
-        if budget != "auto":
-            return FixedBudget(budget)
+    def _budget(self, budget: str | int, speculate: bool, step: Step):
+        sizes = None
+        if isinstance(step, StaticStep) and not step.sampler:
+            sizes = sizes_for(step.slots.count)
+        if not speculate or budget != "auto":
+            nodes = budget if speculate else 0
+            return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
         if self._cost is None:
             self._cost = self._measure()
-        return AutoBudget(self._cost)
+        return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
     def _prepare(self, jobs: list[Job], drafter) -> Step:
         """Caches large enough for `jobs`; those at hand are kept when they are."""
@@ -187,7 +199,7 @@ class Engine:
             pages=pages,
             prompt_pages=prompt_pages,
             slot_pages=slot_pages,
-            rows=max(PREFILL_CHUNK, slots + 512),
+            rows=max(PREFILL_CHUNK, slots + 512, sizes_for(slots)[-1]),
             dtype=self.dtype,
             device=self.device,
         )
@@ -199,21 +211,27 @@ class Engine:
             torch.promote_types(self.dtype, torch.float32),
             self.device,
         )
-        return Step(self.decoder, self._drafter, cache, state, self._ops, {})
+        kind = StaticStep if self.static and self._drafter_name == "consensus" else Step
+        return kind(self.decoder, self._drafter, cache, state, self._ops, {})
 
     def _measure(self) -> CostModel:
         """Time forward and verify over a few pool sizes, on slots that hold nothing."""
         sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
         sizes = [s for s in sizes if s <= self.max_slots + MAX_NODES]
+        if self.static and self.device.type == "cuda":
+            sizes = sizes_for(self.max_slots)
         step = self._allocate(sizes[-1], 1, 1, 1)
         step.slots.group.zero_()
 
         def run(rows: int) -> None:
-            step.slots.live.copy_(torch.arange(sizes[-1]) < rows)
+            live = torch.arange(sizes[-1], device=self.device) < rows
+            step.slots.live.copy_(live)
             step.slots.context[:, 0] = 0
             pool = roots(step.slots, rows)
             self._ops.verify(step.forward(pool), pool, step.slots)
 
+        if self.device.type == "cuda":
+            run = captured(run, sizes)
         return CostModel.measure(run, sizes)
 
     def prefill(self, step: Step, job: Job) -> None:
@@ -258,20 +276,36 @@ class _Loop:
                         ("prefill", "propose", "forward", "verify", "commit", "insert")}
 
     def run(self, budget) -> Iterator[tuple[Job, Sample]]:
-        records: deque[Record] = deque()
+        records: deque[Pending] = deque()
+        static = isinstance(budget, FixedPool)
         while True:
             self.refill()
             live = sum(r is not None for r in self.owners)
             if not live:
                 return
-            running = int(self.step.slots.live.sum())
+            # a static step does not ask the device which slots are live
+            running = live if static else int(self.step.slots.live.sum())
             if running:
-                records.append(self.one_step(running, budget))
+                records.append((self.launch if static else self.one_step)(running, budget))
             # with no slot live on the device the host only has to catch up
             while records and (len(records) > self.engine.lag or not running):
-                yield from self.read(records.popleft())
+                start = time.perf_counter()
+                record = records.popleft().read()
+                if static:
+                    self.step.seconds["step"] += time.perf_counter() - start
+                    budget.learn(sum(n > 0 for n in record.nodes), record)
+                yield from self.read(record)
 
-    def one_step(self, live: int, budget) -> Record:
+    def launch(self, live: int, budget: FixedPool) -> Pending:
+        """A static step; how many rows it has depends on records that are in already."""
+        self.steps += 1
+        start = time.perf_counter()
+        pending = self.step.launch(*budget.ask(live), self.owners, self.steps)
+        seconds = self.step.seconds
+        seconds["step"] = seconds.get("step", 0.0) + time.perf_counter() - start
+        return pending
+
+    def one_step(self, live: int, budget: FixedBudget) -> Pending:
         self.steps += 1
         spent = self.step.seconds
         before = spent["propose"] + spent["insert"]
@@ -281,10 +315,8 @@ class _Loop:
         accepted = int((verdict.accept_count - 1).clamp(min=0).sum())
         if expected:
             budget.learn(expected, accepted, spent["propose"] + spent["insert"] - before)
-        record = Record.of(self.owners, pool, verdict, self.step.slots, self.record_top)
-        record.step = self.steps
-        record.trees = Trees.of(pool, verdict) if self.drafts else None
-        return record
+        snapshot = Snapshot(pool, verdict, self.record_top, self.drafts)
+        return Pending.of(snapshot, self.owners, self.steps)
 
     def refill(self) -> None:
         """Fill free slots: first with waiting samples of groups in flight, then of new groups."""
@@ -312,7 +344,7 @@ class _Loop:
         self.step.seconds["prefill"] += time.perf_counter() - start
         return job
 
-    def read(self, record: Record) -> Iterator[tuple[Job, Sample]]:
+    def read(self, record) -> Iterator[tuple[Job, Sample]]:
         """Take a step's tokens to their samples; yields the samples that finished."""
         seen = set()
         for s, running in enumerate(record.owners):
@@ -320,7 +352,7 @@ class _Loop:
                 continue
             if record.bad[s]:
                 raise FloatingPointError(
-                    f"the model gave NaN or infinite logits at step {self.steps}, slot {s} "
+                    f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
                     f"(prompt {running.job.index}, sample {running.index})"
                 )
             job = running.job
@@ -347,7 +379,7 @@ class _Loop:
                 yield job, sample
                 yield from self.decide(job)
 
-    def take(self, running: Running, record: Record, s: int) -> None:
+    def take(self, running: Running, record, s: int) -> None:
         n = record.count[s]
         had = len(running.tokens)
         text = running.append(

@@ -6,8 +6,52 @@ import torch
 
 from csd.drafts import Trees
 from csd.pool import Pool
-from csd.slots import Slots
 from csd.verdict import Verdict
+
+
+class Snapshot:
+    """What a step decided: tensors of fixed shapes, made on the device without reading it.
+
+    The integers lie in one tensor and the floats in another, so that two copies take them to the
+    host; `layout` has every field's name, shape and place.
+    """
+
+    def __init__(self, pool: Pool, verdict: Verdict, top: bool = False, trees: bool = False):
+        row = verdict.accept_row.clamp(min=0).long()
+        # token i of the path was drafted as row i + 1; the last one was sampled off the tree
+        following = torch.nn.functional.pad(row[:, 1:], (0, 1))
+        place = torch.arange(row.shape[1], device=row.device)
+        drafted = place + 1 < verdict.accept_count[:, None]
+        ints = dict(
+            count=verdict.accept_count,
+            nodes=pool.slot_nodes,
+            finish=verdict.finish,
+            bad=verdict.bad,
+            tokens=verdict.sample[row],
+            sources=torch.where(drafted, pool.source[following], 0),
+            score=torch.where(pool.depth > 0, pool.score, -1),
+        )
+        floats = dict(logprobs=verdict.logprob[row], raw_logprobs=verdict.raw_logprob[row])
+        if top:
+            ints["top_token"] = verdict.top_token[row]
+            floats["top_prob"] = verdict.top_prob[row].to(verdict.logprob.dtype)
+        if trees:
+            ints |= dict(
+                start=pool.slot_start, token=pool.token, parent=pool.parent,
+                path_score=pool.score, source=pool.source, accept_row=verdict.accept_row,
+            )  # fmt: skip
+        self.layout = tuple(_layout(fields) for fields in (ints, floats))
+        self.ints = torch.cat([x.reshape(-1).int() for x in ints.values()])
+        self.floats = torch.cat([x.reshape(-1) for x in floats.values()])
+
+
+def _layout(fields: dict[str, torch.Tensor]) -> list[tuple[str, tuple, int]]:
+    """Name, shape and first element of each field."""
+    at, places = 0, []
+    for name, x in fields.items():
+        places.append((name, tuple(x.shape), at))
+        at += x.numel()
+    return places
 
 
 @dataclass(slots=True)
@@ -23,31 +67,76 @@ class Record:
     logprobs: list[list[float]]
     raw_logprobs: list[list[float]]
     sources: list[list[int]]  # of each committed token: the drafted node it matched, ROOT if none
+    scores: list[int]  # of the drafted nodes
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], where asked for
-    step: int = 0  # of the call, from 1
-    trees: Trees | None = None  # where asked for
+    step: int  # of the call, from 1
+    trees: Trees | None  # where asked for
 
     @classmethod
-    def of(cls, owners: list, pool: Pool, verdict: Verdict, slots: Slots, top: bool) -> "Record":
-        row = verdict.accept_row.clamp(min=0).long()
-        sample = verdict.sample[row]
-        # token i of the path was drafted as row i + 1; the last one was sampled off the tree
-        following = torch.nn.functional.pad(row[:, 1:], (0, 1))
-        place = torch.arange(row.shape[1], device=row.device)
-        drafted = place + 1 < verdict.accept_count[:, None]
-        source = torch.where(drafted, pool.source[following], 0)
-        pick = None
-        if top:
-            pick = verdict.top_token[row].tolist(), verdict.top_prob[row].tolist()
+    def read(
+        cls, owners: list, step: int, layout, ints: torch.Tensor, floats: torch.Tensor
+    ) -> "Record":
+        """From a snapshot's two tensors, on the host."""
+        got = {}
+        for places, values in zip(layout, (ints, floats), strict=True):
+            for name, shape, at in places:
+                size = 1
+                for n in shape:
+                    size *= n
+                got[name] = values[at : at + size].view(shape).tolist()
+        trees = None
+        if "token" in got:
+            trees = Trees(
+                start=got["start"], nodes=got["nodes"], token=got["token"], parent=got["parent"],
+                score=got["path_score"], source=got["source"], accept_row=got["accept_row"],
+                accept_count=got["count"],
+            )  # fmt: skip
         return cls(
-            owners=list(owners),
-            count=verdict.accept_count.tolist(),
-            nodes=pool.slot_nodes.tolist(),
-            finish=verdict.finish.tolist(),
-            bad=verdict.bad.tolist(),
-            tokens=sample.tolist(),
-            logprobs=verdict.logprob[row].tolist(),
-            raw_logprobs=verdict.raw_logprob[row].tolist(),
-            sources=source.tolist(),
-            top=pick,
+            owners=owners,
+            count=got["count"],
+            nodes=got["nodes"],
+            finish=got["finish"],
+            bad=[bool(x) for x in got["bad"]],
+            tokens=got["tokens"],
+            logprobs=got["logprobs"],
+            raw_logprobs=got["raw_logprobs"],
+            sources=got["sources"],
+            scores=[x for x in got["score"] if x >= 0],
+            top=(got["top_token"], got["top_prob"]) if "top_token" in got else None,
+            step=step,
+            trees=trees,
         )
+
+    @property
+    def expected(self) -> float:
+        """Drafted tokens that the graph expected to be accepted."""
+        return sum(2.0 ** (score / -65536) for score in self.scores)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were."""
+        return sum(max(count - 1, 0) for count in self.count)
+
+
+@dataclass(slots=True)
+class Pending:
+    """A launched step's snapshot on its way to the host."""
+
+    owners: list
+    step: int
+    layout: tuple
+    ints: torch.Tensor
+    floats: torch.Tensor
+    done: object | None = None  # a CUDA event
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, owners: list, step: int) -> "Pending":
+        return cls(list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats)
+
+    def read(self) -> Record:
+        """Waits until the copy has arrived."""
+        if self.done is not None:
+            self.done.synchronize()
+        elif self.ints.is_cuda:
+            self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
+        return Record.read(self.owners, self.step, self.layout, self.ints, self.floats)

@@ -83,6 +83,18 @@ def test_roots_alone(poison, case):
     assert pool.slot_nodes.sum() == (0 if case == "no-live-slot" else 5)
 
 
+@pytest.mark.parametrize("nodes", [0, 1, 9])
+def test_fewer_nodes_than_rows(poison, nodes):
+    table = random_graph(random.Random(3)).table()
+    slots = random_slots(random.Random(2), 5, live=True)
+    slots.max_new[:] = 99
+    want = draft_tree_ref(table, slots, 40, CONFIG, nodes=nodes)
+    check(draft_tree_triton(table, slots, 40, CONFIG, nodes=nodes), want)
+    assert int((want.depth > 0).sum()) == nodes
+    tight = draft_tree_ref(table, slots, 5 + nodes, CONFIG)
+    assert torch.equal(want.token[: 5 + nodes], tight.token)
+
+
 def test_end_tokens_are_not_drafted(poison):
     graph = random_graph(random.Random(3), groups=(11,))
     slots = one_slot()
@@ -109,6 +121,7 @@ def test_operator():
         [getattr(table, name) for name in module._TABLE],
         [getattr(slots, name) for name in module._SLOTS],
         20, CONFIG.ways, list(CONFIG.orders), *(getattr(CONFIG, name) for name in module._CONFIG),
+        9,
     )  # fmt: skip
     torch.library.opcheck(torch.ops.csd.draft_tree.default, args)
 

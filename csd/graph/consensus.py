@@ -45,7 +45,7 @@ def insert_step(
     hard = torch.where(known | (hard[:-1] == 0), hard[:-1], config.soft_weight)[:, None]
     drawn = token == verdict.sample[:, None]
     ninth = ~drawn.any(1, keepdim=True) & (hard > 0)
-    total = known * config.soft_weight + hard[:, 0]
+    total = known.int() * config.soft_weight + hard[:, 0]
     # a row that has nothing to say is not entered
     group_key = torch.where((pool.slot >= 0) & (total > 0), group_key, -1)
 
@@ -130,9 +130,14 @@ class ConsensusGraph:
             insert = self._ops.graph_insert
             insert_prompt(self.table, group_key, tokens, slots.group_key, self.config, insert)
 
-    def propose(self, slots: Slots, rows: int, noise: Noise | None = None) -> Pool:
-        """Draft trees of all live slots in `rows` rows; noise: in place of the slots' own."""
-        return self._ops.draft_tree(self.table, slots, rows, self.config, noise)
+    def propose(
+        self, slots: Slots, rows: int, noise: Noise | None = None, nodes: int | None = None
+    ) -> Pool:
+        """Draft trees of all live slots in `rows` rows.
+
+        noise: in place of the slots' own. nodes: drafted nodes at most.
+        """
+        return self._ops.draft_tree(self.table, slots, rows, self.config, noise, nodes=nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Every verified node's top 8, and the committed tokens."""

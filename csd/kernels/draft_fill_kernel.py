@@ -37,7 +37,7 @@ def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
     return tl.sum(below)
 
 
-@triton.jit(do_not_specialize=["slots", "groups", "rows"])
+@triton.jit(do_not_specialize=["slots", "groups", "rows", "most"])
 def _fill_kernel(
     nodes_ptr,  # [S, MAX_NODES] int64
     live_ptr,  # [S] bool
@@ -60,6 +60,7 @@ def _fill_kernel(
     slots,
     groups,
     rows,
+    most,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -68,7 +69,7 @@ def _fill_kernel(
     mine = me < slots
     live = tl.load(live_ptr + me, mask=mine, other=0) != 0
     group = tl.load(group_ptr + me, mask=live, other=-1)
-    budget = rows - live_slots(live_ptr, slots, BLOCK_S)
+    budget = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
     # the largest cost that no more nodes than the budget stay below
     cut = tl.full((), MAX_COST, tl.int32)
     below = _cheaper(nodes_ptr, live_ptr, cut, slots, BLOCK_S)

@@ -165,7 +165,7 @@ def _fit(child):
     return tl.where(i < CHILDREN, tl.gather(child, tl.minimum(i, CHILDREN - 1), 0), NONE)
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "buckets", "max_depth", "max_cost"])
+@triton.jit(do_not_specialize=["slots", "rows", "most", "buckets", "max_depth", "max_cost"])
 def _grow_kernel(
     live_ptr,  # [S] bool
     group_ptr,  # [S] int32
@@ -187,6 +187,7 @@ def _grow_kernel(
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
     slots,
     rows,
+    most,  # drafted nodes of all slots
     buckets,
     max_depth,
     max_cost,
@@ -212,7 +213,8 @@ def _grow_kernel(
     if tl.load(live_ptr + slot) == 0:
         return
     # nodes beyond this place of the list cannot enter the pool
-    width = tl.minimum(MAX_NODES - 1, rows - live_slots(live_ptr, slots, BLOCK_S))
+    room = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
+    width = tl.minimum(MAX_NODES - 1, room)
     generated = tl.load(generated_ptr + slot)
     max_depth = tl.minimum(max_depth, tl.load(max_new_ptr + slot) - 1 - generated)
     key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)

@@ -62,6 +62,7 @@ def draft_tree_triton(
     config: GraphConfig,
     noise: None = None,
     out: Pool | None = None,
+    nodes: int | None = None,
 ) -> Pool:
     """Two launches: every slot's tree, then the pool."""
     if noise is not None:
@@ -70,7 +71,8 @@ def draft_tree_triton(
     E = table.succ_token.shape[1]
     device = slots.live.device
     pool = out or _empty_pool(rows, S, G, N, device)
-    nodes = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
+    most = rows if nodes is None else nodes
+    lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
     block_n = triton.next_power_of_2(N)
     _grow_kernel[(S,)](
         live_ptr=slots.live,
@@ -90,9 +92,10 @@ def draft_tree_triton(
         succ_token_ptr=table.succ_token,
         succ_weight_ptr=table.succ_weight,
         succ_source_ptr=table.succ_source,
-        nodes_ptr=nodes,
+        nodes_ptr=lists,
         slots=S,
         rows=rows,
+        most=most,
         buckets=table.buckets,
         max_depth=min(config.max_depth, MAX_DEPTH),
         max_cost=_max_cost(config),
@@ -116,7 +119,7 @@ def draft_tree_triton(
         num_warps=GROW_WARPS,
     )
     _fill_kernel[(max(S, G + 1),)](
-        nodes_ptr=nodes,
+        nodes_ptr=lists,
         live_ptr=slots.live,
         group_ptr=slots.group,
         generated_ptr=slots.generated,
@@ -137,6 +140,7 @@ def draft_tree_triton(
         slots=S,
         groups=G,
         rows=rows,
+        most=most,
         N=N,
         BLOCK_N=block_n,
         BLOCK_S=BLOCK_S,
@@ -201,9 +205,10 @@ def _draft_tree(
     frontier: int,
     max_depth: int,
     min_prob: float,
+    nodes: int,
 ) -> list[torch.Tensor]:
     return _draft(draft_tree_ref, table, slots, rows, ways, orders, smoothing, trust, own_weight,
-                  beta, beta_order, decay, frontier, max_depth, min_prob)  # fmt: skip
+                  beta, beta_order, decay, frontier, max_depth, min_prob, nodes)  # fmt: skip
 
 
 @_draft_tree.register_kernel("cuda")
@@ -220,21 +225,27 @@ def _(table, slots, rows, *args):
 
 
 def _draft(run, table, slots, rows, ways, orders, *drafting):
+    *drafting, nodes = drafting
     table = Table(ways, *table)
     slots = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
     config = GraphConfig(
         orders=tuple(orders), capacity=table.entry_group.shape[0], ways=ways,
         successors=table.succ_token.shape[1], **dict(zip(_CONFIG, drafting, strict=True)),
     )  # fmt: skip
-    return _tensors(run(table, slots, rows, config))
+    return _tensors(run(table, slots, rows, config, nodes=nodes))
 
 
 def _tensors(pool: Pool) -> list[torch.Tensor]:
     return [getattr(pool, f.name) for f in fields(Pool)]
 
 
-def draft_tree(table: Table, slots: Slots, rows: int, config: GraphConfig) -> Pool:
-    """The likeliest nodes of all live slots' trees, in a pool of `rows` >= live rows."""
+def draft_tree(
+    table: Table, slots: Slots, rows: int, config: GraphConfig, nodes: int | None = None
+) -> Pool:
+    """The likeliest nodes of all live slots' trees, in a pool of `rows` >= live rows.
+
+    nodes: drafted nodes at most, over all slots; as many as fit when not given.
+    """
     N, E = table.entry_tokens.shape[1], table.succ_token.shape[1]
     if slots.context.shape[1] != N:
         raise ValueError(
@@ -242,6 +253,8 @@ def draft_tree(table: Table, slots: Slots, rows: int, config: GraphConfig) -> Po
         )
     if rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows}")
+    if nodes is not None and nodes < 0:
+        raise ValueError(f"nodes must be at least 0, got {nodes}")
     if config.context > N:
         raise ValueError(f"config.orders must be at most {N}, got {config.orders}")
     if table.ways != config.ways or config.successors != E:
@@ -253,6 +266,7 @@ def draft_tree(table: Table, slots: Slots, rows: int, config: GraphConfig) -> Po
         [getattr(table, name) for name in _TABLE],
         [getattr(slots, name) for name in _SLOTS],
         rows, config.ways, list(config.orders), *(getattr(config, name) for name in _CONFIG),
+        rows if nodes is None else nodes,
     )  # fmt: skip
     return Pool(*pool)
 
@@ -267,7 +281,7 @@ def _jobs(config: GraphConfig) -> list[Job]:
     types = {name: "*i64:16" for name in (
         "key", "group_key", "entry_group", "entry_hash", "succ_source", "nodes", "ancestors",
     )}  # fmt: skip
-    types |= {name: "i32" for name in ("slots", "groups", "rows", "buckets", "max_depth")}
+    types |= {name: "i32" for name in ("slots", "groups", "rows", "most", "buckets", "max_depth")}
     types |= {"live": "*i1:16", "temperature": "*fp64:16", "max_cost": "i32"}
     constants = dict(
         N=N, BLOCK_N=N, ORDERS=orders[::-1], BLOCK_O=block_o, HASH=hash_factors(N),

@@ -35,19 +35,23 @@ def draft_tree_ref(
     config: GraphConfig,
     noise: Noise | None = None,
     out: Pool | None = None,
+    nodes: int | None = None,
 ) -> Pool:
     """The step's pool in `rows` >= live rows; into `out` where given.
+
+    nodes: drafted nodes at most; as many as fit when not given.
 
     noise(slot [F], position [F], token [F, W]) returns g [F, W] float64 in place of the slots'
     keyed noise, for replaying recorded samples.
     """
     pool = roots(slots, rows)
     live = int(slots.live.sum())
-    if rows > live > 0:
+    most = rows - live if nodes is None else min(nodes, rows - live)
+    if live and most > 0:
         tree = _Growth(table, slots, config, noise)
-        nodes = tree.grow(pool.slot[:live].numpy(force=True).astype(np.int64), rows - live)
-        if nodes is not None:
-            _fill(pool, nodes, live)
+        drafted = tree.grow(pool.slot[:live].numpy(force=True).astype(np.int64), most)
+        if drafted is not None:
+            _fill(pool, drafted, live)
     if out is None:
         return pool
     for field in fields(Pool):

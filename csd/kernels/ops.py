@@ -91,3 +91,42 @@ def triton() -> Ops:
         draft_tree=draft_tree_triton,
         graph_insert=graph_insert_triton,
     )
+
+
+def operators() -> Ops:
+    """The public functions: each picks its implementation by its tensors' device."""
+    from csd.kernels.advance import advance_slots
+    from csd.kernels.attention_plan import plan_attention
+    from csd.kernels.commit import commit_kv
+    from csd.kernels.draft_tree import draft_tree
+    from csd.kernels.graph_insert import graph_insert
+    from csd.kernels.rms_norm import rms_norm
+    from csd.kernels.rotary import rotary
+    from csd.kernels.swiglu import swiglu
+    from csd.kernels.tree_attention import tree_attention
+    from csd.kernels.verify import verify
+
+    def plan(
+        prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
+        group_start, heads, kv_heads,
+    ):  # fmt: skip
+        return plan_attention(
+            prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, heads, kv_heads
+        )
+
+    def draft(table, slots, rows, config, noise=None, out=None, nodes=None):
+        return draft_tree(table, slots, rows, config, nodes)
+
+    return Ops(
+        name="operators",
+        rms_norm=rms_norm,
+        rotary=rotary,
+        swiglu=swiglu,
+        plan_attention=plan,
+        tree_attention=tree_attention,
+        verify=verify,
+        commit_kv=commit_kv,
+        advance_slots=advance_slots,
+        draft_tree=draft,
+        graph_insert=graph_insert,
+    )

@@ -1,0 +1,112 @@
+"""The step at fixed pool sizes: nothing in it reads the device, so a CUDA graph can hold it.
+
+A pool has one of a few sizes; what live slots do not fill is padding. On a GPU each size is
+captured once and replayed. The host learns what a step decided from a copy that the device makes
+behind the step, one step later, so it never waits for the step it has just launched.
+"""
+
+import gc
+from dataclasses import dataclass, field
+
+import torch
+
+from csd.pool import Pool
+from csd.record import Pending, Snapshot
+from csd.step import Step
+from csd.verdict import Verdict
+
+SIZES = (16, 32, 64, 128, 192, 256, 384, 512)
+
+
+def sizes_for(slots: int, most: int = 512) -> list[int]:
+    """Pool sizes up to `most` rows, and as many more as `slots` roots need."""
+    sizes = [size for size in SIZES if size <= max(most, SIZES[0])]
+    while sizes[-1] < slots:
+        sizes.append(sizes[-1] + 128)
+    return sizes
+
+
+@dataclass(slots=True)
+class StaticStep(Step):
+    """The five functions over a pool of fixed size. Its drafter is a ConsensusGraph."""
+
+    top: bool = False  # whether snapshots hold the top 8 of committed tokens
+    trees: bool = False  # and the trees
+    learn: bool = True  # whether the graph learns from the step
+    graphs: dict = field(default_factory=dict)  # what is captured, by pool size, nodes and flags
+    memory: object | None = None  # what all graphs allocate from: they never run at once
+
+    def body(self, rows: int, nodes: int) -> tuple[Pool, Verdict]:
+        """One step over `rows` rows with at most `nodes` drafted ones."""
+        pool = self.drafter.propose(self.slots, rows, nodes=nodes)
+        verdict = self.ops.verify(self.forward(pool), pool, self.slots)
+        self.commit(verdict)
+        if self.learn:
+            self.insert(pool, verdict)
+        return pool, verdict
+
+    def launch(self, rows: int, nodes: int, owners: list, step: int) -> Pending:
+        """Run a step; what it decided is on its way to the host when this returns."""
+        if self.slots.live.is_cuda:
+            snapshot = self._replay(rows, nodes)
+        else:
+            snapshot = Snapshot(*self.body(rows, nodes), self.top, self.trees)
+        pending = Pending.of(snapshot, owners, step)
+        if snapshot.ints.is_cuda:
+            # the next replay overwrites the snapshot, but not before these copies
+            pending.ints, pending.floats = (
+                torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+                for x in (snapshot.ints, snapshot.floats)
+            )
+            pending.done = torch.cuda.Event()
+            pending.done.record()
+        return pending
+
+    def _replay(self, rows: int, nodes: int) -> Snapshot:
+        key = rows, nodes, self.top, self.trees, self.learn
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(rows, nodes)
+        graph, snapshot, _ = self.graphs[key]
+        graph.replay()
+        return snapshot
+
+    def _capture(self, rows: int, nodes: int):
+        """Record the step; every kernel is compiled and every handle made before, on no slot."""
+        live = self.slots.live.clone()
+        self.slots.live.zero_()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                Snapshot(*self.body(rows, nodes), self.top, self.trees)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self.memory = self.memory or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # a kernel that the collector frees meanwhile would end the capture
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self.memory, stream=stream):
+                kept = self.body(rows, nodes)
+                snapshot = Snapshot(*kept, self.top, self.trees)
+        finally:
+            gc.enable()
+        self.slots.live.copy_(live)
+        return graph, snapshot, kept
+
+
+def captured(run, sizes: list[int]):
+    """`run(size)` as one CUDA graph for each size; the call waits until the replay is done."""
+    graphs = {}
+    for size in sizes:
+        run(size)
+        torch.cuda.synchronize()
+        graphs[size] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[size]):
+            run(size)
+
+    def replay(size: int) -> None:
+        graphs[size].replay()
+        torch.cuda.synchronize()
+
+    return replay

@@ -1,0 +1,167 @@
+"""The step of fixed shapes: the same samples, and nothing in it reads the device."""
+
+from types import SimpleNamespace
+
+import checkpoints
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import csd
+from csd.budget import AutoPool, CostModel, FixedPool
+from csd.cache import KVCache
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.table import GraphConfig
+from csd.kernels import ops
+from csd.models.config import ModelConfig
+from csd.models.shapes import random_model
+from csd.slots import Slots
+from csd.static_step import StaticStep, sizes_for
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return checkpoints.build("llama", dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("lag", "budget"), [(1, 0), (0, 5), (1, 5), (5, 40), (1, "auto"), (5, "auto")]
+)
+def test_samples_are_those_of_the_eager_step(model, lag, budget):
+    options = dict(num_samples=5, max_new_tokens=20, seed=1, temperature=0.8, top_p=0.9)
+    runs = []
+    for static in (False, True):
+        with csd.Engine(model, max_slots=4, static=static, lag=lag if static else 0) as engine:
+            runs.append(engine.generate(PROMPTS, budget=budget, **options))
+    for want, got in zip(*runs, strict=True):
+        assert got.tokens == want.tokens
+        assert got.finish_reasons == want.finish_reasons
+        for a, b in zip(got.logprobs, want.logprobs, strict=True):
+            assert a == pytest.approx(b, abs=1e-12)
+        assert (got.stats.nodes_proposed > 0) == (budget != 0)
+
+
+def test_without_speculation(model):
+    with csd.Engine(model, static=True) as engine:
+        out = engine.generate(PROMPTS[0], num_samples=3, max_new_tokens=9, seed=2, speculate=False)
+    with csd.Engine(model) as engine:
+        want = engine.generate(PROMPTS[0], num_samples=3, max_new_tokens=9, seed=2)
+    assert out.tokens == want.tokens and out.stats.nodes_proposed == 0
+
+
+def test_what_a_static_step_cannot_do_runs_without(model):
+    with csd.Engine(model, static=True) as engine:
+        for options in ({"drafter": "prompt-lookup"}, {"verifier": "recursive", "budget": 8}):
+            out = engine.generate(PROMPTS[0], num_samples=2, max_new_tokens=9, seed=2, **options)
+            assert [len(t) for t in out.tokens] == [9, 9] or "stop" in out.finish_reasons
+
+
+def tiny_step(slots=3, rows=16):
+    """A step on operators over live slots, on whatever mode is current."""
+    config = ModelConfig(
+        family="llama", vocab=97, hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2,
+        head_dim=16, context=512, norm_eps=1e-5, rope_theta=10000.0,
+    )  # fmt: skip
+    decoder = random_model(config, dtype=torch.float32)
+    implementation = ops.operators()
+    graph = ConsensusGraph(implementation, torch.device("cpu"), GraphConfig(capacity=256))
+    cache = KVCache(
+        config, slots=slots, pages=8, prompt_pages=1, slot_pages=1, rows=64, dtype=torch.float32,
+        device="cpu",
+    )  # fmt: skip
+    state = Slots.empty(slots, 97, 64, graph.context)
+    state.live.fill_(True)
+    for name, value in dict(group=0, max_new=60, key=5).items():
+        getattr(state, name).fill_(value)
+    state.sample.copy_(torch.arange(slots))
+    state.context.fill_(3)
+    state.prompt_len.fill_(7)
+    state.group_key.fill_(1)
+    cache.prompt_pages.fill_(4)
+    cache.k.zero_(), cache.v.zero_()
+    cache.slot_pages.copy_(torch.arange(slots)[:, None])
+    return StaticStep(decoder, graph, cache, state, implementation, {})
+
+
+class NoHostReads(TorchDispatchMode):
+    """Rejects what waits for the device or has a shape that depends on values."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "unique"):
+            raise AssertionError(f"{name} reads the device")
+        if name.startswith("index"):
+            for index in args[1] if isinstance(args[1], (list, tuple)) else ():
+                if index is not None and index.dtype in (torch.bool, torch.uint8):
+                    raise AssertionError("boolean index")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("nodes", [0, 13])
+def test_nothing_reads_the_device(nodes):
+    step = tiny_step()
+    with NoHostReads():
+        pendings = [step.launch(16, nodes, [None] * 3, i) for i in range(6)]
+    records = [p.read() for p in pendings]
+    assert all(count >= 1 for r in records for count in r.count)
+    assert any(r.scores for r in records) == bool(nodes)
+
+
+@pytest.mark.parametrize("what", ["item", "nonzero", "mask"])
+def test_a_host_read_is_found(what):
+    x = torch.arange(3)
+    with NoHostReads(), pytest.raises(AssertionError):
+        {"item": lambda: x.sum().item(), "nonzero": x.nonzero, "mask": lambda: x[x > 1]}[what]()
+
+
+def test_shapes_do_not_depend_on_values(monkeypatch):
+    """No tensor has values here, so nothing can depend on them."""
+    for name in ("cpu", "tolist", "item", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *a, name=name: pytest.fail(f"{name} called"))
+    with FakeTensorMode():
+        step = tiny_step()
+        for rows in (16, 32):
+            pool, verdict = step.body(rows, rows)
+            assert pool.token.shape == verdict.sample.shape == (rows,)
+
+
+def test_pool_sizes():
+    assert sizes_for(3) == [16, 32, 64, 128, 192, 256, 384, 512]
+    assert sizes_for(700)[-2:] == [640, 768]
+    fixed = FixedPool(20, sizes_for(8))
+    assert fixed.ask(8) == (32, 20) and fixed.ask(13) == (64, 20)
+
+
+def step_record(probabilities, accepted):
+    scores = [round(-65536 * torch.tensor(p).log2().item()) for p in probabilities]
+    return SimpleNamespace(scores=scores, expected=sum(probabilities), accepted=accepted)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "probability", "want"),
+    [
+        # rows are free up to 64
+        ([1, 1, 1, 2, 3, 4, 6, 8], 0.9, 64),
+        # every row costs, and no draft comes true
+        ([1, 2, 4, 8, 12, 16, 24, 32], 0.05, 16),
+        # nothing costs
+        ([1, 1, 1, 1, 1, 1, 1, 1], 0.9, 512),
+    ],
+)
+def test_the_pool_follows_the_cost(seconds, probability, want):
+    pool = AutoPool(CostModel(sizes_for(8), seconds), sizes_for(8))
+    rows = None
+    for _ in range(30):
+        rows, nodes = pool.ask(8)
+        assert rows == nodes
+        drafted = rows - 8
+        pool.learn(8, step_record([probability] * drafted, round(probability * drafted)))
+    assert rows == want
+
+
+def test_the_pool_never_goes_below_the_roots():
+    pool = AutoPool(CostModel(sizes_for(100), [1, 2, 4, 8, 12, 16, 24, 32]), sizes_for(100))
+    assert pool.ask(100)[0] >= 128 and pool.ask(100)[0] == 128
