@@ -134,8 +134,10 @@ def state(live=3, slots=4, **changes):
     s = Slots.empty(slots, 8, 40, CONFIG.context)
     s.live[:live] = True
     s.group[:live] = 0
-    s.group_key[0] = 7
-    s.prompt_len[0] = 5
+    s.group_key[:2] = torch.tensor([7, 9])
+    # of a group that has said nothing
+    s.group[2] = 1 if live > 2 else -1
+    s.prompt_len[:2] = 5
     s.key.copy_(torch.arange(slots) * 77 + 5)
     s.sample.copy_(torch.arange(slots))
     s.generated[:live] = torch.arange(live, dtype=torch.int32)
@@ -163,7 +165,7 @@ def test_trees_take_all_draws_of_a_node_or_none(nodes):
     pool, drawn = grow(slots, nodes)
     used = int((pool.slot >= 0).sum())
     assert used == int(pool.slot_nodes.sum()) == len(drawn.nodes) <= 3 + nodes
-    # slot 2 stands where the graph knows nothing
+    # of slot 2's group the graph knows nothing
     assert pool.slot_nodes.tolist()[2:] == [1, 0]
     if nodes < 400:
         assert used - 3 == nodes // 3 * 3

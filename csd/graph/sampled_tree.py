@@ -166,7 +166,7 @@ def successors(
         setattr(level, name, getattr(slots, name)[at])
     level.group_key, level.prompt_len = slots.group_key, slots.prompt_len
     rows = len(slot) * (1 + MAX_CHILDREN)
-    found = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1))
+    found = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1, decay=1.0))
     columns = [x.tolist() for x in (found.token, found.score, found.source)]
     ranges = zip(found.slot_start.tolist(), found.slot_nodes.tolist(), strict=True)
     return [Successors(*(x[a + 1 : a + n] for x in columns)) for a, n in ranges]
