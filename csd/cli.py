@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from csd import cli_eval, cli_report, generate
+from csd import cli_eval, cli_report, cli_trace, generate
 from csd.result import to_json
 from csd.vote import vote
 
@@ -15,6 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_sample(commands)
     cli_eval.add(commands, _budget)
     cli_report.add(commands)
+    cli_trace.add(commands)
     args = parser.parse_args(argv)
     try:
         return args.run(args)

@@ -77,6 +77,9 @@ class Step:
             )
 
         hidden = self.decoder.forward(pool.token, pool.position, attend, node_k, node_v, self.ops)
+        # a trained draft head reads what the target thinks
+        if hasattr(self.drafter, "see"):
+            self.drafter.see(hidden)
         return self.decoder.logits(hidden)
 
     def commit(self, verdict: Verdict) -> None:

@@ -1,0 +1,125 @@
+"""`csd record MODEL PROMPTS -o TRACES` and `csd replay TRACES`."""
+
+import json
+import sys
+from pathlib import Path
+
+from csd.budget import CostModel
+
+# seconds of a step by its rows where no table is given: SmolLM2-135M on 2 CPU cores
+ROWS = [4, 8, 16, 32, 64]
+SECONDS = [0.069, 0.069, 0.085, 0.118, 0.178]
+
+
+def add(commands) -> None:
+    record = commands.add_parser("record", help="draw samples and write them as a trace file")
+    record.add_argument("model", help="a local folder, a hub name or a GGUF file")
+    record.add_argument("prompts", help="JSONL; prompt (a string or messages), or question or "
+                        "problem")  # fmt: skip
+    record.add_argument("-o", "--out", required=True, help="trace file; must not exist")
+    record.add_argument("-n", "--num-samples", type=int, default=16)
+    record.add_argument("--limit", type=int, help="the first so many prompts")
+    record.add_argument("--max-new-tokens", type=int, default=256)
+    record.add_argument("--temperature", type=float, default=0.7)
+    record.add_argument("--seed", type=int, default=0)
+    record.add_argument("--plain", action="store_true", help="do not use the chat template")
+    record.add_argument("--device")
+    record.set_defaults(run=_record)
+
+    replay = commands.add_parser("replay", help="what csd would gain on recorded samples")
+    replay.add_argument("traces", nargs="+")
+    replay.add_argument("-n", "--num-samples", type=int, help="of each prompt; all by default")
+    replay.add_argument("--nodes", type=int, nargs="+", default=[0, 2, 4, 8, 16],
+                        help="drafted tokens a sample and step")  # fmt: skip
+    replay.add_argument("--drafter", default="consensus")
+    replay.add_argument("--limit", type=int, help="the first so many prompts of each file")
+    replay.add_argument("--cost", help='JSON file {"rows": [..], "seconds": [..]}: a step\'s time '
+                        "by its rows on your machine")  # fmt: skip
+    replay.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    replay.set_defaults(run=_replay)
+
+
+def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
+    """Prompts of a JSONL file, strings as a user's message where `chat`."""
+    found = []
+    lines = Path(path).read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        names = [n for n in ("prompt", "question", "problem") if n in row]
+        if not names:
+            raise ValueError(f"{path}, line {number}: must have prompt, question or problem, got "
+                             f"{sorted(row)}")  # fmt: skip
+        text = row[names[0]]
+        whole = not chat or not isinstance(text, str)
+        found.append(text if whole else [{"role": "user", "content": text}])
+    return found[:limit]
+
+
+def _record(args) -> int:
+    from csd import generate
+    from csd.generate import engine_for
+
+    if Path(args.out).exists():
+        raise ValueError(f"out must be a new file, got {args.out!r}")
+    engine = engine_for(args.model, device=args.device)
+    chat = getattr(engine.tokenizer, "chat_template", None) is not None and not args.plain
+    asked = prompts_of(args.prompts, chat, args.limit)
+    results = generate(
+        engine,
+        asked,
+        num_samples=args.num_samples,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        record=args.out,
+    )
+    tokens = sum(len(t) for out in results for t in out.tokens)
+    print(f"{len(results)} prompts, {tokens} tokens, in {args.out}", file=sys.stderr)
+    return 0
+
+
+def _replay(args) -> int:
+    import torch
+
+    from csd.graph.drafters import make_drafter
+    from csd.kernels.ops import reference
+    from csd.replay import read_traces, replay
+
+    cost = CostModel(ROWS, SECONDS)
+    if args.cost:
+        table = json.loads(Path(args.cost).read_text())
+        cost = CostModel(table["rows"], table["seconds"])
+    traces = [t for path in args.traces for t in list(read_traces(path))[: args.limit]]
+    if not traces:
+        raise ValueError(f"traces must hold at least one prompt, got {args.traces}")
+    rows = []
+    for nodes in args.nodes:
+        tokens = steps = drafted = 0
+        plain = drafting = 0.0
+        for trace in traces:
+            samples = args.num_samples or len(trace.samples)
+            drafter = make_drafter(args.drafter, reference(), torch.device("cpu"))
+            result = replay(trace, drafter, samples, nodes)
+            tokens, steps = tokens + result.tokens, steps + result.sample_steps
+            drafted += result.nodes
+            lengths = [len(x) for x in trace.samples[:samples]]
+            plain += sum(cost(sum(x > i for x in lengths)) for i in range(max(lengths)))
+            drafting += sum(cost(live + more) for live, more in result.rows)
+        rows.append({
+            "nodes": nodes,
+            "tau": tokens / steps,
+            "nodes_used": drafted / steps,
+            "speedup": plain / drafting,
+        })  # fmt: skip
+    result = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
+    if args.json:
+        print(json.dumps(result))
+        return 0
+    print("nodes  used    tau  expected speed-up")
+    for row in rows:
+        print(f"{row['nodes']:5} {row['nodes_used']:5.1f} {row['tau']:6.2f} {row['speedup']:10.2f}")
+    where = args.cost or "SmolLM2-135M on 2 CPU cores; pass --cost for your machine"
+    print(f"{len(traces)} prompts; a step's time: {where}; the drafter's own time is not in it")
+    return 0
