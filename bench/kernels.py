@@ -1,0 +1,176 @@
+"""Every kernel on a GPU: right first, then microseconds, bytes and share of the copy bandwidth.
+
+python -m bench.kernels --device cuda --json F [--full] [--only attention] [--replays 30]
+python -m bench.kernels --device cpu --json F
+
+Attention runs at twelve shapes against PyTorch's own parts (`bench/attention_rivals.py`); --full
+adds every combination of at most 1,024 rows, FlashInfer, xFormers and SuffixGPU where they import.
+Calls are replayed out of CUDA graphs over enough distinct buffers to leave the cache behind. On a
+CPU the references run at tiny shapes under pytest-benchmark.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+
+import torch
+
+from bench import common
+from bench.attention_job import Job, error_of, limit_for, make, shapes
+from bench.attention_others import OTHERS
+from bench.attention_rivals import FULL_RIVALS, RIVALS
+from bench.step_jobs import Sizes, makers
+from bench.suffix_gpu import suffix_gpu_job
+from bench.timing import copies_for, copy_bandwidth, replayed
+from csd.kernels.aot import SHAPES
+from csd.kernels.attention_plan import plan_attention
+from csd.kernels.ops import Ops
+from csd.kernels.tree_attention import empty_partials, tree_attention_ref, tree_attention_triton
+
+
+def ours(job: Job):
+    """csd's kernel, its work list made and its scratch allocated before, as once a step."""
+    s = job.shape
+    where = (job.prompt_len, job.slot_len, job.slot, job.slot_start, job.slot_nodes)
+    work = plan_attention(*where, job.group_start, s.H, s.K)
+    out, programs = torch.empty_like(job.q), work.program.shape[0]
+    partials = empty_partials(s.rows, s.H, s.K, s.D, programs, job.q.device)
+    arguments = job.arguments | dict(work=work, out=out, partials=partials)
+    return lambda: tree_attention_triton(**arguments), lambda out: out
+
+
+def attention_rows(shape, providers: dict, bandwidth: float, replays: int, device="cuda") -> list:
+    """One row a provider; a provider whose result is wrong, or that cannot run, has no time."""
+    # what was compiled for other shapes counts against the limit of recompilations
+    torch._dynamo.reset()
+    job = make(shape, device)
+    exact = tree_attention_ref(**job.to(torch.float64).arguments)
+    jobs = [job] + [job.copy() for _ in range(copies_for(job.moved_bytes) - 1)]
+    rows = []
+    for name, prepare in providers.items():
+        row = dict.fromkeys(("us", "p20", "p80", "percent_of_copy"))
+        row = {"kernel": "tree_attention", "provider": name, "shape": str(shape)} | row
+        row |= {"megabytes": job.moved_bytes / 1e6, "error": None, "note": ""}
+        rows.append(row)
+        try:
+            call, order = prepare(job)
+            row["error"] = error_of(order(call()), exact)
+            if row["error"] > limit_for(job.q.dtype):
+                row["note"] = "wrong"
+                continue
+            calls = [call] + [prepare(other)[0] for other in jobs[1:]]
+            row |= _timed(calls, job.moved_bytes, bandwidth, replays)
+        except Exception as error:
+            # another package's failure is its row's note; csd's own ends the run
+            if name == "csd":
+                raise
+            row["note"] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        torch.cuda.empty_cache()
+    return rows
+
+
+def step_row(maker, name: str, bandwidth: float, replays: int) -> dict:
+    """One row of an operation that has no rival here."""
+    job = maker(0)
+    row = {"kernel": job.kernel, "provider": "csd", "shape": f"{name} {job.size}"}
+    row |= dict.fromkeys(("us", "p20", "p80", "percent_of_copy"))
+    row |= {"megabytes": job.moved / 1e6, "error": None, "note": ""}
+    try:
+        job.check()
+    except AssertionError as error:
+        return row | {"note": f"wrong: {error}"}
+    calls = [job.call] + [maker(seed).call for seed in range(1, copies_for(job.footprint))]
+    return row | _timed(calls, job.moved, bandwidth, replays)
+
+
+def _timed(calls, moved: int, bandwidth: float, replays: int) -> dict:
+    us, p20, p80 = replayed(calls, replays)
+    share = 100 * moved / (us * 1e-6) / bandwidth
+    return {"us": us, "p20": p20, "p80": p80, "percent_of_copy": share}
+
+
+def on_gpu(args) -> tuple[dict, list[dict]]:
+    device = torch.device("cuda")
+    bandwidth = copy_bandwidth(device)
+    print(f"copy: {bandwidth / 1e12:.2f} TB/s")
+    rows = []
+    if args.only in (None, "step"):
+        ops = Ops.choose(None, device)
+        for shape in SHAPES[:2]:
+            for maker in makers(ops, shape, Sizes(), device, torch.bfloat16):
+                rows.append(step_row(maker, shape.name, bandwidth, args.replays))
+    if args.full and args.only in (None, "step"):
+        for slots in (16, 64, 256):
+            sizes = replace(Sizes(), slots=slots, rows=4 * slots)
+            rows.append(_others_step(sizes, bandwidth, args.replays))
+    if args.only in (None, "attention"):
+        providers = {"csd": ours} | RIVALS
+        if args.full:
+            providers |= FULL_RIVALS | OTHERS
+        for shape in shapes(args.full):
+            rows += attention_rows(shape, providers, bandwidth, args.replays)
+            print(common.table(rows[-len(providers) :]), flush=True)
+    return {"copy_terabytes_per_second": bandwidth / 1e12}, rows
+
+
+def _others_step(sizes: Sizes, bandwidth: float, replays: int) -> dict:
+    row = {"kernel": "draft_tree", "provider": "suffix-gpu", "shape": f"S={sizes.slots}"}
+    row |= dict.fromkeys(("us", "p20", "p80", "percent_of_copy", "megabytes", "error"))
+    try:
+        us, p20, p80 = replayed([suffix_gpu_job(sizes, "cuda")], replays)
+        return row | {"us": us, "p20": p20, "p80": p80, "note": "a chain of 16, own text"}
+    except Exception as error:
+        return row | {"note": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
+
+
+def on_cpu() -> tuple[dict, list[dict], int]:
+    """The tests of `bench/test_kernels.py` with timing, in a pytest of their own."""
+    import pytest
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, "benchmark.json")
+        # the project's own options send tests to processes and leave benchmarks out
+        options = ["--dist=no", "--benchmark-enable", "--benchmark-disable-gc"]
+        options += ["--benchmark-min-rounds=3", "--benchmark-max-time=0.05"]
+        options += ["--benchmark-columns=median,iqr,rounds"]
+        status = pytest.main(
+            [os.path.join(folder, "test_kernels.py"), f"--benchmark-json={path}", *options]
+        )
+        found = []
+        if os.path.exists(path) and os.path.getsize(path):
+            with open(path) as file:
+                found = json.load(file)["benchmarks"]
+    stats = [(b["name"].removeprefix("test_"), b["stats"]) for b in found]
+    rows = [{"name": n, "us": s["median"] * 1e6, "rounds": s["rounds"]} for n, s in stats]
+    return {}, rows, int(status)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
+    parser.add_argument("--json", help="write the result to this file")
+    parser.add_argument("--full", action="store_true", help="the grid, and other packages")
+    parser.add_argument("--only", choices=["attention", "step"])
+    parser.add_argument("--replays", type=int, default=30)
+    args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU that torch can use; none is there")
+    status = 0
+    if args.device == "cuda":
+        figures, rows = on_gpu(args)
+        status = int(any(r["provider"] == "csd" and r["us"] is None for r in rows))
+    else:
+        figures, rows, status = on_cpu()
+    if rows:
+        print(common.table(rows))
+    result = {"bench": "kernels", "device": args.device} | figures
+    common.finish(result | {"machine": common.machine(), "rows": rows}, args.json)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Microseconds of GPU calls out of CUDA-graph replays, and what the memory can do."""
+
+import gc
+import statistics
+
+import torch
+
+# distinct buffers a measurement walks through: several times the largest L2 cache
+DISTINCT = 256 * 1024 * 1024
+
+
+def copies_for(footprint: int) -> int:
+    """Independent sets of buffers of `footprint` bytes that exceed DISTINCT together."""
+    return max(1, -(-DISTINCT // max(footprint, 1)))
+
+
+def replayed(calls: list, replays: int = 30) -> tuple[float, float, float]:
+    """Median, 20% and 80% quantile of the microseconds of one of `calls`.
+
+    All calls, on buffers of their own, are captured into one graph; a replay's time is divided by
+    their number.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # compiles, and makes what a call makes once
+        for call in [*calls, calls[0]]:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # a kernel that is collected during capture unloads its module and kills the capture
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+    finally:
+        gc.enable()
+    micros = []
+    for i in range(replays + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        # the first replays bring clocks and page tables up
+        if i >= 3:
+            micros.append(start.elapsed_time(end) * 1e3 / len(calls))
+    low, *_, high = statistics.quantiles(micros, n=5)
+    return statistics.median(micros), low, high
+
+
+def copy_bandwidth(device, size: int = 1 << 30) -> float:
+    """Bytes a second of a large copy, reads and writes counted."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    micros, _, _ = replayed([lambda: target.copy_(source)], replays=20)
+    return 2 * size / micros * 1e6
