@@ -23,7 +23,8 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-long: install
-	CSD_REPLICATES=20000 $(BIN)/python -m pytest tests/test_distribution.py tests/test_verify_engine.py
+	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/test_distribution.py \
+		tests/test_verify_engine.py tests/test_lossless.py
 
 lint: install
 	$(BIN)/ruff check .

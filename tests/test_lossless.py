@@ -1,5 +1,7 @@
 """csd's tokens are plain sampling's, token by token, whatever is drafted."""
 
+import os
+
 import oracle
 import pytest
 import torch
@@ -107,3 +109,39 @@ def test_smollm2_in_float32(smollm2, smollm2_module):
             at = same.index(False)
             print(f"sample {sample.index} differs at token {at}, score gap {gaps[at]:.2e}")
             assert gaps[at] < 1e-4
+
+
+@torch.no_grad()
+def test_every_smollm2_token_follows_its_prefix(smollm2, smollm2_module):
+    """Each token csd drew, against transformers' logits for the prefix csd had; CSD_TOKENS of them.
+
+    One forward pass over a whole sample gives the logits of all its prefixes.
+    """
+    wanted = int(os.environ.get("CSD_TOKENS", "320"))
+    texts = [f"Write {n} short sentences about the sea and the people who live by it." for n in
+             ("two", "three", "four", "five", "six", "seven", "eight", "nine")]  # fmt: skip
+    vocab, seen, differ = smollm2.config.vocab, 0, []
+    for text in texts:
+        prompt = smollm2.tokenizer(text)["input_ids"]
+        key = oracle.key_of(5, prompt)
+        out = csd.generate(
+            smollm2, prompt, num_samples=min(8, -(-wanted // 160)), seed=5, temperature=0.8,
+            max_new_tokens=160, budget=16, ignore_eos=True,
+        )  # fmt: skip
+        assert out.stats.nodes_accepted > 0
+        for sample in out:
+            ids = torch.tensor([prompt + sample.tokens])
+            logits = smollm2_module(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            for i, (z, token) in enumerate(zip(logits / 0.8, sample.tokens, strict=True)):
+                drawn, gap = oracle.choose(z.double().numpy(), key, i, sample.index, 0)
+                seen += 1
+                if drawn != token:
+                    differ.append((sample.index, i, gap))
+                    print(f"sample {sample.index} differs at token {i}, score gap {gap:.2e}")
+                    assert gap < 1e-4
+            if seen >= wanted:
+                break
+        if seen >= wanted:
+            break
+    assert vocab == z.shape[0] and seen >= wanted
+    assert len(differ) <= max(1, seen // 10_000)

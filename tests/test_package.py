@@ -1,0 +1,76 @@
+"""What is shipped: a wheel that works away from the source, and an API page that is current."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The wheel's files alone, installed into an empty folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    source = folder / "source"
+    # setuptools leaves files in the tree it builds from
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        source.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, source)
+    for name in ("csd", "tests", "bench", "examples", "docs"):
+        skip = shutil.ignore_patterns("__pycache__", "results", "traces")
+        shutil.copytree(ROOT / name, source / name, ignore=skip)
+    subprocess.run(
+        [*pip, "wheel", source, "--no-deps", "--no-build-isolation", "-w", folder], check=True
+    )
+    (wheel,) = folder.glob("csd-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "site", wheel], check=True)
+    return folder / "site"
+
+
+def run(installed, *args):
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
+        "PYTHONPATH": str(installed), "TRITON_INTERPRET": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *args], cwd=installed, env=env, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(installed):
+    tops = {p.name for p in installed.iterdir() if not p.name.endswith(".dist-info")}
+    assert tops == {"csd", "bin"}
+    assert (installed / "csd" / "py.typed").exists()
+    assert list((installed / "csd" / "report").glob("*.js"))
+
+
+def test_the_wheel_draws_samples(installed, checkpoint):
+    code = (
+        "import csd, sys;"
+        "out = csd.generate(sys.argv[1], [5, 6, 7], num_samples=2, max_new_tokens=3, seed=0);"
+        "print(csd.__file__, len(out), len(out.tokens[0]))"
+    )
+    path, count, tokens = run(installed, "-c", code, checkpoint("llama")).split()
+    assert path.startswith(str(installed)) and (count, tokens) == ("2", "3")
+    assert "sample" in run(installed, "-m", "csd.cli", "--help")
+
+
+def test_import_takes_no_extra(installed):
+    code = (
+        "import sys, csd;"
+        "heavy = {'ray', 'trl', 'lm_eval', 'matplotlib', 'plotly', 'scipy', 'playwright'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert run(installed, "-c", code).strip() == "[]"
+
+
+def test_the_api_page_is_current():
+    sys.path.insert(0, str(ROOT / "docs"))
+    import make_api
+
+    assert (ROOT / "docs" / "api.md").read_text() == make_api.page(), "python docs/make_api.py"
