@@ -242,7 +242,14 @@ class Engine:
         slots.prompt_len[g] = len(job.prompt) - 1
         self._next_group += 1
         slots.group_key[g] = self._next_group
-        tokens = torch.tensor(job.prompt[:-1], dtype=torch.int32, device=self.device)
+        self.read_prompt(step, g, job.prompt[:-1])
+        if step.drafter:
+            step.drafter.start(self._next_group, job.prompt, slots)
+
+    def read_prompt(self, step: Step, g: int, prompt: list[int]) -> None:
+        """The keys and values of a prompt's tokens, in chunks, into the pages of group g."""
+        cache = step.cache
+        tokens = torch.tensor(prompt, dtype=torch.int32, device=self.device)
         scale = self.config.head_dim**-0.5
         for start in range(0, tokens.shape[0], PREFILL_CHUNK):
             chunk = tokens[start : start + PREFILL_CHUNK]
@@ -257,8 +264,6 @@ class Engine:
                 return chunk_attention(q, k, v, pages, start, scale)
 
             self.decoder.forward(chunk, position, attend, node_k, node_v, self._ops)
-        if step.drafter:
-            step.drafter.start(self._next_group, job.prompt, slots)
 
 
 class _Loop:

@@ -20,6 +20,18 @@ def fuse(model: nn.Module) -> Decoder:
     A model that is fused already keeps its memory. Raises ValueError or TypeError for what csd does
     not run and for weights that are not plain local tensors.
     """
+    config = checked_config(model)
+    inner = model.model
+    layers = [_fuse_layer(config, layer) for layer in inner.layers]
+    head = model.lm_head.weight.data
+    embedding = inner.embed_tokens.weight.data
+    # the module's own: model.to(bfloat16) rounds them, and its logits with them
+    w = inner.rotary_emb.inv_freq
+    return Decoder(config, embedding, layers, inner.norm.weight.data, head, w)
+
+
+def checked_config(model: nn.Module) -> ModelConfig:
+    """The sizes of a model; raises as `fuse` does for what csd does not run."""
     _refuse_wrapped(model)
     if not hasattr(model, "config"):
         raise TypeError(f"{type(model).__name__} is not a transformers model: it has no config")
@@ -29,13 +41,7 @@ def fuse(model: nn.Module) -> Decoder:
             f"{type(model).__name__} has no lm_head; load the model with AutoModelForCausalLM"
         )
     _refuse_weights(model, config)
-    inner = model.model
-    layers = [_fuse_layer(config, layer) for layer in inner.layers]
-    head = model.lm_head.weight.data
-    embedding = inner.embed_tokens.weight.data
-    # the module's own: model.to(bfloat16) rounds them, and its logits with them
-    w = inner.rotary_emb.inv_freq
-    return Decoder(config, embedding, layers, inner.norm.weight.data, head, w)
+    return config
 
 
 def is_fused(model: nn.Module, decoder: Decoder) -> bool:

@@ -1,0 +1,150 @@
+"""A Llama-like decoder whose matrices are spread over a mesh by PyTorch's tensor parallel plan.
+
+Queries, keys, values, gate, up and head are split by column, output, down and embedding by row
+(`ColwiseParallel`, `RowwiseParallel` of `torch.distributed.tensor.parallel`). A rank attends with
+H / W of the heads and keeps K / W of the keys and values; the logits are gathered, the same on
+every rank. Between its two sums a layer works on the ranks' local shards, without DTensor's
+dispatch, which on a small step takes longer than the arithmetic.
+
+Megatron-LM's split: Shoeybi et al., arXiv 1909.08053.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from csd.models.fuse import checked_config
+from csd.models.rope import rope_tables
+
+
+class ParallelDecoder:
+    """What `csd.models.decoder.Decoder` is, over the ranks of `mesh`.
+
+    model: a whole `transformers` model, the same on every rank. Its matrices become DTensors, in
+        place, on the mesh's device.
+    """
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh):
+        whole = checked_config(model)
+        ranks = mesh.size()
+        for name in ("heads", "kv_heads", "intermediate"):
+            if getattr(whole, name) % ranks:
+                raise ValueError(
+                    f"{name}={getattr(whole, name)} cannot be split over {ranks} ranks evenly"
+                )
+        parallelize_module(model, mesh, _plan(whole.layers))
+        device = mesh.device_type
+        if device == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        model.to(device)
+        # attention, and so the caches, see the rank's own heads
+        self.config = replace(whole, heads=whole.heads // ranks, kv_heads=whole.kv_heads // ranks)
+        self._model, self._group = model, mesh.get_group()
+        inner = model.model
+        self._layers = [_Shards.of(layer) for layer in inner.layers]
+        self.norm = inner.norm.weight.data
+        self.cos, self.sin = rope_tables(
+            whole, whole.context, self.norm.dtype, self.norm.device, inner.rotary_emb.inv_freq
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        token: torch.Tensor,  # [M] int32, -1 in padding
+        position: torch.Tensor,  # [M] int32
+        attend: Callable[[int, torch.Tensor], torch.Tensor],
+        node_k: torch.Tensor,  # [L, M, K / W, D], written
+        node_v: torch.Tensor,  # [L, M, K / W, D], written
+        ops,
+    ) -> torch.Tensor:
+        """Hidden states [M, hidden] after the last norm, the same on every rank."""
+        c, M = self.config, token.shape[0]
+        x, residual = self._model.model.embed_tokens(token.clamp(min=0)), None
+        for i, w in enumerate(self._layers):
+            x, residual = ops.rms_norm(x, w.input_norm, c.norm_eps, residual)
+            q = F.linear(x, *w.q).view(M, c.heads, c.head_dim)
+            k = F.linear(x, *w.k).view(M, c.kv_heads, c.head_dim)
+            v = F.linear(x, *w.v).view(M, c.kv_heads, c.head_dim)
+            if c.qk_norm:
+                q, _ = ops.rms_norm(q, w.q_norm, c.norm_eps)
+                k, _ = ops.rms_norm(k, w.k_norm, c.norm_eps)
+            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
+            x = self._sum(F.linear(attend(i, q).reshape(M, c.heads * c.head_dim), *w.out))
+            x, residual = ops.rms_norm(x, w.post_norm, c.norm_eps, residual)
+            gate_up = torch.cat([F.linear(x, *w.gate), F.linear(x, *w.up)], dim=-1)
+            x = self._sum(F.linear(ops.swiglu(gate_up), *w.down))
+        return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
+
+    def _sum(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x, group=self._group)
+        return x
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [R, hidden]. Returns [R, V], the same on every rank."""
+        return self._model.lm_head(hidden)
+
+
+@dataclass(slots=True)
+class _Shards:
+    """A rank's own part of a layer's weights: matrices with their biases, views of the DTensors."""
+
+    input_norm: torch.Tensor  # [hidden]
+    q: tuple  # [H D / W, hidden], [H D / W] or None
+    k: tuple
+    v: tuple
+    q_norm: torch.Tensor | None  # [D]
+    k_norm: torch.Tensor | None
+    out: tuple  # [hidden, H D / W]
+    post_norm: torch.Tensor
+    gate: tuple  # [F / W, hidden]
+    up: tuple
+    down: tuple  # [hidden, F / W]
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> "_Shards":
+        a, mlp = layer.self_attn, layer.mlp
+        return cls(
+            input_norm=layer.input_layernorm.weight.data,
+            q=_local(a.q_proj),
+            k=_local(a.k_proj),
+            v=_local(a.v_proj),
+            q_norm=a.q_norm.weight.data if hasattr(a, "q_norm") else None,
+            k_norm=a.k_norm.weight.data if hasattr(a, "k_norm") else None,
+            out=_local(a.o_proj),
+            post_norm=layer.post_attention_layernorm.weight.data,
+            gate=_local(mlp.gate_proj),
+            up=_local(mlp.up_proj),
+            down=_local(mlp.down_proj),
+        )
+
+
+def _local(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    bias = None if linear.bias is None else linear.bias.data.to_local()
+    return linear.weight.data.to_local(), bias
+
+
+def _plan(layers: int) -> dict:
+    plan = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    for i in range(layers):
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+            plan[f"model.layers.{i}.{name}"] = ColwiseParallel()
+        for name in ("mlp.gate_proj", "mlp.up_proj"):
+            plan[f"model.layers.{i}.{name}"] = ColwiseParallel()
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            plan[f"model.layers.{i}.{name}"] = RowwiseParallel()
+    return plan
