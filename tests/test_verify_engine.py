@@ -19,7 +19,7 @@ from csd.verify.sampler import DRAWS, Sampler
 from csd.verify.target import processed
 
 # of prompts; `make test-long` asks for more
-REPLICATES = int(os.environ.get("CSD_REPLICATES", 1000))
+REPLICATES = int(os.environ.get("CSD_REPLICATES", 700))
 SLOTS = 16
 CONFIG = GraphConfig(orders=(1, 2, 3, 4))
 
@@ -69,7 +69,7 @@ def test_caches_and_paths(verifier):
     options = dict(num_samples=3, max_new_tokens=70, seed=3)
     prompt = ["abcabc", "xyz"]
     greedy = csd.generate(e, prompt, temperature=0, **options)
-    for budget in (0, 1, 7, 40):
+    for budget in (1, 7, 40):
         cold = csd.generate(
             e, prompt, temperature=1e-6, verifier=verifier, budget=budget, **options
         )
