@@ -11,7 +11,7 @@ from scripted import Letters, PrefixSum, engine
 import csd
 from csd.graph import sampled_tree
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.table import GraphConfig
+from csd.graph.table import WEIGHT_ONE, GraphConfig
 from csd.kernels.ops import reference
 from csd.pool import MAX_NODES, roots
 from csd.slots import Slots
@@ -26,17 +26,25 @@ CONFIG = GraphConfig(orders=(1, 2, 3, 4))
 verifiers = pytest.mark.parametrize("verifier", sorted(DRAWS))
 
 
-def law_of(verifier, draws, monkeypatch):
+def law_of(verifier, draws, monkeypatch, drafter=None):
     """p-value of the joint law, and the accepted share of what was drafted."""
     monkeypatch.setitem(DRAWS, verifier, draws)
-    budget = 3 * draws * SLOTS
-    observed, accepted = joint_law.draw(REPLICATES, SLOTS, verifier=verifier, budget=budget)
+    observed, accepted = joint_law.draw(
+        REPLICATES, SLOTS, verifier=verifier, budget=3 * draws * SLOTS, drafter=drafter
+    )
     return joint_law.p_value(observed), accepted
 
 
-@pytest.mark.parametrize(
-    ("verifier", "draws"), [("canonical", 1), ("canonical", 2), ("recursive", 3), ("kseq", 2)]
-)
+def short_memory(ops, device):
+    """A graph that is quick to believe what a token was last followed by."""
+    one = GraphConfig(
+        orders=(1, 2), smoothing=WEIGHT_ONE // 4, prompt_weight=WEIGHT_ONE // 2, trust=0.98,
+        own_weight=1.0, decay=1.0,
+    )  # fmt: skip
+    return ConsensusGraph(ops, device, one)
+
+
+@pytest.mark.parametrize(("verifier", "draws"), [("canonical", 2), ("recursive", 3), ("kseq", 2)])
 def test_joint_law(verifier, draws, monkeypatch):
     p, accepted = law_of(verifier, draws, monkeypatch)
     assert p > 1e-4
@@ -58,8 +66,9 @@ def test_a_pool_that_drops_its_least_likely_draw_is_found_out(monkeypatch):
 
 
 def test_drafting_words_without_the_step_number_are_found_out(monkeypatch):
+    assert law_of("canonical", 1, monkeypatch, short_memory)[0] > 1e-4
     monkeypatch.setattr(sampled_tree, "stepped", lambda stream, step: step * 0 | stream)
-    assert law_of("canonical", 1, monkeypatch)[0] < 1e-6
+    assert law_of("canonical", 1, monkeypatch, short_memory)[0] < 1e-6
 
 
 @verifiers
