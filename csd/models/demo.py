@@ -42,7 +42,7 @@ def toy(seed: int = 0):
     )
     config = Qwen3Config(
         vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=2048,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192,
         bos_token_id=None, eos_token_id=1, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,117 @@
+"""lm-evaluation-harness: the model type `csd`, whose repeated requests are one group.
+
+    python -m csd.integrations.lm_eval run --model csd --model_args pretrained=FOLDER \
+        --tasks gsm8k_cot_self_consistency
+
+takes what `lm_eval` takes. In Python, importing this module registers the type.
+"""
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+
+from csd.engine import Engine
+from csd.integrations.groups import draw
+from csd.sampling import resolve
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@register_model("csd")
+class CSDLM(HFLM):
+    """The harness's own `hf` type, but `generate_until` draws with csd.
+
+    pretrained and the other arguments: as `hf` takes them. seed: of the samples; drawn from torch's
+    default generator, which the harness seeds, when None. max_slots, memory: as `csd.Engine` takes
+    them; budget, speculate: as `csd.generate`.
+
+    A task's generation arguments are followed: until, max_gen_toks, do_sample, temperature, top_k,
+    top_p, min_p, repetition_penalty; others are refused. A filter that neither the task nor the
+    model's generation config sets is off.
+    """
+
+    def __init__(
+        self,
+        pretrained,
+        *,
+        seed: int | None = None,
+        max_slots: int = 64,
+        memory: float = 0.9,
+        budget: str | int = "auto",
+        speculate: bool = True,
+        **options,
+    ):
+        super().__init__(pretrained, **options)
+        self.seed, self.running = seed, dict(budget=budget, speculate=speculate)
+        model = self.accelerator.unwrap_model(self.model) if self._world_size > 1 else self.model
+        self.csd = Engine(model, tokenizer=self.tokenizer, max_slots=max_slots, memory=memory)
+
+    def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+        """A text for each request, in order. Requests with equal arguments are one group."""
+        members: dict[tuple, list[int]] = {}
+        for i, request in enumerate(requests):
+            context, asked = request.args
+            key = context, repr(sorted(asked.items(), key=lambda item: item[0]))
+            members.setdefault(key, []).append(i)
+        prompts, stops = [], []
+        for places in members.values():
+            ids, params, until = self._parse(*requests[places[0]].args)
+            prompts.append((ids, params, range(len(places))))
+            stops.append(until)
+        seed = int(torch.randint(2**63 - 1, ())) if self.seed is None else self.seed
+        results = draw(self.csd, prompts, seed=seed, **self.running) if prompts else []
+
+        texts: list[str] = [""] * len(requests)
+        for places, samples, until in zip(members.values(), results, stops, strict=True):
+            for i, sample in zip(places, samples, strict=True):
+                text = postprocess_generated_text(sample.text, until, self.think_end_token)
+                self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                texts[i] = text
+        return texts
+
+    def _parse(self, context: str, asked: dict):
+        """Token ids, parameters and stop strings of a request."""
+        given = normalize_gen_kwargs(asked, self.max_gen_toks)
+        until = [s for s in _listed(given.pop("until", None)) if s]
+        longest = given.pop("max_gen_toks")
+        sample = given.pop("do_sample")
+        unknown = sorted(set(given) - set(_SAMPLING))
+        if unknown:
+            raise ValueError(f"csd does not serve {unknown[0]}={given[unknown[0]]!r} of the task")
+        room = self.csd.config.context - longest
+        if room < 1:
+            raise ValueError(
+                f"max_gen_toks={longest} fills the model's context of {self.csd.config.context}"
+            )
+        if not sample:
+            given["temperature"] = 0
+        # as `hf`: of a long context the end stays
+        ids = self.tok_encode(context, left_truncate_len=room)
+        params = resolve(
+            self.csd.generation_config,
+            context=self.csd.config.context,
+            longest_prompt=len(ids),
+            vocab=self.csd.config.vocab,
+            max_new_tokens=longest,
+            stop=until,
+            stop_token_ids=self._end_ids(until),
+            **given,
+        )
+        return ids, params, until
+
+    def _end_ids(self, until: list[str]) -> list[int]:
+        """The end of text, and stop strings that are special tokens: texts do not show those."""
+        special = set(self.tokenizer.all_special_tokens)
+        ids = [self.eot_token_id] if self.eot_token_id is not None else []
+        return ids + [self.tokenizer.convert_tokens_to_ids(s) for s in until if s in special]
+
+
+def _listed(until) -> list[str]:
+    return [until] if isinstance(until, str) else list(until or ())
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

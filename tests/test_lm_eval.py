@@ -1,0 +1,101 @@
+"""The harness's own self-consistency task runs with the model type `csd`, offline."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+import csd
+from csd.models.demo import toy
+
+pytest.importorskip("lm_eval")
+EXAMPLE = Path(__file__).parent.parent / "examples" / "lm_eval_gsm8k.py"
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    model, tokenizer = toy()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_self_consistency_task(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    problems = tmp_path / "problems.jsonl"
+    rows = [{"question": f"What is {i} + {i}?", "answer": f"#### {2 * i}"} for i in (3, 4)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    groups = []
+    run = csd.Engine.run
+
+    def watched(self, jobs, **options):
+        groups.extend((job.seed, job.prompt, job.params, len(job.samples)) for job in jobs)
+        return run(self, jobs, **options)
+
+    monkeypatch.setattr(csd.Engine, "run", watched)
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    found = main(str(problems), folder, gen_kwargs="max_gen_toks=8")
+
+    name = "gsm8k_cot_self_consistency"
+    assert {"exact_match,score-first", "exact_match,maj@64", "exact_match,maj@8"} <= set(
+        found["results"][name]
+    )
+    # 64 repeats of a problem are one group, at the task's own temperature
+    assert [g[3] for g in groups] == [64, 64]
+    assert all(g[2].temperature == 0.2 and g[2].max_new_tokens == 8 for g in groups)
+    samples = {s["doc_id"]: s for s in found["samples"][name] if s["filter"] == "maj@64"}
+    monkeypatch.setattr(csd.Engine, "run", run)
+    for i, (seed, prompt, _, _) in enumerate(groups):
+        expected = csd.generate(
+            folder, prompt, num_samples=64, temperature=0.2, max_new_tokens=8, seed=seed,
+            stop=["Q:", "\n\n"],
+        )  # fmt: skip
+        assert samples[i]["resps"] == [expected.texts]
+        assert rows[i]["question"] in samples[i]["arguments"][0][0]
+
+
+def request(context, **asked):
+    from lm_eval.api.instance import Instance
+
+    return Instance("generate_until", {}, (context, asked), 0)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    from csd.integrations.lm_eval import CSDLM
+
+    return CSDLM(folder, device="cpu", dtype="float32", seed=3)
+
+
+def test_requests_in_any_order_keep_their_texts(model):
+    hot = dict(do_sample=True, temperature=1.0, max_gen_toks=12)
+    a, b, greedy = request("one", **hot), request("two", **hot), request("one", max_gen_toks=12)
+    apart = model.generate_until([a, a, b, greedy])
+    mixed = model.generate_until([b, a, greedy, a])
+    assert mixed == [apart[2], apart[0], apart[3], apart[1]]
+    assert apart[0] != apart[1]
+
+
+def test_stop_strings_end_a_text(model):
+    asked = dict(do_sample=True, temperature=1.0, max_gen_toks=60)
+    plain = model.generate_until([request("abc", **asked)])[0]
+    stop = plain[4]
+    assert model.generate_until([request("abc", until=[stop], **asked)])[0] == plain.split(stop)[0]
+
+
+def test_a_long_context_keeps_its_end(model):
+    asked = dict(max_gen_toks=5)
+    room = model.csd.config.context - 5
+    long = "x" * 30 + "y" * room
+    got = model.generate_until([request(long, **asked), request("y" * room, **asked)])
+    assert got[0] == got[1]
+
+
+def test_what_is_not_served_is_refused(model):
+    with pytest.raises(ValueError, match="csd does not serve num_beams=3"):
+        model.generate_until([request("a", num_beams=3)])
