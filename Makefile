@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-long lint bench aot aot-3.6 clean
+.PHONY: install demo test test-long lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +31,9 @@ lint: install
 
 bench: install
 	$(BIN)/python -m bench.cpu
+
+bench-gpu: install
+	$(BIN)/python -m bench.gpu --out build/gpu
 
 # every kernel, compiled for GPUs that are not there
 aot: install

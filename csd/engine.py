@@ -91,6 +91,15 @@ class Engine:
         self._step: Step | None = None
 
     @property
+    def ops(self) -> Ops:
+        """The operations of its steps; setting others makes a new step."""
+        return self._ops
+
+    @ops.setter
+    def ops(self, ops: Ops) -> None:
+        self._ops, self._step = ops, None
+
+    @property
     def generation_config(self):
         """The model's, as it is now."""
         return self._loaded.current_generation_config()

@@ -203,7 +203,10 @@ class _Call:
 
 
 def write_traces(path, jobs: list[Job]) -> None:
-    """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position."""
+    """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position.
+
+    With the seed and the samples' indices the noise that drew them can be had again.
+    """
     with open(path, "w") as f:
         for job in jobs:
             done = [job.finished[i] for i in job.samples if i in job.top]
@@ -212,6 +215,9 @@ def write_traces(path, jobs: list[Job]) -> None:
                 "prompt_ids": job.prompt,
                 "samples": [s.tokens for s in done],
                 "temperature": job.params.temperature,
+                "seed": job.seed,
+                "indices": [s.index for s in done],
+                "stop_ids": list(job.params.stopping_ids),
                 "top": [job.top[s.index] for s in done],
             }
             f.write(json.dumps(row) + "\n")

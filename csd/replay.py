@@ -13,6 +13,7 @@ since the winning score is a standard Gumbel and the others are Gumbels below it
 unknown probability have g_t = h_t.
 """
 
+import gzip
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,9 @@ class Trace:
     samples: list[list[int]]
     temperature: float
     top: list | None  # [sample][position] of (token ids, probabilities), likeliest first
+    seed: int | None = None  # csd's own, which drew the samples
+    indices: list[int] | None = None  # of the samples, where csd drew them
+    stop_ids: tuple[int, ...] = ()  # tokens that end a sample: nothing is drafted behind them
 
     @classmethod
     def parse(cls, line: str) -> "Trace":
@@ -51,11 +55,15 @@ class Trace:
             samples=data["samples"],
             temperature=data.get("temperature", 1.0),
             top=data.get("top"),
+            seed=data.get("seed"),
+            indices=data.get("indices"),
+            stop_ids=tuple(data.get("stop_ids", ())),
         )
 
 
 def read_traces(path) -> Iterator[Trace]:
-    with open(path) as file:
+    """The traces of a file, which may be gzipped."""
+    with gzip.open(path, "rt") if str(path).endswith(".gz") else open(path) as file:
         for line in file:
             if line.strip():
                 yield Trace.parse(line)
@@ -112,7 +120,7 @@ class Recording:
         scale = prob.sum(-1) + rest
         hit = (self.top_token == self.token[:, :, None]) & (self.top_token >= 0)
         mass = torch.where(hit.any(-1), (prob * hit).sum(-1), rest)
-        self._log_drawn = (mass / scale).log()
+        self.log_drawn = (mass / scale).log()
         self._log_top = (prob / scale[:, :, None]).log()
         self._key = torch.tensor(prompt_key(seed, trace.prompt))
 
@@ -129,7 +137,7 @@ class Recording:
         known = q > -torch.inf
         q = torch.where(known, q, 0)
         other = -torch.logaddexp(-z, -(q + h)) - q
-        drawn = z - self._log_drawn[at]
+        drawn = z - self.log_drawn[at]
         g = torch.where(known, other, h)
         return torch.where(token == self.token[at], drawn, g)
 
@@ -164,7 +172,7 @@ class Recording:
         accept_row[s[row], pool.depth[row].long()] = row.int()
         left = self.length - slots.generated
         count = torch.minimum((accept_row >= 0).sum(1), left).clamp(min=0)
-        drawn = torch.where(path, self._log_drawn[s, i], 0).float()
+        drawn = torch.where(path, self.log_drawn[s, i], 0).float()
         return Verdict(
             sample=torch.where(path, self.token[s, i], -1),
             logprob=drawn,

@@ -109,7 +109,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
             children = pool.token[pool.parent == row].tolist()
             if prefix[row] == sibling[:n] and n < len(sibling) and sibling[n] in children:
                 verdict.sample[row] = sibling[n]
-        descend = verify_ref_file._descend(verdict.sample, pool, slots)
+        descend = verify_ref_file.descend(verdict.sample, pool, slots)
         verdict.accept_row, verdict.accept_count, verdict.finish = descend
         if not int(slots.sample[0]):
             rows = verdict.accept_row[0, : int(verdict.accept_count[0])].long()

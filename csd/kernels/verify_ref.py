@@ -52,7 +52,7 @@ def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
 
     top_token, top_prob = _likeliest(token, score, log_total, greedy, live)
     sample = torch.where(live, sample, -1)
-    accept_row, accept_count, finish = _descend(sample, pool, slots)
+    accept_row, accept_count, finish = descend(sample, pool, slots)
     raw_logprob, bad = _raw_logprob(logits, sample, accept_row, log_total, pool, slots)
     return Verdict(
         sample=sample.int(),
@@ -206,7 +206,7 @@ def _likeliest(token, score, log_total, greedy, live):
     return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)
 
 
-def _descend(sample, pool: Pool, slots: Slots):
+def descend(sample, pool: Pool, slots: Slots):
     """Accepted path of every slot, cut by its stop rules."""
     device = sample.device
     n_slots = slots.count

@@ -1,0 +1,123 @@
+"""Prove or refute csd on a GPU, in under nine minutes on an H200.
+
+    python -m bench.gpu --out DIR [--quick] [--device cpu] [--only SECTION ..]
+
+Sections of falling value, each with a time box, each writing DIR/SECTION.json row by row: a run
+that is killed keeps what it has. On a GPU a section is a process of its own, so that a fault in one
+leaves the others alone. Tokens come from `bench/traces/`: figures are speed-ups at those traces'
+tau, never of the text of the shapes' real weights.
+"""
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from bench.common import machine, table
+from bench.gpu.plots import draw
+from bench.gpu.section import Section
+
+# seconds, and seconds with --quick
+BOXES = {
+    "parity": (50, 20),
+    "end_to_end": (260, 50),
+    "attention": (80, 15),
+    "outside": (60, 15),
+    "drafters": (45, 10),
+    "equality": (25, 8),
+}
+# a process imports and loads before its clock runs
+GRACE = 5
+SHOWN = ("shape", "N", "tau", "tokens/s", "plain tokens/s", "speedup", "ideal speedup", "step ms",
+         "roofline share", "plain roofline share")  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result files")
+    parser.add_argument("--quick", action="store_true", help="under two minutes")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--only", nargs="+", choices=list(BOXES), default=list(BOXES))
+    parser.add_argument("--processes", action="store_true", help="one a section on a CPU too")
+    parser.add_argument("--section", choices=list(BOXES), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU that torch can use; none is there")
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.section:
+        return run_here(args, args.section)
+    start = time.perf_counter()
+    apart = args.processes or args.device == "cuda"
+    for name in args.only:
+        print(f"{name} ..", flush=True)
+        (run_apart if apart else run_here)(args, name)
+    return report(args, time.perf_counter() - start)
+
+
+def run_here(args, name: str) -> int:
+    """Run a section in this process; its file says how it ended."""
+    section = Section(
+        name, args.out, torch.device(args.device), args.quick, BOXES[name][args.quick]
+    )
+    section.write("running")
+    try:
+        importlib.import_module(f"bench.gpu.{name}").run(section)
+    except Exception as error:
+        traceback.print_exc()
+        section.facts["error"] = f"{type(error).__name__}: {error}"[:1000]
+        section.write("failed")
+        return 1
+    section.write("done")
+    return 0
+
+
+def run_apart(args, name: str) -> int:
+    """Run a section in a process that is ended when its box closes."""
+    command = [sys.executable, "-m", "bench.gpu", "--out", str(args.out), "--device", args.device]
+    command += ["--section", name] + ["--quick"] * args.quick
+    (args.out / f"{name}.json").unlink(missing_ok=True)
+    try:
+        return subprocess.run(command, timeout=BOXES[name][args.quick] + GRACE).returncode
+    except subprocess.TimeoutExpired:
+        return 0
+
+
+def report(args, seconds: float) -> int:
+    """The table, the plots, and one JSON line; 1 when a section failed."""
+    found = {}
+    for name in args.only:
+        path = args.out / f"{name}.json"
+        found[name] = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    status = {
+        # what a box has cut is still "running" in its file
+        name: {"running": "cut"}.get(data.get("status"), data.get("status", "failed"))
+        for name, data in found.items()
+    }
+    rows = found.get("end_to_end", {"rows": []})["rows"]
+    if rows:
+        print(table([{k: r[k] for k in SHOWN} for r in rows]))
+    plots = draw(rows, args.out)
+    result = {
+        "bench": "gpu",
+        "device": args.device,
+        "quick": args.quick,
+        "machine": machine(),
+        "seconds": round(seconds, 1),
+        "sections": status,
+        "rows": {name: len(data["rows"]) for name, data in found.items()},
+        "left out": [why for data in found.values() for why in data.get("left out", [])],
+        "plots": plots,
+    }
+    (args.out / "summary.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result), flush=True)
+    return int("failed" in status.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

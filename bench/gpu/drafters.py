@@ -1,0 +1,119 @@
+"""Drafters in one engine on the same traces: wall clock, tau, and time spent drafting."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import csd
+from bench.gpu.section import Section
+from bench.gpu.workload import forced, forcing, groups, model, recorded, shapes
+from csd.graph.drafters import make_drafter
+from csd.models.shapes import random_model
+
+SAMPLES = 16
+BUDGET = 128
+
+
+class Timed:
+    """A drafter whose proposing and inserting is timed, the device's part included."""
+
+    def __init__(self, drafter, section: Section):
+        self._drafter, self._section = drafter, section
+        self.context = drafter.context
+        self.seconds = 0.0
+
+    def start(self, *args) -> None:
+        self.seconds += self._section.clock(lambda: self._drafter.start(*args))
+
+    def propose(self, *args):
+        found = []
+        self.seconds += self._section.clock(lambda: found.append(self._drafter.propose(*args)))
+        return found[0]
+
+    def insert(self, *args) -> None:
+        self.seconds += self._section.clock(lambda: self._drafter.insert(*args))
+
+
+def run(section: Section) -> None:
+    traces = recorded(section)
+    name, config = next(iter(shapes(section).items()))
+    samples, prompt_tokens = (SAMPLES, 1024) if section.cuda else (4, 64)
+    picked = groups(traces, samples)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store.npy"
+        others = [t for t in traces if t.problem != picked[0].problem]
+        np.save(store, np.array([t for x in others for s in x.samples for t in (*s, -1)] or [-1]))
+        names = ("consensus", "prompt-lookup", "suffix", "paper", f"rest:{store}")
+        engine = csd.Engine(model(section, config), max_slots=samples)
+        with engine, forcing(engine, picked):
+            for drafter in names:
+                measure(section, engine, name, picked, prompt_tokens, drafter)
+        del engine
+    one_layer(section, name, config, samples)
+
+
+def measure(section: Section, engine, shape, picked, prompt_tokens: int, name: str) -> None:
+    """All in eager steps with the same budget; the tokens are the traces' for each of them."""
+    made: list[Timed] = []
+
+    def make(ops, device):
+        made.append(Timed(make_drafter(name, ops, device), section))
+        return made[-1]
+
+    label = name.split(":")[0]
+    run = forced(engine, picked, prompt_tokens, drafter=make, budget=BUDGET)
+    try:
+        if section.cuda:
+            run()
+    except ImportError as error:
+        section.skip(f"drafter {label}: {error}")
+        return
+    before = made[-1].seconds if made else 0.0
+    found = []
+    try:
+        seconds = section.clock(lambda: found.extend(run()))
+    except ImportError as error:
+        section.skip(f"drafter {label}: {error}")
+        return
+    stats = [out.stats for out in found]
+    steps = max(s.steps for s in stats)
+    section.add(
+        shape=shape,
+        drafter=label,
+        N=sum(len(t.samples) for t in picked),
+        tau=sum(s.tokens for s in stats) / sum(s.sample_steps for s in stats),
+        seconds=seconds,
+        steps=steps,
+        drafting_us_a_step=(made[-1].seconds - before) / steps * 1e6,
+    )
+
+
+def one_layer(section: Section, shape: str, config, samples: int) -> None:
+    """Latency of a draft model: two hidden states into one, one layer, head and sampling."""
+    dtype = torch.bfloat16 if section.cuda else torch.float32
+    made = random_model(replace(config, layers=1), section.device, dtype)
+    join = torch.randn(config.hidden, 2 * config.hidden, dtype=dtype, device=section.device)
+    state = torch.randn(samples, 2 * config.hidden, dtype=dtype, device=section.device)
+    prompt, levels = list(range(64)), 32 if section.cuda else 4
+    with csd.Engine(made, max_slots=samples) as engine:
+
+        def draw(new: int) -> None:
+            engine.generate(
+                prompt, num_samples=samples, max_new_tokens=new, temperature=0.7, seed=1,
+                speculate=False, ignore_eos=True,
+            )  # fmt: skip
+
+        draw(levels)
+        whole = min(section.clock(lambda: draw(levels + 1)) for _ in range(3))
+        first = min(section.clock(lambda: draw(1)) for _ in range(3))
+    joined = min(section.clock(lambda: F.linear(state, join)) for _ in range(5))
+    section.add(
+        shape=shape,
+        drafter="one EAGLE layer, latency only",
+        N=samples,
+        us_a_level=((whole - first) / levels + joined) * 1e6,
+    )

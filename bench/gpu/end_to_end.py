@@ -1,0 +1,182 @@
+"""Whole generations of both shapes, speculation on and off alternated, tokens from traces."""
+
+import statistics
+import warnings
+from dataclasses import replace
+
+import torch
+
+import csd
+from bench.common import bootstrap
+from bench.gpu.phases import device_seconds
+from bench.gpu.roofline import measure, step_seconds
+from bench.gpu.section import Section
+from bench.gpu.workload import forced, forcing, groups, model, recorded, shapes
+from csd.forced import forced_jobs
+
+# of falling value: what the project promises first
+SAMPLES = (16, 64, 4, 1, 32, 8, 128, 256)
+PAIRS = 5
+# tokens of a sample that are profiled
+WATCHED = 48
+
+
+def run(section: Section) -> None:
+    section.facts["device rates"] = rates = measure(section.device)
+    traces = recorded(section)
+    if section.cuda:
+        wanted, pairs, prompt_tokens = SAMPLES, 1 if section.quick else PAIRS, 1024
+        wanted = (16, 64, 1, 256) if section.quick else wanted
+    else:
+        wanted, pairs, prompt_tokens = (4, 1), 1, 128
+    section.facts["prompt tokens"] = prompt_tokens
+    named = shapes(section)
+    for i, (name, config) in enumerate(named.items()):
+        # each shape has an equal part of what is left
+        end = section.left * (1 - 1 / (len(named) - i))
+        with csd.Engine(model(section, config), max_slots=max(wanted)) as engine:
+            for j, n in enumerate(wanted):
+                if section.left <= end:
+                    section.skip(f"{name}, N={n}: no time")
+                    continue
+                until = section.left - (section.left - end) / (len(wanted) - j)
+                measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, until)
+        del engine
+        if section.cuda:
+            torch.cuda.empty_cache()
+
+
+def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, until):
+    """One row: N samples, `pairs` pairs of runs on as many prompts where there are."""
+    seconds = {True: [], False: []}
+    runs = []
+    if section.cuda:
+        torch.cuda.reset_peak_memory_stats()
+    sets = [groups(traces, n, turn) for turn in range(pairs)]
+    every = list({t.problem: t for picked in sets for t in picked}.values())
+    if sum(len(t.samples) for t in sets[0]) < n:
+        section.skip(f"{name}, N={n}: the traces hold fewer samples")
+        return
+    with forcing(engine, every):
+        # graphs are captured, costs measured and kernels compiled before anything is timed
+        for speculate in (True, False):
+            forced(engine, sets[0], prompt_tokens, speculate=speculate)()
+        for turn, picked in enumerate(sets):
+            for speculate in (True, False) if turn % 2 else (False, True):
+                run = forced(engine, picked, prompt_tokens, speculate=speculate)
+                seconds[speculate].append(section.clock(lambda run=run: runs.append(run())))
+            if section.left <= until:
+                break
+        prompts = prefill(section, engine, sets[0], prompt_tokens)
+        row = {
+            "shape": name,
+            "N": n,
+            "prompts": len(sets[0]),
+            "pairs": len(seconds[True]),
+        } | figures(seconds, runs)
+        row |= against_roofline(engine, row, sets[0], prompt_tokens, prompts, rates)
+        # enough steps to see where the time goes, few enough for a profile
+        short = [replace(t, samples=[s[:WATCHED] for s in t.samples]) for t in sets[0]]
+        row |= watched(section, forced(engine, short, prompt_tokens, speculate=True))
+    if section.cuda:
+        row["peak memory GB"] = torch.cuda.max_memory_allocated() / 1e9
+    section.add(**row)
+
+
+def figures(seconds: dict, runs: list) -> dict:
+    """Rates and ratios over the pairs, tau and pool size of the runs with drafts."""
+    ratio = [p / s for s, p in zip(seconds[True], seconds[False], strict=True)]
+    low, high = bootstrap(ratio)
+    tokens = [sum(out.stats.tokens for out in results) for results in runs]
+    # runs alternate, plain first in the first pair
+    order = [
+        s for turn in range(len(ratio)) for s in ((True, False) if turn % 2 else (False, True))
+    ]
+    rate = {s: [] for s in (True, False)}
+    done = {True: 0, False: 0}
+    for speculate, count in zip(order, tokens, strict=True):
+        rate[speculate].append(count / seconds[speculate][done[speculate]])
+        done[speculate] += 1
+    drafted = [r for s, r in zip(order, runs, strict=True) if s]
+    stats = [out.stats for results in drafted for out in results]
+    steps = sum(max(out.stats.steps for out in results) for results in drafted)
+    sample_steps = sum(s.sample_steps for s in stats)
+    plain = [r for s, r in zip(order, runs, strict=True) if not s]
+    return {
+        "tokens": statistics.mean(tokens),
+        "tau": sum(s.tokens for s in stats) / sample_steps,
+        "tokens/s": statistics.median(rate[True]),
+        "plain tokens/s": statistics.median(rate[False]),
+        "speedup": statistics.median(ratio),
+        "low": low,
+        "high": high,
+        "steps": steps / len(drafted),
+        "plain steps": statistics.mean(max(o.stats.steps for o in r) for r in plain),
+        "live": sample_steps / steps,
+        "rows": (sum(s.nodes_proposed for s in stats) + sample_steps) / steps,
+        "seconds": statistics.median(seconds[True]),
+        "plain seconds": statistics.median(seconds[False]),
+    }
+
+
+def prefill(section: Section, engine, picked, prompt_tokens: int) -> float:
+    """Seconds until every sample has its first token."""
+    short = [replace(t, samples=[s[:1] for s in t.samples]) for t in picked]
+
+    def once() -> None:
+        list(engine.run(forced_jobs(short, prompt_tokens=prompt_tokens), speculate=False))
+
+    once()
+    return section.clock(once)
+
+
+def against_roofline(engine, row, picked, prompt_tokens, prefilled, rates) -> dict:
+    """Step times without prefill, beside the least they could be at the run's averages."""
+    prompts = [max(prompt_tokens, len(t.prompt)) for t in picked]
+    lengths = [len(s) for t in picked for s in t.samples]
+    # a sample's committed tokens, averaged over its steps
+    context = sum(x * x for x in lengths) / sum(lengths) / 2
+    common = dict(prompts=prompts, context=context, itemsize=engine.dtype.itemsize, **rates)
+    live = row["live"]
+    plain_live = row["tokens"] / row["plain steps"]
+    least = step_seconds(engine.config, rows=row["rows"], live=live, **common)
+    plain = step_seconds(engine.config, rows=plain_live, live=plain_live, **common)
+    step = max(row["seconds"] - prefilled, 0) / max(row["steps"] - 1, 1)
+    plain_step = max(row["plain seconds"] - prefilled, 0) / max(row["plain steps"] - 1, 1)
+    return {
+        "prefill ms": prefilled * 1e3,
+        "step ms": step * 1e3,
+        "plain step ms": plain_step * 1e3,
+        "roofline ms": least * 1e3,
+        "plain roofline ms": plain * 1e3,
+        "roofline share": least / step if step else None,
+        "plain roofline share": plain / plain_step if plain_step else None,
+        # if both kinds of steps took what they must
+        "ideal speedup": (row["plain steps"] * plain) / (row["steps"] * least),
+    }
+
+
+def watched(section: Section, run) -> dict:
+    """One more run: milliseconds of a step by phase, and what waits for the device."""
+    if not section.cuda:
+        results = run()
+        steps = max(out.stats.steps for out in results)
+        spent = results[0].stats.seconds
+        return {"phases ms": {k: 1e3 * v / steps for k, v in spent.items() if k != "prefill"}}
+    results = []
+    spent = device_seconds(lambda: results.extend(run()))
+    steps = max(out.stats.steps for out in results)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results = run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = sum("synchroniz" in str(w.message) for w in caught)
+    return {
+        "phases ms": {k: 1e3 * v / steps for k, v in spent.items()},
+        # admission and refills included
+        "synchronisations": waits,
+        "synchronisations a step": waits / steps,
+    }

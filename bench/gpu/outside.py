@@ -1,0 +1,60 @@
+"""`transformers` generate with a static cache and compiled steps, at N = 16."""
+
+import torch
+
+from bench.gpu.section import Section
+from bench.gpu.workload import RECORDED_VOCAB
+
+SAMPLES = 16
+
+
+def run(section: Section) -> None:
+    """Random weights of the Llama shape: the time of a step does not depend on them."""
+    model = build(section)
+    prompt, new = (1024, 128) if section.cuda else (32, 4)
+    ids = torch.randint(RECORDED_VOCAB, (SAMPLES, prompt), device=section.device)
+    mask = torch.ones_like(ids)
+
+    def draw(tokens: int) -> None:
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True,
+            temperature=0.7, top_k=0, cache_implementation="static", pad_token_id=0,
+        )  # fmt: skip
+
+    # compiles; generate does so by itself where the cache is static and the device a GPU
+    first = section.clock(lambda: draw(new))
+    section.facts["first call, s"] = first
+    while len(section.rows) < 3 and section.left > 0:
+        whole, prefill = section.clock(lambda: draw(new)), section.clock(lambda: draw(1))
+        section.add(
+            N=SAMPLES,
+            prompt=prompt,
+            new_tokens=new,
+            tokens_per_second=SAMPLES * new / whole,
+            step_ms=(whole - prefill) / (new - 1) * 1e3,
+        )
+        if not section.cuda:
+            return
+
+
+def build(section: Section):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size = dict(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
+    )  # fmt: skip
+    if not section.cuda:
+        size = dict(
+            vocab_size=RECORDED_VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+        )  # fmt: skip
+    dtype = torch.bfloat16 if section.cuda else torch.float32
+    config = LlamaConfig(**size, bos_token_id=None, eos_token_id=None, dtype=dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(section.device):
+            return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)

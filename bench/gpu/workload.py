@@ -1,0 +1,84 @@
+"""Models and traces the sections run on."""
+
+from dataclasses import replace
+
+import torch
+
+import csd
+from bench.gpu.section import Section
+from bench.record import TRACES
+from csd.forced import forced_jobs, forcing
+from csd.models.config import ModelConfig
+from csd.models.shapes import SHAPES, random_model
+from csd.replay import Trace, read_traces
+from csd.result import Samples
+
+TEMPERATURE = 0.7
+# ids of the recorded tokens lie below; every shape's vocabulary must hold them
+RECORDED_VOCAB = 49152
+
+
+def shapes(section: Section) -> dict[str, ModelConfig]:
+    """The shapes of a run: both large ones on a GPU, a tiny one on a CPU."""
+    if section.cuda:
+        return {name: SHAPES[name] for name in ("llama-3.1-8b", "qwen2.5-7b")}
+    return {"tiny": replace(SHAPES["tiny"], vocab=RECORDED_VOCAB, context=2048)}
+
+
+def model(section: Section, config: ModelConfig):
+    """Random weights on the device; bfloat16 on a GPU, float32 on a CPU."""
+    dtype = torch.bfloat16 if section.cuda else torch.float32
+    return random_model(config, section.device, dtype)
+
+
+def recorded(section: Section) -> list[Trace]:
+    """The traces at temperature 0.7; on a CPU their first tokens."""
+    traces = [t for t in read_traces(TRACES) if t.temperature == TEMPERATURE]
+    longest = None if section.cuda else 10
+    return [replace(t, samples=[s[:longest] for s in t.samples]) for t in traces]
+
+
+def groups(traces: list[Trace], samples: int, turn: int = 0) -> list[Trace]:
+    """`samples` samples: of one prompt where one has as many, else of the largest prompts.
+
+    turn: which of the prompts that have as many.
+    """
+    enough = [t for t in traces if len(t.samples) >= samples]
+    if enough:
+        # the small ones first: where 4 samples are drawn, 64 recorded ones are no better
+        enough.sort(key=lambda t: len(t.samples))
+        return [_first(enough[turn % len(enough)], samples)]
+    picked, left = [], samples
+    for trace in sorted(traces, key=lambda t: -len(t.samples)):
+        if left:
+            picked.append(_first(trace, left))
+            left -= len(picked[-1].samples)
+    return picked
+
+
+def _first(trace: Trace, samples: int) -> Trace:
+    indices = trace.indices and trace.indices[:samples]
+    return replace(trace, samples=trace.samples[:samples], indices=indices)
+
+
+def forced(engine: csd.Engine, traces: list[Trace], prompt_tokens: int, **options):
+    """A function that runs the traces' samples through `engine`; options go to `Engine.run`.
+
+    Call it within `forcing(engine, traces)`. It returns each prompt's `Samples`, and raises
+    RuntimeError when they are not the recorded ones.
+    """
+
+    def run(**more) -> list[Samples]:
+        jobs = forced_jobs(traces, prompt_tokens=prompt_tokens)
+        for _ in engine.run(jobs, **options, **more):
+            pass
+        results = [job.result() for job in jobs]
+        for result, trace in zip(results, traces, strict=True):
+            if result.tokens != trace.samples:
+                raise RuntimeError(f"the engine did not commit trace {trace.problem!r}")
+        return results
+
+    return run
+
+
+__all__ = ["forced", "forcing", "groups", "model", "recorded", "shapes"]

@@ -1,0 +1,97 @@
+"""Record the traces of `bench/traces/`: SmolLM2's samples of prompts of our own.
+
+    python -m bench.record [--seconds 600]
+
+Draws the prompts of `bench/traces/prompts.jsonl` that `bench/traces/smollm2.jsonl.gz` does not hold
+yet, up to four of one temperature at a time, and appends them: it may be stopped and started again.
+Probabilities have four digits; those that round to 0 are left out.
+"""
+
+import argparse
+import gzip
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import csd
+from csd.models.demo import smollm2_path
+
+FOLDER = Path(__file__).parent / "traces"
+PROMPTS, TRACES = FOLDER / "prompts.jsonl", FOLDER / "smollm2.jsonl.gz"
+SEED = 11
+MAX_NEW = 250
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, help="begin nothing new after so long")
+    args = parser.parse_args()
+    engine = csd.Engine(smollm2_path(), max_slots=64)
+    begun = time.perf_counter()
+    for batch in batches(missing()):
+        start = time.perf_counter()
+        if args.seconds is not None and start - begun > args.seconds:
+            break
+        rows = record(engine, batch)
+        with gzip.open(TRACES, "at") as file:
+            file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        tokens = sum(len(s) for row in rows for s in row["samples"])
+        names = ", ".join(p["id"] for p in batch)
+        print(f"{names}: {tokens} tokens in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def missing() -> list[dict]:
+    """The prompts that have not been recorded."""
+    done = set()
+    if TRACES.exists():
+        with gzip.open(TRACES, "rt") as file:
+            done = {json.loads(line)["problem"] for line in file}
+    prompts = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    return [p for p in prompts if p["id"] not in done]
+
+
+def batches(prompts: list[dict]) -> list[list[dict]]:
+    """Neighbours with the same temperature and number of samples, at most 64 samples together."""
+    out: list[list[dict]] = []
+    for p in prompts:
+        last = out[-1] if out else None
+        same = last and all(last[0][k] == p[k] for k in ("temperature", "samples"))
+        if same and (len(last) + 1) * p["samples"] <= 64:
+            last.append(p)
+        else:
+            out.append([p])
+    return out
+
+
+def record(engine: csd.Engine, batch: list[dict]) -> list[dict]:
+    """Rows of a trace file, one a prompt."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "traces.jsonl"
+        csd.generate(
+            engine,
+            [[{"role": "user", "content": p["prompt"]}] for p in batch],
+            num_samples=batch[0]["samples"],
+            temperature=batch[0]["temperature"],
+            top_p=1.0,
+            top_k=0,
+            max_new_tokens=MAX_NEW,
+            seed=SEED,
+            # 64 rows fill the machine without drafts; they would change nothing
+            speculate=False,
+            record=path,
+        )
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, prompt in zip(rows, batch, strict=True):
+        row["problem"] = prompt["id"]
+        row["top"] = [[_short(*at) for at in sample] for sample in row["top"]]
+    return rows
+
+
+def _short(tokens: list[int], probs: list[float]) -> list[list]:
+    kept = [(t, round(p, 4)) for t, p in zip(tokens, probs, strict=True) if round(p, 4) > 0]
+    return [[t for t, _ in kept], [p for _, p in kept]]
+
+
+if __name__ == "__main__":
+    main()

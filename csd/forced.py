@@ -1,0 +1,159 @@
+"""Trace-forced decoding: steps run whole, but commit what a trace recorded.
+
+For timing a shape whose weights are not there. Random weights would wander off after a token, and
+no draft would ever be accepted; so the model runs, its logits are sampled, and then the sample of
+every row is replaced. With y the recorded tokens of the row's sample:
+
+    a row is on the trace when it is a root, or its parent is on it and its token at depth d is
+        y[generated + d - 1]
+    sample = y[generated + d] on the trace, -1 off it
+    top 8  = the recorded ones on the trace, none off it
+
+A trace that csd recorded says its seed, so each slot keeps the noise that led to the recording and
+drafts couple to it as they did then: a job's key is that of the recorded prompt, whatever is put
+before it to make it longer. Everything here has a fixed shape and stays on the device.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from csd.job import Job
+from csd.kernels.noise import prompt_key
+from csd.kernels.verify_ref import descend
+from csd.pool import MAX_DEPTH, Pool
+from csd.replay import Recording, Trace
+from csd.sampling import SamplingParams
+from csd.slots import Slots
+from csd.verdict import RUNNING, STOP, Verdict
+
+
+class Forced:
+    """A step's `verify`, with the samples of `traces` in place of its own.
+
+    A slot is known by its key and its sample index. Slots of other samples go on as they would.
+    R samples over all traces, T recorded tokens of the longest.
+    """
+
+    def __init__(self, verify: Callable, traces: list[Trace], device):
+        self._verify = verify
+        recordings = [(t, Recording(t, len(t.samples))) for t in traces]
+        rows = [(_key(t), i) for t, _ in recordings for i in _indices(t)]
+        if len(set(rows)) < len(rows):
+            raise ValueError("traces must not hold a sample of a prompt and seed twice")
+        longest = max(r.token.shape[1] for _, r in recordings)
+
+        def stack(of: Callable, value) -> torch.Tensor:
+            tables = []
+            for _, recording in recordings:
+                x = of(recording)
+                shape = (x.shape[0], longest - x.shape[1], *x.shape[2:])
+                tables.append(torch.cat([x, torch.full(shape, value, dtype=x.dtype)], 1))
+            return torch.cat(tables).to(device)
+
+        self._key, self._index = torch.tensor(rows).to(device).unbind(1)  # [R]
+        self._length = torch.cat([r.length for _, r in recordings]).to(device)  # [R]
+        self._token = stack(lambda r: r.token, -1)  # [R, T]
+        self._top_token = stack(lambda r: r.top_token, -1)  # [R, T, 8]
+        self._top_prob = stack(lambda r: r.top_prob, 0)
+        self._logprob = stack(lambda r: r.log_drawn.float(), 0)  # [R, T]
+
+    def __call__(self, logits: torch.Tensor, pool: Pool, slots: Slots, *args, **kwargs) -> Verdict:
+        verdict = self._verify(logits, pool, slots, *args, **kwargs)
+        # [S, R]
+        same = (slots.key[:, None] == self._key) & (slots.sample[:, None] == self._index)
+        known, entry = same.any(1), same.int().argmax(1)
+        live = pool.slot >= 0
+        s = pool.slot.clamp(min=0).long()
+        r, forced = entry[s], known[s] & live
+        place = (slots.generated[s] + pool.depth).long().clamp(max=self._token.shape[1] - 1)
+        on = self._on_trace(pool, live, s, r, place) & forced
+
+        sample = torch.where(on, self._token[r, place], torch.where(forced, -1, verdict.sample))
+        top_token = torch.where(on[:, None], self._top_token[r, place], -1)
+        top_prob = torch.where(on[:, None], self._top_prob[r, place], 0)
+        logprob = torch.where(on, self._logprob[r, place], 0).to(verdict.logprob.dtype)
+        rows, count, finish = descend(sample, pool, slots)
+        left = (self._length[entry] - slots.generated).clamp(min=0)
+        cut = known & (pool.slot_nodes > 0) & (count >= left)
+        # where the slot's own rules end it there too, they say why
+        finish = torch.where(cut & (finish == RUNNING), STOP, finish)
+        count = torch.where(known, torch.minimum(count, left), count)
+        depth = torch.arange(MAX_DEPTH + 1, device=rows.device)
+
+        verdict.sample.copy_(sample)
+        verdict.logprob.copy_(torch.where(forced, logprob, verdict.logprob))
+        verdict.raw_logprob.copy_(torch.where(forced, logprob, verdict.raw_logprob))
+        verdict.top_token.copy_(torch.where(forced[:, None], top_token, verdict.top_token))
+        verdict.top_prob.copy_(torch.where(forced[:, None], top_prob, verdict.top_prob))
+        verdict.accept_row.copy_(torch.where(depth < count[:, None], rows, -1))
+        verdict.accept_count.copy_(count)
+        verdict.finish.copy_(finish)
+        return verdict
+
+    def _on_trace(self, pool: Pool, live, s, r, place) -> torch.Tensor:
+        """Rows that, with all above them, carry the recorded tokens, [M] bool."""
+        recorded = self._token[r, (place - 1).clamp(min=0)]
+        match = live & ((pool.depth == 0) | (pool.token == recorded))
+        node = torch.arange(pool.rows, device=s.device) - pool.slot_start[s]
+        # bits of a slot are distinct, so their sum is their union
+        bits = torch.where(match, torch.ones_like(pool.ancestors) << node.clamp(0, 63), 0)
+        word = torch.zeros_like(pool.slot_start, dtype=torch.int64).index_add_(0, s, bits)
+        return live & ((pool.ancestors & ~word[s]) == 0)
+
+
+@contextmanager
+def forcing(engine, traces: list[Trace]) -> Iterator[None]:
+    """Within the block, `engine` commits what `traces` hold for the jobs of `forced_jobs`."""
+    before = engine.ops
+    engine.ops = replace(before, verify=Forced(before.verify, traces, engine.device))
+    try:
+        yield
+    finally:
+        engine.ops = before
+
+
+def forced_jobs(
+    traces: list[Trace],
+    *,
+    samples: int | None = None,
+    prompt_tokens: int = 0,
+    max_new_tokens: int | None = None,
+) -> list[Job]:
+    """What `Engine.run` takes: a job a trace, of its first `samples` samples.
+
+    prompt_tokens: the least length of a prompt; shorter ones get random tokens in front, of which
+        drafts can make nothing.
+    max_new_tokens: the longest sample's when not given; drafts do not reach beyond it.
+    """
+    jobs = []
+    for i, trace in enumerate(traces):
+        indices = _indices(trace)
+        kept = trace.samples[:samples]
+        params = SamplingParams(
+            temperature=trace.temperature,
+            max_new_tokens=max_new_tokens or max(map(len, kept)),
+            end_ids=trace.stop_ids,
+        )
+        generator = torch.Generator().manual_seed(i)
+        missing = max(prompt_tokens - len(trace.prompt), 0)
+        front = torch.randint(max(trace.prompt) + 1, (missing,), generator=generator).tolist()
+        prompt, kept_indices = front + trace.prompt, indices[: len(kept)]
+        jobs.append(Job(i, prompt, params, kept_indices, trace.seed, _key(trace)))
+    return jobs
+
+
+def _key(trace: Trace) -> int:
+    if trace.seed is None:
+        raise ValueError(f"trace {trace.problem!r} does not say its seed: csd's own recordings do")
+    return prompt_key(trace.seed, trace.prompt)
+
+
+def _indices(trace: Trace) -> range:
+    first = trace.indices[0] if trace.indices else 0
+    indices = range(first, first + len(trace.samples))
+    if trace.indices and list(indices) != list(trace.indices):
+        raise ValueError(f"indices of trace {trace.problem!r} must be consecutive")
+    return indices

@@ -1,0 +1,128 @@
+"""The GPU benchmark on a CPU: every section runs, on a tiny shape."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bench.gpu import __main__ as gpu
+from bench.gpu import equality
+from bench.gpu.phases import phase_of
+from bench.gpu.roofline import parameters, step_seconds
+from bench.gpu.workload import groups
+from csd.models.shapes import SHAPES
+from csd.replay import Trace
+
+
+def test_quick_run_on_a_cpu(tmp_path, capsys):
+    assert gpu.main(["--out", str(tmp_path), "--quick", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    summary = json.loads(said[-1])
+    assert set(summary["sections"].values()) == {"done"}
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in gpu.BOXES}
+
+    assert all(row["same"] for row in found["parity"]["rows"])
+    assert len(found["parity"]["rows"]) >= 3
+    ends = found["end_to_end"]["rows"]
+    assert {row["N"] for row in ends} == {1, 4}
+    for row in ends:
+        # the tokens are the trace's, whatever the model, so they are the same on both sides
+        assert row["tau"] * row["live"] * row["steps"] == pytest.approx(row["tokens"])
+        assert row["rows"] >= row["live"]
+        assert row["plain steps"] == 10
+        assert row["steps"] <= 10
+    drafted = {row["drafter"]: row for row in found["drafters"]["rows"]}
+    assert {"consensus", "prompt-lookup", "paper", "rest"} <= set(drafted)
+    assert drafted["consensus"]["tau"] >= 1
+    assert all(row["equal_tokens"] == 1 for row in found["equality"]["rows"])
+    assert found["outside"]["rows"][0]["tokens_per_second"] > 0
+    # what needs a GPU is named
+    assert any("attention" in why for why in summary["left out"])
+
+
+def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path, monkeypatch, capsys):
+    def run(section):
+        section.add(what="first")
+        raise FloatingPointError("the second")
+
+    monkeypatch.setattr(equality, "run", run)
+    options = ["--out", str(tmp_path), "--device", "cpu", "--only", "equality", "attention"]
+    assert gpu.main(options) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["sections"] == {"equality": "failed", "attention": "done"}
+    kept = json.loads((tmp_path / "equality.json").read_text())
+    assert kept["rows"] == [{"what": "first"}]
+    assert kept["error"] == "FloatingPointError: the second"
+
+
+def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, capsys):
+    options = ["--out", str(tmp_path), "--device", "cpu", "--processes", "--only", "attention"]
+    assert gpu.main(options) == 0
+    assert json.loads((tmp_path / "attention.json").read_text())["status"] == "done"
+
+    def too_long(command, timeout):
+        (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    fake = SimpleNamespace(run=too_long, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu, "subprocess", fake)
+    assert gpu.main(options) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["sections"] == {"attention": "cut"}
+    assert summary["rows"] == {"attention": 1}
+
+
+def test_the_roofline_of_known_shapes():
+    llama, qwen = SHAPES["llama-3.1-8b"], SHAPES["qwen2.5-7b"]
+    # weights read a step, in GB of bfloat16
+    assert 2 * parameters(llama) / 1e9 == pytest.approx(15.01, abs=0.01)
+    assert 2 * parameters(qwen) / 1e9 == pytest.approx(14.14, abs=0.01)
+    device = dict(bandwidth=4.3e12, flops=790e12)
+    # 16 samples of 1,024 + 1,024 tokens: 3.49 ms of weights, 0.53 of keys and values
+    step = step_seconds(llama, rows=16, live=16, prompts=[1024], context=1024, **device)
+    assert step * 1e3 == pytest.approx(4.02, abs=0.01)
+    # beyond 184 rows a row costs its FLOPs: 19 us
+    more = [
+        step_seconds(llama, rows=m, live=1, prompts=[1], context=1, **device) for m in (400, 500)
+    ]
+    assert (more[1] - more[0]) / 100 * 1e6 == pytest.approx(19.0, abs=0.1)
+
+
+def test_groups_take_one_prompt_where_it_has_enough():
+    traces = [
+        Trace(name, [1], [[i] for i in range(size)], 0.7, None, 1, list(range(size)))
+        for name, size in (("big", 6), ("a", 3), ("b", 3))
+    ]
+    assert [(t.problem, len(t.samples)) for t in groups(traces, 2)] == [("a", 2)]
+    assert [t.problem for t in groups(traces, 2, turn=1)] == ["b"]
+    assert [(t.problem, len(t.samples)) for t in groups(traces, 5, turn=1)] == [("big", 5)]
+    assert [(t.problem, len(t.samples)) for t in groups(traces, 8)] == [("big", 6), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "phase"),
+    [
+        ("_tree_attention_kernel", "attention"),
+        ("_merge_partials_kernel", "attention"),
+        ("_merge_kernel", "insert"),
+        ("_fill_kernel", "propose"),
+        ("_sample_kernel", "verify"),
+        ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "matrix products"),
+        ("void at::native::vectorized_elementwise_kernel", "other"),
+    ],
+)
+def test_kernels_belong_to_phases(kernel, phase):
+    assert phase_of(kernel) == phase
+
+
+def test_a_gpu_that_is_not_there_is_an_error():
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--out", "unused"],
+        capture_output=True,
+        text=True,
+        env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""},
+    )
+    assert done.returncode == 2
+    assert "needs a GPU" in done.stderr
