@@ -1,4 +1,8 @@
-"""Whole generations of both shapes, speculation on and off alternated, tokens from traces."""
+"""Whole generations of both shapes, speculation on and off alternated, tokens from traces.
+
+Both sides' steps also replace their samples by the recorded ones, some forty small launches within
+the graph: `step ms` and the roofline share carry them, as `other` of the phases.
+"""
 
 import statistics
 import warnings
