@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-long lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations demo test test-integrations test-long lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -15,12 +15,23 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+install-integrations: $(VENV)/.integrations
+
+$(VENV)/.integrations: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[integrations]'
+	touch $@
+
 demo: install
 	$(BIN)/python examples/demo.py
 
 # two processes of one thread each: small tensors gain nothing from threads
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
+test-integrations: install-integrations
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_trl.py tests/test_ray.py \
+		tests/test_lm_eval.py tests/test_examples_integrations.py
 
 test-long: install
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/test_distribution.py \
