@@ -134,7 +134,9 @@ def test_traces_of_the_benchmarks_are_whole():
     from bench.record import TRACES
 
     asked = {p["id"]: p for p in map(json.loads, OURS.read_text().splitlines())}
-    for trace in read_traces(TRACES):
+    traces = list(read_traces(TRACES))
+    assert len({t.problem for t in traces}) == len(traces) > 10
+    for trace in traces:
         want = asked[trace.problem]
         assert trace.temperature == want["temperature"]
         assert len(trace.samples) == len(trace.top) == want["samples"]
