@@ -1,8 +1,6 @@
-"""The engine: a model, its slots and caches, and the loop that keeps the slots filled."""
+"""The engine: a model, its slots and caches, and what a call needs of them."""
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,20 +12,17 @@ from csd.job import Job, Running
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit import write_prompt
 from csd.kernels.ops import Ops
+from csd.loop import Loop
 from csd.memory import free_bytes, slots_that_fit
 from csd.models.load import Loaded, load
 from csd.pool import MAX_NODES, roots
-from csd.record import Pending, Snapshot
 from csd.result import Sample
 from csd.slots import Slots
-from csd.slots_host import clear_slot, fill_slot
 from csd.static_step import StaticStep, captured, sizes_for
 from csd.step import Step
-from csd.verdict import LENGTH, STOP
 from csd.verify.sampler import Sampler
 
 PREFILL_CHUNK = 256
-REASONS = {STOP: "stop", LENGTH: "length"}
 
 
 class Engine:
@@ -146,7 +141,7 @@ class Engine:
                 step.sampler = Sampler(verifier, self._drafter, self._ops)
             if static:
                 step.top, step.trees, step.learn = record_top, drafts, speculate
-            loop = _Loop(self, step, jobs, until, on_tokens, record_top, drafts)
+            loop = Loop(self, step, jobs, until, on_tokens, record_top, drafts)
             self._busy = threading.get_ident()
             try:
                 yield from loop.run(self._budget(budget, speculate, step))
@@ -273,179 +268,3 @@ class Engine:
                 return chunk_attention(q, k, v, pages, start, scale)
 
             self.decoder.forward(chunk, position, attend, node_k, node_v, self._ops)
-
-
-class _Loop:
-    """One call: admits groups, refills slots, runs steps and hands out what finished."""
-
-    def __init__(self, engine: Engine, step: Step, jobs, until, on_tokens, record_top, drafts):
-        self.engine, self.step = engine, step
-        self.queue = deque(jobs)
-        self.active: list[Job] = []
-        self.owners: list[Running | None] = [None] * step.slots.count
-        self.until, self.on_tokens = until, on_tokens
-        self.record_top, self.drafts = record_top, drafts
-        self.steps = 0
-        step.seconds = {phase: 0.0 for phase in
-                        ("prefill", "propose", "forward", "verify", "commit", "insert")}
-
-    def run(self, budget) -> Iterator[tuple[Job, Sample]]:
-        records: deque[Pending] = deque()
-        static = isinstance(budget, FixedPool)
-        while True:
-            self.refill()
-            live = sum(r is not None for r in self.owners)
-            if not live:
-                return
-            # a static step does not ask the device which slots are live
-            running = live if static else int(self.step.slots.live.sum())
-            if running:
-                records.append((self.launch if static else self.one_step)(running, budget))
-            # with no slot live on the device the host only has to catch up
-            while records and (len(records) > self.engine.lag or not running):
-                start = time.perf_counter()
-                record = records.popleft().read()
-                if static:
-                    self.step.seconds["step"] += time.perf_counter() - start
-                    budget.learn(sum(n > 0 for n in record.nodes), record)
-                yield from self.read(record)
-
-    def launch(self, live: int, budget: FixedPool) -> Pending:
-        """A static step; how many rows it has depends on records that are in already."""
-        self.steps += 1
-        start = time.perf_counter()
-        pending = self.step.launch(*budget.ask(live), self.owners, self.steps)
-        seconds = self.step.seconds
-        seconds["step"] = seconds.get("step", 0.0) + time.perf_counter() - start
-        return pending
-
-    def one_step(self, live: int, budget: FixedBudget) -> Pending:
-        self.steps += 1
-        spent = self.step.seconds
-        before = spent["propose"] + spent["insert"]
-        pool, verdict = self.step(live, budget)
-        drafted = pool.depth > 0
-        expected = (pool.score[drafted].float() / -65536).exp2().sum().item()
-        accepted = int((verdict.accept_count - 1).clamp(min=0).sum())
-        if expected:
-            budget.learn(expected, accepted, spent["propose"] + spent["insert"] - before)
-        snapshot = Snapshot(pool, verdict, self.record_top, self.drafts)
-        return Pending.of(snapshot, self.owners, self.steps)
-
-    def refill(self) -> None:
-        """Fill free slots: first with waiting samples of groups in flight, then of new groups."""
-        for s, owner in enumerate(self.owners):
-            if owner is not None:
-                continue
-            job = next((j for j in self.active if j.waiting), None)
-            if job is None:
-                if not self.queue:
-                    return
-                job = self.admit(self.queue.popleft())
-            index = job.waiting.popleft()
-            cache = self.step.cache
-            pages = cache.take(cache.slot_pages, s, job.params.max_new_tokens)
-            running = Running(job, index, pages, self.engine.tokenizer)
-            fill_slot(self.step.slots, s, job, index)
-            job.running[index] = self.owners[s] = running
-
-    def admit(self, job: Job) -> Job:
-        taken = {j.group for j in self.active}
-        job.group = next(g for g in range(len(self.owners)) if g not in taken)
-        self.active.append(job)
-        start = time.perf_counter()
-        self.engine.prefill(self.step, job)
-        self.step.seconds["prefill"] += time.perf_counter() - start
-        return job
-
-    def read(self, record) -> Iterator[tuple[Job, Sample]]:
-        """Take a step's tokens to their samples; yields the samples that finished."""
-        seen = set()
-        for s, running in enumerate(record.owners):
-            if running is None or running.done or not record.nodes[s]:
-                continue
-            if record.bad[s]:
-                raise FloatingPointError(
-                    f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
-                    f"(prompt {running.job.index}, sample {running.index})"
-                )
-            job = running.job
-            had = len(running.tokens)
-            self.take(running, record, s)
-            stats = job.stats
-            new = len(running.tokens) - had
-            stats.tokens += new
-            stats.sample_steps += 1
-            stats.steps += job.index not in seen
-            seen.add(job.index)
-            stats.nodes_proposed += record.nodes[s] - 1
-            for source in running.sources[had:]:
-                if source:
-                    stats.accepted[source] += 1
-                    stats.nodes_accepted += 1
-            reason = "stop" if running.stopped else REASONS.get(record.finish[s])
-            if reason:
-                sample = running.sample(reason)
-                self.free(s, running)
-                job.finished[running.index] = sample
-                job.top[running.index] = running.top
-                stats.seconds = dict(self.step.seconds)
-                yield job, sample
-                yield from self.decide(job)
-
-    def take(self, running: Running, record, s: int) -> None:
-        n = record.count[s]
-        had = len(running.tokens)
-        text = running.append(
-            record.tokens[s][:n],
-            record.logprobs[s][:n],
-            record.raw_logprobs[s][:n],
-            record.sources[s][:n],
-            self.on_tokens is not None,
-        )
-        new = running.tokens[had:]
-        running.steps += [record.step] * len(new)
-        if record.trees is not None:
-            running.drafts.append(record.trees.draft(s, record.step, had))
-        if record.top is not None:
-            running.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
-        if self.on_tokens is not None:
-            self.on_tokens(running.job, running, new, text)
-
-    def decide(self, job: Job) -> Iterator[tuple[Job, Sample]]:
-        """Ask `until` about the finished prefix; cancel the rest when it has seen enough."""
-        if self.until is None or not job.decided(self.until):
-            return
-        rest = [s for s in job.result() if s.index not in job.finished]
-        for s, running in enumerate(self.owners):
-            if running is not None and running.job is job:
-                self.free(s, running)
-        job.waiting.clear()
-        self.retire(job)
-        for sample in rest:
-            job.finished[sample.index] = sample
-            yield job, sample
-
-    def free(self, s: int, running: Running) -> None:
-        running.done = True
-        self.owners[s] = None
-        clear_slot(self.step.slots, s)
-        self.step.cache.allocator.give_back(running.pages)
-        del running.job.running[running.index]
-        if running.job.done:
-            self.retire(running.job)
-
-    def retire(self, job: Job) -> None:
-        """A group without samples: its prompt and its graph are gone."""
-        if job in self.active:
-            self.active.remove(job)
-            self.step.cache.allocator.give_back(job.pages)
-            self.step.slots.group_key[job.group] = -1
-
-    def clear(self) -> None:
-        """Free everything, wherever the call was interrupted; the jobs keep their samples."""
-        step = self.step
-        step.slots.live.fill_(False)
-        step.slots.group.fill_(-1)
-        step.slots.group_key.fill_(-1)
-        step.cache.reset()
