@@ -124,15 +124,21 @@ def _likeliest(
     index = tl.arange(0, OE)[None, :]
     q = tl.zeros([F, OE], tl.int32)
     again = tl.zeros([F, OE], tl.int32)
-    for o in range(0, CONTEXTS):
-        # [F, BLOCK_E]
-        this = offs_o[None, :, None] == o
-        other = tl.sum(tl.where(this, token + 1, 0), 1) - 1
-        other_mass = tl.sum(tl.where(this, mass, 0), 1)
-        # [F, O * BLOCK_E, BLOCK_E]
+    # a context's successors by halves: wider tiles do not fit into registers
+    HALF: tl.constexpr = BLOCK_E // 2 if BLOCK_E > 8 else BLOCK_E
+    PARTS: tl.constexpr = OE // HALF
+    token_parts = tl.reshape(token, [F, PARTS, HALF])
+    mass_parts = tl.reshape(mass, [F, PARTS, HALF])
+    for p in range(0, CONTEXTS * (BLOCK_E // HALF)):
+        # [F, HALF]
+        this = tl.arange(0, PARTS)[None, :, None] == p
+        other = tl.sum(tl.where(this, token_parts + 1, 0), 1) - 1
+        other_mass = tl.sum(tl.where(this, mass_parts, 0), 1)
+        # [F, O * BLOCK_E, HALF]
         same = tokens[:, :, None] == other[:, None, :]
         q += tl.sum(tl.where(same, other_mass[:, None, :], 0), 2)
-        again |= tl.where(index // BLOCK_E > o, tl.max(same.to(tl.int32), 2), 0)
+        later = index // BLOCK_E > p // (BLOCK_E // HALF)
+        again |= tl.where(later, tl.max(same.to(tl.int32), 2), 0)
     one = tl.full((), ONE, tl.int64)
     code = (tl.maximum(one - q, 0) << 38) | (tokens.to(tl.int64) << 7) | index
     code = tl.where((tokens >= 0) & (q > 0) & (again == 0), code, NONE)
