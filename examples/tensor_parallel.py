@@ -20,7 +20,9 @@ from csd.models.demo import toy
 
 def main(model: str | None = None, num_samples: int = 8, max_new_tokens: int = 48) -> csd.Samples:
     cuda = torch.cuda.is_available()
-    dist.init_process_group("nccl" if cuda else "gloo")
+    alone = not dist.is_initialized()
+    if alone:
+        dist.init_process_group("nccl" if cuda else "gloo")
     if cuda:
         torch.cuda.set_device(dist.get_node_local_rank())
     if model is None:
@@ -41,7 +43,8 @@ def main(model: str | None = None, num_samples: int = 8, max_new_tokens: int = 4
     if dist.get_rank() == 0:
         print(*out.texts, sep="\n---\n")
         print(f"\n{out.stats.tokens_per_step:.2f} tokens a step, {dist.get_world_size()} ranks")
-    dist.destroy_process_group()
+    if alone:
+        dist.destroy_process_group()
     return out
 
 

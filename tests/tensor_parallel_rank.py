@@ -81,10 +81,10 @@ def disagree(engine):
 
 def main(folder):
     torch.set_num_threads(1)
+    dist.init_process_group("gloo")
     # in here, because starting two processes takes longer than all they do
     example = Path(__file__).parent.parent / "examples" / "tensor_parallel.py"
     runpy.run_path(str(example))["main"](num_samples=2, max_new_tokens=4)
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     found = {}
     for family in SIZES:

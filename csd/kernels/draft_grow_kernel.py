@@ -117,7 +117,6 @@ def _likeliest(
     F: tl.constexpr = token.shape[0]
     O: tl.constexpr = token.shape[1]
     BLOCK_E: tl.constexpr = token.shape[2]
-    offs_o = tl.arange(0, O)
     # [F, O * BLOCK_E]: a token's masses of all contexts, counted where its longest has it
     OE: tl.constexpr = O * BLOCK_E
     tokens = tl.reshape(token, [F, OE])
