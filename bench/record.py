@@ -64,8 +64,10 @@ def batches(prompts: list[dict]) -> list[list[dict]]:
     return out
 
 
-def record(engine: csd.Engine, batch: list[dict]) -> list[dict]:
-    """Rows of a trace file, one a prompt."""
+def record(
+    engine: csd.Engine, batch: list[dict], max_new: int = MAX_NEW, digits: int = 4
+) -> list[dict]:
+    """Rows of a trace file, one a prompt; probabilities have `digits` digits."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "traces.jsonl"
         csd.generate(
@@ -75,7 +77,7 @@ def record(engine: csd.Engine, batch: list[dict]) -> list[dict]:
             temperature=batch[0]["temperature"],
             top_p=1.0,
             top_k=0,
-            max_new_tokens=MAX_NEW,
+            max_new_tokens=max_new,
             seed=SEED,
             # 64 rows fill the machine without drafts; they would change nothing
             speculate=False,
@@ -84,12 +86,13 @@ def record(engine: csd.Engine, batch: list[dict]) -> list[dict]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row, prompt in zip(rows, batch, strict=True):
         row["problem"] = prompt["id"]
-        row["top"] = [[_short(*at) for at in sample] for sample in row["top"]]
+        row["top"] = [[_short(*at, digits) for at in sample] for sample in row["top"]]
     return rows
 
 
-def _short(tokens: list[int], probs: list[float]) -> list[list]:
-    kept = [(t, round(p, 4)) for t, p in zip(tokens, probs, strict=True) if round(p, 4) > 0]
+def _short(tokens: list[int], probs: list[float], digits: int) -> list[list]:
+    short = [round(p, digits) for p in probs]
+    kept = [(t, p) for t, p in zip(tokens, short, strict=True) if p > 0]
     return [[t for t, _ in kept], [p for _, p in kept]]
 
 

@@ -27,9 +27,7 @@ def plain():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_changes_no_sample(plain, name, budget):
     model, asked, options, expected = plain
-    found = csd.generate(
-        engine(model, max_slots=3), asked, drafter=name, budget=budget, **options
-    )
+    found = csd.generate(engine(model, max_slots=3), asked, drafter=name, budget=budget, **options)
     assert [r.tokens for r in found] == expected
 
 
@@ -53,9 +51,7 @@ def test_rest_drafts_from_a_datastore(tmp_path):
     path = tmp_path / "store.jsonl"
     path.write_text(json.dumps({"samples": [[i % 6 for i in range(60)]]}) + "\n")
     model = constant(lambda token: (token + 1) % 6)
-    out = csd.generate(
-        engine(model), [0], max_new_tokens=24, drafter=f"rest:{path}", budget=16
-    )
+    out = csd.generate(engine(model), [0], max_new_tokens=24, drafter=f"rest:{path}", budget=16)
     assert out.tokens == [[(i + 1) % 6 for i in range(24)]]
     assert out.stats.tokens_per_step > 2
 
@@ -66,3 +62,32 @@ def test_suffix_needs_its_package():
     except ImportError:
         with pytest.raises(ImportError, match="arctic"):
             csd.generate(engine(PrefixSum()), [1], max_new_tokens=2, drafter="suffix")
+
+
+def drafted(said, **options):
+    """What the source paper's tree drafts for sample 0, whose text ends like its siblings'."""
+    from csd.graph.host import Tree
+    from csd.graph.paper import Paper
+
+    drafter = Paper(tree=True, k=2, **options)
+    group = drafter.open([1, 2])
+    drafter.extend(group, 0, [5, 6], [0.5] * 2)
+    for sibling, tokens in enumerate(said, 1):
+        drafter.extend(group, sibling, tokens, [0.5] * len(tokens))
+    tree = Tree(8, 1)
+    drafter.draft(group, 0, tree)
+    return sorted(tree.token)
+
+
+def test_the_papers_drafter_can_be_made_stricter():
+    said = [[5, 6, 10], [5, 6, 10], [5, 6, 10], [5, 6, 11]]
+    # weights .5 P + .5 Freq: .625 of token 10, .375 of token 11
+    assert drafted(said) == [10, 11]
+    assert drafted(said, least=0.4) == [10]
+    assert drafted(said, least=0.7) == []
+    # a query that nobody else ends with is shortened, or finds nothing
+    assert drafted([[4, 6, 10]]) == [10]
+    assert drafted([[4, 6, 10]], shrink=False) == []
+    # a pool of the first siblings only
+    assert drafted(said, siblings=3) == [10]
+    assert drafted(said, siblings=0) == []

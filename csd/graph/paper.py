@@ -80,11 +80,26 @@ def match_ends(text: np.ndarray, query: list[int], edits: int) -> np.ndarray:
 
 
 class Paper(HostDrafter):
-    """k: tokens of the query; edits: allowed in a match of at least 2 * edits + 2 tokens."""
+    """k: tokens of the query; edits: allowed in a match of at least 2 * edits + 2 tokens.
 
-    def __init__(self, tree: bool = False, k: int = 4, edits: int = 0, alpha: float = 0.5):
+    shrink: whether fewer tokens are looked up where k are not found.
+    least: weight that an edge must have to be followed. siblings: how many other samples are
+    searched, those of the lowest indices; None for all.
+    """
+
+    def __init__(
+        self,
+        tree: bool = False,
+        k: int = 4,
+        edits: int = 0,
+        alpha: float = 0.5,
+        shrink: bool = True,
+        least: float = 0.0,
+        siblings: int | None = None,
+    ):
         super().__init__()
         self.tree, self.k, self.edits, self.alpha = tree, k, edits, alpha
+        self.shrink, self.least, self.siblings = shrink, least, siblings
 
     def open(self, prompt):
         return Group(prompt[-self.k :])
@@ -98,7 +113,11 @@ class Paper(HostDrafter):
         # a match has to be followed by something another sample has said
         usable = np.zeros(text.size, bool)
         usable[:-1] = (text[:-1] >= 0) & (text[1:] >= 0) & (owner[:-1] != sample)
-        for k in range(min(self.k, len(own)), 0, -1):
+        if self.siblings is not None:
+            others = sorted(set(group.tokens) - {sample})[: self.siblings]
+            usable &= np.isin(owner, others)
+        fewest = 1 if self.shrink else self.k
+        for k in range(min(self.k, len(own)), fewest - 1, -1):
             for edits in range(min(self.edits, max(k - 2, 0) // 2) + 1):
                 ends = (match_ends(text, own[-k:], edits) & usable).nonzero()[0]
                 if ends.size:
@@ -122,7 +141,9 @@ class Paper(HostDrafter):
                 weight = self.alpha * np.bincount(place, p) / count
                 weight += (1 - self.alpha) * count / max(after.size, 1)
                 order = np.lexsort((found, -weight))[:MAX_CHILDREN]
-                layers[layer, token] = [(float(weight[i]), int(found[i])) for i in order]
+                layers[layer, token] = [
+                    (float(weight[i]), int(found[i])) for i in order if weight[i] >= self.least
+                ]
             return layers[layer, token]
 
         if not self.tree:

@@ -308,4 +308,3 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
             num_stages=tiles["num_stages"],
         )
     ]
-

@@ -1,0 +1,183 @@
+"""The drafter's own time a step, by the length of what the samples have said and their number.
+
+    python -m bench.drafter_cost --json F [--samples 4 16 64 256] [--history 512 2048 8192]
+
+Synthetic samples: pieces of eight random texts of 512 tokens, in random order, with one token in 33
+replaced. They are put into the drafter up to a history's length; then steps are timed, with 256
+drafted nodes over all samples. `consensus` runs its CPU references, whole: look-up, trees, pool,
+insertion. Of the others only the calls of their own are timed (`draft` and `extend` of each
+sample), not the pool that is made of them: `suffix`, SuffixDecoding in C++, where arctic-inference
+is installed, and the source paper's drafter, whose search reads all texts.
+"""
+
+import argparse
+import random
+import statistics
+import time
+
+import torch
+
+from bench.common import finish, machine, table
+from csd.graph.drafters import make_drafter
+from csd.graph.host import Tree
+from csd.kernels.advance import advance_slots_ref
+from csd.kernels.ops import reference
+from csd.pool import MAX_DEPTH, Pool
+from csd.replay import Recording, Trace
+from csd.slots import Slots
+
+NODES = 256
+VOCAB, TEXTS, LENGTH, CHANGED = 32000, 8, 512, 0.03
+# tokens that are left for the timed steps
+SPARE = 200
+# the paper's drafter takes seconds a step beyond
+PAPER_SAMPLES = 16
+
+
+def synthetic(samples: int, length: int) -> Trace:
+    """Samples that agree in places, of `length` tokens."""
+    rng = random.Random(samples)
+    texts = [[rng.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(TEXTS)]
+    said = []
+    for _ in range(samples):
+        tokens: list[int] = []
+        while len(tokens) < length:
+            text, size = rng.choice(texts), rng.randint(32, 128)
+            at = rng.randrange(LENGTH - size)
+            tokens += [
+                rng.randrange(VOCAB) if rng.random() < CHANGED else t for t in text[at : at + size]
+            ]
+        said.append(tokens[:length])
+    return Trace(0, texts[0][:64], said, 0.7, None)
+
+
+def told(recording: Recording, slots: Slots, count: int) -> Pool:
+    """A pool whose chains are the next `count` - 1 recorded tokens of each sample."""
+    S, N = slots.count, slots.context.shape[1]
+    pool = Pool.empty(S * count, S, 1, N)
+    depth = torch.arange(count).repeat(S)
+    slot = torch.arange(S).repeat_interleave(count)
+    at = slots.generated[slot].long() + depth
+    row = torch.arange(S * count)
+    # what a row's context reads: the slot's own, then what was recorded
+    line = torch.cat([slots.context.flip(1), _next(recording, slots, count)], 1)
+    place = N + depth[:, None] - 1 - torch.arange(N)
+    pool.context.copy_(line[slot[:, None], place])
+    pool.token.copy_(pool.context[:, 0])
+    pool.parent.copy_(torch.where(depth > 0, row - 1, -1))
+    pool.slot.copy_(slot)
+    pool.depth.copy_(depth)
+    pool.position.copy_(slots.prompt_len[0] + at)
+    pool.slot_start.copy_(torch.arange(S) * count)
+    pool.slot_nodes.fill_(count)
+    pool.group_start[1] = S * count
+    return pool
+
+
+def _next(recording: Recording, slots: Slots, count: int) -> torch.Tensor:
+    at = slots.generated[:, None].long() + torch.arange(count)
+    return recording.token.gather(1, at)
+
+
+def consensus(trace: Trace, histories: list[int], steps: int) -> list[dict]:
+    """Rows of the graph at each history."""
+    drafter = make_drafter("consensus", reference(), torch.device("cpu"))
+    recording = Recording(trace, len(trace.samples))
+    slots = recording.slots(drafter.context)
+    slots.temperature.fill_(0)
+    drafter.start(1, trace.prompt, slots)
+
+    def step(pool, proposed):
+        verdict = recording.verdict(pool, slots)
+        advance_slots_ref(slots, verdict)
+        start = time.perf_counter()
+        drafter.insert(pool, slots, verdict)
+        tokens = int(verdict.accept_count.sum())
+        return proposed, time.perf_counter() - start, tokens
+
+    rows = []
+    for history in histories:
+        while (left := history - int(slots.generated.min())) > 0:
+            # samples that are ahead of the slowest stay so, by a few tokens
+            step(told(recording, slots, min(left, MAX_DEPTH + 1)), 0.0)
+        found = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            pool = drafter.propose(slots, slots.count + NODES)
+            found.append(step(pool, time.perf_counter() - start))
+        rows.append(row("consensus", trace, history, found))
+    return rows
+
+
+def host(name: str, trace: Trace, histories: list[int], steps: int) -> list[dict]:
+    """Rows of a drafter of Python lists: `draft` and `extend` of every sample, nothing else."""
+    drafter = make_drafter(name, None, None)
+    group = drafter.open(trace.prompt)
+    at = 0
+    rows = []
+    nodes = max(1, NODES // len(trace.samples))
+    for history in histories:
+        for s, tokens in enumerate(trace.samples):
+            drafter.extend(group, s, tokens[at:history], [0.5] * (history - at))
+        at, found = history, []
+        for _ in range(steps):
+            start = time.perf_counter()
+            trees = []
+            for s in range(len(trace.samples)):
+                tree = Tree(nodes, MAX_DEPTH)
+                drafter.draft(group, s, tree)
+                trees.append(tree)
+            proposed = time.perf_counter() - start
+            # all commit as many: two tokens, as a step of tau 2 does
+            start = time.perf_counter()
+            for s, tokens in enumerate(trace.samples):
+                drafter.extend(group, s, tokens[at : at + 2], [0.5] * 2)
+            found.append((proposed, time.perf_counter() - start, 2 * len(trace.samples)))
+            at += 2
+        rows.append(row(name, trace, history, found))
+    return rows
+
+
+def row(name: str, trace: Trace, history: int, found: list[tuple]) -> dict:
+    propose, insert, tokens = zip(*found, strict=True)
+    return {
+        "drafter": name,
+        "N": len(trace.samples),
+        "history": history,
+        "propose_us": 1e6 * statistics.median(propose),
+        "insert_us": 1e6 * statistics.median(insert),
+        "tokens": statistics.median(tokens),
+        "insert_us_a_token": 1e6 * sum(insert) / sum(tokens),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, nargs="+", default=[4, 16, 64, 256])
+    parser.add_argument("--history", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--steps", type=int, default=9, help="timed, of which the median is told")
+    parser.add_argument("--json")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows, left_out = [], []
+    for samples in args.samples:
+        trace = synthetic(samples, max(args.history) + SPARE)
+        rows += consensus(trace, sorted(args.history), args.steps)
+        for name in ("suffix-tree", "paper"):
+            if name == "paper" and samples > PAPER_SAMPLES:
+                continue
+            try:
+                rows += host(name, trace, sorted(args.history), args.steps)
+            except ImportError as error:
+                if str(error) not in left_out:
+                    left_out.append(str(error))
+    print(table(rows))
+    finish(
+        {"bench": "drafter_cost", "machine": machine(), "nodes": NODES, "left out": left_out,
+         "rows": rows},
+        args.json,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

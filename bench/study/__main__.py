@@ -1,0 +1,70 @@
+"""The source paper's open checks, as one study.
+
+    python -m bench.study --json F --plots DIR [--traces FILE ..] [--prompts FILE] [--quick]
+
+Sections, each with a budget of seconds and each in F as soon as it is done: strictness of the
+paper's drafter; diversity of what is drawn; agreement taken away on purpose; other tasks; live runs
+beside their replay; families. A section that F holds already is kept unless `--only` names it.
+Traces: `bench/traces/study.jsonl.gz`, and further files, whose first problems are replayed too.
+`--quick` is for tests: a toy model, a few tokens.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from bench.common import machine, table
+from bench.study.box import Box
+from bench.study.plots import draw
+
+BUDGETS = {
+    "strictness": 280,
+    "diversity": 280,
+    "agreement": 200,
+    "tasks": 240,
+    "live": 280,
+    "families": 150,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--plots", type=Path, help="folder of the plots; needs matplotlib")
+    parser.add_argument("--traces", type=Path, nargs="+", default=[], help="further trace files")
+    parser.add_argument("--prompts", type=Path, help="JSONL of problems for the live runs")
+    parser.add_argument("--only", nargs="+", choices=list(BUDGETS))
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    result = {"bench": "study", "machine": machine(), "quick": args.quick, "sections": {}}
+    if args.json.exists():
+        result["sections"] = json.loads(args.json.read_text())["sections"]
+    for name, seconds in BUDGETS.items():
+        if name not in (args.only or BUDGETS) or (not args.only and name in result["sections"]):
+            continue
+        print(f"{name} ..", flush=True)
+        box = Box(seconds, args.quick, args.traces, args.prompts)
+        importlib.import_module(f"bench.study.{name}").run(box)
+        took = round(time.perf_counter() - box.start, 1)
+        result["sections"][name] = {"seconds": took, "notes": box.notes, "rows": box.rows}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    for name, section in result["sections"].items():
+        print(f"\n{name}, {section['seconds']} s")
+        for columns in dict.fromkeys(tuple(r) for r in section["rows"]):
+            print(table([r for r in section["rows"] if tuple(r) == columns]))
+        print("\n".join(section["notes"]))
+    if args.plots:
+        rows = {name: section["rows"] for name, section in result["sections"].items()}
+        result["plots"] = draw(rows, args.plots)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
