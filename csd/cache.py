@@ -61,7 +61,9 @@ class KVCache:
         self.v = torch.empty_like(self.k)
         self.node_k = torch.zeros(L, rows, K, D, dtype=dtype, device=device)
         self.node_v = torch.zeros_like(self.node_k)
-        self.prompt_pages = torch.full((slots, prompt_pages), -1, dtype=torch.int32, device=device)
+        self.prompt_pages = torch.full(
+            (slots, prompt_pages), -1, dtype=torch.int32, device=device
+        )
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
 

@@ -26,9 +26,8 @@ class Loop:
         self.until, self.on_tokens = until, on_tokens
         self.record_top, self.drafts = record_top, drafts
         self.steps = 0
-        step.seconds = {
-            phase: 0.0 for phase in ("prefill", "propose", "forward", "verify", "commit", "insert")
-        }
+        step.seconds = {phase: 0.0 for phase in
+                        ("prefill", "propose", "forward", "verify", "commit", "insert")}
 
     def run(self, budget) -> Iterator[tuple[Job, Sample]]:
         records: deque[Pending] = deque()

@@ -29,17 +29,16 @@ def parse(
     if not prompt:
         raise ValueError("prompt is an empty list")
     return [
-        _one(p, tokenizer, vocab, f"prompt {i}", chat_template_kwargs) for i, p in enumerate(prompt)
+        _one(p, tokenizer, vocab, f"prompt {i}", chat_template_kwargs)
+        for i, p in enumerate(prompt)
     ], True
 
 
 def _is_one(prompt) -> bool:
     if isinstance(prompt, str) or torch.is_tensor(prompt):
         return True
-    return (
-        isinstance(prompt, list | tuple)
-        and len(prompt) > 0
-        and (isinstance(prompt[0], Mapping) or _is_id(prompt[0]))
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and (
+        isinstance(prompt[0], Mapping) or _is_id(prompt[0])
     )
 
 
@@ -79,9 +78,9 @@ def _chat(messages, tokenizer, name, kwargs) -> list[int]:
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(f"{name} is a list of messages, but the tokenizer has no chat template")
     kwargs = {"add_generation_prompt": True, **kwargs}
-    return tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **kwargs)[
-        "input_ids"
-    ]
+    return tokenizer.apply_chat_template(
+        list(messages), tokenize=True, return_dict=True, **kwargs
+    )["input_ids"]
 
 
 def _need(tokenizer, name):

@@ -30,7 +30,9 @@ class Stats:
     sample_steps: int = 0  # the same, summed over samples
     nodes_proposed: int = 0  # drafted tokens that were verified
     nodes_accepted: int = 0
-    accepted: dict[str, int] = field(default_factory=lambda: {"own": 0, "sibling": 0, "prompt": 0})
+    accepted: dict[str, int] = field(
+        default_factory=lambda: {"own": 0, "sibling": 0, "prompt": 0}
+    )
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

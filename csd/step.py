@@ -72,13 +72,7 @@ class Step:
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             return self.ops.tree_attention(
-                q,
-                node_k[layer],
-                node_v[layer],
-                cache.k[layer],
-                cache.v[layer],
-                *where,
-                scale,
+                q, node_k[layer], node_v[layer], cache.k[layer], cache.v[layer], *where, scale,
                 work=work,
             )
 
@@ -92,14 +86,8 @@ class Step:
         """Accepted nodes' keys and values move behind the committed ones; slots move on."""
         cache = self.cache
         self.ops.commit_kv(
-            cache.node_k,
-            cache.node_v,
-            cache.k,
-            cache.v,
-            cache.slot_pages,
-            self.slots.generated,
-            verdict.accept_row,
-            verdict.accept_count,
+            cache.node_k, cache.node_v, cache.k, cache.v, cache.slot_pages,
+            self.slots.generated, verdict.accept_row, verdict.accept_count,
         )
         self.ops.advance_slots(self.slots, verdict)
 

@@ -46,7 +46,9 @@ def test_equals_the_reference(poison, seed, count, extra, changes):
 )
 def test_any_orders_and_successors(poison, orders, successors):
     rng = random.Random(5)
-    config = GraphConfig(orders=orders, capacity=256, ways=4, successors=successors, max_depth=5)
+    config = GraphConfig(
+        orders=orders, capacity=256, ways=4, successors=successors, max_depth=5
+    )
     graph = random_graph(rng, config, vocab=3)
     slots = random_slots(rng, 6, config, vocab=3, live=True)
     slots.max_new[:] = 99

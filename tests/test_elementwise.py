@@ -83,7 +83,9 @@ def exact_rotary(x, case):
 
 
 @DTYPES
-@pytest.mark.parametrize("M,H,K,D", [(1, 1, 1, 2), (3, 9, 3, 64), (2, 14, 2, 96), (5, 8, 1, 128)])
+@pytest.mark.parametrize(
+    "M,H,K,D", [(1, 1, 1, 2), (3, 9, 3, 64), (2, 14, 2, 96), (5, 8, 1, 128)]
+)
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
 def test_rotary(M, H, K, D, fused, dtype, poison):
     case = rotary_case(M, H, K, D, dtype, fused)

@@ -58,7 +58,9 @@ def insert_step(
         table,
         torch.cat([group_key, torch.where(said_total > 0, said_group, -1)]),
         torch.cat([pool.context, _any_context(slots.count, config.context, s.device)]),
-        torch.cat([torch.cat([token, torch.where(ninth, verdict.sample[:, None], -1)], 1), said]),
+        torch.cat([
+            torch.cat([token, torch.where(ninth, verdict.sample[:, None], -1)], 1), said
+        ]),
         torch.cat([torch.cat([weight + drawn * hard, ninth * hard], 1), said_weight]),
         torch.cat([total, said_total]),
         torch.cat([slots.sample[s], slots.sample]) % SOURCES,

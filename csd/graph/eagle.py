@@ -41,7 +41,9 @@ class Head(Protocol):
 class HeadDrafter:
     """head: a `Head`. width: paths of a sample expanded in each level; depth: levels."""
 
-    def __init__(self, head: Head, ops, device, width: int = 4, depth: int = MAX_DEPTH, graph=None):
+    def __init__(
+        self, head: Head, ops, device, width: int = 4, depth: int = MAX_DEPTH, graph=None
+    ):
         self.head, self.width, self.depth = head, width, min(depth, MAX_DEPTH)
         self.graph = ConsensusGraph(ops, device) if graph is None else graph
         self._hidden: torch.Tensor | None = None
@@ -83,7 +85,9 @@ class HeadDrafter:
             slot = torch.tensor([s for s, *_ in front])
             tokens, chances = self.head.expand(slot, [path for _, _, path, _ in front])
             found: dict[int, list] = {}
-            for (s, parent, path, above), after, chance in zip(front, tokens, chances, strict=True):
+            for (s, parent, path, above), after, chance in zip(
+                front, tokens, chances, strict=True
+            ):
                 for token, p in zip(after, chance, strict=True):
                     node = trees[s].add(parent, token, above * p, SIBLING)
                     if node >= 0 and trees[s].level[node] < trees[s].depth:

@@ -92,7 +92,9 @@ _WRITTEN = ("live", "generated", "context", "step", "tokens", "logprobs", "raw_l
 _READ = ("sample", "logprob", "raw_logprob", "accept_row", "accept_count", "finish")
 
 
-@torch.library.custom_op("csd::advance_slots", mutates_args=_WRITTEN, device_types="cpu")
+@torch.library.custom_op(
+    "csd::advance_slots", mutates_args=_WRITTEN, device_types="cpu"
+)
 def _advance_slots(
     live: torch.Tensor,
     generated: torch.Tensor,

@@ -144,7 +144,9 @@ def compile_job(job: Job, target: str) -> dict:
     start = time.perf_counter()
     source = ASTSource(fn=job.kernel, signature=signature, constexprs=constants, attrs=attrs)
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
-    kernel = triton.compile(source, target=GPUTarget(t.backend, t.arch, t.warp), options=options)
+    kernel = triton.compile(
+        source, target=GPUTarget(t.backend, t.arch, t.warp), options=options
+    )
     seconds = time.perf_counter() - start
     usage = _cuda_usage(kernel) if t.backend == "cuda" else _hip_usage(kernel)
     return {

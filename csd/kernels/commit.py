@@ -116,7 +116,9 @@ def commit_kv_triton(
     )
 
 
-@torch.library.custom_op("csd::commit_kv", mutates_args=("k_pages", "v_pages"), device_types="cpu")
+@torch.library.custom_op(
+    "csd::commit_kv", mutates_args=("k_pages", "v_pages"), device_types="cpu"
+)
 def _commit_kv(
     node_k: torch.Tensor,
     node_v: torch.Tensor,
@@ -178,7 +180,9 @@ def commit_kv(
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages), ("accept_row", accept_row)):
         if not x.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
-    _commit_kv(node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count)
+    _commit_kv(
+        node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count
+    )
 
 
 def write_prompt(

@@ -86,7 +86,9 @@ def _rotary_kernel(
     heads = (kv * EACH + e) * D + offs_d
     mask = (e < EACH) & half
     at_out = row * (EACH * K * D) + heads
-    _rotate(q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h, D)
+    _rotate(
+        q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h, D
+    )
     at_node = row * (K * D) + kv * D + offs_d
     at_k = row * k_stride + kv * D + offs_d
     _rotate(k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, D)

@@ -308,3 +308,4 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
             num_stages=tiles["num_stages"],
         )
     ]
+

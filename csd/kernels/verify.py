@@ -99,7 +99,9 @@ def verify_triton(
     )
     grouped = dict(group_top_ptr=group_tops, groups=groups)
     _scan_kernel[(M, SPLITS)](**row, **raw, **grouped)
-    _compact_kernel[(M, SPLITS)](**row, **head, **grouped, BLOCK_G=triton.next_power_of_2(groups))
+    _compact_kernel[(M, SPLITS)](
+        **row, **head, **grouped, BLOCK_G=triton.next_power_of_2(groups)
+    )
     _sample_kernel[(M,)](
         **row | {"num_warps": SAMPLE_WARPS},
         **raw,

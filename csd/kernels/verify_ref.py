@@ -81,7 +81,9 @@ def _penalise(logits, pool: Pool, slots: Slots, s) -> torch.Tensor:
     m, j = on_path.nonzero(as_tuple=True)
     seen[m, pool.token[j].long()] = True
     penalty = slots.penalty[s].to(logits.dtype)[:, None]
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    return torch.where(
+        seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits
+    )
 
 
 def _slot_start(pool: Pool) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Tables of cosines and sines for rotary embedding.
 
-w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between
+    w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between
 """
 
 import math
