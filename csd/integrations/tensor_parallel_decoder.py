@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
@@ -25,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from csd.models.fuse import checked_config
+from csd.models.linear import linear
 from csd.models.rope import rope_tables
 
 
@@ -73,17 +73,17 @@ class ParallelDecoder:
         x, residual = self._model.model.embed_tokens(token.clamp(min=0)), None
         for i, w in enumerate(self._layers):
             x, residual = ops.rms_norm(x, w.input_norm, c.norm_eps, residual)
-            q = F.linear(x, *w.q).view(M, c.heads, c.head_dim)
-            k = F.linear(x, *w.k).view(M, c.kv_heads, c.head_dim)
-            v = F.linear(x, *w.v).view(M, c.kv_heads, c.head_dim)
+            q = linear(x, *w.q).view(M, c.heads, c.head_dim)
+            k = linear(x, *w.k).view(M, c.kv_heads, c.head_dim)
+            v = linear(x, *w.v).view(M, c.kv_heads, c.head_dim)
             if c.qk_norm:
                 q, _ = ops.rms_norm(q, w.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, w.k_norm, c.norm_eps)
             q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
-            x = self._sum(F.linear(attend(i, q).reshape(M, c.heads * c.head_dim), *w.out))
+            x = self._sum(linear(attend(i, q).reshape(M, c.heads * c.head_dim), *w.out))
             x, residual = ops.rms_norm(x, w.post_norm, c.norm_eps, residual)
-            gate_up = torch.cat([F.linear(x, *w.gate), F.linear(x, *w.up)], dim=-1)
-            x = self._sum(F.linear(ops.swiglu(gate_up), *w.down))
+            gate_up = torch.cat([linear(x, *w.gate), linear(x, *w.up)], dim=-1)
+            x = self._sum(linear(ops.swiglu(gate_up), *w.down))
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     def _sum(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from csd.models.config import ModelConfig
+from csd.models.linear import linear
 from csd.models.rope import rope_tables
 
 
@@ -68,7 +69,7 @@ class Decoder:
         residual = None
         for i, layer in enumerate(self.layers):
             x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual)
-            qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+            qkv = linear(x, layer.qkv, layer.qkv_bias)
             q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
             q = q.view(M, c.heads, c.head_dim)
             k, v = k.view(M, c.kv_heads, c.head_dim), v.view(M, c.kv_heads, c.head_dim)
@@ -76,12 +77,12 @@ class Decoder:
                 q, _ = ops.rms_norm(q, layer.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
             q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
-            x = F.linear(attend(i, q).reshape(M, q_width), layer.out)
+            x = linear(attend(i, q).reshape(M, q_width), layer.out)
             x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
-            x = F.linear(ops.swiglu(F.linear(x, layer.gate_up)), layer.down)
+            x = linear(ops.swiglu(linear(x, layer.gate_up)), layer.down)
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
-        return F.linear(hidden, self.head)
+        return linear(hidden, self.head)

@@ -1,0 +1,45 @@
+"""`csd.models.linear` against the product in float64."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from csd.models.linear import linear
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.manual_seed(0)).to(dtype)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 8, 17, 64])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_product_is_as_near_as_float32_allows(rows, biased):
+    # rows of a fused matrix, as the queries' part of one is
+    x, weight = random(rows, 48), random(40, 48)[3:36]
+    bias = random(33) if biased else None
+    want = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    # 48 products of a few units, each rounded once
+    torch.testing.assert_close(linear(x, weight, bias).double(), want, atol=2e-5, rtol=0)
+
+
+def test_rows_may_lie_apart():
+    x, weight = random(6, 32)[::2, ::2], random(5, 16)
+    torch.testing.assert_close(linear(x, weight), x @ weight.T, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes_are_pytorch_s_own_product(dtype):
+    x, weight = random(3, 16, dtype=dtype), random(8, 16, dtype=dtype)
+    assert torch.equal(linear(x, weight), torch.nn.functional.linear(x, weight))
+
+
+@pytest.mark.filterwarnings("ignore:TF32")
+def test_without_onednn_it_is_pytorch_s_own_product():
+    x, weight = random(3, 16), random(8, 16)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert torch.equal(linear(x, weight), torch.nn.functional.linear(x, weight))
+
+
+def test_shapes_are_known_without_the_numbers():
+    with FakeTensorMode():
+        assert linear(torch.empty(3, 16), torch.empty(8, 16), torch.empty(8)).shape == (3, 8)
