@@ -83,7 +83,11 @@ class Engine:
         self._loaded = loaded
         self.decoder, self.config = loaded.decoder, loaded.config
         self.device, self.dtype = loaded.device, loaded.dtype
+        self._drop()
+
+    def _drop(self) -> None:
         self._step: Step | None = None
+        self._drafter = None
 
     @property
     def ops(self) -> Ops:
@@ -92,7 +96,8 @@ class Engine:
 
     @ops.setter
     def ops(self, ops: Ops) -> None:
-        self._ops, self._step = ops, None
+        self._ops = ops
+        self._drop()
 
     @property
     def generation_config(self):
@@ -101,7 +106,7 @@ class Engine:
 
     def release(self) -> None:
         """Give the caches back. The engine can still be used and makes new ones."""
-        self._step = None
+        self._drop()
 
     def generate(self, prompt, **options):
         """As `csd.generate`, on this engine."""
@@ -163,7 +168,8 @@ class Engine:
     def _prepare(self, jobs: list[Job], drafter) -> Step:
         """Caches large enough for `jobs`; those at hand are kept when they are."""
         if drafter != self._drafter_name:
-            self._drafter_name, self._step = drafter, None
+            self._drafter_name = drafter
+            self._drop()
         slots = min(self.max_slots, sum(len(j.samples) for j in jobs))
         max_new = max(j.params.max_new_tokens for j in jobs)
         slot_pages = pages_for(max_new)
@@ -182,7 +188,7 @@ class Engine:
             )
             if fits:
                 return have
-            self._step = None
+            self._drop()
         slots = slots_that_fit(
             wanted=slots,
             groups=groups,
@@ -192,11 +198,14 @@ class Engine:
             room=int(self.memory * free_bytes(self.device)),
         )
         pages = slots * slot_pages + min(slots, groups) * prompt_pages
-        self._step = self._allocate(slots, slot_pages, prompt_pages, pages)
+        self._drafter = make_drafter(self._drafter_name, self._ops, self.device)
+        self._step = self._allocate(slots, slot_pages, prompt_pages, pages, self._drafter.context)
         return self._step
 
-    def _allocate(self, slots: int, slot_pages: int, prompt_pages: int, pages: int) -> Step:
-        self._drafter = make_drafter(self._drafter_name, self._ops, self.device)
+    def _allocate(
+        self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int
+    ) -> Step:
+        """A step without a drafter, whose slots keep `context` tokens."""
         cache = KVCache(
             self.config,
             slots=slots,
@@ -211,12 +220,12 @@ class Engine:
             slots,
             self.config.vocab,
             slot_pages * 64,
-            self._drafter.context,
+            context,
             torch.promote_types(self.dtype, torch.float32),
             self.device,
         )
         kind = StaticStep if self.static and self._drafter_name == "consensus" else Step
-        return kind(self.decoder, self._drafter, cache, state, self._ops, {})
+        return kind(self.decoder, None, cache, state, self._ops, {})
 
     def _measure(self) -> CostModel:
         """Time forward and verify over a few pool sizes, on slots that hold nothing."""
@@ -224,7 +233,7 @@ class Engine:
         sizes = [s for s in sizes if s <= self.max_slots + MAX_NODES]
         if self.static and self.device.type == "cuda":
             sizes = sizes_for(self.max_slots)
-        step = self._allocate(sizes[-1], 1, 1, 1)
+        step = self._allocate(sizes[-1], 1, 1, 1, 1)
         step.slots.group.zero_()
 
         def run(rows: int) -> None:

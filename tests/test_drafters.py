@@ -6,6 +6,7 @@ import pytest
 from scripted import PrefixSum, engine
 
 import csd
+from csd.graph.lookup import PromptLookup
 
 NAMES = ("prompt-lookup", "paper", "paper-tree", "recycling")
 
@@ -58,6 +59,29 @@ def test_rest_drafts_from_a_datastore(tmp_path):
     )
     assert out.tokens == [[(i + 1) % 6 for i in range(24)]]
     assert out.stats.tokens_per_step > 2
+
+
+def test_measuring_the_cost_leaves_the_drafter_alone():
+    """One drafter for all calls: the second call's prompt goes where the first one's went."""
+    made = []
+
+    class Watched(PromptLookup):
+        def __init__(self):
+            super().__init__()
+            made.append([])
+            self.prompts = made[-1]
+
+        def start(self, group_key, prompt, slots):
+            self.prompts.append(prompt)
+            super().start(group_key, prompt, slots)
+
+    def make(ops, device):
+        return Watched()
+
+    e = engine(PrefixSum(), static=False)
+    for asked in ([1, 2], [3]):
+        csd.generate(e, asked, max_new_tokens=3, drafter=make, budget="auto")
+    assert made == [[[1, 2], [3]]]
 
 
 def test_suffix_needs_its_package():

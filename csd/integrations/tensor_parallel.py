@@ -85,14 +85,15 @@ class ParallelEngine(Engine):
         if step is not before:
             cache = step.cache
             tables = (cache.slot_pages.shape[1], cache.prompt_pages.shape[1])
-            self.link.send("allocate", (step.slots.count, *tables, cache.k.shape[1]))
+            sizes = (step.slots.count, *tables, cache.k.shape[1], step.slots.context.shape[1])
+            self.link.send("allocate", sizes)
         return step
 
     def _allocate(self, *sizes: int) -> Step:
         step = super()._allocate(*sizes)
         values = {f.name: getattr(step, f.name) for f in fields(step)}
         if self.link.rank:
-            return FollowerStep(**values | {"drafter": None})
+            return FollowerStep(**values)
         return LeaderStep(**values, link=self.link)
 
     def _measure(self) -> CostModel:
