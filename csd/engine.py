@@ -137,15 +137,12 @@ class Engine:
             if self._loaded.refresh():
                 self._take(self._loaded)
             step = self._prepare(jobs, drafter or self._default_drafter)
-            static = isinstance(step, StaticStep)
-            # a static step drafts no nodes instead
-            step.drafter = self._drafter if speculate or static else None
-            step.sampler = None
+            step.drafter, step.sampler, step.drafting = self._drafter, None, speculate
             # without drafts, or without chance, every verifier samples the target
             if speculate and verifier != "match" and jobs[0].params.temperature > 0:
                 step.sampler = Sampler(verifier, self._drafter, self._ops)
-            if static:
-                step.top, step.trees, step.learn = record_top, drafts, speculate
+            if isinstance(step, StaticStep):
+                step.top, step.trees = record_top, drafts
             loop = Loop(self, step, jobs, until, on_tokens, record_top, drafts)
             self._busy = threading.get_ident()
             try:
@@ -234,6 +231,7 @@ class Engine:
         if self.static and self.device.type == "cuda":
             sizes = sizes_for(self.max_slots)
         step = self._allocate(sizes[-1], 1, 1, 1, 1)
+        step.drafting = False
         step.slots.group.zero_()
 
         def run(rows: int) -> None:
@@ -256,7 +254,7 @@ class Engine:
         self._next_group += 1
         slots.group_key[g] = self._next_group
         self.read_prompt(step, g, job.prompt[:-1])
-        if step.drafter:
+        if step.drafting:
             step.drafter.start(self._next_group, job.prompt, slots)
 
     def read_prompt(self, step: Step, g: int, prompt: list[int]) -> None:

@@ -32,7 +32,6 @@ class StaticStep(Step):
 
     top: bool = False  # whether snapshots hold the top 8 of committed tokens
     trees: bool = False  # and the trees
-    learn: bool = True  # whether the graph learns from the step
     graphs: dict = field(default_factory=dict)  # what is captured, by pool size, nodes and flags
     memory: object | None = None  # what all graphs allocate from: they never run at once
 
@@ -41,8 +40,7 @@ class StaticStep(Step):
         pool = self.drafter.propose(self.slots, rows, nodes=nodes)
         verdict = self.ops.verify(self.forward(pool), pool, self.slots)
         self.commit(verdict)
-        if self.learn:
-            self.insert(pool, verdict)
+        self.insert(pool, verdict)
         return pool, verdict
 
     def launch(self, rows: int, nodes: int, owners: list, step: int) -> Pending:
@@ -63,7 +61,7 @@ class StaticStep(Step):
         return pending
 
     def _replay(self, rows: int, nodes: int) -> Snapshot:
-        key = rows, nodes, self.top, self.trees, self.learn
+        key = rows, nodes, self.top, self.trees, self.drafting
         if key not in self.graphs:
             self.graphs[key] = self._capture(rows, nodes)
         graph, snapshot, _ = self.graphs[key]

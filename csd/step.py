@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from csd.cache import KVCache
+from csd.graph.drafter import Drafter
 from csd.pool import Pool, roots, trim
 from csd.slots import Slots
 from csd.verdict import Verdict
@@ -16,12 +17,13 @@ class Step:
     """The state of an engine and the five functions over it."""
 
     decoder: object
-    drafter: object | None  # None: no speculation
+    drafter: Drafter | None  # None until the first step, and where `drafting` is not
     cache: KVCache
     slots: Slots
     ops: object  # csd.kernels.Ops: reference or Triton implementations
     seconds: dict[str, float]
     sampler: object | None = None  # csd.verify.sampler, where drafts are drawn
+    drafting: bool = True  # else the drafter is neither asked nor told anything
 
     def __call__(self, live: int, budget) -> tuple[Pool, Verdict]:
         """Run one step over `live` live slots; returns what was drafted and what was decided."""
@@ -43,7 +45,7 @@ class Step:
         """The draft trees of all live slots in one pool."""
         if self.sampler:
             return self.sampler.propose(self.slots, live, budget)
-        nodes = budget.ask(live) if self.drafter else 0
+        nodes = budget.ask(live) if self.drafting else 0
         if not nodes:
             return roots(self.slots, live)
         pool = self.drafter.propose(self.slots, live + nodes)
@@ -77,8 +79,7 @@ class Step:
             )
 
         hidden = self.decoder.forward(pool.token, pool.position, attend, node_k, node_v, self.ops)
-        # a trained draft head reads what the target thinks
-        if hasattr(self.drafter, "see"):
+        if self.drafting:
             self.drafter.see(hidden)
         return self.decoder.logits(hidden)
 
@@ -93,7 +94,7 @@ class Step:
 
     def insert(self, pool: Pool, verdict: Verdict) -> None:
         """The new n-grams and the target's top 8 at every node go into the graph."""
-        if self.drafter:
+        if self.drafting:
             self.drafter.insert(pool, self.slots, verdict)
 
 

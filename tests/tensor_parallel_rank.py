@@ -61,7 +61,7 @@ def corrupt(engine):
         graph.inserts = getattr(graph, "inserts", 0) + 1
 
     def with_graph(self, live, budget):
-        self.drafter = graph
+        self.drafter, self.drafting = graph, True
         return propose(self, live, budget)
 
     graph.insert, FollowerStep.propose = wrong_insert, with_graph

@@ -52,6 +52,19 @@ def test_without_speculation(model):
     assert out.tokens == want.tokens and out.stats.nodes_proposed == 0
 
 
+@pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
+def test_a_plain_run_tells_the_graph_nothing(model, static):
+    options = dict(num_samples=2, max_new_tokens=5, seed=2)
+    with csd.Engine(model, static=static) as engine:
+        engine.generate(PROMPTS, speculate=False, **options)
+        assert int(engine._drafter.table.step) == 0
+        # and after a run with drafts it still would
+        engine.generate(PROMPTS, budget=8, **options)
+        inserts = int(engine._drafter.table.step)
+        engine.generate(PROMPTS, speculate=False, **options)
+        assert int(engine._drafter.table.step) == inserts > 2
+
+
 def test_what_a_static_step_cannot_do_runs_without(model):
     with csd.Engine(model, static=True) as engine:
         for options in ({"drafter": "prompt-lookup"}, {"verifier": "recursive", "budget": 8}):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import csd
 from bench.gpu.section import Section
 from bench.gpu.workload import forced, forcing, groups, model, recorded, shapes
+from csd.graph.drafter import Drafter
 from csd.graph.drafters import make_drafter
 from csd.models.shapes import random_model
 
@@ -18,7 +19,7 @@ SAMPLES = 16
 BUDGET = 128
 
 
-class Timed:
+class Timed(Drafter):
     """A drafter whose proposing and inserting is timed, the device's part included."""
 
     def __init__(self, drafter, section: Section):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from csd.graph.drafter import Drafter
 from csd.graph.table import ANY, PROMPT_BIT, SOURCES, WEIGHT_ONE, GraphConfig, Table
 from csd.kernels.draft_tree import Noise
 from csd.kernels.graph_insert import graph_insert_ref
@@ -110,18 +111,14 @@ def insert_prompt(
         )
 
 
-class ConsensusGraph:
+class ConsensusGraph(Drafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
     def __init__(self, ops, device, config: GraphConfig | None = None):
         self.config = config or GraphConfig()
+        self.context = self.config.context
         self.table = Table.empty(self.config, device)
         self._ops = ops
-
-    @property
-    def context(self) -> int:
-        """Tokens of context that `Slots` must keep."""
-        return self.config.context
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         """Enter a new group's prompt."""

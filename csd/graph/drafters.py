@@ -1,5 +1,7 @@
 """Drafters by name."""
 
+from csd.graph.drafter import Drafter
+
 DRAFTERS = (
     "consensus", "prompt-lookup", "paper", "paper-tree", "rest:PATH", "recycling", "suffix",
     "suffix-tree",
@@ -13,8 +15,8 @@ def known(name) -> bool:
     return (name in DRAFTERS and name != "rest:PATH") or _path(name) is not None
 
 
-def make_drafter(name, ops, device):
-    """A new drafter without any text in it; `name` may be a function (ops, device) -> drafter."""
+def make_drafter(name, ops, device) -> Drafter:
+    """A new drafter without any text in it; `name` may be a function (ops, device) -> Drafter."""
     if callable(name):
         return name(ops, device)
     if not known(name):

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from csd.graph.consensus import ConsensusGraph
+from csd.graph.drafter import Drafter
 from csd.graph.host import SCORE_ONE, Tree, pool_of
 from csd.pool import MAX_DEPTH, MAX_NODES, SIBLING, Pool
 from csd.slots import Slots
@@ -38,7 +39,7 @@ class Head(Protocol):
         """A step is done. hidden: [M, D] the target's last layer at the pool's rows, or None."""
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """head: a `Head`. width: paths of a sample expanded in each level; depth: levels."""
 
     def __init__(
@@ -46,18 +47,14 @@ class HeadDrafter:
     ):
         self.head, self.width, self.depth = head, width, min(depth, MAX_DEPTH)
         self.graph = ConsensusGraph(ops, device) if graph is None else graph
+        self.context = self.graph.context
         self._hidden: torch.Tensor | None = None
-
-    @property
-    def context(self) -> int:
-        return self.graph.context
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         self.graph.start(group_key, prompt, slots)
         self.head.start(group_key, prompt, slots)
 
     def see(self, hidden: torch.Tensor) -> None:
-        """The target's last hidden states at the rows of the step that is running."""
         self._hidden = hidden
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:

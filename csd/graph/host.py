@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from csd.graph.drafter import Drafter
 from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
 from csd.slots import Slots
 from csd.verdict import Verdict
@@ -61,13 +62,11 @@ class Tree:
                 return
 
 
-class HostDrafter:
+class HostDrafter(Drafter):
     """Base of the drafters below: it keeps groups and samples; they say what to draft.
 
     A group's state is what `open` returns; it is dropped when the group is no longer in flight.
     """
-
-    context = 1
 
     def __init__(self):
         self._groups: dict[int, object] = {}

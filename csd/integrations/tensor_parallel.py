@@ -93,7 +93,7 @@ class ParallelEngine(Engine):
         step = super()._allocate(*sizes)
         values = {f.name: getattr(step, f.name) for f in fields(step)}
         if self.link.rank:
-            return FollowerStep(**values)
+            return FollowerStep(**values | {"drafting": False})
         return LeaderStep(**values, link=self.link)
 
     def _measure(self) -> CostModel:
