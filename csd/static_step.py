@@ -18,9 +18,9 @@ from csd.verdict import Verdict
 SIZES = (16, 32, 64, 128, 192, 256, 384, 512)
 
 
-def sizes_for(slots: int, most: int = 512) -> list[int]:
-    """Pool sizes up to `most` rows, and as many more as `slots` roots need."""
-    sizes = [size for size in SIZES if size <= max(most, SIZES[0])]
+def sizes_for(slots: int) -> list[int]:
+    """Pool sizes, and as many more as `slots` roots need."""
+    sizes = [*SIZES]
     while sizes[-1] < slots:
         sizes.append(sizes[-1] + 128)
     return sizes
