@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from csd.pool import Pool
-from csd.verdict import Verdict
+from csd.pool import path_probability
 
 SOURCES = ("", "own", "sibling", "prompt")
 
@@ -34,15 +33,6 @@ class Trees:
     accept_row: list[list[int]]
     accept_count: list[int]
 
-    @classmethod
-    def of(cls, pool: Pool, verdict: Verdict) -> "Trees":
-        names = dict(
-            start=pool.slot_start, nodes=pool.slot_nodes, token=pool.token, parent=pool.parent,
-            score=pool.score, source=pool.source, accept_row=verdict.accept_row,
-            accept_count=verdict.accept_count,
-        )  # fmt: skip
-        return cls(**{name: tensor.tolist() for name, tensor in names.items()})
-
     def draft(self, slot: int, step: int, at: int) -> Draft:
         start = self.start[slot]
         rows = slice(start, start + self.nodes[slot])
@@ -52,7 +42,7 @@ class Trees:
             at=at,
             tokens=self.token[rows],
             parents=[row - start if row >= 0 else -1 for row in self.parent[rows]],
-            probabilities=[round(2 ** (score / -65536), 6) for score in self.score[rows]],
+            probabilities=[round(path_probability(score), 6) for score in self.score[rows]],
             sources=[SOURCES[source] for source in self.source[rows]],
             path=[row - start for row in kept],
         )

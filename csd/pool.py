@@ -13,6 +13,8 @@ import torch
 MAX_DEPTH = 16
 MAX_CHILDREN = 8
 MAX_NODES = 64
+# fixed point of Pool.score: what halving a path's probability adds to it
+SCORE_ONE = 1 << 16
 
 # where a drafted token was seen; the root was not drafted
 ROOT, OWN, SIBLING, PROMPT = 0, 1, 2, 3
@@ -28,7 +30,7 @@ class Pool:
     depth: torch.Tensor  # [M] int32, 0 for roots
     position: torch.Tensor  # [M] int32, place in the sample's sequence, prompt included
     ancestors: torch.Tensor  # [M] int64, bit j: the slot's node j is this node or above it
-    score: torch.Tensor  # [M] int32, -log2(estimated path probability) * 2^16, 0 for roots
+    score: torch.Tensor  # [M] int32, -log2(estimated path probability) * SCORE_ONE
     source: torch.Tensor  # [M] int32, ROOT, OWN, SIBLING or PROMPT
     context: torch.Tensor  # [M, N] int32, the node's token and those before it, latest first
     slot_start: torch.Tensor  # [S] int32, first row of the slot
@@ -63,6 +65,11 @@ class Pool:
 
     def clone(self) -> "Pool":
         return Pool(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
+
+
+def path_probability(score: int) -> float:
+    """The estimate that a `Pool.score` stands for."""
+    return 2.0 ** (-score / SCORE_ONE)
 
 
 def roots(slots, rows: int) -> Pool:

@@ -14,8 +14,8 @@ import torch
 
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
-from csd.graph.host import SCORE_ONE, Tree, pool_of
-from csd.pool import MAX_DEPTH, MAX_NODES, SIBLING, Pool
+from csd.graph.host import Tree, pool_of
+from csd.pool import MAX_DEPTH, MAX_NODES, SIBLING, Pool, path_probability
 from csd.slots import Slots
 from csd.verdict import Verdict
 
@@ -102,7 +102,7 @@ def _merge(trees: dict[int, Tree], pool: Pool) -> None:
         if slot < 0 or parent < 0:
             node.append(-1)
             continue
-        tree, chance = trees[slot], 2.0 ** (-score / SCORE_ONE)
+        tree, chance = trees[slot], path_probability(score)
         if parent >= 0 and node[parent] == _LOST:
             node.append(_LOST)
             continue

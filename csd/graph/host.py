@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from csd.graph.drafter import Drafter
-from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
+from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, SCORE_ONE, Pool, roots
 from csd.slots import Slots
 from csd.verdict import Verdict
-
-SCORE_ONE = 1 << 16
-_MAX_SCORE = 1 << 30
 
 
 @dataclass(slots=True)
@@ -147,7 +144,7 @@ def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
                 tree.level[n],
                 position[i] + tree.level[n],
                 parent[5] | 1 << (j + 1),
-                min(round(cost * SCORE_ONE), _MAX_SCORE),
+                round(cost * SCORE_ONE),
                 tree.source[n],
                 [tree.token[n], *parent[8]][:width],
             ))  # fmt: skip

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 
 from csd.kernels.noise import DRAFT, philox_words, stepped
-from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
+from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, SCORE_ONE, Pool, roots
 from csd.slots import Slots
 
-SCORE_ONE = 1 << 16
 _MAX_SCORE = 1 << 30
 
 
@@ -38,7 +37,7 @@ class Node:
     token: int
     slot: int
     depth: int
-    cost: int  # -log2 of the path's blended probability, times 2^16
+    cost: int  # -log2 of the path's blended probability, times SCORE_ONE
     source: int
     context: list[int]  # latest first
     parent: int = -1  # number among the slot's nodes
@@ -141,7 +140,7 @@ class Successors:
     """What the graph keeps of one context, likeliest first."""
 
     token: list[int]
-    cost: list[int]  # -log2 of the blended probability, times 2^16
+    cost: list[int]  # -log2 of the blended probability, times SCORE_ONE
     source: list[int]
     probability: np.ndarray = field(init=False)  # [W] float64, blended; the sum is at most 1
     law: np.ndarray = field(init=False)  # [W] float64, normalised

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from csd.pool import SCORE_ONE
+
 WEIGHT_ONE = 1 << 16
 # a context's weights and total are halved when the total passes this
 MAX_TOTAL = 1 << 30
@@ -59,8 +61,8 @@ class GraphConfig:
 
     @property
     def level_cost(self) -> int:
-        """Bits * 2^16 that a level of depth adds to a path's cost."""
-        return round(-math.log2(self.decay) * (1 << 16))
+        """What a level of depth adds to a path's score."""
+        return round(-math.log2(self.decay) * SCORE_ONE)
 
     def __post_init__(self):
         good = list(self.orders) == sorted({*self.orders} & {*range(1, 17)})

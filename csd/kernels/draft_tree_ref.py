@@ -10,7 +10,17 @@ import torch
 from csd.graph.table import ANY, PROMPT_BIT, SOURCES, GraphConfig, Table
 from csd.kernels.graph_lookup import find_contexts, hash_contexts
 from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
-from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, OWN, PROMPT, SIBLING, Pool, roots
+from csd.pool import (
+    MAX_CHILDREN,
+    MAX_DEPTH,
+    MAX_NODES,
+    OWN,
+    PROMPT,
+    SCORE_ONE,
+    SIBLING,
+    Pool,
+    roots,
+)
 from csd.slots import Slots
 
 # probabilities are multiples of 1 / ONE
@@ -21,7 +31,7 @@ EULER_GAMMA = 0.5772156649015329
 TAIL = 1e-3
 # cost of the least likely path that is drafted, and of a path of probability 1 / e
 MAX_COST = (1 << 22) - 1
-UNIT = (1 << 16) / math.log(2)
+UNIT = SCORE_ONE / math.log(2)
 _NONE = np.iinfo(np.int64).max
 _LAST_TOKEN = (1 << 31) - 1
 
