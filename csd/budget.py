@@ -13,8 +13,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-# fixed point of Pool.score
-SCORE_ONE = 1 << 16
+from csd.pool import path_probability
+
 MAX_NODES = 32
 
 
@@ -49,6 +49,22 @@ class CostModel:
         return cls(sizes, [statistics.median(times[size]) for size in sizes])
 
 
+class Gain:
+    """Accepted drafted tokens for each one that was expected; about the last 200 of these count."""
+
+    def __init__(self):
+        self._expected = self._accepted = 4.0
+
+    def __float__(self) -> float:
+        return self._accepted / self._expected
+
+    def learn(self, record) -> None:
+        expected = record.expected
+        fade = 1 - min(expected, 100.0) / 200
+        self._expected = self._expected * fade + expected
+        self._accepted = self._accepted * fade + record.accepted
+
+
 class FixedBudget:
     """Always at most `nodes` drafted tokens a step, over all samples together."""
 
@@ -60,11 +76,14 @@ class FixedBudget:
         return self.nodes
 
     def choose(self, live: int, scores: list[int]) -> int:
-        """Drafted tokens to keep of those proposed, given their scores."""
+        """Drafted tokens worth keeping of those proposed, given their scores; changes nothing."""
         return len(scores)
 
-    def learn(self, expected: float, accepted: int, propose_seconds: float) -> None:
-        """What came of the step."""
+    def keep(self, nodes: int) -> None:
+        """So many drafted tokens were kept of a step's proposed ones."""
+
+    def learn(self, live: int, record) -> None:
+        """What came of a step over `live` slots: its `csd.record.Record`."""
 
 
 class AutoBudget(FixedBudget):
@@ -73,7 +92,7 @@ class AutoBudget(FixedBudget):
     def __init__(self, cost: CostModel, max_nodes: int = MAX_NODES):
         super().__init__(max_nodes)
         self.cost = cost
-        self._expected = self._accepted = 4.0
+        self._gain = Gain()
         self._propose_seconds = 0.0
         self._misses = self._rest = 0
 
@@ -84,24 +103,24 @@ class AutoBudget(FixedBudget):
         return self.nodes
 
     def choose(self, live: int, scores: list[int]) -> int:
-        gain = self._accepted / self._expected
+        gain = float(self._gain)
         best, best_rate, tokens = 0, live / self.cost(live), float(live)
         for k, score in enumerate(sorted(scores), 1):
-            tokens += gain * 2.0 ** (-score / SCORE_ONE)
+            tokens += gain * path_probability(score)
             rate = tokens / (self.cost(live + k) + self._propose_seconds)
             if rate > best_rate:
                 best, best_rate = k, rate
-        self._misses = 0 if best else self._misses + 1
-        # after n steps in a row without a paying node, look again only after 2^n steps
-        self._rest = 0 if best else 2 ** min(self._misses, 4)
         return best
 
-    def learn(self, expected: float, accepted: int, propose_seconds: float) -> None:
-        # about the last 200 expected tokens count
-        fade = 1 - min(expected, 100.0) / 200
-        self._expected = self._expected * fade + expected
-        self._accepted = self._accepted * fade + accepted
-        self._propose_seconds += 0.2 * (propose_seconds - self._propose_seconds)
+    def keep(self, nodes: int) -> None:
+        self._misses = 0 if nodes else self._misses + 1
+        # after n steps in a row without a paying node, look again only after 2^n steps
+        self._rest = 0 if nodes else 2 ** min(self._misses, 4)
+
+    def learn(self, live: int, record) -> None:
+        if record.scores:
+            self._gain.learn(record)
+            self._propose_seconds += 0.2 * (record.draft_seconds - self._propose_seconds)
 
 
 class FixedPool:
@@ -116,7 +135,7 @@ class FixedPool:
         return fits[0] if fits else self.sizes[-1], self.nodes
 
     def learn(self, live: int, record) -> None:
-        """What came of a step."""
+        """As of `FixedBudget`."""
 
 
 class AutoPool(FixedPool):
@@ -130,7 +149,7 @@ class AutoPool(FixedPool):
     def __init__(self, cost: CostModel, sizes: list[int]):
         super().__init__(0, sizes)
         self.cost = cost
-        self._expected = self._accepted = 4.0
+        self._gain = Gain()
         self._worth: list[float] = []  # path probabilities of a step, falling
         self._live = 1  # slots it had
 
@@ -143,7 +162,7 @@ class AutoPool(FixedPool):
         known = nodes / share
         full = min(int(known), len(self._worth))
         beyond = (known - full) * self._worth[-1] / 2
-        return (sum(self._worth[:full]) + beyond) * share * self._accepted / self._expected
+        return (sum(self._worth[:full]) + beyond) * share * float(self._gain)
 
     def ask(self, live: int) -> tuple[int, int]:
         sizes = [size for size in self.sizes if size >= live] or self.sizes[-1:]
@@ -151,10 +170,7 @@ class AutoPool(FixedPool):
         return best, best
 
     def learn(self, live: int, record) -> None:
-        expected = record.expected
-        fade = 1 - min(expected, 100.0) / 200
-        self._expected = self._expected * fade + expected
-        self._accepted = self._accepted * fade + record.accepted
+        self._gain.learn(record)
         if record.scores:
-            worth = [2.0 ** (-score / SCORE_ONE) for score in record.scores]
+            worth = map(path_probability, record.scores)
             self._worth, self._live = sorted(worth, reverse=True), max(live, 1)

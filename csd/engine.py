@@ -222,7 +222,7 @@ class Engine:
             self.device,
         )
         kind = StaticStep if self.static and self._drafter_name == "consensus" else Step
-        return kind(self.decoder, None, cache, state, self._ops, {})
+        return kind(self.decoder, None, cache, state, self._ops)
 
     def _measure(self) -> CostModel:
         """Time forward and verify over a few pool sizes, on slots that hold nothing."""

@@ -12,6 +12,8 @@ from csd.slots_host import clear_slot, fill_slot
 from csd.step import Step
 from csd.verdict import LENGTH, STOP
 
+# what a step that is not static is timed by
+PHASES = ("propose", "forward", "verify", "commit", "insert")
 REASONS = {STOP: "stop", LENGTH: "length"}
 
 
@@ -26,12 +28,12 @@ class Loop:
         self.until, self.on_tokens = until, on_tokens
         self.record_top, self.drafts = record_top, drafts
         self.steps = 0
-        step.seconds = {phase: 0.0 for phase in
-                        ("prefill", "propose", "forward", "verify", "commit", "insert")}
 
     def run(self, budget) -> Iterator[tuple[Job, Sample]]:
         records: deque[Pending] = deque()
         static = isinstance(budget, FixedPool)
+        phases = ("step",) if static else PHASES
+        self.step.seconds = dict.fromkeys(("prefill", *phases), 0.0)
         while True:
             self.refill()
             live = sum(r is not None for r in self.owners)
@@ -47,7 +49,7 @@ class Loop:
                 record = records.popleft().read()
                 if static:
                     self.step.seconds["step"] += time.perf_counter() - start
-                    budget.learn(sum(n > 0 for n in record.nodes), record)
+                budget.learn(sum(n > 0 for n in record.nodes), record)
                 yield from self.read(record)
 
     def launch(self, live: int, budget: FixedPool) -> Pending:
@@ -55,8 +57,7 @@ class Loop:
         self.steps += 1
         start = time.perf_counter()
         pending = self.step.launch(*budget.ask(live), self.owners, self.steps)
-        seconds = self.step.seconds
-        seconds["step"] = seconds.get("step", 0.0) + time.perf_counter() - start
+        self.step.seconds["step"] += time.perf_counter() - start
         return pending
 
     def one_step(self, live: int, budget: FixedBudget) -> Pending:
@@ -64,13 +65,11 @@ class Loop:
         spent = self.step.seconds
         before = spent["propose"] + spent["insert"]
         pool, verdict = self.step(live, budget)
-        drafted = pool.depth > 0
-        expected = (pool.score[drafted].float() / -65536).exp2().sum().item()
-        accepted = int((verdict.accept_count - 1).clamp(min=0).sum())
-        if expected:
-            budget.learn(expected, accepted, spent["propose"] + spent["insert"] - before)
+        drafting = spent["propose"] + spent["insert"] - before
         snapshot = Snapshot(pool, verdict, self.record_top, self.drafts)
-        return Pending.of(snapshot, self.owners, self.steps)
+        pending = Pending.of(snapshot, self.owners, self.steps)
+        pending.draft_seconds = drafting
+        return pending
 
     def refill(self) -> None:
         """Fill free slots: first with waiting samples of groups in flight, then of new groups."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from csd.drafts import Trees
-from csd.pool import Pool
+from csd.pool import Pool, path_probability
 from csd.verdict import Verdict
 
 
@@ -71,6 +71,7 @@ class Record:
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], where asked for
     step: int  # of the call, from 1
     trees: Trees | None  # where asked for
+    draft_seconds: float = 0.0  # of proposing and inserting, where a step is timed by phase
 
     @classmethod
     def read(
@@ -110,7 +111,7 @@ class Record:
     @property
     def expected(self) -> float:
         """Drafted tokens that the graph expected to be accepted."""
-        return sum(2.0 ** (score / -65536) for score in self.scores)
+        return sum(map(path_probability, self.scores))
 
     @property
     def accepted(self) -> int:
@@ -128,6 +129,7 @@ class Pending:
     ints: torch.Tensor
     floats: torch.Tensor
     done: object | None = None  # a CUDA event
+    draft_seconds: float = 0.0
 
     @classmethod
     def of(cls, snapshot: Snapshot, owners: list, step: int) -> "Pending":
@@ -139,4 +141,6 @@ class Pending:
             self.done.synchronize()
         elif self.ints.is_cuda:
             self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
-        return Record.read(self.owners, self.step, self.layout, self.ints, self.floats)
+        record = Record.read(self.owners, self.step, self.layout, self.ints, self.floats)
+        record.draft_seconds = self.draft_seconds
+        return record

@@ -1,7 +1,8 @@
 """One step: propose, forward, verify, commit, insert."""
 
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,7 +22,7 @@ class Step:
     cache: KVCache
     slots: Slots
     ops: object  # csd.kernels.Ops: reference or Triton implementations
-    seconds: dict[str, float]
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     sampler: object | None = None  # csd.verify.sampler, where drafts are drawn
     drafting: bool = True  # else the drafter is neither asked nor told anything
 
@@ -51,6 +52,7 @@ class Step:
         pool = self.drafter.propose(self.slots, live + nodes)
         drafted = pool.depth > 0
         keep = budget.choose(live, pool.score[drafted].tolist())
+        budget.keep(keep)
         return trim(pool, live + keep)
 
     def forward(self, pool: Pool) -> torch.Tensor:
@@ -105,5 +107,5 @@ class _Clock:
 
     def lap(self, phase: str) -> None:
         now = time.perf_counter()
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self._seconds[phase] += now - self._last
         self._last = now

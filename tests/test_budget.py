@@ -2,7 +2,9 @@
 
 import pytest
 
-from csd.budget import SCORE_ONE, AutoBudget, CostModel, FixedBudget
+from csd.budget import AutoBudget, CostModel, FixedBudget
+from csd.pool import SCORE_ONE
+from csd.record import Record
 
 FLAT = CostModel([1, 64], [1.0, 1.0])
 STEEP = CostModel([1, 2, 64], [1.0, 2.0, 64.0])
@@ -12,6 +14,12 @@ def scores(*probabilities):
     from math import log2
 
     return [round(-log2(p) * SCORE_ONE) for p in probabilities]
+
+
+def record(probabilities, accepted, draft_seconds=0.0):
+    """What the host reads of a step that drafted these nodes."""
+    values = dict(count=[accepted + 1], scores=scores(*probabilities), draft_seconds=draft_seconds)
+    return Record(**dict.fromkeys(Record.__dataclass_fields__) | values)
 
 
 def test_cost_is_linear_between_sizes_and_beyond():
@@ -41,7 +49,7 @@ def test_nodes_are_kept_while_they_pay(cost, kept):
 def test_drafts_that_keep_failing_count_less():
     budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
     for _ in range(60):
-        budget.learn(expected=2.0, accepted=0, propose_seconds=0.0)
+        budget.learn(1, record([0.5] * 4, accepted=0))
     assert budget.choose(1, scores(0.4, 0.3)) == 0
 
 
@@ -49,7 +57,7 @@ def test_time_spent_on_proposing_counts():
     budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
     assert budget.choose(1, scores(0.5)) == 1
     for _ in range(60):
-        budget.learn(expected=1.0, accepted=1, propose_seconds=9.0)
+        budget.learn(1, record([0.5, 0.5], accepted=1, draft_seconds=9.0))
     assert budget.choose(1, scores(0.5)) == 0
 
 
@@ -60,10 +68,27 @@ def test_it_rests_where_drafts_do_not_pay_and_looks_again():
         nodes = budget.ask(1)
         asked.append(nodes > 0)
         if nodes:
-            budget.choose(1, scores(0.5))
+            budget.keep(budget.choose(1, scores(0.5)))
     looks = [i for i, a in enumerate(asked) if a]
     assert looks[:5] == [0, 3, 8, 17, 34]
     assert asked[34:].count(True) == 3
+
+
+def test_asking_what_pays_changes_nothing():
+    """Growing a tree asks many times a step; only what is kept in the end counts."""
+    budget = AutoBudget(STEEP)
+    for _ in range(5):
+        assert budget.choose(1, scores(0.5)) == 0
+    assert budget.ask(1) > 0
+    budget.keep(0)
+    assert [budget.ask(1) > 0 for _ in range(4)] == [False, False, True, True]
+
+
+def test_a_step_without_drafts_teaches_nothing():
+    budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
+    for _ in range(60):
+        budget.learn(1, record([], accepted=0, draft_seconds=9.0))
+    assert budget.choose(1, scores(0.5)) == 1
 
 
 def test_a_fixed_budget_keeps_everything():

@@ -16,6 +16,7 @@ from csd.graph.table import GraphConfig
 from csd.kernels import ops
 from csd.models.config import ModelConfig
 from csd.models.shapes import random_model
+from csd.pool import SCORE_ONE
 from csd.slots import Slots
 from csd.static_step import StaticStep, sizes_for
 
@@ -96,7 +97,7 @@ def tiny_step(slots=3, rows=16):
     cache.prompt_pages.fill_(4)
     cache.k.zero_(), cache.v.zero_()
     cache.slot_pages.copy_(torch.arange(slots)[:, None])
-    return StaticStep(decoder, graph, cache, state, implementation, {})
+    return StaticStep(decoder, graph, cache, state, implementation)
 
 
 class NoHostReads(TorchDispatchMode):
@@ -149,7 +150,7 @@ def test_pool_sizes():
 
 
 def step_record(probabilities, accepted):
-    scores = [round(-65536 * torch.tensor(p).log2().item()) for p in probabilities]
+    scores = [round(-SCORE_ONE * torch.tensor(p).log2().item()) for p in probabilities]
     return SimpleNamespace(scores=scores, expected=sum(probabilities), accepted=accepted)
 
 

@@ -9,6 +9,7 @@ import torch
 from scripted import Letters, PrefixSum, engine
 
 import csd
+from csd.budget import AutoBudget, CostModel
 from csd.graph import sampled_tree
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import WEIGHT_ONE, GraphConfig
@@ -260,6 +261,19 @@ def test_the_budget_decides_before_a_node_is_drawn():
     assert shown[1] != shown[2]
     pool, _ = grow(state(), 30, choose=lambda scores: min(len(scores), 6))
     assert int((pool.depth > 0).sum()) == 6
+
+
+def test_a_budget_that_keeps_no_node_rests():
+    """One draw would pay, the two of a node do not: nothing is drafted, and that is a miss."""
+    slots = state(live=1)
+    slots.context[0] = torch.tensor([1, 5, 3, 2])
+    budget = AutoBudget(CostModel([1, 2, 3, 64], [1.0, 1.0, 9.0, 99.0]))
+    sampler = Sampler("canonical", graph(slots), reference())
+    rows = [int(sampler.propose(slots, 1, budget).slot_nodes[0]) for _ in range(4)]
+    assert rows == [1] * 4
+    asked = [budget.ask(1) > 0 for _ in range(8)]
+    # after misses in steps 0 and 3 it looks again in step 8
+    assert asked == [False] * 4 + [True] * 4
 
 
 FILTERS = [

@@ -35,11 +35,14 @@ class Sampler:
 
     def propose(self, slots: Slots, live: int, budget) -> Pool:
         """The pool of the step; what it was drawn from is kept for `verify`."""
+        nodes = budget.ask(live)
 
         def choose(scores: list[int]) -> int:
             return budget.choose(live, scores)
 
-        pool, self._drawn = self._trees.grow(slots, live, budget.ask(live), choose)
+        pool, self._drawn = self._trees.grow(slots, live, nodes, choose)
+        if nodes:
+            budget.keep(len(self._drawn.nodes) - live)
         return pool
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
