@@ -70,20 +70,12 @@ def triton() -> Ops:
     from csd.kernels.tree_attention import tree_attention_triton
     from csd.kernels.verify import verify_triton
 
-    def plan(
-        prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
-        group_start, heads, kv_heads,
-    ):  # fmt: skip
-        return plan_attention_triton(
-            prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, heads, kv_heads
-        )
-
     return Ops(
         name="triton",
         rms_norm=rms_norm_triton,
         rotary=rotary_triton,
         swiglu=swiglu_triton,
-        plan_attention=plan,
+        plan_attention=planned_by(plan_attention_triton),
         tree_attention=tree_attention_triton,
         verify=verify_triton,
         commit_kv=commit_kv_triton,
@@ -93,18 +85,8 @@ def triton() -> Ops:
     )
 
 
-def operators() -> Ops:
-    """The public functions: each picks its implementation by its tensors' device."""
-    from csd.kernels.advance import advance_slots
-    from csd.kernels.attention_plan import plan_attention
-    from csd.kernels.commit import commit_kv
-    from csd.kernels.draft_tree import draft_tree
-    from csd.kernels.graph_insert import graph_insert
-    from csd.kernels.rms_norm import rms_norm
-    from csd.kernels.rotary import rotary
-    from csd.kernels.swiglu import swiglu
-    from csd.kernels.tree_attention import tree_attention
-    from csd.kernels.verify import verify
+def planned_by(plan_attention: Callable) -> Callable:
+    """What a step calls: a plan needs neither pages nor ancestors."""
 
     def plan(
         prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
@@ -114,19 +96,4 @@ def operators() -> Ops:
             prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, heads, kv_heads
         )
 
-    def draft(table, slots, rows, config, noise=None, out=None, nodes=None):
-        return draft_tree(table, slots, rows, config, nodes)
-
-    return Ops(
-        name="operators",
-        rms_norm=rms_norm,
-        rotary=rotary,
-        swiglu=swiglu,
-        plan_attention=plan,
-        tree_attention=tree_attention,
-        verify=verify,
-        commit_kv=commit_kv,
-        advance_slots=advance_slots,
-        draft_tree=draft,
-        graph_insert=graph_insert,
-    )
+    return plan

@@ -1,0 +1,32 @@
+"""A step on the public operators, as PyTorch sees them: what `torch.library` knows of each."""
+
+from csd.kernels.advance import advance_slots
+from csd.kernels.attention_plan import plan_attention
+from csd.kernels.commit import commit_kv
+from csd.kernels.draft_tree import draft_tree
+from csd.kernels.graph_insert import graph_insert
+from csd.kernels.ops import Ops, planned_by
+from csd.kernels.rms_norm import rms_norm
+from csd.kernels.rotary import rotary
+from csd.kernels.swiglu import swiglu
+from csd.kernels.tree_attention import tree_attention
+from csd.kernels.verify import verify
+
+
+def draft(table, slots, rows, config, noise=None, out=None, nodes=None):
+    return draft_tree(table, slots, rows, config, nodes)
+
+
+OPERATORS = Ops(
+    name="operators",
+    rms_norm=rms_norm,
+    rotary=rotary,
+    swiglu=swiglu,
+    plan_attention=planned_by(plan_attention),
+    tree_attention=tree_attention,
+    verify=verify,
+    commit_kv=commit_kv,
+    advance_slots=advance_slots,
+    draft_tree=draft,
+    graph_insert=graph_insert,
+)
