@@ -4,7 +4,8 @@ For slot s with c = accept_count[s] and committed tokens y_0 .. y_{c-1}:
 
     tokens[s, generated + i] = y_i, likewise both log-probabilities
     context[s] = the last N of (context, y), latest first
-    seen[s] |= bits of y,  generated += c,  step += 1,  live &= finish is RUNNING
+    seen[s] |= bits of y where the slot has a penalty
+    generated += c,  step += 1,  live &= finish is RUNNING
 
 All in place; a slot without rows in the pool stays as it is.
 """
@@ -42,8 +43,9 @@ def advance_slots_ref(slots: Slots, verdict: Verdict) -> None:
     old = slots.context.gather(1, (offset - count).clamp(min=0))
     slots.context.copy_(torch.where(offset < count, fresh, old))
 
-    if bool((slots.penalty != 1).any()):
-        mark_seen(slots.seen, token)
+    penalised = slots.penalty != 1
+    if bool(penalised.any()):
+        mark_seen(slots.seen, torch.where(penalised[:, None], token, -1))
     slots.step += (count[:, 0] > 0).int()
     slots.generated += verdict.accept_count
     slots.live &= verdict.finish == RUNNING
