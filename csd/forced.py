@@ -23,7 +23,7 @@ import torch
 from csd.job import Job
 from csd.kernels.noise import prompt_key
 from csd.kernels.verify_ref import descend
-from csd.pool import MAX_DEPTH, Pool
+from csd.pool import MAX_DEPTH, Pool, joined
 from csd.replay import Recording, Trace
 from csd.sampling import SamplingParams
 from csd.slots import Slots
@@ -69,7 +69,8 @@ class Forced:
         s = pool.slot.clamp(min=0).long()
         r, forced = entry[s], known[s] & live
         place = (slots.generated[s] + pool.depth).long().clamp(max=self._token.shape[1] - 1)
-        on = self._on_trace(pool, live, s, r, place) & forced
+        recorded = self._token[r, (place - 1).clamp(min=0)]
+        on = joined(pool, (pool.depth == 0) | (pool.token == recorded)) & forced
 
         sample = torch.where(on, self._token[r, place], torch.where(forced, -1, verdict.sample))
         top_token = torch.where(on[:, None], self._top_token[r, place], -1)
@@ -92,16 +93,6 @@ class Forced:
         verdict.accept_count.copy_(count)
         verdict.finish.copy_(finish)
         return verdict
-
-    def _on_trace(self, pool: Pool, live, s, r, place) -> torch.Tensor:
-        """Rows that, with all above them, carry the recorded tokens, [M] bool."""
-        recorded = self._token[r, (place - 1).clamp(min=0)]
-        match = live & ((pool.depth == 0) | (pool.token == recorded))
-        node = torch.arange(pool.rows, device=s.device) - pool.slot_start[s]
-        # bits of a slot are distinct, so their sum is their union
-        bits = torch.where(match, torch.ones_like(pool.ancestors) << node.clamp(0, 63), 0)
-        word = torch.zeros_like(pool.slot_start, dtype=torch.int64).index_add_(0, s, bits)
-        return live & ((pool.ancestors & ~word[s]) == 0)
 
 
 @contextmanager

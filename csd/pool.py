@@ -67,6 +67,17 @@ class Pool:
         return Pool(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
 
 
+def joined(pool: Pool, match: torch.Tensor) -> torch.Tensor:
+    """Rows that, with all rows above them, are in `match`, both [M] bool."""
+    live = pool.slot >= 0
+    s = pool.slot.clamp(min=0).long()
+    node = torch.arange(pool.rows, device=s.device) - pool.slot_start[s]
+    # bits of a slot are distinct, so their sum is their union
+    bits = torch.where(match & live, torch.ones_like(pool.ancestors) << node.clamp(0, 63), 0)
+    word = torch.zeros_like(pool.slot_start, dtype=torch.int64).index_add_(0, s, bits)
+    return live & ((pool.ancestors & ~word[s]) == 0)
+
+
 def path_probability(score: int) -> float:
     """The estimate that a `Pool.score` stands for."""
     return 2.0 ** (-score / SCORE_ONE)

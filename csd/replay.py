@@ -172,6 +172,7 @@ class Recording:
         accept_row[s[row], pool.depth[row].long()] = row.int()
         left = self.length - slots.generated
         count = torch.minimum((accept_row >= 0).sum(1), left).clamp(min=0)
+        kept = torch.arange(MAX_DEPTH + 1) < count[:, None]
         drawn = torch.where(path, self.log_drawn[s, i], 0).float()
         return Verdict(
             sample=torch.where(path, self.token[s, i], -1),
@@ -179,7 +180,7 @@ class Recording:
             raw_logprob=drawn,
             top_token=torch.where(path[:, None], self.top_token[s, i], -1),
             top_prob=torch.where(path[:, None], self.top_prob[s, i], 0),
-            accept_row=accept_row,
+            accept_row=torch.where(kept, accept_row, -1),
             accept_count=count.int(),
             finish=torch.where(slots.live & (count == left), LENGTH, RUNNING).int(),
             bad=torch.zeros(slots.count, dtype=torch.bool),

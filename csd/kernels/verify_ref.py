@@ -3,7 +3,7 @@
 import torch
 
 from csd.kernels.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
-from csd.pool import MAX_DEPTH, Pool
+from csd.pool import MAX_DEPTH, Pool, joined
 from csd.slots import Slots
 from csd.verdict import LENGTH, RUNNING, STOP, TOP, Verdict
 
@@ -210,15 +210,9 @@ def descend(sample, pool: Pool, slots: Slots):
     """Accepted path of every slot, cut by its stop rules."""
     device = sample.device
     n_slots = slots.count
-    live = pool.slot >= 0
     s = pool.slot.clamp(min=0).long()
     parent = pool.parent.clamp(min=0).long()
-    match = live & ((pool.parent < 0) | (sample[parent] == pool.token))
-    node = torch.arange(pool.rows, device=device) - _slot_start(pool)
-    # bits of a slot are distinct, so their sum is their union
-    bits = torch.where(match, torch.ones_like(pool.ancestors) << node.clamp(0, 63), 0)
-    word = torch.zeros(n_slots, dtype=torch.int64, device=device).index_add_(0, s, bits)
-    accepted = live & ((pool.ancestors & ~word[s]) == 0)
+    accepted = joined(pool, (pool.parent < 0) | (sample[parent] == pool.token))
 
     width = MAX_DEPTH + 1
     # rows that are not accepted write to a place of their own behind the table

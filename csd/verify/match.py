@@ -12,7 +12,16 @@ independent draws.
 
 import torch
 
-from csd.verify.scheme import Decision, Noise, Plan, Scheme, check_drafts, inverse_cdf, prepare_laws
+from csd.verify.scheme import (
+    Decision,
+    Noise,
+    Plan,
+    Scheme,
+    check_drafts,
+    inverse_cdf,
+    normalised,
+    prepare_laws,
+)
 
 
 class Match(Scheme):
@@ -27,9 +36,7 @@ class Match(Scheme):
         left = 1 - chance.cumsum(-1) + chance
         accept = torch.where(chance > 0, chance / left.clamp(min=1e-300), 0).clamp(max=1)
         drafted = torch.zeros_like(q, dtype=torch.bool).scatter_(1, x, True)
-        residual = torch.where(drafted, 0, q)
-        total = residual.sum(-1, keepdim=True)
-        return Plan(None, accept, torch.where(total > 0, residual / total.clamp(min=1e-300), q))
+        return Plan(None, accept, normalised(torch.where(drafted, 0, q), q))
 
     def _decide(self, x, q, p, noise: Noise) -> Decision:
         return _found(inverse_cdf(q, noise.residual), x)
