@@ -22,8 +22,6 @@ from csd.static_step import StaticStep, captured, sizes_for
 from csd.step import Step
 from csd.verify.sampler import Sampler
 
-PREFILL_CHUNK = 256
-
 
 class Engine:
     """Draws samples from one model; calls on one engine run one after another.
@@ -32,6 +30,8 @@ class Engine:
         or a `Loaded` with anything that has a decoder's `config`, `forward` and `logits`.
     max_slots: samples in flight at most; fewer where memory is short.
     memory: share of the free memory that keys and values may take.
+    prefill_chunk: prompt tokens read at once. A prompt that is longer, when samples are in flight,
+        is read a chunk between two of their steps.
     kernels: "reference" or "triton"; by default the one that fits the device.
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
         default on a GPU. Other drafters than the consensus graph and other verifiers than "match"
@@ -47,6 +47,7 @@ class Engine:
         tokenizer=None,
         max_slots: int = 64,
         memory: float = 0.9,
+        prefill_chunk: int = 512,
         device=None,
         dtype: torch.dtype | None = None,
         revision: str | None = None,
@@ -55,8 +56,9 @@ class Engine:
         static: bool | None = None,
         lag: int | None = None,
     ):
-        if isinstance(max_slots, bool) or not isinstance(max_slots, int) or max_slots < 1:
-            raise ValueError(f"max_slots must be a whole number of at least 1, got {max_slots!r}")
+        for name, count in (("max_slots", max_slots), ("prefill_chunk", prefill_chunk)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
         if not 0 < memory <= 1:
             raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
@@ -64,6 +66,7 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.max_slots = max_slots
         self.memory = memory
+        self.prefill_chunk = prefill_chunk
         self.static = self.device.type == "cuda" if static is None else static
         self.lag = int(self.static) if lag is None else lag
         self._default_drafter = self._drafter_name = drafter
@@ -209,7 +212,7 @@ class Engine:
             pages=pages,
             prompt_pages=prompt_pages,
             slot_pages=slot_pages,
-            rows=max(PREFILL_CHUNK, slots + 512, sizes_for(slots)[-1]),
+            rows=max(self.prefill_chunk, slots + 512, sizes_for(slots)[-1]),
             dtype=self.dtype,
             device=self.device,
         )
@@ -245,33 +248,22 @@ class Engine:
             run = captured(run, sizes)
         return CostModel.measure(run, sizes)
 
-    def prefill(self, step: Step, job: Job) -> None:
-        """Run all but the prompt's last token; keys and values go to the group's pages."""
-        cache, slots = step.cache, step.slots
-        g = job.group
-        job.pages = cache.take(cache.prompt_pages, g, len(job.prompt) - 1)
-        slots.prompt_len[g] = len(job.prompt) - 1
+    def new_group_key(self) -> int:
+        """Never used before, by any call."""
         self._next_group += 1
-        slots.group_key[g] = self._next_group
-        self.read_prompt(step, g, job.prompt[:-1])
-        if step.drafting:
-            step.drafter.start(self._next_group, job.prompt, slots)
+        return self._next_group
 
-    def read_prompt(self, step: Step, g: int, prompt: list[int]) -> None:
-        """The keys and values of a prompt's tokens, in chunks, into the pages of group g."""
-        cache = step.cache
-        tokens = torch.tensor(prompt, dtype=torch.int32, device=self.device)
+    def read_prompt(self, step: Step, g: int, chunk: list[int], start: int) -> None:
+        """Keys and values of a prompt's tokens from `start` on, into the pages of group g."""
+        cache, rows = step.cache, len(chunk)
+        tokens = torch.tensor(chunk, dtype=torch.int32, device=self.device)
+        position = torch.arange(start, start + rows, dtype=torch.int32, device=self.device)
+        node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
         scale = self.config.head_dim**-0.5
-        for start in range(0, tokens.shape[0], PREFILL_CHUNK):
-            chunk = tokens[start : start + PREFILL_CHUNK]
-            rows = chunk.shape[0]
-            position = torch.arange(start, start + rows, dtype=torch.int32, device=self.device)
-            node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
 
-            def attend(layer, q, start=start, node_k=node_k, node_v=node_v):
-                k, v = cache.k[layer], cache.v[layer]
-                pages = cache.prompt_pages[g]
-                write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
-                return chunk_attention(q, k, v, pages, start, scale)
+        def attend(layer, q):
+            k, v, pages = cache.k[layer], cache.v[layer], cache.prompt_pages[g]
+            write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
+            return chunk_attention(q, k, v, pages, start, scale)
 
-            self.decoder.forward(chunk, position, attend, node_k, node_v, self._ops)
+        self.decoder.forward(tokens, position, attend, node_k, node_v, self._ops)

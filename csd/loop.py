@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from csd.budget import FixedBudget, FixedPool
 from csd.job import Job, Running
+from csd.prefill import Prefill
 from csd.record import Pending, Snapshot
 from csd.result import Sample
 from csd.slots_host import clear_slot, fill_slot
@@ -28,6 +29,8 @@ class Loop:
         self.until, self.on_tokens = until, on_tokens
         self.record_top, self.drafts = record_top, drafts
         self.steps = 0
+        self.prefill: Prefill | None = None  # the prompt that is being read
+        self.read_tokens = 0  # of prompts, since the last step
 
     def run(self, budget) -> Iterator[tuple[Job, Sample]]:
         records: deque[Pending] = deque()
@@ -73,14 +76,14 @@ class Loop:
 
     def refill(self) -> None:
         """Fill free slots: first with waiting samples of groups in flight, then of new groups."""
+        self.read_tokens = 0
         for s, owner in enumerate(self.owners):
             if owner is not None:
                 continue
             job = next((j for j in self.active if j.waiting), None)
+            job = job or self.admit()
             if job is None:
-                if not self.queue:
-                    return
-                job = self.admit(self.queue.popleft())
+                return
             index = job.waiting.popleft()
             cache = self.step.cache
             pages = cache.take(cache.slot_pages, s, job.params.max_new_tokens)
@@ -88,14 +91,31 @@ class Loop:
             fill_slot(self.step.slots, s, job, index)
             job.running[index] = self.owners[s] = running
 
-    def admit(self, job: Job) -> Job:
-        taken = {j.group for j in self.active}
-        job.group = next(g for g in range(len(self.owners)) if g not in taken)
-        self.active.append(job)
+    def admit(self) -> Job | None:
+        """The next job once its prompt is read; None while it is not, and when none is left.
+
+        Between two steps no more than a chunk's tokens are read, of one prompt or of several short
+        ones, so no step waits for more. Before the first step none waits: it has its slots filled.
+        """
+        if self.prefill is None:
+            if not self.queue:
+                return None
+            taken = {j.group for j in self.active}
+            group = next(g for g in range(len(self.owners)) if g not in taken)
+            self.prefill = Prefill.begin(self.engine, self.step, self.queue.popleft(), group)
         start = time.perf_counter()
-        self.engine.prefill(self.step, job)
+        while chunk := self.prefill.chunk:
+            fits = self.read_tokens + chunk <= self.engine.prefill_chunk
+            if not fits and self.steps and any(self.owners):
+                break
+            self.prefill.read()
+            self.read_tokens += chunk
+        else:
+            self.prefill.end()
+            self.active.append(self.prefill.job)
+            self.prefill = None
         self.step.seconds["prefill"] += time.perf_counter() - start
-        return job
+        return None if self.prefill else self.active[-1]
 
     def read(self, record) -> Iterator[tuple[Job, Sample]]:
         """Take a step's tokens to their samples; yields the samples that finished."""

@@ -74,10 +74,10 @@ class ParallelEngine(Engine):
         finally:
             self.link.send("end", [(job.seed, job.result(), job.stats) for job in jobs])
 
-    def read_prompt(self, step: Step, g: int, prompt: list[int]) -> None:
+    def read_prompt(self, step: Step, g: int, chunk: list[int], start: int) -> None:
         if not self.link.rank:
-            self.link.send("prompt", (g, prompt, step.cache.prompt_pages[g]))
-        super().read_prompt(step, g, prompt)
+            self.link.send("prompt", (g, chunk, start, step.cache.prompt_pages[g]))
+        super().read_prompt(step, g, chunk, start)
 
     def _prepare(self, jobs: list[Job], drafter) -> Step:
         before = self._step
@@ -110,9 +110,9 @@ class ParallelEngine(Engine):
             elif order == "measure":
                 self._measure()
             elif order == "prompt":
-                g, prompt, pages = what
+                g, chunk, start, pages = what
                 self._step.cache.prompt_pages[g] = pages
-                self.read_prompt(self._step, g, prompt)
+                self.read_prompt(self._step, g, chunk, start)
             elif order == "step":
                 self._step.take(what, self.link.rank)
                 self._step(0, None)
