@@ -13,7 +13,7 @@ from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit import write_prompt
 from csd.kernels.ops import Ops
 from csd.loop import Loop
-from csd.memory import free_bytes, slots_that_fit
+from csd.memory import Demand, free_bytes, peak_bytes, slots_that_fit
 from csd.models.load import Loaded, load
 from csd.pool import MAX_NODES, roots
 from csd.result import Sample
@@ -152,6 +152,9 @@ class Engine:
                 yield from loop.run(self._budget(budget, speculate, step))
             finally:
                 loop.clear()
+                peak = peak_bytes(self.device)
+                for job in jobs:
+                    job.stats.peak_memory = peak
                 self._busy = None
 
     def _budget(self, budget: str | int, speculate: bool, step: Step):
@@ -189,18 +192,27 @@ class Engine:
             if fits:
                 return have
             self._drop()
-        slots = slots_that_fit(
-            wanted=slots,
-            groups=groups,
-            slot_pages=slot_pages,
-            prompt_pages=prompt_pages,
-            page_bytes=KVCache.bytes_per_page(self.config, self.dtype),
-            room=int(self.memory * free_bytes(self.device)),
-        )
+
+        def demand(slots: int) -> Demand:
+            return Demand.of(
+                self.config,
+                self.dtype,
+                slots=slots,
+                groups=groups,
+                slot_pages=slot_pages,
+                prompt_pages=prompt_pages,
+                rows=self._rows(slots),
+            )
+
+        slots = slots_that_fit(demand, slots, int(self.memory * free_bytes(self.device)))
         pages = slots * slot_pages + min(slots, groups) * prompt_pages
         self._drafter = make_drafter(self._drafter_name, self._ops, self.device)
         self._step = self._allocate(slots, slot_pages, prompt_pages, pages, self._drafter.context)
         return self._step
+
+    def _rows(self, slots: int) -> int:
+        """Of the largest pool, and of a chunk of a prompt."""
+        return max(self.prefill_chunk, slots + 512, sizes_for(slots)[-1])
 
     def _allocate(
         self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int
@@ -212,7 +224,7 @@ class Engine:
             pages=pages,
             prompt_pages=prompt_pages,
             slot_pages=slot_pages,
-            rows=max(self.prefill_chunk, slots + 512, sizes_for(slots)[-1]),
+            rows=self._rows(slots),
             dtype=self.dtype,
             device=self.device,
         )

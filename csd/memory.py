@@ -1,8 +1,12 @@
 """How much memory the caches may take, and how many slots fit into it."""
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+
+from csd.cache import PAGE, KVCache
 
 
 def free_bytes(device: torch.device) -> int:
@@ -19,23 +23,79 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def slots_that_fit(
-    *, wanted: int, groups: int, slot_pages: int, prompt_pages: int, page_bytes: int, room: int
-) -> int:
-    """The most slots, at most `wanted`, whose pages fit into `room` bytes.
+def peak_bytes(device: torch.device) -> int | None:
+    """The most that torch has had on `device`, by `torch.cuda.max_memory_allocated`; None on CPU.
 
-    Each group in flight has at least one slot, and its prompt is stored once. Raises MemoryError
-    with the numbers when not even one slot fits.
+    Since the process began, or since its user reset it.
     """
-    pages = room // page_bytes
-    slots = wanted
-    while slots and slots * slot_pages + min(slots, groups) * prompt_pages > pages:
-        slots -= 1
-    if slots:
-        return slots
-    need = (slot_pages + prompt_pages) * page_bytes
-    raise MemoryError(
-        f"one sample needs {need / 2**20:.0f} MiB of keys and values ({prompt_pages} pages of 64 "
-        f"tokens for the prompt, {slot_pages} for new ones), {room / 2**20:.0f} MiB may be taken: "
-        "lower max_new_tokens, shorten the prompt, or raise the engine's memory"
-    )
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def weight_bytes(config, dtype: torch.dtype) -> int:
+    """Weights of a decoder of this shape; norms and biases, a few parts in 10,000, left out."""
+    c = config
+    attention = (2 * c.heads + 2 * c.kv_heads) * c.head_dim * c.hidden
+    layer = attention + 3 * c.hidden * c.intermediate
+    embeddings = (1 if c.tied else 2) * c.vocab * c.hidden
+    return (c.layers * layer + embeddings) * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Bytes that caches take beside the weights, with some samples in flight at once."""
+
+    slots: int  # samples in flight
+    new: int  # keys and values of their tokens, reserved whole
+    prompts: int  # of the prompts in flight, each stored once
+    step: int  # of the rows of a step or a chunk, and their logits
+
+    @classmethod
+    def of(
+        cls,
+        config,
+        dtype: torch.dtype,
+        *,
+        slots: int,
+        groups: int,
+        slot_pages: int,
+        prompt_pages: int,
+        rows: int,
+    ) -> "Demand":
+        """slot_pages, prompt_pages: of a sample's tokens and of a prompt; rows: of a step."""
+        page = KVCache.bytes_per_page(config, dtype)
+        return cls(
+            slots=slots,
+            new=slots * slot_pages * page,
+            # each group in flight has at least one slot
+            prompts=min(slots, groups) * prompt_pages * page,
+            step=rows * (page // PAGE + config.vocab * dtype.itemsize),
+        )
+
+    @property
+    def total(self) -> int:
+        return self.new + self.prompts + self.step
+
+    def check(self, room: int) -> None:
+        """Raises MemoryError with the numbers when `room` bytes are too few."""
+        if self.total > room:
+            new, prompts, step, total, room = map(
+                _size, (self.new, self.prompts, self.step, self.total, room)
+            )
+            raise MemoryError(
+                f"{self.slots} at once need {total} beside the weights ({new} for keys and values "
+                f"of new tokens, {prompts} for those of prompts, {step} for a step), {room} may be "
+                "taken: lower max_new_tokens, shorten the prompt, or raise the engine's memory"
+            )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def slots_that_fit(demand: Callable[[int], Demand], wanted: int, room: int) -> int:
+    """The most slots, at most `wanted`, whose demand fits into `room` bytes.
+
+    Raises MemoryError with the numbers when not even one slot fits.
+    """
+    demand(1).check(room)
+    return next(n for n in range(wanted, 0, -1) if demand(n).total <= room)

@@ -34,6 +34,8 @@ class Stats:
         default_factory=lambda: {"own": 0, "sibling": 0, "prompt": 0}
     )
     seconds: dict[str, float] = field(default_factory=dict)
+    # bytes torch had on the GPU at most, since the process began or its user reset the count
+    peak_memory: int | None = None
 
     @property
     def tokens_per_step(self) -> float:

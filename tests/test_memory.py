@@ -1,51 +1,90 @@
 """Slots are as many as fit; a request that cannot fit is refused with the numbers."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 from scripted import PrefixSum, engine
 
 import csd
 from csd import engine as engine_file
-from csd.cache import PageAllocator
-from csd.memory import free_bytes, slots_that_fit
+from csd.cache import KVCache, PageAllocator, pages_for
+from csd.memory import Demand, free_bytes, slots_that_fit, weight_bytes
+from csd.models.shapes import SHAPES, random_model
 
-# Llama-3.1-8B in bfloat16: 32 layers, 8 KV heads of 128, pages of 64 tokens
-PAGE_BYTES = 2 * 32 * 64 * 8 * 128 * 2
-ROOM = int(0.9 * (80e9 - 16.06e9))
+LLAMA = SHAPES["llama-3.1-8b"]
+# a GPU of 80 GB, of which the engine takes nine tenths of what the weights leave
+ROOM = int(0.9 * (80e9 - weight_bytes(LLAMA, torch.bfloat16)))
 
 
-def fit(wanted, new_tokens, prompt=1024, room=ROOM):
-    return slots_that_fit(
-        wanted=wanted, groups=1, slot_pages=-(-new_tokens // 64), prompt_pages=prompt // 64,
-        page_bytes=PAGE_BYTES, room=room,
-    )  # fmt: skip
+def demand(new_tokens, prompt=1024, groups=1):
+    def of(slots):
+        return Demand.of(
+            LLAMA, torch.bfloat16, slots=slots, groups=groups, slot_pages=pages_for(new_tokens),
+            prompt_pages=pages_for(prompt), rows=slots + 512,
+        )  # fmt: skip
+
+    return of
 
 
 def test_an_8b_model_on_80_gb():
-    assert fit(256, 1024) == 256
-    assert fit(256, 2048) < 256
+    """256 samples of a prompt of 1,024: 1,024 new tokens each fit at once, 2,048 do not."""
+    assert weight_bytes(LLAMA, torch.bfloat16) == pytest.approx(16.06e9, rel=1e-3)
+    need = demand(1024)(256)
+    # 128 KiB a token
+    assert need.new == 256 * 1024 * (128 << 10) and need.prompts == 1024 * (128 << 10)
+    need.check(ROOM)
+    assert slots_that_fit(demand(1024), 256, ROOM) == 256
+    words = "256 at once need .* GB .*68.72 GB .* new tokens, 134.2 MB .* for a step.*57.55 GB may"
+    with pytest.raises(MemoryError, match=words):
+        demand(2048)(256).check(ROOM)
+    # in turns they can be drawn
+    slots = slots_that_fit(demand(2048), 256, ROOM)
+    assert demand(2048)(slots).total <= ROOM < demand(2048)(slots + 1).total
+
+
+def test_the_weights_counted_are_a_models():
+    model = random_model("tiny", dtype=torch.float32)
+    held = [getattr(layer, f.name) for layer in model.layers for f in fields(layer)]
+    held += [model.embedding, model.head]
+    # norms and biases have one dimension
+    count = sum(x.numel() for x in held if x is not None and x.ndim == 2)
+    assert weight_bytes(SHAPES["tiny"], torch.float32) == 4 * count
 
 
 def test_every_slot_counts_with_its_groups_prompt():
-    options = dict(slot_pages=2, prompt_pages=3, page_bytes=10)
-    assert slots_that_fit(wanted=9, groups=9, room=200, **options) == 4
-    assert slots_that_fit(wanted=9, groups=1, room=200, **options) == 8
+    page = KVCache.bytes_per_page(LLAMA, torch.bfloat16)
+    step = demand(64)(1).step
+    assert demand(128, 192, groups=9)(4).total == 4 * (2 + 3) * page + demand(64)(4).step
+    assert demand(128, 192, groups=1)(4).prompts == demand(128, 192, groups=9)(1).prompts
+    assert step < demand(64)(4).step
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers():
-    with pytest.raises(MemoryError, match=r"needs 136 MiB .*16 pages.*1 for new.*95 MiB may"):
-        fit(4, 64, room=100_000_000)
+    words = r"1 at once need .* \(8.4 MB .*134.2 MB .* for a step\), 100.0 MB may be taken"
+    with pytest.raises(MemoryError, match=words):
+        slots_that_fit(demand(64), 4, 100_000_000)
 
 
 def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch):
     model = PrefixSum(sharpness=4.0)
     options = dict(num_samples=6, max_new_tokens=40, seed=3)
     expected = csd.generate(engine(model), [1, 2], **options)
+    assert expected.stats.peak_memory is None
+    short = engine(model, memory=1.0)
+    page = KVCache.bytes_per_page(model.config, torch.float64)
     # three pages: the prompt's and two slots'
-    monkeypatch.setattr(engine_file, "free_bytes", lambda device: 4 * 2048)
-    short = engine(model)
+    two = Demand.of(
+        model.config, torch.float64, slots=2, groups=1, slot_pages=1, prompt_pages=1,
+        rows=short._rows(2),
+    )  # fmt: skip
+    assert two.new + two.prompts == 3 * page
+    monkeypatch.setattr(engine_file, "free_bytes", lambda device: two.total)
     assert csd.generate(short, [1, 2], **options).tokens == expected.tokens
     assert short._step.slots.count == 2
+    monkeypatch.setattr(engine_file, "free_bytes", lambda device: two.step)
+    with pytest.raises(MemoryError, match="1 at once need"):
+        csd.generate(engine(model), [1, 2], **options)
 
 
 def test_free_memory_is_read():
