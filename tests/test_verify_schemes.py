@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify_cases import EVERY, corners, enumerate_law, laws, tuples
+from verify_cases import EVERY, corners, enumerate_law, laws, small_pairs, tuples
 
 from csd.verify import Canonical, Match, Noise, coupled_drafts, fixed_drafts, make_scheme
 from csd.verify.canonical import Choice
+from csd.verify.scheme import prepare_laws
 
 SIZES = [(2, 1), (5, 1), (3, 2), (5, 2), (3, 3), (2, 4)]
 names = pytest.mark.parametrize("name", EVERY)
@@ -37,19 +38,17 @@ def test_output_has_the_target_law_under_different_proposals(name, k):
     assert (accepted - EVERY[name].acceptance(target, proposal, k)).abs().max() < 1e-12
 
 
-weights = st.lists(st.integers(0, 4), min_size=4, max_size=4)
-
-
 @names
+@pytest.mark.parametrize(("vocab", "k"), [(4, 2), (3, 3)], ids=str)
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(q=weights.filter(any), p=weights, missing=st.integers(0, 4))
-def test_any_small_law(name, q, p, missing):
-    """Small whole weights: zeros, ties, disjoint supports, one-hot, missing mass."""
-    target = torch.tensor([q], dtype=torch.float64) / sum(q)
-    proposal = torch.tensor([p], dtype=torch.float64) / max(sum(p) + missing, 1)
-    law, accepted = enumerate_law(EVERY[name], target, proposal, 2)
+@given(data=st.data())
+def test_any_small_law(name, vocab, k, data):
+    """Zeros, ties, one-hot, disjoint supports, missing mass; one proposal or one a draft."""
+    several = not EVERY[name].same_proposals and data.draw(st.booleans())
+    target, proposal = data.draw(small_pairs(vocab, k if several else 1))
+    law, accepted = enumerate_law(EVERY[name], target, proposal, k)
     assert (law - target).abs().max() < 1e-12
-    assert (accepted - EVERY[name].acceptance(target, proposal, 2)).abs().max() < 1e-12
+    assert (accepted - EVERY[name].acceptance(target, proposal, k)).abs().max() < 1e-12
 
 
 def test_any_weights_of_the_choice_keep_the_law(monkeypatch):
@@ -99,30 +98,41 @@ def test_the_law_of_the_winner_is_that_of_the_weights():
 
 
 @names
-def test_sampler_reproduces_the_outcome(name):
-    """Words from a Sobol sequence: the shares of what is decided are the probabilities."""
+def test_sampler_reproduces_the_enumerated_law(name):
+    """Stratified words, all drafts in one batch: shares are probabilities, and together the target.
+
+    Words are a Sobol sequence, the rest of a row's arguments differ from row to row.
+    """
     vocab, k, points = 3, 2, 1 << 12
     scheme = EVERY[name]
     u = torch.quasirandom.SobolEngine(k + 2).draw(points, dtype=torch.float64)
     u = (u + 0.5 / points).clamp(max=1 - 1e-9)
+    drafts = torch.stack(tuples(vocab, k))
+    n = len(drafts)
+    many = drafts.repeat_interleave(points, 0)
+    words = u.repeat(n, 1)
+    noise = Noise(words[:, 0], words[:, 1 : k + 1], words[:, k + 1])
     target, proposal = laws(5, 6, vocab, zeros=0.2), laws(6, 6, vocab, zeros=0.2)
     proposal[::2] *= 0.7
     for q, p in zip(target, proposal, strict=True):
-        for drafts in tuples(vocab, k):
-            one = (drafts[None], q[None], p[None])
-            outcome = scheme.outcome(*one)
-            many = [x.expand(points, -1) for x in one]
-            decision = scheme.decide(*many, Noise(u[:, 0], u[:, 1 : k + 1], u[:, k + 1]))
-            share = decision.token.bincount(minlength=vocab) / points
-            assert (share - outcome.law(drafts[None])[0]).abs().max() < 3e-3
-            taken = (decision.draft[:, None] == torch.arange(k)).double().mean(0)
-            # equal drafts may be credited to either
-            same = bool(drafts[0] == drafts[1])
-            expected = outcome.accept[0]
-            assert abs(float(taken.sum() - expected.sum())) < 3e-3
-            assert same or (taken - expected).abs().max() < 3e-3
-            hit = decision.draft >= 0
-            assert (drafts[decision.draft[hit]] == decision.token[hit]).all()
+        decision = scheme.decide(many, q.expand(len(many), -1), p.expand(len(many), -1), noise)
+        token, draft = decision.token.view(n, points), decision.draft.view(n, points)
+        share = torch.nn.functional.one_hot(token, vocab).double().mean(1)
+        outcome = scheme.outcome(drafts, q.expand(n, -1), p.expand(n, -1))
+        assert (share - outcome.law(drafts)).abs().max() < 3e-3
+        taken = (draft[:, :, None] == torch.arange(k)).double().mean(1)
+        assert (taken.sum(-1) - outcome.accept.sum(-1)).abs().max() < 3e-3
+        # equal drafts may be credited to either
+        differ = drafts[:, 0] != drafts[:, 1]
+        assert (taken - outcome.accept)[differ].abs().max() < 3e-3
+        hit = draft >= 0
+        assert torch.equal(drafts.gather(1, draft.clamp(min=0))[hit], token[hit])
+        # over the law of the drafts it is the target's
+        _, law = prepare_laws(q[None], p[None], k)
+        x = torch.where(drafts < 0, vocab, drafts)
+        chance = scheme.draft_law(x, law.expand(n, -1, -1))
+        assert (chance @ share - q).abs().max() < 3e-3
+        assert abs(float(chance @ taken.sum(-1) - scheme.acceptance(q[None], p[None], k))) < 3e-3
 
 
 def test_match_with_the_targets_own_noise():

@@ -63,6 +63,10 @@ def test_refused_by_some():
         Canonical(None, None).acceptance(laws(1, 1, 300), laws(2, 1, 300), 2)
     with pytest.raises(ValueError, match="target must have at most 16 tokens, got 17"):
         joint_acceptance(laws(1, 1, 17)[0], X, torch.ones(2))
+    with pytest.raises(ValueError, match="target must have at most 16 tokens, got 17"):
+        optimal_acceptance(laws(1, 1, 17), laws(2, 1, 17), 2, replacement=False)
+    with pytest.raises(ValueError, match=r"proposal must have shape \[B, V\]"):
+        optimal_acceptance(Q, different, 2, replacement=False)
 
 
 def test_sums_within_tolerance_are_taken():

@@ -3,6 +3,7 @@
 from itertools import product
 
 import torch
+from hypothesis import strategies as st
 
 from csd.verify import Canonical, KSeq, Match, Recursive, Single
 from csd.verify.scheme import prepare_laws
@@ -55,11 +56,38 @@ def enumerate_law(scheme, target, proposal, k):
     """Law [B, V] of the output and acceptance [B], summed over all drafts."""
     rows, vocab = target.shape
     _, p = prepare_laws(target, proposal, k)
-    law, accepted = torch.zeros_like(target), torch.zeros(rows, dtype=torch.float64)
-    for drafts in tuples(vocab, k):
-        drafts = drafts.expand(rows, k)
-        chance = scheme.draft_law(torch.where(drafts < 0, vocab, drafts), p)
-        outcome = scheme.outcome(drafts, target, proposal)
-        law += chance[:, None] * outcome.law(drafts)
-        accepted += chance * outcome.accept.sum(-1)
-    return law, accepted
+    drafts = torch.stack(tuples(vocab, k))
+    n = len(drafts)
+    drafts = drafts.repeat(rows, 1)
+    q, prior, p = (x.repeat_interleave(n, 0) for x in (target, proposal, p))
+    chance = scheme.draft_law(torch.where(drafts < 0, vocab, drafts), p)
+    outcome = scheme.outcome(drafts, q, prior)
+    law = (chance[:, None] * outcome.law(drafts)).view(rows, n, vocab).sum(1)
+    return law, (chance * outcome.accept.sum(-1)).view(rows, n).sum(1)
+
+
+def _weights(vocab: int):
+    """Small whole weights: ties and zeros are frequent."""
+    return st.lists(st.integers(0, 4), min_size=vocab, max_size=vocab)
+
+
+@st.composite
+def small_pairs(draw, vocab: int, proposals: int = 1):
+    """target [1, vocab] and proposal [1, vocab], or [1, proposals, vocab] if more than one.
+
+    Any small weights, and on purpose: one-hot, disjoint supports, equal laws, missing mass.
+    """
+    kind = draw(st.sampled_from(["any", "one-hot target", "one-hot proposal", "disjoint", "equal"]))
+    one = st.integers(0, vocab - 1).map(lambda i: [int(i == j) for j in range(vocab)])
+    q = draw(one if kind == "one-hot target" else _weights(vocab).filter(any))
+    ps = []
+    for _ in range(proposals):
+        p = draw(one if kind == "one-hot proposal" else _weights(vocab))
+        if kind == "disjoint":
+            p = [0 if a else b for a, b in zip(q, p, strict=True)]
+        if kind == "equal":
+            p = q
+        missing = draw(st.sampled_from([0, 0, 1, 3]))
+        ps.append(torch.tensor(p, dtype=torch.float64) / max(sum(p) + missing, 1))
+    target = torch.tensor([q], dtype=torch.float64) / sum(q)
+    return target, ps[0][None] if proposals == 1 else torch.stack(ps)[None]

@@ -6,7 +6,8 @@ For K independent drafts of law p and target q,
 
 For any joint law of the drafts, p(S)^K becomes the probability that all drafts lie in S. With
 independent drafts a minimising S is a prefix of the tokens sorted by q / p ascending, so a sort and
-two sums are enough: O(V log V). P* = 1 if and only if q(S) >= p(S)^K for every S.
+two sums are enough: O(V log V). P* = 1 if and only if q(S) >= p(S)^K for every S. Drafts drawn
+without replacement, and those of any joint law, are bounded by looking at every set.
 
 Khisti et al., 2410.18234, for K = 2; the form for any K is the dual in Hu et al., "Towards optimal
 multi-draft speculative decoding", 2502.18779.
@@ -16,13 +17,20 @@ import torch
 
 from csd.verify.scheme import prepare_laws
 
-# vocabulary of `joint_acceptance` at most: it looks at every set
+# vocabulary at most, where every set is looked at
 MAX_JOINT = 16
 
 
-def optimal_acceptance(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
-    """[B] float64: the bound for k independent drafts of proposal [B, V] and target [B, V]."""
-    return (1 + _worst_set(target, proposal, k)).clamp(0, 1)
+def optimal_acceptance(
+    target: torch.Tensor, proposal: torch.Tensor, k: int, replacement: bool = True
+) -> torch.Tensor:
+    """[B] float64: the bound for k drafts of proposal [B, V] and target [B, V].
+
+    replacement: whether drafts are independent; if not, each comes from what the earlier ones left
+    of the proposal, renormalised, and V is at most 16. Raises ValueError as `Scheme.outcome`.
+    """
+    worst = _worst_set if replacement else _worst_set_of_distinct
+    return (1 + worst(target, proposal, k)).clamp(0, 1)
 
 
 def can_always_accept(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
@@ -42,6 +50,48 @@ def _worst_set(target, proposal, k: int) -> torch.Tensor:
     return (mass_q - mass_p.clamp(max=1) ** k).amin(-1).clamp(max=0)
 
 
+def _worst_set_of_distinct(target, proposal, k: int) -> torch.Tensor:
+    if proposal.ndim != 2:
+        raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
+    q, p = prepare_laws(target, proposal, k)
+    V = target.shape[1]
+    if V > MAX_JOINT:
+        raise ValueError(f"target must have at most {MAX_JOINT} tokens, got {V}")
+    inside = drawn_inside(p[:, 0], k)
+    mass = q @ _members(V + 1, q.device).double().mT
+    # null lies in every set, and is the last bit
+    return (mass - inside)[:, 1 << V :].amin(-1).clamp(max=0)
+
+
+def drawn_inside(p: torch.Tensor, k: int) -> torch.Tensor:
+    """[B, 2^A]: probability that k draws without replacement from p [B, A] lie in a set.
+
+    Bit i of a set's number is atom i. Draws after the last atom of p are no draws.
+    """
+    B, A = p.shape
+    # what is left of p outside each set
+    rest = p @ (~_members(A, p.device)).double().mT
+    chance = torch.zeros_like(rest)
+    chance[:, 0] = 1
+    for _ in range(k):
+        each = torch.where(rest > 0, chance / rest.clamp(min=1e-300), 0)
+        chance = torch.where(rest > 0, 0, chance)
+        for i in range(A):
+            without, with_it = each.view(B, -1, 2, 1 << i), chance.view(B, -1, 2, 1 << i)
+            with_it[:, :, 1] += without[:, :, 0] * p[:, i, None, None]
+    # from the draws being a set to their lying in one
+    for i in range(A):
+        pair = chance.view(B, -1, 2, 1 << i)
+        pair[:, :, 1] += pair[:, :, 0]
+    return chance
+
+
+def _members(n: int, device) -> torch.Tensor:
+    """[2^n, n] bool: which of n atoms each set has."""
+    sets = torch.arange(1 << n, device=device)
+    return ((sets[:, None] >> torch.arange(n, device=device)) & 1).bool()
+
+
 def joint_acceptance(
     target: torch.Tensor, drafts: torch.Tensor, chance: torch.Tensor
 ) -> torch.Tensor:
@@ -52,10 +102,9 @@ def joint_acceptance(
     V = target.shape[0]
     if V > MAX_JOINT:
         raise ValueError(f"target must have at most {MAX_JOINT} tokens, got {V}")
-    sets = torch.arange(1 << V, device=target.device)
-    member = (sets[:, None] >> torch.arange(V, device=target.device)) & 1
+    member = _members(V, target.device)
     # a null draw lies in every set: it never helps
-    member = torch.cat([member, torch.ones_like(member[:, :1])], 1).bool()
+    member = torch.cat([member, torch.ones_like(member[:, :1])], 1)
     x = torch.where(drafts < 0, V, drafts.long())
     inside = member[:, x].all(-1).double() @ chance.double()
     mass = member[:, :-1].double() @ target.double()
