@@ -12,7 +12,9 @@ from csd.cache import PAGE, KVCache
 def free_bytes(device: torch.device) -> int:
     """Memory that can still be had on `device`."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # what torch keeps of freed tensors it gives to the next ones
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     try:
         with open("/proc/meminfo") as f:
             for line in f:

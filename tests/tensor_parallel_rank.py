@@ -88,7 +88,8 @@ def main(folder):
     rank = dist.get_rank()
     found = {}
     for family in SIZES:
-        engine = Watched(build(family), max_slots=4)
+        # the first prompt takes three chunks
+        engine = Watched(build(family), max_slots=4, prefill_chunk=32)
         for case in CASES if family == "llama" else ("fixed",):
             found[f"{family}-{case}"] = engine.drawn(case)
     # rank 0's seed and stop decision count

@@ -9,7 +9,7 @@ from scripted import PrefixSum, engine
 import csd
 from csd import engine as engine_file
 from csd.cache import KVCache, PageAllocator, pages_for
-from csd.memory import Demand, free_bytes, slots_that_fit, weight_bytes
+from csd.memory import Demand, free_bytes, peak_bytes, slots_that_fit, weight_bytes
 from csd.models.shapes import SHAPES, random_model
 
 LLAMA = SHAPES["llama-3.1-8b"]
@@ -89,6 +89,17 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch):
 
 def test_free_memory_is_read():
     assert free_bytes(torch.device("cpu")) > 2**20
+
+
+def test_memory_of_a_gpu(monkeypatch):
+    """What a dropped cache has left to torch is free for the next; the peak is what torch says."""
+    told = dict(mem_get_info=(3, 80), memory_reserved=50, memory_allocated=40,
+                max_memory_allocated=47)  # fmt: skip
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    device = torch.device("cuda", 0)
+    assert free_bytes(device) == 13
+    assert peak_bytes(device) == 47 and peak_bytes(torch.device("cpu")) is None
 
 
 def test_pages_are_neighbours_where_they_can_be():
