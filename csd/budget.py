@@ -3,13 +3,14 @@
 A step over M rows costs t(M) seconds, measured once an engine. A node whose path has probability p
 commits p tokens on average, so the best pool maximises
 
-    ( live + c * sum of the k largest p ) / t(live + k)        over k >= 0
+    ( live + c * sum of the k largest p ) / ( t(live + k) + o )        over k >= 0
 
-with c the ratio of accepted nodes to expected ones so far. Where nothing pays, k is 0.
+with c the ratio of accepted nodes to expected ones so far, and o what steps took beyond t, which is
+measured on empty caches: reading what is in them, and whatever else the machine has to do. Where
+nothing pays, k is 0.
 """
 
 import bisect
-import statistics
 import time
 from collections.abc import Callable
 
@@ -37,7 +38,8 @@ class CostModel:
 
     @classmethod
     def measure(cls, run: Callable[[int], None], sizes: list[int], repeats: int = 3):
-        """Times `run(rows)` for every size, the sizes in turn, and keeps the medians."""
+        """Times `run(rows)` for every size, the sizes in turn, and keeps the least: what a busy
+        machine adds says nothing of the size."""
         for size in (sizes[0], sizes[-1]):
             run(size)
         times = {size: [] for size in sizes}
@@ -46,7 +48,7 @@ class CostModel:
                 start = time.perf_counter()
                 run(size)
                 times[size].append(time.perf_counter() - start)
-        return cls(sizes, [statistics.median(times[size]) for size in sizes])
+        return cls(sizes, [min(times[size]) for size in sizes])
 
 
 class Gain:
@@ -93,7 +95,7 @@ class AutoBudget(FixedBudget):
         super().__init__(max_nodes)
         self.cost = cost
         self._gain = Gain()
-        self._propose_seconds = 0.0
+        self._propose_seconds = self._overhead = 0.0
         self._misses = self._rest = 0
 
     def ask(self, live: int) -> int:
@@ -104,10 +106,12 @@ class AutoBudget(FixedBudget):
 
     def choose(self, live: int, scores: list[int]) -> int:
         gain = float(self._gain)
-        best, best_rate, tokens = 0, live / self.cost(live), float(live)
+        overhead = max(self._overhead, 0.0)
+        best, best_rate, tokens = 0, live / (self.cost(live) + overhead), float(live)
+        overhead += self._propose_seconds
         for k, score in enumerate(sorted(scores), 1):
             tokens += gain * path_probability(score)
-            rate = tokens / (self.cost(live + k) + self._propose_seconds)
+            rate = tokens / (self.cost(live + k) + overhead)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best
@@ -121,6 +125,9 @@ class AutoBudget(FixedBudget):
         if record.scores:
             self._gain.learn(record)
             self._propose_seconds += 0.2 * (record.draft_seconds - self._propose_seconds)
+        if record.model_seconds:
+            over = record.model_seconds - self.cost(sum(record.nodes))
+            self._overhead += 0.2 * (over - self._overhead)
 
 
 class FixedPool:

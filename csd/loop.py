@@ -66,12 +66,13 @@ class Loop:
     def one_step(self, live: int, budget: FixedBudget) -> Pending:
         self.steps += 1
         spent = self.step.seconds
-        before = spent["propose"] + spent["insert"]
+        before = dict(spent)
         pool, verdict = self.step(live, budget)
-        drafting = spent["propose"] + spent["insert"] - before
+        took = {phase: spent[phase] - before[phase] for phase in PHASES}
         snapshot = Snapshot(pool, verdict, self.record_top, self.drafts)
         pending = Pending.of(snapshot, self.owners, self.steps)
-        pending.draft_seconds = drafting
+        pending.draft_seconds = took["propose"] + took["insert"]
+        pending.model_seconds = took["forward"] + took["verify"] + took["commit"]
         return pending
 
     def refill(self) -> None:

@@ -71,7 +71,9 @@ class Record:
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], where asked for
     step: int  # of the call, from 1
     trees: Trees | None  # where asked for
-    draft_seconds: float = 0.0  # of proposing and inserting, where a step is timed by phase
+    # where a step is timed by phase: proposing and inserting; all the rest
+    draft_seconds: float = 0.0
+    model_seconds: float = 0.0
 
     @classmethod
     def read(
@@ -130,6 +132,7 @@ class Pending:
     floats: torch.Tensor
     done: object | None = None  # a CUDA event
     draft_seconds: float = 0.0
+    model_seconds: float = 0.0
 
     @classmethod
     def of(cls, snapshot: Snapshot, owners: list, step: int) -> "Pending":
@@ -142,5 +145,5 @@ class Pending:
         elif self.ints.is_cuda:
             self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
         record = Record.read(self.owners, self.step, self.layout, self.ints, self.floats)
-        record.draft_seconds = self.draft_seconds
+        record.draft_seconds, record.model_seconds = self.draft_seconds, self.model_seconds
         return record

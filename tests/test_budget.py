@@ -16,9 +16,12 @@ def scores(*probabilities):
     return [round(-log2(p) * SCORE_ONE) for p in probabilities]
 
 
-def record(probabilities, accepted, draft_seconds=0.0):
+def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0):
     """What the host reads of a step that drafted these nodes."""
-    values = dict(count=[accepted + 1], scores=scores(*probabilities), draft_seconds=draft_seconds)
+    values = dict(
+        count=[accepted + 1], nodes=[1 + len(probabilities)], scores=scores(*probabilities),
+        draft_seconds=draft_seconds, model_seconds=model_seconds,
+    )  # fmt: skip
     return Record(**dict.fromkeys(Record.__dataclass_fields__) | values)
 
 
@@ -31,7 +34,7 @@ def test_more_rows_never_cost_less():
     assert CostModel([1, 2, 4], [3.0, 2.0, 5.0]).seconds == [3.0, 3.0, 5.0]
 
 
-def test_measure_takes_medians_of_every_size():
+def test_measure_runs_every_size_in_turn():
     seen = []
     cost = CostModel.measure(seen.append, [1, 8], repeats=3)
     assert sorted(seen) == [1] * 4 + [8] * 4
@@ -59,6 +62,18 @@ def test_time_spent_on_proposing_counts():
     for _ in range(60):
         budget.learn(1, record([0.5, 0.5], accepted=1, draft_seconds=9.0))
     assert budget.choose(1, scores(0.5)) == 0
+
+
+def test_what_every_step_takes_beyond_the_model_makes_nodes_cheaper():
+    budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
+    assert budget.choose(1, scores(0.02)) == 0
+    for _ in range(60):
+        budget.learn(1, record([], accepted=0, model_seconds=30.0))
+    assert budget.choose(1, scores(0.02)) == 1
+    # a machine that is faster today says nothing about the slope
+    for _ in range(60):
+        budget.learn(1, record([], accepted=0, model_seconds=1.0))
+    assert budget.choose(1, scores(0.02)) == 0
 
 
 def test_it_rests_where_drafts_do_not_pay_and_looks_again():
