@@ -1,17 +1,22 @@
 """Verification schemes on a real model's targets and its graph's proposals.
 
-    python -m bench.verify [--prompts 8] [--samples 8] [--tokens 48] [--json FILE] [--plot FILE]
+    python -m bench.verify [pairs] [trees] [time] [--settings T=0.7 ...] [--json FILE]
+    python -m bench.verify --table FILE [--plot PICTURE]
 
-Three tables; with `--only` one of them, which then replaces its part of an existing FILE:
+Three parts, all of them when none is named. What is measured replaces its rows in an existing FILE:
 
 pairs  SmolLM2-135M-Instruct answers word problems; at every position of every sample the target and
        the consensus graph's blended distribution over the successors it keeps are recorded, before
        the graph sees the position. For K = 2, 4, 8 the mean acceptance of each scheme and the bound
-       on those pairs, exact but for `coupled` and `no replacement` beyond K = 2 (64 draws a pair).
+       on those pairs, exact but for two rows: drawing without replacement beyond K = 2 (64 draws a
+       pair), and `match, coupled`, what the engine itself would draft at the position and sample
+       there, under 8 keys.
 trees  block efficiency, tokens committed per sample and step, of whole generations with `--nodes`
-       drafted rows a sample; its interval is a bootstrap over prompts.
+       drafted rows a sample.
 time   milliseconds of one decision for 16 rows, on the few atoms the engine decides on and on a
        whole vocabulary.
+
+`--table` prints what DESIGN.md shows of a FILE and measures nothing.
 """
 
 import argparse
@@ -26,26 +31,16 @@ import torch
 import csd
 from bench.common import finish, machine, table
 from bench.cpu import PROBLEMS
-from bench.replay import interval
 from bench.verify_pairs import SETTINGS, Pairs, flat, record
+from bench.verify_tables import DRAFTS, FLAT, ORDER, plot, tables
 from csd.models.demo import smollm2_path
-from csd.verify import (
-    SCHEMES,
-    Canonical,
-    Match,
-    Noise,
-    Recursive,
-    coupled_drafts,
-    fixed_drafts,
-    optimal_acceptance,
-)
+from csd.verify import SCHEMES, Canonical, Match, Noise, Recursive, fixed_drafts, optimal_acceptance
 from csd.verify import sampler as sampler_file
 
-DRAFTS = (2, 4, 8)
 # Monte Carlo draws a pair where there is no closed form
 DRAWS = 64
-# what the paper orders
-ORDER = ("bound", "canonical", "kseq", "recursive")
+VERIFIERS = ("match", *sorted(sampler_file.DRAWS))
+PARTS = ("pairs", "trees", "time")
 
 
 def acceptance(pairs: Pairs, k: int, generator) -> dict[str, torch.Tensor]:
@@ -57,15 +52,18 @@ def acceptance(pairs: Pairs, k: int, generator) -> dict[str, torch.Tensor]:
     out["canonical, s=3"] = Canonical(tokens=3).acceptance(q, p, k)
     for name in ("kseq", "recursive", "single"):
         out[name] = SCHEMES[name].acceptance(q, p, k)
-    out["no replacement"] = _without_replacement(q, p, k, generator)
+    if q.shape[1] <= 16:
+        out["bound, no replacement"] = optimal_acceptance(q, p, k, replacement=False)
+    out["no replacement"] = without_replacement(q, p, k, generator)
     out["match, drawn"] = Match().acceptance(q, p, k)
     out["match, fixed"] = Match().outcome(fixed_drafts(p, k), q, p).accept.sum(-1)
-    if pairs.blend is not None:
-        out["match, coupled"] = _coupled(pairs, k, generator)
+    if pairs.coupled is not None:
+        out["match, coupled"] = pairs.coupled[:, k - 1]
     return out
 
 
-def _without_replacement(q, p, k: int, generator) -> torch.Tensor:
+def without_replacement(q, p, k: int, generator) -> torch.Tensor:
+    """Acceptance [n] of `recursive` without replacement."""
     scheme = Recursive(replacement=False)
     if k == 2 and q.shape[1] < 16:
         return scheme.acceptance(q, p, k)
@@ -81,16 +79,6 @@ def _without_replacement(q, p, k: int, generator) -> torch.Tensor:
     return total / DRAWS
 
 
-def _coupled(pairs: Pairs, k: int, generator) -> torch.Tensor:
-    hits = torch.zeros(pairs.target.shape[0], dtype=torch.float64)
-    for _ in range(DRAWS):
-        noise = torch.rand(pairs.target.shape, generator=generator, dtype=torch.float64)
-        gumbel = -(-noise.log()).log()
-        drafts = coupled_drafts(pairs.blend, gumbel, k)
-        hits += Match().decide_coupled(drafts, pairs.target, gumbel).draft >= 0
-    return hits / DRAWS
-
-
 def rows_of(name: str, pairs: Pairs, generator) -> list[dict]:
     """Mean acceptance by scheme and K, and how many pairs break the paper's order."""
     every = {k: acceptance(pairs, k, generator) for k in DRAFTS}
@@ -104,79 +92,61 @@ def rows_of(name: str, pairs: Pairs, generator) -> list[dict]:
         for k in DRAFTS:
             row[f"K={k}"] = float((every[k][better] < every[k][worse] - 1e-9).double().mean())
         rows.append(row)
+    print(table(rows), flush=True)
     return rows
 
 
-def pair_tables(engine, args) -> dict:
-    generator = torch.Generator().manual_seed(0)
-    found, rows = {}, []
-    for name, options in SETTINGS.items():
-        pairs = record(engine, args.prompts, args.samples, args.tokens, options)
-        found[name] = {"positions": pairs.positions, "with a proposal": len(pairs.target)}
-        found[name]["target mass kept"] = float(pairs.target[:, :-1].sum(-1).mean())
-        rows += rows_of(name, pairs, generator)
-        print(table(rows[-len(rows) // len(found) :]), flush=True)
-    rows += rows_of("flat, 60 tokens", flat(24, 60, generator), generator)
-    print(table(rows), flush=True)
-    return {"recorded": found, "acceptance": rows}
+def chats(count: int) -> list:
+    return [[{"role": "user", "content": p}] for p in PROBLEMS[:count]]
 
 
-def trees(engine, args) -> list[dict]:
+def trees(engine, setting: str, args) -> list[dict]:
     """Block efficiency of every verifier, at the same number of drafted rows."""
     rows = []
-    prompts = [[{"role": "user", "content": p}] for p in PROBLEMS[: args.prompts // 2]]
-    samples = args.samples // 2
-    for temperature in args.temperatures:
-        for verifier, draws in [("match", 0)] + [
-            (v, k) for k in args.draws for v in sorted(sampler_file.DRAWS)
-        ]:
-            if draws:
-                sampler_file.DRAWS[verifier] = draws
-            out = csd.generate(
-                engine, prompts, num_samples=samples, max_new_tokens=args.tokens, seed=1,
-                temperature=temperature, verifier=verifier,
-                budget=args.nodes * len(prompts) * samples,
-            )  # fmt: skip
-
-            def tau(pick, out=out):
-                stats = [out[i].stats for i in pick]
-                return sum(s.tokens for s in stats) / sum(s.sample_steps for s in stats)
-
-            low, high = interval(tau, len(prompts))
-            sums = {
-                field: sum(getattr(o.stats, field) for o in out)
-                for field in ("tokens", "sample_steps", "nodes_proposed", "nodes_accepted")
-            }
-            seconds = out[0].stats.seconds
-            rows.append({
-                "temperature": temperature,
-                "verifier": verifier,
-                "draws": draws or "-",
-                "tau": tau(range(len(prompts))),
-                "low": low,
-                "high": high,
-                "nodes": sums["nodes_proposed"] / sums["sample_steps"],
-                "accepted": sums["nodes_accepted"] / max(sums["nodes_proposed"], 1),
-                "propose s": seconds["propose"],
-                "verify s": seconds["verify"],
-                "forward s": seconds["forward"],
-            })  # fmt: skip
-            print(table(rows[-1:]), flush=True)
-    print(table(rows), flush=True)
+    prompts = chats(args.prompts)
+    kinds = [("match", 0)] + [(v, k) for k in args.draws for v in sorted(sampler_file.DRAWS)]
+    kinds = [(v, k) for v, k in kinds if v in args.verifiers]
+    usual = dict(sampler_file.DRAWS)
+    for verifier, draws in kinds:
+        if draws:
+            sampler_file.DRAWS[verifier] = draws
+        out = csd.generate(
+            engine, prompts, num_samples=args.tree_samples, max_new_tokens=args.tokens, seed=1,
+            verifier=verifier, budget=args.nodes * len(prompts) * args.tree_samples,
+            **SETTINGS[setting],
+        )  # fmt: skip
+        sampler_file.DRAWS.update(usual)
+        proposed, accepted, steps = (
+            sum(getattr(o.stats, x) for o in out)
+            for x in ("nodes_proposed", "nodes_accepted", "sample_steps")
+        )
+        rows.append({
+            "setting": setting,
+            "verifier": verifier,
+            "draws": draws,
+            "nodes": proposed / steps,
+            "accepted": accepted / max(proposed, 1),
+            # by problem
+            "tokens": [o.stats.tokens for o in out],
+            "steps": [o.stats.sample_steps for o in out],
+        })  # fmt: skip
+        print(setting, verifier, draws, f"tau {sum(rows[-1]['tokens']) / steps:.3f}", flush=True)
     return rows
 
 
-def times(rows: int = 16, repeats: int = 5) -> list[dict]:
+def times(rows: int = 16, repeats: int = 9) -> list[dict]:
     """Milliseconds of `decide` for `rows` rows, medians."""
     out = []
     generator = torch.Generator().manual_seed(0)
+    schemes = SCHEMES | {"no replacement": Recursive(replacement=False)}
     for vocab in (9, 49_152):
         target = (torch.randn(rows, vocab, generator=generator) * 4).softmax(-1)
         proposal = (target.log() + torch.randn(rows, vocab, generator=generator)).softmax(-1)
-        for name, scheme in SCHEMES.items():
+        for name, scheme in schemes.items():
             row = {"vocabulary": vocab, "scheme": name}
             for k in DRAFTS:
-                drafts = proposal.multinomial(k, replacement=True, generator=generator)
+                again = name != "no replacement"
+                drafts = proposal.multinomial(k, replacement=again, generator=generator)
                 u = torch.rand(rows, k + 2, generator=generator, dtype=torch.float64)
                 noise = Noise(u[:, 0], u[:, 1 : k + 1], u[:, k + 1])
                 taken = []
@@ -190,63 +160,76 @@ def times(rows: int = 16, repeats: int = 5) -> list[dict]:
     return out
 
 
-def plot(rows: list[dict], path: str) -> None:
-    """Acceptance over K, one panel a kind of pairs."""
-    import matplotlib
+def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[dict]:
+    """Rows of both; a new one replaces an old one that agrees in `fields`."""
+    named = {tuple(r[f] for f in fields): r for r in [*old, *new]}
+    return list(named.values())
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    shown = ("bound", "canonical", "kseq", "recursive", "match, coupled", "match, fixed", "single")
-    names = list(dict.fromkeys(r["pairs"] for r in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(3 * len(names), 3.2), sharey=False)
-    for name, axis in zip(names, axes, strict=True):
-        for scheme in shown:
-            for row in rows:
-                if row["pairs"] == name and row["scheme"] == scheme:
-                    style = "k--" if scheme == "bound" else "o-"
-                    values = [row[f"K={k}"] for k in DRAFTS]
-                    axis.plot(DRAFTS, values, style, label=scheme, markersize=3, linewidth=1)
-        axis.set_title(name, fontsize=9)
-        axis.set_xticks(DRAFTS)
-        axis.set_xlabel("drafts K")
-    axes[0].set_ylabel("acceptance")
-    axes[0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path)
+def measure(args, result: dict) -> None:
+    """Every part asked for, into `result`."""
+    asked = {k: v for k, v in vars(args).items() if k not in ("json", "table", "plot")}
+    ran = {"machine": machine(), "arguments": asked}
+    engine = None if args.parts == ["time"] else csd.Engine(smollm2_path())
+    if "pairs" in args.parts:
+        rows, recorded = [], result.setdefault("recorded", {})
+        for name in args.settings:
+            pairs = record(engine, chats(args.prompts), args.samples, args.tokens, SETTINGS[name])
+            recorded[name] = {
+                "positions": pairs.positions,
+                "with a proposal": len(pairs.target),
+                "target mass kept": float(pairs.target[:, :-1].sum(-1).mean()),
+            }
+            rows += rows_of(name, pairs, torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        rows += rows_of(FLAT, flat(24, 60, generator), generator)
+        old = result.get("acceptance", [])
+        result["acceptance"] = merged(old, rows, ("pairs", "scheme"))
+    if "trees" in args.parts:
+        rows = [row for name in args.settings for row in trees(engine, name, args)]
+        old = result.get("trees", [])
+        result["trees"] = merged(old, rows, ("setting", "verifier", "draws"))
+    if "time" in args.parts:
+        result["time"] = times()
+    runs = result.setdefault("runs", {})
+    for part in args.parts:
+        for name in args.settings if part != "time" else [""]:
+            runs[f"{part} {name}".strip()] = ran
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("pairs", "trees", "time"))
+    parser.add_argument("parts", nargs="*", metavar="part", help="pairs, trees, time; or all")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8, help="of a prompt, for pairs")
+    parser.add_argument("--tree-samples", type=int, default=4, help="of a prompt, for trees")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--nodes", type=int, default=8, help="drafted rows a sample, for trees")
-    parser.add_argument("--draws", type=int, nargs="+", default=[2, 4], help="K, for trees")
+    parser.add_argument("--draws", type=int, nargs="*", default=[2], help="K, for trees")
     parser.add_argument(
-        "--temperatures", type=float, nargs="+", default=[0.7, 1.0], help="for trees"
+        "--verifiers", nargs="+", choices=VERIFIERS, default=VERIFIERS, help="for trees"
     )
-    parser.add_argument("--plot", help="write the picture of the pairs here")
-    parser.add_argument("--json")
+    parser.add_argument("--json", help="write here, and keep what is there of other parts")
+    parser.add_argument("--table", metavar="FILE", help="print this file's tables instead")
+    parser.add_argument("--plot", help="with --table: write the picture of the pairs here")
     args = parser.parse_args()
-
-    torch.set_num_threads(1)
-    result = {"bench": "verify"}
-    if args.only and args.json and Path(args.json).exists():
-        result = json.loads(Path(args.json).read_text())
-    result |= {"machine": machine(), "arguments": vars(args)}
-    engine = None if args.only == "time" else csd.Engine(smollm2_path())
-    if args.only in (None, "pairs"):
-        result |= pair_tables(engine, args)
+    if args.table:
+        result = json.loads(Path(args.table).read_text())
+        print("\n\n".join(tables(result)))
         if args.plot:
             plot(result["acceptance"], args.plot)
-    if args.only in (None, "trees"):
-        fresh = trees(engine, args)
-        old = [r for r in result.get("trees", []) if r["temperature"] not in args.temperatures]
-        result["trees"] = old + fresh
-    if args.only in (None, "time"):
-        result["time"] = times()
+        return
+    args.parts = args.parts or list(PARTS)
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"part must be one of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+
+    torch.set_num_threads(1)
+    result: dict = {"bench": "verify"}
+    if args.json and Path(args.json).exists():
+        result = json.loads(Path(args.json).read_text())
+    measure(args, result)
     finish(result, args.json)
 
 
