@@ -105,7 +105,8 @@ def consensus(trace: Trace, histories: list[int], steps: int) -> list[dict]:
             start = time.perf_counter()
             pool = drafter.propose(slots, slots.count + NODES)
             found.append(step(pool, time.perf_counter() - start))
-        rows.append(row("consensus", trace, history, found))
+        contexts = int((drafter.table.entry_group == 1).sum())
+        rows.append(row("consensus", trace, history, found, contexts))
     return rows
 
 
@@ -138,7 +139,7 @@ def host(name: str, trace: Trace, histories: list[int], steps: int) -> list[dict
     return rows
 
 
-def row(name: str, trace: Trace, history: int, found: list[tuple]) -> dict:
+def row(name: str, trace: Trace, history: int, found: list[tuple], contexts: int = 0) -> dict:
     propose, insert, tokens = zip(*found, strict=True)
     return {
         "drafter": name,
@@ -148,6 +149,7 @@ def row(name: str, trace: Trace, history: int, found: list[tuple]) -> dict:
         "insert_us": 1e6 * statistics.median(insert),
         "tokens": statistics.median(tokens),
         "insert_us_a_token": 1e6 * sum(insert) / sum(tokens),
+        "contexts": contexts,  # the graph's, of 131,072
     }
 
 

@@ -2,9 +2,9 @@
 
     python -m bench.study --json F --plots DIR [--traces FILE ..] [--prompts FILE] [--quick]
 
-Sections, each with a budget of seconds and each in F as soon as it is done: strictness of the
-paper's drafter; diversity of what is drawn; agreement taken away on purpose; other tasks; live runs
-beside their replay; families. A section that F holds already is kept unless `--only` names it.
+Sections, each with a budget of seconds and each in F row by row: strictness of the paper's drafter;
+diversity of what is drawn; agreement taken away on purpose; other tasks; live runs beside their
+replay; families. A section that F holds whole is kept unless `--only` names it.
 Traces: `bench/traces/study.jsonl.gz`, and further files, whose first problems are replayed too.
 `--quick` is for tests: a toy model, a few tokens.
 """
@@ -23,8 +23,8 @@ from bench.study.box import Box
 from bench.study.plots import draw
 
 BUDGETS = {
-    "strictness": 280,
-    "diversity": 280,
+    "strictness": 340,
+    "diversity": 340,
     "agreement": 200,
     "tasks": 240,
     "live": 280,
@@ -46,14 +46,20 @@ def main(argv: list[str] | None = None) -> int:
     if args.json.exists():
         result["sections"] = json.loads(args.json.read_text())["sections"]
     for name, seconds in BUDGETS.items():
-        if name not in (args.only or BUDGETS) or (not args.only and name in result["sections"]):
+        whole = result["sections"].get(name, {}).get("whole", False)
+        if name not in (args.only or BUDGETS) or (not args.only and whole):
             continue
         print(f"{name} ..", flush=True)
-        box = Box(seconds, args.quick, args.traces, args.prompts)
+
+        def save(box, name=name, whole=False):
+            took = round(time.perf_counter() - box.start, 1)
+            section = {"whole": whole, "seconds": took, "notes": box.notes, "rows": box.rows}
+            result["sections"][name] = section
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+        box = Box(seconds, args.quick, args.traces, args.prompts, save=save)
         importlib.import_module(f"bench.study.{name}").run(box)
-        took = round(time.perf_counter() - box.start, 1)
-        result["sections"][name] = {"seconds": took, "notes": box.notes, "rows": box.rows}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        save(box, whole=True)
     for name, section in result["sections"].items():
         print(f"\n{name}, {section['seconds']} s")
         for columns in dict.fromkeys(tuple(r) for r in section["rows"]):

@@ -1,7 +1,7 @@
 """A section of the study: its rows, its time, its traces."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class Box:
     rows: list[dict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)
+    save: Callable = lambda box: None  # called with the box after each row
     _engines: dict = field(default_factory=dict)
 
     @property
@@ -41,6 +42,7 @@ class Box:
 
     def add(self, **row) -> None:
         self.rows.append(row)
+        self.save(self)
         print("  " + ", ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
 
     def recorded(self, start: str, end: str = "") -> list[Trace]:

@@ -12,7 +12,7 @@ from bench.study.copying import copying
 from bench.study.measure import likeness, mean
 from csd.graph.paper import Paper
 
-SAMPLES, NODES, TOKENS = 8, 6, 80
+SAMPLES, NODES, TOKENS = 8, 6, 64
 LOOSE, STRICT = {"k": 1}, {"k": 6, "least": 0.6}
 
 

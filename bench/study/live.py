@@ -22,7 +22,7 @@ from csd.kernels.noise import SAMPLE, gumbel, philox_words_ref, prompt_key
 from csd.replay import Trace, read_traces
 
 TEMPERATURES = (0.6, 0.7, 1.0)
-SAMPLES, NODES, TOKENS, SEEDS = 8, 8, 96, 3
+SAMPLES, NODES, TOKENS, SEEDS = 8, 8, 80, 3
 
 
 def run(box: Box) -> None:

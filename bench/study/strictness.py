@@ -11,11 +11,11 @@ from csd.graph.paper import Paper
 
 SAMPLES, NODES, PROBLEMS = 8, 16, 4
 KNOBS = {
-    "k": [{"k": k} for k in (1, 2, 3, 4, 6, 8)],
-    "k, no fewer": [{"k": k, "shrink": False} for k in (1, 2, 3, 4, 6)],
-    "alpha": [{"alpha": a} for a in (0.0, 0.25, 0.5, 0.75, 1.0)],
+    "k": [{"k": k} for k in (1, 2, 4, 8)],
+    "k, no fewer": [{"k": k, "shrink": False} for k in (2, 4, 6)],
+    "alpha": [{"alpha": a} for a in (0.0, 0.5, 1.0)],
     "edits": [{"k": 6, "edits": e} for e in (0, 1, 2)],
-    "least": [{"least": w} for w in (0.0, 0.2, 0.4, 0.6, 0.8)],
+    "least": [{"least": w} for w in (0.0, 0.4, 0.6, 0.8)],
     "siblings": [{"siblings": n} for n in (1, 2, 4, 7)],
 }
 
