@@ -37,8 +37,9 @@ def _strictness(plt, rows):
                 ax.plot(x, [r["tau"] for r in found], "o-", color=colour, label=f"{shape}: tau")
                 share = [r["nodes"] / 10 for r in found]
                 ax.plot(x, share, "x:", color=colour, label=f"{shape}: nodes / 10")
-            ax.set(title=f"{trace}: {knob}", xlabel=knob)
+            ax.set(title=knob)
             ax.grid(alpha=0.3)
+        line[0].set_ylabel(trace, fontsize=8)
     axes[0][0].legend(fontsize=6)
     return figure
 
