@@ -2,16 +2,13 @@
 
 import json
 import sys
+from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 from csd.budget import CostModel
 
-# seconds of a step by its rows where no table is given: SmolLM2-135M on 2 CPU cores
-ROWS = [4, 8, 16, 32, 64]
-SECONDS = [0.069, 0.069, 0.085, 0.118, 0.178]
 
-
-def add(commands) -> None:
+def add(commands: _SubParsersAction) -> None:
     record = commands.add_parser("record", help="draw samples and write them as a trace file")
     record.add_argument("model", help="a local folder, a hub name or a GGUF file")
     record.add_argument("prompts", help="JSONL; prompt (a string or messages), or question or "
@@ -57,7 +54,7 @@ def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
     return found[:limit]
 
 
-def _record(args) -> int:
+def _record(args: Namespace) -> int:
     from csd import generate
     from csd.generate import engine_for
 
@@ -80,13 +77,14 @@ def _record(args) -> int:
     return 0
 
 
-def _replay(args) -> int:
-    import torch
+def _replay(args: Namespace) -> int:
+    from csd.gain import ROWS, SECONDS, gain
+    from csd.replay import read_traces
 
-    from csd.graph.drafters import make_drafter
-    from csd.kernels.ops import reference
-    from csd.replay import read_traces, replay
-
+    if args.num_samples is not None and args.num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {args.num_samples}")
+    if min(args.nodes) < 0:
+        raise ValueError(f"nodes must be at least 0, got {min(args.nodes)}")
     cost = CostModel(ROWS, SECONDS)
     if args.cost:
         table = json.loads(Path(args.cost).read_text())
@@ -94,28 +92,10 @@ def _replay(args) -> int:
     traces = [t for path in args.traces for t in list(read_traces(path))[: args.limit]]
     if not traces:
         raise ValueError(f"traces must hold at least one prompt, got {args.traces}")
-    rows = []
-    for nodes in args.nodes:
-        tokens = steps = drafted = 0
-        plain = drafting = 0.0
-        for trace in traces:
-            samples = args.num_samples or len(trace.samples)
-            drafter = make_drafter(args.drafter, reference(), torch.device("cpu"))
-            result = replay(trace, drafter, samples, nodes)
-            tokens, steps = tokens + result.tokens, steps + result.sample_steps
-            drafted += result.nodes
-            lengths = [len(x) for x in trace.samples[:samples]]
-            plain += sum(cost(sum(x > i for x in lengths)) for i in range(max(lengths)))
-            drafting += sum(cost(live + more) for live, more in result.rows)
-        rows.append({
-            "nodes": nodes,
-            "tau": tokens / steps,
-            "nodes_used": drafted / steps,
-            "speedup": plain / drafting,
-        })  # fmt: skip
-    result = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
+    rows = [gain(traces, nodes, cost, args.num_samples, args.drafter) for nodes in args.nodes]
+    found = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps(found))
         return 0
     print("nodes  used    tau  expected speed-up")
     for row in rows:
