@@ -1,0 +1,44 @@
+"""bench.limits: what is taken away shows in the figures."""
+
+import json
+
+import pytest
+
+from bench import limits
+
+
+@pytest.fixture
+def traces(tmp_path):
+    """Two prompts, each with a sample and one that is five tokens ahead of it; nothing repeats."""
+    path = tmp_path / "traces.jsonl"
+    with path.open("w") as file:
+        for i in range(2):
+            text = list(range(100 + 1000 * i, 145 + 1000 * i))
+            row = {"problem": f"sums/{i}@0.7", "prompt_ids": [1, 2, 3], "temperature": 0.7}
+            file.write(json.dumps(row | {"samples": [text[:40], text[5:]]}) + "\n")
+    return path
+
+
+def test_a_sample_alone_has_nothing_to_draft_from(traces, tmp_path, capsys):
+    live = {"samples": 4, "tau": 1.5, "csd/plain": 1.2, "low": 1.1, "high": 1.3, "other": 0}
+    (tmp_path / "cpu.json").write_text(json.dumps({"rows": [live]}))
+    path = tmp_path / "limits.json"
+    arguments = ["--traces", str(traces), "--live", str(tmp_path / "cpu.json")]
+    assert limits.main([*arguments, "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert json.loads(printed.splitlines()[-1]) == found
+    alone, two = found["rows"]
+    assert (alone["condition"], two["condition"]) == ("one sample", "two samples")
+    # where no draft is right, the best budget is none, and the speed-up exactly 1
+    assert (alone["tau"], alone["best nodes"], alone["expected speed-up"]) == (1, 0, 1)
+    assert two["tau"] > 1.2 and two["expected speed-up"] > 1.1 and two["best nodes"] > 0
+    # both prompts are alike
+    assert two["low"] == pytest.approx(two["high"]) == pytest.approx(two["tau"])
+    assert found["live"] == [{k: v for k, v in live.items() if k != "other"}]
+
+
+def test_answers_are_cut_with_their_probabilities():
+    trace = limits.Trace("a", [1], [[5, 6, 7], [8]], 1.0, [[5, 6, 7], [8]])
+    short = limits.cut(trace, 2)
+    assert short.samples == short.top == [[5, 6], [8]]
