@@ -2,6 +2,8 @@
 
 import json
 import sys
+from argparse import Namespace, _SubParsersAction
+from collections.abc import Callable
 from pathlib import Path
 
 from csd import evaluate
@@ -11,7 +13,7 @@ from csd.vote import Vote
 OPTIONS = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
 
 
-def add(commands, budget) -> None:
+def add(commands: _SubParsersAction, budget: Callable[[str], str | int]) -> None:
     """budget: how the command line reads a budget."""
     parser = commands.add_parser("eval", help="draw N samples for each problem of a file")
     parser.add_argument("file", help="JSONL; gsm8k: question, answer; math: problem, answer; "
@@ -37,7 +39,7 @@ def add(commands, budget) -> None:
     parser.set_defaults(run=_eval)
 
 
-def _eval(args) -> int:
+def _eval(args: Namespace) -> int:
     from tqdm import tqdm
 
     from csd.generate import engine_for
@@ -67,7 +69,8 @@ def _eval(args) -> int:
         chat = getattr(engine.tokenizer, "chat_template", None) is not None and not args.plain
         have = len(results.rows)
         if have:
-            print(f"{out} holds {have} of {len(problems)} problems", file=sys.stderr)
+            kept = min(have, len(problems))
+            print(f"{out} holds {kept} of {len(problems)} problems", file=sys.stderr)
         n = args.num_samples
         with tqdm(
             total=len(problems) * n, initial=have * n, unit="sample", disable=args.quiet

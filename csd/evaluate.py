@@ -6,10 +6,13 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from csd.engine import Engine
 from csd.metrics import mean_interval, pass_at_k
+from csd.result import Samples
 from csd.tasks import Problem, Task
 from csd.vote import Vote, drawn, vote
 
@@ -23,7 +26,7 @@ class Results:
     Raises ValueError when the file was written with other settings or is held by another process.
     """
 
-    def __init__(self, path, settings: dict):
+    def __init__(self, path: str | Path, settings: dict):
         self._file = open(path, "a+b")  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,6 +38,10 @@ class Results:
         whole = data.rfind(b"\n") + 1
         self._file.truncate(whole)
         lines = [json.loads(line) for line in data[:whole].splitlines()]
+        # a run that drew nothing, of a model that was not there, must not bind the next one
+        if len(lines) == 1 and isinstance(lines[0], dict) and [*lines[0]] == ["settings"]:
+            self._file.truncate(0)
+            lines = []
         if lines:
             self._check(path, lines[0], settings)
         else:
@@ -53,7 +60,7 @@ class Results:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _check(self, path, first, settings: dict) -> None:
+    def _check(self, path: str | Path, first: Any, settings: dict) -> None:
         have = first.get("settings") if isinstance(first, dict) else None
         if have == settings:
             return
@@ -65,12 +72,12 @@ class Results:
         raise ValueError(f"{path} was written with {what}; choose another -o, or remove it")
 
 
-def digest(path) -> str:
+def digest(path: str | Path) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def run(
-    engine,
+    engine: Engine,
     problems: list[Problem],
     task: Task,
     results: Results,
@@ -79,8 +86,8 @@ def run(
     chat: bool,
     batch: int = 1,
     until: Vote | None = None,
-    on_sample=lambda: None,
-    **options,
+    on_sample: Callable[[], object] = lambda: None,
+    **options: Any,
 ) -> Iterator[list[dict]]:
     """Draw what `results` lacks of `problems`, `batch` of them at a time; yields the new rows.
 
@@ -112,13 +119,15 @@ def run(
         yield rows
 
 
-def _prompt(prompt, chat: bool):
+def _prompt(prompt: str | list[dict], chat: bool) -> str | list[dict]:
     if isinstance(prompt, str) and chat:
         return [{"role": "user", "content": prompt}]
     return prompt
 
 
-def _draw(engine, prompts: list, on_sample, **options):
+def _draw(
+    engine: Engine, prompts: list, on_sample: Callable[[], object], **options: Any
+) -> tuple[list[Samples], float]:
     from csd.generate import _Call
 
     # not csd.generate, which returns half a problem on Ctrl-C
@@ -129,7 +138,7 @@ def _draw(engine, prompts: list, on_sample, **options):
     return call.results(), time.perf_counter() - start
 
 
-def _row(problem: Problem, task: Task, out, seconds: float) -> dict:
+def _row(problem: Problem, task: Task, out: Samples, seconds: float) -> dict:
     decision = vote(out, task.extract)
     return {
         "problem": problem.index,

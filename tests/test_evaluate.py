@@ -155,6 +155,18 @@ def test_other_settings_and_a_held_file_are_refused(place, whole, capsys):
     assert "num_samples must be at least 1, got 0" in capsys.readouterr().err
 
 
+def test_a_run_that_drew_nothing_does_not_bind_the_next(tmp_path):
+    path = tmp_path / "typo.jsonl"
+    evaluate.Results(path, {"model": "smolm2"}).close()
+    results = evaluate.Results(path, {"model": "smollm2"})
+    assert results.rows == []
+    results.add([{"problem": 0}])
+    results.close()
+    assert lines(path) == [{"settings": {"model": "smollm2"}}, {"problem": 0}]
+    with pytest.raises(ValueError, match="model 'smollm2', now 'other'"):
+        evaluate.Results(path, {"model": "other"})
+
+
 def row(correct, vote_correct):
     return dict(correct=correct, vote_correct=vote_correct, answers=[str(c) for c in correct],
                 tokens=30, steps=20, seconds=2.0)  # fmt: skip
