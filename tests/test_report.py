@@ -7,7 +7,8 @@ import pytest
 
 from csd.cli import main
 from csd.models.demo import toy
-from csd.report import data, page
+from csd.report import data, figures, page
+from csd.vote import Decision
 
 TEXT = [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 6, 7], [1, 2, 5]]
 
@@ -47,6 +48,16 @@ def test_tokens_per_step_by_source():
         "sibling": [1, 0, 0],
         "prompt": [0, 0, 0],
     }
+
+
+def test_answers_that_look_alike_when_cut_have_bars_of_their_own():
+    long = "x" * 60
+    bar = figures.votes(Decision(long + "1", 2, 3, [long + "1", long + "2", long + "1", None]))
+    trace, axis = bar["data"][0], bar["layout"]["yaxis"]
+    assert trace["x"] == [2, 1, 1]
+    assert len({*trace["y"]}) == 3 and trace["y"] == axis["tickvals"]
+    assert [len(t) for t in axis["ticktext"]] == [40, 40, len("no answer")]
+    assert trace["customdata"][0] != trace["customdata"][1]
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +140,9 @@ def test_the_page_in_chromium(place, browser):
     colours = shown.locator(".sample b").evaluate_all("e => e.map(x => x.style.background)")
     assert len(set(colours)) >= 3
     assert "</script><b>7 & 7</b>" in shown.locator("pre").text_content()
+
+    steps = max(s[-1] for s in run["steps"])
+    assert shown.locator("#step").get_attribute("max") == str(steps)
 
     # a click shows the step that committed the token
     sample = 2

@@ -1,6 +1,7 @@
 """The page's charts, as the traces and layouts that plotly.js draws."""
 
 import html
+from typing import Any
 
 from csd.report import data
 
@@ -18,21 +19,27 @@ def votes(decision: data.Decision) -> dict:
         "type": "bar",
         "orientation": "h",
         "x": [len(names[a]) for a in order],
-        "y": [label("no answer" if a is None else a, 40) for a in order],
+        "y": list(range(len(order))),
         "text": [", ".join(map(str, names[a])) for a in order],
-        "hovertemplate": "%{y}: %{x} of %{customdata}<br>samples %{text}<extra></extra>",
-        "customdata": [len(decision.answers)] * len(order),
+        "hovertemplate": "%{customdata}: %{x} of "
+        f"{len(decision.answers)}<br>samples %{{text}}<extra></extra>",
+        "customdata": [_answer(a, 400, wrap=80) for a in order],
         "marker": {"color": [
             COLOURS["sibling" if a is not None and a == decision.answer else "sampled"]
             for a in order
         ]},
     }  # fmt: skip
-    # answers are names, even those that look like numbers
+    # by place: two long answers may be cut to the same name
+    places = {"tickvals": list(range(len(order))), "ticktext": [_answer(a, 40) for a in order]}
     axes = {
-        "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
+        "yaxis": {"autorange": "reversed", "automargin": True, "zeroline": False, **places},
         "xaxis": {"title": {"text": "samples"}, "dtick": max(1, len(decision.answers) // 8)},
     }
     return figure([bar], height=max(160, 90 + 28 * len(order)), **axes)
+
+
+def _answer(answer: str | None, longest: int, wrap: int = 0) -> str:
+    return "no answer" if answer is None else label(answer, longest, wrap)
 
 
 def steps(result: dict) -> dict:
@@ -96,7 +103,7 @@ def divergence(result: dict) -> dict:
     return figure([icicle], height=max(220, 34 * len(tokens) + 40))
 
 
-def figure(traces: list[dict], **layout) -> dict:
+def figure(traces: list[dict], **layout: Any) -> dict:
     margin = {"l": 60, "r": 60, "t": 30, "b": 45}
     return {"data": traces, "layout": {"margin": margin, "font": FONT, **layout}}
 

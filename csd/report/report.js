@@ -134,7 +134,8 @@ function choose(step, of) {
   Plotly.react("graph", shown.links.length ? [sankey(shown)] : [], layout, options);
 }
 
-const last = Math.max(1, ...run.samples.flatMap((s) => s.steps));
+// a call takes only so many arguments: one a sample, not one a token
+const last = Math.max(1, ...run.samples.map((s) => s.steps.at(-1) ?? 1));
 $("step").max = last;
 for (const of of ["all", ...run.samples.keys()]) {
   const option = document.createElement("option");
