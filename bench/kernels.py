@@ -113,7 +113,15 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
         for shape in shapes(args.full):
             rows += attention_rows(shape, providers, bandwidth, args.replays)
             print(common.table(rows[-len(providers) :]), flush=True)
+            _keep(args.json, rows)
     return {"copy_terabytes_per_second": bandwidth / 1e12}, rows
+
+
+def _keep(path: str | None, rows: list[dict]) -> None:
+    """The rows so far: whoever runs this may end it when time is up."""
+    if path:
+        with open(path, "w") as file:
+            json.dump({"bench": "kernels", "complete": False, "rows": rows}, file)
 
 
 def _others_step(sizes: Sizes, bandwidth: float, replays: int) -> dict:
@@ -167,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
         figures, rows, status = on_cpu()
     if rows:
         print(common.table(rows))
-    result = {"bench": "kernels", "device": args.device} | figures
+    result = {"bench": "kernels", "complete": True, "device": args.device} | figures
     common.finish(result | {"machine": common.machine(), "rows": rows}, args.json)
     return status
 
