@@ -24,9 +24,10 @@ def installed(tmp_path_factory):
     for name in ("csd", "tests", "bench", "examples", "docs"):
         skip = shutil.ignore_patterns("__pycache__", "results", "traces")
         shutil.copytree(ROOT / name, source / name, ignore=skip)
-    subprocess.run(
-        [*pip, "wheel", source, "--no-deps", "--no-build-isolation", "-w", folder], check=True
-    )
+    # the wheel comes out of the source distribution, which must hold all it needs
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    assert list(folder.glob("csd-*.tar.gz"))
     (wheel,) = folder.glob("csd-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", folder / "site", wheel], check=True)
     return folder / "site"
