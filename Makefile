@@ -39,6 +39,7 @@ test-long: install
 
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 bench: install
 	$(BIN)/python -m bench.cpu

@@ -66,7 +66,7 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 }
 
 
-def extractor(extract) -> Callable[[str], str | None]:
+def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str | None]:
     """`extract` itself if it can be called, else the extractor of that name."""
     if callable(extract):
         return extract

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ def best_of(
     samples: Iterable[Sample],
     score: str | Callable[[Sample], float] | torch.nn.Module = "logprob",
     *,
-    tokenizer=None,
+    tokenizer: Any = None,
     prompt: str | list[dict] | None = None,
 ) -> Best:
     """The best of the samples that come before the first cancelled one.
@@ -60,7 +61,9 @@ def mean_logprob(sample: Sample) -> float:
     return sum(sample.logprobs) / len(sample.logprobs)
 
 
-def _reward(model, tokenizer, prompt) -> Callable[[Sample], float]:
+def _reward(
+    model: torch.nn.Module, tokenizer: Any, prompt: str | list[dict] | None
+) -> Callable[[Sample], float]:
     if tokenizer is None:
         raise ValueError("score is a reward model, which needs tokenizer=, got None")
     if prompt is None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from csd.pool import path_probability
+from csd.record import Record
 
 MAX_NODES = 32
 
@@ -37,12 +38,12 @@ class CostModel:
         return max(ta + (tb - ta) * (rows - a) / (b - a), self.seconds[0])
 
     @classmethod
-    def measure(cls, run: Callable[[int], None], sizes: list[int], repeats: int = 3):
+    def measure(cls, run: Callable[[int], None], sizes: list[int], repeats: int = 3) -> "CostModel":
         """Times `run(rows)` for every size, the sizes in turn, and keeps the least: what a busy
         machine adds says nothing of the size."""
         for size in (sizes[0], sizes[-1]):
             run(size)
-        times = {size: [] for size in sizes}
+        times: dict[int, list[float]] = {size: [] for size in sizes}
         for _ in range(repeats):
             for size in sizes:
                 start = time.perf_counter()
@@ -54,13 +55,13 @@ class CostModel:
 class Gain:
     """Accepted drafted tokens for each one that was expected; about the last 200 of these count."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._expected = self._accepted = 4.0
 
     def __float__(self) -> float:
         return self._accepted / self._expected
 
-    def learn(self, record) -> None:
+    def learn(self, record: Record) -> None:
         expected = record.expected
         fade = 1 - min(expected, 100.0) / 200
         self._expected = self._expected * fade + expected
@@ -84,7 +85,7 @@ class FixedBudget:
     def keep(self, nodes: int) -> None:
         """So many drafted tokens were kept of a step's proposed ones."""
 
-    def learn(self, live: int, record) -> None:
+    def learn(self, live: int, record: Record) -> None:
         """What came of a step over `live` slots: its `csd.record.Record`."""
 
 
@@ -121,7 +122,7 @@ class AutoBudget(FixedBudget):
         # after n steps in a row without a paying node, look again only after 2^n steps
         self._rest = 0 if nodes else 2 ** min(self._misses, 4)
 
-    def learn(self, live: int, record) -> None:
+    def learn(self, live: int, record: Record) -> None:
         if record.scores:
             self._gain.learn(record)
             self._propose_seconds += 0.2 * (record.draft_seconds - self._propose_seconds)
@@ -141,7 +142,7 @@ class FixedPool:
         fits = [size for size in self.sizes if size >= live + self.nodes]
         return fits[0] if fits else self.sizes[-1], self.nodes
 
-    def learn(self, live: int, record) -> None:
+    def learn(self, live: int, record: Record) -> None:
         """As of `FixedBudget`."""
 
 
@@ -176,7 +177,7 @@ class AutoPool(FixedPool):
         best = max(sizes, key=lambda m: (live + self.expect(live, m - live)) / self.cost(m))
         return best, best
 
-    def learn(self, live: int, record) -> None:
+    def learn(self, live: int, record: Record) -> None:
         self._gain.learn(record)
         if record.scores:
             worth = map(path_probability, record.scores)

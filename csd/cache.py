@@ -1,5 +1,7 @@
 """Keys and values in pages of 64 tokens: prompts stored once a group, committed tokens a slot."""
 
+from typing import Any
+
 import torch
 
 PAGE = 64
@@ -46,7 +48,7 @@ class KVCache:
 
     def __init__(
         self,
-        config,
+        config: Any,  # anything with layers, kv_heads and head_dim
         *,
         slots: int,
         pages: int,
@@ -54,7 +56,7 @@ class KVCache:
         slot_pages: int,
         rows: int,
         dtype: torch.dtype,
-        device,
+        device: str | torch.device,
     ):
         L, K, D = config.layers, config.kv_heads, config.head_dim
         self.k = torch.empty(L, pages, PAGE, K, D, dtype=dtype, device=device)
@@ -68,7 +70,7 @@ class KVCache:
         self.allocator = PageAllocator(pages)
 
     @staticmethod
-    def bytes_per_page(config, dtype: torch.dtype) -> int:
+    def bytes_per_page(config: Any, dtype: torch.dtype) -> int:
         return 2 * config.layers * PAGE * config.kv_heads * config.head_dim * dtype.itemsize
 
     def take(self, table: torch.Tensor, row: int, tokens: int) -> list[int]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from argparse import Namespace, _SubParsersAction
 
 from csd import cli_eval, cli_report, cli_trace, generate
 from csd.result import to_json
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _add_sample(commands) -> None:
+def _add_sample(commands: _SubParsersAction) -> None:
     sample = commands.add_parser("sample", help="draw samples of one prompt")
     sample.add_argument("model", help="a local folder, a hub name or a GGUF file")
     sample.add_argument("prompt")
@@ -50,7 +51,7 @@ def _budget(text: str) -> str | int:
     return text if text == "auto" else int(text)
 
 
-def _sample(args) -> int:
+def _sample(args: Namespace) -> int:
     from csd.generate import engine_for
 
     engine = engine_for(args.model, device=args.device, revision=args.revision)

@@ -1,17 +1,18 @@
 """`csd report out.json -o report.html`."""
 
 import json
+from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 
-def add(commands) -> None:
+def add(commands: _SubParsersAction) -> None:
     parser = commands.add_parser("report", help="a page that shows what a run drew and drafted")
     parser.add_argument("file", help="what csd sample --json --drafts printed")
     parser.add_argument("-o", "--out", help="the page; FILE.html if left out")
     parser.set_defaults(run=_report)
 
 
-def _report(args) -> int:
+def _report(args: Namespace) -> int:
     from csd.report import page
 
     try:

@@ -1,7 +1,8 @@
 """The engine: a model, its slots and caches, and what a call needs of them."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from csd.loop import Loop
 from csd.memory import Demand, free_bytes, peak_bytes, slots_that_fit
 from csd.models.load import Loaded, load
 from csd.pool import MAX_NODES, roots
-from csd.result import Sample
+from csd.result import Sample, Samples
 from csd.slots import Slots
 from csd.static_step import StaticStep, captured, sizes_for
 from csd.step import Step
@@ -42,13 +43,13 @@ class Engine:
 
     def __init__(
         self,
-        model,
+        model: Any,
         *,
-        tokenizer=None,
+        tokenizer: Any = None,
         max_slots: int = 64,
         memory: float = 0.9,
         prefill_chunk: int = 512,
-        device=None,
+        device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         revision: str | None = None,
         drafter: str = "consensus",
@@ -79,7 +80,7 @@ class Engine:
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.release()
 
     def _take(self, loaded: Loaded) -> None:
@@ -90,7 +91,7 @@ class Engine:
 
     def _drop(self) -> None:
         self._step: Step | None = None
-        self._drafter = None
+        self._drafter: Any = None
 
     @property
     def ops(self) -> Ops:
@@ -103,7 +104,7 @@ class Engine:
         self._drop()
 
     @property
-    def generation_config(self):
+    def generation_config(self) -> Any:
         """The model's, as it is now."""
         return self._loaded.current_generation_config()
 
@@ -111,7 +112,7 @@ class Engine:
         """Give the caches back. The engine can still be used and makes new ones."""
         self._drop()
 
-    def generate(self, prompt, **options):
+    def generate(self, prompt: Any, **options: Any) -> Samples | list[Samples]:
         """As `csd.generate`, on this engine."""
         from csd.generate import generate
 
@@ -123,13 +124,13 @@ class Engine:
         *,
         budget: str | int = "auto",
         speculate: bool = True,
-        drafter=None,
+        drafter: Any = None,
         verifier: str = "match",
         until: Callable[[list[Sample]], bool] | None = None,
         on_tokens: Callable[[Job, Running, list[int], str], None] | None = None,
         record_top: bool = False,
         drafts: bool = False,
-    ) -> Iterator[tuple[Job, Sample]]:
+    ) -> Generator[tuple[Job, Sample], None, None]:
         """Draw the samples of `jobs`; yields each sample as it finishes.
 
         Closing the iterator cancels what is left. `jobs` keep what was drawn until then.
@@ -157,18 +158,18 @@ class Engine:
                     job.stats.peak_memory = peak
                 self._busy = None
 
-    def _budget(self, budget: str | int, speculate: bool, step: Step):
+    def _budget(self, budget: str | int, speculate: bool, step: Step) -> FixedBudget | FixedPool:
         sizes = None
         if isinstance(step, StaticStep) and not step.sampler:
             sizes = sizes_for(step.slots.count)
-        if not speculate or budget != "auto":
-            nodes = budget if speculate else 0
+        nodes = budget if speculate else 0
+        if isinstance(nodes, int):
             return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
         if self._cost is None:
             self._cost = self._measure()
         return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
-    def _prepare(self, jobs: list[Job], drafter) -> Step:
+    def _prepare(self, jobs: list[Job], drafter: Any) -> Step:
         """Caches large enough for `jobs`; those at hand are kept when they are."""
         if drafter != self._drafter_name:
             self._drafter_name = drafter
@@ -256,9 +257,8 @@ class Engine:
             pool = roots(step.slots, rows)
             self._ops.verify(step.forward(pool), pool, step.slots)
 
-        if self.device.type == "cuda":
-            run = captured(run, sizes)
-        return CostModel.measure(run, sizes)
+        on_gpu = self.device.type == "cuda"
+        return CostModel.measure(captured(run, sizes) if on_gpu else run, sizes)
 
     def new_group_key(self) -> int:
         """Never used before, by any call."""
@@ -273,7 +273,7 @@ class Engine:
         node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
         scale = self.config.head_dim**-0.5
 
-        def attend(layer, q):
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             k, v, pages = cache.k[layer], cache.v[layer], cache.prompt_pages[g]
             write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
             return chunk_attention(q, k, v, pages, start, scale)

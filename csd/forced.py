@@ -17,9 +17,11 @@ before it to make it longer. Everything here has a fixed shape and stays on the 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from csd.engine import Engine
 from csd.job import Job
 from csd.kernels.noise import prompt_key
 from csd.kernels.verify_ref import descend
@@ -37,7 +39,7 @@ class Forced:
     R samples over all traces, T recorded tokens of the longest.
     """
 
-    def __init__(self, verify: Callable, traces: list[Trace], device):
+    def __init__(self, verify: Callable, traces: list[Trace], device: str | torch.device):
         self._verify = verify
         recordings = [(t, Recording(t, len(t.samples))) for t in traces]
         rows = [(_key(t), i) for t, _ in recordings for i in _indices(t)]
@@ -45,7 +47,7 @@ class Forced:
             raise ValueError("traces must not hold a sample of a prompt and seed twice")
         longest = max(r.token.shape[1] for _, r in recordings)
 
-        def stack(of: Callable, value) -> torch.Tensor:
+        def stack(of: Callable, value: int) -> torch.Tensor:
             tables = []
             for _, recording in recordings:
                 x = of(recording)
@@ -60,7 +62,9 @@ class Forced:
         self._top_prob = stack(lambda r: r.top_prob, 0)
         self._logprob = stack(lambda r: r.log_drawn.float(), 0)  # [R, T]
 
-    def __call__(self, logits: torch.Tensor, pool: Pool, slots: Slots, *args, **kwargs) -> Verdict:
+    def __call__(
+        self, logits: torch.Tensor, pool: Pool, slots: Slots, *args: Any, **kwargs: Any
+    ) -> Verdict:
         verdict = self._verify(logits, pool, slots, *args, **kwargs)
         # [S, R]
         same = (slots.key[:, None] == self._key) & (slots.sample[:, None] == self._index)
@@ -96,7 +100,7 @@ class Forced:
 
 
 @contextmanager
-def forcing(engine, traces: list[Trace]) -> Iterator[None]:
+def forcing(engine: Engine, traces: list[Trace]) -> Iterator[None]:
     """Within the block, `engine` commits what `traces` hold for the jobs of `forced_jobs`."""
     before = engine.ops
     engine.ops = replace(before, verify=Forced(before.verify, traces, engine.device))
@@ -132,14 +136,18 @@ def forced_jobs(
         missing = max(prompt_tokens - len(trace.prompt), 0)
         front = torch.randint(max(trace.prompt) + 1, (missing,), generator=generator).tolist()
         prompt, kept_indices = front + trace.prompt, indices[: len(kept)]
-        jobs.append(Job(i, prompt, params, kept_indices, trace.seed, _key(trace)))
+        jobs.append(Job(i, prompt, params, kept_indices, _seed(trace), _key(trace)))
     return jobs
 
 
-def _key(trace: Trace) -> int:
+def _seed(trace: Trace) -> int:
     if trace.seed is None:
         raise ValueError(f"trace {trace.problem!r} does not say its seed: csd's own recordings do")
-    return prompt_key(trace.seed, trace.prompt)
+    return trace.seed
+
+
+def _key(trace: Trace) -> int:
+    return prompt_key(_seed(trace), trace.prompt)
 
 
 def _indices(trace: Trace) -> range:

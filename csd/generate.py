@@ -3,12 +3,14 @@
 import json
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, overload
 
 import torch
 
 from csd.engine import Engine
 from csd.graph.drafters import DRAFTERS, known
-from csd.job import Job
+from csd.job import Job, OnTokens, Running
 from csd.kernels.noise import prompt_key
 from csd.progress import Progress
 from csd.prompts import parse
@@ -18,12 +20,22 @@ from csd.vote import Vote
 
 VERIFIERS = ("match", "canonical", "recursive", "kseq")
 
+# what a type checker can tell apart; a tensor is one prompt or many
+OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
+ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
+
 # one engine a model: by object, as long as the model lives, or by where it was loaded from
-_by_model: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_by_model: "weakref.WeakKeyDictionary[Any, Engine]" = weakref.WeakKeyDictionary()
 _by_name: dict[tuple, Engine] = {}
 
 
-def generate(model, prompt, **options) -> Samples | list[Samples]:
+@overload
+def generate(model: Any, prompt: OnePrompt, **options: Any) -> Samples: ...
+@overload
+def generate(model: Any, prompt: ManyPrompts, **options: Any) -> list[Samples]: ...
+@overload
+def generate(model: Any, prompt: torch.Tensor, **options: Any) -> Any: ...
+def generate(model: Any, prompt: Any, **options: Any) -> Samples | list[Samples]:
     """Draw `num_samples` answers to each prompt.
 
     model: a `transformers` model, a local folder, a hub name, a GGUF file or a `csd.Engine`.
@@ -73,7 +85,7 @@ def generate(model, prompt, **options) -> Samples | list[Samples]:
     return results if call.many else results[0]
 
 
-def stream(model, prompt, **options) -> Iterator[tuple[int, Sample]]:
+def stream(model: Any, prompt: Any, **options: Any) -> Iterator[tuple[int, Sample]]:
     """As `generate`, but yields (prompt index, Sample) as each sample finishes.
 
     Closing the iterator cancels the rest and leaves the engine usable. With `until`, samples may
@@ -91,7 +103,15 @@ def release() -> None:
     _by_name.clear()
 
 
-def engine_for(model, *, tokenizer=None, device=None, dtype=None, revision=None, **_) -> Engine:
+def engine_for(
+    model: Any,
+    *,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    **_: object,
+) -> Engine:
     """The engine `generate` keeps for a model."""
     if isinstance(model, Engine):
         for name, value in (("device", device), ("dtype", dtype), ("revision", revision)):
@@ -105,9 +125,9 @@ def engine_for(model, *, tokenizer=None, device=None, dtype=None, revision=None,
             _by_name[key] = Engine(model, **options)
         engine = _by_name[key]
     else:
-        engine = _by_model.get(model)
-        if engine is None:
-            engine = _by_model[model] = Engine(model, **options)
+        if model not in _by_model:
+            _by_model[model] = Engine(model, **options)
+        engine = _by_model[model]
     if tokenizer is not None:
         engine.tokenizer = tokenizer
     return engine
@@ -125,7 +145,7 @@ _OPTIONS = {
 class _Call:
     """One call of `generate` or `stream`, with its arguments checked."""
 
-    def __init__(self, model, prompt, options: dict):
+    def __init__(self, model: Any, prompt: Any, options: dict):
         unknown = sorted(set(options) - _OPTIONS)
         if unknown:
             raise TypeError(
@@ -202,7 +222,7 @@ class _Call:
         return [job.result() for job in self.jobs]
 
 
-def write_traces(path, jobs: list[Job]) -> None:
+def write_traces(path: str | Path, jobs: list[Job]) -> None:
     """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position.
 
     With the seed and the samples' indices the noise that drew them can be had again.
@@ -223,11 +243,11 @@ def write_traces(path, jobs: list[Job]) -> None:
             f.write(json.dumps(row) + "\n")
 
 
-def _on_tokens(callback: Callable | None, progress):
+def _on_tokens(callback: Callable | None, progress: Progress) -> OnTokens | None:
     if callback is None and not progress.shown:
         return None
 
-    def on_tokens(job, running, tokens, text):
+    def on_tokens(job: Job, running: Running, tokens: list[int], text: str) -> None:
         progress.tokens(job, len(tokens))
         if callback is not None:
             callback(job.index, running.index, tokens, text)
@@ -235,7 +255,7 @@ def _on_tokens(callback: Callable | None, progress):
     return on_tokens
 
 
-def _budget(budget) -> str | int:
+def _budget(budget: Any) -> str | int:
     if budget == "auto":
         return budget
     if isinstance(budget, bool) or not isinstance(budget, int):
@@ -243,7 +263,7 @@ def _budget(budget) -> str | int:
     return _count("budget", budget, 0)
 
 
-def _count(name, value, least) -> int:
+def _count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < least:
@@ -251,6 +271,6 @@ def _count(name, value, least) -> int:
     return value
 
 
-def _choice(name, value, known) -> None:
+def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

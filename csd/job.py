@@ -1,7 +1,9 @@
 """Host side of a call: one Job a prompt, one Running a sample in flight."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from csd.drafts import SOURCES, Draft
 from csd.result import Sample, Samples, Stats
@@ -28,7 +30,7 @@ class Job:
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.waiting = deque(self.samples)
         self.stats.prompt_tokens = len(self.prompt)
 
@@ -48,7 +50,7 @@ class Job:
             found.append(self.finished[i])
         return found
 
-    def decided(self, until) -> bool:
+    def decided(self, until: Callable[[list[Sample]], bool]) -> bool:
         """Whether `until` has seen enough, asked about each longer prefix in turn.
 
         How many samples finish at once depends on the batch. The shortest prefix that decides does
@@ -79,7 +81,7 @@ def _nothing(index: int) -> Sample:
 class Running:
     """A sample in flight: what the host has seen of it, which may lag behind the device."""
 
-    def __init__(self, job: Job, index: int, pages: list[int], tokenizer):
+    def __init__(self, job: Job, index: int, pages: list[int], tokenizer: Any):
         self.job = job
         self.index = index
         self.pages = pages
@@ -96,7 +98,14 @@ class Running:
         self._stop = StopStrings(job.params.stop) if job.params.stop else None
         self._cut: int | None = None
 
-    def append(self, tokens, logprobs, raw_logprobs, sources, stream_text: bool) -> str:
+    def append(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        raw_logprobs: list[float],
+        sources: list[int],
+        stream_text: bool,
+    ) -> str:
         """Add a step's tokens up to the one that completes a stop string; returns their text."""
         text = ""
         for row in zip(tokens, logprobs, raw_logprobs, sources, strict=True):
@@ -120,7 +129,7 @@ class Running:
 
     def sample(self, reason: str) -> Sample:
         text = None
-        if self._cut is not None:
+        if self._cut is not None and self._stream is not None:
             text = self._stream.text[: self._cut]
         elif self._tokenizer is not None:
             text = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
@@ -135,3 +144,9 @@ class Running:
             self.steps,
             self.drafts,
         )
+
+
+# gets each slot's new tokens, and their text, once a step
+OnTokens = Callable[[Job, Running, list[int], str], None]
+# whether the first samples of a prompt are enough
+Until = Callable[[list[Sample]], bool]

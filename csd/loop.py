@@ -3,25 +3,37 @@
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from csd.budget import FixedBudget, FixedPool
-from csd.job import Job, Running
+from csd.job import Job, OnTokens, Running, Until
 from csd.prefill import Prefill
-from csd.record import Pending, Snapshot
+from csd.record import Pending, Record, Snapshot
 from csd.result import Sample
 from csd.slots_host import clear_slot, fill_slot
-from csd.step import Step
 from csd.verdict import LENGTH, STOP
 
 # what a step that is not static is timed by
 PHASES = ("propose", "forward", "verify", "commit", "insert")
+if TYPE_CHECKING:
+    from csd.engine import Engine
+
 REASONS = {STOP: "stop", LENGTH: "length"}
 
 
 class Loop:
     """One call: admits groups, refills slots, runs steps and hands out what finished."""
 
-    def __init__(self, engine, step: Step, jobs, until, on_tokens, record_top, drafts):
+    def __init__(
+        self,
+        engine: "Engine",
+        step: Any,  # csd.step.Step, a StaticStep where the budget is a FixedPool
+        jobs: list[Job],
+        until: Until | None,
+        on_tokens: OnTokens | None,
+        record_top: bool,
+        drafts: bool,
+    ):
         self.engine, self.step = engine, step
         self.queue = deque(jobs)
         self.active: list[Job] = []
@@ -32,7 +44,7 @@ class Loop:
         self.prefill: Prefill | None = None  # the prompt that is being read
         self.read_tokens = 0  # of prompts, since the last step
 
-    def run(self, budget) -> Iterator[tuple[Job, Sample]]:
+    def run(self, budget: FixedBudget | FixedPool) -> Iterator[tuple[Job, Sample]]:
         records: deque[Pending] = deque()
         static = isinstance(budget, FixedPool)
         phases = ("step",) if static else PHASES
@@ -44,8 +56,10 @@ class Loop:
                 return
             # a static step does not ask the device which slots are live
             running = live if static else int(self.step.slots.live.sum())
-            if running:
-                records.append((self.launch if static else self.one_step)(running, budget))
+            if running and isinstance(budget, FixedPool):
+                records.append(self.launch(running, budget))
+            elif running and isinstance(budget, FixedBudget):
+                records.append(self.one_step(running, budget))
             # with no slot live on the device the host only has to catch up
             while records and (len(records) > self.engine.lag or not running):
                 start = time.perf_counter()
@@ -118,7 +132,7 @@ class Loop:
         self.step.seconds["prefill"] += time.perf_counter() - start
         return None if self.prefill else self.active[-1]
 
-    def read(self, record) -> Iterator[tuple[Job, Sample]]:
+    def read(self, record: Record) -> Iterator[tuple[Job, Sample]]:
         """Take a step's tokens to their samples; yields the samples that finished."""
         seen = set()
         for s, running in enumerate(record.owners):
@@ -153,7 +167,7 @@ class Loop:
                 yield job, sample
                 yield from self.decide(job)
 
-    def take(self, running: Running, record, s: int) -> None:
+    def take(self, running: Running, record: Record, s: int) -> None:
         n = record.count[s]
         had = len(running.tokens)
         text = running.append(

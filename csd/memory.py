@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ def peak_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def weight_bytes(config, dtype: torch.dtype) -> int:
+def weight_bytes(config: Any, dtype: torch.dtype) -> int:
     """Weights of a decoder of this shape; norms and biases, a few parts in 10,000, left out."""
     c = config
     attention = (2 * c.heads + 2 * c.kv_heads) * c.head_dim * c.hidden
@@ -54,7 +55,7 @@ class Demand:
     @classmethod
     def of(
         cls,
-        config,
+        config: Any,
         dtype: torch.dtype,
         *,
         slots: int,
@@ -80,12 +81,12 @@ class Demand:
     def check(self, room: int) -> None:
         """Raises MemoryError with the numbers when `room` bytes are too few."""
         if self.total > room:
-            new, prompts, step, total, room = map(
+            new, prompts, step, total, most = map(
                 _size, (self.new, self.prompts, self.step, self.total, room)
             )
             raise MemoryError(
                 f"{self.slots} at once need {total} beside the weights ({new} for keys and values "
-                f"of new tokens, {prompts} for those of prompts, {step} for a step), {room} may be "
+                f"of new tokens, {prompts} for those of prompts, {step} for a step), {most} may be "
                 "taken: lower max_new_tokens, shorten the prompt, or raise the engine's memory"
             )
 

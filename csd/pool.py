@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from csd.slots import Slots
+
 MAX_DEPTH = 16
 MAX_CHILDREN = 8
 MAX_NODES = 64
@@ -38,10 +40,14 @@ class Pool:
     group_start: torch.Tensor  # [G + 1] int32, row ranges of the groups
 
     @classmethod
-    def empty(cls, rows: int, slots: int, groups: int, context: int, device="cpu") -> "Pool":
+    def empty(
+        cls, rows: int, slots: int, groups: int, context: int, device: str | torch.device = "cpu"
+    ) -> "Pool":
         """A pool of padding rows only."""
 
-        def full(shape, value, dtype=torch.int32):
+        def full(
+            shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
+        ) -> torch.Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         return cls(
@@ -83,7 +89,7 @@ def path_probability(score: int) -> float:
     return 2.0 ** (-score / SCORE_ONE)
 
 
-def roots(slots, rows: int) -> Pool:
+def roots(slots: Slots, rows: int) -> Pool:
     """A pool of the live slots' roots and nothing else, in `rows` >= live rows."""
     count, groups = slots.count, slots.group_key.shape[0]
     device = slots.live.device

@@ -2,16 +2,20 @@
 
 import sys
 import time
+from typing import TextIO
+
+from csd.job import Job
+from csd.result import Sample
 
 
 class Progress:
     """Tokens so far, tokens per second and step, samples finished."""
 
     @classmethod
-    def of(cls, wanted, jobs) -> "Progress":
+    def of(cls, wanted: object, jobs: list[Job]) -> "Progress":
         return cls(jobs, bool(wanted))
 
-    def __init__(self, jobs, shown: bool, out=None):
+    def __init__(self, jobs: list[Job], shown: bool, out: TextIO | None = None):
         self.shown = shown
         self._jobs = jobs
         self._out = out or sys.stderr
@@ -20,13 +24,13 @@ class Progress:
         self._start = time.perf_counter()
         self._last = 0.0
 
-    def tokens(self, job, count: int) -> None:
+    def tokens(self, job: Job, count: int) -> None:
         now = time.perf_counter()
         if self.shown and now - self._last > 0.1:
             self._last = now
             self._write()
 
-    def finished(self, job, sample) -> None:
+    def finished(self, job: Job, sample: Sample) -> None:
         self._done += 1
         if self.shown:
             self._write()

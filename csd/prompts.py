@@ -1,12 +1,17 @@
 """Prompts as users write them, turned into token ids."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 
 def parse(
-    prompt, tokenizer, vocab: int, attention_mask=None, chat_template_kwargs=None
+    prompt: Any,
+    tokenizer: Any,
+    vocab: int,
+    attention_mask: torch.Tensor | None = None,
+    chat_template_kwargs: dict | None = None,
 ) -> tuple[list[list[int]], bool]:
     """Token ids of every prompt, and whether `prompt` was a list of prompts.
 
@@ -34,7 +39,7 @@ def parse(
     ], True
 
 
-def _is_one(prompt) -> bool:
+def _is_one(prompt: Any) -> bool:
     if isinstance(prompt, str) or torch.is_tensor(prompt):
         return True
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and (
@@ -42,11 +47,13 @@ def _is_one(prompt) -> bool:
     )
 
 
-def _is_id(x) -> bool:
+def _is_id(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)
 
 
-def _one(prompt, tokenizer, vocab, name, chat_template_kwargs) -> list[int]:
+def _one(
+    prompt: Any, tokenizer: Any, vocab: int, name: str, chat_template_kwargs: dict | None
+) -> list[int]:
     if isinstance(prompt, str):
         return _check(_encode(prompt, tokenizer, name), vocab, name)
     if torch.is_tensor(prompt):
@@ -64,7 +71,7 @@ def _one(prompt, tokenizer, vocab, name, chat_template_kwargs) -> list[int]:
     return _check(prompt, vocab, name)
 
 
-def _encode(text, tokenizer, name) -> list[int]:
+def _encode(text: str, tokenizer: Any, name: str) -> list[int]:
     _need(tokenizer, name)
     if not text:
         raise ValueError(f"{name} is empty")
@@ -73,7 +80,7 @@ def _encode(text, tokenizer, name) -> list[int]:
     return tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)))["input_ids"]
 
 
-def _chat(messages, tokenizer, name, kwargs) -> list[int]:
+def _chat(messages: Iterable[Mapping], tokenizer: Any, name: str, kwargs: dict) -> list[int]:
     _need(tokenizer, name)
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(f"{name} is a list of messages, but the tokenizer has no chat template")
@@ -83,12 +90,12 @@ def _chat(messages, tokenizer, name, kwargs) -> list[int]:
     )["input_ids"]
 
 
-def _need(tokenizer, name):
+def _need(tokenizer: Any, name: str) -> None:
     if tokenizer is None:
         raise ValueError(f"{name} is text, but there is no tokenizer: pass tokenizer= or token ids")
 
 
-def _unpad(prompt, attention_mask) -> list[list[int]]:
+def _unpad(prompt: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
     if attention_mask is None:
         raise ValueError("a 2-D tensor of prompts needs attention_mask, which says what is padding")
     if attention_mask.shape != prompt.shape:
@@ -99,7 +106,7 @@ def _unpad(prompt, attention_mask) -> list[list[int]]:
     return [row[keep.bool()].tolist() for row, keep in zip(prompt, attention_mask, strict=True)]
 
 
-def _check(ids, vocab, name) -> list[int]:
+def _check(ids: list[int] | tuple, vocab: int, name: str) -> list[int]:
     if not len(ids):
         raise ValueError(f"{name} is empty")
     for i in ids:

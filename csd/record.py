@@ -77,7 +77,7 @@ class Record:
 
     @classmethod
     def read(
-        cls, owners: list, step: int, layout, ints: torch.Tensor, floats: torch.Tensor
+        cls, owners: list, step: int, layout: tuple, ints: torch.Tensor, floats: torch.Tensor
     ) -> "Record":
         """From a snapshot's two tensors, on the host."""
         got = {}
@@ -130,7 +130,7 @@ class Pending:
     layout: tuple
     ints: torch.Tensor
     floats: torch.Tensor
-    done: object | None = None  # a CUDA event
+    done: torch.cuda.Event | None = None
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
 

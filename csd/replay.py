@@ -18,6 +18,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,7 +63,7 @@ class Trace:
         )
 
 
-def read_traces(path) -> Iterator[Trace]:
+def read_traces(path: str | Path) -> Iterator[Trace]:
     """The traces of a file, which may be gzipped."""
     with gzip.open(path, "rt") if str(path).endswith(".gz") else open(path) as file:
         for line in file:
@@ -124,7 +126,9 @@ class Recording:
         self._log_top = (prob / scale[:, :, None]).log()
         self._key = torch.tensor(prompt_key(seed, trace.prompt))
 
-    def noise(self, slot: torch.Tensor, position: torch.Tensor, token: torch.Tensor):
+    def noise(
+        self, slot: torch.Tensor, position: torch.Tensor, token: torch.Tensor
+    ) -> torch.Tensor:
         """Posterior Gumbels of tokens [F, W] at positions [F] of slots [F]."""
         s, i = slot.long(), position.long()
         at = (s[:, None], i[:, None])
@@ -189,7 +193,7 @@ class Recording:
 
 def replay(
     trace: Trace,
-    drafter,
+    drafter: Any,
     samples: int,
     nodes: int,
     *,

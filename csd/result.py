@@ -1,6 +1,8 @@
 """What `csd.generate` returns."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from csd.drafts import Draft
 
@@ -58,10 +60,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> Sample:
         return self.samples[i]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
 
     @property
@@ -99,7 +101,7 @@ class Samples:
         }
 
 
-def to_json(out: Samples, tokenizer, model: str, drafts: bool) -> dict:
+def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
     """What `csd sample --json` prints: `out`, and the text of every token id in it.
 
     With drafts, also each sample's list of `Draft`.
@@ -114,7 +116,7 @@ def to_json(out: Samples, tokenizer, model: str, drafts: bool) -> dict:
     return result
 
 
-def pieces(tokenizer, ids: list[int]) -> dict[int, str]:
+def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
     """The text of each token id within a text; half a character is U+FFFD."""
     # some tokenizers drop the space a text starts with, so each is decoded after another
     before = tokenizer.decode(ids[:1])

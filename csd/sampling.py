@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from csd.slots import MAX_STOP_IDS
 
 # of transformers' generation config: option -> the values that mean it is off
-_UNSUPPORTED = {
+_UNSUPPORTED: dict[str, tuple] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0),
@@ -51,7 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     stop: tuple[str, ...] = field(default=())
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _number("temperature", self.temperature, low=0)
         _number("top_p", self.top_p, low=0, high=1, above=True)
         _number("min_p", self.min_p, low=0, high=1)
@@ -71,7 +72,7 @@ class SamplingParams:
         return () if self.ignore_eos else self.end_ids
 
 
-def asks_for(generation_config) -> tuple[str, object] | None:
+def asks_for(generation_config: Any) -> tuple[str, object] | None:
     """The first option of a generation config that csd does not implement, with its value."""
     for name, off in _UNSUPPORTED.items():
         value = getattr(generation_config, name, None)
@@ -80,7 +81,9 @@ def asks_for(generation_config) -> tuple[str, object] | None:
     return None
 
 
-def resolve(generation_config, *, context: int, longest_prompt: int, vocab: int, **given):
+def resolve(
+    generation_config: Any, *, context: int, longest_prompt: int, vocab: int, **given: Any
+) -> SamplingParams:
     """SamplingParams of a call: what was given, then the model's generation config, then off.
 
     `given` holds the arguments of `csd.generate`; None means not given. `do_sample` of the
@@ -139,7 +142,7 @@ def resolve(generation_config, *, context: int, longest_prompt: int, vocab: int,
     )
 
 
-def _ids(name, ids, vocab) -> list[int]:
+def _ids(name: str, ids: Any, vocab: int) -> list[int]:
     if ids is None:
         return []
     ids = [ids] if isinstance(ids, int) else list(ids)
@@ -151,7 +154,7 @@ def _ids(name, ids, vocab) -> list[int]:
     return ids
 
 
-def _number(name, value, low, high=math.inf, above=False):
+def _number(name: str, value: Any, low: float, high: float = math.inf, above: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
     inside = low < value <= high if above else low <= value <= high
@@ -161,7 +164,7 @@ def _number(name, value, low, high=math.inf, above=False):
         raise ValueError(f"{name} must lie in {bracket}{low}, {end}, got {value}")
 
 
-def _whole(name, value, low):
+def _whole(name: str, value: Any, low: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < low:

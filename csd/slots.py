@@ -52,12 +52,14 @@ class Slots:
         max_new: int,
         context: int,
         dtype: torch.dtype = torch.float32,
-        device="cpu",
+        device: str | torch.device = "cpu",
     ) -> "Slots":
         """All slots free. As many groups as slots: a group in flight has at least one."""
         s = slots
 
-        def full(shape, value, dtype=torch.int32):
+        def full(
+            shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
+        ) -> torch.Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         return cls(

@@ -6,7 +6,9 @@ behind the step, one step later, so it never waits for the step it has just laun
 """
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -33,7 +35,7 @@ class StaticStep(Step):
     top: bool = False  # whether snapshots hold the top 8 of committed tokens
     trees: bool = False  # and the trees
     graphs: dict = field(default_factory=dict)  # what is captured, by pool size, nodes and flags
-    memory: object | None = None  # what all graphs allocate from: they never run at once
+    memory: Any = None  # what all graphs allocate from: they never run at once
 
     def body(self, rows: int, nodes: int) -> tuple[Pool, Verdict]:
         """One step over `rows` rows with at most `nodes` drafted ones."""
@@ -68,7 +70,7 @@ class StaticStep(Step):
         graph.replay()
         return snapshot
 
-    def _capture(self, rows: int, nodes: int):
+    def _capture(self, rows: int, nodes: int) -> tuple:
         """Record the step; every kernel is compiled and every handle made before, on no slot."""
         live = self.slots.live.clone()
         self.slots.live.zero_()
@@ -93,7 +95,7 @@ class StaticStep(Step):
         return graph, snapshot, kept
 
 
-def captured(run, sizes: list[int]):
+def captured(run: Callable[[int], object], sizes: list[int]) -> Callable[[int], None]:
     """`run(size)` as one CUDA graph for each size; the call waits until the replay is done."""
     graphs = {}
     for size in sizes:

@@ -3,30 +3,36 @@
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from csd.cache import KVCache
-from csd.graph.drafter import Drafter
+from csd.kernels.ops import Ops
+from csd.models.decoder import DecoderLike
 from csd.pool import Pool, roots, trim
 from csd.slots import Slots
 from csd.verdict import Verdict
+
+if TYPE_CHECKING:
+    from csd.verify.sampler import Sampler
 
 
 @dataclass(slots=True)
 class Step:
     """The state of an engine and the five functions over it."""
 
-    decoder: object
-    drafter: Drafter | None  # None until the first step, and where `drafting` is not
+    decoder: DecoderLike
+    # a csd.graph.drafter.Drafter; None until the first step, and where `drafting` is not
+    drafter: Any
     cache: KVCache
     slots: Slots
-    ops: object  # csd.kernels.Ops: reference or Triton implementations
+    ops: Ops
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    sampler: object | None = None  # csd.verify.sampler, where drafts are drawn
+    sampler: "Sampler | None" = None  # where drafts are drawn
     drafting: bool = True  # else the drafter is neither asked nor told anything
 
-    def __call__(self, live: int, budget) -> tuple[Pool, Verdict]:
+    def __call__(self, live: int, budget: Any) -> tuple[Pool, Verdict]:
         """Run one step over `live` live slots; returns what was drafted and what was decided."""
         clock = _Clock(self.seconds)
         pool = self.propose(live, budget)
@@ -42,7 +48,7 @@ class Step:
         clock.lap("insert")
         return pool, verdict
 
-    def propose(self, live: int, budget) -> Pool:
+    def propose(self, live: int, budget: Any) -> Pool:
         """The draft trees of all live slots in one pool."""
         if self.sampler:
             return self.sampler.propose(self.slots, live, budget)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from csd.answers import answer_of, plain_number
 
@@ -27,9 +28,9 @@ class Task:
     extract: Callable[[str], str | None]
 
 
-def read(path, task: Task) -> list[Problem]:
+def read(path: str | Path, task: Task) -> list[Problem]:
     """The problems of a JSONL file. Raises ValueError that names the line and the key."""
-    problems = []
+    problems: list[Problem] = []
     with open(path, encoding="utf-8") as f:
         for number, line in enumerate(f, 1):
             if not line.strip():
@@ -50,14 +51,12 @@ def read(path, task: Task) -> list[Problem]:
     return problems
 
 
-def canonical(answer: str | None) -> str | None:
+def canonical(answer: str) -> str:
     r"""One spelling an answer: LaTeX without layout, numbers and fractions as reduced fractions.
 
     0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 1/2. Expressions are compared as text, so x+1 is not
     1+x: what this calls equal is equal, not the other way round.
     """
-    if answer is None:
-        return None
     text = answer.replace("−", "-")
     text = re.sub(r"\\(left|right|displaystyle|[!,;: ])|\\?\$|~", "", text)
     text = re.sub(r"\\(text|textbf|mathrm|mbox|mathbf)\s*\{([^{}]*)\}", r"\2", text)
@@ -90,7 +89,8 @@ def _gsm8k_gold(answer: str) -> str:
 
 
 def _extract(text: str) -> str | None:
-    return canonical(answer_of(text))
+    found = answer_of(text)
+    return None if found is None else canonical(found)
 
 
 TASKS = {

@@ -1,5 +1,7 @@
 """Text of a growing list of tokens, and the place where a stop string ends it."""
 
+from typing import Any
+
 
 class TextStream:
     """Decodes token by token.
@@ -8,7 +10,7 @@ class TextStream:
     take several tokens, so text is held back while it ends in an incomplete character.
     """
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._start = 0  # the tail's first token

@@ -1,7 +1,7 @@
 """Self-consistency: the answer most samples agree on, and when the rest need not be drawn."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -88,7 +88,7 @@ class Vote:
     extract: str | Callable[[str], str | None] = answer_of
     confidence: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         extractor(self.extract)
         if self.confidence is not None and not 0.5 < self.confidence < 1:
             raise ValueError(f"confidence must lie in (0.5, 1), got {self.confidence!r}")
@@ -136,9 +136,9 @@ class Vote:
         return least
 
 
-def _leader(votes: dict) -> str:
+def _leader(votes: Mapping[str, float]) -> str:
     # a dict keeps insertion order and max takes the first of equals
-    return max(votes, key=votes.get)
+    return max(votes, key=lambda answer: votes[answer])
 
 
 def text_of(sample: Sample) -> str:
@@ -147,7 +147,7 @@ def text_of(sample: Sample) -> str:
     return sample.text
 
 
-def _of(weight, sample: Sample) -> float:
+def _of(weight: Callable[[Sample], float], sample: Sample) -> float:
     value = float(weight(sample))
     if not 0 <= value < math.inf:
         raise ValueError(

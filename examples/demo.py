@@ -4,6 +4,7 @@ The model is SmolLM2-135M-Instruct, from the file inside the PyPI package llm-sm
 """
 
 import time
+from typing import Any
 
 import csd
 from csd.models.demo import smollm2_path
@@ -15,7 +16,7 @@ PROBLEM = (
 )
 
 
-def timed(engine, **options):
+def timed(engine: csd.Engine, **options: Any) -> tuple[csd.Samples, float]:
     start = time.perf_counter()
     out = csd.generate(
         engine,
@@ -43,7 +44,7 @@ def main() -> None:
 
     for sample in out:
         print(f"\n--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})")
-        print(sample.text.strip())
+        print((sample.text or "").strip())
 
     decision = csd.vote(out)
     print(f"\nAnswers: {', '.join(a or '-' for a in decision.answers)}")

@@ -11,6 +11,7 @@ own in their places.
 
 import argparse
 import tempfile
+from typing import Any
 
 from datasets import Dataset
 from transformers import PrinterCallback
@@ -22,12 +23,12 @@ from csd.models.demo import toy
 PROMPTS = ["Write vowels: ", "Sing: ", "Say it with vowels only. ", "aeiou"]
 
 
-def vowels(completions: list[str], **_) -> list[float]:
+def vowels(completions: list[str], **_: object) -> list[float]:
     """Reward: the share of vowels."""
     return [sum(c in "aeiouAEIOU" for c in text) / max(len(text), 1) for text in completions]
 
 
-def main(steps: int = 20, tokens: int = 24, rollout=None, batch: int = 32) -> GRPOTrainer:
+def main(steps: int = 20, tokens: int = 24, rollout: Any = None, batch: int = 32) -> GRPOTrainer:
     model, tokenizer = toy()
     trainer = GRPOTrainer(
         model=model,

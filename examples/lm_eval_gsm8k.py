@@ -21,7 +21,9 @@ import csd.integrations.lm_eval  # noqa: F401  registers the model type
 TASK = "gsm8k-cot-self-consistency.yaml"
 
 
-def main(problems: str, model: str, limit: int | None = None, gen_kwargs: str | None = None):
+def main(
+    problems: str, model: str, limit: int | None = None, gen_kwargs: str | None = None
+) -> dict:
     task = {
         "include": str(Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / TASK),
         "dataset_path": "json",

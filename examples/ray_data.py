@@ -21,7 +21,15 @@ from csd.models.demo import smollm2_path
 from csd.vote import answer_of
 
 
-def main(problems, answers, model=None, actors=2, num_samples=8, max_new_tokens=200, batch_size=4):
+def main(
+    problems: str,
+    answers: str,
+    model: str | None = None,
+    actors: int = 2,
+    num_samples: int = 8,
+    max_new_tokens: int = 200,
+    batch_size: int = 4,
+) -> None:
     drawn = csd.integrations.ray.sample(
         ray.data.read_json(problems).repartition(4 * actors),
         model or smollm2_path(),

@@ -5,6 +5,7 @@ of all samples, for fewer tokens. `csd.Vote(confidence=0.95)` stops earlier and 
 """
 
 import argparse
+from typing import Any
 
 import csd
 from csd.models.demo import smollm2_path
@@ -15,7 +16,13 @@ PROBLEM = (
 )
 
 
-def main(model, tokenizer=None, samples: int = 16, tokens: int = 160, problem: str = PROBLEM):
+def main(
+    model: Any,
+    tokenizer: Any = None,
+    samples: int = 16,
+    tokens: int = 160,
+    problem: str = PROBLEM,
+) -> dict[str, csd.Samples]:
     options = dict(tokenizer=tokenizer, num_samples=samples, max_new_tokens=tokens, seed=0)
     options |= dict(temperature=0.7, budget=16)
     prompt = [{"role": "user", "content": problem}]
@@ -36,7 +43,7 @@ def main(model, tokenizer=None, samples: int = 16, tokens: int = 160, problem: s
     # or a reward model: csd.best_of(out, model, tokenizer=tokenizer, prompt=prompt)
     best = csd.best_of(drawn["all samples"])
     print(f"\nthe likeliest a token, {best.score:.2f}, is sample {best.sample.index}:")
-    print(best.sample.text.strip())
+    print((best.sample.text or "").strip())
     return drawn
 
 

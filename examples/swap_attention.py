@@ -12,7 +12,7 @@ import transformers
 import csd
 
 
-def tiny_llama():
+def tiny_llama() -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=50, hidden_size=64, intermediate_size=128, num_hidden_layers=2,

@@ -9,6 +9,7 @@ Prompts may have different lengths: rows are unpadded by `attention_mask`.
 
 import argparse
 import time
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -23,7 +24,7 @@ QUESTIONS = [
 ]
 
 
-def load(name: str):
+def load(name: str) -> tuple[Any, Any]:
     options = {}
     if name.endswith(".gguf"):
         name, _, options["gguf_file"] = name.rpartition("/")
@@ -31,7 +32,7 @@ def load(name: str):
     return AutoModelForCausalLM.from_pretrained(name, **options), tokenizer
 
 
-def main(model, tokenizer, samples: int = 8, tokens: int = 64) -> torch.Tensor:
+def main(model: Any, tokenizer: Any, samples: int = 8, tokens: int = 64) -> torch.Tensor:
     tokenizer.padding_side = "left"
     chats = [[{"role": "user", "content": q}] for q in QUESTIONS]
     inputs = tokenizer.apply_chat_template(
@@ -67,4 +68,5 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
-    main(*load(args.model or smollm2_path()), args.samples, args.tokens)
+    model, tokenizer = load(args.model or smollm2_path())
+    main(model, tokenizer, args.samples, args.tokens)

@@ -8,6 +8,7 @@ from csd.graph.drafter import Drafter
 from csd.graph.table import ANY, PROMPT_BIT, SOURCES, WEIGHT_ONE, GraphConfig, Table
 from csd.kernels.draft_tree import Noise
 from csd.kernels.graph_insert import graph_insert_ref
+from csd.kernels.ops import Ops
 from csd.pool import Pool
 from csd.slots import Slots
 from csd.verdict import TOP, Verdict
@@ -22,7 +23,7 @@ SAID = TOP + 1
 class Rows:
     """What inserting a step needs and no step changes, for M rows of a pool and S slots."""
 
-    def __init__(self, rows: int, slots: int, config: GraphConfig, device):
+    def __init__(self, rows: int, slots: int, config: GraphConfig, device: str | torch.device):
         def number(value: int) -> torch.Tensor:
             return torch.full((), value, dtype=torch.int32, device=device)
 
@@ -90,7 +91,7 @@ def insert_step(
     )
 
 
-def _any_context(rows: int, N: int, device) -> torch.Tensor:
+def _any_context(rows: int, N: int, device: str | torch.device) -> torch.Tensor:
     """[rows, N] context of what a group says after anything."""
     context = torch.full((rows, N), -1, dtype=torch.int32, device=device)
     context[:, 0] = ANY
@@ -134,7 +135,7 @@ def insert_prompt(
 class ConsensusGraph(Drafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
-    def __init__(self, ops, device, config: GraphConfig | None = None):
+    def __init__(self, ops: Ops, device: str | torch.device, config: GraphConfig | None = None):
         self.config = config or GraphConfig()
         self.context = self.config.context
         self.table = Table.empty(self.config, device)

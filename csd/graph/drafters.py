@@ -1,6 +1,11 @@
 """Drafters by name."""
 
+from collections.abc import Callable
+
+import torch
+
 from csd.graph.drafter import Drafter
+from csd.kernels.ops import Ops
 
 DRAFTERS = (
     "consensus", "prompt-lookup", "paper", "paper-tree", "rest:PATH", "recycling", "suffix",
@@ -8,14 +13,14 @@ DRAFTERS = (
 )  # fmt: skip
 
 
-def known(name) -> bool:
+def known(name: str | Callable) -> bool:
     """Whether `make_drafter` takes it."""
     if callable(name):
         return True
     return (name in DRAFTERS and name != "rest:PATH") or _path(name) is not None
 
 
-def make_drafter(name, ops, device) -> Drafter:
+def make_drafter(name: str | Callable, ops: Ops, device: str | torch.device) -> Drafter:
     """A new drafter without any text in it; `name` may be a function (ops, device) -> Drafter."""
     if callable(name):
         return name(ops, device)
@@ -44,10 +49,12 @@ def make_drafter(name, ops, device) -> Drafter:
         return Suffix() if name == "suffix" else Suffix(True, factor=4, offset=4, least=0)
     from csd.graph.rest import Rest
 
-    return Rest(_path(name))
+    path = _path(name)
+    assert path is not None
+    return Rest(path)
 
 
-def _path(name) -> str | None:
+def _path(name: str | Callable) -> str | None:
     if isinstance(name, str) and name.startswith("rest:") and len(name) > 5:
         return name[5:]
     return None

@@ -8,13 +8,15 @@ path probability over all samples. A node that both draft has the larger of both
     csd.generate(model, prompt, drafter=lambda ops, device: HeadDrafter(MyHead(), ops, device))
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.host import Tree, pool_of
+from csd.kernels.draft_tree import Noise
+from csd.kernels.ops import Ops
 from csd.pool import MAX_DEPTH, MAX_NODES, SIBLING, Pool, path_probability
 from csd.slots import Slots
 from csd.verdict import Verdict
@@ -43,7 +45,13 @@ class HeadDrafter(Drafter):
     """head: a `Head`. width: paths of a sample expanded in each level; depth: levels."""
 
     def __init__(
-        self, head: Head, ops, device, width: int = 4, depth: int = MAX_DEPTH, graph=None
+        self,
+        head: Head,
+        ops: Ops,
+        device: str | torch.device,
+        width: int = 4,
+        depth: int = MAX_DEPTH,
+        graph: Any = None,
     ):
         self.head, self.width, self.depth = head, width, min(depth, MAX_DEPTH)
         self.graph = ConsensusGraph(ops, device) if graph is None else graph
@@ -62,7 +70,7 @@ class HeadDrafter(Drafter):
         self.head.insert(self._hidden, pool, slots, verdict)
         self._hidden = None
 
-    def propose(self, slots: Slots, rows: int, noise=None) -> Pool:
+    def propose(self, slots: Slots, rows: int, noise: Noise | None = None) -> Pool:
         live = slots.live.nonzero()[:, 0].tolist()
         if rows <= len(live):
             return self.graph.propose(slots, rows, noise)
@@ -77,7 +85,9 @@ class HeadDrafter(Drafter):
 
     def _grow(self, trees: dict[int, Tree]) -> None:
         """The head's candidates, level by level."""
-        front = [(s, -1, [], 1.0) for s, tree in trees.items() if tree.depth > 0]
+        front: list[tuple[int, int, list[int], float]] = [
+            (s, -1, [], 1.0) for s, tree in trees.items() if tree.depth > 0
+        ]
         while front:
             slot = torch.tensor([s for s, *_ in front])
             tokens, chances = self.head.expand(slot, [path for _, _, path, _ in front])

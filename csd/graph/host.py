@@ -5,11 +5,14 @@ drafter that serves one request at a time would have them.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from csd.graph.drafter import Drafter
+from csd.kernels.draft_tree import Noise
 from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, SCORE_ONE, Pool, roots
 from csd.slots import Slots
 from csd.verdict import Verdict
@@ -65,18 +68,20 @@ class HostDrafter(Drafter):
     A group's state is what `open` returns; it is dropped when the group is no longer in flight.
     """
 
-    def __init__(self):
-        self._groups: dict[int, object] = {}
+    def __init__(self) -> None:
+        self._groups: dict[int, Any] = {}
 
-    def open(self, prompt: list[int]):
+    def open(self, prompt: list[int]) -> Any:
         """State of a new group."""
         raise NotImplementedError
 
-    def draft(self, group, sample: int, tree: Tree) -> None:
+    def draft(self, group: Any, sample: int, tree: Tree) -> None:
         """Fill `tree` with what may follow what `sample` has said."""
         raise NotImplementedError
 
-    def extend(self, group, sample: int, tokens: list[int], probabilities: list[float]) -> None:
+    def extend(
+        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
         """`sample` has said `tokens`, which the target drew with `probabilities`."""
         raise NotImplementedError
 
@@ -86,7 +91,7 @@ class HostDrafter(Drafter):
         self._groups = {key: group for key, group in self._groups.items() if key in alive}
         self._groups[group_key] = self.open(prompt)
 
-    def propose(self, slots: Slots, rows: int, noise=None) -> Pool:
+    def propose(self, slots: Slots, rows: int, noise: Noise | None = None) -> Pool:
         """Draft trees of all live slots in `rows` rows. Noise is not used."""
         key, group = slots.group_key.tolist(), slots.group.tolist()
         sample, room = slots.sample.tolist(), (slots.max_new - 1 - slots.generated).tolist()
@@ -125,14 +130,16 @@ def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
     head = {s: i for i, s in enumerate(order)}
     position, context = pool.position.tolist(), pool.context.tolist()
     token = pool.token.tolist()
-    out, starts = [], []
+    out: list[tuple] = []
+    starts: list[int] = []
     for s in order:
         i, tree = head[s], trees[s]
         base = len(out)
         starts.append(base)
         out.append((token[i], -1, s, 0, position[i], 1, 0, ROOT, context[i]))
+        probability = tree.probability
         # stable, and a child is never likelier than its parent
-        ranked = sorted(range(len(tree.token)), key=lambda n, t=tree: -t.probability[n])
+        ranked = sorted(range(len(tree.token)), key=lambda n: -probability[n])
         row = {-1: base} | {n: base + 1 + j for j, n in enumerate(ranked)}
         for j, n in enumerate(ranked):
             parent = out[row[tree.parent[n]]]
@@ -151,7 +158,7 @@ def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
     used = len(out)
     if not used:
         return pool
-    columns = list(zip(*out, strict=True))
+    columns: list[Sequence] = list(zip(*out, strict=True))
     # the 64th node's bit is the sign
     columns[5] = [w - (1 << 64) if w >> 63 else w for w in columns[5]]
     fields = (

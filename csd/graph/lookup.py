@@ -1,6 +1,7 @@
 """Prompt lookup: what followed the last n tokens earlier in the sample's own text, as a chain."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from csd.graph.host import HostDrafter, Tree
 from csd.pool import OWN, PROMPT
@@ -39,13 +40,15 @@ class PromptLookup(HostDrafter):
         super().__init__()
         self.size = size
 
-    def open(self, prompt):
+    def open(self, prompt: list[int]) -> tuple[int, Text, dict[int, Text]]:
         text = Text(self.size)
         for token in prompt:
             text.append(token)
         return len(prompt), text, {}
 
-    def extend(self, group, sample, tokens, probabilities):
+    def extend(
+        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
         _, prompt, texts = group
         text = texts.get(sample)
         if text is None:
@@ -53,7 +56,7 @@ class PromptLookup(HostDrafter):
         for token in tokens:
             text.append(token)
 
-    def draft(self, group, sample, tree: Tree):
+    def draft(self, group: Any, sample: int, tree: Tree) -> None:
         length, prompt, texts = group
         text = texts.get(sample, prompt)
         at = text.follow()

@@ -65,7 +65,7 @@ def match_ends(text: np.ndarray, query: list[int], edits: int) -> np.ndarray:
     for token in query:
         same = np.zeros(T + 1, bool)
         same[1:] = text == token
-        new = []
+        new: list[np.ndarray] = []
         for d in range(edits + 1):
             hit = np.zeros(T + 1, bool)
             hit[1:] = reach[d][:-1]
@@ -101,13 +101,15 @@ class Paper(HostDrafter):
         self.tree, self.k, self.edits, self.alpha = tree, k, edits, alpha
         self.shrink, self.least, self.siblings = shrink, least, siblings
 
-    def open(self, prompt):
+    def open(self, prompt: list[int]) -> Group:
         return Group(prompt[-self.k :])
 
-    def extend(self, group, sample, tokens, probabilities):
+    def extend(
+        self, group: Group, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
         group.extend(sample, tokens, probabilities)
 
-    def draft(self, group, sample, tree: Tree):
+    def draft(self, group: Group, sample: int, tree: Tree) -> None:
         own = group.tokens.get(sample, group.prompt)
         text, chance, owner = group.flat()
         # a match has to be followed by something another sample has said

@@ -8,6 +8,7 @@ likeliest, before what was so earlier.
 
 import heapq
 from itertools import pairwise
+from typing import Any
 
 from csd.graph.host import HostDrafter, Tree
 from csd.pool import SIBLING, Pool
@@ -21,20 +22,22 @@ RANKS = (0.5, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02, 0.02)
 class Recycling(HostDrafter):
     """One matrix a group, shared by its samples."""
 
-    def open(self, prompt):
+    def open(self, prompt: list[int]) -> tuple[dict, dict[int, list[int]]]:
         successors: dict[int, list[int]] = {}
         for token, after in pairwise(prompt):
             _put_first(successors, token, after)
         return {"last": prompt[-1]}, successors
 
-    def extend(self, group, sample, tokens, probabilities):
+    def extend(
+        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
         group[0][sample] = tokens[-1]
 
-    def draft(self, group, sample, tree: Tree):
+    def draft(self, group: Any, sample: int, tree: Tree) -> None:
         last, successors = group
         heap: list[tuple[float, int, int]] = []
 
-        def push(parent, token, chance):
+        def push(parent: int, token: int, chance: float) -> None:
             for rank, after in enumerate(successors.get(token, ())):
                 heapq.heappush(heap, (-chance * RANKS[rank], parent, after))
 

@@ -7,6 +7,7 @@ that occurs in it makes a trie; its nodes are drafted by how many continuations 
 import json
 from bisect import bisect_left, bisect_right
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Datastore:
         self.order = _suffix_order(np.array(self.tokens, np.int64)).tolist()
 
     @classmethod
-    def load(cls, path) -> "Datastore":
+    def load(cls, path: str | Path) -> "Datastore":
         """A `.npy` file of tokens, -1 between documents, or a trace file: its samples."""
         path = Path(path)
         if path.suffix == ".npy":
@@ -42,7 +43,7 @@ class Datastore:
         for n in range(1, min(longest, len(query)) + 1):
             end = query[-n:]
 
-            def key(place, n=n):
+            def key(place: int, n: int = n) -> list[int]:
                 return self.tokens[place : place + n]
 
             low = bisect_left(self.order, end, key=key)
@@ -67,20 +68,22 @@ def _suffix_order(tokens: np.ndarray) -> np.ndarray:
 class Rest(HostDrafter):
     """datastore: a `Datastore` or a path of one; longest: match; most: continuations looked at."""
 
-    def __init__(self, datastore, longest: int = 16, most: int = 1000):
+    def __init__(self, datastore: Datastore | str | Path, longest: int = 16, most: int = 1000):
         super().__init__()
         if not isinstance(datastore, Datastore):
             datastore = Datastore.load(datastore)
         self.datastore, self.longest, self.most = datastore, longest, most
 
-    def open(self, prompt):
+    def open(self, prompt: list[int]) -> tuple[list[int], dict[int, list[int]]]:
         return prompt, {}
 
-    def extend(self, group, sample, tokens, probabilities):
+    def extend(
+        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
         prompt, texts = group
         texts.setdefault(sample, list(prompt)).extend(tokens)
 
-    def draft(self, group, sample, tree: Tree):
+    def draft(self, group: Any, sample: int, tree: Tree) -> None:
         prompt, texts = group
         text = texts.get(sample, prompt)
         places = self.datastore.find(text[-self.longest :], self.longest)[: self.most]

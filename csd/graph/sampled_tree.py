@@ -19,10 +19,12 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from csd.graph.consensus import ConsensusGraph
 from csd.kernels.noise import DRAFT, philox_words, stepped
 from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, SCORE_ONE, Pool, roots
 from csd.slots import Slots
@@ -46,8 +48,8 @@ class Node:
     children: list[int] = field(default_factory=list)  # numbers of its K draws, in order
     drafts: list[int] = field(default_factory=list)  # what they are, as places in `kept`
     # what may follow and the words that draw from it; None until looked up
-    kept: "Successors | None" = None
-    words: np.ndarray | None = None  # [K]
+    kept: Any = None  # Successors
+    words: Any = None  # [K] array
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class Drawn:
 class SampledTrees:
     """Grows the trees of a step; `drafter` is a consensus graph."""
 
-    def __init__(self, drafter, draft_tree: Callable, draws: int):
+    def __init__(self, drafter: ConsensusGraph, draft_tree: Callable, draws: int):
         self._graph, self._draft_tree, self.draws = drafter, draft_tree, draws
 
     def grow(self, slots: Slots, live: int, nodes: int, choose: Callable) -> tuple[Pool, Drawn]:
@@ -145,13 +147,17 @@ class Successors:
     probability: np.ndarray = field(init=False)  # [W] float64, blended; the sum is at most 1
     law: np.ndarray = field(init=False)  # [W] float64, normalised
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.probability = np.exp2(np.array(self.cost) / -SCORE_ONE)
         self.law = self.probability / max(self.probability.sum(), 1e-300)
 
 
 def successors(
-    graph, draft_tree: Callable, slots: Slots, slot: list[int], context: list[list[int]]
+    graph: ConsensusGraph,
+    draft_tree: Callable,
+    slots: Slots,
+    slot: list[int],
+    context: list[list[int]],
 ) -> list[Successors]:
     """Successors of each context (latest first) in its slot's group: one greedy level of drafts."""
     at = torch.tensor(slot)
@@ -214,10 +220,12 @@ def _fill(pool: Pool, trees: dict[int, list[Node]], order: list[int]) -> tuple[P
     live = len(order)
     position = dict(zip(order, pool.position[:live].tolist(), strict=True))
     context = pool.context.shape[1]
-    rows, starts, nodes = [], {}, []
+    rows: list[tuple] = []
+    starts: dict[int, int] = {}
+    nodes: list[Node] = []
     for s in order:
         base = starts[s] = len(rows)
-        words = []
+        words: list[int] = []
         for number, node in enumerate(trees[s]):
             word = 1 << number | (words[node.parent] if node.parent >= 0 else 0)
             words.append(word)

@@ -1,10 +1,12 @@
 """SuffixDecoding as the package arctic-inference ships it: a peer to compare with, never needed."""
 
+from typing import Any
+
 from csd.graph.host import HostDrafter, Tree
 from csd.pool import OWN, SIBLING
 
 
-def _cache_class():
+def _cache_class() -> Any:
     try:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
     except ImportError as error:
@@ -24,21 +26,23 @@ class Suffix(HostDrafter):
         self._cache_class = _cache_class()
         self.tree, self.factor, self.offset, self.least = tree, factor, offset, least
 
-    def open(self, prompt):
+    def open(self, prompt: list[int]) -> tuple[list[int], Any, dict[int, list[int]]]:
         return prompt, self._cache_class(), {}
 
-    def _text(self, group, sample) -> list[int]:
+    def _text(self, group: Any, sample: int) -> list[int]:
         prompt, cache, texts = group
         if sample not in texts:
             cache.start_request(sample, prompt)
             texts[sample] = list(prompt)
         return texts[sample]
 
-    def extend(self, group, sample, tokens, probabilities):
+    def extend(
+        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
         self._text(group, sample).extend(tokens)
         group[1].add_active_response(sample, tokens)
 
-    def draft(self, group, sample, tree: Tree):
+    def draft(self, group: Any, sample: int, tree: Tree) -> None:
         text, cache = self._text(group, sample), group[1]
         draft = cache.speculate(
             sample,
@@ -49,7 +53,7 @@ class Suffix(HostDrafter):
             min_token_prob=self.least,
             use_tree_spec=self.tree,
         )
-        node = []
+        node: list[int] = []
         for token, parent, chance in zip(draft.token_ids, draft.parents, draft.probs, strict=True):
             above = node[parent] if parent >= 0 else -1
             # a node whose parent did not fit does not either

@@ -10,7 +10,9 @@ total was seen on other tokens.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -64,7 +66,7 @@ class GraphConfig:
         """What a level of depth adds to a path's score."""
         return round(-math.log2(self.decay) * SCORE_ONE)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         good = list(self.orders) == sorted({*self.orders} & {*range(1, 17)})
         if not self.orders or not good:
             raise ValueError(f"orders must be ascending, from 1 to 16, got {self.orders}")
@@ -106,10 +108,12 @@ class Table:
     dropped: torch.Tensor  # [1] int64, contexts that found no room
 
     @classmethod
-    def empty(cls, config: GraphConfig, device="cpu") -> "Table":
+    def empty(cls, config: GraphConfig, device: str | torch.device = "cpu") -> "Table":
         C, N, E = config.capacity, config.context, config.successors
 
-        def full(shape, value, dtype=torch.int32):
+        def full(
+            shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
+        ) -> torch.Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         return cls(
@@ -130,7 +134,7 @@ class Table:
     def buckets(self) -> int:
         return self.entry_group.shape[0] // self.ways
 
-    def arrays(self) -> "Table":
+    def arrays(self) -> Any:
         """The same table in numpy: the tensors' own memory where it is the host's, else copies."""
         return self.map(lambda x: x.numpy(force=True))
 
@@ -141,7 +145,7 @@ class Table:
         for name in _TENSORS:
             getattr(self, name).copy_(getattr(other, name))
 
-    def map(self, function) -> "Table":
+    def map(self, function: Callable[[Any], Any]) -> "Table":
         return Table(self.ways, *(function(getattr(self, name)) for name in _TENSORS))
 
 

@@ -13,8 +13,13 @@ before csd or after it.
 import importlib.abc
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 import torch
+
+from csd.integrations.tree import Tree
 
 NAME = "csd_tree"
 MODELS = "transformers.modeling_utils"
@@ -42,7 +47,7 @@ def register_when_imported() -> None:
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Finds one module, once, as everyone else would, and registers when it has been executed."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != MODELS:
             return None
         sys.meta_path.remove(self)
@@ -50,24 +55,25 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def exec_module(module):
+            def exec_module(module: ModuleType) -> None:
                 execute(module)
                 register_attention()
 
-            spec.loader.exec_module = exec_module
+            # a loader is an object of its own: this one serves this import alone
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
 def tree_attention_forward(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,  # [B, H, M, D]
     key: torch.Tensor,  # [B, K, T, D]
     value: torch.Tensor,  # [B, K, T, D]
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    tree=None,
-    **kwargs,
+    tree: Tree | None = None,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What a layer calls. tree: a `csd.Tree`, or None for sdpa. Returns [B, M, H, D] and None.
 

@@ -1,6 +1,7 @@
 """What the integrations draw: prompts as groups, and rows where equal ones are one group."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from csd.engine import Engine
 from csd.job import Job
@@ -14,7 +15,7 @@ def draw(
     prompts: list[tuple[list[int], SamplingParams, range]],
     *,
     seed: int,
-    **running,
+    **running: Any,
 ) -> list[Samples]:
     """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
 
@@ -51,14 +52,13 @@ def draw_rows(
     for i, row in enumerate(rows):
         members.setdefault(tuple(row), []).append(i)
     prompts = []
-    for row, places in members.items():
-        first = first_sample if isinstance(first_sample, int) else first_sample[row]
-        prompts.append((list(row), params, range(first, first + len(places))))
+    for ids, places in members.items():
+        first = first_sample if isinstance(first_sample, int) else first_sample[ids]
+        prompts.append((list(ids), params, range(first, first + len(places))))
     results = draw(
         engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens
     )
-    drawn: list[Sample] = [None] * len(rows)
+    drawn: dict[int, Sample] = {}
     for places, samples in zip(members.values(), results, strict=True):
-        for place, sample in zip(places, samples, strict=True):
-            drawn[place] = sample
-    return drawn
+        drawn.update(zip(places, samples, strict=True))
+    return [drawn[i] for i in range(len(rows))]

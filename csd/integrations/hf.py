@@ -3,6 +3,8 @@
 import copy
 import inspect
 import sys
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -10,25 +12,26 @@ from csd.generate import engine_for
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import refuse_call, refuse_config, refuse_lists
 from csd.integrations.hf_scores import scores_of
+from csd.job import Job, OnTokens, Running
 from csd.sampling import resolve
 
 
 @torch.no_grad()
 def hf_generate(
-    model,
-    input_ids,
-    logits_processor=None,
-    stopping_criteria=None,
-    generation_config=None,
-    synced_gpus=False,
-    streamer=None,
+    model: torch.nn.Module,
+    input_ids: torch.Tensor,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    synced_gpus: bool = False,
+    streamer: Any = None,
     *,
     seed: int | None = None,
     first_sample: int = 0,
     budget: str | int = "auto",
     speculate: bool = True,
-    **model_kwargs,
-):
+    **model_kwargs: Any,
+) -> Any:
     """A decoding method for the `custom_generate` argument of `transformers`' `generate`.
 
     Not called by hand: `generate` passes everything up to `streamer` and `model_kwargs`. Batches of
@@ -104,13 +107,13 @@ def _generate_frame() -> dict:
     from transformers import GenerationMixin
 
     code = inspect.unwrap(GenerationMixin.generate).__code__
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return {} if frame is None else dict(frame.f_locals)
 
 
-def _rows(input_ids, mask) -> list[list[int]]:
+def _rows(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
     # transformers passes no mask when nothing is padding
     if mask is None:
         return input_ids.tolist()
@@ -121,13 +124,13 @@ def _rows(input_ids, mask) -> list[list[int]]:
     return rows
 
 
-def _lengths(config, width: int) -> dict:
+def _lengths(config: Any, width: int) -> dict:
     """transformers counts padding as tokens of the prompt: max_length and min_length include it."""
     least = max((config.min_length or 0) - width, config.min_new_tokens or 0, 0)
     return {"max_new_tokens": config.max_length - width, "min_new_tokens": least}
 
 
-def _pad_id(config) -> int:
+def _pad_id(config: Any) -> int:
     for ids in (config.pad_token_id, config.eos_token_id):
         if ids is not None:
             return ids if isinstance(ids, int) else ids[0]
@@ -144,11 +147,11 @@ def _padded(tokens: list[list[int]], pad: int, like: torch.Tensor) -> torch.Tens
     )
 
 
-def _to_streamer(streamer):
+def _to_streamer(streamer: Any) -> OnTokens | None:
     if streamer is None:
         return None
 
-    def on_tokens(job, running, tokens, text):
+    def on_tokens(job: Job, running: Running, tokens: list[int], text: str) -> None:
         for token in tokens:
             streamer.put(torch.tensor([token]))
 

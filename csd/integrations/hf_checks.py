@@ -1,5 +1,7 @@
 """What a call of `transformers`' `generate` may ask of csd; the rest is refused by name."""
 
+from typing import Any
+
 import torch
 
 from csd.sampling import asks_for
@@ -49,7 +51,14 @@ _PROCESSORS = {
 _CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 
 
-def refuse_call(input_ids, mask, caller: dict, synced_gpus, streamer, model_kwargs: dict) -> None:
+def refuse_call(
+    input_ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    caller: dict,
+    synced_gpus: bool,
+    streamer: Any,
+    model_kwargs: dict,
+) -> None:
     """caller: the arguments of the running `generate`, as far as they are known."""
     kwargs = caller.get("kwargs", {})
     if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
@@ -75,7 +84,7 @@ def refuse_call(input_ids, mask, caller: dict, synced_gpus, streamer, model_kwar
         )
 
 
-def refuse_config(config) -> None:
+def refuse_config(config: Any) -> None:
     found = asks_for(config)
     for name, off in _CONFIG.items():
         if found is None and getattr(config, name, None) not in off:
@@ -84,13 +93,13 @@ def refuse_config(config) -> None:
         _refuse(f"{found[0]}={found[1]!r} of the generation config")
 
 
-def refuse_lists(config, processors, criteria) -> None:
+def refuse_lists(config: Any, processors: Any, criteria: Any) -> None:
     """Processors and criteria that `generate` made of the config are the config's, not lists."""
     seen = set()
     for p in processors or ():
         name = type(p).__name__
-        attribute, option = _PROCESSORS.get(name, (None, None))
-        foreign = option is None or type(p).__module__ != "transformers.generation.logits_process"
+        attribute, option = _PROCESSORS.get(name, ("", ""))
+        foreign = not option or type(p).__module__ != "transformers.generation.logits_process"
         if foreign or name in seen or getattr(p, attribute) != getattr(config, option):
             _refuse(f"logits_processor {name}; set the option in the generation config if it has")
         seen.add(name)

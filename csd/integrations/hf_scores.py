@@ -1,10 +1,19 @@
 """The `scores` and `logits` of `generate`, from one forward over finished sequences."""
 
+from typing import Any
+
 import torch
 
 
 @torch.no_grad()
-def scores_of(model, sequences, mask, width: int, processors, config) -> dict:
+def scores_of(
+    model: torch.nn.Module,
+    sequences: torch.Tensor,
+    mask: torch.Tensor | None,
+    width: int,
+    processors: Any,
+    config: Any,
+) -> dict:
     """What was asked for of {"scores", "logits"}: a tuple of [batch, vocab] float32 a new token.
 
     sequences: [batch, width + new]; mask: [batch, width] or None. csd keeps no logits of a step, so

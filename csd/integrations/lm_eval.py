@@ -6,6 +6,9 @@
 takes what `lm_eval` takes. In Python, importing this module registers the type.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
@@ -13,7 +16,7 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 
 from csd.engine import Engine
 from csd.integrations.groups import draw
-from csd.sampling import resolve
+from csd.sampling import SamplingParams, resolve
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -33,21 +36,21 @@ class CSDLM(HFLM):
 
     def __init__(
         self,
-        pretrained,
+        pretrained: Any,
         *,
         seed: int | None = None,
         max_slots: int = 64,
         memory: float = 0.9,
         budget: str | int = "auto",
         speculate: bool = True,
-        **options,
+        **options: Any,
     ):
         super().__init__(pretrained, **options)
         self.seed, self.running = seed, dict(budget=budget, speculate=speculate)
         model = self.accelerator.unwrap_model(self.model) if self._world_size > 1 else self.model
         self.csd = Engine(model, tokenizer=self.tokenizer, max_slots=max_slots, memory=memory)
 
-    def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
         """A text for each request, in order. Requests with equal arguments are one group."""
         members: dict[tuple, list[int]] = {}
         for i, request in enumerate(requests):
@@ -70,7 +73,7 @@ class CSDLM(HFLM):
                 texts[i] = text
         return texts
 
-    def _parse(self, context: str, asked: dict):
+    def _parse(self, context: str, asked: dict) -> tuple[list[int], SamplingParams, list[str]]:
         """Token ids, parameters and stop strings of a request."""
         given = normalize_gen_kwargs(asked, self.max_gen_toks)
         until = [s for s in _listed(given.pop("until", None)) if s]
@@ -107,7 +110,7 @@ class CSDLM(HFLM):
         return ids + [self.tokenizer.convert_tokens_to_ids(s) for s in until if s in special]
 
 
-def _listed(until) -> list[str]:
+def _listed(until: str | Iterable[str] | None) -> list[str]:
     return [until] if isinstance(until, str) else list(until or ())
 
 

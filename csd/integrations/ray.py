@@ -5,6 +5,9 @@ Prompts are independent, so nothing is exchanged between actors. A row's samples
 drawn again, and the result is the one there would have been.
 """
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from csd.engine import Engine
@@ -20,16 +23,16 @@ _RUNNING = {"budget", "speculate", "drafter"}
 
 
 def sample(
-    dataset,
-    model,
+    dataset: Any,
+    model: str | Path,
     *,
     num_samples: int,
     seed: int | None = None,
     actors: int = 1,
     batch_size: int = 16,
     ray_args: dict | None = None,
-    **options,
-):
+    **options: Any,
+) -> Any:
     """A dataset with the samples of each row of `dataset`, in columns beside its own.
 
     dataset: a `ray.data.Dataset` with a column of prompts: strings, messages or token ids.
@@ -71,14 +74,14 @@ class Sampler:
 
     def __init__(
         self,
-        model,
+        model: Any,
         *,
         num_samples: int,
         seed: int,
         prompt: str = "prompt",
         chat_template_kwargs: dict | None = None,
         engine: dict | None = None,
-        **options,
+        **options: Any,
     ):
         _check(options)
         self.engine = Engine(model, **(engine or {}))
@@ -87,7 +90,7 @@ class Sampler:
         self.running = {k: v for k, v in options.items() if k in _RUNNING}
         self.sampling = {k: v for k, v in options.items() if k in _SAMPLING}
 
-    def __call__(self, table):
+    def __call__(self, table: Any) -> Any:
         """table: a `pyarrow.Table` with a column of prompts. Returns it with four columns more."""
         import pyarrow as pa
 

@@ -8,6 +8,8 @@ Modules get a `forward` of their own; classes, weights and other models are left
 
 import functools
 import types
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,8 +34,8 @@ def apply_kernels(model: nn.Module) -> bool:
         del module.forward
     if swapped:
         return False
-    found = [(m, _forward_for(m)) for m in model.modules()]
-    found = [(m, forward) for m, forward in found if forward is not None]
+    every = ((m, _forward_for(m)) for m in model.modules())
+    found = [(m, forward) for m, forward in every if forward is not None]
     if not found:
         raise TypeError(
             f"model must have layers of {', '.join(FAMILIES.values())} as transformers defines "
@@ -50,9 +52,9 @@ def apply_kernels(model: nn.Module) -> bool:
     return True
 
 
-def _forward_for(module: nn.Module):
+def _forward_for(module: Any) -> Callable | None:
     """csd's forward for a module, None for one that stays as it is."""
-    cls = type(module)
+    cls: Any = type(module)
     folder = cls.__module__.removeprefix("transformers.models.").partition(".")[0]
     name = FAMILIES.get(folder)
     if cls.__module__ != f"transformers.models.{folder}.modeling_{folder}" or name is None:
@@ -66,16 +68,23 @@ def _forward_for(module: nn.Module):
     return _attention_forward(cls) if cls.__name__ == f"{name}Attention" else None
 
 
-def _norm_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+def _marked(forward: Any) -> Callable:
+    forward.csd_kernel = True
+    return forward
+
+
+@_marked
+def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)[0]
 
 
-def _mlp_forward(self, x: torch.Tensor) -> torch.Tensor:
+@_marked
+def _mlp_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
 
 
 @functools.cache
-def _attention_forward(cls: type):
+def _attention_forward(cls: Any) -> Callable:
     """The class's own forward, with csd's rotary embedding where it names the stock one."""
     stock = cls.forward
     if ROTARY not in stock.__code__.co_names:
@@ -87,8 +96,7 @@ def _attention_forward(cls: type):
         stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__
     )
     forward.__kwdefaults__ = stock.__kwdefaults__
-    forward.csd_kernel = True
-    return forward
+    return _marked(forward)
 
 
 def _rotary(
@@ -102,7 +110,5 @@ def _rotary(
     rows = (x.transpose(1, 2).reshape(B * T, -1, D) for x in (q, k))
     tables = (x.expand(B, T, D).reshape(B * T, D) for x in (cos, sin))
     rotated = rotate(*rows, *tables)
-    return tuple(x.view(B, T, -1, D).transpose(1, 2) for x in rotated)
-
-
-_norm_forward.csd_kernel = _mlp_forward.csd_kernel = True
+    q, k = (x.view(B, T, -1, D).transpose(1, 2) for x in rotated)
+    return q, k

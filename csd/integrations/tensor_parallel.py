@@ -9,8 +9,9 @@ all ranks, from the same logits, and only rank 0 has a graph. So another rank ca
 drafted, let alone what is sampled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from csd.pool import Pool
 from csd.result import Sample
 from csd.slots import Slots
 from csd.step import Step
+from csd.verdict import Verdict
 
 # written by commit alone, alike on every rank
 _COMMITTED = ("tokens", "logprobs", "raw_logprobs")
@@ -45,7 +47,9 @@ class ParallelEngine(Engine):
     run there only. Steps run one operation at a time, never from a captured graph.
     """
 
-    def __init__(self, model, *, mesh: DeviceMesh | None = None, tokenizer=None, **options):
+    def __init__(
+        self, model: Any, *, mesh: DeviceMesh | None = None, tokenizer: Any = None, **options: Any
+    ):
         if mesh is None:
             kind = "cuda" if torch.cuda.is_available() else "cpu"
             mesh = init_device_mesh(kind, (dist.get_world_size(),))
@@ -60,7 +64,9 @@ class ParallelEngine(Engine):
             raise ValueError("static must be False: what rank 0 decides goes over the host")
         super().__init__(loaded, **options | {"static": False})
 
-    def run(self, jobs: list[Job], *, verifier: str = "match", **options) -> Iterator:
+    def run(
+        self, jobs: list[Job], *, verifier: str = "match", **options: Any
+    ) -> Generator[tuple[Job, Sample], None, None]:
         """As `Engine.run`; on ranks other than 0, the samples that rank 0 has drawn."""
         if verifier != "match":
             raise NotImplementedError(
@@ -79,7 +85,7 @@ class ParallelEngine(Engine):
             self.link.send("prompt", (g, chunk, start, step.cache.prompt_pages[g]))
         super().read_prompt(step, g, chunk, start)
 
-    def _prepare(self, jobs: list[Job], drafter) -> Step:
+    def _prepare(self, jobs: list[Job], drafter: Any) -> Step:
         before = self._step
         step = super()._prepare(jobs, drafter)
         if step is not before:
@@ -111,11 +117,13 @@ class ParallelEngine(Engine):
                 self._measure()
             elif order == "prompt":
                 g, chunk, start, pages = what
-                self._step.cache.prompt_pages[g] = pages
-                self.read_prompt(self._step, g, chunk, start)
+                step = self._following()
+                step.cache.prompt_pages[g] = pages
+                self.read_prompt(step, g, chunk, start)
             elif order == "step":
-                self._step.take(what, self.link.rank)
-                self._step(0, None)
+                step = self._following()
+                step.take(what, self.link.rank)
+                step(0, None)
             else:
                 break
         if len(what) != len(jobs):
@@ -127,6 +135,11 @@ class ParallelEngine(Engine):
                 job.finished[sample.index] = sample
                 yield job, sample
 
+    def _following(self) -> "FollowerStep":
+        if not isinstance(self._step, FollowerStep):
+            raise RuntimeError(f"rank {self.link.rank} got a step's order before its caches' sizes")
+        return self._step
+
 
 class Link:
     """Orders of rank 0 to the other ranks of a mesh."""
@@ -136,7 +149,7 @@ class Link:
         self._group, self._device = mesh.get_group(), device
         self._source = dist.get_global_rank(self._group, 0)
 
-    def send(self, order: str, what) -> None:
+    def send(self, order: str, what: object) -> None:
         self._broadcast([order, _to(what, "cpu")])
 
     def receive(self) -> tuple:
@@ -148,7 +161,7 @@ class Link:
         return box
 
 
-def _to(what, device):
+def _to(what: Any, device: str | torch.device) -> Any:
     if torch.is_tensor(what):
         return what.to(device)
     if isinstance(what, dict):
@@ -160,16 +173,16 @@ def _to(what, device):
 class LeaderStep(Step):
     """A step of rank 0: what it proposes goes to the others, with the slots the host has edited."""
 
-    link: Link = None
+    link: Any = None  # the Link that made it
     _sent: dict = field(default_factory=dict)  # the slots as the others have them
 
-    def propose(self, live: int, budget) -> Pool:
+    def propose(self, live: int, budget: Any) -> Pool:
         pool = Step.propose(self, live, budget)
         told = {"digest": _digest(self._sent), "pool": _vars(pool)} | self._edits()
         self.link.send("step", told)
         return pool
 
-    def commit(self, verdict) -> None:
+    def commit(self, verdict: Verdict) -> None:
         Step.commit(self, verdict)
         self._sent = {name: getattr(self.slots, name).clone() for name in _STATE}
 
@@ -189,7 +202,7 @@ class LeaderStep(Step):
 class FollowerStep(Step):
     """A step of another rank: it proposes what it is told to and asks no graph of its own."""
 
-    _pool: Pool = None
+    _pool: Any = None  # csd.pool.Pool
 
     def take(self, told: dict, rank: int) -> None:
         """Edit the slots as rank 0 has, and keep its pool for the step."""
@@ -204,7 +217,7 @@ class FollowerStep(Step):
         self.cache.slot_pages[rows] = told["pages"]
         self._pool = Pool(**told["pool"])
 
-    def propose(self, live: int, budget) -> Pool:
+    def propose(self, live: int, budget: Any) -> Pool:
         return self._pool
 
 

@@ -11,18 +11,20 @@ Megatron-LM's split: Shoeybi et al., arXiv 1909.08053.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
 
+from csd.kernels.ops import Ops
 from csd.models.fuse import checked_config
 from csd.models.linear import linear
 from csd.models.rope import rope_tables
@@ -35,7 +37,7 @@ class ParallelDecoder:
         place, on the mesh's device.
     """
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh):
+    def __init__(self, model: Any, mesh: DeviceMesh):
         whole = checked_config(model)
         ranks = mesh.size()
         for name in ("heads", "kv_heads", "intermediate"):
@@ -44,8 +46,8 @@ class ParallelDecoder:
                     f"{name}={getattr(whole, name)} cannot be split over {ranks} ranks evenly"
                 )
         parallelize_module(model, mesh, _plan(whole.layers))
-        device = mesh.device_type
-        if device == "cuda":
+        device = torch.device(mesh.device_type)
+        if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
         model.to(device)
         # attention, and so the caches, see the rank's own heads
@@ -66,7 +68,7 @@ class ParallelDecoder:
         attend: Callable[[int, torch.Tensor], torch.Tensor],
         node_k: torch.Tensor,  # [L, M, K / W, D], written
         node_v: torch.Tensor,  # [L, M, K / W, D], written
-        ops,
+        ops: Ops,
     ) -> torch.Tensor:
         """Hidden states [M, hidden] after the last norm, the same on every rank."""
         c, M = self.config, token.shape[0]
@@ -113,7 +115,7 @@ class _Shards:
     down: tuple  # [hidden, F / W]
 
     @classmethod
-    def of(cls, layer: nn.Module) -> "_Shards":
+    def of(cls, layer: Any) -> "_Shards":
         a, mlp = layer.self_attn, layer.mlp
         return cls(
             input_norm=layer.input_layernorm.weight.data,
@@ -130,13 +132,13 @@ class _Shards:
         )
 
 
-def _local(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _local(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     bias = None if linear.bias is None else linear.bias.data.to_local()
     return linear.weight.data.to_local(), bias
 
 
-def _plan(layers: int) -> dict:
-    plan = {
+def _plan(layers: int) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }

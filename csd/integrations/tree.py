@@ -10,11 +10,12 @@ commits goes to pages of its own; the nodes' own are scratch of the tree. A root
 of its sample (at first the prompt's last), whose keys and values are not cached yet.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from csd.kernels.attention_plan import plan_attention
+from csd.kernels.attention_plan import Work, plan_attention
 from csd.kernels.tree_attention import (
     tree_attention,
     tree_attention_ref,
@@ -22,6 +23,12 @@ from csd.kernels.tree_attention import (
 )
 
 MASK = (1 << 64) - 1
+
+_ATTENTION: dict[str | None, Callable[..., torch.Tensor]] = {
+    None: tree_attention,
+    "reference": tree_attention_ref,
+    "triton": tree_attention_triton,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -50,9 +57,9 @@ class Tree:
     position: torch.Tensor  # [M] int64, place in the sample's sequence, prompt included
     # "reference" or "triton"; None takes the one that fits the device
     kernels: str | None = None
-    _work: object = field(default=None, repr=False)
+    _work: Work | None = field(default=None, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         M, S, G = self.slot.shape[0], self.slot_len.shape[0], self.prompt_len.shape[0]
         L, _, K, D = self.node_k.shape
         cache = (L, *self.k_pages.shape[1:2], 64, K, D)
@@ -81,7 +88,7 @@ class Tree:
             x, want = getattr(self, name), torch.int64 if name in wide else torch.int32
             if x.dim() < 4 and x.dtype != want:
                 raise ValueError(f"{name} must be {want}, got {x.dtype}")
-        if self.kernels not in (None, "reference", "triton"):
+        if self.kernels not in _ATTENTION:
             raise ValueError(f"kernels must be 'reference' or 'triton', got {self.kernels!r}")
 
     @property
@@ -97,7 +104,9 @@ class Tree:
             "use_cache": False,
         }
 
-    def attend(self, layer, query, key, value, scale: float) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         """One layer's attention of query [1, H, M, D] and the rows' own key and value
         [1, K, M, D], which are kept for `TreeCache.commit`. Returns [1, M, H, D]."""
         _, M, K, D = self.node_k.shape
@@ -121,11 +130,11 @@ class Tree:
         q = query[0].transpose(0, 1).contiguous()
         planned = self.kernels == "triton" or (self.kernels is None and q.is_cuda)
         if planned and (layer == 0 or self._work is None):
-            lengths = (self.prompt_len, self.slot_len, self.slot, self.slot_start)
-            lengths += (self.slot_nodes, self.group_start)
-            self._work = plan_attention(*lengths, q.shape[1], K)
-        attention = {"reference": tree_attention_ref, "triton": tree_attention_triton}
-        return attention.get(self.kernels, tree_attention)(
+            self._work = plan_attention(
+                self.prompt_len, self.slot_len, self.slot, self.slot_start, self.slot_nodes,
+                self.group_start, q.shape[1], K,
+            )  # fmt: skip
+        return _ATTENTION[self.kernels](
             q,
             self.node_k[layer],
             self.node_v[layer],
@@ -151,7 +160,7 @@ class Tree:
         root, or its parent is accepted and drew this row's token: the samples at the accepted rows
         are what was drawn, the last of them is the next root. Reads the device.
         """
-        sample, token = sample.tolist(), self.token.tolist()
+        drawn, token = sample.tolist(), self.token.tolist()
         paths = []
         for start, count in zip(self.slot_start.tolist(), self.slot_nodes.tolist(), strict=True):
             words = self.ancestors[start : start + count].tolist()
@@ -160,7 +169,7 @@ class Tree:
             for j in range(count):
                 # ancestors of j are accepted, and the last of them drew j's token
                 above = words[j] & ~(1 << j) & MASK
-                if above == word and (not path or sample[start + path[-1]] == token[start + j]):
+                if above == word and (not path or drawn[start + path[-1]] == token[start + j]):
                     path.append(j)
                     word |= 1 << j
             paths.append(path)

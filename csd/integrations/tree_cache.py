@@ -1,6 +1,8 @@
 """Keys and values that the draft trees of a `transformers` model are verified against."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -59,10 +61,10 @@ class TreeCache:
         for s in range(S):
             self._kv.take(self._kv.slot_pages, s, max_new_tokens)
 
-    def _int32(self, values) -> torch.Tensor:
+    def _int32(self, values: list) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._kv.k.device)
 
-    def append(self, slot: int, past, row: int = 0, start: int = 0) -> None:
+    def append(self, slot: int, past: Any, row: int = 0, start: int = 0) -> None:
         """Commit what a transformers cache holds of a sample: batch row `row`, tokens `start`.. .
 
         For samples begun elsewhere, with start the length of the prompt in that cache.
@@ -102,7 +104,7 @@ class TreeCache:
         kv, device = self._kv, self._kv.k.device
         (L, _, _, K, D), M = kv.k.shape, sum(nodes)
 
-        def int64(rows):
+        def int64(rows: Iterable[list[int]]) -> torch.Tensor:
             return torch.tensor([x for r in rows for x in r], dtype=torch.int64, device=device)
 
         return Tree(
@@ -140,7 +142,7 @@ class TreeCache:
         self.slot_len += counts
 
 
-def _stack(past, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _stack(past: Any, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one batch row of a transformers cache, each [L, P, K, D]."""
     layers = getattr(past, "layers", None)
     pairs = [(x.keys, x.values) for x in layers] if layers is not None else list(past)

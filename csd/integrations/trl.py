@@ -1,6 +1,7 @@
 """GRPO rollouts for TRL: `GRPOTrainer(..., rollout_func=csd.integrations.trl.Rollout())`."""
 
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ class Rollout:
         self._step: tuple | None = None
         self._calls = 0
 
-    def __call__(self, prompts: list, trainer) -> dict[str, list]:
+    def __call__(self, prompts: list, trainer: Any) -> dict[str, list]:
         """A completion for each of `prompts`, copies included, as TRL's `rollout_func` must.
 
         Returns lists, one entry a prompt: `prompt_ids`, `completion_ids` with the end token, and
@@ -70,7 +71,7 @@ class Rollout:
             "logprobs": [s.logprobs for s in drawn],
         }
 
-    def _seed(self, trainer) -> int:
+    def _seed(self, trainer: Any) -> int:
         """Equal on all processes, new in each call; evaluating does not change training's."""
         step = (trainer.state.global_step, int(trainer.model.training))
         self._calls = self._calls + 1 if step == self._step else 0
@@ -78,19 +79,19 @@ class Rollout:
         return prompt_key(trainer.args.seed, [*step, self._calls])
 
 
-def _first_samples(rows, accelerator) -> dict[tuple[int, ...], int]:
+def _first_samples(rows: list[list[int]], accelerator: Any) -> dict[tuple[int, ...], int]:
     """Index of the first sample of each distinct row: copies on lower ranks come first."""
     from accelerate.utils import gather_object
 
     here = Counter(map(tuple, rows))
     everywhere = gather_object([here])
-    before = Counter()
+    before: Counter = Counter()
     for counts in everywhere[: accelerator.process_index]:
         before.update(counts)
     return {row: before[row] for row in here}
 
 
-def _model_of(trainer) -> torch.nn.Module:
+def _model_of(trainer: Any) -> torch.nn.Module:
     """The plain model inside whatever wraps it, whose parameters the optimiser moves."""
     if getattr(trainer, "use_vllm", False):
         raise NotImplementedError("use_vllm=True: csd takes vLLM's place; set it to False")

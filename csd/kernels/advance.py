@@ -10,7 +10,9 @@ For slot s with c = accept_count[s] and committed tokens y_0 .. y_{c-1}:
 All in place; a slot without rows in the pool stays as it is.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -114,20 +116,20 @@ def _advance_slots(
 
 
 @_advance_slots.register_kernel("cuda")
-def _(live, *args):
+def _(live: torch.Tensor, *args: Any) -> None:
     with torch.cuda.device_of(live):
         _run(advance_slots_triton, live, *args)
 
 
 @_advance_slots.register_fake
-def _(*args):
+def _(*args: Any) -> Any:
     return None
 
 
-def _run(run, *args):
+def _run(run: Callable, *args: Any) -> None:
     *slots, verdict = args
-    slots = dict(zip((*_WRITTEN, "penalty"), slots, strict=True))
-    run(SimpleNamespace(**slots), SimpleNamespace(**dict(zip(_READ, verdict, strict=True))))
+    state = dict(zip((*_WRITTEN, "penalty"), slots, strict=True))
+    run(SimpleNamespace(**state), SimpleNamespace(**dict(zip(_READ, verdict, strict=True))))
 
 
 def advance_slots(slots: Slots, verdict: Verdict) -> None:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -76,8 +77,8 @@ class Job:
     """
 
     name: str
-    kernel: object
-    args: dict[str, object]
+    kernel: Any
+    args: dict[str, Any]
     num_warps: int = 4
     num_stages: int = 3
 
@@ -161,7 +162,7 @@ def compile_job(job: Job, target: str) -> dict:
     }
 
 
-def _cuda_usage(kernel) -> dict:
+def _cuda_usage(kernel: Any) -> dict:
     from triton.backends import nvidia
 
     tool = os.path.join(os.path.dirname(nvidia.__file__), "bin", "cuobjdump")
@@ -170,21 +171,27 @@ def _cuda_usage(kernel) -> dict:
         file.flush()
         run = [tool, "--dump-resource-usage", "--dump-sass", file.name]
         text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-    stack = int(re.search(r"STACK:(\d+)", text)[1])
+
+    def number(field: str) -> int:
+        found = re.search(rf"{field}:(\d+)", text)
+        if found is None:
+            raise RuntimeError(f"cuobjdump does not say {field}: {text[:200]}")
+        return int(found[1])
+
     # STL stores a register to the stack: only a spill does, as kernels have no local arrays
     spills = len(re.findall(r"\bSTL\b", text))
     ptx = kernel.asm["ptx"]
     mma = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "-"
     return {
-        "registers": int(re.search(r"REG:(\d+)", text)[1]),
-        "stack": stack,
+        "registers": number("REG"),
+        "stack": number("STACK"),
         "spills": spills,
         "mma": mma,
         "async": "cp.async" in ptx,
     }
 
 
-def _hip_usage(kernel) -> dict:
+def _hip_usage(kernel: Any) -> dict:
     text = kernel.asm["amdgcn"]
 
     def number(field: str) -> int:

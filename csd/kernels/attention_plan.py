@@ -19,7 +19,7 @@ one another. A coincidence of cuts leaves a gap that nobody reads.
 A tile's partials are `rows` * H / K rows apart.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -49,13 +49,19 @@ def programs_for(device: torch.device, kv_heads: int) -> int:
 
 
 def empty_work(
-    rows: int, slots: int, groups: int, heads: int, kv_heads: int, programs: int, device
+    rows: int,
+    slots: int,
+    groups: int,
+    heads: int,
+    kv_heads: int,
+    programs: int,
+    device: torch.device,
 ) -> Work:
     """Room for any work list of a pool of `rows` rows."""
     full = rows // tile_rows(heads, kv_heads)
     tiles = min(rows, full + groups) + min(rows, full + slots)
 
-    def empty(*shape):
+    def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
     return Work(empty(tiles + programs, 6), empty(programs, 2), empty(rows, 4))
@@ -172,18 +178,39 @@ def _plan_attention(
     programs: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     args = (prompt_len, slot_len, slot, slot_start, slot_nodes, group_start)
-    return tuple(plan_attention_ref(*args, heads, kv_heads, programs))
+    segment, program, merge = plan_attention_ref(*args, heads, kv_heads, programs)
+    return segment, program, merge
 
 
 @_plan_attention.register_kernel("cuda")
-def _(prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, heads, kv_heads, programs):
+def _(
+    prompt_len: torch.Tensor,
+    slot_len: torch.Tensor,
+    slot: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+    group_start: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+    programs: int,
+) -> Any:
     args = (prompt_len, slot_len, slot, slot_start, slot_nodes, group_start)
     with torch.cuda.device_of(slot):
         return tuple(plan_attention_triton(*args, heads, kv_heads, programs))
 
 
 @_plan_attention.register_fake
-def _(prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, heads, kv_heads, programs):
+def _(
+    prompt_len: torch.Tensor,
+    slot_len: torch.Tensor,
+    slot: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+    group_start: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+    programs: int,
+) -> Any:
     sizes = slot.shape[0], slot_len.shape[0], prompt_len.shape[0]
     return tuple(empty_work(*sizes, heads, kv_heads, programs, slot.device))
 

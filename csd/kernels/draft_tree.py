@@ -33,8 +33,10 @@ reach the same integers but for one edge in 10^9.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -149,10 +151,10 @@ def draft_tree_triton(
     return pool
 
 
-def _empty_pool(rows: int, slots: int, groups: int, context: int, device) -> Pool:
+def _empty_pool(rows: int, slots: int, groups: int, context: int, device: torch.device) -> Pool:
     """Room for a pool; unlike `Pool.empty`, nothing is written."""
 
-    def empty(*shape, dtype=torch.int32):
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     return Pool(
@@ -212,27 +214,35 @@ def _draft_tree(
 
 
 @_draft_tree.register_kernel("cuda")
-def _(table, slots, *args):
+def _(table: list[torch.Tensor], slots: list[torch.Tensor], *args: Any) -> Any:
     with torch.cuda.device_of(slots[0]):
         return _draft(draft_tree_triton, table, slots, *args)
 
 
 @_draft_tree.register_fake
-def _(table, slots, rows, *args):
+def _(table: list[torch.Tensor], slots: list[torch.Tensor], rows: int, *args: Any) -> Any:
     live, context, group_key = (slots[_SLOTS.index(x)] for x in ("live", "context", "group_key"))
     sizes = live.shape[0], group_key.shape[0], context.shape[1]
     return _tensors(_empty_pool(rows, *sizes, live.device))
 
 
-def _draft(run, table, slots, rows, ways, orders, *drafting):
-    *drafting, nodes = drafting
-    table = Table(ways, *table)
-    slots = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
+def _draft(
+    run: Callable,
+    table: list[torch.Tensor],
+    slots: list[torch.Tensor],
+    rows: int,
+    ways: int,
+    orders: list[int],
+    *drafting: Any,
+) -> list[torch.Tensor]:
+    *values, nodes = drafting
+    graph = Table(ways, *table)
+    state = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
     config = GraphConfig(
-        orders=tuple(orders), capacity=table.entry_group.shape[0], ways=ways,
-        successors=table.succ_token.shape[1], **dict(zip(_CONFIG, drafting, strict=True)),
+        orders=tuple(orders), capacity=graph.entry_group.shape[0], ways=ways,
+        successors=graph.succ_token.shape[1], **dict(zip(_CONFIG, values, strict=True)),
     )  # fmt: skip
-    return _tensors(run(table, slots, rows, config, nodes=nodes))
+    return _tensors(run(graph, state, rows, config, nodes=nodes))
 
 
 def _tensors(pool: Pool) -> list[torch.Tensor]:

@@ -81,17 +81,26 @@ class _Nodes:
     source: np.ndarray
     context: np.ndarray  # [n, N]
 
-    def pick(self, index) -> "_Nodes":
+    def pick(self, index: np.ndarray) -> "_Nodes":
         return _Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 class _Growth:
     """What growing the trees reads, in numpy."""
 
+    key: np.ndarray
+    group: np.ndarray
+    group_key: np.ndarray
+    sample: np.ndarray
+    generated: np.ndarray
+    max_new: np.ndarray
+    temperature: np.ndarray
+    context: np.ndarray
+    stop_ids: np.ndarray
+
     def __init__(self, table: Table, slots: Slots, config: GraphConfig, noise: Noise | None):
         self.table, self.config, self.noise = table.arrays(), config, noise
-        names = "key group group_key sample generated max_new temperature context stop_ids"
-        for name in names.split():
+        for name in self.__annotations__:
             setattr(self, name, getattr(slots, name).numpy(force=True))
         self.group_key = self.group_key[self.group]
         self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
@@ -142,7 +151,9 @@ class _Growth:
             count += at.size
         return _cheapest(levels, budget) if levels else None
 
-    def _children(self, slot: np.ndarray, context: np.ndarray, depth: int):
+    def _children(
+        self, slot: np.ndarray, context: np.ndarray, depth: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token, edge cost and source [F, W] of every frontier node's children."""
         table, F = self.table, slot.size
         entry = self._entries(slot, context)
@@ -164,9 +175,9 @@ class _Growth:
         rows = np.arange(F)[:, None]
         at = start.ravel().nonzero()[0]
         q = np.minimum(np.add.reduceat(mass[rows, place].ravel(), at), ONE)
-        code = np.full(key.size, _NONE)
-        code[at] = np.where(q > 0, ((ONE - q) << 38) | key.ravel()[at], _NONE)
-        code = code.reshape(F, -1)
+        flat = np.full(key.size, _NONE)
+        flat[at] = np.where(q > 0, ((ONE - q) << 38) | key.ravel()[at], _NONE)
+        code = flat.reshape(F, -1)
         code[token < 0] = _NONE
         code = np.sort(code, 1)[:, :MAX_CHILDREN]
 
@@ -189,12 +200,14 @@ class _Growth:
         code = hash_contexts(group, one, (1,))
         return np.concatenate([entry, find_contexts(self.table, group, one, code, (1,))[0]], 1)
 
-    def _masses(self, slot, depth, entry, token, said) -> np.ndarray:
+    def _masses(
+        self, slot: np.ndarray, depth: int, entry: np.ndarray, token: np.ndarray, said: np.ndarray
+    ) -> np.ndarray:
         """[F, O, E] what each successor of each context adds to its token's probability."""
         table, config = self.table, self.config
         total = np.where(entry >= 0, table.entry_total.take(entry), 0).astype(float)
         trust = total * config.trust / (total + float(config.smoothing))
-        share, rem = np.empty(entry.shape), 1.0
+        share, rem = np.empty(entry.shape), np.ones(entry.shape[0])
         for o in range(entry.shape[1]):
             share[:, o] = rem * trust[:, o]
             rem = rem * (1 - trust[:, o])
@@ -288,7 +301,7 @@ def _fill(pool: Pool, nodes: _Nodes, live: int) -> None:
         at = nodes.depth == depth
         word[row[at]] |= word[parent[at]]
 
-    def put(field: torch.Tensor, at: np.ndarray, value) -> None:
+    def put(field: torch.Tensor, at: np.ndarray, value: torch.Tensor | np.ndarray) -> None:
         field[torch.from_numpy(at).to(field.device)] = torch.as_tensor(value).to(field)
 
     for field in (pool.token, pool.slot, pool.position, pool.context):

@@ -22,6 +22,7 @@ stay below 2^30 together.
 """
 
 from dataclasses import fields
+from typing import Any
 
 import torch
 import triton
@@ -199,14 +200,15 @@ def _graph_insert(
 
 
 @_graph_insert.register_kernel("cuda")
-def _(*args):
+def _(*args: Any) -> None:
     tensors, (ways, *rows, orders) = args[: len(_TABLE)], args[len(_TABLE) :]
     with torch.cuda.device_of(tensors[0]):
-        graph_insert_triton(Table(ways, *tensors), *rows, tuple(orders))
+        insert: Any = graph_insert_triton
+        insert(Table(ways, *tensors), *rows, tuple(orders))
 
 
 @_graph_insert.register_fake
-def _(*args):
+def _(*args: Any) -> Any:
     return None
 
 

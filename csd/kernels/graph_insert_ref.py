@@ -1,5 +1,7 @@
 """The insertion described in `csd/kernels/graph_insert.py`, in numpy."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -27,7 +29,11 @@ def graph_insert_ref(
     arrays = table.arrays()
     _insert(
         arrays,
-        *(x.numpy(force=True) for x in (group_key, context, succ_token, succ_weight, row_total)),
+        group_key.numpy(force=True),
+        context.numpy(force=True),
+        succ_token.numpy(force=True),
+        succ_weight.numpy(force=True),
+        row_total.numpy(force=True),
         source_bit.numpy(force=True),
         live_groups.numpy(force=True),
         orders,
@@ -36,7 +42,17 @@ def graph_insert_ref(
         table.copy_(arrays.map(torch.from_numpy))
 
 
-def _insert(table, group_key, context, token, weight, row_total, bit, live_groups, orders) -> None:
+def _insert(
+    table: Any,
+    group_key: np.ndarray,
+    context: np.ndarray,
+    token: np.ndarray,
+    weight: np.ndarray,
+    row_total: np.ndarray,
+    bit: np.ndarray,
+    live_groups: np.ndarray,
+    orders: tuple[int, ...],
+) -> None:
     table.step += 1
     last, _ = order_masks(orders, context.shape[1])
     row, order = ((group_key >= 0)[:, None] & (context[:, last] >= 0)).nonzero()
@@ -91,7 +107,7 @@ def _rank(first: np.ndarray) -> np.ndarray:
     return place - np.maximum.accumulate(np.where(first, place, 0))
 
 
-def _take(table: Table, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
+def _take(table: Any, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
     """Entries for new contexts with these hashes, in order; -1 where a bucket has none left."""
     ways = table.ways
     bucket = code & (table.buckets - 1)
@@ -117,7 +133,14 @@ def _take(table: Table, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray
     return spot
 
 
-def _merge(table: Table, owner, token, weight, row_total, bit) -> None:
+def _merge(
+    table: Any,
+    owner: np.ndarray,
+    token: np.ndarray,
+    weight: np.ndarray,
+    row_total: np.ndarray,
+    bit: np.ndarray,
+) -> None:
     """Add updates [K, U] to the successors of entries `owner` [K], and totals to theirs."""
     E = table.succ_token.shape[1]
     order = owner.argsort(kind="stable")

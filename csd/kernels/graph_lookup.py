@@ -15,6 +15,7 @@ step an operation costs a quarter of torch's.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def hash_contexts(
 
 
 def find_contexts(
-    table,  # csd.graph.table.Table of arrays
+    table: Any,  # csd.graph.table.Table of arrays
     group_key: np.ndarray,  # [R] int64
     context: np.ndarray,  # [R, N], latest first
     code: np.ndarray,  # [R, O] int64

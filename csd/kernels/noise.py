@@ -14,6 +14,8 @@ large Gumbels: they decide rare tokens, so they keep full relative precision.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -28,7 +30,7 @@ _BUMPS = np.array((_W0, _W1), np.uint64)
 _LOW, _HALF = np.uint64(_MASK), np.uint64(32)
 
 
-def stepped(stream: int, step):
+def stepped(stream: int, step: Any) -> Any:
     """Counter word 3 of a stream from DRAFT on, at the slot's step number (integer or array)."""
     return step << 3 | stream
 
@@ -62,12 +64,12 @@ def philox_words_ref(
 
     key: int64; token, position, sample: integers; stream: integers or one int. Shapes broadcast.
     """
-    stream = stream.numpy(force=True) if torch.is_tensor(stream) else stream
-    key, counter = key.numpy(force=True), [x.numpy(force=True) for x in (token, position, sample)]
-    return torch.from_numpy(philox_words(key, *counter, stream)).to(token.device)
+    k, t, p, s = (x.numpy(force=True) for x in (key, token, position, sample))
+    last = stream.numpy(force=True) if isinstance(stream, torch.Tensor) else stream
+    return torch.from_numpy(philox_words(k, t, p, s, last)).to(token.device)
 
 
-def philox_words(key, token, position, sample, stream) -> np.ndarray:
+def philox_words(key: Any, token: Any, position: Any, sample: Any, stream: Any) -> np.ndarray:
     """`philox_words_ref` on numpy arrays: int64 words."""
     shape = np.broadcast_shapes(*(np.shape(x) for x in (key, token, position, sample, stream)))
     # even counter words 0 and 2 are multiplied, odd ones 1 and 3 are mixed in

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Ops:
     graph_insert: Callable
 
     @classmethod
-    def choose(cls, kernels: str | None, device) -> "Ops":
+    def choose(cls, kernels: str | None, device: torch.device) -> "Ops":
         """`kernels` "reference" or "triton"; None takes the one that fits the device."""
         if kernels is None:
             kernels = "triton" if device.type == "cuda" else "reference"
@@ -39,7 +42,7 @@ def reference() -> Ops:
     from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
     from csd.kernels.verify import verify_ref
 
-    def plan(*where):
+    def plan(*where: Any) -> Any:
         # the reference needs no head counts
         return host_work(*where[:-2])
 
@@ -88,12 +91,8 @@ def triton() -> Ops:
 def planned_by(plan_attention: Callable) -> Callable:
     """What a step calls: a plan needs neither pages nor ancestors."""
 
-    def plan(
-        prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
-        group_start, heads, kv_heads,
-    ):  # fmt: skip
-        return plan_attention(
-            prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, heads, kv_heads
-        )
+    def plan(*where: Any) -> Any:
+        _, prompt_len, _, slot_len, slot, _, *rest = where
+        return plan_attention(prompt_len, slot_len, slot, *rest)
 
     return plan

@@ -7,6 +7,8 @@ The kernel is that of `csd/kernels/rotary.py`, without the write of keys and val
 a rotation too, by sines that are negated and have their halves exchanged.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -65,21 +67,21 @@ def _rotate(
 
 
 @_rotate.register_kernel("cuda")
-def _(q, k, cos, sin):
+def _(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     with torch.cuda.device_of(q):
         return rotate_triton(q, k, cos, sin)
 
 
 @_rotate.register_fake
-def _(q, k, cos, sin):
+def _(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
-def _save(ctx, inputs, output):
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*inputs[2:])
 
 
-def _backward(ctx, grad_q, grad_k):
+def _backward(ctx: Any, grad_q: torch.Tensor, grad_k: torch.Tensor) -> tuple:
     cos, sin = ctx.saved_tensors
     low, high = sin.chunk(2, dim=-1)
     back = torch.cat((-high, -low), dim=-1)

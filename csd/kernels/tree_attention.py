@@ -17,7 +17,7 @@ second launch adds them up for each row: sum of 2^(lse - max lse) o over the sum
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -43,7 +43,7 @@ class Partials(NamedTuple):
     lse: torch.Tensor  # [K, R] float32
 
 
-def empty_partials(M: int, H: int, K: int, D: int, programs: int, device) -> Partials:
+def empty_partials(M: int, H: int, K: int, D: int, programs: int, device: torch.device) -> Partials:
     """Room for the partials of a pool of M rows walked by `programs` programs a KV head."""
     R = (2 * M + programs * tile_rows(H, K)) * (H // K)
     return Partials(
@@ -172,20 +172,23 @@ def _tree_attention(
     work: list[torch.Tensor],
     out: torch.Tensor,
 ) -> None:
-    where = (prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors)
-    where += (slot_start, slot_nodes, group_start)
+    where = (
+        prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
+        group_start,
+    )  # fmt: skip
     tree_attention_ref(q, node_k, node_v, k_pages, v_pages, *where, scale, out=out)
 
 
 @_tree_attention.register_kernel("cuda")
-def _(*args):
+def _(*args: Any) -> None:
     *tensors, scale, work, out = args
     with torch.cuda.device_of(out):
-        tree_attention_triton(*tensors, scale, work=Work(*work) if work else None, out=out)
+        attend: Any = tree_attention_triton
+        attend(*tensors, scale, work=Work(*work) if work else None, out=out)
 
 
 @_tree_attention.register_fake
-def _(*args):
+def _(*args: Any) -> Any:
     return None
 
 
@@ -214,8 +217,10 @@ def tree_attention(
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, node_k, node_v)):
         raise RuntimeError("tree_attention has no backward: call it under torch.no_grad()")
-    where = (prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors)
-    where += (slot_start, slot_nodes, group_start)
+    where = (
+        prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
+        group_start,
+    )  # fmt: skip
     _check(q, node_k, node_v, k_pages, v_pages, *where, out)
     out = torch.empty_like(q) if out is None else out
     _tree_attention(
@@ -225,9 +230,22 @@ def tree_attention(
 
 
 def _check(
-    q, node_k, node_v, k_pages, v_pages, prompt_pages, prompt_len, slot_pages, slot_len,
-    slot, ancestors, slot_start, slot_nodes, group_start, out,
-) -> None:  # fmt: skip
+    q: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    prompt_pages: torch.Tensor,
+    prompt_len: torch.Tensor,
+    slot_pages: torch.Tensor,
+    slot_len: torch.Tensor,
+    slot: torch.Tensor,
+    ancestors: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+    group_start: torch.Tensor,
+    out: torch.Tensor | None,
+) -> None:
     if q.dim() != 3 or node_k.dim() != 3:
         raise ValueError(
             f"q and node_k must be [M, H, D] and [M, K, D], got {tuple(q.shape)} and "

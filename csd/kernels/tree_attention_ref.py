@@ -79,7 +79,9 @@ def _places(pages: torch.Tensor, count: int) -> slice | torch.Tensor:
     return table.long()[offset // PAGE] * PAGE + offset % PAGE
 
 
-def _hidden(slot, ancestors, slot_start, first) -> torch.Tensor:
+def _hidden(
+    slot: torch.Tensor, ancestors: torch.Tensor, slot_start: torch.Tensor, first: int
+) -> torch.Tensor:
     row = torch.arange(first, first + slot.shape[0], device=slot.device)
     # a place outside the slot's 64 nodes is another slot's and hidden whatever the word says
     place = (row - slot_start[slot.long()]).clamp(0, 63)
@@ -138,7 +140,7 @@ def tree_attention_ref(
         packed = q[first:last].to(dtype).mul(scale).view(rows, K, each, D).transpose(0, 1)
         packed = packed.reshape(K, rows * each, D)
 
-        if group.score is None:
+        if group.score is None or group.p is None:
             # what no slot writes is -inf for good: padding behind its committed tokens
             group.score = packed.new_full((K, rows * each, width), float("-inf"))
             group.p = torch.empty_like(group.score)

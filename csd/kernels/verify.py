@@ -22,8 +22,10 @@ descent (`verify_descend_kernel.py`). A row whose head overflows its list, or wh
 below it, is sampled from the logits by the same passes.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -54,7 +56,7 @@ def verify_triton(
     out = out or _empty_verdict(M, S, device)
     groups = triton.cdiv(V, GROUP.value)
 
-    def scratch(*shape, dtype=torch.float32):
+    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     tops, raw_tops, raw_sums = (scratch(M, SPLITS) for _ in range(3))
@@ -145,8 +147,10 @@ def verify_triton(
     return out
 
 
-def _empty_verdict(rows: int, slots: int, device, dtype=torch.float32) -> Verdict:
-    def empty(*shape, dtype=torch.int32):
+def _empty_verdict(
+    rows: int, slots: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Verdict:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     return Verdict(
@@ -179,21 +183,23 @@ def _verify(
 
 
 @_verify.register_kernel("cuda")
-def _(logits, pool, slots):
+def _(logits: torch.Tensor, pool: list[torch.Tensor], slots: list[torch.Tensor]) -> Any:
     with torch.cuda.device_of(logits):
         return _run(verify_triton, logits, pool, slots)
 
 
 @_verify.register_fake
-def _(logits, pool, slots):
+def _(logits: torch.Tensor, pool: list[torch.Tensor], slots: list[torch.Tensor]) -> Any:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return _tensors(_empty_verdict(logits.shape[0], slots[0].shape[0], logits.device, dtype))
 
 
-def _run(run, logits, pool, slots):
-    pool = SimpleNamespace(rows=logits.shape[0], **dict(zip(_POOL, pool, strict=True)))
-    slots = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
-    return _tensors(run(logits, pool, slots))
+def _run(
+    run: Callable, logits: torch.Tensor, pool: list[torch.Tensor], slots: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    rows = SimpleNamespace(rows=logits.shape[0], **dict(zip(_POOL, pool, strict=True)))
+    state = SimpleNamespace(count=slots[0].shape[0], **dict(zip(_SLOTS, slots, strict=True)))
+    return _tensors(run(logits, rows, state))
 
 
 def _tensors(verdict: Verdict) -> list[torch.Tensor]:

@@ -67,7 +67,7 @@ def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     )
 
 
-def _penalise(logits, pool: Pool, slots: Slots, s) -> torch.Tensor:
+def _penalise(logits: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor) -> torch.Tensor:
     """Repetition penalty over prompt, sample and the row's own path."""
     if bool((slots.penalty == 1).all()):
         return logits
@@ -91,7 +91,9 @@ def _slot_start(pool: Pool) -> torch.Tensor:
     return pool.slot_start[pool.slot.clamp(min=0).long()]
 
 
-def _ban_end_tokens(x, slots: Slots, s, position) -> torch.Tensor:
+def _ban_end_tokens(
+    x: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
+) -> torch.Tensor:
     """End tokens cannot be sampled before `min_new` tokens."""
     early = position < slots.min_new[s]
     if not bool(early.any()):
@@ -104,7 +106,9 @@ def _ban_end_tokens(x, slots: Slots, s, position) -> torch.Tensor:
     return x
 
 
-def _compact(z, slots: Slots, s, greedy):
+def _compact(
+    z: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Head of every row after the filters, in token order, and what the filters leave beside it.
 
     z: [M, V], 0 at a row's maximum. Returns token [M, W] (V in padding), score [M, W] (-inf in
@@ -138,7 +142,7 @@ def _compact(z, slots: Slots, s, greedy):
     return token, score, rest, rest_mass
 
 
-def _gather_head(z, head):
+def _gather_head(z: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     count = head.sum(-1)
     shape = (z.shape[0], max(int(count.max()), 1))
     m, t = head.nonzero(as_tuple=True)
@@ -150,7 +154,14 @@ def _gather_head(z, head):
     return token, score
 
 
-def _top_p(z, token, score, rest, rest_mass, top_p):
+def _top_p(
+    z: torch.Tensor,
+    token: torch.Tensor,
+    score: torch.Tensor,
+    rest: torch.Tensor,
+    rest_mass: torch.Tensor,
+    top_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Drop what lies in the lower tail of mass 1 - top_p.
 
     A token goes when the mass up to and including it, in ascending order, is at most 1 - top_p.
@@ -179,7 +190,9 @@ def _top_p(z, token, score, rest, rest_mass, top_p):
     return score, rest, torch.where(rest, z.exp(), 0).sum(-1)
 
 
-def _draw_rest(rest, z, slots: Slots, s, position):
+def _draw_rest(
+    rest: torch.Tensor, z: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
+) -> torch.Tensor:
     """A token of the rest by inverse CDF in token order, clamped to its last token."""
     cdf = torch.where(rest, z.exp(), 0).cumsum(-1)
     word = philox_words_ref(
@@ -191,7 +204,13 @@ def _draw_rest(rest, z, slots: Slots, s, position):
     return token.minimum(torch.where(rest, ids, 0).amax(-1))
 
 
-def _likeliest(token, score, log_total, greedy, live):
+def _likeliest(
+    token: torch.Tensor,
+    score: torch.Tensor,
+    log_total: torch.Tensor,
+    greedy: torch.Tensor,
+    live: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Top 8 of the processed distribution; of a greedy row, the one token it takes."""
     width = min(TOP, token.shape[1])
     # stable: equal scores stay in token order
@@ -206,7 +225,9 @@ def _likeliest(token, score, log_total, greedy, live):
     return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)
 
 
-def descend(sample, pool: Pool, slots: Slots):
+def descend(
+    sample: torch.Tensor, pool: Pool, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Accepted path of every slot, cut by its stop rules."""
     device = sample.device
     n_slots = slots.count
@@ -237,7 +258,14 @@ def descend(sample, pool: Pool, slots: Slots):
     return torch.where(places < kept[:, None], accept_row, -1), kept, finish
 
 
-def _raw_logprob(logits, sample, accept_row, log_total, pool: Pool, slots: Slots):
+def _raw_logprob(
+    logits: torch.Tensor,
+    sample: torch.Tensor,
+    accept_row: torch.Tensor,
+    log_total: torch.Tensor,
+    pool: Pool,
+    slots: Slots,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of the committed samples at temperature 1, and which slots went bad."""
     rows = accept_row[accept_row >= 0].long()
     raw = torch.zeros(logits.shape[0], dtype=logits.dtype, device=logits.device)

@@ -1,6 +1,7 @@
 """What the decoder needs to know of a model, and which models it can run."""
 
 from dataclasses import dataclass
+from typing import Any
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED = "supported are Llama 2/3, Mistral, Qwen2/2.5 and Qwen3 (dense)"
@@ -39,7 +40,7 @@ class ModelConfig:
     tied: bool = False
 
     @classmethod
-    def from_transformers(cls, config) -> "ModelConfig":
+    def from_transformers(cls, config: Any) -> "ModelConfig":
         """Raises ValueError naming what the model has that csd does not run."""
         family = getattr(config, "model_type", None)
         if getattr(config, "is_encoder_decoder", False):
@@ -81,7 +82,7 @@ class ModelConfig:
         )
 
 
-def _dequantised(quantization) -> bool:
+def _dequantised(quantization: Any) -> bool:
     # transformers leaves a mark on models from GGUF files, whose weights it has dequantised
     if quantization is None:
         return True
@@ -91,13 +92,13 @@ def _dequantised(quantization) -> bool:
     return str(getattr(method, "value", method)).lower() == "gguf"
 
 
-def _refuse(config, name, allowed) -> None:
+def _refuse(config: Any, name: str, allowed: tuple) -> None:
     value = getattr(config, name, allowed[0])
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is not supported, only {allowed[0]!r}; {SUPPORTED}")
 
 
-def _no_window(config) -> None:
+def _no_window(config: Any) -> None:
     """A sliding window matters only where it is in use and shorter than the context."""
     types = getattr(config, "layer_types", None)
     if types is not None:
@@ -114,7 +115,7 @@ def _no_window(config) -> None:
         )
 
 
-def _rope(config) -> tuple[float, tuple | None]:
+def _rope(config: Any) -> tuple[float, tuple | None]:
     rope = dict(getattr(config, "rope_parameters", None) or {})
     if "rope_type" not in rope or "rope_theta" not in rope:
         raise ValueError(

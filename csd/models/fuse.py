@@ -5,6 +5,9 @@ rebound to views of the fused tensors through `param.data`, so each Parameter ob
 and there is one copy of the weights: an optimiser made earlier moves both.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -14,14 +17,14 @@ from csd.models.decoder import Decoder, Layer
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def fuse(model: nn.Module) -> Decoder:
+def fuse(model: Any) -> Decoder:
     """Fuse `model` in place, layer by layer, and return the decoder over its weights.
 
     A model that is fused already keeps its memory. Raises ValueError or TypeError for what csd does
     not run and for weights that are not plain local tensors.
     """
     config = checked_config(model)
-    inner = model.model
+    inner: Any = model.model
     layers = [_fuse_layer(config, layer) for layer in inner.layers]
     head = model.lm_head.weight.data
     embedding = inner.embed_tokens.weight.data
@@ -44,13 +47,13 @@ def checked_config(model: nn.Module) -> ModelConfig:
     return config
 
 
-def is_fused(model: nn.Module, decoder: Decoder) -> bool:
+def is_fused(model: Any, decoder: Decoder) -> bool:
     """Whether the module's weights still are the decoder's: not after `model.to()` or a load
     that replaced tensors. Compares addresses only."""
-    inner = model.model
+    inner: Any = model.model
     if len(inner.layers) != len(decoder.layers):
         return False
-    pairs = [
+    pairs: list[tuple] = [
         (inner.embed_tokens.weight, decoder.embedding),
         (inner.norm.weight, decoder.norm),
         (model.lm_head.weight, decoder.head),
@@ -82,12 +85,12 @@ def is_fused(model: nn.Module, decoder: Decoder) -> bool:
     )
 
 
-def _parts(modules, name: str, fused: torch.Tensor) -> list[tuple]:
+def _parts(modules: Iterable[nn.Module], name: str, fused: torch.Tensor) -> list[tuple]:
     params = [getattr(m, name) for m in modules]
     return list(zip(params, fused.split([p.shape[0] for p in params]), strict=True))
 
 
-def _fuse_layer(config: ModelConfig, layer: nn.Module) -> Layer:
+def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return Layer(
@@ -104,7 +107,7 @@ def _fuse_layer(config: ModelConfig, layer: nn.Module) -> Layer:
 
 
 @torch.no_grad()
-def _join(modules, name: str) -> torch.Tensor:
+def _join(modules: Iterable[nn.Module], name: str) -> torch.Tensor:
     """One tensor of the modules' parameters, which become views of it."""
     params = [getattr(m, name) for m in modules]
     rows = [p.shape[0] for p in params]

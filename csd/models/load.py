@@ -4,12 +4,13 @@ import os
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from csd.models.config import SUPPORTED, ModelConfig
-from csd.models.decoder import Decoder
+from csd.models.decoder import Decoder, DecoderLike
 from csd.models.fuse import DTYPES, fuse, is_fused
 
 
@@ -17,10 +18,10 @@ from csd.models.fuse import DTYPES, fuse, is_fused
 class Loaded:
     """A model ready to decode."""
 
-    decoder: object
-    config: object
-    tokenizer: object | None
-    generation_config: object | None
+    decoder: DecoderLike
+    config: ModelConfig
+    tokenizer: Any
+    generation_config: Any
     device: torch.device
     dtype: torch.dtype
     # the user's module, held weakly: csd must not keep a model alive
@@ -32,19 +33,28 @@ class Loaded:
         Returns whether addresses changed. Weights changed in place need nothing.
         """
         model = self.module() if self.module is not None else None
-        if model is None or is_fused(model, self.decoder):
+        if model is None:
             return False
-        self.decoder = fuse(model)
-        self.config = self.decoder.config
-        self.device, self.dtype = self.decoder.embedding.device, self.decoder.embedding.dtype
+        if isinstance(self.decoder, Decoder) and is_fused(model, self.decoder):
+            return False
+        self.decoder = decoder = fuse(model)
+        self.config = decoder.config
+        self.device, self.dtype = decoder.embedding.device, decoder.embedding.dtype
         return True
 
-    def current_generation_config(self):
+    def current_generation_config(self) -> Any:
         model = self.module() if self.module is not None else None
         return self.generation_config if model is None else model.generation_config
 
 
-def load(model, *, dtype=None, device=None, revision=None, tokenizer=None) -> Loaded:
+def load(
+    model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    revision: str | None = None,
+    tokenizer: Any = None,
+) -> Loaded:
     """model: a transformers model, a local folder, a hub name, a GGUF file, a `Decoder`.
 
     dtype: the checkpoint's on a GPU and float32 on CPU when not given.
@@ -69,7 +79,12 @@ def load(model, *, dtype=None, device=None, revision=None, tokenizer=None) -> Lo
     return _loaded(decoder, tokenizer, model.generation_config, weakref.ref(model))
 
 
-def _loaded(decoder: Decoder, tokenizer, generation_config=None, module=None) -> Loaded:
+def _loaded(
+    decoder: Decoder,
+    tokenizer: Any,
+    generation_config: Any = None,
+    module: weakref.ref | None = None,
+) -> Loaded:
     weights = decoder.embedding
     return Loaded(
         decoder,
@@ -82,13 +97,19 @@ def _loaded(decoder: Decoder, tokenizer, generation_config=None, module=None) ->
     )
 
 
-def _tokenizer_of(model):
+def _tokenizer_of(model: nn.Module) -> Any:
     """The tokenizer where the model came from: its folder, or the hub's files on this machine."""
     place = getattr(model.config, "_name_or_path", None)
     return _tokenizer(place, {"local_files_only": True}) if place else None
 
 
-def _from_path(name: str, dtype, device, revision, tokenizer) -> Loaded:
+def _from_path(
+    name: str,
+    dtype: torch.dtype | str | None,
+    device: str | torch.device | None,
+    revision: str | None,
+    tokenizer: Any,
+) -> Loaded:
     device = _device(device)
     if dtype is None:
         dtype = "auto" if device.type == "cuda" else torch.float32
@@ -112,7 +133,7 @@ def _from_path(name: str, dtype, device, revision, tokenizer) -> Loaded:
     return _loaded(decoder, tokenizer, model.generation_config)
 
 
-def _read(name: str, place: str, dtype, options: dict):
+def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
     """The transformers model. What csd cannot run is refused before gigabytes are read."""
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -147,7 +168,7 @@ def _no_model(name: str, error: Exception) -> str:
     )
 
 
-def _device(device) -> torch.device:
+def _device(device: str | torch.device | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -189,7 +210,7 @@ _TOKENIZER_FILES = {
 }
 
 
-def _tokenizer(place, options):
+def _tokenizer(place: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     # transformers makes an empty tokenizer for some families where there is none

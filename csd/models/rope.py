@@ -11,7 +11,11 @@ from csd.models.config import ModelConfig
 
 
 def rope_tables(
-    config: ModelConfig, positions: int, dtype: torch.dtype, device, frequencies=None
+    config: ModelConfig,
+    positions: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    frequencies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [positions, D]: computed in float32 as transformers does, then cast."""
     angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None]

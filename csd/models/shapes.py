@@ -77,7 +77,7 @@ SHAPES = {
 
 def random_model(
     name_or_config: str | ModelConfig,
-    device="cpu",
+    device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     logit_std: float = 6.0,
     seed: int = 0,

@@ -8,7 +8,7 @@ NEEDED = ("texts", "tokens", "logprobs", "finish_reasons", "sources", "steps", "
           "pieces", "stats", "seed")  # fmt: skip
 
 
-def check(result) -> None:
+def check(result: object) -> None:
     """Raises ValueError when `result` is not what `csd sample --json` prints."""
     if not isinstance(result, dict):
         raise ValueError(f"expected the object of csd sample --json, got {type(result).__name__}")
@@ -51,8 +51,8 @@ def divergence(tokens: list[list[int]]) -> list[dict]:
         end = start
         while len({_at(tokens[i], end) for i in samples}) == 1 and end < len(tokens[samples[0]]):
             end += 1
-        node = dict(id=len(nodes), parent=parent, samples=samples, start=start, end=end)
-        nodes.append(node)
+        number = len(nodes)
+        nodes.append(dict(id=number, parent=parent, samples=samples, start=start, end=end))
         if len(samples) == 1:
             return
         branches: dict[int | None, list[int]] = {}
@@ -61,7 +61,7 @@ def divergence(tokens: list[list[int]]) -> list[dict]:
         # samples equal to their end do not fork any more
         if len(branches) > 1:
             for branch in branches.values():
-                grow(node["id"], branch, end)
+                grow(number, branch, end)
 
     grow(-1, list(range(len(tokens))), 0)
     return nodes

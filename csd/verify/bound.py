@@ -39,7 +39,7 @@ def can_always_accept(target: torch.Tensor, proposal: torch.Tensor, k: int) -> t
     return _worst_set(target, proposal, k) >= -rounding
 
 
-def _worst_set(target, proposal, k: int) -> torch.Tensor:
+def _worst_set(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
     if proposal.ndim != 2:
         raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
     q, p = prepare_laws(target, proposal, k)
@@ -50,7 +50,9 @@ def _worst_set(target, proposal, k: int) -> torch.Tensor:
     return (mass_q - mass_p.clamp(max=1) ** k).amin(-1).clamp(max=0)
 
 
-def _worst_set_of_distinct(target, proposal, k: int) -> torch.Tensor:
+def _worst_set_of_distinct(
+    target: torch.Tensor, proposal: torch.Tensor, k: int
+) -> torch.Tensor:
     if proposal.ndim != 2:
         raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
     q, p = prepare_laws(target, proposal, k)
@@ -86,7 +88,7 @@ def drawn_inside(p: torch.Tensor, k: int) -> torch.Tensor:
     return chance
 
 
-def _members(n: int, device) -> torch.Tensor:
+def _members(n: int, device: torch.device) -> torch.Tensor:
     """[2^n, n] bool: which of n atoms each set has."""
     sets = torch.arange(1 << n, device=device)
     return ((sets[:, None] >> torch.arange(n, device=device)) & 1).bool()

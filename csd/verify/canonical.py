@@ -66,7 +66,7 @@ class Canonical(Scheme):
 
     name = "canonical"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in ("tokens", "alphabet"):
             value = getattr(self, field)
             if value is not None and value < 1:
@@ -112,7 +112,7 @@ class Canonical(Scheme):
         law[:, -1:] = null1 * null2
         return Choice(law.scatter(1, top, won), rank, weight.clamp(0, 1))
 
-    def _rounds(self, q, p):
+    def _rounds(self, q: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, list[Choice]]:
         law, choices = p[:, 0], []
         for k in range(1, p.shape[1]):
             choice = self.choose(q, law, p[:, k])
@@ -122,7 +122,7 @@ class Canonical(Scheme):
             law = torch.where(choice.skip[:, None], law, choice.law)
         return law, choices
 
-    def _plan(self, x, q, p) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
         law, choices = self._rounds(q, p)
         # law of who holds the field, given the drafts
         holds = torch.zeros(x.shape, dtype=q.dtype, device=q.device)
@@ -135,5 +135,5 @@ class Canonical(Scheme):
         accept = ratio(q.gather(1, x), law.gather(1, x))
         return Plan(holds, accept, normalised((q - law).clamp(min=0), q))
 
-    def _acceptance(self, q, p):
+    def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return torch.minimum(q, self._rounds(q, p)[0]).sum(-1)

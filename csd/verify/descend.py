@@ -71,7 +71,9 @@ def descend(
     return verdict
 
 
-def _decide(scheme, draws: int, law: torch.Tensor, nodes: list[Node], slots: Slots):
+def _decide(
+    scheme: Scheme, draws: int, law: torch.Tensor, nodes: list[Node], slots: Slots
+) -> torch.Tensor:
     """Tokens [n] of the nodes, whose targets are law [n, V]."""
     words = _Words(nodes, slots)
     # [n, W + 1]: the kept successors, then everything else
@@ -119,9 +121,9 @@ class _Words:
         self.key, self.sample, self.step = slots.key[s], slots.sample[s], slots.step[s].long()
         self.position = slots.generated[s] + depth
 
-    def __call__(self, stream: int, index) -> torch.Tensor:
+    def __call__(self, stream: int, index: list) -> torch.Tensor:
         """In the shape of index, [n] or [n, K]."""
-        index = torch.tensor(index)
+        place = torch.tensor(index)
         at = [self.key, self.position, self.sample, stepped(stream, self.step)]
-        key, position, sample, stream = (x.view(-1, *[1] * (index.ndim - 1)) for x in at)
-        return uniform(philox_words_ref(key, index, position, sample, stream), torch.float64)
+        key, position, sample, words = (x.view(-1, *[1] * (place.ndim - 1)) for x in at)
+        return uniform(philox_words_ref(key, place, position, sample, words), torch.float64)

@@ -21,7 +21,7 @@ class KSeq(Scheme):
     name = "kseq"
     same_proposals = True
 
-    def _plan(self, x, q, p) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
         K, p = x.shape[1], p[:, 0]
         rho = solve_rho(q, p, K)[:, None]
         share = torch.minimum(q / rho, p)
@@ -31,7 +31,7 @@ class KSeq(Scheme):
         accept = ratio(q.gather(1, x) / rho, p.gather(1, x))
         return Plan(None, accept, normalised((q - share * scale).clamp(min=0), q))
 
-    def _acceptance(self, q, p):
+    def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         K, p = p.shape[1], p[:, 0]
         beta = torch.minimum(q / solve_rho(q, p, K)[:, None], p).sum(-1)
         return 1 - (1 - beta).clamp(min=0) ** K

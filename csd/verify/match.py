@@ -27,7 +27,7 @@ from csd.verify.scheme import (
 class Match(Scheme):
     name = "match"
 
-    def _plan(self, x, q, p) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
         chance = q.gather(1, x)
         # a token counts at its first draft; after that it cannot be the output any more
         earlier = torch.ones(x.shape[1], x.shape[1], device=x.device).tril(-1).bool()
@@ -38,16 +38,18 @@ class Match(Scheme):
         drafted = torch.zeros_like(q, dtype=torch.bool).scatter_(1, x, True)
         return Plan(None, accept, normalised(torch.where(drafted, 0, q), q))
 
-    def _decide(self, x, q, p, noise: Noise) -> Decision:
+    def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
         return _found(inverse_cdf(q, noise.residual), x)
 
-    def decide_coupled(self, drafts, target, gumbel: torch.Tensor) -> Decision:
+    def decide_coupled(
+        self, drafts: torch.Tensor, target: torch.Tensor, gumbel: torch.Tensor
+    ) -> Decision:
         """As `decide`, with the token argmax(log q + gumbel), gumbel [B, V]."""
         x = check_drafts(drafts, target)
         q, _ = prepare_laws(target, target, 1)
         return _found((q[:, :-1].log() + gumbel.double()).argmax(-1), x)
 
-    def _acceptance(self, q, p):
+    def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return (q * (1 - (1 - p).prod(1))).sum(-1)
 
 
@@ -66,7 +68,7 @@ def coupled_drafts(proposal: torch.Tensor, gumbel: torch.Tensor, k: int) -> torc
     return _largest(proposal.double().log() + gumbel.double(), k, proposal)
 
 
-def _largest(score, k: int, proposal) -> torch.Tensor:
+def _largest(score: torch.Tensor, k: int, proposal: torch.Tensor) -> torch.Tensor:
     order = score.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     drafts = torch.where(proposal.gather(1, order) > 0, order, -1)
     return torch.nn.functional.pad(drafts, (0, k - drafts.shape[1]), value=-1)

@@ -30,7 +30,7 @@ class Recursive(Scheme):
     def same_proposals(self) -> bool:
         return not self.replacement
 
-    def _plan(self, x, q, p) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
         if not self.replacement:
             p = without_replacement(x, p[:, 0])
         accept = torch.empty(x.shape, dtype=q.dtype, device=q.device)
@@ -40,12 +40,12 @@ class Recursive(Scheme):
             q = normalised((q - p[:, k]).clamp(min=0), q)
         return Plan(None, accept, q)
 
-    def draft_law(self, x, p):
+    def draft_law(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         if not self.replacement:
             p = without_replacement(x, p[:, 0])
         return super().draft_law(x, p)
 
-    def _acceptance(self, q, p):
+    def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         if not self.replacement:
             return super()._acceptance(q, p)
         reject = torch.ones(q.shape[0], dtype=q.dtype, device=q.device)

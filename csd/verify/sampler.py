@@ -1,8 +1,11 @@
 """A step's propose and verify for verifiers whose drafts are drawn, as `csd/step.py` calls them."""
 
+from typing import Any
+
 import torch
 
 from csd.graph.sampled_tree import Drawn, SampledTrees
+from csd.kernels.ops import Ops
 from csd.pool import Pool
 from csd.slots import Slots
 from csd.verdict import Verdict
@@ -19,7 +22,7 @@ class Sampler:
     name: one of DRAWS. drafter: what the draws come from; it must have a graph. ops: of the engine.
     """
 
-    def __init__(self, name: str, drafter, ops, draws: int | None = None):
+    def __init__(self, name: str, drafter: Any, ops: Ops, draws: int | None = None):
         if not hasattr(drafter, "table"):
             raise ValueError(
                 f"verifier {name!r} draws from the consensus graph: drafter must be 'consensus', "
@@ -31,9 +34,9 @@ class Sampler:
             )
         self.scheme, self.draws, self._ops = make_scheme(name), draws or DRAWS[name], ops
         self._trees = SampledTrees(drafter, ops.draft_tree, self.draws)
-        self._drawn: Drawn | None = None
+        self._drawn = Drawn([], [])
 
-    def propose(self, slots: Slots, live: int, budget) -> Pool:
+    def propose(self, slots: Slots, live: int, budget: Any) -> Pool:
         """The pool of the step; what it was drawn from is kept for `verify`."""
         nodes = budget.ask(live)
 

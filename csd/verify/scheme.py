@@ -60,10 +60,18 @@ class Plan:
 class Scheme:
     """Base of the schemes. They define `_plan`, and `_acceptance` where it has a closed form."""
 
-    name: str
-    same_proposals = False  # whether every draft must have the same proposal
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
 
-    def outcome(self, drafts, target, proposal) -> Outcome:
+    @property
+    def same_proposals(self) -> bool:
+        """Whether every draft must have the same proposal."""
+        return False
+
+    def outcome(
+        self, drafts: torch.Tensor, target: torch.Tensor, proposal: torch.Tensor
+    ) -> Outcome:
         """The law of the output given the drafts.
 
         drafts: [B, K] integers, -1 is a null draw. target: [B, V] probabilities. proposal: [B, V]
@@ -81,12 +89,14 @@ class Scheme:
             accept = torch.cat([accept[:, :1], accept[:, 1:] * reject[:, :-1]], 1)
         return Outcome(accept, plan.residual[:, :-1])
 
-    def decide(self, drafts, target, proposal, noise: Noise) -> Decision:
+    def decide(
+        self, drafts: torch.Tensor, target: torch.Tensor, proposal: torch.Tensor, noise: Noise
+    ) -> Decision:
         """Draw the output; arguments as in `outcome`."""
         x, q, p = self._prepare(drafts, target, proposal)
         return self._decide(x, q, p, noise)
 
-    def acceptance(self, target, proposal, k: int) -> torch.Tensor:
+    def acceptance(self, target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
         """[B] float64: probability that one of k drafts is taken, over drafts and noise."""
         q, p = prepare_laws(target, proposal, k)
         self._check_same(p)
@@ -96,7 +106,7 @@ class Scheme:
         """x: [B, K] in 0 .. V, q: [B, A], p: [B, K, A], all laws sum to 1."""
         raise NotImplementedError
 
-    def _decide(self, x, q, p, noise: Noise) -> Decision:
+    def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
         plan = self._plan(x, q, p)
         if plan.select is None:
             taken = noise.accept < plan.accept
@@ -110,7 +120,7 @@ class Scheme:
         )
         return Decision(token, torch.where(taken, draft, -1))
 
-    def _acceptance(self, q, p) -> torch.Tensor:
+    def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """By enumeration of all tuples of drafts."""
         B, K, A = p.shape
         if A**K > MAX_TUPLES:
@@ -118,24 +128,26 @@ class Scheme:
                 f"k must leave at most {MAX_TUPLES} tuples of drafts to enumerate, got {A} ** {K}"
             )
         total = torch.zeros(B, dtype=q.dtype, device=q.device)
-        for x in product(range(A), repeat=K):
-            x = torch.tensor(x, device=q.device).expand(B, K)
+        for drafts in product(range(A), repeat=K):
+            x = torch.tensor(drafts, device=q.device).expand(B, K)
             plan = self._plan(x, q, p)
             chance = self.draft_law(x, p)
             total += chance * (1 - (1 - plan.accept).prod(-1))
         return total
 
-    def draft_law(self, x, p) -> torch.Tensor:
+    def draft_law(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """[B]: probability of the drafts x [B, K] under p [B, K, A]."""
         return p.gather(2, x[:, :, None])[:, :, 0].prod(-1)
 
-    def _prepare(self, drafts, target, proposal):
+    def _prepare(
+        self, drafts: torch.Tensor, target: torch.Tensor, proposal: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         x = check_drafts(drafts, target)
         q, p = prepare_laws(target, proposal, x.shape[1])
         self._check_same(p)
         return torch.where(x < 0, q.shape[1] - 1, x), q, p
 
-    def _check_same(self, p) -> None:
+    def _check_same(self, p: torch.Tensor) -> None:
         if self.same_proposals and not bool((p == p[:, :1]).all()):
             raise ValueError(f"proposal must be the same for every draft under {self.name!r}")
 
@@ -156,7 +168,9 @@ def check_drafts(drafts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return drafts.long()
 
 
-def prepare_laws(target, proposal, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def prepare_laws(
+    target: torch.Tensor, proposal: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q [B, A] and p [B, K, A] in float64 with the null atom, both checked and of sum 1."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a whole number of at least 1, got {k!r}")

@@ -14,11 +14,11 @@ from csd.verify.scheme import Plan, Scheme, normalised, ratio
 class Single(Scheme):
     name = "single"
 
-    def _plan(self, x, q, p) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
         first = x[:, :1]
         accept = torch.zeros(x.shape, dtype=q.dtype, device=q.device)
         accept[:, :1] = ratio(q.gather(1, first), p[:, 0].gather(1, first))
         return Plan(None, accept, normalised((q - p[:, 0]).clamp(min=0), q))
 
-    def _acceptance(self, q, p):
+    def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return torch.minimum(q, p[:, 0]).sum(-1)

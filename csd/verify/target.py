@@ -63,7 +63,7 @@ def _cut_tail(z: torch.Tensor, tail: float) -> None:
     head = (z >= -HEAD_WIDTH).nonzero()[:, 0]
     below = torch.where(z >= -HEAD_WIDTH, 0, mass).sum()
     if below / total > tail:
-        head, below = torch.arange(z.shape[0], device=z.device), 0
+        head, below = torch.arange(z.shape[0], device=z.device), torch.zeros_like(total)
     ascending, order = z[head].sort(stable=True)
     gone = (below + ascending.exp().cumsum(0)) / total <= tail
     gone[-1] = False
