@@ -9,13 +9,13 @@ from bench import limits
 
 @pytest.fixture
 def traces(tmp_path):
-    """Two prompts, each with a sample and one that is five tokens ahead of it; nothing repeats."""
+    """Two prompts, each with a sample and one twenty tokens ahead of it; nothing repeats."""
     path = tmp_path / "traces.jsonl"
     with path.open("w") as file:
         for i in range(2):
-            text = list(range(100 + 1000 * i, 145 + 1000 * i))
+            text = list(range(100 + 1000 * i, 160 + 1000 * i))
             row = {"problem": f"sums/{i}@0.7", "prompt_ids": [1, 2, 3], "temperature": 0.7}
-            file.write(json.dumps(row | {"samples": [text[:40], text[5:]]}) + "\n")
+            file.write(json.dumps(row | {"samples": [text[:40], text[20:]]}) + "\n")
     return path
 
 
@@ -30,9 +30,11 @@ def test_a_sample_alone_has_nothing_to_draft_from(traces, tmp_path, capsys):
     assert json.loads(printed.splitlines()[-1]) == found
     alone, two = found["rows"]
     assert (alone["condition"], two["condition"]) == ("one sample", "two samples")
-    # where no draft is right, the best budget is none, and the speed-up exactly 1
-    assert (alone["tau"], alone["best nodes"], alone["expected speed-up"]) == (1, 0, 1)
-    assert two["tau"] > 1.2 and two["expected speed-up"] > 1.1 and two["best nodes"] > 0
+    assert alone["tau"] == 1
+    # the table of step times begins with four rows
+    assert alone["expected speed-up"] is two["expected speed-up"] is None
+    # who is ahead gains nothing, and who is behind catches up at most
+    assert 1.05 < two["tau"] <= 80 / 60
     # both prompts are alike
     assert two["low"] == pytest.approx(two["high"]) == pytest.approx(two["tau"])
     assert found["live"] == [{k: v for k, v in live.items() if k != "other"}]
