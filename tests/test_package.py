@@ -75,3 +75,10 @@ def test_the_api_page_is_current():
     import make_api
 
     assert (ROOT / "docs" / "api.md").read_text() == make_api.page(), "python docs/make_api.py"
+
+
+def test_the_readme_says_each_thing_once():
+    """A merge once left whole sections twice."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    headings = [line for line in readme.splitlines() if line.startswith("## ")]
+    assert len(headings) == len(set(headings))
