@@ -16,13 +16,13 @@ PROBLEM = (
 )
 
 
-def timed(engine: csd.Engine, **options: Any) -> tuple[csd.Samples, float]:
+def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples, float]:
     start = time.perf_counter()
     out = csd.generate(
         engine,
         [{"role": "user", "content": PROBLEM}],
         num_samples=8,
-        max_new_tokens=200,
+        max_new_tokens=tokens,
         temperature=0.7,
         seed=0,
         progress=True,
@@ -31,16 +31,16 @@ def timed(engine: csd.Engine, **options: Any) -> tuple[csd.Samples, float]:
     return out, time.perf_counter() - start
 
 
-def main() -> None:
+def main(model: str, tokens: int = 200) -> None:
     print("Loading SmolLM2-135M-Instruct ...", flush=True)
-    engine = csd.Engine(smollm2_path())
+    engine = csd.Engine(model)
     # the first call measures what a step costs
     csd.generate(engine, "Hello", max_new_tokens=1, seed=0)
 
     print("\nWith csd:")
-    out, seconds = timed(engine)
+    out, seconds = timed(engine, tokens)
     print("Plain sampling, the same engine without drafts:")
-    plain, plain_seconds = timed(engine, speculate=False)
+    plain, plain_seconds = timed(engine, tokens, speculate=False)
 
     for sample in out:
         print(f"\n--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})")
@@ -67,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(smollm2_path())

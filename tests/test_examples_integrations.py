@@ -1,4 +1,4 @@
-"""The pages of examples/ on what csd plugs into run as they stand, only shorter."""
+"""The pages of examples/ that no other test runs do as they stand, only shorter."""
 
 import runpy
 from pathlib import Path
@@ -17,3 +17,10 @@ def test_transformers_generate(capsys):
     assert out.shape[0] == 6
     printed = capsys.readouterr().out
     assert "assisted generation: " in printed and "6 samples in" in printed
+
+
+def test_demo(tmp_path, capsys):
+    for part in toy():
+        part.save_pretrained(tmp_path)
+    run("demo.py", str(tmp_path), tokens=12)
+    assert "Samples equal token by token to plain sampling: 8 of 8" in capsys.readouterr().out

@@ -127,6 +127,13 @@ def kernels(section: Section) -> None:
         return
     command = [sys.executable, "-m", "bench.kernels", "--device", "cuda", "--only", "step"]
     command += ["--json", str(section.out / "kernels.json")]
-    done = subprocess.run(command, timeout=max(section.left, 1), capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            command, timeout=max(section.left, 1), capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired:
+        # what was not finished is not known to be wrong
+        section.skip("single kernels: no time left for all of them")
+        return
     print(done.stdout[-3000:])
     section.add(what="every kernel of a step", same=done.returncode == 0, log=done.stderr[-500:])
