@@ -79,6 +79,6 @@ def test_the_api_page_is_current():
 
 def test_the_readme_says_each_thing_once():
     """A merge once left whole sections twice."""
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     headings = [line for line in readme.splitlines() if line.startswith("## ")]
     assert len(headings) == len(set(headings))
