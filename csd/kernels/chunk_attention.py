@@ -9,7 +9,6 @@ the rest, on every device: a prompt is read once, and its kernels are hard to be
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 PAGE = 64
 
@@ -27,11 +26,17 @@ def chunk_attention(
     table = pages[: (end + PAGE - 1) // PAGE]
     # [1, K, end, D]
     k, v = (_tokens(x, table)[:end].transpose(0, 1)[None] for x in (k_pages, v_pages))
+    mask = None
+    if start:
+        # imports the compiler, over a second: not with csd, but with the first long prompt
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask = causal_lower_right(rows, end)
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k,
         v,
-        attn_mask=None if start == 0 else causal_lower_right(rows, end),
+        attn_mask=mask,
         is_causal=start == 0,
         scale=scale,
         enable_gqa=True,
