@@ -59,8 +59,11 @@ def conditions(traces: list[Trace]) -> Iterator[tuple[str, list[Trace], int]]:
 
 def row(name: str, traces: list[Trace], samples: int, cost: CostModel) -> dict:
     by_prompt = [gain([t], NODES, cost, samples) for t in traces]
-    at = {n: gain(traces, n, cost, samples) for n in BUDGETS}
-    best = max(at.values(), key=lambda found: found["speedup"])
+    best = {"nodes": None, "speedup": None}
+    # the table of step times says nothing of fewer rows than it begins with
+    if samples >= ROWS[0]:
+        every = [gain(traces, n, cost, samples) for n in BUDGETS]
+        best = max(every, key=lambda found: found["speedup"])
     # resampling prompts: each counts by its own steps, of which tau has the inverse
     tokens = [sum(len(x) for x in t.samples[:samples]) for t in traces]
     steps = [n / found["tau"] for n, found in zip(tokens, by_prompt, strict=True)]
@@ -71,12 +74,11 @@ def row(name: str, traces: list[Trace], samples: int, cost: CostModel) -> dict:
         "condition": name,
         "prompts": len(traces),
         "samples": samples,
-        "tau": at[NODES]["tau"],
+        "tau": sum(tokens) / sum(steps),
         "low": low,
         "high": high,
-        # the table of step times says nothing of fewer rows than it begins with
-        "best nodes": best["nodes"] if samples >= ROWS[0] else None,
-        "expected speed-up": best["speedup"] if samples >= ROWS[0] else None,
+        "best nodes": best["nodes"],
+        "expected speed-up": best["speedup"],
     }
 
 
