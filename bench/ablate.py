@@ -72,7 +72,7 @@ def parse(text: str) -> dict:
     return change
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--samples", type=int, default=8)
@@ -80,10 +80,13 @@ def main() -> None:
     parser.add_argument("--problems", type=int, help="the first so many of each file")
     parser.add_argument("--set", type=parse, nargs="+", dest="changes", metavar="FIELD=VALUE")
     parser.add_argument("--json")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     changes = [{}, *args.changes] if args.changes else CHANGES
-    files = {Path(p).stem: list(read_traces(p))[: args.problems] for p in args.traces}
+    files = {
+        Path(path).name.split(".jsonl")[0]: list(read_traces(path))[: args.problems]
+        for path in args.traces
+    }
     # a file with fewer samples than asked for is replayed with what it has
     samples = {
         name: min(args.samples, *(len(t.samples) for t in traces))
