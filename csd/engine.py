@@ -166,7 +166,7 @@ class Engine:
         if isinstance(nodes, int):
             return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
         if self._cost is None:
-            self._cost = self._measure()
+            self._cost = self.measure_steps()
         return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
     def _prepare(self, jobs: list[Job], drafter: Any) -> Step:
@@ -240,8 +240,8 @@ class Engine:
         kind = StaticStep if self.static and self._drafter_name == "consensus" else Step
         return kind(self.decoder, None, cache, state, self._ops)
 
-    def _measure(self) -> CostModel:
-        """Time forward and verify over a few pool sizes, on slots that hold nothing."""
+    def measure_steps(self) -> CostModel:
+        """Seconds of forward and verify over a few pool sizes, on slots that hold nothing."""
         sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
         sizes = [s for s in sizes if s <= self.max_slots + MAX_NODES]
         if self.static and self.device.type == "cuda":

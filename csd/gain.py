@@ -7,10 +7,10 @@ from csd.graph.drafters import make_drafter
 from csd.kernels.ops import reference
 from csd.replay import Trace, replay
 
-# seconds of a step by its rows: SmolLM2-135M in float32 on 2 CPU cores, as an engine measures them
-# when it starts, and 15 ms for what is in the caches
+# seconds of a step by its rows, caches empty: SmolLM2-135M in float32 on 2 CPU cores, from
+# `python -m bench.step_times` (bench/results/step_times.json)
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128]
-SECONDS = [0.059, 0.066, 0.071, 0.081, 0.097, 0.129, 0.213, 0.396]
+SECONDS = [0.041, 0.045, 0.049, 0.056, 0.074, 0.106, 0.176, 0.353]
 
 
 def gain(

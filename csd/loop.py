@@ -13,11 +13,11 @@ from csd.result import Sample
 from csd.slots_host import clear_slot, fill_slot
 from csd.verdict import LENGTH, STOP
 
-# what a step that is not static is timed by
-PHASES = ("propose", "forward", "verify", "commit", "insert")
 if TYPE_CHECKING:
     from csd.engine import Engine
 
+# what a step that is not static is timed by
+PHASES = ("propose", "forward", "verify", "commit", "insert")
 REASONS = {STOP: "stop", LENGTH: "length"}
 
 

@@ -48,3 +48,34 @@ def smollm2_module():
 
     folder, _, name = smollm2_path().rpartition("/")
     return transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name)
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory):
+    """Folder of the toy model and its tokenizer."""
+    from csd.models.demo import toy
+
+    folder = tmp_path_factory.mktemp("toy")
+    for part in toy():
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def torchrun():
+    """torchrun(script, folder): runs a script of tests/ in two processes, which write there."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    here = Path(__file__).parent
+
+    def run(script, folder):
+        return subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+             "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(here / script), str(folder)],
+            env=os.environ | {"PYTHONPATH": f"{here.parent}:{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+
+    return run

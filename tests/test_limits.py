@@ -1,10 +1,12 @@
 """bench.limits: what is taken away shows in the figures."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from bench import limits
+from csd import gain
 
 
 @pytest.fixture
@@ -45,3 +47,10 @@ def test_answers_are_cut_with_their_probabilities():
     trace = limits.Trace("a", [1], [[5, 6, 7], [8]], 1.0, [[5, 6, 7], [8]])
     short = limits.cut(trace, 2)
     assert short.samples == short.top == [[5, 6], [8]]
+
+
+def test_the_step_times_are_measured_ones():
+    file = Path(limits.__file__).parent / "results" / "step_times.json"
+    found = json.loads(file.read_text())
+    measured = dict(zip(found["rows"], found["seconds"], strict=True))
+    assert [round(measured[rows], 3) for rows in gain.ROWS] == gain.SECONDS

@@ -33,6 +33,13 @@ def test_other_dtypes_are_pytorch_s_own_product(dtype):
     assert torch.equal(linear(x, weight), torch.nn.functional.linear(x, weight))
 
 
+def test_a_build_without_onednn_uses_pytorch_s_own_product(monkeypatch):
+    monkeypatch.setattr("csd.models.linear.ONEDNN", False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    x, weight = random(3, 16), random(8, 16)
+    assert torch.equal(linear(x, weight), torch.nn.functional.linear(x, weight))
+
+
 @pytest.mark.filterwarnings("ignore:TF32")
 def test_without_onednn_it_is_pytorch_s_own_product():
     x, weight = random(3, 16), random(8, 16)

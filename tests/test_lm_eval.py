@@ -7,23 +7,13 @@ from pathlib import Path
 import pytest
 
 import csd
-from csd.models.demo import toy
 
 pytest.importorskip("lm_eval")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "lm_eval_gsm8k.py"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    model, tokenizer = toy()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def test_the_self_consistency_task(folder, tmp_path, monkeypatch):
+def test_the_self_consistency_task(toy_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -39,7 +29,7 @@ def test_the_self_consistency_task(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(csd.Engine, "run", watched)
     main = runpy.run_path(str(EXAMPLE))["main"]
-    found = main(str(problems), folder, gen_kwargs="max_gen_toks=8")
+    found = main(str(problems), toy_folder, gen_kwargs="max_gen_toks=8")
 
     name = "gsm8k_cot_self_consistency"
     assert {"exact_match,score-first", "exact_match,maj@64", "exact_match,maj@8"} <= set(
@@ -52,7 +42,7 @@ def test_the_self_consistency_task(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(csd.Engine, "run", run)
     for i, (seed, prompt, _, _) in enumerate(groups):
         expected = csd.generate(
-            folder, prompt, num_samples=64, temperature=0.2, max_new_tokens=8, seed=seed,
+            toy_folder, prompt, num_samples=64, temperature=0.2, max_new_tokens=8, seed=seed,
             stop=["Q:", "\n\n"],
         )  # fmt: skip
         assert samples[i]["resps"] == [expected.texts]
@@ -66,10 +56,10 @@ def request(context, **asked):
 
 
 @pytest.fixture(scope="module")
-def model(folder):
+def model(toy_folder):
     from csd.integrations.lm_eval import CSDLM
 
-    return CSDLM(folder, device="cpu", dtype="float32", seed=3)
+    return CSDLM(toy_folder, device="cpu", dtype="float32", seed=3)
 
 
 def test_requests_in_any_order_keep_their_texts(model):

@@ -10,21 +10,11 @@ from pathlib import Path
 import pytest
 
 import csd
-from csd.models.demo import toy
 
 ray = pytest.importorskip("ray")
 pq = pytest.importorskip("pyarrow.parquet")
 HERE = Path(__file__).parent
 SAMPLING = dict(num_samples=3, seed=5, temperature=0.8, max_new_tokens=10)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    model, tokenizer = toy()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +49,7 @@ def dying(folder_of_marks):
     return Dying
 
 
-def test_two_actors_and_one_is_killed(cluster, folder, tmp_path, monkeypatch, capsys):
+def test_two_actors_and_one_is_killed(cluster, toy_folder, tmp_path, monkeypatch, capsys):
     """The example as it stands, but for an actor that is killed when its first work is done."""
     from csd.integrations import ray as integration
 
@@ -71,7 +61,7 @@ def test_two_actors_and_one_is_killed(cluster, folder, tmp_path, monkeypatch, ca
     problems, answers = tmp_path / "problems.jsonl", tmp_path / "answers"
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     main = runpy.run_path(str(HERE.parent / "examples" / "ray_data.py"))["main"]
-    main(str(problems), str(answers), folder, num_samples=3, max_new_tokens=10, batch_size=2)
+    main(str(problems), str(answers), toy_folder, num_samples=3, max_new_tokens=10, batch_size=2)
     assert capsys.readouterr().out.count("'one': ") == 2
 
     found = pq.read_table(answers).to_pylist()
@@ -81,7 +71,7 @@ def test_two_actors_and_one_is_killed(cluster, folder, tmp_path, monkeypatch, ca
     assert killed in workers and len(workers) >= 2  # the killed actor and who drew its rows again
     for row in found:
         expected = csd.generate(
-            folder, row["prompt"], first_sample=row["first_sample"], num_samples=3,
+            toy_folder, row["prompt"], first_sample=row["first_sample"], num_samples=3,
             max_new_tokens=10, temperature=0.7, seed=0,
         )  # fmt: skip
         assert [list(t) for t in row["tokens"]] == expected.tokens
@@ -91,22 +81,22 @@ def test_two_actors_and_one_is_killed(cluster, folder, tmp_path, monkeypatch, ca
             assert list(ours) == pytest.approx(theirs, abs=1e-4)
 
 
-def test_unknown_options_are_refused_before_anything_starts(folder):
+def test_unknown_options_are_refused_before_anything_starts(toy_folder):
     from csd.integrations.ray import Sampler, sample
 
     for call in (sample, Sampler):
-        args = (None, folder) if call is sample else (folder,)
+        args = (None, toy_folder) if call is sample else (toy_folder,)
         with pytest.raises(TypeError, match="unknown argument 'temprature'"):
             call(*args, num_samples=2, seed=0, temprature=1.0)
 
 
-def test_rows_do_not_depend_on_the_rows_beside_them(folder):
+def test_rows_do_not_depend_on_the_rows_beside_them(toy_folder):
     """Equal prompts in one batch draw what they would draw alone."""
     import pyarrow as pa
 
     from csd.integrations.ray import Sampler
 
-    sampler = Sampler(folder, **SAMPLING)
+    sampler = Sampler(toy_folder, **SAMPLING)
     alone = sampler(pa.table({"prompt": ["abc"]})).to_pylist()
     together = sampler(pa.table({"prompt": ["abc", "x" * 50, "abc"]})).to_pylist()
     assert together[0]["tokens"] == together[2]["tokens"] == alone[0]["tokens"]

@@ -1,9 +1,6 @@
 """A model split over two processes samples what it does in one, whatever rank 1's graph holds."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import checkpoints
@@ -18,15 +15,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, torchrun):
     folder = tmp_path_factory.mktemp("ranks")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-         "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
-         str(HERE / "tensor_parallel_rank.py"), str(folder)],
-        env=os.environ | {"PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    done = torchrun("tensor_parallel_rank.py", folder)
     files = [folder / f"{r}.json" for r in range(2)]
     assert all(f.exists() for f in files), done.stderr[-4000:]
     errors = [f.read_text() for f in sorted(folder.glob("*.error"))]

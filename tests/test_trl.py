@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,15 +107,9 @@ def test_what_cannot_be_rolled_out_is_refused(trained):
         Rollout()(["a"], trainer)
 
 
-def test_processes_share_a_prompts_samples(tmp_path):
+def test_processes_share_a_prompts_samples(tmp_path, torchrun):
     """Two processes hold four copies each of one prompt: together they draw samples 0 to 7."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-         "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
-         str(HERE / "grpo_rank.py"), str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    done = torchrun("grpo_rank.py", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(2)]
     assert [r["world"] for r in ranks] == [2, 2]

@@ -102,11 +102,11 @@ class ParallelEngine(Engine):
             return FollowerStep(**values | {"drafting": False})
         return LeaderStep(**values, link=self.link)
 
-    def _measure(self) -> CostModel:
+    def measure_steps(self) -> CostModel:
         # the same passes on every rank; only rank 0 looks at the clock
         if not self.link.rank:
             self.link.send("measure", None)
-        return super()._measure()
+        return super().measure_steps()
 
     def _follow(self, jobs: list[Job]) -> Iterator[tuple[Job, Sample]]:
         while True:
@@ -114,7 +114,7 @@ class ParallelEngine(Engine):
             if order == "allocate":
                 self._step = self._allocate(*what)
             elif order == "measure":
-                self._measure()
+                self.measure_steps()
             elif order == "prompt":
                 g, chunk, start, pages = what
                 step = self._following()

@@ -3,13 +3,17 @@
 import torch
 import torch.nn.functional as F
 
+# not every build of PyTorch has it, and the flag is on without it too
+ONEDNN = torch.backends.mkldnn.is_available()
+
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out].
 
-    On a CPU, `F.linear` in float32 is MKL's matrix product. It packs the whole weight anew in each
-    call, which for 2 to 16 rows costs more than the product; oneDNN reads it as it lies.
+    On a CPU, `F.linear` in float32 is MKL's matrix product, where PyTorch has it, and slow for a
+    few rows; oneDNN's is not. `python -m bench.step_times` has both.
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.enabled:
+    here = x.device.type == "cpu" and x.dtype == torch.float32
+    if here and ONEDNN and torch.backends.mkldnn.enabled:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

@@ -39,11 +39,18 @@ def can_always_accept(target: torch.Tensor, proposal: torch.Tensor, k: int) -> t
     return _worst_set(target, proposal, k) >= -rounding
 
 
-def _worst_set(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
+def _laws(
+    target: torch.Tensor, proposal: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both [B, V + 1]: the target, and the one proposal of all drafts."""
     if proposal.ndim != 2:
         raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
     q, p = prepare_laws(target, proposal, k)
-    p = p[:, 0]
+    return q, p[:, 0]
+
+
+def _worst_set(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
+    q, p = _laws(target, proposal, k)
     # tokens that are never drafted come last, where they can only add to q(S)
     order = torch.where(p > 0, q / p.clamp(min=1e-300), torch.inf).argsort(-1)
     mass_q, mass_p = (x.gather(1, order).cumsum(-1) for x in (q, p))
@@ -53,13 +60,11 @@ def _worst_set(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Te
 def _worst_set_of_distinct(
     target: torch.Tensor, proposal: torch.Tensor, k: int
 ) -> torch.Tensor:
-    if proposal.ndim != 2:
-        raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
-    q, p = prepare_laws(target, proposal, k)
+    q, p = _laws(target, proposal, k)
     V = target.shape[1]
     if V > MAX_JOINT:
         raise ValueError(f"target must have at most {MAX_JOINT} tokens, got {V}")
-    inside = drawn_inside(p[:, 0], k)
+    inside = drawn_inside(p, k)
     mass = q @ _members(V + 1, q.device).double().mT
     # null lies in every set, and is the last bit
     return (mass - inside)[:, 1 << V :].amin(-1).clamp(max=0)
