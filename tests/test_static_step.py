@@ -8,6 +8,7 @@ import torch
 from operators import OPERATORS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import csd
 from csd.budget import AutoPool, CostModel, FixedPool
@@ -17,6 +18,7 @@ from csd.graph.table import GraphConfig
 from csd.models.config import ModelConfig
 from csd.models.shapes import random_model
 from csd.pool import SCORE_ONE
+from csd.record import Snapshot
 from csd.slots import Slots
 from csd.static_step import StaticStep, sizes_for
 
@@ -77,29 +79,29 @@ def test_what_a_static_step_cannot_do_runs_without(model):
             assert sum(r.stats.nodes_proposed for r in out) > 0
 
 
-def tiny_step(slots=3, rows=16):
+def tiny_step(slots=3, device="cpu"):
     """A step on operators over live slots, on whatever mode is current."""
     config = ModelConfig(
         family="llama", vocab=97, hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2,
         head_dim=16, context=512, norm_eps=1e-5, rope_theta=10000.0,
     )  # fmt: skip
-    decoder = random_model(config, dtype=torch.float32)
-    graph = ConsensusGraph(OPERATORS, torch.device("cpu"), GraphConfig(capacity=256))
+    decoder = random_model(config, device, torch.float32)
+    graph = ConsensusGraph(OPERATORS, torch.device(device), GraphConfig(capacity=256))
     cache = KVCache(
         config, slots=slots, pages=8, prompt_pages=1, slot_pages=1, rows=64, dtype=torch.float32,
-        device="cpu",
+        device=device,
     )  # fmt: skip
-    state = Slots.empty(slots, 97, 64, graph.context)
+    state = Slots.empty(slots, 97, 64, graph.context, device=device)
     state.live.fill_(True)
     for name, value in dict(group=0, max_new=60, key=5).items():
         getattr(state, name).fill_(value)
-    state.sample.copy_(torch.arange(slots))
+    state.sample.copy_(torch.arange(slots, device=device))
     state.context.fill_(3)
     state.prompt_len.fill_(7)
     state.group_key.fill_(1)
     cache.prompt_pages.fill_(4)
     cache.k.zero_(), cache.v.zero_()
-    cache.slot_pages.copy_(torch.arange(slots)[:, None])
+    cache.slot_pages.copy_(torch.arange(slots, device=device)[:, None])
     return StaticStep(decoder, graph, cache, state, OPERATORS)
 
 
@@ -143,6 +145,29 @@ def test_shapes_do_not_depend_on_values(monkeypatch):
         for rows in (16, 32):
             pool, verdict = step.body(rows, rows)
             assert pool.token.shape == verdict.sample.shape == (rows,)
+
+
+class OneDevice(TorchDispatchMode):
+    """Rejects what makes or reads a tensor elsewhere than on a step's device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves((args, kwargs, found)):
+            if isinstance(x, torch.Tensor) and x.device.type != "meta":
+                raise AssertionError(f"{func} on a tensor of the {x.device.type}")
+        return found
+
+
+@pytest.mark.parametrize("nodes", [0, 16])
+def test_a_step_stays_on_its_device(monkeypatch, nodes):
+    cpu = torch.Generator()
+    monkeypatch.setattr(torch, "Generator", lambda device: cpu)
+    step = tiny_step(device="meta")
+    with OneDevice():
+        snapshot = Snapshot(*step.body(16, nodes), True, True)
+        assert snapshot.ints.is_meta and snapshot.floats.is_meta
+        with pytest.raises(AssertionError, match="of the cpu"):
+            step.slots.group[torch.tensor([1])]
 
 
 def test_pool_sizes():

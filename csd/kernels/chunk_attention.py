@@ -46,7 +46,7 @@ def chunk_attention(
 
 def _tokens(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """[tokens, K, D] of the pages in table. The table is read on the host on CPU only."""
-    if not cache.is_cuda:
+    if cache.device.type == "cpu":
         ids = table.tolist()
         if ids == list(range(ids[0], ids[0] + len(ids))):
             return cache[ids[0] : ids[0] + len(ids)].flatten(0, 1)

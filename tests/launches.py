@@ -1,0 +1,104 @@
+"""Prints what a static step launches on a GPU, without one: python launches.py SLOTS ROWS
+
+Triton's own launch path runs, up to the binary for sm_90, with a driver that has no device; then
+nothing is launched, and what kernels would have written is zero. One JSON object a launch.
+"""
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from csd.cache import KVCache
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.table import GraphConfig
+from csd.kernels import aot
+from csd.kernels.ops import triton
+from csd.models.config import ModelConfig
+from csd.models.shapes import random_model
+from csd.record import Snapshot
+from csd.slots import Slots
+from csd.static_step import StaticStep
+
+# SmolLM2's but for the vocabulary, which takes the time
+SHAPE = aot.Shape("smollm2-135m", 9, 3, 64, 576, 1536, 1, 5000)
+NO_DEVICE = SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device=None: 0,
+)
+FILLED = {"empty", "empty_like", "empty_strided", "new_empty"}
+
+
+class Zeros(TorchDispatchMode):
+    """Memory that nothing writes is zero."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        return found.zero_() if func.overloadpacket.__name__ in FILLED else found
+
+
+def declared() -> dict:
+    """What `aot_jobs` compiles, by kernel: the constexprs of each job, and its warps."""
+    jobs: dict = {}
+    for job in aot.all_jobs("sm_90", SHAPE, "fp16"):
+        kept = {p.name: repr(job.args[p.name]) for p in job.kernel.params if p.is_constexpr}
+        jobs.setdefault(job.kernel.__name__, []).append(kept | {"num_warps": job.num_warps})
+    return jobs
+
+
+def watch(jobs: dict) -> None:
+    launch = JITFunction.run
+
+    def run(kernel, *args, grid, warmup, **options):
+        compiled = launch(kernel, *args, grid=grid, warmup=True, **options)
+        names = {p.name for p in kernel.params if p.is_constexpr}
+        all_constants = compiled.src.constants.items()
+        constants = {kernel.arg_names[i]: repr(value) for (i,), value in all_constants}
+        kept = {name: value for name, value in constants.items() if name in names}
+        kept["num_warps"] = compiled.metadata.num_warps
+        row = {
+            "kernel": kernel.__name__,
+            "grid": [int(n) for n in grid],
+            "binary": compiled.hash,
+            "declared": kept in jobs[kernel.__name__],
+            "constexprs": kept,
+            "shared": compiled.metadata.shared,
+        }
+        print(json.dumps(row), flush=True)
+
+    JITFunction.run = run
+
+
+def main(slots: int, rows: int) -> None:
+    config = ModelConfig(
+        family="llama", vocab=SHAPE.vocab, hidden=SHAPE.hidden, intermediate=SHAPE.intermediate,
+        layers=1, heads=SHAPE.heads, kv_heads=SHAPE.kv_heads, head_dim=SHAPE.head_dim,
+        context=512, norm_eps=1e-5, rope_theta=10000.0,
+    )  # fmt: skip
+    dtype = torch.float16
+    graph = ConsensusGraph(triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
+    cache = KVCache(
+        config, slots=slots, pages=slots + 8, prompt_pages=2, slot_pages=1, rows=rows, dtype=dtype,
+        device="cpu",
+    )  # fmt: skip
+    state = Slots.empty(slots, SHAPE.vocab, 64, graph.context)
+    step = StaticStep(random_model(config, dtype=dtype), graph, cache, state, triton())
+    driver.set_active(NO_DEVICE)
+    watch(declared())
+    with Zeros():
+        for _ in range(2):
+            Snapshot(*step.body(rows, rows), False, False)
+            print(json.dumps({}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
