@@ -7,7 +7,7 @@ commits p tokens on average, so the best pool maximises
 
 with c the ratio of accepted nodes to expected ones so far, and o what steps took beyond t, which is
 measured on empty caches: reading what is in them, and whatever else the machine has to do. Where
-nothing pays, k is 0.
+nothing pays, k is 0. Steps of fixed shapes choose among pool sizes by the same rule.
 """
 
 import bisect
@@ -68,6 +68,22 @@ class Gain:
         self._accepted = self._accepted * fade + record.accepted
 
 
+class Overhead:
+    """Seconds that steps take beyond the measured cost of their rows; the last few count."""
+
+    def __init__(self, cost: CostModel):
+        self._cost, self._seconds = cost, 0.0
+
+    def __float__(self) -> float:
+        return max(self._seconds, 0.0)
+
+    def learn(self, record: Record) -> None:
+        """From a step whose time is known."""
+        if record.model_seconds:
+            over = record.model_seconds - self._cost(record.rows)
+            self._seconds += 0.2 * (over - self._seconds)
+
+
 class FixedBudget:
     """Always at most `nodes` drafted tokens a step, over all samples together."""
 
@@ -95,8 +111,8 @@ class AutoBudget(FixedBudget):
     def __init__(self, cost: CostModel, max_nodes: int = MAX_NODES):
         super().__init__(max_nodes)
         self.cost = cost
-        self._gain = Gain()
-        self._propose_seconds = self._overhead = 0.0
+        self._gain, self._overhead = Gain(), Overhead(cost)
+        self._propose_seconds = 0.0
         self._misses = self._rest = 0
 
     def ask(self, live: int) -> int:
@@ -107,7 +123,7 @@ class AutoBudget(FixedBudget):
 
     def choose(self, live: int, scores: list[int]) -> int:
         gain = float(self._gain)
-        overhead = max(self._overhead, 0.0)
+        overhead = float(self._overhead)
         best, best_rate, tokens = 0, live / (self.cost(live) + overhead), float(live)
         overhead += self._propose_seconds
         for k, score in enumerate(sorted(scores), 1):
@@ -126,9 +142,7 @@ class AutoBudget(FixedBudget):
         if record.scores:
             self._gain.learn(record)
             self._propose_seconds += 0.2 * (record.draft_seconds - self._propose_seconds)
-        if record.model_seconds:
-            over = record.model_seconds - self.cost(sum(record.nodes))
-            self._overhead += 0.2 * (over - self._overhead)
+        self._overhead.learn(record)
 
 
 class FixedPool:
@@ -157,7 +171,7 @@ class AutoPool(FixedPool):
     def __init__(self, cost: CostModel, sizes: list[int]):
         super().__init__(0, sizes)
         self.cost = cost
-        self._gain = Gain()
+        self._gain, self._overhead = Gain(), Overhead(cost)
         self._worth: list[float] = []  # path probabilities of a step, falling
         self._live = 1  # slots it had
 
@@ -174,11 +188,17 @@ class AutoPool(FixedPool):
 
     def ask(self, live: int) -> tuple[int, int]:
         sizes = [size for size in self.sizes if size >= live] or self.sizes[-1:]
-        best = max(sizes, key=lambda m: (live + self.expect(live, m - live)) / self.cost(m))
+        overhead = float(self._overhead)
+
+        def rate(m: int) -> float:
+            return (live + self.expect(live, m - live)) / (self.cost(m) + overhead)
+
+        best = max(sizes, key=rate)
         return best, best
 
     def learn(self, live: int, record: Record) -> None:
         self._gain.learn(record)
+        self._overhead.learn(record)
         if record.scores:
             worth = map(path_probability, record.scores)
             self._worth, self._live = sorted(worth, reverse=True), max(live, 1)

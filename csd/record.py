@@ -71,7 +71,9 @@ class Record:
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], where asked for
     step: int  # of the call, from 1
     trees: Trees | None  # where asked for
-    # where a step is timed by phase: proposing and inserting; all the rest
+    rows: int  # of the pool that was run, padding included
+    # where a step is timed by phase: proposing and inserting; all the rest. A static step is timed
+    # as a whole, which counts as the rest
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
 
@@ -108,6 +110,7 @@ class Record:
             top=(got["top_token"], got["top_prob"]) if "top_token" in got else None,
             step=step,
             trees=trees,
+            rows=len(got["score"]),
         )
 
     @property
@@ -130,6 +133,8 @@ class Pending:
     layout: tuple
     ints: torch.Tensor
     floats: torch.Tensor
+    # before the step and behind its copies, both with timing
+    begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
@@ -142,6 +147,9 @@ class Pending:
         """Waits until the copy has arrived."""
         if self.done is not None:
             self.done.synchronize()
+            if self.begun is not None:
+                # milliseconds on the device; both have passed, so nothing is waited for
+                self.model_seconds = self.begun.elapsed_time(self.done) / 1000
         elif self.ints.is_cuda:
             self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
         record = Record.read(self.owners, self.step, self.layout, self.ints, self.floats)

@@ -2,10 +2,12 @@
 
 A pool has one of a few sizes; what live slots do not fill is padding. On a GPU each size is
 captured once and replayed. The host learns what a step decided from a copy that the device makes
-behind the step, one step later, so it never waits for the step it has just launched.
+behind the step, one step later, so it never waits for the step it has just launched. Events around
+a replay say afterwards what it took.
 """
 
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,28 +49,31 @@ class StaticStep(Step):
 
     def launch(self, rows: int, nodes: int, owners: list, step: int) -> Pending:
         """Run a step; what it decided is on its way to the host when this returns."""
-        if self.slots.live.is_cuda:
-            snapshot = self._replay(rows, nodes)
-        else:
+        if not self.slots.live.is_cuda:
+            start = time.perf_counter()
             snapshot = Snapshot(*self.body(rows, nodes), self.top, self.trees)
+            pending = Pending.of(snapshot, owners, step)
+            pending.model_seconds = time.perf_counter() - start
+            return pending
+        snapshot, begun = self._replay(rows, nodes)
         pending = Pending.of(snapshot, owners, step)
-        if snapshot.ints.is_cuda:
-            # the next replay overwrites the snapshot, but not before these copies
-            pending.ints, pending.floats = (
-                torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-                for x in (snapshot.ints, snapshot.floats)
-            )
-            pending.done = torch.cuda.Event()
-            pending.done.record()
+        # the next replay overwrites the snapshot, but not before these copies
+        pending.ints, pending.floats = (
+            torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+            for x in (snapshot.ints, snapshot.floats)
+        )
+        pending.begun, pending.done = begun, _event()
         return pending
 
-    def _replay(self, rows: int, nodes: int) -> Snapshot:
+    def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
         key = rows, nodes, self.top, self.trees, self.drafting
         if key not in self.graphs:
             self.graphs[key] = self._capture(rows, nodes)
         graph, snapshot, _ = self.graphs[key]
+        # behind the capture, which is no part of the step
+        begun = _event()
         graph.replay()
-        return snapshot
+        return snapshot, begun
 
     def _capture(self, rows: int, nodes: int) -> tuple:
         """Record the step; every kernel is compiled and every handle made before, on no slot."""
@@ -93,6 +98,13 @@ class StaticStep(Step):
             gc.enable()
         self.slots.live.copy_(live)
         return graph, snapshot, kept
+
+
+def _event() -> torch.cuda.Event:
+    """A point in the current stream, with the time at which the device gets there."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def captured(run: Callable[[int], object], sizes: list[int]) -> Callable[[int], None]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from csd.budget import AutoBudget, CostModel, FixedBudget
+from csd.budget import AutoBudget, AutoPool, CostModel, FixedBudget
 from csd.pool import SCORE_ONE
 from csd.record import Record
 
@@ -16,10 +16,11 @@ def scores(*probabilities):
     return [round(-log2(p) * SCORE_ONE) for p in probabilities]
 
 
-def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0):
-    """What the host reads of a step that drafted these nodes."""
+def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None):
+    """What the host reads of a step that drafted these nodes, in a pool of `rows`."""
+    nodes = 1 + len(probabilities)
     values = dict(
-        count=[accepted + 1], nodes=[1 + len(probabilities)], scores=scores(*probabilities),
+        count=[accepted + 1], nodes=[nodes], scores=scores(*probabilities), rows=rows or nodes,
         draft_seconds=draft_seconds, model_seconds=model_seconds,
     )  # fmt: skip
     return Record(**dict.fromkeys(Record.__dataclass_fields__) | values)
@@ -74,6 +75,29 @@ def test_what_every_step_takes_beyond_the_model_makes_nodes_cheaper():
     for _ in range(60):
         budget.learn(1, record([], accepted=0, model_seconds=1.0))
     assert budget.choose(1, scores(0.02)) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "want"),
+    [
+        # not known
+        (16, 0.0, 16),
+        # what the cost model says; padding is run too
+        (16, 10.0, 16),
+        (64, 28.0, 16),
+        (16, 14.0, 16),
+        (16, 16.0, 64),
+        (64, 34.0, 64),
+        # a machine that is faster today
+        (16, 1.0, 16),
+    ],
+)
+def test_what_every_step_takes_beyond_the_model_makes_pools_cheaper(rows, seconds, want):
+    """One live slot: 4 tokens of 16 rows in 10 + o, 8.8 of 64 in 28 + o; equal at o = 5."""
+    pool = AutoPool(CostModel([16, 64], [10.0, 28.0]), [16, 64])
+    for _ in range(60):
+        pool.learn(1, record([0.2] * 15, accepted=3, model_seconds=seconds, rows=rows))
+    assert pool.ask(1) == (want, want)
 
 
 def test_it_rests_where_drafts_do_not_pay_and_looks_again():

@@ -129,6 +129,67 @@ def test_nothing_reads_the_device(nodes):
     assert any(r.scores for r in records) == bool(nodes)
 
 
+def test_a_step_says_what_it_took(monkeypatch):
+    """On a CPU by the clock around the whole of it."""
+    clock = iter((3.0, 3.25, 7.0, 7.5))
+    monkeypatch.setattr("csd.static_step.time.perf_counter", lambda: next(clock))
+    step = tiny_step()
+    records = [step.launch(16, nodes, [None] * 3, 1).read() for nodes in (13, 0)]
+    assert [r.model_seconds for r in records] == [0.25, 0.5]
+    assert [r.rows for r in records] == [16, 16]
+    assert sum(records[1].nodes) == 3
+
+
+def test_events_around_a_replay_say_what_it_took(monkeypatch):
+    """Scripted: a device that counts a millisecond for each thing it is told to do."""
+    step = tiny_step()
+    snapshot = Snapshot(*step.body(16, 13))
+    told, empty_like = [], torch.empty_like
+
+    class Event:
+        def __init__(self, enable_timing=False):
+            assert enable_timing
+
+        def record(self):
+            told.append("event")
+            self.at = len(told)
+
+        def synchronize(self):
+            told.append("wait")
+
+        def elapsed_time(self, end):
+            assert told[-1] == "wait"
+            return float(end.at - self.at)
+
+    class Pinned:
+        """Where a copy goes."""
+
+        def __init__(self, x, device, pin_memory):
+            assert device == "cpu" and pin_memory
+
+        def copy_(self, x, non_blocking):
+            assert non_blocking
+            told.append("copy")
+            return empty_like(x).copy_(x)
+
+    def capture(self, rows, nodes):
+        told.append("capture")
+        return SimpleNamespace(replay=lambda: told.append("replay")), snapshot, None
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty_like", Pinned)
+    monkeypatch.setattr(StaticStep, "_capture", capture)
+    step.slots = SimpleNamespace(live=SimpleNamespace(is_cuda=True))
+    pendings = [step.launch(16, 13, [None] * 3, i) for i in (1, 2)]
+    replayed = ["event", "replay", "copy", "copy", "event"]
+    # nothing is waited for before a record is read, and a capture is no part of the step
+    assert told == ["capture", *replayed, *replayed]
+    records = [p.read() for p in pendings]
+    assert told[-2:] == ["wait", "wait"]
+    assert [r.model_seconds for r in records] == [0.004, 0.004]
+    assert [r.count for r in records] == [snapshot.ints[:3].tolist()] * 2
+
+
 @pytest.mark.parametrize("what", ["item", "nonzero", "mask"])
 def test_a_host_read_is_found(what):
     x = torch.arange(3)
@@ -179,7 +240,8 @@ def test_pool_sizes():
 
 def step_record(probabilities, accepted):
     scores = [round(-SCORE_ONE * torch.tensor(p).log2().item()) for p in probabilities]
-    return SimpleNamespace(scores=scores, expected=sum(probabilities), accepted=accepted)
+    expected = sum(probabilities)
+    return SimpleNamespace(scores=scores, expected=expected, accepted=accepted, model_seconds=0)
 
 
 @pytest.mark.parametrize(
