@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from csd.budget import FixedBudget, FixedPool
+from csd.cache import pages_for
 from csd.job import Job, OnTokens, Running, Until
 from csd.prefill import Prefill
 from csd.record import Pending, Record, Snapshot
 from csd.result import Sample
-from csd.slots_host import clear_slot, fill_slot
+from csd.slots_host import Placed, clear_slot, fill_slots
 from csd.verdict import LENGTH, STOP
 
 if TYPE_CHECKING:
@@ -92,19 +93,24 @@ class Loop:
     def refill(self) -> None:
         """Fill free slots: first with waiting samples of groups in flight, then of new groups."""
         self.read_tokens = 0
+        placed = []
         for s, owner in enumerate(self.owners):
             if owner is not None:
                 continue
             job = next((j for j in self.active if j.waiting), None)
             job = job or self.admit()
             if job is None:
-                return
-            index = job.waiting.popleft()
-            cache = self.step.cache
-            pages = cache.take(cache.slot_pages, s, job.params.max_new_tokens)
-            running = Running(job, index, pages, self.engine.tokenizer)
-            fill_slot(self.step.slots, s, job, index)
-            job.running[index] = self.owners[s] = running
+                break
+            placed.append(self.place(job, s))
+        fill_slots(self.step.slots, self.step.cache.slot_pages, placed)
+
+    def place(self, job: Job, s: int) -> Placed:
+        """The job's next sample gets slot s and its pages."""
+        index = job.waiting.popleft()
+        pages = self.step.cache.allocator.take(pages_for(job.params.max_new_tokens))
+        running = Running(job, index, pages, self.engine.tokenizer)
+        job.running[index] = self.owners[s] = running
+        return Placed(s, job, index, pages)
 
     def admit(self) -> Job | None:
         """The next job once its prompt is read; None while it is not, and when none is left.
