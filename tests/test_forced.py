@@ -135,7 +135,8 @@ def test_traces_of_the_benchmarks_are_whole():
 
     asked = {p["id"]: p for p in map(json.loads, OURS.read_text().splitlines())}
     traces = list(read_traces(TRACES))
-    assert len({t.problem for t in traces}) == len(traces) > 10
+    assert len({t.problem for t in traces}) == len(traces) == len(asked)
+    assert sum(len(t.samples) == 64 for t in traces) == 3
     for trace in traces:
         want = asked[trace.problem]
         assert trace.temperature == want["temperature"]
