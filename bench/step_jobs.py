@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from bench.attention_job import PAGE, error_of, limit_for
-from csd.graph.consensus import Rows, insert_prompt, insert_step
+from csd.graph.consensus import insert_prompt, insert_step
 from csd.graph.table import GraphConfig, Table
 from csd.kernels.aot import Shape
 from csd.kernels.ops import Ops, reference
@@ -146,16 +146,13 @@ def draft_tree(ops, shape, sizes, device, dtype, seed, graph):
 def graph_insert(ops, shape, sizes, device, dtype, seed, graph):
     state = State(ops, shape, GRAPHS[graph], sizes, device, seed)
     verdict = ops.verify(state.logits(shape.vocab, torch.float32, seed), state.pool, state.slots)
-    fixed = Rows(state.pool.rows, state.slots.count, state.config, device)
 
     def call():
-        insert_step(
-            state.table, state.pool, state.slots, verdict, state.config, ops.graph_insert, fixed
-        )  # fmt: skip
+        insert_step(state.table, state.pool, state.slots, verdict, state.config, ops)
 
     def check():
         table, slots, pool = state.host()
-        insert_step(table, pool, slots, _host(verdict), state.config, reference().graph_insert)
+        insert_step(table, pool, slots, _host(verdict), state.config, reference())
         call()
         _same(state.table, table)
 

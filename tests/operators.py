@@ -5,6 +5,7 @@ from csd.kernels.attention_plan import plan_attention
 from csd.kernels.commit import commit_kv
 from csd.kernels.draft_tree import draft_tree
 from csd.kernels.graph_insert import graph_insert
+from csd.kernels.observe import observe
 from csd.kernels.ops import Ops, planned_by
 from csd.kernels.rms_norm import rms_norm
 from csd.kernels.rotary import rotary
@@ -28,5 +29,6 @@ OPERATORS = Ops(
     commit_kv=commit_kv,
     advance_slots=advance_slots,
     draft_tree=draft,
+    observe=observe,
     graph_insert=graph_insert,
 )

@@ -6,13 +6,10 @@ import torch
 from graph_model import Graph, context_hash
 
 from csd.graph import consensus
-from csd.graph.consensus import insert_prompt, insert_step
+from csd.graph.consensus import insert_prompt
 from csd.graph.table import ANY, MAX_TOTAL, PROMPT_BIT, GraphConfig, Table
 from csd.kernels import graph_insert_ref as ref
 from csd.kernels.graph_insert import graph_insert_ref
-from csd.pool import MAX_DEPTH, roots
-from csd.slots import Slots
-from csd.verdict import Verdict
 
 
 def config(buckets=4, ways=4, orders=(1, 2, 3), successors=4, **options):
@@ -211,92 +208,6 @@ def test_nothing_to_insert(rows):
 def test_impossible_configs_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         GraphConfig(**options)
-
-
-class Spy:
-    """Stands in for graph_insert and keeps its arguments."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, *args):
-        self.calls.append(args[1:])
-
-
-def test_insert_step_enters_rows_and_what_was_drawn():
-    conf = config(soft_weight=1 << 16, hard_weight=1 << 15)
-    slots = Slots.empty(3, 10, 20, 3)
-    slots.live[:2] = True
-    slots.group[:2] = torch.tensor([1, 0])
-    slots.group_key[:2] = torch.tensor([70, 80])
-    slots.sample[:2] = torch.tensor([64, 5])
-    slots.context[:2] = torch.tensor([[1, 2, 3], [4, 5, -1]])
-    pool = roots(slots, 4)
-    # rows: root of slot 1 (group 0), root of slot 0 (group 1), a rejected node of it, padding
-    pool.slot[2], pool.depth[2], pool.token[2] = 0, 1, 9
-    pool.context[2] = torch.tensor([9, 1, 2])
-    top_token = torch.tensor([[3, 6], [7, 8], [2, -1], [-1, -1]], dtype=torch.int32)
-    top_prob = torch.tensor([[0.5, 0.25], [0.75, 1e-6], [1.0, 0.0], [0.0, 0.0]])
-    rows = torch.full((3, MAX_DEPTH + 1), -1, dtype=torch.int32)
-    rows[1, 0] = 0
-    rows[0, 0] = 1
-    verdict = Verdict(
-        sample=torch.tensor([6, 5, 2, -1], dtype=torch.int32),
-        logprob=torch.zeros(4),
-        raw_logprob=torch.zeros(4),
-        top_token=torch.nn.functional.pad(top_token, (0, 6), value=-1),
-        top_prob=torch.nn.functional.pad(top_prob, (0, 6)),
-        accept_row=rows,
-        accept_count=torch.tensor([1, 1, 0], dtype=torch.int32),
-        finish=torch.zeros(3, dtype=torch.int32),
-        bad=torch.zeros(3, dtype=torch.bool),
-    )
-    spy = Spy()
-    insert_step(None, pool, slots, verdict, conf, spy)
-    ((group, context, token, weight, total, bit, live, orders),) = spy.calls
-    one, half = 1 << 16, 1 << 15
-    # the last three rows tell the groups as a whole what slots 0, 1 and 2 have drawn
-    assert group.tolist() == [70, 80, 80, -1, 80, 70, -1]
-    assert torch.equal(context, torch.cat([pool.context, torch.tensor([[ANY, -1, -1]] * 3)]))
-    assert token[4:6, 0].tolist() == [5, 6]
-    assert weight[4:].sum(1).tolist() == total[4:].tolist() == [one, one, 0]
-    assert bit[4:6].tolist() == [2, 5]
-    token, weight = token[:4], weight[:4]
-    # a drawn token among the top 8 gains weight there, another one comes ninth
-    assert torch.where(weight > 0, token, -1)[:, [0, 1, 8]].tolist() == [
-        [3, 6, -1], [7, -1, 5], [2, -1, -1], [-1, -1, -1],
-    ]  # fmt: skip
-    assert weight[:, [0, 1, 8]].tolist() == [
-        [one // 2, one // 4 + half, 0],
-        [one * 3 // 4, 0, half],
-        [one, 0, 0],
-        [0, 0, 0],
-    ]
-    assert total.tolist()[:3] == [one + half, one + half, one]
-    assert bit.tolist()[:3] == [5, 2, 2]
-    assert torch.equal(live, slots.group_key) and orders == conf.orders
-
-
-def test_rows_without_probabilities_show_what_was_drawn_alone():
-    conf = config(soft_weight=1 << 14, hard_weight=1 << 15)
-    slots = Slots.empty(2, 10, 20, 3)
-    slots.live[:], slots.group[:], slots.group_key[0] = True, 0, 70
-    pool = roots(slots, 2)
-    rows = torch.full((2, MAX_DEPTH + 1), -1, dtype=torch.int32)
-    rows[0, 0] = 0
-    ints = torch.zeros(2, dtype=torch.int32)
-    verdict = Verdict(
-        ints + 4, ints, ints, torch.full((2, 8), -1), torch.zeros(2, 8), rows,
-        torch.tensor([1, 0], dtype=torch.int32), ints, ints,
-    )  # fmt: skip
-    spy = Spy()
-    insert_step(None, pool, slots, verdict, conf, spy)
-    group, _, token, weight, total = spy.calls[0][:5]
-    assert group.tolist() == [70, -1, 70, -1]
-    assert token[0, 8] == 4
-    # as much as a whole distribution
-    assert weight[0].tolist() == [0] * 8 + [1 << 14]
-    assert total[0] == 1 << 14
 
 
 @pytest.mark.parametrize("length", [1, 2, 9], ids=["one-token", "two-tokens", "nine-tokens"])

@@ -5,97 +5,25 @@ from collections.abc import Callable
 import torch
 
 from csd.graph.drafter import Drafter
-from csd.graph.table import ANY, PROMPT_BIT, SOURCES, WEIGHT_ONE, GraphConfig, Table
+from csd.graph.table import PROMPT_BIT, GraphConfig, Table
 from csd.kernels.draft_tree import Noise
 from csd.kernels.graph_insert import graph_insert_ref
+from csd.kernels.observe import SAID, any_context
 from csd.kernels.ops import Ops
 from csd.pool import Pool
 from csd.slots import Slots
-from csd.verdict import TOP, Verdict
+from csd.verdict import Verdict
 
 # a prompt goes in by pieces, so that no call adds 2^30 to one context
 PROMPT_ROWS = 4096
-# successors of a row: the target's top 8 and what was drawn; as many tokens of a step tells a slot
-# the group as a whole
-SAID = TOP + 1
-
-
-class Rows:
-    """What inserting a step needs and no step changes, for M rows of a pool and S slots."""
-
-    def __init__(self, rows: int, slots: int, config: GraphConfig, device: str | torch.device):
-        def number(value: int) -> torch.Tensor:
-            return torch.full((), value, dtype=torch.int32, device=device)
-
-        self.row = torch.arange(rows, dtype=torch.int32, device=device)
-        self.slot = torch.arange(slots, dtype=torch.int32, device=device)
-        self.any = _any_context(slots, config.context, device)
-        # of a drawn token, where the target's top 8 are known and where not
-        self.beside, self.alone = number(config.hard_weight), number(config.soft_weight)
 
 
 def insert_step(
-    table: Table,
-    pool: Pool,
-    slots: Slots,
-    verdict: Verdict,
-    config: GraphConfig,
-    graph_insert: Callable = graph_insert_ref,
-    fixed: Rows | None = None,
+    table: Table, pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, ops: Ops
 ) -> None:
-    """What a step has shown: the target's top 8 at every row, the drawn token at kept ones.
-
-    A drawn token adds to its place among the top 8, or comes ninth. A row without top 8, as in
-    recordings, shows what was drawn alone, and counts as much. One more row a slot tells the group
-    as a whole what was drawn, whatever came before. A token of weight 0 is none.
-    """
-    M, S, device = pool.rows, slots.count, pool.token.device
-    fixed = fixed or Rows(M, S, config, device)
-    s = pool.slot.clamp(min=0)
-    # the slot of each row, then the slots themselves
-    owner = torch.cat([s, fixed.slot])
-    key = slots.group_key.index_select(0, slots.group.clamp(min=0)).index_select(0, owner)
-    bit = (slots.sample % SOURCES).index_select(0, owner)
-    # every operation is a launch: what can be written in its place is
-    weight = torch.empty((M + S, SAID), dtype=torch.int32, device=device)
-    total = torch.empty(M + S, dtype=torch.int32, device=device)
-
-    top = (verdict.top_prob * config.soft_weight).round().int()
-    known = top.any(1)
-    path = verdict.accept_row
-    # a row is kept when its slot's path has it at its depth
-    at = torch.add(pool.depth, s, alpha=path.shape[1])
-    kept = path.view(-1).index_select(0, at) == fixed.row
-    hard = torch.where(known, fixed.beside, fixed.alone).mul_(kept)
-    drawn = (verdict.top_token == verdict.sample[:, None]) * hard[:, None]
-    torch.add(top, drawn, out=weight[:M, :TOP])
-    torch.sub(hard, drawn.sum(1), out=weight[:M, TOP])
-    torch.add(hard, known, alpha=config.soft_weight, out=total[:M])
-
-    said = path[:, :SAID]
-    word = verdict.sample.index_select(0, said.clamp(min=0).view(-1)).view(S, SAID)
-    torch.mul(said >= 0, WEIGHT_ONE, out=weight[M:])
-    torch.sum(weight[M:], 1, dtype=torch.int32, out=total[M:])
-    token = torch.cat([torch.cat([verdict.top_token, verdict.sample[:, None]], 1), word])
-    graph_insert(
-        table,
-        # a row that has nothing to say is not entered
-        torch.where(total > 0, key, -1),
-        torch.cat([pool.context, fixed.any]),
-        token,
-        weight,
-        total,
-        bit,
-        slots.group_key,
-        config.orders,
-    )
-
-
-def _any_context(rows: int, N: int, device: str | torch.device) -> torch.Tensor:
-    """[rows, N] context of what a group says after anything."""
-    context = torch.full((rows, N), -1, dtype=torch.int32, device=device)
-    context[:, 0] = ANY
-    return context
+    """What a step has shown: the target's top 8 at every row, the drawn token at kept ones."""
+    seen = ops.observe(pool, slots, verdict, config)
+    ops.graph_insert(table, *seen, slots.group_key, config.orders)
 
 
 def insert_prompt(
@@ -122,7 +50,7 @@ def insert_prompt(
         graph_insert(
             table,
             torch.full((rows,), group_key, device=device),
-            torch.cat([piece, _any_context(said.shape[0], N, device)]),
+            torch.cat([piece, any_context(said.shape[0], N, device)]),
             token,
             weight,
             weight.sum(1, dtype=torch.int32),
@@ -140,7 +68,6 @@ class ConsensusGraph(Drafter):
         self.context = self.config.context
         self.table = Table.empty(self.config, device)
         self._ops = ops
-        self._rows: dict[tuple, Rows] = {}
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         """Enter a new group's prompt."""
@@ -160,9 +87,4 @@ class ConsensusGraph(Drafter):
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Every verified node's top 8, and the committed tokens."""
-        size = pool.rows, slots.count
-        # made before a graph is captured: its warm-up comes here first
-        if size not in self._rows:
-            self._rows[size] = Rows(*size, self.config, pool.token.device)
-        insert = self._ops.graph_insert
-        insert_step(self.table, pool, slots, verdict, self.config, insert, self._rows[size])
+        insert_step(self.table, pool, slots, verdict, self.config, self._ops)

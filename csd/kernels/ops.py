@@ -19,6 +19,7 @@ class Ops:
     commit_kv: Callable
     advance_slots: Callable
     draft_tree: Callable
+    observe: Callable
     graph_insert: Callable
 
     @classmethod
@@ -36,6 +37,7 @@ def reference() -> Ops:
     from csd.kernels.commit import commit_kv_ref
     from csd.kernels.draft_tree import draft_tree_ref
     from csd.kernels.graph_insert import graph_insert_ref
+    from csd.kernels.observe import observe_ref
     from csd.kernels.rms_norm import rms_norm_ref
     from csd.kernels.rotary import rotary_ref
     from csd.kernels.swiglu import swiglu_ref
@@ -57,6 +59,7 @@ def reference() -> Ops:
         commit_kv=commit_kv_ref,
         advance_slots=advance_slots_ref,
         draft_tree=draft_tree_ref,
+        observe=observe_ref,
         graph_insert=graph_insert_ref,
     )
 
@@ -67,6 +70,7 @@ def triton() -> Ops:
     from csd.kernels.commit import commit_kv_triton
     from csd.kernels.draft_tree import draft_tree_triton
     from csd.kernels.graph_insert import graph_insert_triton
+    from csd.kernels.observe import observe_triton
     from csd.kernels.rms_norm import rms_norm_triton
     from csd.kernels.rotary import rotary_triton
     from csd.kernels.swiglu import swiglu_triton
@@ -84,6 +88,7 @@ def triton() -> Ops:
         commit_kv=commit_kv_triton,
         advance_slots=advance_slots_triton,
         draft_tree=draft_tree_triton,
+        observe=observe_triton,
         graph_insert=graph_insert_triton,
     )
 

@@ -1,0 +1,95 @@
+"""The kernel of `csd/kernels/observe.py`: a program takes BLOCK_R rows, of nodes or of slots."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["rows", "slots"])
+def _observe_kernel(
+    slot_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    context_ptr,  # [M, N] int32
+    group_ptr,  # [S] int32
+    sample_index_ptr,  # [S] int32
+    group_key_ptr,  # [G] int64
+    sample_ptr,  # [M] int32
+    top_token_ptr,  # [M, TOP] int32
+    top_prob_ptr,  # [M, TOP] float32
+    accept_row_ptr,  # [S, A] int32
+    out_key_ptr,  # [M + S] int64
+    out_context_ptr,  # [M + S, N] int32
+    out_token_ptr,  # [M + S, TOP + 1] int32
+    out_weight_ptr,  # [M + S, TOP + 1] int32
+    out_total_ptr,  # [M + S] int32
+    out_bit_ptr,  # [M + S] int32
+    rows,
+    slots,
+    SOFT: tl.constexpr,
+    HARD: tl.constexpr,
+    ONE: tl.constexpr,
+    ANY: tl.constexpr,
+    SOURCES: tl.constexpr,
+    A: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    # [BLOCK_R]
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    inside = r < rows + slots
+    node = r < rows
+    slot = tl.load(slot_ptr + r, mask=node, other=0)
+    slot = tl.where(node, tl.maximum(slot, 0), tl.minimum(r - rows, slots - 1))
+    group = tl.maximum(tl.load(group_ptr + slot), 0)
+    key = tl.load(group_key_ptr + group)
+    bit = tl.load(sample_index_ptr + slot) % SOURCES
+    depth = tl.load(depth_ptr + r, mask=node, other=0)
+    kept = node & (tl.load(accept_row_ptr + slot * A + depth) == r)
+    drawn = tl.load(sample_ptr + r, mask=node, other=-1)
+
+    # [BLOCK_R, BLOCK_U]
+    u = tl.arange(0, BLOCK_U)[None, :]
+    likely = node[:, None] & (u < TOP)
+    at = r[:, None] * TOP + u
+    scaled = tl.load(top_prob_ptr + at, mask=likely, other=0.0).to(tl.float64) * SOFT
+    whole = tl.floor(scaled)
+    left = scaled - whole
+    top = whole.to(tl.int32)
+    up = (left > 0.5) | ((left == 0.5) & (top % 2 == 1))
+    top += up.to(tl.int32)
+    known = tl.max(top, 1) > 0
+    hard = tl.where(kept, tl.where(known, HARD, SOFT), 0)
+    token = tl.load(top_token_ptr + at, mask=likely, other=-1)
+    equal = likely & (token == drawn[:, None])
+    weight = top + tl.where(equal, hard[:, None], 0)
+    ninth = hard - tl.sum(tl.where(equal, hard[:, None], 0), 1)
+    weight = tl.where(u == TOP, ninth[:, None], weight)
+    token = tl.where(u == TOP, drawn[:, None], token)
+    total = hard + tl.where(known, SOFT, 0)
+
+    # a slot's own row
+    tells = (inside & (r >= rows))[:, None] & (u <= TOP)
+    path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=tells, other=-1)
+    word = tl.load(sample_ptr + tl.maximum(path, 0), mask=tells, other=-1)
+    told = tl.where(path >= 0, ONE, 0)
+    token = tl.where(node[:, None], token, word)
+    weight = tl.where(node[:, None], weight, told)
+    total = tl.where(node, total, tl.sum(told, 1))
+
+    tl.store(out_key_ptr + r, tl.where(total > 0, key, -1), mask=inside)
+    tl.store(out_total_ptr + r, total, mask=inside)
+    tl.store(out_bit_ptr + r, bit, mask=inside)
+    out = r[:, None] * (TOP + 1) + u
+    written = inside[:, None] & (u <= TOP)
+    tl.store(out_token_ptr + out, token, mask=written)
+    tl.store(out_weight_ptr + out, weight, mask=written)
+    # [BLOCK_R, BLOCK_N]
+    n = tl.arange(0, BLOCK_N)[None, :]
+    at = r[:, None] * N + n
+    before = tl.load(context_ptr + at, mask=node[:, None] & (n < N), other=-1)
+    anything = (r >= rows)[:, None] & (n == 0)
+    tl.store(
+        out_context_ptr + at, tl.where(anything, ANY, before), mask=inside[:, None] & (n < N)
+    )
