@@ -78,15 +78,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--problems", type=int, help="the first so many of each file")
+    parser.add_argument("--temperature", type=float, nargs="+", help="a column each")
     parser.add_argument("--set", type=parse, nargs="+", dest="changes", metavar="FIELD=VALUE")
     parser.add_argument("--json")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     changes = [{}, *args.changes] if args.changes else CHANGES
-    files = {
-        Path(path).name.split(".jsonl")[0]: list(read_traces(path))[: args.problems]
-        for path in args.traces
-    }
+    files = {}
+    for path in args.traces:
+        name, traces = Path(path).name.split(".jsonl")[0], list(read_traces(path))
+        for t in args.temperature or [None]:
+            at = [trace for trace in traces if t in (None, trace.temperature)]
+            files[name if t is None else f"{name}, T={t}"] = at[: args.problems]
     # a file with fewer samples than asked for is replayed with what it has
     samples = {
         name: min(args.samples, *(len(t.samples) for t in traces))

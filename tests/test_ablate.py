@@ -38,3 +38,17 @@ def test_what_is_no_constant_is_refused():
     assert parse("beta=0.5;orders=(1, 2)") == {"beta": 0.5, "orders": (1, 2)}
     with pytest.raises(Exception, match="FIELD=VALUE of GraphConfig, got 'gamma=1'"):
         parse("gamma=1")
+
+
+def test_a_column_for_each_temperature(tmp_path):
+    path, out = tmp_path / "two.jsonl", tmp_path / "out.json"
+    with path.open("w") as file:
+        for temperature, samples in ((0.3, [[3, 4, 5] * 9] * 3), (1.0, [[6]])):
+            line = {"prompt_ids": [1, 2], "temperature": temperature, "samples": samples}
+            file.write(json.dumps(line) + "\n")
+    wanted = ["--temperature", "0.3", "1.0", "--set", "beta=0.3", "--json", str(out)]
+    main([str(path), *wanted])
+    found = json.loads(out.read_text())
+    assert found["samples"] == {"two, T=0.3": 3, "two, T=1.0": 1}
+    assert found["problems"] == {"two, T=0.3": 1, "two, T=1.0": 1}
+    assert found["rows"][0]["tau"]["two, T=0.3"] > 1.5
