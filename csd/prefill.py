@@ -21,14 +21,19 @@ class Prefill:
     engine: "Engine"
     step: Step
     job: Job
+    key: int  # the group's, never used before
     at: int = 0  # tokens read
+    heard: int = 0  # what the drafter has of them, as it counts
 
     @classmethod
     def begin(cls, engine: "Engine", step: Step, job: Job, group: int) -> "Prefill":
         """Reserve the pages of a group for the job's prompt."""
         job.group = group
         job.pages = step.cache.take(step.cache.prompt_pages, group, len(job.prompt) - 1)
-        return cls(engine, step, job)
+        key = engine.new_group_key()
+        # from here on what the drafter keeps of the group is not free for others
+        step.slots.group_key[group] = key
+        return cls(engine, step, job, key)
 
     @property
     def chunk(self) -> int:
@@ -40,12 +45,16 @@ class Prefill:
         tokens = self.job.prompt[self.at : self.at + self.chunk]
         self.engine.read_prompt(self.step, self.job.group, tokens, self.at)
         self.at += len(tokens)
+        self._tell(self.at)
 
     def end(self) -> None:
         """The group is there for its samples, and for what drafts for them."""
-        step, job = self.step, self.job
-        key = self.engine.new_group_key()
-        step.slots.prompt_len[job.group] = len(job.prompt) - 1
-        step.slots.group_key[job.group] = key
+        prompt = self.job.prompt
+        self.step.slots.prompt_len[self.job.group] = len(prompt) - 1
+        self._tell(len(prompt))
+
+    def _tell(self, read: int) -> None:
+        step = self.step
         if step.drafting:
-            step.drafter.start(key, job.prompt, step.slots)
+            drafter = step.drafter
+            self.heard = drafter.hear(self.key, self.job.prompt, self.heard, read, step.slots)

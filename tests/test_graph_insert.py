@@ -6,10 +6,12 @@ import torch
 from graph_model import Graph, context_hash
 
 from csd.graph import consensus
-from csd.graph.consensus import insert_prompt
+from csd.graph.consensus import ConsensusGraph, insert_prompt
 from csd.graph.table import ANY, MAX_TOTAL, PROMPT_BIT, GraphConfig, Table
 from csd.kernels import graph_insert_ref as ref
 from csd.kernels.graph_insert import graph_insert_ref
+from csd.kernels.ops import reference
+from csd.slots import Slots
 
 
 def config(buckets=4, ways=4, orders=(1, 2, 3), successors=4, **options):
@@ -213,7 +215,7 @@ def test_impossible_configs_are_refused(options, words):
 @pytest.mark.parametrize("length", [1, 2, 9], ids=["one-token", "two-tokens", "nine-tokens"])
 @pytest.mark.parametrize("piece", [3, 4096], ids=["pieces", "whole"])
 def test_prompts_count_their_ngrams(monkeypatch, length, piece):
-    monkeypatch.setattr(consensus, "PROMPT_ROWS", piece)
+    monkeypatch.setattr(consensus, "PIECE", piece)
     conf = config(64, 16, prompt_weight=10)
     prompt = [1, 2, 1, 2, 3, 1, 2, 1, 1][:length]
     table = Table.empty(conf)
@@ -235,3 +237,29 @@ def test_prompts_count_their_ngrams(monkeypatch, length, piece):
         assert table.entry_total[i] == sum(seen[context].values())
         assert set(table.succ_source[i].tolist()) <= {0, 1 << PROMPT_BIT}
     assert seen == {c: {t: sum(w) for t, w in s.items()} for c, s in counts.items()}
+
+
+@pytest.mark.parametrize("buckets", [64, 2], ids=["roomy", "evicting"])
+def test_the_graph_of_a_prompt_is_the_same_for_every_chunk_size(monkeypatch, buckets):
+    monkeypatch.setattr(consensus, "PIECE", 5)
+    conf = config(buckets, 4, orders=(1, 2, 4), successors=3)
+    rng = random.Random(1)
+    slots = Slots.empty(2, 8, 64, conf.context)
+    slots.group_key[0] = 5
+    for length in (1, 2, 5, 6, 11, 43):
+        prompt = [rng.randrange(4) for _ in range(length)]
+        want = Table.empty(conf)
+        insert_prompt(want, 5, torch.tensor(prompt, dtype=torch.int32), slots.group_key, conf)
+        for chunk in (1, 3, 4, 5, 7, 100):
+            graph = ConsensusGraph(reference(), torch.device("cpu"), conf)
+            # all but the last token is read; that one is the samples' first root
+            read = [*range(chunk, length - 1, chunk), length - 1, length]
+            heard, pieces = 0, []
+            for n in read:
+                heard = graph.hear(5, prompt, heard, n, slots)
+                pieces.append(int(graph.table.step))
+            for f in fields(Table):
+                if f.name != "ways":
+                    assert torch.equal(getattr(graph.table, f.name), getattr(want, f.name)), f.name
+            # no later than they are read
+            assert pieces[:-1] == [n // 5 for n in read[:-1]]

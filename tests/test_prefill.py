@@ -1,5 +1,7 @@
 """Prompts are read in chunks between the steps of the samples in flight, and change no sample."""
 
+from dataclasses import replace
+
 import checkpoints
 import pytest
 import torch
@@ -7,6 +9,7 @@ from scripted import PrefixSum, engine
 from test_engine import constant, plain, prompts
 
 import csd
+from csd.graph import consensus
 from csd.step import Step
 
 STATIC = pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
@@ -107,6 +110,34 @@ def test_a_call_that_ends_while_a_prompt_is_read(events):
     out = csd.generate(e, asked, **options)
     assert [r.tokens[0][-1] for r in out] == [5] * 4
     assert [len(r.tokens[0]) for r in out] == [1, 3, 31, 30]
+
+
+def test_a_long_prompt_goes_into_the_graph_as_it_is_read(events, monkeypatch):
+    """By pieces of 512 tokens whatever the chunks: the same graph, and no step waits for all."""
+    insert = consensus.graph_insert_ref
+    made = []
+
+    def watched(table, group_key, *rows):
+        if int(table.step) < 3:
+            # a row a token, and one for nine
+            events.append(("entered", group_key.shape[0] * 9 // 10))
+        insert(table, group_key, *rows)
+
+    prompt = torch.randint(32, (1301,), generator=torch.Generator().manual_seed(3)).tolist()
+    tables = []
+    for chunk in (300, 48, 4096):
+        e = engine(PrefixSum(sharpness=8.0), prefill_chunk=chunk)
+        e.ops = replace(e.ops, graph_insert=watched)
+        made.append(csd.generate(e, prompt, num_samples=2, max_new_tokens=9, seed=1, budget=8))
+        tables.append(e._drafter.table)
+    got = events[: events.index("step")]
+    whole, rest = ("entered", 512), ("entered", 276)
+    assert got == [300, 300, whole, 300, 300, whole, 100, rest]
+    assert made[0].tokens == made[1].tokens == made[2].tokens
+    for name in ("entry_group", "entry_tokens", "entry_total", "entry_stamp", "succ_token",
+                 "succ_weight", "succ_source", "step"):  # fmt: skip
+        want, *others = (getattr(t, name) for t in tables)
+        assert all(torch.equal(x, want) for x in others), name
 
 
 def test_bad_chunks_are_refused():

@@ -14,8 +14,9 @@ from csd.pool import Pool
 from csd.slots import Slots
 from csd.verdict import Verdict
 
-# a prompt goes in by pieces, so that no call adds 2^30 to one context
-PROMPT_ROWS = 4096
+# a prompt goes in by pieces of so many tokens, whatever the chunks that it is read in: a step waits
+# for few of them, no call adds 2^30 to one context, and the graph is the same for every chunk size
+PIECE = 512
 
 
 def insert_step(
@@ -33,15 +34,17 @@ def insert_prompt(
     live_groups: torch.Tensor,  # [G] int64
     config: GraphConfig,
     graph_insert: Callable = graph_insert_ref,
+    first: int = 0,
 ) -> None:
-    """A new group's prompt: each of its tokens follows those before it."""
+    """A new group's prompt: each of its tokens behind `first` follows those before it."""
     N, device = config.context, tokens.device
-    # [T - 1, N] latest first
-    context = torch.nn.functional.pad(tokens, (N - 1, 0), value=-1).unfold(0, N, 1)[:-1].flip(1)
-    for at in range(0, context.shape[0], PROMPT_ROWS):
-        piece = context[at : at + PROMPT_ROWS]
-        rows = piece.shape[0]
-        after = tokens[at + 1 : at + 1 + rows]
+    for at in range(first, tokens.shape[0] - 1, PIECE):
+        after = tokens[at + 1 : at + 1 + PIECE]
+        rows = after.shape[0]
+        # [rows, N] latest first: a context reaches back beyond its piece
+        back = tokens[max(at + 1 - N, 0) : at + rows]
+        back = torch.nn.functional.pad(back, (rows + N - 1 - back.shape[0], 0), value=-1)
+        piece = back.unfold(0, N, 1).flip(1)
         # the group as a whole hears of SAID tokens a row
         said = torch.nn.functional.pad(after, (0, -rows % SAID), value=-1).view(-1, SAID)
         token = torch.cat([torch.nn.functional.pad(after[:, None], (0, SAID - 1), value=-1), said])
@@ -71,10 +74,22 @@ class ConsensusGraph(Drafter):
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         """Enter a new group's prompt."""
-        if len(prompt) > 1:
-            tokens = torch.tensor(prompt, dtype=torch.int32, device=self.table.step.device)
-            insert = self._ops.graph_insert
-            insert_prompt(self.table, group_key, tokens, slots.group_key, self.config, insert)
+        self.hear(group_key, prompt, 0, len(prompt), slots)
+
+    def hear(
+        self, group_key: int, prompt: list[int], heard: int, read: int, slots: Slots
+    ) -> int:
+        """Enter whole pieces of a prompt, and what is left of it when all has been read."""
+        end = len(prompt) - 1 if read == len(prompt) else read - read % PIECE
+        if end > heard:
+            first = max(heard + 1 - self.context, 0)
+            device = self.table.step.device
+            tokens = torch.tensor(prompt[first : end + 1], dtype=torch.int32, device=device)
+            insert_prompt(
+                self.table, group_key, tokens, slots.group_key, self.config,
+                self._ops.graph_insert, heard - first,
+            )  # fmt: skip
+        return end
 
     def propose(
         self, slots: Slots, rows: int, noise: Noise | None = None, nodes: int | None = None
