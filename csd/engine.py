@@ -135,8 +135,7 @@ class Engine:
 
         Closing the iterator cancels what is left. `jobs` keep what was drawn until then.
         """
-        if self._busy == threading.get_ident():
-            raise RuntimeError("this engine is in the middle of a stream; close that one first")
+        self._not_within_a_stream()
         with self._lock:
             if self._loaded.refresh():
                 self._take(self._loaded)
@@ -157,6 +156,13 @@ class Engine:
                 for job in jobs:
                     job.stats.peak_memory = peak
                 self._busy = None
+
+    def _refused(self, error: Exception) -> None:
+        """A call of this engine has been refused for its arguments."""
+
+    def _not_within_a_stream(self) -> None:
+        if self._busy == threading.get_ident():
+            raise RuntimeError("this engine is in the middle of a stream; close that one first")
 
     def _budget(self, budget: str | int, speculate: bool, step: Step) -> FixedBudget | FixedPool:
         sizes = None

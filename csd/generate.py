@@ -146,6 +146,14 @@ class _Call:
     """One call of `generate` or `stream`, with its arguments checked."""
 
     def __init__(self, model: Any, prompt: Any, options: dict):
+        try:
+            self._check(model, prompt, options)
+        except Exception as error:
+            if isinstance(model, Engine):
+                model._refused(error)
+            raise
+
+    def _check(self, model: Any, prompt: Any, options: dict) -> None:
         unknown = sorted(set(options) - _OPTIONS)
         if unknown:
             raise TypeError(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import csd
 from csd.graph.drafters import make_drafter
+from csd.integrations import tensor_parallel_decoder as decoder
 from csd.integrations.tensor_parallel import FollowerStep, ParallelEngine
 
 PROMPTS = [[5, 17, 3, 60, 17, 3, 9] * 12, [8], [44, 2, 44, 7]]
@@ -30,9 +31,9 @@ def build(family):
     return checkpoints.build(family, dtype=torch.float64, **SIZES[family])
 
 
-def draw(engine, case, **options):
+def draw(engine, case, prompts=PROMPTS, **options):
     options = dict(num_samples=3, max_new_tokens=20, seed=4, **CASES[case]) | options
-    return csd.generate(engine, PROMPTS, **options)
+    return csd.generate(engine, prompts, **options)
 
 
 class Watched(ParallelEngine):
@@ -68,15 +69,89 @@ def corrupt(engine):
     return graph
 
 
-def disagree(engine):
+def once(owner, name, error, after=0):
+    """What `owner` calls `name` raises `error` at call number `after`, from 0, and then no more."""
+    method, calls = getattr(owner, name), []
+
+    def call(*args):
+        calls.append(args)
+        if len(calls) > after:
+            setattr(owner, name, method)
+            raise error
+        return method(*args)
+
+    setattr(owner, name, call)
+    return calls
+
+
+def disagree():
     """Rank 1 commits something else: the next step must say so."""
     commit = FollowerStep.commit
 
     def wrong(self, verdict):
+        FollowerStep.commit = commit
         commit(self, verdict)
         self.slots.context[0, 0] += 1
 
     FollowerStep.commit = wrong
+
+
+def faults(last):
+    """By name and rank: other options of the call, or what to break; `last` is a call's last step.
+
+    A pass has 14 products; a call begins with four passes over its prompts.
+    """
+    full = MemoryError("full")
+
+    def product(number):
+        return lambda engine: once(decoder, "linear", full, number)
+
+    def commit(number):
+        return lambda engine: once(FollowerStep, "commit", full, number)
+
+    return {
+        "temperature": {1: dict(temperature=0.5)},
+        "samples": {0: dict(num_samples=4)},
+        "prompts": {0: dict(prompts=[[3, 4]]), 1: dict(prompts=[[3, 5]])},
+        "refused": {1: dict(top_p=2.0)},
+        "refused by both": {0: dict(top_p=2.0), 1: dict(top_p=2.0)},
+        "prompt on 0": {0: product(9)},
+        "prompt on 1": {1: product(9)},
+        "pass on 0": {0: product(79)},
+        "pass on 1": {1: product(79)},
+        "pass on both": {0: product(79), 1: product(79)},
+        "commit on 1": {1: commit(2)},
+        "last commit on 1": {1: commit(last)},
+        "caches on 1": {1: lambda engine: once(engine, "_allocate", full)},
+        "callback": {0: dict(callback=lambda *args: {}["x"])},
+        "disagree": {1: lambda engine: disagree()},
+    }
+
+
+def failures(engine, rank):
+    """Of each call with a fault, what it raised, and whether the next one is as it always is."""
+
+    def tokens(**options):
+        short = dict(prompts=PROMPTS[::2], num_samples=2, max_new_tokens=8, budget=4)
+        return engine.drawn("fixed", **short | options)["tokens"]
+
+    steps = once(FollowerStep, "commit", None, 1 << 30)
+    want = tokens()
+    found = {}
+    for name, fault in faults(len(steps) - 1).items():
+        mine = fault.get(rank, {})
+        # so that the call makes its caches
+        engine.release()
+        if callable(mine):
+            mine(engine)
+            mine = {}
+        error = None
+        try:
+            tokens(**mine)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        found[name] = error, tokens() == want
+    return found
 
 
 def main(folder):
@@ -99,17 +174,12 @@ def main(folder):
     found["led"] = engine.drawn("fixed", **asked)
     torch.manual_seed(rank)
     found["drawn-seed"] = engine.drawn("fixed", seed=None)
+    parted = Watched(build("llama"), max_slots=4, prefill_chunk=32)
+    found["failures"] = failures(parted, rank)
     graph = corrupt(engine) if rank == 1 else None
     found["corrupted"] = engine.drawn("fixed")
     found["inserts"] = graph and graph.inserts
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    # the last thing these processes do: one of them fails
-    if rank == 1:
-        disagree(engine)
-    try:
-        engine.drawn("fixed")
-    except RuntimeError as error:
-        Path(folder, f"{rank}.error").write_text(str(error))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ def ranks(tmp_path_factory, torchrun):
     done = torchrun("tensor_parallel_rank.py", folder)
     files = [folder / f"{r}.json" for r in range(2)]
     assert all(f.exists() for f in files), done.stderr[-4000:]
-    errors = [f.read_text() for f in sorted(folder.glob("*.error"))]
-    return [json.loads(f.read_text()) for f in files], errors, done.stdout
+    return [json.loads(f.read_text()) for f in files], done.stdout
 
 
 def single(family, case, **options):
@@ -35,7 +34,7 @@ def single(family, case, **options):
 )
 def test_tokens_are_those_of_one_process(ranks, family, case):
     """float64; two prompts wait for slots, a prompt's pages and an uneven vocabulary are split."""
-    found, _, _ = ranks
+    found, _ = ranks
     here, there = (r[f"{family}-{case}"] for r in found)
     assert here == there
     expected = single(family, case)
@@ -50,13 +49,13 @@ def test_tokens_are_those_of_one_process(ranks, family, case):
 
 def test_a_corrupted_graph_on_rank_1_changes_nothing(ranks):
     """Neither a token nor what is drafted: `proposed` and `accepted` are equal too."""
-    (first, second), _, _ = ranks
+    (first, second), _ = ranks
     assert second["inserts"] > 10
     assert first["corrupted"] == second["corrupted"] == first["qwen3-fixed"]
 
 
 def test_rank_0_decides_seed_and_stop(ranks):
-    (first, second), _, _ = ranks
+    (first, second), _ = ranks
     assert first["led"] == second["led"]
     assert first["led"]["seeds"] == [5, 5, 5]
     expected = single("qwen3", "fixed", seed=5, until=lambda finished: len(finished) >= 2)
@@ -64,13 +63,53 @@ def test_rank_0_decides_seed_and_stop(ranks):
     assert first["drawn-seed"] == second["drawn-seed"]
 
 
-def test_ranks_that_disagree_say_so(ranks):
-    _, errors, _ = ranks
-    assert any("rank 1 and rank 0 disagree about what has been committed" in e for e in errors)
+FULL, SAME = "MemoryError: full", "must be the same on all ranks"
+
+
+def other(rank, what=FULL):
+    return f"RuntimeError: rank {rank} failed: {what}"
+
+
+DISAGREE = "RuntimeError: rank 1 and rank 0 disagree about what has been committed"
+# what ranks 0 and 1 raise
+FAILURES = {
+    "temperature": (f"ValueError: temperature {SAME}, got 0.9 on rank 0 and 0.5 on rank 1",) * 2,
+    "samples": (f"ValueError: num_samples {SAME}, got 4 on rank 0 and 2 on rank 1",) * 2,
+    "prompts": (f"ValueError: the prompts' checksum {SAME}, got ",) * 2,
+    "refused": (
+        "RuntimeError: rank 1 refused the call: ValueError: top_p must",
+        "ValueError: top_p must",
+    ),
+    "refused by both": ("ValueError: top_p must",) * 2,
+    "prompt on 0": (FULL, other(0)),
+    "prompt on 1": (other(1), FULL),
+    "pass on 0": (FULL, other(0)),
+    "pass on 1": (other(1), FULL),
+    "pass on both": (FULL, FULL),
+    "commit on 1": (other(1), FULL),
+    "last commit on 1": (other(1), FULL),
+    "caches on 1": (other(1), FULL),
+    "callback": ("KeyError: 'x'", other(0, "KeyError: 'x'")),
+    "disagree": (other(1, DISAGREE), DISAGREE),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_rank_that_fails_fails_all_and_the_next_call_goes_on(ranks, name):
+    found, _ = ranks
+    for rank, (here, want) in enumerate(zip(found, FAILURES[name], strict=True)):
+        error, next_is_right = here["failures"][name]
+        assert error is not None and error.startswith(want), rank
+        assert next_is_right, rank
+
+
+def test_every_fault_is_looked_at(ranks):
+    found, _ = ranks
+    assert [*found[0]["failures"]] == [*found[1]["failures"]] == [*FAILURES]
 
 
 def test_the_example(ranks):
-    _, _, printed = ranks
+    _, printed = ranks
     assert printed.count("\n---\n") == 1 and "2 ranks" in printed
 
 

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from csd.integrations.tensor_parallel_link import Exchange, Link
 from csd.kernels.ops import Ops
 from csd.models.fuse import checked_config
 from csd.models.linear import linear
@@ -35,9 +36,10 @@ class ParallelDecoder:
 
     model: a whole `transformers` model, the same on every rank. Its matrices become DTensors, in
         place, on the mesh's device.
+    link: through which the ranks exchange what a pass needs.
     """
 
-    def __init__(self, model: Any, mesh: DeviceMesh):
+    def __init__(self, model: Any, mesh: DeviceMesh, link: Link):
         whole = checked_config(model)
         ranks = mesh.size()
         for name in ("heads", "kv_heads", "intermediate"):
@@ -46,13 +48,10 @@ class ParallelDecoder:
                     f"{name}={getattr(whole, name)} cannot be split over {ranks} ranks evenly"
                 )
         parallelize_module(model, mesh, _plan(whole.layers))
-        device = torch.device(mesh.device_type)
-        if device.type == "cuda":
-            device = torch.device("cuda", torch.cuda.current_device())
-        model.to(device)
+        model.to(link.device)
         # attention, and so the caches, see the rank's own heads
         self.config = replace(whole, heads=whole.heads // ranks, kv_heads=whole.kv_heads // ranks)
-        self._model, self._group = model, mesh.get_group()
+        self._model, self._link = model, link
         inner = model.model
         self._layers = [_Shards.of(layer) for layer in inner.layers]
         self.norm = inner.norm.weight.data
@@ -72,7 +71,7 @@ class ParallelDecoder:
     ) -> torch.Tensor:
         """Hidden states [M, hidden] after the last norm, the same on every rank."""
         c, M = self.config, token.shape[0]
-        x, residual = self._model.model.embed_tokens(token.clamp(min=0)), None
+        x, residual = self._link.exchange(lambda: self._embed(token.clamp(min=0))), None
         for i, w in enumerate(self._layers):
             x, residual = ops.rms_norm(x, w.input_norm, c.norm_eps, residual)
             q = linear(x, *w.q).view(M, c.heads, c.head_dim)
@@ -88,13 +87,40 @@ class ParallelDecoder:
             x = self._sum(linear(ops.swiglu(gate_up), *w.down))
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [R, hidden]. Returns [R, V], the same on every rank."""
+        return self._link.exchange(lambda: self._head(hidden))
+
+    def exchanges(self, rows: int, head: bool) -> list[Exchange]:
+        """What the ranks exchange in a pass over `rows` rows, with nothing in it.
+
+        head: whether logits follow.
+        """
+        device, dtype = self.norm.device, self.norm.dtype
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(rows, self.norm.shape[0], dtype=dtype, device=device)
+
+        def embed() -> torch.Tensor:
+            return self._embed(torch.zeros(rows, dtype=torch.int32, device=device))
+
+        sums: list[Exchange] = [lambda: self._reduce(zeros())] * (2 * len(self._layers))
+        last: list[Exchange] = [lambda: self._head(zeros())] if head else []
+        return [embed, *sums, *last]
+
     def _sum(self, x: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(x, group=self._group)
+        return self._link.exchange(lambda: self._reduce(x))
+
+    def _reduce(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x, group=self._link.group)
         return x
 
     @torch.no_grad()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, hidden]. Returns [R, V], the same on every rank."""
+    def _embed(self, token: torch.Tensor) -> torch.Tensor:
+        return self._model.model.embed_tokens(token)
+
+    @torch.no_grad()
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.lm_head(hidden)
 
 
