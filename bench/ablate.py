@@ -44,6 +44,9 @@ CHANGES = [
     {"beta": 0.5},
     {"beta_order": 0.1},
     {"beta_order": 0.2},
+    {"uncoupled": 0.0},
+    {"uncoupled": 0.1},
+    {"uncoupled": 0.3},
     {"frontier": 4},
     {"frontier": 16},
 ]

@@ -153,7 +153,9 @@ def children(graph, slots, s, context, position, noise):
                     for t, w in mine.items()}
             rest = math.log(max(1 - seen / entry.total, 1e-3)) + 0.5772156649015329
             norm = sum(race.values()) + math.exp(beta * rest)
-            mass = {t: share / norm * x for t, x in race.items()}
+            u = config.uncoupled
+            mass = {t: share * ((1 - u) / norm * x + u * mine[t] * scale)
+                    for t, x in race.items()}
         for token, _, said in entry.successors:
             q[token] = q.get(token, 0) + int(mass[token] * 2**24)
             source.setdefault(token, said)

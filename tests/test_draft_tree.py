@@ -326,3 +326,20 @@ def test_coupled_scores_favour_what_the_noise_will_draw():
 
         first.append(draft_tree_ref(graph.table(), slots, 3, CONFIG, noise).token[1].item())
     assert first == [3, 4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_wholly_uncoupled_is_drafted_as_where_nothing_is_sampled(seed):
+    rng = random.Random(seed)
+    config = replace(CONFIG, uncoupled=1.0, own_weight=1.0)
+    graph, slots = random_graph(rng, config), random_slots(rng, 6, config, live=True)
+    slots.temperature.fill_(0.7)
+    some, half = (
+        draft_tree_ref(graph.table(), slots, 60, replace(config, uncoupled=u)) for u in (1.0, 0.5)
+    )
+    slots.temperature.fill_(0)
+    want = draft_tree_ref(graph.table(), slots, 60, config)
+    # a probability may be rounded to either of two multiples of 2^-24
+    assert torch.equal(some.token, want.token) and torch.equal(some.parent, want.parent)
+    assert (some.score - want.score).abs().max() <= 16
+    assert not torch.equal(half.token, want.token)

@@ -205,6 +205,7 @@ def test_nothing_to_insert(rows):
         ({"orders": (1, 17)}, "orders"),
         ({"capacity": 1000}, "capacity must be a power of two, got 1000"),
         ({"ways": 32}, "ways"),
+        ({"uncoupled": 1.5}, r"uncoupled must lie in \[0, 1\], got 1.5"),
     ],
 )
 def test_impossible_configs_are_refused(options, words):

@@ -47,6 +47,7 @@ class GraphConfig:
     # how sharply noise decides in a context of order n: beta + n * beta_order
     beta: float = 0.4
     beta_order: float = 0.15
+    uncoupled: float = 0.2  # share of a context's estimate that noise does not touch
     decay: float = 0.8  # what a path's probability loses a level beyond what the graph says
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
@@ -89,6 +90,8 @@ class GraphConfig:
             raise ValueError(
                 f"trust and decay must lie in (0, 1), got {self.trust} and {self.decay}"
             )
+        if not 0 <= self.uncoupled <= 1:
+            raise ValueError(f"uncoupled must lie in [0, 1], got {self.uncoupled}")
 
 
 @dataclass(slots=True)

@@ -68,6 +68,7 @@ def _masses(
     TRUST: tl.constexpr,
     OWN_WEIGHT: tl.constexpr,
     BETAS: tl.constexpr,
+    UNCOUPLED: tl.constexpr,
 ):
     """[F, O, E] int32: what each successor of each context adds to q of its token."""
     F: tl.constexpr = entry.shape[0]
@@ -101,9 +102,13 @@ def _masses(
         rest = tl.log(rest) + tl.full((), EULER_GAMMA, tl.float64)
         g = gumbel64(philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
         some = mine > 0.0
-        score = tl.log(tl.where(some, mine * scale[:, :, None], 1.0))
-        each = tl.where(some, tl.exp((score + g) * beta[None, :, None]), 0.0)
-        part = share / (tl.sum(each, 2) + tl.exp(rest * beta[None, :]))
+        mine = mine * scale[:, :, None]
+        score = tl.log(tl.where(some, mine, 1.0))
+        score = tl.where(some, tl.exp((score + g) * beta[None, :, None]), 0.0)
+        norm = tl.sum(score, 2) + tl.exp(rest * beta[None, :])
+        norm = tl.full((), 1.0 - UNCOUPLED, tl.float64) / norm
+        part = share
+        each = norm[:, :, None] * score + tl.full((), UNCOUPLED, tl.float64) * mine
     return (part[:, :, None] * each * ONE).to(tl.int32)
 
 
@@ -208,6 +213,7 @@ def _grow_kernel(
     TRUST: tl.constexpr,
     OWN_WEIGHT: tl.constexpr,
     BETAS: tl.constexpr,  # of ORDERS, and of the group as a whole
+    UNCOUPLED: tl.constexpr,
     LEVEL_COST: tl.constexpr,
     FRONTIER: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -263,7 +269,7 @@ def _grow_kernel(
         said = tl.load(succ_source_ptr + at, mask=token >= 0, other=0)
         mass = _masses(
             entry, token, said, entry_total_ptr, succ_weight_ptr, key, sample, generated + depth,
-            sampled, E, CONTEXTS, SMOOTHING, TRUST, OWN_WEIGHT, BETAS,
+            sampled, E, CONTEXTS, SMOOTHING, TRUST, OWN_WEIGHT, BETAS, UNCOUPLED,
         )  # fmt: skip
         kept = _likeliest(token, mass, CONTEXTS)
         some = kept < NONE

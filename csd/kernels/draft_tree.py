@@ -12,13 +12,16 @@ and the node keeps its MAX_CHILDREN likeliest tokens, ties to smaller tokens. p_
 where the slot is greedy. Where it samples, a context's successors are scored with the very noise g
 that will decide, more sharply in longer contexts (beta_n):
 
-    p_n(t) = exp(beta_n (log v_n(t) + g_t)) / (sum over s of the same
+    c_n(t) = exp(beta_n (log v_n(t) + g_t)) / (sum over s of the same
                                              + exp(beta_n (log max(r_n, 1/1000) + 0.577)))
+    p_n(t) = (1 - u) c_n(t) + u v_n(t)
 
-with r_n = 1 - sum of w_n(s) / W_n, and v_n(t) the weights as shares of W_n, those of successors
-that the sample itself has had there multiplied by `own_weight` at the same sum. A mixture of
-coupled contexts guesses better than coupling their mixture: each of them either is where the
-sample stands, and then its distribution is nearly right, or it is not.
+with r_n = 1 - sum of w_n(s) / W_n, v_n(t) the weights as shares of W_n, those of successors that
+the sample itself has had there multiplied by `own_weight` at the same sum, and u the `uncoupled`
+share. A mixture of coupled contexts guesses better than coupling their mixture: each of them
+either is where the sample stands, and then its distribution is nearly right, or it is not. So it
+is inside a context: its weights are a sum of distributions, of which the sample's may be a sharp
+one that noise would not change; u stands for those.
 
 Every term of p is rounded down to a multiple of 2^-24, so that sums are exact. An edge costs
 round(-log2(p) * 2^16) and the same for `decay`, a path the sum of its edges, so a child never costs
@@ -113,6 +116,7 @@ def draft_tree_triton(
         TRUST=config.trust,
         OWN_WEIGHT=float(config.own_weight),
         BETAS=config.betas,
+        UNCOUPLED=config.uncoupled,
         LEVEL_COST=config.level_cost,
         FRONTIER=config.frontier,
         BLOCK_F=triton.next_power_of_2(config.frontier),
@@ -186,8 +190,8 @@ _SLOTS = (
 )  # fmt: skip
 # what drafting reads of a GraphConfig beside its sizes
 _CONFIG = (
-    "smoothing", "trust", "own_weight", "beta", "beta_order", "decay", "frontier", "max_depth",
-    "min_prob",
+    "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "frontier",
+    "max_depth", "min_prob",
 )  # fmt: skip
 
 
@@ -203,6 +207,7 @@ def _draft_tree(
     own_weight: float,
     beta: float,
     beta_order: float,
+    uncoupled: float,
     decay: float,
     frontier: int,
     max_depth: int,
@@ -210,7 +215,8 @@ def _draft_tree(
     nodes: int,
 ) -> list[torch.Tensor]:
     return _draft(draft_tree_ref, table, slots, rows, ways, orders, smoothing, trust, own_weight,
-                  beta, beta_order, decay, frontier, max_depth, min_prob, nodes)  # fmt: skip
+                  beta, beta_order, uncoupled, decay, frontier, max_depth, min_prob,
+                  nodes)  # fmt: skip
 
 
 @_draft_tree.register_kernel("cuda")
@@ -297,8 +303,8 @@ def _jobs(config: GraphConfig) -> list[Job]:
         N=N, BLOCK_N=N, ORDERS=orders[::-1], BLOCK_O=block_o, HASH=hash_factors(N),
         WAYS=config.ways, E=config.successors, BLOCK_E=config.successors,
         SMOOTHING=float(config.smoothing), TRUST=config.trust, OWN_WEIGHT=config.own_weight,
-        BETAS=config.betas, LEVEL_COST=config.level_cost, FRONTIER=config.frontier,
-        BLOCK_F=config.frontier, STOPS=MAX_STOP_IDS, BLOCK_S=BLOCK_S,
+        BETAS=config.betas, UNCOUPLED=config.uncoupled, LEVEL_COST=config.level_cost,
+        FRONTIER=config.frontier, BLOCK_F=config.frontier, STOPS=MAX_STOP_IDS, BLOCK_S=BLOCK_S,
     )  # fmt: skip
     jobs = []
     for kernel, warps in ((_grow_kernel, GROW_WARPS), (_fill_kernel, FILL_WARPS)):

@@ -223,11 +223,12 @@ class _Growth:
         scale = seen / np.maximum(mine.sum(2), 1) / total
         rest = np.log(np.maximum(1 - seen / total, TAIL)) + EULER_GAMMA
         g = self._gumbel(slot, depth, token.reshape(slot.size, -1)).reshape(token.shape)
+        mine = mine * scale[:, :, None]
         with np.errstate(divide="ignore"):
-            score = np.exp((np.log(mine * scale[:, :, None]) + g) * self.betas)
+            score = np.exp((np.log(mine) + g) * self.betas)
         norm = score.sum(2) + np.exp(rest * self.betas[:, 0])
-        coupled = (share / norm)[:, :, None] * score
-        return np.where(noisy[:, None, None], coupled, mass)
+        coupled = ((1 - config.uncoupled) / norm)[:, :, None] * score + config.uncoupled * mine
+        return np.where(noisy[:, None, None], share[:, :, None] * coupled, mass)
 
     def _gumbel(self, slot: np.ndarray, depth: int, token: np.ndarray) -> np.ndarray:
         # the token of a node at depth d is generated token d - 1 from here
