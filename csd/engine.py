@@ -39,6 +39,9 @@ class Engine:
         run without.
     lag: steps the host stays behind the device, by default 1 where steps are static. Results do
         not depend on it.
+    together: samples of a prompt in flight at once, at most, while other prompts wait; by default
+        a quarter of them. Those that come later draft from finished ones. Results do not depend on
+        it, but for the order in which samples finish.
     """
 
     def __init__(
@@ -56,8 +59,12 @@ class Engine:
         kernels: str | None = None,
         static: bool | None = None,
         lag: int | None = None,
+        together: int | None = None,
     ):
-        for name, count in (("max_slots", max_slots), ("prefill_chunk", prefill_chunk)):
+        sizes = dict(max_slots=max_slots, prefill_chunk=prefill_chunk)
+        if together is not None:
+            sizes["together"] = together
+        for name, count in sizes.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
         if not 0 < memory <= 1:
@@ -70,6 +77,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.static = self.device.type == "cuda" if static is None else static
         self.lag = int(self.static) if lag is None else lag
+        self.together = together
         self._default_drafter = self._drafter_name = drafter
         self._ops = Ops.choose(kernels, self.device)
         self._lock = threading.Lock()
@@ -265,6 +273,10 @@ class Engine:
 
         on_gpu = self.device.type == "cuda"
         return CostModel.measure(captured(run, sizes) if on_gpu else run, sizes)
+
+    def together_of(self, job: Job) -> int:
+        """Samples of a job in flight at once at most, while other prompts wait."""
+        return self.together or -(-len(job.samples) // 4)
 
     def new_group_key(self) -> int:
         """Never used before, by any call."""

@@ -97,12 +97,25 @@ class Loop:
         for s, owner in enumerate(self.owners):
             if owner is not None:
                 continue
-            job = next((j for j in self.active if j.waiting), None)
-            job = job or self.admit()
+            job = self.next_job()
             if job is None:
                 break
             placed.append(self.place(job, s))
         fill_slots(self.step.slots, self.step.cache.slot_pages, placed)
+
+    def next_job(self) -> Job | None:
+        """Whose next sample gets a free slot; None while its prompt is being read, or none waits.
+
+        While other prompts wait, only so many samples of one are in flight together: those that
+        come later draft from finished ones.
+        """
+        waiting = [job for job in self.active if job.waiting]
+        for job in waiting:
+            if len(job.running) < self.engine.together_of(job):
+                return job
+        if self.queue or self.prefill:
+            return self.admit()
+        return waiting[0] if waiting else None
 
     def place(self, job: Job, s: int) -> Placed:
         """The job's next sample gets slot s and its pages."""

@@ -1,0 +1,161 @@
+"""Many prompts through one batch: tokens a step, by how many samples of a prompt are drawn at once.
+
+    python -m bench.queue TRACES [--slots 32] [--together 1 2 4 8] [--nodes 16] [--json F]
+
+The engine itself admits, refills and drafts, with recorded samples in place of a model's. Steps are
+those of the whole batch until the last sample has ended; a model's attention would read each prompt
+in flight once a step.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import csd
+from bench.common import finish, machine, table
+from csd.forced import forced_jobs, forcing
+from csd.kernels.draft_tree import draft_tree_ref
+from csd.kernels.noise import prompt_key
+from csd.kernels.verify import ACCEPT
+from csd.models.config import ModelConfig
+from csd.models.load import Loaded
+from csd.pool import Pool
+from csd.replay import Recording, Trace, read_traces
+from csd.slots import Slots
+from csd.verdict import TOP, Verdict
+
+
+class NoModel:
+    """A decoder of no layers to speak of; nothing looks at its logits."""
+
+    def __init__(self, vocab: int, context: int):
+        self.config = ModelConfig(
+            family="llama", vocab=vocab, hidden=1, intermediate=1, layers=1, heads=1, kv_heads=1,
+            head_dim=2, context=context, norm_eps=1e-5, rope_theta=1e4,
+        )  # fmt: skip
+
+    def forward(self, token, *rest: Any) -> torch.Tensor:
+        return torch.zeros(token.shape[0], 1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+class Watch:
+    """`verify` that samples nothing, for `csd.forced` to fill in; and what every step had."""
+
+    def __init__(self) -> None:
+        self.live: list[int] = []
+        self.rows: list[int] = []
+        self.prompts: list[int] = []
+
+    def __call__(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+        M, S = pool.rows, slots.count
+        self.live.append(int(slots.live.sum()))
+        self.rows.append(int((pool.slot >= 0).sum()))
+        self.prompts.append(slots.group[slots.live].unique().numel())
+        return Verdict(
+            sample=torch.full((M,), -1, dtype=torch.int32),
+            logprob=torch.zeros(M),
+            raw_logprob=torch.zeros(M),
+            top_token=torch.full((M, TOP), -1, dtype=torch.int32),
+            top_prob=torch.zeros(M, TOP),
+            accept_row=torch.full((S, ACCEPT), -1, dtype=torch.int32),
+            accept_count=torch.zeros(S, dtype=torch.int32),
+            finish=torch.zeros(S, dtype=torch.int32),
+            bad=torch.zeros(S, dtype=torch.bool),
+        )
+
+
+class Posterior:
+    """Drafts with the noise that led to the recordings, whichever slot holds a sample."""
+
+    def __init__(self, traces: list[Trace]):
+        self._recordings = {
+            prompt_key(t.seed, t.prompt): Recording(t, len(t.samples)) for t in traces if t.top
+        }
+
+    def draft(self, table, slots, rows, config, noise=None, out=None, nodes=None) -> Pool:
+        known = [self._recordings.get(key) for key in slots.key.tolist()]
+        of = torch.tensor([-1 if r is None else i for i, r in enumerate(known)])
+
+        def posterior(slot, position, token):
+            g = torch.zeros(token.shape, dtype=torch.float64)
+            for s in set(slot.tolist()):
+                here = slot == s
+                sample = slots.sample[s].expand(int(here.sum()))
+                g[here] = known[s].noise(sample, position[here], token[here])
+            return g
+
+        coupled = bool((of >= 0).any())
+        return draft_tree_ref(
+            table, slots, rows, config, posterior if coupled else None, out, nodes
+        )
+
+
+def run(traces: list[Trace], slots: int, together: int, nodes: int) -> dict:
+    """One pass of all samples of all traces through an engine of `slots` slots."""
+    # recordings of others say no seed; drafts couple to nothing where no probabilities are known
+    traces = [
+        replace(t, seed=t.seed or i, temperature=t.temperature * bool(t.top))
+        for i, t in enumerate(traces)
+    ]
+    most = max(max(t.prompt + s) for t in traces for s in t.samples) + 1
+    longest = max(len(t.prompt) + len(s) for t in traces for s in t.samples)
+    model = NoModel(most, longest + 64)
+    loaded = Loaded(model, model.config, None, None, torch.device("cpu"), torch.float32)
+    engine = csd.Engine(loaded, max_slots=slots, together=together)
+    watch = Watch()
+    engine.ops = replace(
+        engine.ops, verify=watch, draft_tree=Posterior(traces).draft,
+        plan_attention=lambda *where: None,
+    )  # fmt: skip
+    jobs = forced_jobs(traces)
+    with forcing(engine, traces):
+        for _ in engine.run(jobs, budget=nodes * slots):
+            pass
+        dropped = int(engine._drafter.table.dropped)
+    for job, trace in zip(jobs, traces, strict=True):
+        if job.result().tokens != trace.samples:
+            raise RuntimeError(f"trace {trace.problem!r} was not committed")
+    steps = len(watch.live)
+    return {
+        "together": together,
+        "tau": sum(job.stats.tokens for job in jobs) / sum(watch.live),
+        "steps": steps,
+        "samples a step": sum(watch.live) / steps,
+        "rows a step": sum(watch.rows) / steps,
+        "prompts a step": sum(watch.prompts) / steps,
+        "contexts left out": dropped,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("traces", nargs="+")
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--together", type=int, nargs="+", default=[16, 8, 4, 2, 1])
+    parser.add_argument("--nodes", type=int, default=8, help="drafted tokens a slot and step")
+    parser.add_argument("--problems", type=int, help="the first so many of each file")
+    parser.add_argument("--json")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    found = {}
+    for path in args.traces:
+        traces = list(read_traces(path))[: args.problems]
+        name = Path(path).name.split(".jsonl")[0]
+        print(f"{name}: {len(traces)} prompts, {sum(len(t.samples) for t in traces)} samples")
+        rows = []
+        for together in args.together:
+            rows.append(run(traces, args.slots, together, args.nodes))
+            print(table(rows[-1:]), flush=True)
+        found[name] = rows
+    result = {"bench": "queue", "machine": machine(), "slots": args.slots, "nodes": args.nodes}
+    finish(result | {"rows": found}, args.json)
+
+
+if __name__ == "__main__":
+    main()
