@@ -8,6 +8,10 @@ drafted nodes over all samples. `consensus` runs its CPU references, whole: look
 insertion. Of the others only the calls of their own are timed (`draft` and `extend` of each
 sample), not the pool that is made of them: `suffix`, SuffixDecoding in C++, where arctic-inference
 is installed, and the source paper's drafter, whose search reads all texts.
+
+Beside the graph's time stand the contexts that an insertion touches and the successors that these
+hold, which it merges with the new ones: at most `--successors` a context, fewer while history is
+short.
 """
 
 import argparse
@@ -18,8 +22,10 @@ import time
 import torch
 
 from bench.common import finish, machine, table
+from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafters import make_drafter
 from csd.graph.host import Tree
+from csd.graph.table import GraphConfig, Table
 from csd.kernels.advance import advance_slots_ref
 from csd.kernels.ops import reference
 from csd.pool import MAX_DEPTH, Pool
@@ -32,6 +38,7 @@ VOCAB, TEXTS, LENGTH, CHANGED = 32000, 8, 512, 0.03
 SPARE = 200
 # the paper's drafter takes seconds a step beyond
 PAPER_SAMPLES = 16
+DRAFTERS = ("consensus", "suffix-tree", "paper")
 
 
 def synthetic(samples: int, length: int) -> Trace:
@@ -79,9 +86,17 @@ def _next(recording: Recording, slots: Slots, count: int) -> torch.Tensor:
     return recording.token.gather(1, at)
 
 
-def consensus(trace: Trace, histories: list[int], steps: int) -> list[dict]:
+def touched(table: Table) -> tuple[int, int]:
+    """Contexts that the last insertion touched, and the successors they hold."""
+    entry = (table.entry_stamp == table.step).nonzero()[:, 0]
+    return entry.numel(), int((table.succ_token[entry] >= 0).sum())
+
+
+def consensus(
+    trace: Trace, histories: list[int], steps: int, config: GraphConfig | None = None
+) -> list[dict]:
     """Rows of the graph at each history."""
-    drafter = make_drafter("consensus", reference(), torch.device("cpu"))
+    drafter = ConsensusGraph(reference(), "cpu", config)
     recording = Recording(trace, len(trace.samples))
     slots = recording.slots(drafter.context)
     slots.temperature.fill_(0)
@@ -100,13 +115,16 @@ def consensus(trace: Trace, histories: list[int], steps: int) -> list[dict]:
         while (left := history - int(slots.generated.min())) > 0:
             # samples that are ahead of the slowest stay so, by a few tokens
             step(told(recording, slots, min(left, MAX_DEPTH + 1)), 0.0)
-        found = []
+        found, said = [], []
         for _ in range(steps):
             start = time.perf_counter()
             pool = drafter.propose(slots, slots.count + NODES)
             found.append(step(pool, time.perf_counter() - start))
-        contexts = int((drafter.table.entry_group == 1).sum())
-        rows.append(row("consensus", trace, history, found, contexts))
+            said.append(touched(drafter.table))
+        counts = {"contexts": int((drafter.table.entry_group == 1).sum())}  # of 131,072
+        for name, values in zip(("touched", "held"), zip(*said, strict=True), strict=True):
+            counts[name] = statistics.median(values)
+        rows.append(row("consensus", trace, history, found) | counts)
     return rows
 
 
@@ -139,7 +157,7 @@ def host(name: str, trace: Trace, histories: list[int], steps: int) -> list[dict
     return rows
 
 
-def row(name: str, trace: Trace, history: int, found: list[tuple], contexts: int = 0) -> dict:
+def row(name: str, trace: Trace, history: int, found: list[tuple]) -> dict:
     propose, insert, tokens = zip(*found, strict=True)
     return {
         "drafter": name,
@@ -149,7 +167,10 @@ def row(name: str, trace: Trace, history: int, found: list[tuple], contexts: int
         "insert_us": 1e6 * statistics.median(insert),
         "tokens": statistics.median(tokens),
         "insert_us_a_token": 1e6 * sum(insert) / sum(tokens),
-        "contexts": contexts,  # the graph's, of 131,072
+        # of the graph alone
+        "contexts": 0,
+        "touched": 0,
+        "held": 0,
     }
 
 
@@ -158,14 +179,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[4, 16, 64, 256])
     parser.add_argument("--history", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--steps", type=int, default=9, help="timed, of which the median is told")
+    parser.add_argument("--successors", type=int, default=GraphConfig().successors)
+    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=DRAFTERS)
     parser.add_argument("--json")
     args = parser.parse_args(argv)
+    config = GraphConfig(successors=args.successors)
     torch.set_num_threads(1)
     rows, left_out = [], []
     for samples in args.samples:
         trace = synthetic(samples, max(args.history) + SPARE)
-        rows += consensus(trace, sorted(args.history), args.steps)
-        for name in ("suffix-tree", "paper"):
+        if "consensus" in args.drafters:
+            rows += consensus(trace, sorted(args.history), args.steps, config)
+        for name in args.drafters:
+            if name == "consensus":
+                continue
             if name == "paper" and samples > PAPER_SAMPLES:
                 continue
             try:

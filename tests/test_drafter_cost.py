@@ -19,6 +19,15 @@ def test_every_drafter_has_a_row_for_each_history(tmp_path, capsys):
         got = [(r["N"], r["history"]) for r in rows if r["drafter"] == name]
         assert got == [(2, 40), (2, 90), (3, 40), (3, 90)]
     assert all(r["propose_us"] > 0 and r["insert_us"] > 0 and r["tokens"] >= r["N"] for r in rows)
+    for r in rows:
+        graph = r["drafter"] == "consensus"
+        assert (r["held"] >= r["touched"] > 0) if graph else r["contexts"] == 0
+    main([
+        "--samples", "2", "--history", "90", "--steps", "2", "--successors", "1",
+        "--drafters", "consensus", "--json", str(path),
+    ])  # fmt: skip
+    (one,) = json.loads(path.read_text())["rows"]
+    assert one["held"] == one["touched"]
     # the same samples each time
     assert synthetic(3, 50) == synthetic(3, 50)
 
