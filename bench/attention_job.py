@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-PAGE = 64
+from csd.cache import PAGE
+
 HEADS = {"llama-3.1-8b": (32, 8, 128), "qwen2.5-7b": (28, 4, 128)}
 # samples, nodes a sample, prompt, mean of the committed tokens
 SIZES = (

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from csd.pool import path_probability
 from csd.record import Record
 
-MAX_NODES = 32
+# drafted tokens of a step whose shapes are not fixed
+MOST_NODES = 32
 
 
 class CostModel:
@@ -108,7 +109,7 @@ class FixedBudget:
 class AutoBudget(FixedBudget):
     """The pool that maximises expected tokens a second; rests when drafts keep not paying."""
 
-    def __init__(self, cost: CostModel, max_nodes: int = MAX_NODES):
+    def __init__(self, cost: CostModel, max_nodes: int = MOST_NODES):
         super().__init__(max_nodes)
         self.cost = cost
         self._gain, self._overhead = Gain(), Overhead(cost)

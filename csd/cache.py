@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from csd.device import upload
+
 PAGE = 64
 
 
@@ -76,9 +78,10 @@ class KVCache:
     def take(self, table: torch.Tensor, row: int, tokens: int) -> list[int]:
         """Reserve pages for `tokens` tokens and enter them in a row of a page table."""
         pages = self.allocator.take(pages_for(tokens))
-        table[row] = -1
+        table[row].fill_(-1)
         if pages:
-            table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+            host = torch.tensor(pages, dtype=torch.int32)
+            table[row, : len(pages)].copy_(upload(host, table.device))
         return pages
 
     def reset(self) -> None:

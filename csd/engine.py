@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from csd.budget import AutoBudget, AutoPool, CostModel, FixedBudget, FixedPool
-from csd.cache import KVCache, pages_for
+from csd.budget import MOST_NODES, AutoBudget, AutoPool, CostModel, FixedBudget, FixedPool
+from csd.cache import PAGE, KVCache, pages_for
+from csd.capture import Captures
+from csd.device import current, on_device, upload
 from csd.graph.drafters import make_drafter
 from csd.job import Job, Running
 from csd.kernels.chunk_attention import chunk_attention
@@ -16,10 +18,10 @@ from csd.kernels.ops import Ops
 from csd.loop import Loop
 from csd.memory import Demand, free_bytes, peak_bytes, slots_that_fit
 from csd.models.load import Loaded, load
-from csd.pool import MAX_NODES, roots
+from csd.pool import roots
 from csd.result import Sample, Samples
 from csd.slots import Slots
-from csd.static_step import StaticStep, captured, sizes_for
+from csd.static_step import StaticStep, sizes_for
 from csd.step import Step
 from csd.verify.sampler import Sampler
 
@@ -30,7 +32,7 @@ class Engine:
     model: a `transformers` model, a local folder, a hub name, a GGUF file, a `csd.models` Decoder,
         or a `Loaded` with anything that has a decoder's `config`, `forward` and `logits`.
     max_slots: samples in flight at most; fewer where memory is short.
-    memory: share of the free memory that keys and values may take.
+    memory: share of the free memory that caches and a step's rows may take.
     prefill_chunk: prompt tokens read at once. A prompt that is longer, when samples are in flight,
         is read a chunk between two of their steps.
     kernels: "reference" or "triton"; by default the one that fits the device.
@@ -75,11 +77,15 @@ class Engine:
         self.max_slots = max_slots
         self.memory = memory
         self.prefill_chunk = prefill_chunk
-        self.static = self.device.type == "cuda" if static is None else static
-        self.lag = int(self.static) if lag is None else lag
         self.together = together
         self._default_drafter = self._drafter_name = drafter
         self._ops = Ops.choose(kernels, self.device)
+        on_gpu = self.device.type == "cuda"
+        # the references read the device
+        self.static = on_gpu and self._ops.name == "triton" if static is None else static
+        if self.static and on_gpu and self._ops.name == "reference":
+            raise ValueError("static must be False with kernels='reference' on a GPU, got True")
+        self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread whose call is running
         self._cost: CostModel | None = None
@@ -110,6 +116,11 @@ class Engine:
     def ops(self, ops: Ops) -> None:
         self._ops = ops
         self._drop()
+
+    @property
+    def captured(self) -> dict:
+        """The CUDA graphs of its steps, by pool size and what they do; none on a CPU."""
+        return self._step.captures.graphs if isinstance(self._step, StaticStep) else {}
 
     @property
     def generation_config(self) -> Any:
@@ -145,9 +156,10 @@ class Engine:
         """
         self._not_within_a_stream()
         with self._lock:
-            if self._loaded.refresh():
-                self._take(self._loaded)
-            step = self._prepare(jobs, drafter or self._default_drafter)
+            with current(self.device):
+                if self._loaded.refresh():
+                    self._take(self._loaded)
+                step = self._prepare(jobs, drafter or self._default_drafter)
             step.drafter, step.sampler, step.drafting = self._drafter, None, speculate
             # without drafts, or without chance, every verifier samples the target
             if speculate and verifier != "match" and jobs[0].params.temperature > 0:
@@ -157,9 +169,12 @@ class Engine:
             loop = Loop(self, step, jobs, until, on_tokens, record_top, drafts)
             self._busy = threading.get_ident()
             try:
-                yield from loop.run(self._budget(budget, speculate, step))
+                with current(self.device):
+                    sizes = self._budget(budget, speculate, step)
+                yield from on_device(loop.run(sizes), self.device)
             finally:
-                loop.clear()
+                with current(self.device):
+                    loop.clear()
                 peak = peak_bytes(self.device)
                 for job in jobs:
                     job.stats.peak_memory = peak
@@ -206,6 +221,8 @@ class Engine:
             )
             if fits:
                 return have
+            # their memory counts as free below
+            have = None
             self._drop()
 
         def demand(slots: int) -> Demand:
@@ -221,8 +238,11 @@ class Engine:
 
         slots = slots_that_fit(demand, slots, int(self.memory * free_bytes(self.device)))
         pages = slots * slot_pages + min(slots, groups) * prompt_pages
-        self._drafter = make_drafter(self._drafter_name, self._ops, self.device)
-        self._step = self._allocate(slots, slot_pages, prompt_pages, pages, self._drafter.context)
+        # what a call leaves for the next must not be of one caller's inference mode
+        with torch.inference_mode(False):
+            self._drafter = make_drafter(self._drafter_name, self._ops, self.device)
+            sizes = slots, slot_pages, prompt_pages, pages
+            self._step = self._allocate(*sizes, self._drafter.context)
         return self._step
 
     def _rows(self, slots: int) -> int:
@@ -246,7 +266,7 @@ class Engine:
         state = Slots.empty(
             slots,
             self.config.vocab,
-            slot_pages * 64,
+            slot_pages * PAGE,
             context,
             torch.promote_types(self.dtype, torch.float32),
             self.device,
@@ -257,10 +277,11 @@ class Engine:
     def measure_steps(self) -> CostModel:
         """Seconds of forward and verify over a few pool sizes, on slots that hold nothing."""
         sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
-        sizes = [s for s in sizes if s <= self.max_slots + MAX_NODES]
+        sizes = [s for s in sizes if s <= self.max_slots + MOST_NODES]
         if self.static and self.device.type == "cuda":
             sizes = sizes_for(self.max_slots)
-        step = self._allocate(sizes[-1], 1, 1, 1, 1)
+        with torch.inference_mode(False):
+            step = self._allocate(sizes[-1], 1, 1, 1, 1)
         step.drafting = False
         step.slots.group.zero_()
 
@@ -271,8 +292,20 @@ class Engine:
             pool = roots(step.slots, rows)
             self._ops.verify(step.forward(pool), pool, step.slots)
 
-        on_gpu = self.device.type == "cuda"
-        return CostModel.measure(captured(run, sizes) if on_gpu else run, sizes)
+        captures = Captures()
+
+        def timed(rows: int) -> None:
+            if self.static:
+                captures.get(rows, lambda: run(rows))[0].replay()
+            else:
+                run(rows)
+            torch.cuda.synchronize()
+
+        if self.device.type == "cuda":
+            for rows in sizes:
+                timed(rows)
+            return CostModel.measure(timed, sizes)
+        return CostModel.measure(run, sizes)
 
     def together_of(self, job: Job) -> int:
         """Samples of a job in flight at once at most, while other prompts wait."""
@@ -286,7 +319,7 @@ class Engine:
     def read_prompt(self, step: Step, g: int, chunk: list[int], start: int) -> None:
         """Keys and values of a prompt's tokens from `start` on, into the pages of group g."""
         cache, rows = step.cache, len(chunk)
-        tokens = torch.tensor(chunk, dtype=torch.int32, device=self.device)
+        tokens = upload(torch.tensor(chunk, dtype=torch.int32), self.device)
         position = torch.arange(start, start + rows, dtype=torch.int32, device=self.device)
         node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
         scale = self.config.head_dim**-0.5

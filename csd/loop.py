@@ -233,7 +233,7 @@ class Loop:
         if job in self.active:
             self.active.remove(job)
             self.step.cache.allocator.give_back(job.pages)
-            self.step.slots.group_key[job.group] = -1
+            self.step.slots.group_key[job.group].fill_(-1)
 
     def clear(self) -> None:
         """Free everything, wherever the call was interrupted; the jobs keep their samples."""

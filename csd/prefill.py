@@ -32,7 +32,7 @@ class Prefill:
         job.pages = step.cache.take(step.cache.prompt_pages, group, len(job.prompt) - 1)
         key = engine.new_group_key()
         # from here on what the drafter keeps of the group is not free for others
-        step.slots.group_key[group] = key
+        step.slots.group_key[group].fill_(key)
         return cls(engine, step, job, key)
 
     @property
@@ -50,7 +50,7 @@ class Prefill:
     def end(self) -> None:
         """The group is there for its samples, and for what drafts for them."""
         prompt = self.job.prompt
-        self.step.slots.prompt_len[self.job.group] = len(prompt) - 1
+        self.step.slots.prompt_len[self.job.group].fill_(len(prompt) - 1)
         self._tell(len(prompt))
 
     def _tell(self, read: int) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from csd.device import upload
 from csd.job import Job
 from csd.slots import MAX_STOP_IDS, Slots
 
@@ -57,9 +58,10 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, placed: list[Placed]) -> 
 
 
 def clear_slot(slots: Slots, s: int) -> None:
-    slots.live[s] = False
-    slots.group[s] = -1
-    slots.penalty[s] = 1
+    # x[s] = value would wait for the device
+    slots.live[s].fill_(False)
+    slots.group[s].fill_(-1)
+    slots.penalty[s].fill_(1)
 
 
 def seen_words(tokens: list[int], words: int) -> torch.Tensor:
@@ -81,9 +83,7 @@ def _write(edits: list[tuple[torch.Tensor, list[int], torch.Tensor]]) -> None:
     edits = sorted(edits, key=lambda edit: -edit[2].itemsize)
     parts = [rows, *[values for _, _, values in edits]]
     packed = torch.cat([x.reshape(-1).view(torch.uint8) for x in parts])
-    if device.type != "cpu":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    split = packed.split([x.nbytes for x in parts])
+    split = upload(packed, device).split([x.nbytes for x in parts])
     rows = split[0].view(torch.int64)
     for (field, _, values), part in zip(edits, split[1:], strict=True):
         field.index_copy_(0, rows, part.view(values.dtype).view(values.shape))

@@ -6,14 +6,12 @@ behind the step, one step later, so it never waits for the step it has just laun
 a replay say afterwards what it took.
 """
 
-import gc
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from csd.capture import Captures
 from csd.pool import Pool
 from csd.record import Pending, Snapshot
 from csd.step import Step
@@ -36,8 +34,7 @@ class StaticStep(Step):
 
     top: bool = False  # whether snapshots hold the top 8 of committed tokens
     trees: bool = False  # and the trees
-    graphs: dict = field(default_factory=dict)  # what is captured, by pool size, nodes and flags
-    memory: Any = None  # what all graphs allocate from: they never run at once
+    captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
 
     def body(self, rows: int, nodes: int) -> tuple[Pool, Verdict]:
         """One step over `rows` rows with at most `nodes` drafted ones."""
@@ -67,37 +64,24 @@ class StaticStep(Step):
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
         key = rows, nodes, self.top, self.trees, self.drafting
-        if key not in self.graphs:
-            self.graphs[key] = self._capture(rows, nodes)
-        graph, snapshot, _ = self.graphs[key]
+        if key not in self.captures.graphs:
+            # it is recorded on no slot
+            live = self.slots.live.clone()
+            self.slots.live.zero_()
+            try:
+                self.captures.get(key, lambda: self._snapshot(rows, nodes))
+            finally:
+                self.slots.live.copy_(live)
+        graph, (snapshot, _) = self.captures.graphs[key]
         # behind the capture, which is no part of the step
         begun = _event()
         graph.replay()
         return snapshot, begun
 
-    def _capture(self, rows: int, nodes: int) -> tuple:
-        """Record the step; every kernel is compiled and every handle made before, on no slot."""
-        live = self.slots.live.clone()
-        self.slots.live.zero_()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                Snapshot(*self.body(rows, nodes), self.top, self.trees)
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        self.memory = self.memory or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        # a kernel that the collector frees meanwhile would end the capture
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self.memory, stream=stream):
-                kept = self.body(rows, nodes)
-                snapshot = Snapshot(*kept, self.top, self.trees)
-        finally:
-            gc.enable()
-        self.slots.live.copy_(live)
-        return graph, snapshot, kept
+    def _snapshot(self, rows: int, nodes: int) -> tuple[Snapshot, tuple[Pool, Verdict]]:
+        # a graph's pool and verdict are kept: the next graph must not take their memory
+        kept = self.body(rows, nodes)
+        return Snapshot(*kept, self.top, self.trees), kept
 
 
 def _event() -> torch.cuda.Event:
@@ -105,20 +89,3 @@ def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def captured(run: Callable[[int], object], sizes: list[int]) -> Callable[[int], None]:
-    """`run(size)` as one CUDA graph for each size; the call waits until the replay is done."""
-    graphs = {}
-    for size in sizes:
-        run(size)
-        torch.cuda.synchronize()
-        graphs[size] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[size]):
-            run(size)
-
-    def replay(size: int) -> None:
-        graphs[size].replay()
-        torch.cuda.synchronize()
-
-    return replay

@@ -6,9 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from test_launches import STEP
 
 from bench.gpu import __main__ as gpu
 from bench.gpu import equality
+from bench.gpu.end_to_end import timed
 from bench.gpu.phases import phase_of
 from bench.gpu.roofline import parameters, step_seconds
 from bench.gpu.workload import groups
@@ -74,6 +76,36 @@ def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, ca
     assert summary["rows"] == {"attention": 1}
 
 
+def test_a_section_that_dies_has_failed(tmp_path, monkeypatch, capsys):
+    def dies(command, timeout):
+        (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
+        return SimpleNamespace(returncode=-11)
+
+    fake = SimpleNamespace(run=dies, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu, "subprocess", fake)
+    options = ["--out", str(tmp_path), "--device", "cpu", "--processes", "--only", "attention"]
+    assert gpu.main(options) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["sections"] == {"attention": "failed"} and summary["rows"] == {"attention": 1}
+    assert "code -11" in json.loads((tmp_path / "attention.json").read_text())["error"]
+
+
+def test_a_run_that_captures_is_not_what_is_timed():
+    engine = SimpleNamespace(captured={})
+    section = SimpleNamespace(clock=lambda call: call() or len(done))
+    done = []
+
+    def run(new):
+        done.append(new)
+        if new and len(done) == 1:
+            engine.captured[len(done)] = None
+        return [f"run {len(done)}"]
+
+    assert timed(section, engine, lambda: run(False)) == (1, ["run 1"])
+    done.clear()
+    assert timed(section, engine, lambda: run(True)) == (2, ["run 2"])
+
+
 def test_the_roofline_of_known_shapes():
     llama, qwen = SHAPES["llama-3.1-8b"], SHAPES["qwen2.5-7b"]
     # weights read a step, in GB of bfloat16
@@ -104,11 +136,16 @@ def test_groups_take_one_prompt_where_it_has_enough():
 @pytest.mark.parametrize(
     ("kernel", "phase"),
     [
+        *[
+            (f"_{name}_kernel", phase)
+            for phase, names in STEP.items() if phase != "forward" for name in names
+        ],
+        ("_plan_attention_kernel", "attention"),
         ("_tree_attention_kernel", "attention"),
         ("_merge_partials_kernel", "attention"),
-        ("_merge_kernel", "insert"),
-        ("_fill_kernel", "propose"),
-        ("_sample_kernel", "verify"),
+        ("_rms_norm_kernel", "elementwise"),
+        ("_rotary_kernel", "elementwise"),
+        ("_swiglu_kernel", "elementwise"),
         ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "matrix products"),
         ("void at::native::vectorized_elementwise_kernel", "other"),
     ],

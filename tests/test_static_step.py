@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 import csd
 from csd.budget import AutoPool, CostModel, FixedPool
 from csd.cache import KVCache
+from csd.capture import Captures
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import GraphConfig
 from csd.models.config import ModelConfig
@@ -172,18 +173,22 @@ def test_events_around_a_replay_say_what_it_took(monkeypatch):
             told.append("copy")
             return empty_like(x).copy_(x)
 
-    def capture(self, rows, nodes):
+    def capture(self, run):
         told.append("capture")
-        return SimpleNamespace(replay=lambda: told.append("replay")), snapshot, None
+        return SimpleNamespace(replay=lambda: told.append("replay")), (snapshot, None)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty_like", Pinned)
-    monkeypatch.setattr(StaticStep, "_capture", capture)
-    step.slots = SimpleNamespace(live=SimpleNamespace(is_cuda=True))
+    monkeypatch.setattr(Captures, "_capture", capture)
+    live = SimpleNamespace(
+        is_cuda=True, clone=lambda: "live", zero_=lambda: told.append("none live"),
+        copy_=lambda x: told.append(x),
+    )  # fmt: skip
+    step.slots = SimpleNamespace(live=live)
     pendings = [step.launch(16, 13, [None] * 3, i) for i in (1, 2)]
     replayed = ["event", "replay", "copy", "copy", "event"]
     # nothing is waited for before a record is read, and a capture is no part of the step
-    assert told == ["capture", *replayed, *replayed]
+    assert told == ["none live", "capture", "live", *replayed, *replayed]
     records = [p.read() for p in pendings]
     assert told[-2:] == ["wait", "wait"]
     assert [r.model_seconds for r in records] == [0.004, 0.004]

@@ -6,12 +6,12 @@ import torch
 
 # of csd's own kernels, by the names they have
 PHASES = {
-    "attention": r"tree_attention|plan_attention|merge_partials|allocate",
+    "attention": r"tree_attention|plan_attention|merge_partials",
     "elementwise": r"rms_norm|rotary|swiglu",
     "propose": r"grow_kernel|fill_kernel|lookup",
     "verify": r"scan_kernel|compact_kernel|sample_kernel|descend_kernel",
     "commit": r"commit_kv|advance_slots",
-    "insert": r"claim_kernel|_merge_kernel|insert",
+    "insert": r"observe_kernel|claim_kernel|allocate_kernel|_merge_kernel",
     "matrix products": r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk",
 }
 

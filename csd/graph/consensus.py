@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from csd.device import upload
 from csd.graph.drafter import Drafter
 from csd.graph.table import PROMPT_BIT, GraphConfig, Table
 from csd.kernels.draft_tree import Noise
@@ -83,8 +84,8 @@ class ConsensusGraph(Drafter):
         end = len(prompt) - 1 if read == len(prompt) else read - read % PIECE
         if end > heard:
             first = max(heard + 1 - self.context, 0)
-            device = self.table.step.device
-            tokens = torch.tensor(prompt[first : end + 1], dtype=torch.int32, device=device)
+            piece = torch.tensor(prompt[first : end + 1], dtype=torch.int32)
+            tokens = upload(piece, self.table.step.device)
             insert_prompt(
                 self.table, group_key, tokens, slots.group_key, self.config,
                 self._ops.graph_insert, heard - first,

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from csd.cache import PAGE
 from csd.kernels.aot import Job, Shape, programs_of
 from csd.kernels.attention_plan_kernel import _plan_attention_kernel
 
-PAGE = 64
 TILE = 64
 BLOCK = 32
 

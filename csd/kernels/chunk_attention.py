@@ -10,7 +10,7 @@ the rest, on every device: a prompt is read once, and its kernels are hard to be
 import torch
 import torch.nn.functional as F
 
-PAGE = 64
+from csd.cache import PAGE
 
 
 def chunk_attention(

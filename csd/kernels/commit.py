@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from csd.cache import PAGE
 from csd.kernels.aot import Job, Shape
 
-PAGE = 64
 # accepted rows of a slot that one program moves: most steps accept fewer
 BLOCK_A = 4
 

@@ -64,10 +64,13 @@ def graph_insert_triton(
         )
     )  # fmt: skip
     code = torch.empty(K, dtype=torch.int64, device=device)
+    # each begins at a multiple of 16 bytes whatever K is: kernels are specialised on that
     leader, rank, entry, want, place, start, count, total, bit = torch.empty(
-        (9, K), dtype=torch.int32, device=device
+        (9, 4 * triton.cdiv(K, 4)), dtype=torch.int32, device=device
     )
-    update_token, update_weight = torch.empty((2, K * U), dtype=torch.int32, device=device)
+    update_token, update_weight = torch.empty(
+        (2, 4 * triton.cdiv(K * U, 4)), dtype=torch.int32, device=device
+    )
     now = torch.empty(1, dtype=torch.int32, device=device)
     block_o, block_n = triton.next_power_of_2(O), triton.next_power_of_2(N)
     block_r = max(1, BLOCK_K // block_o)

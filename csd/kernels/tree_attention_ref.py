@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-PAGE = 64
+from csd.cache import PAGE
 
 
 @dataclass(slots=True)
