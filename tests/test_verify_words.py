@@ -50,7 +50,8 @@ def test_no_word_is_used_twice(verifier, monkeypatch):
         verifier=verifier,
     )  # fmt: skip
     assert sum(r.stats.nodes_accepted for r in out) > 10
-    assert len(set(used)) == len(used) > 2000
+    # and there were many
+    assert len(set(used)) == len(used) > 1500
     assert {stream & 7 for *_, stream in used} == {DRAFT, SELECT, ACCEPT, RESIDUAL}
     # what was drafted and not reached is drafted again: without the step number it would repeat
     drafts = [(*rest, stream & 7) for *rest, stream in used if stream & 7 == DRAFT]
