@@ -79,21 +79,19 @@ class Posterior:
         }
 
     def draft(self, table, slots, rows, config, noise=None, out=None, nodes=None) -> Pool:
-        known = [self._recordings.get(key) for key in slots.key.tolist()]
-        of = torch.tensor([-1 if r is None else i for i, r in enumerate(known)])
+        key = slots.key.tolist()
 
         def posterior(slot, position, token):
             g = torch.zeros(token.shape, dtype=torch.float64)
-            for s in set(slot.tolist()):
+            for s in set(slot.tolist()) if self._recordings else ():
                 here = slot == s
-                sample = slots.sample[s].expand(int(here.sum()))
-                g[here] = known[s].noise(sample, position[here], token[here])
+                # a slot without probabilities is greedy, and no noise touches it
+                if key[s] in self._recordings:
+                    sample = slots.sample[s].expand(int(here.sum()))
+                    g[here] = self._recordings[key[s]].noise(sample, position[here], token[here])
             return g
 
-        coupled = bool((of >= 0).any())
-        return draft_tree_ref(
-            table, slots, rows, config, posterior if coupled else None, out, nodes
-        )
+        return draft_tree_ref(table, slots, rows, config, posterior, out, nodes)
 
 
 def run(traces: list[Trace], slots: int, together: int, nodes: int) -> dict:

@@ -63,10 +63,10 @@ class Engine:
         lag: int | None = None,
         together: int | None = None,
     ):
-        sizes = dict(max_slots=max_slots, prefill_chunk=prefill_chunk)
+        counts = dict(max_slots=max_slots, prefill_chunk=prefill_chunk)
         if together is not None:
-            sizes["together"] = together
-        for name, count in sizes.items():
+            counts["together"] = together
+        for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
         if not 0 < memory <= 1:
@@ -170,8 +170,8 @@ class Engine:
             self._busy = threading.get_ident()
             try:
                 with current(self.device):
-                    sizes = self._budget(budget, speculate, step)
-                yield from on_device(loop.run(sizes), self.device)
+                    rule = self._budget(budget, speculate, step)
+                yield from on_device(loop.run(rule), self.device)
             finally:
                 with current(self.device):
                     loop.clear()
@@ -302,14 +302,11 @@ class Engine:
             torch.cuda.synchronize()
 
         if self.device.type == "cuda":
+            # what is compiled or captured is so before anything is timed
             for rows in sizes:
                 timed(rows)
             return CostModel.measure(timed, sizes)
         return CostModel.measure(run, sizes)
-
-    def together_of(self, job: Job) -> int:
-        """Samples of a job in flight at once at most, while other prompts wait."""
-        return self.together or -(-len(job.samples) // 4)
 
     def new_group_key(self) -> int:
         """Never used before, by any call."""

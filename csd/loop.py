@@ -91,7 +91,7 @@ class Loop:
         return pending
 
     def refill(self) -> None:
-        """Fill free slots: first with waiting samples of groups in flight, then of new groups."""
+        """Fill free slots, all of them in one copy to the device."""
         self.read_tokens = 0
         placed = []
         for s, owner in enumerate(self.owners):
@@ -106,12 +106,13 @@ class Loop:
     def next_job(self) -> Job | None:
         """Whose next sample gets a free slot; None while its prompt is being read, or none waits.
 
-        While other prompts wait, only so many samples of one are in flight together: those that
-        come later draft from finished ones.
+        While other prompts wait, only so many samples of one are in flight together, by default a
+        quarter of them: those that come later draft from finished ones.
         """
         waiting = [job for job in self.active if job.waiting]
         for job in waiting:
-            if len(job.running) < self.engine.together_of(job):
+            together = self.engine.together or -(-len(job.samples) // 4)
+            if len(job.running) < together:
                 return job
         if self.queue or self.prefill:
             return self.admit()

@@ -92,9 +92,8 @@ def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, u
 def timed(section: Section, engine, run) -> tuple[float, list]:
     """Seconds and results of a run; of another one, if this one met a pool size that was new."""
     for _ in range(2):
-        before = len(engine.captured)
-        results: list = []
-        took = section.clock(lambda: results.extend(run()))  # noqa: B023
+        before, results = len(engine.captured), []
+        took = section.clock(lambda into=results: into.extend(run()))
         if len(engine.captured) == before:
             break
     return took, results
