@@ -17,7 +17,7 @@ from bench.common import finish, machine, table
 from bench.replay import tau
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
-from csd.pool import SCORE_ONE, Pool, path_probability, trim
+from csd.pool import COST_ONE, Pool, path_probability, trim
 from csd.replay import Replayed, Trace, read_traces, replay
 from csd.slots import Slots
 from csd.verdict import Verdict
@@ -38,12 +38,12 @@ class Watched(ConsensusGraph):
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         # replays give what they drew to the rows of a path that came true, and -1 to the others
         true = (verdict.sample >= 0).tolist()
-        rows = zip(pool.depth.tolist(), pool.score.tolist(), true, strict=True)
-        for depth, score, came in rows:
+        rows = zip(pool.depth.tolist(), pool.cost.tolist(), true, strict=True)
+        for depth, cost, came in rows:
             if depth:
-                at = min(score // SCORE_ONE, BINS - 1)
+                at = min(cost // COST_ONE, BINS - 1)
                 self.drafted[at] += 1
-                self.expected[at] += path_probability(score)
+                self.expected[at] += path_probability(cost)
                 self.true[at] += came
         super().insert(pool, slots, verdict)
 
@@ -63,13 +63,13 @@ class Wary(ConsensusGraph):
     def propose(self, slots: Slots, rows: int, noise: Any = None, nodes: Any = None) -> Pool:
         live = int(slots.live.sum())
         pool = super().propose(slots, live + 2 * (rows - live), noise)
-        doubt = ((self.hoped / self.came).log2().clamp(0, 4) * SCORE_ONE).int()
+        doubt = ((self.hoped / self.came).log2().clamp(0, 4) * COST_ONE).int()
         owner = pool.slot.clamp(min=0).long()
-        pool.score += torch.where(pool.depth > 0, doubt[owner], 0)
+        pool.cost += torch.where(pool.depth > 0, doubt[owner], 0)
         return trim(pool, rows)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        hoped = torch.where(pool.depth > 0, 2.0 ** (-pool.score / SCORE_ONE), 0)
+        hoped = torch.where(pool.depth > 0, 2.0 ** (-pool.cost / COST_ONE), 0)
         new = torch.zeros_like(self.hoped)
         new.index_add_(0, pool.slot.clamp(min=0).long(), hoped)
         self.hoped = self.fade * self.hoped + new + 0.1

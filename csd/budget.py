@@ -95,9 +95,9 @@ class FixedBudget:
         """Drafted tokens to propose for the next step."""
         return self.nodes
 
-    def choose(self, live: int, scores: list[int]) -> int:
-        """Drafted tokens worth keeping of those proposed, given their scores; changes nothing."""
-        return len(scores)
+    def choose(self, live: int, costs: list[int]) -> int:
+        """Drafted tokens worth keeping of those proposed, given their costs; changes nothing."""
+        return len(costs)
 
     def keep(self, nodes: int) -> None:
         """So many drafted tokens were kept of a step's proposed ones."""
@@ -111,7 +111,7 @@ class AutoBudget(FixedBudget):
 
     def __init__(self, cost: CostModel, max_nodes: int = MOST_NODES):
         super().__init__(max_nodes)
-        self.cost = cost
+        self._step_seconds = cost
         self._gain, self._overhead = Gain(), Overhead(cost)
         self._propose_seconds = 0.0
         self._misses = self._rest = 0
@@ -122,14 +122,14 @@ class AutoBudget(FixedBudget):
             return 0
         return self.nodes
 
-    def choose(self, live: int, scores: list[int]) -> int:
+    def choose(self, live: int, costs: list[int]) -> int:
         gain = float(self._gain)
         overhead = float(self._overhead)
-        best, best_rate, tokens = 0, live / (self.cost(live) + overhead), float(live)
+        best, best_rate, tokens = 0, live / (self._step_seconds(live) + overhead), float(live)
         overhead += self._propose_seconds
-        for k, score in enumerate(sorted(scores), 1):
-            tokens += gain * path_probability(score)
-            rate = tokens / (self.cost(live + k) + overhead)
+        for k, cost in enumerate(sorted(costs), 1):
+            tokens += gain * path_probability(cost)
+            rate = tokens / (self._step_seconds(live + k) + overhead)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best
@@ -140,7 +140,7 @@ class AutoBudget(FixedBudget):
         self._rest = 0 if nodes else 2 ** min(self._misses, 4)
 
     def learn(self, live: int, record: Record) -> None:
-        if record.scores:
+        if record.costs:
             self._gain.learn(record)
             self._propose_seconds += 0.2 * (record.draft_seconds - self._propose_seconds)
         self._overhead.learn(record)
@@ -171,7 +171,7 @@ class AutoPool(FixedPool):
 
     def __init__(self, cost: CostModel, sizes: list[int]):
         super().__init__(0, sizes)
-        self.cost = cost
+        self._step_seconds = cost
         self._gain, self._overhead = Gain(), Overhead(cost)
         self._worth: list[float] = []  # path probabilities of a step, falling
         self._live = 1  # slots it had
@@ -192,7 +192,7 @@ class AutoPool(FixedPool):
         overhead = float(self._overhead)
 
         def rate(m: int) -> float:
-            return (live + self.expect(live, m - live)) / (self.cost(m) + overhead)
+            return (live + self.expect(live, m - live)) / (self._step_seconds(m) + overhead)
 
         best = max(sizes, key=rate)
         return best, best
@@ -200,6 +200,6 @@ class AutoPool(FixedPool):
     def learn(self, live: int, record: Record) -> None:
         self._gain.learn(record)
         self._overhead.learn(record)
-        if record.scores:
-            worth = map(path_probability, record.scores)
+        if record.costs:
+            worth = map(path_probability, record.costs)
             self._worth, self._live = sorted(worth, reverse=True), max(live, 1)

@@ -28,7 +28,7 @@ class Trees:
     nodes: list[int]
     token: list[int]
     parent: list[int]
-    score: list[int]
+    cost: list[int]
     source: list[int]
     accept_row: list[list[int]]
     accept_count: list[int]
@@ -42,7 +42,7 @@ class Trees:
             at=at,
             tokens=self.token[rows],
             parents=[row - start if row >= 0 else -1 for row in self.parent[rows]],
-            probabilities=[round(path_probability(score), 6) for score in self.score[rows]],
+            probabilities=[round(path_probability(cost), 6) for cost in self.cost[rows]],
             sources=[SOURCES[source] for source in self.source[rows]],
             path=[row - start for row in kept],
         )

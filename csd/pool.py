@@ -15,8 +15,8 @@ from csd.slots import Slots
 MAX_DEPTH = 16
 MAX_CHILDREN = 8
 MAX_NODES = 64
-# fixed point of Pool.score: what halving a path's probability adds to it
-SCORE_ONE = 1 << 16
+# fixed point of Pool.cost: what halving a path's probability adds to it
+COST_ONE = 1 << 16
 
 # where a drafted token was seen; the root was not drafted
 ROOT, OWN, SIBLING, PROMPT = 0, 1, 2, 3
@@ -32,7 +32,7 @@ class Pool:
     depth: torch.Tensor  # [M] int32, 0 for roots
     position: torch.Tensor  # [M] int32, place in the sample's sequence, prompt included
     ancestors: torch.Tensor  # [M] int64, bit j: the slot's node j is this node or above it
-    score: torch.Tensor  # [M] int32, -log2(estimated path probability) * SCORE_ONE
+    cost: torch.Tensor  # [M] int32, -log2(estimated path probability) * COST_ONE
     source: torch.Tensor  # [M] int32, ROOT, OWN, SIBLING or PROMPT
     context: torch.Tensor  # [M, N] int32, the node's token and those before it, latest first
     slot_start: torch.Tensor  # [S] int32, first row of the slot
@@ -57,7 +57,7 @@ class Pool:
             depth=full((rows,), 0),
             position=full((rows,), 0),
             ancestors=full((rows,), 0, torch.int64),
-            score=full((rows,), 0),
+            cost=full((rows,), 0),
             source=full((rows,), ROOT),
             context=full((rows, context), -1),
             slot_start=full((slots,), 0),
@@ -84,9 +84,9 @@ def joined(pool: Pool, match: torch.Tensor) -> torch.Tensor:
     return live & ((pool.ancestors & ~word[s]) == 0)
 
 
-def path_probability(score: int) -> float:
-    """The estimate that a `Pool.score` stands for."""
-    return 2.0 ** (-score / SCORE_ONE)
+def path_probability(cost: int) -> float:
+    """The estimate that a `Pool.cost` stands for."""
+    return 2.0 ** (-cost / COST_ONE)
 
 
 def roots(slots: Slots, rows: int) -> Pool:
@@ -118,8 +118,8 @@ def trim(pool: Pool, rows: int) -> Pool:
     """The `rows` likeliest rows of a pool, in the same order; a slot keeps a prefix of its own."""
     if rows >= pool.rows:
         return pool
-    # stable: of equal scores the earlier row stays, so a parent never goes before its child
-    order = torch.where(pool.slot >= 0, pool.score.long(), 1 << 40).argsort(stable=True)
+    # stable: of equal costs the earlier row stays, so a parent never goes before its child
+    order = torch.where(pool.slot >= 0, pool.cost.long(), 1 << 40).argsort(stable=True)
     keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
     keep[order[:rows]] = True
     row = keep.nonzero()[:, 0]
@@ -137,7 +137,7 @@ def trim(pool: Pool, rows: int) -> Pool:
         depth=pool.depth[row],
         position=pool.position[row],
         ancestors=pool.ancestors[row],
-        score=pool.score[row],
+        cost=pool.cost[row],
         source=pool.source[row],
         context=pool.context[row],
         slot_start=before[pool.slot_start.long()].int(),

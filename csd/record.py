@@ -29,7 +29,7 @@ class Snapshot:
             bad=verdict.bad,
             tokens=verdict.sample[row],
             sources=torch.where(drafted, pool.source[following], 0),
-            score=torch.where(pool.depth > 0, pool.score, -1),
+            cost=torch.where(pool.depth > 0, pool.cost, -1),
         )
         floats = dict(logprobs=verdict.logprob[row], raw_logprobs=verdict.raw_logprob[row])
         if top:
@@ -38,7 +38,7 @@ class Snapshot:
         if trees:
             ints |= dict(
                 start=pool.slot_start, token=pool.token, parent=pool.parent,
-                path_score=pool.score, source=pool.source, accept_row=verdict.accept_row,
+                path_cost=pool.cost, source=pool.source, accept_row=verdict.accept_row,
             )  # fmt: skip
         self.layout = tuple(_layout(fields) for fields in (ints, floats))
         self.ints = torch.cat([x.reshape(-1).int() for x in ints.values()])
@@ -67,7 +67,7 @@ class Record:
     logprobs: list[list[float]]
     raw_logprobs: list[list[float]]
     sources: list[list[int]]  # of each committed token: the drafted node it matched, ROOT if none
-    scores: list[int]  # of the drafted nodes
+    costs: list[int]  # of the drafted nodes, as `Pool.cost`
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], where asked for
     step: int  # of the call, from 1
     trees: Trees | None  # where asked for
@@ -93,7 +93,7 @@ class Record:
         if "token" in got:
             trees = Trees(
                 start=got["start"], nodes=got["nodes"], token=got["token"], parent=got["parent"],
-                score=got["path_score"], source=got["source"], accept_row=got["accept_row"],
+                cost=got["path_cost"], source=got["source"], accept_row=got["accept_row"],
                 accept_count=got["count"],
             )  # fmt: skip
         return cls(
@@ -106,17 +106,17 @@ class Record:
             logprobs=got["logprobs"],
             raw_logprobs=got["raw_logprobs"],
             sources=got["sources"],
-            scores=[x for x in got["score"] if x >= 0],
+            costs=[x for x in got["cost"] if x >= 0],
             top=(got["top_token"], got["top_prob"]) if "top_token" in got else None,
             step=step,
             trees=trees,
-            rows=len(got["score"]),
+            rows=len(got["cost"]),
         )
 
     @property
     def expected(self) -> float:
         """Drafted tokens that the graph expected to be accepted."""
-        return sum(map(path_probability, self.scores))
+        return sum(map(path_probability, self.costs))
 
     @property
     def accepted(self) -> int:

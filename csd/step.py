@@ -57,7 +57,7 @@ class Step:
             return roots(self.slots, live)
         pool = self.drafter.propose(self.slots, live + nodes)
         drafted = pool.depth > 0
-        keep = budget.choose(live, pool.score[drafted].tolist())
+        keep = budget.choose(live, pool.cost[drafted].tolist())
         budget.keep(keep)
         return trim(pool, live + keep)
 

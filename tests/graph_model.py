@@ -229,7 +229,7 @@ def draft(graph, slots, rows, noise=None) -> Pool:
             for x in [root, *(x for x in nodes if id(x) in chosen)]:
                 at[id(x)] = row
                 pool.token[row], pool.slot[row], pool.depth[row] = x["token"], s, x["depth"]
-                pool.position[row], pool.score[row] = base + x["depth"], x["cost"]
+                pool.position[row], pool.cost[row] = base + x["depth"], x["cost"]
                 pool.source[row], pool.context[row] = x["kind"], torch.tensor(x["context"])
                 word = 1 << row - start
                 if x["depth"]:

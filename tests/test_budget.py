@@ -3,24 +3,24 @@
 import pytest
 
 from csd.budget import AutoBudget, AutoPool, CostModel, FixedBudget
-from csd.pool import SCORE_ONE
+from csd.pool import COST_ONE
 from csd.record import Record
 
 FLAT = CostModel([1, 64], [1.0, 1.0])
 STEEP = CostModel([1, 2, 64], [1.0, 2.0, 64.0])
 
 
-def scores(*probabilities):
+def costs(*probabilities):
     from math import log2
 
-    return [round(-log2(p) * SCORE_ONE) for p in probabilities]
+    return [round(-log2(p) * COST_ONE) for p in probabilities]
 
 
 def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None):
     """What the host reads of a step that drafted these nodes, in a pool of `rows`."""
     nodes = 1 + len(probabilities)
     values = dict(
-        count=[accepted + 1], nodes=[nodes], scores=scores(*probabilities), rows=rows or nodes,
+        count=[accepted + 1], nodes=[nodes], costs=costs(*probabilities), rows=rows or nodes,
         draft_seconds=draft_seconds, model_seconds=model_seconds,
     )  # fmt: skip
     return Record(**dict.fromkeys(Record.__dataclass_fields__) | values)
@@ -47,34 +47,34 @@ def test_measure_runs_every_size_in_turn():
 )
 def test_nodes_are_kept_while_they_pay(cost, kept):
     """At 10 + 0.3 a row, one live slot: 0.9 and 0.4 pay, 0.02 and 0.01 do not."""
-    assert AutoBudget(cost).choose(1, scores(0.02, 0.9, 0.01, 0.4)) == kept
+    assert AutoBudget(cost).choose(1, costs(0.02, 0.9, 0.01, 0.4)) == kept
 
 
 def test_drafts_that_keep_failing_count_less():
     budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
     for _ in range(60):
         budget.learn(1, record([0.5] * 4, accepted=0))
-    assert budget.choose(1, scores(0.4, 0.3)) == 0
+    assert budget.choose(1, costs(0.4, 0.3)) == 0
 
 
 def test_time_spent_on_proposing_counts():
     budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
-    assert budget.choose(1, scores(0.5)) == 1
+    assert budget.choose(1, costs(0.5)) == 1
     for _ in range(60):
         budget.learn(1, record([0.5, 0.5], accepted=1, draft_seconds=9.0))
-    assert budget.choose(1, scores(0.5)) == 0
+    assert budget.choose(1, costs(0.5)) == 0
 
 
 def test_what_every_step_takes_beyond_the_model_makes_nodes_cheaper():
     budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
-    assert budget.choose(1, scores(0.02)) == 0
+    assert budget.choose(1, costs(0.02)) == 0
     for _ in range(60):
         budget.learn(1, record([], accepted=0, model_seconds=30.0))
-    assert budget.choose(1, scores(0.02)) == 1
+    assert budget.choose(1, costs(0.02)) == 1
     # a machine that is faster today says nothing about the slope
     for _ in range(60):
         budget.learn(1, record([], accepted=0, model_seconds=1.0))
-    assert budget.choose(1, scores(0.02)) == 0
+    assert budget.choose(1, costs(0.02)) == 0
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_it_rests_where_drafts_do_not_pay_and_looks_again():
         nodes = budget.ask(1)
         asked.append(nodes > 0)
         if nodes:
-            budget.keep(budget.choose(1, scores(0.5)))
+            budget.keep(budget.choose(1, costs(0.5)))
     looks = [i for i, a in enumerate(asked) if a]
     assert looks[:5] == [0, 3, 8, 17, 34]
     assert asked[34:].count(True) == 3
@@ -117,7 +117,7 @@ def test_asking_what_pays_changes_nothing():
     """Growing a tree asks many times a step; only what is kept in the end counts."""
     budget = AutoBudget(STEEP)
     for _ in range(5):
-        assert budget.choose(1, scores(0.5)) == 0
+        assert budget.choose(1, costs(0.5)) == 0
     assert budget.ask(1) > 0
     budget.keep(0)
     assert [budget.ask(1) > 0 for _ in range(4)] == [False, False, True, True]
@@ -127,13 +127,13 @@ def test_a_step_without_drafts_teaches_nothing():
     budget = AutoBudget(CostModel([1, 64], [10.0, 28.9]))
     for _ in range(60):
         budget.learn(1, record([], accepted=0, draft_seconds=9.0))
-    assert budget.choose(1, scores(0.5)) == 1
+    assert budget.choose(1, costs(0.5)) == 1
 
 
 def test_a_fixed_budget_keeps_everything():
     budget = FixedBudget(12)
     assert budget.ask(5) == 12
-    assert budget.choose(5, scores(0.1, 0.01)) == 2
+    assert budget.choose(5, costs(0.1, 0.01)) == 2
 
 
 def test_sizes_and_seconds_must_match():

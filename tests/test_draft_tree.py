@@ -81,7 +81,7 @@ def check_invariants(pool, slots):
     assert torch.equal(pool.slot[parent], pool.slot[rows])
     assert torch.equal(pool.depth[parent] + 1, pool.depth[rows])
     assert torch.equal(pool.position[parent] + 1, pool.position[rows])
-    assert (pool.score[parent] <= pool.score[rows]).all()
+    assert (pool.cost[parent] <= pool.cost[rows]).all()
     place = rows - pool.slot_start[pool.slot[rows].long()]
     assert torch.equal(pool.ancestors[rows], pool.ancestors[parent] | (1 << place))
     assert torch.equal(pool.context[rows, 0], pool.token[rows])
@@ -100,7 +100,7 @@ def check_invariants(pool, slots):
     for s in live.tolist():
         own = slice(int(pool.slot_start[s]), int(pool.slot_start[s] + pool.slot_nodes[s]))
         assert (pool.slot[own] == s).all()
-        assert (pool.score[own].diff() >= 0).all()
+        assert (pool.cost[own].diff() >= 0).all()
         g = int(slots.group[s])
         assert pool.group_start[g] <= own.start and own.stop <= pool.group_start[g + 1]
     depth = pool.depth[:used]
@@ -142,7 +142,7 @@ def test_ties_go_by_slot_depth_token_and_parent(seed):
     for rows in (7, 10, 17, 40):
         pool = draft_tree_ref(graph.table(), slots, rows, CONFIG)
         check(pool, draft(graph, slots, rows))
-    assert len(pool.score.unique()) < rows / 2
+    assert len(pool.cost.unique()) < rows / 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -158,7 +158,7 @@ def test_a_smaller_pool_keeps_a_prefix_of_every_slots_list(seed):
         assert int(small.slot_nodes.sum()) == rows
         for s in range(6):
             n, a, b = int(small.slot_nodes[s]), int(small.slot_start[s]), int(large.slot_start[s])
-            for name in ("token", "depth", "score", "source", "ancestors", "context"):
+            for name in ("token", "depth", "cost", "source", "ancestors", "context"):
                 x, y = getattr(small, name), getattr(large, name)
                 assert torch.equal(x[a : a + n], y[b : b + n]), name
 
@@ -232,7 +232,7 @@ def test_unlikely_paths_are_left_out():
     slots.context[0] = torch.tensor([0, 1, 2])
     config = replace(CONFIG, min_prob=0.1)
     pool = draft_tree_ref(graph.table(), slots, 30, config)
-    drafted = pool.score[pool.depth > 0]
+    drafted = pool.cost[pool.depth > 0]
     everything = draft_tree_ref(graph.table(), slots, 30, CONFIG)
     assert 0 < len(drafted) < (everything.depth > 0).sum()
     assert drafted.max() <= round(3.3219280948873626 * 2**16)
@@ -341,5 +341,5 @@ def test_what_is_wholly_uncoupled_is_drafted_as_where_nothing_is_sampled(seed):
     want = draft_tree_ref(graph.table(), slots, 60, config)
     # a probability may be rounded to either of two multiples of 2^-24
     assert torch.equal(some.token, want.token) and torch.equal(some.parent, want.parent)
-    assert (some.score - want.score).abs().max() <= 16
+    assert (some.cost - want.cost).abs().max() <= 16
     assert not torch.equal(half.token, want.token)

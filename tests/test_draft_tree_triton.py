@@ -65,7 +65,7 @@ def test_ties_go_by_slot_depth_token_and_parent(poison):
     slots.stop_ids.fill_(-1)
     for rows in (10, 40):
         pool = both(graph.table(), slots, rows, replace(CONFIG, max_depth=6))
-    assert len(pool.score.unique()) < rows / 2
+    assert len(pool.cost.unique()) < rows / 2
 
 
 def test_the_64th_node_is_the_sign_bit(poison):

@@ -18,7 +18,7 @@ from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import GraphConfig
 from csd.models.config import ModelConfig
 from csd.models.shapes import random_model
-from csd.pool import SCORE_ONE
+from csd.pool import COST_ONE
 from csd.record import Snapshot
 from csd.slots import Slots
 from csd.static_step import StaticStep, sizes_for
@@ -127,7 +127,7 @@ def test_nothing_reads_the_device(nodes):
         pendings = [step.launch(16, nodes, [None] * 3, i) for i in range(6)]
     records = [p.read() for p in pendings]
     assert all(count >= 1 for r in records for count in r.count)
-    assert any(r.scores for r in records) == bool(nodes)
+    assert any(r.costs for r in records) == bool(nodes)
 
 
 def test_a_step_says_what_it_took(monkeypatch):
@@ -244,9 +244,9 @@ def test_pool_sizes():
 
 
 def step_record(probabilities, accepted):
-    scores = [round(-SCORE_ONE * torch.tensor(p).log2().item()) for p in probabilities]
+    costs = [round(-COST_ONE * torch.tensor(p).log2().item()) for p in probabilities]
     expected = sum(probabilities)
-    return SimpleNamespace(scores=scores, expected=expected, accepted=accepted, model_seconds=0)
+    return SimpleNamespace(costs=costs, expected=expected, accepted=accepted, model_seconds=0)
 
 
 @pytest.mark.parametrize(

@@ -256,10 +256,10 @@ def test_the_budget_decides_before_a_node_is_drawn():
         slots = state(live=1)
         slots.key.fill_(key)
         seen = shown[key] = []
-        grow(slots, 30, choose=lambda scores, seen=seen: seen.append(list(scores)) or len(scores))
+        grow(slots, 30, choose=lambda costs, seen=seen: seen.append(list(costs)) or len(costs))
     assert shown[1][0] == shown[2][0]
     assert shown[1] != shown[2]
-    pool, _ = grow(state(), 30, choose=lambda scores: min(len(scores), 6))
+    pool, _ = grow(state(), 30, choose=lambda costs: min(len(costs), 6))
     assert int((pool.depth > 0).sum()) == 6
 
 

@@ -106,13 +106,13 @@ class HeadDrafter(Drafter):
 
 def _merge(trees: dict[int, Tree], pool: Pool) -> None:
     """Add a pool's nodes to the trees; a node in both keeps its larger probability."""
-    fields = (pool.slot, pool.parent, pool.token, pool.score, pool.source)
+    fields = (pool.slot, pool.parent, pool.token, pool.cost, pool.source)
     node = []
-    for slot, parent, token, score, source in zip(*(f.tolist() for f in fields), strict=True):
+    for slot, parent, token, cost, source in zip(*(f.tolist() for f in fields), strict=True):
         if slot < 0 or parent < 0:
             node.append(-1)
             continue
-        tree, chance = trees[slot], path_probability(score)
+        tree, chance = trees[slot], path_probability(cost)
         if parent >= 0 and node[parent] == _LOST:
             node.append(_LOST)
             continue

@@ -13,7 +13,7 @@ import torch
 
 from csd.graph.drafter import Drafter
 from csd.kernels.draft_tree import Noise
-from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, SCORE_ONE, Pool, roots
+from csd.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
 from csd.slots import Slots
 from csd.verdict import Verdict
 
@@ -151,7 +151,7 @@ def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
                 tree.level[n],
                 position[i] + tree.level[n],
                 parent[5] | 1 << (j + 1),
-                round(cost * SCORE_ONE),
+                round(cost * COST_ONE),
                 tree.source[n],
                 [tree.token[n], *parent[8]][:width],
             ))  # fmt: skip
@@ -163,7 +163,7 @@ def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
     columns[5] = [w - (1 << 64) if w >> 63 else w for w in columns[5]]
     fields = (
         pool.token, pool.parent, pool.slot, pool.depth, pool.position, pool.ancestors,
-        pool.score, pool.source, pool.context,
+        pool.cost, pool.source, pool.context,
     )  # fmt: skip
     for tensor, column in zip(fields, columns, strict=True):
         tensor[:used] = torch.tensor(column, dtype=tensor.dtype)

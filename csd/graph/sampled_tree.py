@@ -8,7 +8,7 @@ the successors it keeps, with words of the slot's own:
 rank counts the nodes of one depth, so no two nodes of a step share a word; the step number keeps
 later steps apart, for the graph has seen what earlier words drafted.
 
-Nodes are expanded in order of their own score, the blended probability of their path, over all
+Nodes are expanded in order of their own cost, by the blended probability of their path, over all
 slots (ties: slot, then row). A node takes K rows: its draws enter in order, duplicates kept, or
 none do. So whether a node is expanded never depends on its draws, and neither does the pool's size:
 `budget` sees what a node is expected to bring before it is drawn. Of equal draws only the first is
@@ -26,10 +26,10 @@ import torch
 
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.noise import DRAFT, philox_words, stepped
-from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, SCORE_ONE, Pool, roots
+from csd.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
 from csd.slots import Slots
 
-_MAX_SCORE = 1 << 30
+_MAX_COST = 1 << 30
 
 
 @dataclass(slots=True)
@@ -39,12 +39,12 @@ class Node:
     token: int
     slot: int
     depth: int
-    cost: int  # -log2 of the path's blended probability, times SCORE_ONE
+    cost: int  # -log2 of the path's blended probability, times COST_ONE
     source: int
     context: list[int]  # latest first
     parent: int = -1  # number among the slot's nodes
     rank: int = 0  # among the slot's nodes of this depth
-    score: int = 0  # of Pool: what the row is expected to bring
+    row_cost: int = 0  # of Pool: by what the row is expected to bring
     children: list[int] = field(default_factory=list)  # numbers of its K draws, in order
     drafts: list[int] = field(default_factory=list)  # what they are, as places in `kept`
     # what may follow and the words that draw from it; None until looked up
@@ -69,7 +69,7 @@ class SampledTrees:
     def grow(self, slots: Slots, live: int, nodes: int, choose: Callable) -> tuple[Pool, Drawn]:
         """A pool of all live slots' roots and at most `nodes` draws.
 
-        choose(scores) returns how many of so many rows are worth verifying, given their scores.
+        choose(costs) returns how many of so many rows are worth verifying, given their costs.
         """
         pool = roots(slots, live + nodes)
         state = _State.of(slots)
@@ -79,7 +79,7 @@ class SampledTrees:
         ranks = {s: [1] for s in order}
         heap = [(0, s, 0) for s in order]
         waiting = [trees[s][0] for s in order]
-        used, scores = 0, []
+        used, costs = 0, []
         while heap and used + self.draws <= nodes:
             _, s, number = heapq.heappop(heap)
             node, tree = trees[s][number], trees[s]
@@ -90,14 +90,14 @@ class SampledTrees:
                 waiting = []
             if not node.kept.token:
                 continue
-            score = self._row_score(node)
-            scores += [score] * self.draws
-            if choose(scores) < len(scores):
+            cost = self._row_cost(node)
+            costs += [cost] * self.draws
+            if choose(costs) < len(costs):
                 break
             used += self.draws
             node.drafts = draw(node.kept.law, node.words)
             for i in node.drafts:
-                child = self._child(node, number, i, score)
+                child = self._child(node, number, i, cost)
                 node.children.append(len(tree))
                 first = all(tree[c].token != child.token for c in node.children[:-1])
                 tree.append(child)
@@ -110,13 +110,13 @@ class SampledTrees:
                     waiting.append(child)
         return _fill(pool, trees, order)
 
-    def _row_score(self, node: Node) -> int:
-        """Expected accepted tokens of one of the node's rows, before they are drawn."""
+    def _row_cost(self, node: Node) -> int:
+        """By the expected accepted tokens of one of the node's rows, before they are drawn."""
         kept = node.kept
         hit = float((kept.probability * (1 - (1 - kept.law) ** self.draws)).sum()) / self.draws
-        return min(node.cost + round(-math.log2(hit) * SCORE_ONE), _MAX_SCORE)
+        return min(node.cost + round(-math.log2(hit) * COST_ONE), _MAX_COST)
 
-    def _child(self, node: Node, number: int, i: int, score: int) -> Node:
+    def _child(self, node: Node, number: int, i: int, row_cost: int) -> Node:
         token = node.kept.token[i]
         return Node(
             token=token,
@@ -126,7 +126,7 @@ class SampledTrees:
             source=node.kept.source[i],
             context=[token, *node.context[:-1]],
             parent=number,
-            score=score,
+            row_cost=row_cost,
         )
 
     def _look_up(self, nodes: list[Node], slots: Slots, state: "_State") -> None:
@@ -142,13 +142,13 @@ class Successors:
     """What the graph keeps of one context, likeliest first."""
 
     token: list[int]
-    cost: list[int]  # -log2 of the blended probability, times SCORE_ONE
+    cost: list[int]  # -log2 of the blended probability, times COST_ONE
     source: list[int]
     probability: np.ndarray = field(init=False)  # [W] float64, blended; the sum is at most 1
     law: np.ndarray = field(init=False)  # [W] float64, normalised
 
     def __post_init__(self) -> None:
-        self.probability = np.exp2(np.array(self.cost) / -SCORE_ONE)
+        self.probability = np.exp2(np.array(self.cost) / -COST_ONE)
         self.law = self.probability / max(self.probability.sum(), 1e-300)
 
 
@@ -172,7 +172,7 @@ def successors(
     level.group_key, level.prompt_len = slots.group_key, slots.prompt_len
     rows = len(slot) * (1 + MAX_CHILDREN)
     found = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1, decay=1.0))
-    columns = [x.tolist() for x in (found.token, found.score, found.source)]
+    columns = [x.tolist() for x in (found.token, found.cost, found.source)]
     ranges = zip(found.slot_start.tolist(), found.slot_nodes.tolist(), strict=True)
     return [Successors(*(x[a + 1 : a + n] for x in columns)) for a, n in ranges]
 
@@ -238,13 +238,13 @@ def _fill(pool: Pool, trees: dict[int, list[Node]], order: list[int]) -> tuple[P
                 position[s] + node.depth,
                 # the 64th node's bit is the sign
                 word - (1 << 64) if word >> 63 else word,
-                node.score,
+                node.row_cost,
                 node.source,
                 node.context[:context],
             ))  # fmt: skip
     fields = (
         pool.token, pool.parent, pool.slot, pool.depth, pool.position, pool.ancestors,
-        pool.score, pool.source, pool.context,
+        pool.cost, pool.source, pool.context,
     )  # fmt: skip
     used = len(rows)
     for tensor, column in zip(fields, zip(*rows, strict=True), strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from csd.pool import SCORE_ONE
+from csd.pool import COST_ONE
 
 WEIGHT_ONE = 1 << 16
 # a context's weights and total are halved when the total passes this
@@ -64,8 +64,8 @@ class GraphConfig:
 
     @property
     def level_cost(self) -> int:
-        """What a level of depth adds to a path's score."""
-        return round(-math.log2(self.decay) * SCORE_ONE)
+        """What a level of depth adds to a path's cost."""
+        return round(-math.log2(self.decay) * COST_ONE)
 
     def __post_init__(self) -> None:
         good = list(self.orders) == sorted({*self.orders} & {*range(1, 17)})

@@ -51,7 +51,7 @@ def _fill_kernel(
     depth_ptr,  # [M] int32, out
     position_ptr,  # [M] int32, out
     ancestors_ptr,  # [M] int64, out
-    score_ptr,  # [M] int32, out
+    cost_ptr,  # [M] int32, out
     source_ptr,  # [M] int32, out
     context_ptr,  # [M, N] int32, out
     slot_start_ptr,  # [S] int32, out
@@ -124,7 +124,7 @@ def _fill_kernel(
         tl.store(depth_ptr + row, zero, mask=mask)
         tl.store(position_ptr + row, zero, mask=mask)
         tl.store(ancestors_ptr + row, zero.to(tl.int64), mask=mask)
-        tl.store(score_ptr + row, zero, mask=mask)
+        tl.store(cost_ptr + row, zero, mask=mask)
         tl.store(source_ptr + row, zero, mask=mask)
         at = row[:, None] * N + offs_n[None, :]
         absent = tl.full([MAX_NODES, BLOCK_N], -1, tl.int32)
@@ -161,7 +161,7 @@ def _fill_kernel(
     tl.store(depth_ptr + row, depth, mask=mask)
     tl.store(position_ptr + row, base + depth, mask=mask)
     tl.store(ancestors_ptr + row, word, mask=mask)
-    tl.store(score_ptr + row, (node >> 41).to(tl.int32), mask=mask)
+    tl.store(cost_ptr + row, (node >> 41).to(tl.int32), mask=mask)
     tl.store(source_ptr + row, (node & 3).to(tl.int32), mask=mask)
     # a node's own token, its ancestors', the slot's
     at = i

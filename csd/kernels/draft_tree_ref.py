@@ -11,12 +11,12 @@ from csd.graph.table import ANY, PROMPT_BIT, SOURCES, GraphConfig, Table
 from csd.kernels.graph_lookup import find_contexts, hash_contexts
 from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
 from csd.pool import (
+    COST_ONE,
     MAX_CHILDREN,
     MAX_DEPTH,
     MAX_NODES,
     OWN,
     PROMPT,
-    SCORE_ONE,
     SIBLING,
     Pool,
     roots,
@@ -31,7 +31,7 @@ EULER_GAMMA = 0.5772156649015329
 TAIL = 1e-3
 # cost of the least likely path that is drafted, and of a path of probability 1 / e
 MAX_COST = (1 << 22) - 1
-UNIT = SCORE_ONE / math.log(2)
+UNIT = COST_ONE / math.log(2)
 _NONE = np.iinfo(np.int64).max
 _LAST_TOKEN = (1 << 31) - 1
 
@@ -313,7 +313,7 @@ def _fill(pool: Pool, nodes: _Nodes, live: int) -> None:
     put(pool.slot, row, nodes.slot)
     put(pool.depth, row, nodes.depth)
     put(pool.position, row, base + nodes.depth)
-    put(pool.score, row, nodes.cost)
+    put(pool.cost, row, nodes.cost)
     put(pool.source, row, nodes.source)
     put(pool.context, row, nodes.context)
     pool.ancestors[: word.size] = torch.from_numpy(word).to(pool.ancestors)

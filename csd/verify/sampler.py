@@ -40,8 +40,8 @@ class Sampler:
         """The pool of the step; what it was drawn from is kept for `verify`."""
         nodes = budget.ask(live)
 
-        def choose(scores: list[int]) -> int:
-            return budget.choose(live, scores)
+        def choose(costs: list[int]) -> int:
+            return budget.choose(live, costs)
 
         pool, self._drawn = self._trees.grow(slots, live, nodes, choose)
         if nodes:
