@@ -13,19 +13,20 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+from csd.kernels.aot import OTHER_SHAPES, SHAPES, TARGETS, Shape, all_jobs, compile_job
 
 
 def worker(path: str, part: int, parts: int) -> None:
     """Compiles every `parts`-th task of the file at `path`; one JSON object a line."""
-    from csd.kernels.aot import OTHER_SHAPES, SHAPES, all_jobs, compile_job
-
     with open(path) as file:
         tasks = json.load(file)
-    shapes = {s.name: s for s in SHAPES + OTHER_SHAPES}
     seen: dict[tuple, str] = {}
     index = 0
-    for target, dtype, name in tasks:
-        for job in all_jobs(target, shapes[name], dtype):
+    for target, dtype, sizes in tasks:
+        name = sizes["name"]
+        for job in all_jobs(target, Shape(**sizes), dtype):
             # a kernel that does not depend on the shape is compiled once
             key = (target, job.kernel.__name__, repr(sorted(job.args.items())), job.num_warps)
             if seen.setdefault(key, name) != name:
@@ -46,14 +47,20 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]
 
 
-def run(tasks: list[tuple[str, str, str]], processes: int = 2) -> list[dict]:
-    """Rows of all tasks (target, dtype, shape name), compiled in `processes` processes."""
+def run(
+    tasks: list[tuple[str, str, Shape]], processes: int = 2, cache: str | None = None
+) -> list[dict]:
+    """Rows of all tasks (target, dtype, shape), compiled in `processes` processes.
+
+    cache: the folder for the binaries, where launches with this TRITON_CACHE_DIR find them; without
+    one they are compiled afresh and not kept.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tasks.json")
         with open(path, "w") as file:
-            json.dump(tasks, file)
-        # the interpreter cannot share a process with the compiler; a fresh cache, honest seconds
-        env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": folder}
+            json.dump([(target, dtype, asdict(shape)) for target, dtype, shape in tasks], file)
+        # the interpreter cannot share a process with the compiler
+        env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache or folder}
 
         def part(i: int) -> list[dict]:
             code = f"from bench.aot import worker; worker({path!r}, {i}, {processes})"
@@ -104,19 +111,17 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> int:
-    from csd.kernels.aot import OTHER_SHAPES, SHAPES, TARGETS
-
-    names = [s.name for s in SHAPES]
+    shapes = {s.name: s for s in SHAPES + OTHER_SHAPES}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument(
         "--dtypes", nargs="+", default=["bf16", "fp16", "fp32"], choices=["bf16", "fp16", "fp32"]
     )
-    parser.add_argument("--shapes", nargs="+", default=names + [s.name for s in OTHER_SHAPES])
+    parser.add_argument("--shapes", nargs="+", default=list(shapes))
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
-    tasks = [(t, d, s) for t in args.targets for d in args.dtypes for s in args.shapes]
+    tasks = [(t, d, shapes[s]) for t in args.targets for d in args.dtypes for s in args.shapes]
     rows = run(tasks, args.jobs)
     rows.sort(key=lambda r: (r["kernel"], r["target"], r["dtype"], r["shape"]))
     print(table(rows))

@@ -46,32 +46,30 @@ class Zeros(TorchDispatchMode):
         return found.zero_() if func.overloadpacket.__name__ in FILLED else found
 
 
-def declared() -> dict:
-    """What `aot_jobs` compiles, by kernel: the constexprs of each job, and its warps."""
-    jobs: dict = {}
+def declared() -> set:
+    """What `aot_jobs` compiles: of each job the hash of its source, its warps and its stages."""
+    found = set()
     for job in aot.all_jobs("sm_90", SHAPE, "fp16"):
-        kept = {p.name: repr(job.args[p.name]) for p in job.kernel.params if p.is_constexpr}
-        jobs.setdefault(job.kernel.__name__, []).append(kept | {"num_warps": job.num_warps})
-    return jobs
+        source, options = aot.source_of(job)
+        found.add((source.hash(), *options.values()))
+    return found
 
 
-def watch(jobs: dict) -> None:
+def watch(jobs: set) -> None:
     launch = JITFunction.run
 
     def run(kernel, *args, grid, warmup, **options):
         compiled = launch(kernel, *args, grid=grid, warmup=True, **options)
-        names = {p.name for p in kernel.params if p.is_constexpr}
-        all_constants = compiled.src.constants.items()
-        constants = {kernel.arg_names[i]: repr(value) for (i,), value in all_constants}
-        kept = {name: value for name, value in constants.items() if name in names}
-        kept["num_warps"] = compiled.metadata.num_warps
+        meta, source = compiled.metadata, compiled.src
         row = {
             "kernel": kernel.__name__,
             "grid": [int(n) for n in grid],
             "binary": compiled.hash,
-            "declared": kept in jobs[kernel.__name__],
-            "constexprs": kept,
-            "shared": compiled.metadata.shared,
+            "declared": (source.hash(), meta.num_warps, meta.num_stages) in jobs,
+            "signature": {k: str(v) for k, v in source.signature.items()},
+            "attrs": str(source.attrs),
+            "constants": str(source.constants),
+            "shared": meta.shared,
         }
         print(json.dumps(row), flush=True)
 

@@ -5,12 +5,17 @@ from csd.kernels.aot import SHAPES, TARGETS
 
 
 @pytest.fixture(scope="module")
-def rows():
-    tasks = [("sm_90", "bf16", shape.name) for shape in SHAPES]
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(scope="module")
+def rows(cache):
+    tasks = [("sm_90", "bf16", shape) for shape in SHAPES]
     # one shape a head size is enough for the targets that nobody measures
     others = [t for t in TARGETS if t != "sm_90"]
-    tasks += [(target, "bf16", SHAPES[i].name) for target in others for i in (0, 2)]
-    return run(tasks)
+    tasks += [(target, "bf16", SHAPES[i]) for target in others for i in (0, 2)]
+    return run(tasks, cache=str(cache))
 
 
 def test_kernels_compile_fit_and_do_not_spill(rows):
@@ -24,6 +29,11 @@ def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
     want = {"sm_90": ("wgmma", True), "sm_80": ("mma", True), "gfx942": ("mfma", False)}
     for row in found:
         assert (row["mma"], row["async"]) == want[row["target"]], table([row])
+
+
+def test_binaries_are_kept_where_launches_look(rows, cache):
+    kept = [path.name for path in cache.glob("*/*.cubin")]
+    assert len(kept) == sum(row["target"] != "gfx942" for row in rows)
 
 
 def test_problems():

@@ -51,7 +51,8 @@ def test_every_launch_compiles_and_fits(launches):
 
 
 def test_what_is_launched_is_what_is_compiled_ahead_of_time(launches):
-    other = [(row["kernel"], row["constexprs"]) for row in launches[0] if not row["declared"]]
+    # types, alignment, constexprs, warps: a launch finds the binary in Triton's cache
+    other = [row for row in launches[0] if not row["declared"]]
     assert not other
 
 

@@ -153,7 +153,7 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
         types = {name: "*fp32:16" for name in (
             "logprob", "raw_logprob", "logprobs", "raw_logprobs",
         )}  # fmt: skip
-        types |= {"penalty": "*fp64:16", "live": "*i1:16", "tokens": "i32", "words": "i32"}
+        types |= {"penalty": "*fp64:16", "live": "*u1:16", "tokens": "i32", "words": "i32"}
         A = MAX_DEPTH + 1
         constants = dict(A=A, BLOCK_A=triton.next_power_of_2(A), N=N, BLOCK_N=N)
         args = {}

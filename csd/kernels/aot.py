@@ -121,33 +121,46 @@ def all_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
     return [job for m in modules() for job in m.aot_jobs(target, shape, dtype)]
 
 
-def compile_job(job: Job, target: str) -> dict:
-    """Compiles; returns registers, stack, spills, shared memory and its limit, and seconds."""
-    import triton
-    from triton.backends.compiler import GPUTarget
+def source_of(job: Job) -> tuple[Any, dict]:
+    """The source and options that `triton.compile` takes, equal to those of the job's launches.
+
+    Their hash is then the same, so that a launch finds what was compiled ahead of time in Triton's
+    cache.
+    """
     from triton.compiler import ASTSource
 
-    t = TARGETS[target]
     signature, constants, attrs = {}, {}, {}
     for i, param in enumerate(job.kernel.params):
         value = job.args[param.name]
         if param.is_constexpr or value is None:
             signature[param.name] = "constexpr"
             constants[param.name] = value
+            attrs[(i,)] = []
             continue
-        kind, _, aligned = value.partition(":")
-        signature[param.name] = kind
+        signature[param.name], _, aligned = value.partition(":")
+        if aligned and param.do_not_specialize:
+            raise ValueError(f"{job.name}: {param.name} is not specialised on, got {value!r}")
+        # a launch lists every integer and pointer that it looked at, and the hash is over the list
         if aligned:
             attrs[(i,)] = [["tt.divisibility", int(aligned)]]
+        elif not param.do_not_specialize and signature[param.name][:2] not in ("fp", "bf"):
+            attrs[(i,)] = []
     unknown = job.args.keys() - signature.keys()
     if unknown:
         raise ValueError(f"{job.name} gives arguments the kernel does not have: {sorted(unknown)}")
-    start = time.perf_counter()
     source = ASTSource(fn=job.kernel, signature=signature, constexprs=constants, attrs=attrs)
-    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
-    kernel = triton.compile(
-        source, target=GPUTarget(t.backend, t.arch, t.warp), options=options
-    )
+    return source, {"num_warps": job.num_warps, "num_stages": job.num_stages}
+
+
+def compile_job(job: Job, target: str) -> dict:
+    """Compiles; returns registers, stack, spills, shared memory and its limit, and seconds."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    t = TARGETS[target]
+    source, options = source_of(job)
+    start = time.perf_counter()
+    kernel = triton.compile(source, target=GPUTarget(t.backend, t.arch, t.warp), options=options)
     seconds = time.perf_counter() - start
     usage = _cuda_usage(kernel) if t.backend == "cuda" else _hip_usage(kernel)
     return {

@@ -207,13 +207,13 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
     ints = ("slot_pages", "slot_len", "accept_row", "accept_count")
     return [
         Job(
-            name="commit_kv",
+            name="commit_kv" + f" {stride}" * (stride != "i32"),
             kernel=_commit_kv_kernel,
             args={
                 **{f"{name}_ptr": f"*{dtype}:16" for name in floats},
                 **{f"{name}_ptr": "*i32:16" for name in ints},
-                "node_layer_stride": "i64:16",
-                "pages_layer_stride": "i64:16",
+                "node_layer_stride": "i32:16",
+                "pages_layer_stride": f"{stride}:16",
                 "slot_width": "i32",
                 "A": "i32",
                 "W": W,
@@ -222,4 +222,6 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
                 "BLOCK_W": min(1024, triton.next_power_of_2(W)),
             },
         )
+        # of a layer's pages: up to 2^31 values, and more
+        for stride in ("i32", "i64")
     ]

@@ -298,7 +298,7 @@ def _jobs(config: GraphConfig) -> list[Job]:
         "key", "group_key", "entry_group", "entry_hash", "succ_source", "nodes", "ancestors",
     )}  # fmt: skip
     types |= {name: "i32" for name in ("slots", "groups", "rows", "most", "buckets", "max_depth")}
-    types |= {"live": "*i1:16", "temperature": "*fp64:16", "max_cost": "i32"}
+    types |= {"live": "*u1:16", "temperature": "*fp64:16", "max_cost": "i32"}
     constants = dict(
         N=N, BLOCK_N=N, ORDERS=orders[::-1], BLOCK_O=block_o, HASH=hash_factors(N),
         WAYS=config.ways, E=config.successors, BLOCK_E=config.successors,

@@ -204,11 +204,12 @@ def rms_norm(
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
     jobs = []
-    for F, residual in ((shape.hidden, True), (shape.head_dim, False)):
+    # the first norm of a model, the others, and those of heads
+    for F, residual in ((shape.hidden, False), (shape.hidden, True), (shape.head_dim, False)):
         tiles = _tiles(F)
         jobs.append(
             Job(
-                name=f"rms_norm F={F}",
+                name=f"rms_norm F={F}" + " with sum" * residual,
                 kernel=_rms_norm_kernel,
                 args={
                     "x_ptr": f"*{dtype}:16",

@@ -238,7 +238,7 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
         "top", "raw_top", "raw_sum", "group_top", "head_distance", "list_distance", "rest",
         "logprob", "raw_logprob", "top_prob",
     )}  # fmt: skip
-    types |= {"logits": f"*{dtype}:16", "bad": "*i1:16"}
+    types |= {"logits": f"*{dtype}:16", "bad": "*u1:16"}
     constants = dict(
         STOPS=MAX_STOP_IDS, SPLITS=SPLITS, BLOCK=BLOCK, CAP=CAP, LIST=LIST, A=ACCEPT,
         BLOCK_A=triton.next_power_of_2(ACCEPT),
