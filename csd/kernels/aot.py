@@ -129,7 +129,9 @@ def source_of(job: Job) -> tuple[Any, dict]:
     """
     from triton.compiler import ASTSource
 
-    signature, constants, attrs = {}, {}, {}
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attrs: dict[tuple[int, ...], list] = {}
     for i, param in enumerate(job.kernel.params):
         value = job.args[param.name]
         if param.is_constexpr or value is None:
