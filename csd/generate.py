@@ -166,8 +166,9 @@ class _Call:
         self.budget = _budget(options.get("budget", "auto"))
         self.options = options
         count = _count("num_samples", options.get("num_samples", 1), 1)
-        until = options.get("until")
+        until = _called("until", options.get("until"), "csd.Vote() or a function of samples")
         self.until = until.of(count) if isinstance(until, Vote) else until
+        _called("callback", options.get("callback"), "a function")
         first = _count("first_sample", options.get("first_sample", 0), 0)
         seed = options.get("seed")
         if seed is None:
@@ -193,6 +194,8 @@ class _Call:
         )
         if params.stop and self.engine.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
+        if isinstance(until, Vote) and self.engine.tokenizer is None:
+            raise ValueError("until=csd.Vote() needs a tokenizer, got None: pass tokenizer=")
         taken: dict[tuple, int] = {}
         self.jobs = []
         for i, ids in enumerate(prompts):
@@ -261,6 +264,14 @@ def _on_tokens(callback: Callable | None, progress: Progress) -> OnTokens | None
             callback(job.index, running.index, tokens, text)
 
     return on_tokens
+
+
+def _called(name: str, value: Any, expected: str) -> Any:
+    # a class, as in until=csd.Vote, would be made of samples in place of asked about them
+    callable_ = callable(value) and not isinstance(value, type)
+    if value is not None and not callable_ and not isinstance(value, Vote):
+        raise TypeError(f"{name} must be {expected}, got {value!r}")
+    return value
 
 
 def _budget(budget: Any) -> str | int:

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from csd.answers import answer_of, boxed, extractor, last_number, stated
+from csd.answers import (
+    EXTRACTORS,
+    answer_of,
+    boxed,
+    canonical,
+    extractor,
+    last_number,
+    stated,
+)
 from csd.result import Sample
 
 __all__ = ["Decision", "Vote", "answer_of", "boxed", "drawn", "last_number", "stated", "vote"]
@@ -20,13 +28,18 @@ class Decision:
 
 
 def drawn(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples before the first cancelled one, in the order of their indices.
+    """The samples before the first cancelled one; `samples` are in the order of their indices.
 
     Samples that finish first are shorter and agree more than the rest: one that finished beyond a
     sample that did not says nothing that may be counted.
     """
     found = []
     for sample in samples:
+        if not isinstance(sample, Sample):
+            raise TypeError(
+                "samples must be what csd.generate returns for one prompt, or a list of Sample, "
+                f"got a {type(sample).__name__} in it"
+            )
         if sample.finish_reason == "cancelled":
             break
         found.append(sample)
@@ -49,19 +62,25 @@ def vote(
 
     samples: what `csd.generate` returns for a prompt, or a list of `Sample`.
     extract: the answer in a text, None for none; or "boxed", "stated" (after "the answer is"),
-        "number" (the last), "any" (the first of these that there is).
+        "number" (the last), "any" (the first of these that there is). Answers of these four that
+        are written differently (0.5, 1/2, \\frac12) are one, in the spelling of the lowest index;
+        a function's are compared as they are.
     weight: of a sample; 1 each when not given; "probability" for the exp of its mean
         log-probability. Ties go to the answer of the lowest index.
 
-    Raises ValueError for a weight that is negative or not finite.
+    Raises ValueError for a weight that is negative or not finite, and for samples without text.
     """
-    extract = extractor(extract)
+    read, same = extractor(extract), _comparison(extract)
     if weight == "probability":
         weight = probability
     elif weight is not None and not callable(weight):
         raise ValueError(f"weight must be a function, 'probability' or None, got {weight!r}")
     voters = drawn(samples)
-    answers = [extract(text_of(s)) for s in voters]
+    spelling: dict[str, str] = {}
+    answers = []
+    for sample in voters:
+        answer = read(text_of(sample))
+        answers.append(None if answer is None else spelling.setdefault(same(answer), answer))
     votes: dict[str, float] = {}
     for sample, answer in zip(voters, answers, strict=True):
         if answer is not None:
@@ -96,15 +115,18 @@ class Vote:
     def of(self, total: int) -> Callable[[list[Sample]], bool]:
         """The `until` of a prompt with `total` samples."""
         # every prefix holds the one before it: each text is read once
-        once = replace(self, extract=cache(extractor(self.extract)))
+        once = replace(self, extract=cache(self._read))
         return lambda prefix: once.decided(prefix, total)
+
+    def _read(self, text: str) -> str | None:
+        answer = extractor(self.extract)(text)
+        return None if answer is None else _comparison(self.extract)(answer)
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
         """Whether the first samples, `prefix`, decide among `total`."""
-        extract = extractor(self.extract)
         votes: dict[str, int] = {}
         for sample in prefix:
-            answer = extract(text_of(sample))
+            answer = self._read(text_of(sample))
             if answer is not None:
                 votes[answer] = votes.get(answer, 0) + 1
         if not votes:
@@ -139,6 +161,12 @@ class Vote:
 def _leader(votes: Mapping[str, float]) -> str:
     # a dict keeps insertion order and max takes the first of equals
     return max(votes, key=lambda answer: votes[answer])
+
+
+def _comparison(extract: str | Callable) -> Callable[[str], str]:
+    """What answers are compared as: those of a function of the user's as they are."""
+    built_in = isinstance(extract, str) or extract in EXTRACTORS.values()
+    return canonical if built_in else lambda answer: answer
 
 
 def text_of(sample: Sample) -> str:

@@ -14,6 +14,19 @@ from csd.answers import EXTRACTORS, answer_of, boxed, extractor, last_number, st
         ("no number at all", None),
         ("Final answer: **42**", "42"),
         (r"unfinished \boxed{3", "3"),
+        (r"\boxed{5} and then \boxed{3", "5"),
+        (r"within \boxed{} as asked: 7", "7"),
+        (r"\boxed {1{,}234}", "1234"),
+        ("The answer is 3/4.", "3/4"),
+        (r"The answer is $\frac{3}{4}$ of the 8.", r"\frac{3}{4}"),
+        ("The answer is 10 1/2 miles", "10 1/2"),
+        ("The answer is 5 * 3 = 15 dollars.", "15"),
+        ("The answer is (-3, 4).", "(-3, 4)"),
+        ("The answer is -$5.", "-5"),
+        (r"The answer is \(2\pi\). Or 3?", r"2\pi"),
+        ("The answer is (B). Because 3 > 2.", "B"),
+        ("The answer is 25%, or 1 in 4.", "25"),
+        ("The answer is 12 eggs. The answer is\n\n13.", "13"),
         (r"\boxed{$1,000}", "1000"),
         ("The answer is that she pays for 5 of them.", "5"),
         ("The answer is (B).", "B"),
@@ -38,6 +51,9 @@ def test_answers(text, answer):
         ("-0.0", "0"),
         ("100", "100"),
         ("12.", "12"),
+        (r"10,\!000 or 9\,500", "9500"),
+        (r"\$5 less: -\$3", "-3"),
+        ("½ of it", None),
     ],
 )
 def test_last_number(text, number):
@@ -47,6 +63,8 @@ def test_last_number(text, number):
 def test_boxed_takes_the_last_and_balances_braces():
     assert boxed(r"\boxed{1} \boxed{a{b}c}") == "a{b}c"
     assert boxed("none") is None
+    assert boxed(r"\boxed{\{1, 2\}} and \boxed{x") == r"\{1, 2\}"
+    assert boxed(r"\boxed{\boxed{8}}") == "8"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +75,7 @@ def test_boxed_takes_the_last_and_balances_braces():
         ("Answer: (C)\nBecause 3", "C"),
         ("The answer is", None),
         ("It is 9.", None),
+        (r"The answer is $\boxed{42}$. I hope it is.", "42"),
     ],
 )
 def test_stated(text, answer):
@@ -65,5 +84,6 @@ def test_stated(text, answer):
 
 def test_extractors_by_name():
     assert [extractor(name) for name in EXTRACTORS] == list(EXTRACTORS.values())
-    with pytest.raises(ValueError, match=r"extract must be a function or one of .*got 'last'"):
-        extractor("last")
+    for wrong in ("last", None, ["any"]):
+        with pytest.raises(ValueError, match=r"extract must be a function or one of .*got "):
+            extractor(wrong)

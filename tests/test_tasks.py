@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from csd.tasks import TASKS, canonical, read
+from csd.answers import canonical
+from csd.tasks import TASKS, read
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,11 @@ from csd.tasks import TASKS, canonical, read
         ["x=5", "5", "x = 5"],
         [r"2\sqrt3", r"2\sqrt{3}"],
         ["1,2,3", "1, 2, 3"],
+        ["10 1/2", "10.5", r"10\frac{1}{2}", r"\frac{21}2"],
+        ["12", r"12\text{ cm}", r"12 \mathrm{cm}"],
+        ["1234", "1{,}234", "1,234", r"1\,234"],
+        ["B", "(B)", r"\text{(B)}"],
+        ["-5", "-$5", r"-\$5.00"],
     ],
 )
 def test_spellings_of_one_answer(same):
@@ -27,7 +33,8 @@ def test_spellings_of_one_answer(same):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("1,2", "12"), ("1/2", "1/3"), ("x+1", "x+2"), ("-5", "5"), ("1/0", "0"), ("(1,2)", "[1,2]")],
+    [("1,2", "12"), ("1/2", "1/3"), ("x+1", "x+2"), ("-5", "5"), ("1/0", "0"), ("(1,2)", "[1,2]"),
+     ("10 1/2", "101/2"), (".5", "5"), ("3 4", "34.0")],
 )
 def test_different_answers(one, other):
     assert canonical(one) != canonical(other)
@@ -64,6 +71,19 @@ def test_errors_name_the_line(tmp_path):
     path.write_text('{"prompt": "a"\n')
     with pytest.raises(ValueError, match="line 1 is not JSON"):
         read(path, TASKS["jsonl"])
+    for row, message in [
+        ('{"prompt": 5, "answer": 5}', "line 1 must have a text or messages as 'prompt', got 5"),
+        ('{"prompt": " ", "answer": 5}', "must have a text or messages"),
+        ('{"prompt": [1, 2], "answer": 5}', "must have a text or messages"),
+        ('{"prompt": "a", "answer": null}', "text or a number as 'answer', got None"),
+        ("[1]", r"line 1 must be an object, got \[1\]"),
+    ]:
+        path.write_text(row)
+        with pytest.raises(ValueError, match=message):
+            read(path, TASKS["jsonl"])
+    path.write_text('{"question": "a", "answer": "so it is five"}')
+    with pytest.raises(ValueError, match="line 1 must end its 'answer' in #### and a number"):
+        read(path, TASKS["gsm8k"])
     path.write_text("\n")
     with pytest.raises(ValueError, match="holds no problems"):
         read(path, TASKS["jsonl"])

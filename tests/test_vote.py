@@ -31,6 +31,20 @@ def test_a_majority_with_ties_to_the_lowest_index():
     assert vote([sample(0, r"\boxed{1} or 2")], extract="number").answer == "2"
 
 
+def test_spellings_of_one_answer_are_one_vote():
+    texts = [r"\boxed{0.5}", r"\boxed{3}", r"\boxed{\frac12}", r"\boxed{3}", r"\boxed{1/2}"]
+    out = [sample(i, text) for i, text in enumerate(texts)]
+    decided = vote(out, extract="boxed")
+    assert (decided.answer, decided.count) == ("0.5", 3)
+    assert decided.answers == ["0.5", "3", "0.5", "3", "0.5"]
+    # two of two votes leave three, which cannot be known to agree
+    assert [csd.Vote("boxed").decided(out[:n], 5) for n in range(1, 6)] == [False] * 4 + [True]
+    assert csd.Vote("boxed").of(4)(out[:3]) is True  # a tie would go to the first
+    assert csd.Vote().of(3)([out[0], out[2]]) is True
+    # one's own function says what is equal
+    assert vote(out, extract=lambda text: text[7:-1]).answer == "3"
+
+
 def test_what_finished_beyond_a_cancelled_sample_does_not_vote():
     out = [sample(0, "9"), sample(1, "3", "cancelled"), sample(2, "3"), sample(3, "3")]
     assert vote(out).answers == ["9"]
@@ -58,6 +72,19 @@ def test_errors_name_the_argument():
         csd.Vote(confidence=0.5)
     with pytest.raises(ValueError, match="extract"):
         csd.Vote(extract="last")
+    with pytest.raises(TypeError, match="samples must be what csd"):
+        vote([[sample(0, "1")], [sample(0, "2")]])
+
+
+def test_an_until_that_cannot_be_asked_is_refused_before_anything_is_drawn():
+    bare = engine(PrefixSum())
+    for until in (csd.Vote, "vote", 3):
+        with pytest.raises(TypeError, match=r"until must be csd.Vote\(\) or a function .*got"):
+            csd.generate(bare, [1], until=until)
+    with pytest.raises(ValueError, match=r"until=csd.Vote\(\) needs a tokenizer"):
+        csd.generate(bare, [1], until=csd.Vote())
+    with pytest.raises(TypeError, match="callback must be a function, got 'print'"):
+        csd.generate(bare, [1], callback="print")
 
 
 # enough votes that every kind of tie and every order of arrival occurs
