@@ -48,12 +48,21 @@ def best_of(
         raise ValueError(
             f"score must be 'logprob', a function or a sequence classification model, got {score!r}"
         )
-    scores = [float(score(s)) for s in compared]
-    for sample, value in zip(compared, scores, strict=True):
-        if math.isnan(value):
-            raise ValueError(f"score must be a number, got NaN for sample {sample.index}")
+    scores = [_number(score(s), s) for s in compared]
     best = max(range(len(scores)), key=scores.__getitem__)
     return Best(compared[best], scores[best], scores)
+
+
+def _number(score: Any, sample: Sample) -> float:
+    try:
+        value = float(score)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"score must give a number, got {score!r} for sample {sample.index}"
+        ) from error
+    if math.isnan(value):
+        raise ValueError(f"score must give a number, got NaN for sample {sample.index}")
+    return value
 
 
 def mean_logprob(sample: Sample) -> float:

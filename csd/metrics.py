@@ -17,9 +17,15 @@ def pass_at_k(correct: Sequence[bool | None], k: int) -> float:
 
     Raises ValueError for fewer than `k` samples before the first None.
     """
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"k must be a whole number, got {k!r}")
     known = list(correct)
     if None in known:
         known = known[: known.index(None)]
+    for right in known:
+        # half a point would count as one
+        if right not in (0, 1):
+            raise ValueError(f"correct must hold True, False or None, got {right!r}")
     n, c = len(known), sum(map(bool, known))
     if k < 1 or k > n:
         raise ValueError(f"k must lie between 1 and the {n} samples that count, got {k}")

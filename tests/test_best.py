@@ -81,5 +81,7 @@ def test_errors_name_the_argument(drawn, reward):
         csd.best_of(out, "longest")
     with pytest.raises(ValueError, match="got NaN for sample 0"):
         csd.best_of(out, lambda s: math.nan)
+    with pytest.raises(TypeError, match="score must give a number, got None for sample 0"):
+        csd.best_of(out, lambda s: None)
     with pytest.raises(ValueError, match="at least one that was not cancelled"):
         csd.best_of([])
