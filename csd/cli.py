@@ -20,9 +20,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.run(args)
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, OSError, MemoryError, ArithmeticError,
+            NotImplementedError) as error:  # fmt: skip
         print(f"csd: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("csd: interrupted", file=sys.stderr)
+        return 130
 
 
 def _add_sample(commands: _SubParsersAction) -> None:

@@ -67,10 +67,9 @@ def _eval(args: Namespace) -> int:
     try:
         engine = engine_for(args.model, device=args.device, revision=args.revision)
         chat = getattr(engine.tokenizer, "chat_template", None) is not None and not args.plain
-        have = len(results.rows)
+        have = min(len(results.rows), len(problems))
         if have:
-            kept = min(have, len(problems))
-            print(f"{out} holds {kept} of {len(problems)} problems", file=sys.stderr)
+            print(f"{out} holds {have} of {len(problems)} problems", file=sys.stderr)
         n = args.num_samples
         with tqdm(
             total=len(problems) * n, initial=have * n, unit="sample", disable=args.quiet

@@ -35,16 +35,19 @@ class Results:
             raise ValueError(f"{path} is being written by another process") from None
         self._file.seek(0)
         data = self._file.read()
+        first = _line({"settings": settings})
         whole = data.rfind(b"\n") + 1
-        self._file.truncate(whole)
-        lines = [json.loads(line) for line in data[:whole].splitlines()]
-        # a run that drew nothing, of a model that was not there, must not bind the next one
-        if len(lines) == 1 and isinstance(lines[0], dict) and [*lines[0]] == ["settings"]:
-            self._file.truncate(0)
+        try:
+            # nothing is cut of a file that is not a run's
+            if not whole and not first.startswith(data):
+                raise ValueError(f"{path} is not a results file of csd eval; choose another -o")
+            lines = _parsed(path, data[:whole], settings)
+        except ValueError:
+            self._file.close()
+            raise
+        self._file.truncate(whole if len(lines) > 1 else 0)
+        if len(lines) < 2:
             lines = []
-        if lines:
-            self._check(path, lines[0], settings)
-        else:
             self._write([{"settings": settings}])
         self.rows: list[dict] = lines[1:]
 
@@ -56,20 +59,40 @@ class Results:
         self._file.close()
 
     def _write(self, rows: list[dict]) -> None:
-        self._file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        self._file.write(b"".join(map(_line, rows)))
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _check(self, path: str | Path, first: Any, settings: dict) -> None:
-        have = first.get("settings") if isinstance(first, dict) else None
-        if have == settings:
-            return
-        self._file.close()
-        if have is None:
-            raise ValueError(f"{path} is not a results file of csd eval; choose another -o")
+
+def _line(row: dict) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def _parsed(path: str | Path, data: bytes, settings: dict) -> list[dict]:
+    """The lines of a results file. Raises ValueError where they are not those of these settings.
+
+    A run that drew nothing, of a model that was not there, does not bind the next one.
+    """
+    lines = []
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+    if not lines:
+        return []
+    have = lines[0].get("settings") if isinstance(lines[0], dict) else None
+    if not isinstance(have, dict):
+        raise ValueError(f"{path} is not a results file of csd eval; choose another -o")
+    for at, row in enumerate(lines[1:]):
+        found = row.get("problem") if isinstance(row, dict) else None
+        if found != at:
+            raise ValueError(f"{path}, line {at + 2} must hold problem {at}, got {found!r}")
+    if len(lines) > 1 and have != settings:
         keys = [k for k in {**have, **settings} if have.get(k) != settings.get(k)]
         what = ", ".join(f"{k} {have.get(k)!r}, now {settings.get(k)!r}" for k in keys)
         raise ValueError(f"{path} was written with {what}; choose another -o, or remove it")
+    return lines
 
 
 def digest(path: str | Path) -> str:
@@ -102,6 +125,7 @@ def run(
         first.append(seen[key] * num_samples)
         seen[key] += 1
     todo = list(range(len(results.rows), len(problems)))
+    _check([(problems[i].index, prompts[i]) for i in todo], engine, options)
     while todo:
         # repeated problems go alone, for their own first_sample
         take = 1
@@ -117,6 +141,17 @@ def run(
         ]
         results.add(rows)
         yield rows
+
+
+def _check(prompts: list, engine: Engine, options: dict) -> None:
+    """Refuse what cannot be drawn before hours go into the problems in front of it."""
+    from csd.generate import _Call
+
+    for index, prompt in prompts:
+        try:
+            _Call(engine, prompt, options)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"problem {index}: {error}") from error
 
 
 def _prompt(prompt: str | list[dict], chat: bool) -> str | list[dict]:

@@ -155,6 +155,88 @@ def test_other_settings_and_a_held_file_are_refused(place, whole, capsys):
     assert "num_samples must be at least 1, got 0" in capsys.readouterr().err
 
 
+FOREIGN = [
+    '{"prompt": "mine"}\n{"prompt": "its last line has no end"}',
+    "a note",
+    '{"settings": {"mine": true}}',
+    "",
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN, ids=["lines", "a line", "like ours", "empty"])
+def test_a_file_that_is_not_a_runs_keeps_every_byte(tmp_path, text):
+    path = tmp_path / "file.jsonl"
+    path.write_text(text)
+    if text:
+        with pytest.raises(ValueError, match="is not a results file of csd eval"):
+            evaluate.Results(path, {"model": "a"})
+        assert path.read_text() == text
+    else:
+        evaluate.Results(path, {"model": "a"}).close()
+
+
+def test_every_torn_write_goes_on(tmp_path):
+    """A file is cut after each of its bytes, as a kill may leave it."""
+    path, settings = tmp_path / "torn.jsonl", {"model": "a"}
+    rows = [{"problem": 0, "texts": ["\u2028 é"]}, {"problem": 1}]
+    results = evaluate.Results(path, settings)
+    results.add(rows)
+    results.close()
+    data = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
+    for size in range(len(data) + 1):
+        path.write_bytes(data[:size])
+        results = evaluate.Results(path, settings)
+        whole = max(sum(end <= size for end in ends) - 1, 0)
+        assert results.rows == rows[:whole]
+        results.add(rows[whole:])
+        results.close()
+        assert path.read_bytes() == data
+
+
+def test_a_damaged_file_says_where(tmp_path):
+    path = tmp_path / "damaged.jsonl"
+    for text, message in [
+        ('{"settings": {}}\n{"problem": 1}\n', "line 2 must hold problem 0, got 1"),
+        ('{"settings": {}}\n{"problem"\n', "line 2 is not JSON"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            evaluate.Results(path, {})
+        assert path.read_text() == text
+
+
+def test_a_problem_that_does_not_fit_is_named_before_anything_is_drawn(place, tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+    rows = [{"prompt": "Say 1.", "answer": "1"}, {"prompt": "x" * 9000, "answer": "2"}]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = tmp_path / "out.jsonl"
+    assert main(["eval", str(path), "--model", str(place / "toy"), "-o", str(out)]) == 2
+    assert "csd: problem 1: the prompt has 90" in capsys.readouterr().err
+    assert len(lines(out)) == 1
+
+
+def test_fewer_problems_of_a_longer_run(place, whole, capsys):
+    """--limit takes the first rows; the file keeps the others."""
+    before = (place / "whole.jsonl").read_bytes()
+    summary = (place / "whole.summary.json").read_bytes()
+    assert main(command(place, "whole.jsonl", "--limit", "3")) == 0
+    streams = capsys.readouterr()
+    assert "holds 3 of 3 problems" in streams.err and "12/12" in streams.err
+    assert json.loads(streams.out.splitlines()[-1])["problems"] == 3
+    assert (place / "whole.jsonl").read_bytes() == before
+    (place / "whole.summary.json").write_bytes(summary)
+
+
+def test_a_file_of_problems_that_has_changed_is_refused(place, whole, tmp_path, capsys):
+    changed = tmp_path / "problems.jsonl"
+    changed.write_text((place / "problems.jsonl").read_text().replace("Say 3.", "Say 4."))
+    arguments = command(place, "whole.jsonl")
+    arguments[1] = str(changed)
+    assert main(arguments) == 2
+    assert "was written with problems_sha256" in capsys.readouterr().err
+
+
 def test_a_run_that_drew_nothing_does_not_bind_the_next(tmp_path):
     path = tmp_path / "typo.jsonl"
     evaluate.Results(path, {"model": "smolm2"}).close()
