@@ -84,7 +84,9 @@ class Loop:
         before = dict(spent)
         pool, verdict = self.step(live, budget)
         took = {phase: spent[phase] - before[phase] for phase in PHASES}
-        snapshot = Snapshot(pool, verdict, self.record_top, self.drafts)
+        snapshot = Snapshot(
+            pool, verdict, self.record_top, self.drafts, self.step.ops.snapshot
+        )
         pending = Pending.of(snapshot, self.owners, self.steps)
         pending.draft_seconds = took["propose"] + took["insert"]
         pending.model_seconds = took["forward"] + took["verify"] + took["commit"]

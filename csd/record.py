@@ -1,10 +1,12 @@
 """What the host learns of a step, copied off the device as one small bundle."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from csd.drafts import Trees
+from csd.kernels.snapshot import layout, size, snapshot_ref
 from csd.pool import Pool, path_probability
 from csd.verdict import Verdict
 
@@ -16,42 +18,17 @@ class Snapshot:
     host; `layout` has every field's name, shape and place.
     """
 
-    def __init__(self, pool: Pool, verdict: Verdict, top: bool = False, trees: bool = False):
-        row = verdict.accept_row.clamp(min=0).long()
-        # token i of the path was drafted as row i + 1; the last one was sampled off the tree
-        following = torch.nn.functional.pad(row[:, 1:], (0, 1))
-        place = torch.arange(row.shape[1], device=row.device)
-        drafted = place + 1 < verdict.accept_count[:, None]
-        ints = dict(
-            count=verdict.accept_count,
-            nodes=pool.slot_nodes,
-            finish=verdict.finish,
-            bad=verdict.bad,
-            tokens=verdict.sample[row],
-            sources=torch.where(drafted, pool.source[following], 0),
-            cost=torch.where(pool.depth > 0, pool.cost, -1),
-        )
-        floats = dict(logprobs=verdict.logprob[row], raw_logprobs=verdict.raw_logprob[row])
-        if top:
-            ints["top_token"] = verdict.top_token[row]
-            floats["top_prob"] = verdict.top_prob[row].to(verdict.logprob.dtype)
-        if trees:
-            ints |= dict(
-                start=pool.slot_start, token=pool.token, parent=pool.parent,
-                path_cost=pool.cost, source=pool.source, accept_row=verdict.accept_row,
-            )  # fmt: skip
-        self.layout = tuple(_layout(fields) for fields in (ints, floats))
-        self.ints = torch.cat([x.reshape(-1).int() for x in ints.values()])
-        self.floats = torch.cat([x.reshape(-1) for x in floats.values()])
-
-
-def _layout(fields: dict[str, torch.Tensor]) -> list[tuple[str, tuple, int]]:
-    """Name, shape and first element of each field."""
-    at, places = 0, []
-    for name, x in fields.items():
-        places.append((name, tuple(x.shape), at))
-        at += x.numel()
-    return places
+    def __init__(
+        self,
+        pool: Pool,
+        verdict: Verdict,
+        top: bool = False,
+        trees: bool = False,
+        pack: Callable = snapshot_ref,
+    ):
+        (S, A), M = verdict.accept_row.shape, pool.token.shape[0]
+        self.layout = layout(S, M, A, top, trees)
+        self.ints, self.floats = pack(pool, verdict, top, trees)
 
 
 @dataclass(slots=True)
@@ -85,10 +62,7 @@ class Record:
         got = {}
         for places, values in zip(layout, (ints, floats), strict=True):
             for name, shape, at in places:
-                size = 1
-                for n in shape:
-                    size *= n
-                got[name] = values[at : at + size].view(shape).tolist()
+                got[name] = values[at : at + size(shape)].view(shape).tolist()
         trees = None
         if "token" in got:
             trees = Trees(

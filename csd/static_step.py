@@ -48,7 +48,7 @@ class StaticStep(Step):
         """Run a step; what it decided is on its way to the host when this returns."""
         if not self.slots.live.is_cuda:
             start = time.perf_counter()
-            snapshot = Snapshot(*self.body(rows, nodes), self.top, self.trees)
+            snapshot, _ = self._snapshot(rows, nodes)
             pending = Pending.of(snapshot, owners, step)
             pending.model_seconds = time.perf_counter() - start
             return pending
@@ -81,7 +81,7 @@ class StaticStep(Step):
     def _snapshot(self, rows: int, nodes: int) -> tuple[Snapshot, tuple[Pool, Verdict]]:
         # a graph's pool and verdict are kept: the next graph must not take their memory
         kept = self.body(rows, nodes)
-        return Snapshot(*kept, self.top, self.trees), kept
+        return Snapshot(*kept, self.top, self.trees, self.ops.snapshot), kept
 
 
 def _event() -> torch.cuda.Event:

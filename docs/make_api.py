@@ -15,7 +15,7 @@ Made from the docstrings by `python docs/make_api.py`. The command line is `csd 
 # kernels that other models can use, each a file of csd/kernels
 KERNELS = (
     "rms_norm", "rotary", "swiglu", "plan_attention", "tree_attention", "merge_partials",
-    "commit_kv", "observe", "graph_insert", "draft_tree", "verify", "advance_slots",
+    "commit_kv", "observe", "graph_insert", "draft_tree", "verify", "advance_slots", "snapshot",
 )  # fmt: skip
 FILES = {
     "plan_attention": "attention_plan", "commit_kv": "commit", "advance_slots": "advance",

@@ -94,7 +94,7 @@ def main(slots: int, rows: int) -> None:
     watch(declared())
     with Zeros():
         for _ in range(2):
-            Snapshot(*step.body(rows, rows), False, False)
+            Snapshot(*step.body(rows, rows), pack=step.ops.snapshot)
             print(json.dumps({}))
 
 

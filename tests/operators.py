@@ -9,6 +9,7 @@ from csd.kernels.observe import observe
 from csd.kernels.ops import Ops, planned_by
 from csd.kernels.rms_norm import rms_norm
 from csd.kernels.rotary import rotary
+from csd.kernels.snapshot import snapshot
 from csd.kernels.swiglu import swiglu
 from csd.kernels.tree_attention import tree_attention
 from csd.kernels.verify import verify
@@ -31,4 +32,5 @@ OPERATORS = Ops(
     draft_tree=draft,
     observe=observe,
     graph_insert=graph_insert,
+    snapshot=snapshot,
 )

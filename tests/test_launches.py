@@ -37,6 +37,7 @@ STEP = {
     "verify": ["scan", "compact", "sample", "descend"],
     "commit": ["commit_kv", "advance_slots"],
     "insert": ["observe", "claim", "allocate", "merge"],
+    "report": ["snapshot"],
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ class Ops:
     draft_tree: Callable
     observe: Callable
     graph_insert: Callable
+    snapshot: Callable
 
     @classmethod
     def choose(cls, kernels: str | None, device: torch.device) -> "Ops":
@@ -40,6 +41,7 @@ def reference() -> Ops:
     from csd.kernels.observe import observe_ref
     from csd.kernels.rms_norm import rms_norm_ref
     from csd.kernels.rotary import rotary_ref
+    from csd.kernels.snapshot import snapshot_ref
     from csd.kernels.swiglu import swiglu_ref
     from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
     from csd.kernels.verify import verify_ref
@@ -61,6 +63,7 @@ def reference() -> Ops:
         draft_tree=draft_tree_ref,
         observe=observe_ref,
         graph_insert=graph_insert_ref,
+        snapshot=snapshot_ref,
     )
 
 
@@ -73,6 +76,7 @@ def triton() -> Ops:
     from csd.kernels.observe import observe_triton
     from csd.kernels.rms_norm import rms_norm_triton
     from csd.kernels.rotary import rotary_triton
+    from csd.kernels.snapshot import snapshot_triton
     from csd.kernels.swiglu import swiglu_triton
     from csd.kernels.tree_attention import tree_attention_triton
     from csd.kernels.verify import verify_triton
@@ -90,6 +94,7 @@ def triton() -> Ops:
         draft_tree=draft_tree_triton,
         observe=observe_triton,
         graph_insert=graph_insert_triton,
+        snapshot=snapshot_triton,
     )
 
 
