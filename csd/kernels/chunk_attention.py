@@ -9,8 +9,11 @@ the rest, on every device: a prompt is read once, and its kernels are hard to be
 
 import torch
 import torch.nn.functional as F
+from torch.backends import cuda as backend
 
 from csd.cache import PAGE
+
+aten = torch.ops.aten
 
 
 def chunk_attention(
@@ -26,14 +29,18 @@ def chunk_attention(
     table = pages[: (end + PAGE - 1) // PAGE]
     # [1, K, end, D]
     k, v = (_tokens(x, table)[:end].transpose(0, 1)[None] for x in (k_pages, v_pages))
-    mask = None
+    q, mask = q.transpose(0, 1)[None], None
+    if _flash(q, k, v):
+        # its causal mask ends where queries and keys do
+        out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
+        return out[0].transpose(0, 1)
     if start:
         # imports the compiler, over a second: not with csd, but with the first long prompt
         from torch.nn.attention.bias import causal_lower_right
 
         mask = causal_lower_right(rows, end)
     out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
+        q,
         k,
         v,
         attn_mask=mask,
@@ -42,6 +49,14 @@ def chunk_attention(
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)
+
+
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether flash attention is asked for by name: left to itself, PyTorch takes cuDNN's on the
+    newest GPUs, which prepares half a second for each length that is new to it."""
+    if not q.is_cuda or q.shape[-1] % 8:
+        return False
+    return backend.can_use_flash_attention(backend.SDPAParams(q, k, v, None, 0.0, False, True))
 
 
 def _tokens(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
