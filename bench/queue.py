@@ -109,7 +109,7 @@ def run(traces: list[Trace], slots: int, together: int, nodes: int) -> dict:
     watch = Watch()
     engine.ops = replace(
         engine.ops, verify=watch, draft_tree=Posterior(traces).draft,
-        plan_attention=lambda *where: None,
+        plan_attention=lambda **where: None,
     )  # fmt: skip
     jobs = forced_jobs(traces)
     with forcing(engine, traces):

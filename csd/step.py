@@ -64,27 +64,27 @@ class Step:
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""
         cache, slots = self.cache, self.slots
-        where = (
-            cache.prompt_pages,
-            slots.prompt_len,
-            cache.slot_pages,
-            slots.generated,
-            pool.slot,
-            pool.ancestors,
-            pool.slot_start,
-            pool.slot_nodes,
-            pool.group_start,
+        where = dict(
+            prompt_pages=cache.prompt_pages,
+            prompt_len=slots.prompt_len,
+            slot_pages=cache.slot_pages,
+            slot_len=slots.generated,
+            slot=pool.slot,
+            ancestors=pool.ancestors,
+            slot_start=pool.slot_start,
+            slot_nodes=pool.slot_nodes,
+            group_start=pool.group_start,
         )
         config = self.decoder.config
-        work = self.ops.plan_attention(*where, config.heads, config.kv_heads)
+        work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
         scale = config.head_dim**-0.5
         node_k, node_v = cache.node_k[:, : pool.rows], cache.node_v[:, : pool.rows]
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             return self.ops.tree_attention(
-                q, node_k[layer], node_v[layer], cache.k[layer], cache.v[layer], *where, scale,
-                work=work,
-            )
+                q, node_k[layer], node_v[layer], cache.k[layer], cache.v[layer], **where,
+                scale=scale, work=work,
+            )  # fmt: skip
 
         hidden = self.decoder.forward(pool.token, pool.position, attend, node_k, node_v, self.ops)
         if self.drafting:

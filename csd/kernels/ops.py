@@ -46,9 +46,9 @@ def reference() -> Ops:
     from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
     from csd.kernels.verify import verify_ref
 
-    def plan(*where: Any) -> Any:
+    def plan(heads: int, kv_heads: int, **where: torch.Tensor) -> Any:
         # the reference needs no head counts
-        return host_work(*where[:-2])
+        return host_work(**where)
 
     return Ops(
         name="reference",
@@ -101,8 +101,12 @@ def triton() -> Ops:
 def planned_by(plan_attention: Callable) -> Callable:
     """What a step calls: a plan needs neither pages nor ancestors."""
 
-    def plan(*where: Any) -> Any:
-        _, prompt_len, _, slot_len, slot, _, *rest = where
-        return plan_attention(prompt_len, slot_len, slot, *rest)
+    def plan(
+        prompt_pages: torch.Tensor,
+        slot_pages: torch.Tensor,
+        ancestors: torch.Tensor,
+        **needed: Any,
+    ) -> Any:
+        return plan_attention(**needed)
 
     return plan
