@@ -35,7 +35,7 @@ test-integrations: install-integrations
 
 test-long: install
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/test_distribution.py \
-		tests/test_verify_engine.py tests/test_lossless.py
+		tests/test_verify_engine.py tests/test_smollm2.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -3,8 +3,24 @@ import os
 # read when triton is imported, so before anything else imports it
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import interpreter
 import pytest
 import torch
+
+interpreter.patch_once_a_launch()
+
+
+# the files that take longest, longest first: were one of them begun last, it would run alone
+LONGEST = [
+    "test_verify", "test_aot", "test_ray", "test_engine_triton", "test_lossless", "test_smollm2",
+    "test_draft_tree_triton", "test_tensor_parallel", "test_verify_engine", "test_engine",
+    "test_distribution",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture
@@ -28,26 +44,6 @@ def checkpoint(tmp_path_factory):
     import checkpoints
 
     return checkpoints.Cache(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(scope="session")
-def smollm2():
-    """An engine with SmolLM2-135M-Instruct in float32."""
-    import csd
-    from csd.models.demo import smollm2_path
-
-    return csd.Engine(smollm2_path())
-
-
-@pytest.fixture(scope="session")
-def smollm2_module():
-    """SmolLM2-135M-Instruct as transformers loads it, in float32."""
-    import transformers
-
-    from csd.models.demo import smollm2_path
-
-    folder, _, name = smollm2_path().rpartition("/")
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name)
 
 
 @pytest.fixture(scope="session")

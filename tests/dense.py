@@ -49,3 +49,12 @@ def some_tokens(count: int, vocab: int = checkpoints.VOCAB) -> torch.Tensor:
 def their_logits(model, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return model(tokens[None]).logits[0]
+
+
+def assert_same_logits(decoder, tokens, want, prompt: int, tolerance: float) -> None:
+    """At the prefill of `prompt` tokens, then at each step of one token."""
+    ours = Dense(decoder)
+    got = [ours.logits(tokens[:prompt])]
+    got += [ours.logits(tokens[i : i + 1]) for i in range(prompt, len(tokens))]
+    error = (torch.cat(got) - want).abs().amax(1)
+    assert error.max() <= tolerance, error.tolist()

@@ -1,15 +1,14 @@
-"""The command line, on the real model."""
+"""The command line."""
 
 import json
 
 import csd
 from csd.cli import main
-from csd.models.demo import smollm2_path
 
 
-def test_sample_prints_one_json_object(capsys):
+def test_sample_prints_one_json_object(toy_folder, capsys):
     code = main(
-        ["sample", smollm2_path(), "What is 2 + 3?", "-n", "3", "--max-new-tokens", "12",
+        ["sample", toy_folder, "What is 2 + 3?", "-n", "3", "--max-new-tokens", "12",
          "--temperature", "0.7", "--seed", "1", "--budget", "8", "--json"]
     )  # fmt: skip
     out = capsys.readouterr().out

@@ -47,11 +47,12 @@ def cell_probabilities():
     return torch.outer(one, one).flatten()
 
 
-def counts(max_slots, replicates=REPLICATES):
-    e = engine(LastToken(logits_of, VOCAB), max_slots=max_slots)
+def counts(max_slots, together, replicates=REPLICATES):
+    e = engine(LastToken(logits_of, VOCAB), max_slots=max_slots, together=together)
     results = csd.generate(
-        e, prompts(replicates), num_samples=2, seed=20240, max_new_tokens=POSITIONS, budget=6
-    )
+        e, prompts(replicates), num_samples=2, seed=20240, max_new_tokens=POSITIONS,
+        budget=6 * max_slots,
+    )  # fmt: skip
     cells = torch.tensor([r.tokens for r in results])
     code = (cells * torch.tensor([9, 3, 1])).sum(-1)
     accepted = sum(r.stats.nodes_accepted for r in results)
@@ -79,11 +80,13 @@ def equal_share(observed):
     return share, (share - p) / math.sqrt(p * (1 - p) / replicates)
 
 
-@pytest.mark.parametrize("max_slots", [1, 2])
-def test_joint_law(max_slots):
-    observed, accepted = counts(max_slots)
-    # two slots in lockstep have nothing to copy: each position is new to both
-    assert accepted > REPLICATES / 10 or max_slots == 2
+@pytest.mark.parametrize(
+    ("max_slots", "together"), [(16, 1), (16, 2)], ids=["one-after-another", "side-by-side"]
+)
+def test_joint_law(max_slots, together):
+    observed, accepted = counts(max_slots, together)
+    # samples side by side have little to copy: most positions are new to both
+    assert accepted > REPLICATES / 10 or together == 2
     assert p_value(observed) > 1e-4
     assert abs(equal_share(observed)[1]) < 4
 
@@ -117,7 +120,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
         return verdict
 
     monkeypatch.setattr(verify_file, "verify_ref", copying)
-    observed, _ = counts(max_slots=1, replicates=400)
+    observed, _ = counts(max_slots=1, together=1, replicates=400)
     assert equal_share(observed)[1] > 20
     assert p_value(observed) < 1e-10
 

@@ -26,7 +26,7 @@ def test_equals_the_references(family, options):
     for kernels in ("reference", "triton"):
         with csd.Engine(model, max_slots=3, kernels=kernels) as engine:
             out = engine.generate(
-                PROMPTS, num_samples=2, max_new_tokens=6, budget=6, seed=3, ignore_eos=True,
+                PROMPTS, num_samples=2, max_new_tokens=4, budget=6, seed=3, ignore_eos=True,
                 **options,
             )  # fmt: skip
         runs.append(out)

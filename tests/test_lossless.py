@@ -1,7 +1,5 @@
 """csd's tokens are plain sampling's, token by token, whatever is drafted."""
 
-import os
-
 import oracle
 import pytest
 import torch
@@ -67,9 +65,15 @@ def expected():
     return get
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("seed", [0, 1234567890123])
+# a seed of one word and one of two, each with every family and every setting
+CASES = [
+    (family, setting, (0, 1234567890123)[(i + j) % 2])
+    for i, family in enumerate(("llama", "qwen2", "qwen3"))
+    for j, setting in enumerate(SETTINGS)
+]
+
+
+@pytest.mark.parametrize(("family", "setting", "seed"), CASES)
 def test_tokens_equal_plain_sampling(expected, family, setting, seed):
     engine, plain = expected(family, setting, seed)
     for budget in (0, 4, 16, 64):
@@ -91,57 +95,3 @@ def test_drafts_are_accepted_in_these_tests(expected):
         engine, PROMPT, num_samples=8, seed=0, max_new_tokens=LENGTH, budget=64, temperature=0.6
     )
     assert 0 < out.stats.nodes_accepted < out.stats.nodes_proposed
-
-
-def test_smollm2_in_float32(smollm2, smollm2_module):
-    """Against plain sampling with transformers, in float32: a difference is a tie."""
-    prompt = smollm2.tokenizer("The capital of France is")["input_ids"]
-    out = csd.generate(
-        smollm2, prompt, num_samples=2, seed=3, max_new_tokens=40, temperature=0.8, budget=8,
-        ignore_eos=True,
-    )  # fmt: skip
-    for sample in out:
-        tokens, _, _, gaps = oracle.generate(
-            smollm2_module, prompt, seed=3, sample=sample.index, max_new_tokens=40, temperature=0.8
-        )
-        same = [a == b for a, b in zip(sample.tokens, tokens, strict=True)]
-        if not all(same):
-            at = same.index(False)
-            print(f"sample {sample.index} differs at token {at}, score gap {gaps[at]:.2e}")
-            assert gaps[at] < 1e-4
-
-
-@torch.no_grad()
-def test_every_smollm2_token_follows_its_prefix(smollm2, smollm2_module):
-    """Each token csd drew, against transformers' logits for the prefix csd had; CSD_TOKENS of them.
-
-    One forward pass over a whole sample gives the logits of all its prefixes.
-    """
-    wanted = int(os.environ.get("CSD_TOKENS", "320"))
-    texts = [f"Write {n} short sentences about the sea and the people who live by it." for n in
-             ("two", "three", "four", "five", "six", "seven", "eight", "nine")]  # fmt: skip
-    vocab, seen, differ = smollm2.config.vocab, 0, []
-    for text in texts:
-        prompt = smollm2.tokenizer(text)["input_ids"]
-        key = oracle.key_of(5, prompt)
-        out = csd.generate(
-            smollm2, prompt, num_samples=min(8, -(-wanted // 160)), seed=5, temperature=0.8,
-            max_new_tokens=160, budget=16, ignore_eos=True,
-        )  # fmt: skip
-        assert out.stats.nodes_accepted > 0
-        for sample in out:
-            ids = torch.tensor([prompt + sample.tokens])
-            logits = smollm2_module(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-            for i, (z, token) in enumerate(zip(logits / 0.8, sample.tokens, strict=True)):
-                drawn, gap = oracle.choose(z.double().numpy(), key, i, sample.index, 0)
-                seen += 1
-                if drawn != token:
-                    differ.append((sample.index, i, gap))
-                    print(f"sample {sample.index} differs at token {i}, score gap {gap:.2e}")
-                    assert gap < 1e-4
-            if seen >= wanted:
-                break
-        if seen >= wanted:
-            break
-    assert vocab == z.shape[0] and seen >= wanted
-    assert len(differ) <= max(1, seen // 10_000)

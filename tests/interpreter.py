@@ -1,0 +1,26 @@
+"""Triton's interpreter, without what it does again in every call of a device function."""
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+
+def patch_once_a_launch():
+    """A launch puts what the interpreter runs in the place of the language's functions.
+
+    Each call within the launch would go through all of them again, only to find that this is done:
+    half of the time of these tests.
+    """
+    if not hasattr(interpreter, "_LangPatchScope"):
+        # another Triton's, whose tests take longer
+        return
+    patch = interpreter._patch_lang
+    # the last of what is replaced in a module
+    original = {lang: lang.max_constancy for lang in (tl, tl.core)}
+
+    def patch_lang(fn):
+        langs = [x for x in fn.__globals__.values() if x is tl or x is tl.core]
+        if langs and all(lang.max_constancy is not original[lang] for lang in langs):
+            return interpreter._LangPatchScope()
+        return patch(fn)
+
+    interpreter._patch_lang = patch_lang
