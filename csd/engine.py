@@ -2,27 +2,25 @@
 
 import threading
 from collections.abc import Callable, Generator
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from csd.budget import MOST_NODES, AutoBudget, AutoPool, CostModel, FixedBudget, FixedPool
-from csd.cache import PAGE, KVCache, pages_for
-from csd.capture import Captures
-from csd.device import current, on_device, upload
+from csd.budget import AutoBudget, AutoPool, CostModel, FixedBudget, FixedPool
+from csd.cache import PAGE, KVCache
+from csd.device import current, on_device
 from csd.graph.drafters import make_drafter
 from csd.job import Job, Running
-from csd.kernels.chunk_attention import chunk_attention
-from csd.kernels.commit import write_prompt
 from csd.kernels.ops import Ops
 from csd.loop import Loop
-from csd.memory import Demand, free_bytes, peak_bytes, slots_that_fit
+from csd.memory import Demand, Sizes, free_bytes, peak_bytes, slots_that_fit
 from csd.models.load import Loaded, load
-from csd.pool import roots
 from csd.result import Sample, Samples
 from csd.slots import Slots
 from csd.static_step import StaticStep, sizes_for
 from csd.step import Step
+from csd.time_steps import sizes_to_time, time_steps
 from csd.verify.sampler import Sampler
 
 
@@ -203,46 +201,24 @@ class Engine:
         if drafter != self._drafter_name:
             self._drafter_name = drafter
             self._drop()
-        slots = min(self.max_slots, sum(len(j.samples) for j in jobs))
-        max_new = max(j.params.max_new_tokens for j in jobs)
-        slot_pages = pages_for(max_new)
-        prompt_pages = max(1, max(pages_for(len(j.prompt) - 1) for j in jobs))
-        # as many groups in flight as slots, each with its own prompt
-        groups = min(slots, len(jobs))
-        pages = slots * slot_pages + groups * prompt_pages
-        have = self._step
-        if have is not None:
-            fits = (
-                have.slots.count >= slots
-                and have.cache.slot_pages.shape[1] >= slot_pages
-                and have.cache.prompt_pages.shape[1] >= prompt_pages
-                and len(have.cache.allocator) >= pages
-                and have.cache.k.dtype == self.dtype
-            )
-            if fits:
-                return have
-            # their memory counts as free below
-            have = None
+        wanted = Sizes.of(jobs, self.max_slots)
+        if self._step is not None:
+            if wanted.fit(self._step.cache) and self._step.cache.k.dtype == self.dtype:
+                return self._step
+            # its memory counts as free below
             self._drop()
 
         def demand(slots: int) -> Demand:
-            return Demand.of(
-                self.config,
-                self.dtype,
-                slots=slots,
-                groups=groups,
-                slot_pages=slot_pages,
-                prompt_pages=prompt_pages,
-                rows=self._rows(slots),
-            )
+            sizes = replace(wanted, slots=slots)
+            return Demand.of(self.config, self.dtype, **asdict(sizes), rows=self._rows(slots))
 
-        slots = slots_that_fit(demand, slots, int(self.memory * free_bytes(self.device)))
-        pages = slots * slot_pages + min(slots, groups) * prompt_pages
+        slots = slots_that_fit(demand, wanted.slots, int(self.memory * free_bytes(self.device)))
+        sizes = replace(wanted, slots=slots)
         # what a call leaves for the next must not be of one caller's inference mode
         with torch.inference_mode(False):
             self._drafter = make_drafter(self._drafter_name, self._ops, self.device)
-            sizes = slots, slot_pages, prompt_pages, pages
-            self._step = self._allocate(*sizes, self._drafter.context)
+            tables = sizes.slot_pages, sizes.prompt_pages
+            self._step = self._allocate(slots, *tables, sizes.pages, self._drafter.context)
         return self._step
 
     def _rows(self, slots: int) -> int:
@@ -276,54 +252,13 @@ class Engine:
 
     def measure_steps(self) -> CostModel:
         """Seconds of forward and verify over a few pool sizes, on slots that hold nothing."""
-        sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
-        sizes = [s for s in sizes if s <= self.max_slots + MOST_NODES]
-        if self.static and self.device.type == "cuda":
-            sizes = sizes_for(self.max_slots)
+        captured = self.static and self.device.type == "cuda"
+        sizes = sizes_to_time(self.max_slots, captured)
         with torch.inference_mode(False):
             step = self._allocate(sizes[-1], 1, 1, 1, 1)
-        step.drafting = False
-        step.slots.group.zero_()
-
-        def run(rows: int) -> None:
-            live = torch.arange(sizes[-1], device=self.device) < rows
-            step.slots.live.copy_(live)
-            step.slots.context[:, 0] = 0
-            pool = roots(step.slots, rows)
-            self._ops.verify(step.forward(pool), pool, step.slots)
-
-        captures = Captures()
-
-        def timed(rows: int) -> None:
-            if self.static:
-                captures.get(rows, lambda: run(rows))[0].replay()
-            else:
-                run(rows)
-            torch.cuda.synchronize()
-
-        if self.device.type == "cuda":
-            # what is compiled or captured is so before anything is timed
-            for rows in sizes:
-                timed(rows)
-            return CostModel.measure(timed, sizes)
-        return CostModel.measure(run, sizes)
+        return time_steps(step, sizes, captured)
 
     def new_group_key(self) -> int:
         """Never used before, by any call."""
         self._next_group += 1
         return self._next_group
-
-    def read_prompt(self, step: Step, g: int, chunk: list[int], start: int) -> None:
-        """Keys and values of a prompt's tokens from `start` on, into the pages of group g."""
-        cache, rows = step.cache, len(chunk)
-        tokens = upload(torch.tensor(chunk, dtype=torch.int32), self.device)
-        position = torch.arange(start, start + rows, dtype=torch.int32, device=self.device)
-        node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
-        scale = self.config.head_dim**-0.5
-
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            k, v, pages = cache.k[layer], cache.v[layer], cache.prompt_pages[g]
-            write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
-            return chunk_attention(q, k, v, pages, start, scale)
-
-        self.decoder.forward(tokens, position, attend, node_k, node_v, self._ops)

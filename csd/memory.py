@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from csd.cache import PAGE, KVCache
+from csd.cache import PAGE, KVCache, pages_for
+from csd.job import Job
 
 
 def free_bytes(device: torch.device) -> int:
@@ -34,13 +35,38 @@ def peak_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def weight_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Weights of a decoder of this shape; norms and biases, a few parts in 10,000, left out."""
-    c = config
-    attention = (2 * c.heads + 2 * c.kv_heads) * c.head_dim * c.hidden
-    layer = attention + 3 * c.hidden * c.intermediate
-    embeddings = (1 if c.tied else 2) * c.vocab * c.hidden
-    return (c.layers * layer + embeddings) * dtype.itemsize
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the caches of a call must hold."""
+
+    slots: int  # samples in flight
+    groups: int  # prompts in flight, each with pages of its own
+    slot_pages: int  # of a sample's tokens
+    prompt_pages: int  # of the longest prompt
+
+    @classmethod
+    def of(cls, jobs: list[Job], max_slots: int) -> "Sizes":
+        slots = min(max_slots, sum(len(j.samples) for j in jobs))
+        return cls(
+            slots=slots,
+            groups=min(slots, len(jobs)),
+            slot_pages=pages_for(max(j.params.max_new_tokens for j in jobs)),
+            prompt_pages=max(1, max(pages_for(len(j.prompt) - 1) for j in jobs)),
+        )
+
+    @property
+    def pages(self) -> int:
+        # each group in flight has at least one slot
+        return self.slots * self.slot_pages + min(self.slots, self.groups) * self.prompt_pages
+
+    def fit(self, cache: KVCache) -> bool:
+        """Whether a cache that nobody uses is large enough."""
+        return (
+            cache.slot_pages.shape[0] >= self.slots
+            and cache.slot_pages.shape[1] >= self.slot_pages
+            and cache.prompt_pages.shape[1] >= self.prompt_pages
+            and len(cache.allocator) >= self.pages
+        )
 
 
 @dataclass(frozen=True, slots=True)

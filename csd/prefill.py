@@ -43,7 +43,7 @@ class Prefill:
     def read(self) -> None:
         """Run the next chunk; keys and values go to the group's pages."""
         tokens = self.job.prompt[self.at : self.at + self.chunk]
-        self.engine.read_prompt(self.step, self.job.group, tokens, self.at)
+        self.step.read_prompt(self.job.group, tokens, self.at)
         self.at += len(tokens)
         self._tell(self.at)
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from csd.cache import KVCache
+from csd.device import upload
+from csd.kernels.chunk_attention import chunk_attention
+from csd.kernels.commit import write_prompt
 from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.pool import Pool, roots, trim
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Step:
-    """The state of an engine and the five functions over it."""
+    """The state of an engine, the five functions over it, and the reading of a prompt."""
 
     decoder: DecoderLike
     # a csd.graph.drafter.Drafter; None until the first step, and where `drafting` is not
@@ -90,6 +93,21 @@ class Step:
         if self.drafting:
             self.drafter.see(hidden)
         return self.decoder.logits(hidden)
+
+    def read_prompt(self, g: int, chunk: list[int], start: int) -> None:
+        """Keys and values of a prompt's tokens from `start` on, into the pages of group g."""
+        cache, rows, device = self.cache, len(chunk), self.slots.live.device
+        tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
+        position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
+        node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
+        scale = self.decoder.config.head_dim**-0.5
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            k, v, pages = cache.k[layer], cache.v[layer], cache.prompt_pages[g]
+            write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
+            return chunk_attention(q, k, v, pages, start, scale)
+
+        self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
 
     def commit(self, verdict: Verdict) -> None:
         """Accepted nodes' keys and values move behind the committed ones; slots move on."""

@@ -19,17 +19,17 @@ STATIC = pytest.mark.parametrize("static", [False, True], ids=["eager", "static"
 def events(monkeypatch):
     """What engines do, in order: the tokens of a chunk that is read, or "step"."""
     found = []
-    read, forward = csd.Engine.read_prompt, Step.forward
+    read, forward = Step.read_prompt, Step.forward
 
-    def watched_read(self, step, g, chunk, start):
+    def watched_read(self, g, chunk, start):
         found.append(len(chunk))
-        read(self, step, g, chunk, start)
+        read(self, g, chunk, start)
 
     def watched_forward(self, pool):
         found.append("step")
         return forward(self, pool)
 
-    monkeypatch.setattr(csd.Engine, "read_prompt", watched_read)
+    monkeypatch.setattr(Step, "read_prompt", watched_read)
     monkeypatch.setattr(Step, "forward", watched_forward)
     return found
 

@@ -113,11 +113,6 @@ class ParallelEngine(Engine):
         self.link.send("end", [(job.seed, job.result(), job.stats) for job in jobs])
         self.link.agree(None)
 
-    def read_prompt(self, step: Step, g: int, chunk: list[int], start: int) -> None:
-        self.link.send("prompt", (g, chunk, start, step.cache.prompt_pages[g]))
-        with self.link.together(self.parts.exchanges(len(chunk), head=False)):
-            super().read_prompt(step, g, chunk, start)
-
     def _prepare(self, jobs: list[Job], drafter: Any) -> Step:
         before = self._step
         step = super()._prepare(jobs, drafter)
@@ -190,7 +185,7 @@ class ParallelEngine(Engine):
                 raise kept
             step = self._following()
             step.cache.prompt_pages[g] = pages
-            super().read_prompt(step, g, chunk, start)
+            step.read_prompt(g, chunk, start)
 
     def _following(self) -> "FollowerStep":
         if not isinstance(self._step, FollowerStep):
@@ -231,6 +226,12 @@ class LeaderStep(LinkedStep):
     """A step of rank 0: what it proposes goes to the others, with the slots the host has edited."""
 
     _sent: dict = field(default_factory=dict)  # the slots as the others have them
+
+    def read_prompt(self, g: int, chunk: list[int], start: int) -> None:
+        self.link.send("prompt", (g, chunk, start, self.cache.prompt_pages[g]))
+        decoder: Any = self.decoder
+        with self.link.together(decoder.exchanges(len(chunk), head=False)):
+            Step.read_prompt(self, g, chunk, start)
 
     def propose(self, live: int, budget: Any) -> Pool:
         pool = Step.propose(self, live, budget)
