@@ -5,13 +5,11 @@ drafter that serves one request at a time would have them.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from csd.graph.drafter import Drafter
+from csd.graph.fill import Row, fill
 from csd.kernels.draft_tree import Noise
 from csd.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
 from csd.slots import Slots
@@ -126,52 +124,20 @@ def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
     """The pool of the live slots' roots and their trees; trees: by slot, `rows` hold them all."""
     pool = roots(slots, rows)
     width = pool.context.shape[1]
-    order = [s for s in pool.slot.tolist() if s >= 0]
-    head = {s: i for i, s in enumerate(order)}
-    position, context = pool.position.tolist(), pool.context.tolist()
-    token = pool.token.tolist()
-    out: list[tuple] = []
-    starts: list[int] = []
-    for s in order:
-        i, tree = head[s], trees[s]
-        base = len(out)
-        starts.append(base)
-        out.append((token[i], -1, s, 0, position[i], 1, 0, ROOT, context[i]))
-        probability = tree.probability
-        # stable, and a child is never likelier than its parent
-        ranked = sorted(range(len(tree.token)), key=lambda n: -probability[n])
-        row = {-1: base} | {n: base + 1 + j for j, n in enumerate(ranked)}
-        for j, n in enumerate(ranked):
-            parent = out[row[tree.parent[n]]]
-            cost = -math.log2(max(tree.probability[n], 2.0**-16))
-            out.append((
-                tree.token[n],
-                row[tree.parent[n]],
-                s,
-                tree.level[n],
-                position[i] + tree.level[n],
-                parent[5] | 1 << (j + 1),
-                round(cost * COST_ONE),
-                tree.source[n],
-                [tree.token[n], *parent[8]][:width],
-            ))  # fmt: skip
-    used = len(out)
-    if not used:
-        return pool
-    columns: list[Sequence] = list(zip(*out, strict=True))
-    # the 64th node's bit is the sign
-    columns[5] = [w - (1 << 64) if w >> 63 else w for w in columns[5]]
-    fields = (
-        pool.token, pool.parent, pool.slot, pool.depth, pool.position, pool.ancestors,
-        pool.cost, pool.source, pool.context,
-    )  # fmt: skip
-    for tensor, column in zip(fields, columns, strict=True):
-        tensor[:used] = torch.tensor(column, dtype=tensor.dtype)
-    nodes = [len(trees[s].token) + 1 for s in order]
-    at = torch.tensor(order, device=pool.slot_start.device)
-    pool.slot_start[at] = torch.tensor(starts, dtype=torch.int32).to(at.device)
-    pool.slot_nodes[at] = torch.tensor(nodes, dtype=torch.int32).to(at.device)
-    bounds = [*starts, used]
-    first = [bounds[i] for i in pool.group_start.tolist()]
-    pool.group_start.copy_(torch.tensor(first, dtype=torch.int32))
+    heads = zip(pool.slot.tolist(), pool.token.tolist(), pool.context.tolist(), strict=True)
+    fill(pool, {s: _ranked(trees[s], token, said, width) for s, token, said in heads if s >= 0})
     return pool
+
+
+def _ranked(tree: Tree, token: int, context: list[int], width: int) -> list[Row]:
+    """The root, then the tree's nodes, likeliest first."""
+    out = [Row(token, -1, 0, 0, ROOT, context)]
+    # stable, and a child is never likelier than its parent
+    ranked = sorted(range(len(tree.token)), key=lambda n: -tree.probability[n])
+    place = {-1: 0} | {n: 1 + j for j, n in enumerate(ranked)}
+    for n in ranked:
+        above = place[tree.parent[n]]
+        cost = round(-math.log2(max(tree.probability[n], 2.0**-16)) * COST_ONE)
+        said = [tree.token[n], *out[above].context][:width]
+        out.append(Row(tree.token[n], above, tree.level[n], cost, tree.source[n], said))
+    return out

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from csd.graph.consensus import ConsensusGraph
+from csd.graph.fill import Row, fill
 from csd.kernels.noise import DRAFT, philox_words, stepped
 from csd.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
 from csd.slots import Slots
@@ -50,6 +51,10 @@ class Node:
     # what may follow and the words that draw from it; None until looked up
     kept: Any = None  # Successors
     words: Any = None  # [K] array
+
+    def row(self, width: int) -> Row:
+        context = self.context[:width]
+        return Row(self.token, self.parent, self.depth, self.row_cost, self.source, context)
 
 
 @dataclass(slots=True)
@@ -108,7 +113,9 @@ class SampledTrees:
                     ranks[s][child.depth] += 1
                     heapq.heappush(heap, (child.cost, s, len(tree) - 1))
                     waiting.append(child)
-        return _fill(pool, trees, order)
+        width = pool.context.shape[1]
+        fill(pool, {s: [node.row(width) for node in tree] for s, tree in trees.items()})
+        return pool, Drawn([n for tree in trees.values() for n in tree], pool.slot_start.tolist())
 
     def _row_cost(self, node: Node) -> int:
         """By the expected accepted tokens of one of the node's rows, before they are drawn."""
@@ -213,47 +220,3 @@ class _State:
             self.sample[s][:, None],
             stepped(DRAFT, self.step[s])[:, None],
         )
-
-
-def _fill(pool: Pool, trees: dict[int, list[Node]], order: list[int]) -> tuple[Pool, Drawn]:
-    """Put the trees into a pool of roots; `order` is the order of its slots."""
-    live = len(order)
-    position = dict(zip(order, pool.position[:live].tolist(), strict=True))
-    context = pool.context.shape[1]
-    rows: list[tuple] = []
-    starts: dict[int, int] = {}
-    nodes: list[Node] = []
-    for s in order:
-        base = starts[s] = len(rows)
-        words: list[int] = []
-        for number, node in enumerate(trees[s]):
-            word = 1 << number | (words[node.parent] if node.parent >= 0 else 0)
-            words.append(word)
-            nodes.append(node)
-            rows.append((
-                node.token,
-                base + node.parent if node.parent >= 0 else -1,
-                s,
-                node.depth,
-                position[s] + node.depth,
-                # the 64th node's bit is the sign
-                word - (1 << 64) if word >> 63 else word,
-                node.row_cost,
-                node.source,
-                node.context[:context],
-            ))  # fmt: skip
-    fields = (
-        pool.token, pool.parent, pool.slot, pool.depth, pool.position, pool.ancestors,
-        pool.cost, pool.source, pool.context,
-    )  # fmt: skip
-    used = len(rows)
-    for tensor, column in zip(fields, zip(*rows, strict=True), strict=True):
-        tensor[:used] = torch.tensor(column, dtype=tensor.dtype)
-    at = torch.tensor(order)
-    pool.slot_start[at] = torch.tensor([starts[s] for s in order], dtype=torch.int32)
-    pool.slot_nodes[at] = torch.tensor([len(trees[s]) for s in order], dtype=torch.int32)
-    bounds = [*starts.values(), used]
-    first = [bounds[i] for i in pool.group_start.tolist()]
-    pool.group_start.copy_(torch.tensor(first, dtype=torch.int32))
-    start = [starts.get(s, 0) for s in range(pool.slot_start.shape[0])]
-    return pool, Drawn(nodes, start)
