@@ -205,7 +205,7 @@ class _Call:
             self.jobs.append(Job(i, ids, params, samples, seed, prompt_key(seed, ids)))
 
     def run(self) -> Iterator[tuple[int, Sample]]:
-        progress = Progress.of(self.options.get("progress"), self.jobs)
+        progress = Progress(self.jobs, bool(self.options.get("progress")))
         callback = self.options.get("callback")
         record = self.options.get("record")
         run = self.engine.run(
@@ -221,7 +221,7 @@ class _Call:
         )
         try:
             for job, sample in run:
-                progress.finished(job, sample)
+                progress.finished()
                 yield job.index, sample
         finally:
             run.close()
@@ -259,7 +259,7 @@ def _on_tokens(callback: Callable | None, progress: Progress) -> OnTokens | None
         return None
 
     def on_tokens(job: Job, running: Running, tokens: list[int], text: str) -> None:
-        progress.tokens(job, len(tokens))
+        progress.tokens()
         if callback is not None:
             callback(job.index, running.index, tokens, text)
 

@@ -6,7 +6,7 @@ root: the last committed token, whose keys and values are not in the cache yet. 
 last, with slot -1.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -68,9 +68,6 @@ class Pool:
     @property
     def rows(self) -> int:
         return self.token.shape[0]
-
-    def clone(self) -> "Pool":
-        return Pool(**{f.name: getattr(self, f.name).clone() for f in fields(self)})
 
 
 def joined(pool: Pool, match: torch.Tensor) -> torch.Tensor:

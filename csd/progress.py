@@ -5,15 +5,10 @@ import time
 from typing import TextIO
 
 from csd.job import Job
-from csd.result import Sample
 
 
 class Progress:
     """Tokens so far, tokens per second and step, samples finished."""
-
-    @classmethod
-    def of(cls, wanted: object, jobs: list[Job]) -> "Progress":
-        return cls(jobs, bool(wanted))
 
     def __init__(self, jobs: list[Job], shown: bool, out: TextIO | None = None):
         self.shown = shown
@@ -24,13 +19,13 @@ class Progress:
         self._start = time.perf_counter()
         self._last = 0.0
 
-    def tokens(self, job: Job, count: int) -> None:
+    def tokens(self) -> None:
         now = time.perf_counter()
         if self.shown and now - self._last > 0.1:
             self._last = now
             self._write()
 
-    def finished(self, job: Job, sample: Sample) -> None:
+    def finished(self) -> None:
         self._done += 1
         if self.shown:
             self._write()

@@ -5,7 +5,7 @@ dead slot has no rows in the pool. Everything a kernel needs to know of a sample
 a replayed step sees refills and new limits without being captured again.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -90,6 +90,3 @@ class Slots:
     @property
     def count(self) -> int:
         return self.live.shape[0]
-
-    def clone(self) -> "Slots":
-        return Slots(**{f.name: getattr(self, f.name).clone() for f in fields(self)})

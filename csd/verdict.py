@@ -1,6 +1,6 @@
 """What verification decided in one step."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -23,6 +23,3 @@ class Verdict:
     accept_count: torch.Tensor  # [S] int32, rows kept after stop rules = tokens committed
     finish: torch.Tensor  # [S] int32, RUNNING, STOP or LENGTH
     bad: torch.Tensor  # [S] bool, a logit of the slot is NaN or +inf, or all are -inf
-
-    def clone(self) -> "Verdict":
-        return Verdict(**{f.name: getattr(self, f.name).clone() for f in fields(self)})

@@ -1,5 +1,6 @@
 """Moving slots on, interpreted, against the reference."""
 
+from copy import deepcopy
 from dataclasses import fields
 
 import pytest
@@ -27,12 +28,12 @@ def test_equals_the_reference(seed, penalty):
     logits = random_logits(pool.rows, 97, seed)
     logits[::3, 31] += 20
     verdict = verify_ref(logits, pool, slots)
-    want = slots.clone()
+    want = deepcopy(slots)
     advance_slots_ref(want, verdict)
-    got = slots.clone()
+    got = deepcopy(slots)
     advance_slots_triton(got, verdict)
     check(got, want)
-    op = slots.clone()
+    op = deepcopy(slots)
     advance_slots(op, verdict)
     check(op, want)
 

@@ -141,9 +141,6 @@ class Table:
         """The same table in numpy: the tensors' own memory where it is the host's, else copies."""
         return self.map(lambda x: x.numpy(force=True))
 
-    def clone(self) -> "Table":
-        return self.map(lambda x: x.clone())
-
     def copy_(self, other: "Table") -> None:
         for name in _TENSORS:
             getattr(self, name).copy_(getattr(other, name))
