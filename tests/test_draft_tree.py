@@ -1,76 +1,15 @@
+"""What is drafted, against the plain model of `graph_model.py`, and what is never drafted."""
+
 import random
 from dataclasses import fields, replace
 
 import pytest
 import torch
-from graph_model import Graph, draft, wrap
+from draft_cases import CONFIG, check, one_slot, random_graph, random_slots
+from graph_model import Graph, draft
 
-from csd.graph.table import ANY, GraphConfig
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.pool import MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING, Pool
-from csd.slots import Slots
-
-CONFIG = GraphConfig(orders=(1, 2, 3), capacity=1024, ways=16, successors=8)
-
-
-def random_graph(rng, config=CONFIG, vocab=6, tokens=60, groups=(11, 12), weights=None):
-    """A graph of some random walks of each group."""
-    graph = Graph(config)
-    N = config.context
-    for group in groups:
-        walk = [rng.randrange(vocab) for _ in range(tokens)]
-        rows = []
-        for i in range(1, tokens):
-            context = ([-1] * N + walk[:i])[: -N - 1 : -1]
-            pairs = [(t, rng.choice(weights or [1, 999, 5000, 20000])) for t in range(vocab)]
-            pairs = rng.sample(pairs, rng.randrange(1, min(vocab, 8)))
-            if walk[i] not in [t for t, _ in pairs]:
-                pairs.append((walk[i], 9000))
-            total = sum(w for _, w in pairs) + rng.choice([0, 3000])
-            rows.append((group, context, pairs, total, rng.choice([0, 1, 2, 5, 61, 62])))
-            if rng.random() < 0.2:
-                rows.append((group, [ANY, *[-1] * (N - 1)], pairs, total, rng.randrange(63)))
-        for i in range(0, len(rows), 16):
-            graph.insert(rows[i : i + 16], groups)
-    return graph
-
-
-def random_slots(rng, count, config=CONFIG, vocab=6, groups=(11, 12), live=None):
-    """Slots of several groups in any order, some dead, some greedy, some near their end."""
-    slots = Slots.empty(count, vocab, 100, config.context)
-    # there are as many groups as slots
-    groups = groups[:count]
-    for s in range(count):
-        slots.live[s] = rng.random() < 0.7 if live is None else live
-        slots.group[s] = rng.randrange(len(groups))
-        slots.key[s] = wrap(rng.getrandbits(64))
-        slots.sample[s] = rng.choice([0, 1, 5, 61, 62, 64])
-        slots.generated[s] = rng.randrange(40)
-        slots.max_new[s] = slots.generated[s] + rng.choice([1, 2, 3, 30])
-        slots.temperature[s] = rng.choice([0, 0.7, 1.0])
-        short = rng.choice([0, 0, 0, 1])
-        tail = [rng.randrange(vocab) for _ in range(config.context - short)]
-        slots.context[s, : len(tail)] = torch.tensor(tail)
-        if rng.random() < 0.3:
-            slots.stop_ids[s, 0] = rng.randrange(vocab)
-    slots.group_key[: len(groups)] = torch.tensor(groups)
-    slots.prompt_len[: len(groups)] = torch.arange(len(groups)) * 7 + 3
-    return slots
-
-
-def one_slot(config=CONFIG, temperature=0.0, max_new=100, group=11):
-    slots = random_slots(random.Random(0), 1, config, live=True)
-    slots.group[0], slots.group_key[0] = 0, group
-    slots.context[0] = torch.arange(config.context)
-    slots.temperature[0], slots.generated[0], slots.max_new[0] = temperature, 0, max_new
-    slots.stop_ids.fill_(-1)
-    slots.sample[0] = 0
-    return slots
-
-
-def check(pool, want):
-    for f in fields(Pool):
-        assert torch.equal(getattr(pool, f.name), getattr(want, f.name)), f.name
 
 
 def check_invariants(pool, slots):

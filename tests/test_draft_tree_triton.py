@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from test_draft_tree import CONFIG, check, one_slot, random_graph, random_slots
+from draft_cases import CONFIG, check, one_slot, random_graph, random_slots
 
 from csd.graph.table import GraphConfig, Table
 from csd.kernels import draft_tree as module

@@ -1,17 +1,13 @@
 """A model that csd has fused: one copy of the weights, and still the user's own module."""
 
-import gc
-import weakref
 from pathlib import Path
 
 import checkpoints
 import pytest
 import torch
-import transformers
 from dense import Dense, some_tokens, their_logits
+from replacing import REPLACED, perturb
 
-import csd
-from csd.generate import engine_for
 from csd.models.fuse import is_fused
 from csd.models.load import load
 
@@ -40,31 +36,9 @@ def assert_same(decoder, model, tolerance=1e-9) -> torch.Tensor:
     return want
 
 
-def perturb(model) -> None:
-    """Other weights, in place."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(torch.randn(param.shape, generator=generator).to(param.dtype) * 0.2)
-
-
-def greedy(model, prompt: list[int], count: int) -> list[int]:
-    """The plain loop."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(their_logits(model, torch.tensor(tokens))[-1].argmax()))
-    return tokens[len(prompt) :]
-
-
-def generated(model) -> list[int]:
-    result = csd.generate(model, [5, 6, 7], temperature=0, max_new_tokens=8, ignore_eos=True)
-    return result[0].tokens
-
-
 @pytest.fixture
 def model():
-    yield checkpoints.build("qwen2", dtype=torch.float64)
-    csd.release()
+    return checkpoints.build("qwen2", dtype=torch.float64)
 
 
 @TIED
@@ -141,60 +115,6 @@ def test_a_state_dict_round_trips(tmp_path, model):
     assert torch.equal(assert_same(decoder, model), want)
 
 
-def to_other_dtype(model):
-    model.to(torch.float32)
-
-
-def to_and_back(model):
-    model.to(torch.float32)
-    model.to(torch.float64)
-
-
-def assign_other_weights(model):
-    other = checkpoints.build("qwen2", dtype=torch.float64, seed=9)
-    model.load_state_dict(other.state_dict(), assign=True)
-
-
-def assign_one_matrix(model):
-    proj = model.model.layers[1].self_attn.v_proj
-    proj.weight = torch.nn.Parameter(proj.weight.data.flip(0).clone())
-
-
-def assign_one_bias(model):
-    proj = model.model.layers[2].self_attn.k_proj
-    proj.bias.data = proj.bias.data + 1
-
-
-def assign_a_norm(model):
-    model.model.layers[0].post_attention_layernorm.weight.data = torch.full((48,), 0.5).double()
-
-
-def assign_the_head(model):
-    model.lm_head.weight.data = model.lm_head.weight.data.flip(0).clone()
-
-
-def grow_the_vocabulary(model):
-    model.resize_token_embeddings(checkpoints.VOCAB + 6, mean_resizing=False)
-
-
-def drop_a_layer(model):
-    del model.model.layers[-1]
-    model.config.num_hidden_layers -= 1
-
-
-REPLACED = [
-    to_other_dtype,
-    to_and_back,
-    assign_other_weights,
-    assign_one_matrix,
-    assign_one_bias,
-    assign_a_norm,
-    assign_the_head,
-    grow_the_vocabulary,
-    drop_a_layer,
-]
-
-
 @pytest.mark.parametrize("change", REPLACED, ids=lambda f: f.__name__)
 def test_replaced_weights_are_noticed(model, change):
     loaded = load(model)
@@ -266,81 +186,3 @@ def test_a_loaded_folder_has_no_module(checkpoint):
     assert loaded.module is None and not loaded.refresh()
     size = checkpoints.build("qwen2").num_parameters() * 4
     assert sum(storages(tensors(loaded.decoder)).values()) == size
-
-
-def test_generate_sees_a_change_in_place(model):
-    first = generated(model)
-    engine = engine_for(model)
-    decoder = engine.decoder
-    perturb(model)
-    want = greedy(model, [5, 6, 7], 8)
-    assert want != first
-    assert generated(model) == want
-    assert engine_for(model) is engine and engine.decoder is decoder
-
-
-@pytest.mark.parametrize("change", REPLACED[:7], ids=lambda f: f.__name__)
-def test_generate_gives_the_tokens_of_replaced_weights(model, change):
-    first = generated(model)
-    assert first == greedy(model, [5, 6, 7], 8)
-    engine = engine_for(model)
-    change(model)
-    assert generated(model) == greedy(model, [5, 6, 7], 8)
-    assert engine_for(model) is engine
-
-
-def test_the_generation_config_is_read_at_each_call(model):
-    assert generated(model) == greedy(model, [5, 6, 7], 8)
-    stop = greedy(model, [5, 6, 7], 3)[2]
-    model.generation_config = transformers.GenerationConfig(eos_token_id=stop)
-    sample = csd.generate(model, [5, 6, 7], temperature=0, max_new_tokens=8)[0]
-    assert sample.finish_reason == "stop" and sample.tokens[-1] == stop
-    assert len(sample.tokens) <= 3
-
-
-def test_the_engine_dies_with_its_model():
-    model = checkpoints.build("llama")
-    generated(model)
-    alive = [weakref.ref(x) for x in (model, engine_for(model), engine_for(model).decoder)]
-    qkv = weakref.ref(engine_for(model).decoder.layers[0].qkv)
-    assert all(ref() is not None for ref in [*alive, qkv])
-    del model
-    gc.collect()
-    assert [ref() for ref in [*alive, qkv]] == [None] * 4
-
-
-def test_an_engine_of_ones_own_does_not_keep_the_module():
-    """It goes on with the weights that it shares."""
-    model = checkpoints.build("llama", dtype=torch.float64)
-    engine = csd.Engine(model)
-    want = greedy(model, [5, 6, 7], 8)
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-    assert generated(engine) == want
-
-
-def test_release_drops_the_engines(checkpoint):
-    path = checkpoint("llama")
-    model = checkpoints.build("llama")
-    generated(model)
-    generated(path)
-    engines = [weakref.ref(engine_for(x)) for x in (model, path)]
-    weights = weakref.ref(engines[1]().decoder.layers[0].qkv)
-    csd.release()
-    gc.collect()
-    assert [ref() for ref in [*engines, weights]] == [None] * 3
-    # the user's model is the user's, and both can be used again
-    assert generated(model) == generated(path)
-    csd.release()
-
-
-def test_release_gives_an_engine_its_caches_back(checkpoint):
-    path = checkpoint("llama")
-    with csd.Engine(path) as engine:
-        want = generated(engine)
-        held = weakref.ref(engine._step.cache)
-    gc.collect()
-    assert held() is None
-    assert generated(engine) == want

@@ -1,6 +1,5 @@
 """Slots are as many as fit; a request that cannot fit is refused with the numbers."""
 
-
 import pytest
 import torch
 from scripted import PrefixSum, engine

@@ -1,6 +1,5 @@
 """The decoder's logits against those of transformers, and random models of known shapes."""
 
-
 import checkpoints
 import pytest
 import torch

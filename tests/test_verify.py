@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from test_draft_tree import CONFIG, random_graph, random_slots
+from draft_cases import CONFIG, random_graph, random_slots
 
 from csd.kernels import verify as module
 from csd.kernels.draft_tree import draft_tree_ref
