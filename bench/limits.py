@@ -19,7 +19,7 @@ import torch
 
 from bench.common import finish, machine, table
 from bench.replay import interval
-from csd.budget import CostModel
+from csd.cost import CostModel
 from csd.gain import ROWS, SECONDS, gain
 from csd.replay import Trace, read_traces
 

@@ -10,10 +10,7 @@ measured on empty caches: reading what is in them, and whatever else the machine
 nothing pays, k is 0. Steps of fixed shapes choose among pool sizes by the same rule.
 """
 
-import bisect
-import time
-from collections.abc import Callable
-
+from csd.cost import CostModel
 from csd.pool import path_probability
 from csd.record import Record
 
@@ -21,39 +18,7 @@ from csd.record import Record
 MOST_NODES = 32
 
 
-class CostModel:
-    """Seconds of a step by its rows, linear between the measured sizes and beyond them."""
-
-    def __init__(self, sizes: list[int], seconds: list[float]):
-        if len(sizes) != len(seconds) or len(sizes) < 2:
-            raise ValueError(
-                f"seconds must be one per size, at least 2, got {len(seconds)} for {len(sizes)}"
-            )
-        self.sizes = sizes
-        # noise aside, more rows never cost less
-        self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
-
-    def __call__(self, rows: int) -> float:
-        i = min(max(bisect.bisect_left(self.sizes, rows), 1), len(self.sizes) - 1)
-        (a, b), (ta, tb) = self.sizes[i - 1 : i + 1], self.seconds[i - 1 : i + 1]
-        return max(ta + (tb - ta) * (rows - a) / (b - a), self.seconds[0])
-
-    @classmethod
-    def measure(cls, run: Callable[[int], None], sizes: list[int], repeats: int = 3) -> "CostModel":
-        """Times `run(rows)` for every size, the sizes in turn, and keeps the least: what a busy
-        machine adds says nothing of the size."""
-        for size in (sizes[0], sizes[-1]):
-            run(size)
-        times: dict[int, list[float]] = {size: [] for size in sizes}
-        for _ in range(repeats):
-            for size in sizes:
-                start = time.perf_counter()
-                run(size)
-                times[size].append(time.perf_counter() - start)
-        return cls(sizes, [min(times[size]) for size in sizes])
-
-
-class Gain:
+class Calibration:
     """Accepted drafted tokens for each one that was expected; about the last 200 of these count."""
 
     def __init__(self) -> None:
@@ -112,7 +77,7 @@ class AutoBudget(FixedBudget):
     def __init__(self, cost: CostModel, max_nodes: int = MOST_NODES):
         super().__init__(max_nodes)
         self._step_seconds = cost
-        self._gain, self._overhead = Gain(), Overhead(cost)
+        self._calibration, self._overhead = Calibration(), Overhead(cost)
         self._propose_seconds = 0.0
         self._misses = self._rest = 0
 
@@ -123,12 +88,12 @@ class AutoBudget(FixedBudget):
         return self.nodes
 
     def choose(self, live: int, costs: list[int]) -> int:
-        gain = float(self._gain)
+        calibration = float(self._calibration)
         overhead = float(self._overhead)
         best, best_rate, tokens = 0, live / (self._step_seconds(live) + overhead), float(live)
         overhead += self._propose_seconds
         for k, cost in enumerate(sorted(costs), 1):
-            tokens += gain * path_probability(cost)
+            tokens += calibration * path_probability(cost)
             rate = tokens / (self._step_seconds(live + k) + overhead)
             if rate > best_rate:
                 best, best_rate = k, rate
@@ -141,7 +106,7 @@ class AutoBudget(FixedBudget):
 
     def learn(self, live: int, record: Record) -> None:
         if record.costs:
-            self._gain.learn(record)
+            self._calibration.learn(record)
             self._propose_seconds += 0.2 * (record.draft_seconds - self._propose_seconds)
         self._overhead.learn(record)
 
@@ -172,7 +137,7 @@ class AutoPool(FixedPool):
     def __init__(self, cost: CostModel, sizes: list[int]):
         super().__init__(0, sizes)
         self._step_seconds = cost
-        self._gain, self._overhead = Gain(), Overhead(cost)
+        self._calibration, self._overhead = Calibration(), Overhead(cost)
         self._worth: list[float] = []  # path probabilities of a step, falling
         self._live = 1  # slots it had
 
@@ -185,7 +150,7 @@ class AutoPool(FixedPool):
         known = nodes / share
         full = min(int(known), len(self._worth))
         beyond = (known - full) * self._worth[-1] / 2
-        return (sum(self._worth[:full]) + beyond) * share * float(self._gain)
+        return (sum(self._worth[:full]) + beyond) * share * float(self._calibration)
 
     def ask(self, live: int) -> tuple[int, int]:
         sizes = [size for size in self.sizes if size >= live] or self.sizes[-1:]
@@ -198,7 +163,7 @@ class AutoPool(FixedPool):
         return best, best
 
     def learn(self, live: int, record: Record) -> None:
-        self._gain.learn(record)
+        self._calibration.learn(record)
         self._overhead.learn(record)
         if record.costs:
             worth = map(path_probability, record.costs)

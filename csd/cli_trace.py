@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
-from csd.budget import CostModel
+from csd.cost import CostModel
 
 
 def add(commands: _SubParsersAction) -> None:

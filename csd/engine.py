@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from csd.budget import AutoBudget, AutoPool, CostModel, FixedBudget, FixedPool
+from csd.budget import AutoBudget, AutoPool, FixedBudget, FixedPool
 from csd.cache import PAGE, KVCache
+from csd.cost import CostModel
 from csd.device import current, on_device
 from csd.graph.drafters import make_drafter
 from csd.job import Job, Running

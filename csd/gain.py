@@ -2,7 +2,7 @@
 
 import torch
 
-from csd.budget import CostModel
+from csd.cost import CostModel
 from csd.graph.drafters import make_drafter
 from csd.kernels.ops import reference
 from csd.replay import Trace, replay

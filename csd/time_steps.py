@@ -2,8 +2,9 @@
 
 import torch
 
-from csd.budget import MOST_NODES, CostModel
+from csd.budget import MOST_NODES
 from csd.capture import Captures
+from csd.cost import CostModel
 from csd.pool import roots
 from csd.static_step import sizes_for
 from csd.step import Step

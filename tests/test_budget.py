@@ -2,7 +2,8 @@
 
 import pytest
 
-from csd.budget import AutoBudget, AutoPool, CostModel, FixedBudget
+from csd.budget import AutoBudget, AutoPool, FixedBudget
+from csd.cost import CostModel
 from csd.pool import COST_ONE
 from csd.record import Record
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from sampled_cases import graph, grow, state
 
-from csd.budget import AutoBudget, CostModel
+from csd.budget import AutoBudget
+from csd.cost import CostModel
 from csd.kernels.ops import reference
 from csd.pool import MAX_NODES
 from csd.verify.sampler import Sampler

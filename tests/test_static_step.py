@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import csd
-from csd.budget import AutoPool, CostModel, FixedPool
+from csd.budget import AutoPool, FixedPool
 from csd.cache import KVCache
 from csd.capture import Captures
+from csd.cost import CostModel
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import GraphConfig
 from csd.models.config import ModelConfig

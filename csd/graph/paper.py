@@ -2,9 +2,8 @@
 
 Wherever another sample's text has the last k tokens of this one, what follows there is a candidate;
 where none has, also behind what differs from them by at most `edits` insertions, deletions and
-substitutions. The
-candidates c form a graph in layers: equal tokens of one layer are one node, and the edge from u to
-v has weight
+substitutions. The candidates form a graph in layers: equal tokens of one layer are one node, and
+the edge from u to v has weight
 
     w(u, v) = alpha P(v | u) + (1 - alpha) Freq(u -> v)
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from csd.budget import CostModel
+from csd.cost import CostModel
 from csd.engine import Engine
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
 from csd.integrations.tensor_parallel_link import Link, text_of

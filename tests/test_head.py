@@ -5,7 +5,7 @@ from scripted import PrefixSum, engine
 from test_engine import constant
 
 import csd
-from csd.graph.eagle import HeadDrafter
+from csd.graph.head import HeadDrafter
 
 
 class Cycle:
