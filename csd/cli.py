@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 
 from csd import cli_eval, cli_report, cli_trace, generate
+from csd.prompts import as_message, has_chat
 from csd.result import to_json
 from csd.vote import vote
 
@@ -59,8 +60,8 @@ def _sample(args: Namespace) -> int:
     from csd.generate import engine_for
 
     engine = engine_for(args.model, device=args.device, revision=args.revision)
-    chat = getattr(engine.tokenizer, "chat_template", None) is not None and not args.plain
-    prompt = [{"role": "user", "content": args.prompt}] if chat else args.prompt
+    chat = has_chat(engine.tokenizer) and not args.plain
+    prompt = as_message(args.prompt, chat)
     out = generate(
         engine,
         prompt,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from csd import evaluate
+from csd.prompts import has_chat
 from csd.tasks import TASKS, read
 from csd.vote import Vote
 
@@ -66,7 +67,7 @@ def _eval(args: Namespace) -> int:
     results = evaluate.Results(out, settings)
     try:
         engine = engine_for(args.model, device=args.device, revision=args.revision)
-        chat = getattr(engine.tokenizer, "chat_template", None) is not None and not args.plain
+        chat = has_chat(engine.tokenizer) and not args.plain
         have = min(len(results.rows), len(problems))
         if have:
             print(f"{out} holds {have} of {len(problems)} problems", file=sys.stderr)

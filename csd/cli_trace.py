@@ -6,6 +6,7 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 from csd.cost import CostModel
+from csd.prompts import as_message, has_chat
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -48,9 +49,7 @@ def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
         if not names:
             raise ValueError(f"{path}, line {number}: must have prompt, question or problem, got "
                              f"{sorted(row)}")  # fmt: skip
-        text = row[names[0]]
-        whole = not chat or not isinstance(text, str)
-        found.append(text if whole else [{"role": "user", "content": text}])
+        found.append(as_message(row[names[0]], chat))
     return found[:limit]
 
 
@@ -61,7 +60,7 @@ def _record(args: Namespace) -> int:
     if Path(args.out).exists():
         raise ValueError(f"out must be a new file, got {args.out!r}")
     engine = engine_for(args.model, device=args.device)
-    chat = getattr(engine.tokenizer, "chat_template", None) is not None and not args.plain
+    chat = has_chat(engine.tokenizer) and not args.plain
     asked = prompts_of(args.prompts, chat, args.limit)
     results = generate(
         engine,

@@ -12,6 +12,7 @@ from typing import Any
 
 from csd.engine import Engine
 from csd.metrics import mean_interval, pass_at_k
+from csd.prompts import as_message
 from csd.result import Samples
 from csd.tasks import Problem, Task
 from csd.vote import Vote, drawn, vote
@@ -117,7 +118,7 @@ def run(
     options: those of `csd.generate`; `seed` must be given. Samples do not depend on where a run was
     interrupted, nor on `batch`; a problem that occurs again gets new samples.
     """
-    prompts = [_prompt(p.prompt, chat) for p in problems]
+    prompts = [as_message(p.prompt, chat) for p in problems]
     seen: Counter = Counter()
     first = []  # of each problem's sample indices
     for prompt in prompts:
@@ -152,12 +153,6 @@ def _check(prompts: list, engine: Engine, options: dict) -> None:
             _Call(engine, prompt, options)
         except (ValueError, TypeError) as error:
             raise type(error)(f"problem {index}: {error}") from error
-
-
-def _prompt(prompt: str | list[dict], chat: bool) -> str | list[dict]:
-    if isinstance(prompt, str) and chat:
-        return [{"role": "user", "content": prompt}]
-    return prompt
 
 
 def _draw(

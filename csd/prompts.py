@@ -39,6 +39,16 @@ def parse(
     ], True
 
 
+def has_chat(tokenizer: Any) -> bool:
+    """Whether messages can be told to the tokenizer's model."""
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
+def as_message(prompt: str | list[dict], chat: bool) -> str | list[dict]:
+    """A text as what a user says, where `chat`; messages, and a text elsewhere, as they are."""
+    return [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
+
+
 def _is_one(prompt: Any) -> bool:
     if isinstance(prompt, str) or torch.is_tensor(prompt):
         return True
@@ -82,7 +92,7 @@ def _encode(text: str, tokenizer: Any, name: str) -> list[int]:
 
 def _chat(messages: Iterable[Mapping], tokenizer: Any, name: str, kwargs: dict) -> list[int]:
     _need(tokenizer, name)
-    if getattr(tokenizer, "chat_template", None) is None:
+    if not has_chat(tokenizer):
         raise ValueError(f"{name} is a list of messages, but the tokenizer has no chat template")
     kwargs = {"add_generation_prompt": True, **kwargs}
     return tokenizer.apply_chat_template(

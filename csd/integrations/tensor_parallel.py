@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from csd.cost import CostModel
 from csd.engine import Engine
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
-from csd.integrations.tensor_parallel_link import Link, text_of
+from csd.integrations.tensor_parallel_link import Link, error_text
 from csd.job import Job
 from csd.models.load import Loaded
 from csd.pool import Pool
@@ -108,7 +108,7 @@ class ParallelEngine(Engine):
         if self.link.silent:
             return
         if error is not None:
-            self.link.send("failed", text_of(error))
+            self.link.send("failed", error_text(error))
             return
         self.link.send("end", [(job.seed, job.result(), job.stats) for job in jobs])
         self.link.agree(None)

@@ -41,7 +41,7 @@ class Link:
         """
         self.silent = False
         self._left.clear()
-        every = self._gather((asked, refused and text_of(refused)))
+        every = self._gather((asked, refused and error_text(refused)))
         if refused is not None:
             raise refused
         self._raise_first("refused the call", [text for _, text in every])
@@ -97,7 +97,7 @@ class Link:
         self.exchange(lambda: dist.all_reduce(failed, dist.ReduceOp.MAX, self.group))
         if not int(failed):
             return
-        every = self._gather(error and text_of(error))
+        every = self._gather(error and error_text(error))
         self.silent = True
         if error is not None:
             raise error
@@ -122,7 +122,7 @@ class Link:
         return box
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
