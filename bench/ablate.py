@@ -19,7 +19,8 @@ from bench.replay import tau
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import WEIGHT_ONE, GraphConfig
 from csd.kernels.ops import reference
-from csd.replay import Trace, read_traces, replay
+from csd.replay import replay
+from csd.traces import Trace, read_traces
 
 ONE = WEIGHT_ONE
 CHANGES = [

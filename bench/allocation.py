@@ -18,8 +18,9 @@ from bench.replay import tau
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
 from csd.pool import COST_ONE, Pool, path_probability, trim
-from csd.replay import Replayed, Trace, read_traces, replay
+from csd.replay import Replayed, replay
 from csd.slots import Slots
+from csd.traces import Trace, read_traces
 from csd.verdict import Verdict
 
 # a bin of path probability for each halving, and one for all that is below

@@ -29,8 +29,9 @@ from csd.graph.table import GraphConfig, Table
 from csd.kernels.advance import advance_slots_ref
 from csd.kernels.ops import reference
 from csd.pool import MAX_DEPTH, Pool
-from csd.replay import Recording, Trace
+from csd.replay import Recording
 from csd.slots import Slots
+from csd.traces import Trace
 
 NODES = 256
 VOCAB, TEXTS, LENGTH, CHANGED = 32000, 8, 512, 0.03

@@ -21,7 +21,7 @@ from bench.common import finish, machine, table
 from bench.replay import interval
 from csd.cost import CostModel
 from csd.gain import ROWS, SECONDS, gain
-from csd.replay import Trace, read_traces
+from csd.traces import Trace, read_traces
 
 HERE = Path(__file__).parent
 TRACES = HERE / "traces" / "study.jsonl.gz"

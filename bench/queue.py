@@ -23,8 +23,9 @@ from csd.kernels.verify import ACCEPT
 from csd.models.config import ModelConfig
 from csd.models.load import Loaded
 from csd.pool import Pool
-from csd.replay import Recording, Trace, read_traces
+from csd.replay import Recording
 from csd.slots import Slots
+from csd.traces import Trace, read_traces
 from csd.verdict import TOP, Verdict
 
 

@@ -19,7 +19,8 @@ import torch
 from bench.rivals import RIVALS, make_rival
 from csd.graph.drafters import DRAFTERS, make_drafter
 from csd.kernels.ops import reference
-from csd.replay import Replayed, Trace, read_traces, replay
+from csd.replay import Replayed, replay
+from csd.traces import Trace, read_traces
 
 # variants of csd's own drafter that show what a part of it is worth
 ABLATIONS = ("consensus-uncoupled", "consensus-counts")

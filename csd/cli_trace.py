@@ -78,7 +78,7 @@ def _record(args: Namespace) -> int:
 
 def _replay(args: Namespace) -> int:
     from csd.gain import ROWS, SECONDS, gain
-    from csd.replay import read_traces
+    from csd.traces import read_traces
 
     if args.num_samples is not None and args.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {args.num_samples}")

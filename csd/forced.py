@@ -26,9 +26,10 @@ from csd.job import Job
 from csd.kernels.noise import prompt_key
 from csd.kernels.verify_ref import descend
 from csd.pool import MAX_DEPTH, Pool, joined
-from csd.replay import Recording, Trace
+from csd.replay import Recording
 from csd.sampling import SamplingParams
 from csd.slots import Slots
+from csd.traces import Trace
 from csd.verdict import RUNNING, STOP, Verdict
 
 

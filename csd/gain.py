@@ -5,7 +5,8 @@ import torch
 from csd.cost import CostModel
 from csd.graph.drafters import make_drafter
 from csd.kernels.ops import reference
-from csd.replay import Trace, replay
+from csd.replay import replay
+from csd.traces import Trace
 
 # seconds of a step by its rows, caches empty: SmolLM2-135M in float32 on 2 CPU cores, from
 # `python -m bench.step_times` (bench/results/step_times.json)

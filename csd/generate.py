@@ -1,9 +1,7 @@
 """`csd.generate` and `csd.stream`: many samples of a prompt, the same ones plain sampling draws."""
 
-import json
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -16,6 +14,7 @@ from csd.progress import Progress
 from csd.prompts import parse
 from csd.result import Sample, Samples
 from csd.sampling import resolve
+from csd.traces import write_traces
 from csd.vote import Vote
 
 VERIFIERS = ("match", "canonical", "recursive", "kseq")
@@ -231,27 +230,6 @@ class _Call:
 
     def results(self) -> list[Samples]:
         return [job.result() for job in self.jobs]
-
-
-def write_traces(path: str | Path, jobs: list[Job]) -> None:
-    """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position.
-
-    With the seed and the samples' indices the noise that drew them can be had again.
-    """
-    with open(path, "w") as f:
-        for job in jobs:
-            done = [job.finished[i] for i in job.samples if i in job.top]
-            row = {
-                "problem": job.index,
-                "prompt_ids": job.prompt,
-                "samples": [s.tokens for s in done],
-                "temperature": job.params.temperature,
-                "seed": job.seed,
-                "indices": [s.index for s in done],
-                "stop_ids": list(job.params.stopping_ids),
-                "top": [job.top[s.index] for s in done],
-            }
-            f.write(json.dumps(row) + "\n")
 
 
 def _on_tokens(callback: Callable | None, progress: Progress) -> OnTokens | None:

@@ -13,62 +13,24 @@ since the winning score is a standard Gumbel and the others are Gumbels below it
 unknown probability have g_t = h_t.
 """
 
-import gzip
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from csd.kernels.advance import advance_slots_ref
 from csd.kernels.noise import gumbel, philox_words_ref, prompt_key
-from csd.pool import MAX_DEPTH, Pool
+from csd.pool import MAX_DEPTH, Pool, joined
 from csd.slots import Slots
+from csd.traces import Trace
 from csd.verdict import LENGTH, RUNNING, TOP, Verdict
 
 # recorded probabilities have three digits: what a zero stands for
 TINY = 2.5e-4
 # streams of the posterior's words
 _WINNER, _OTHERS = 1, 0
-
-
-@dataclass(slots=True)
-class Trace:
-    """One line of a trace file."""
-
-    problem: int | str
-    prompt: list[int]
-    samples: list[list[int]]
-    temperature: float
-    top: list | None  # [sample][position] of (token ids, probabilities), likeliest first
-    seed: int | None = None  # csd's own, which drew the samples
-    indices: list[int] | None = None  # of the samples, where csd drew them
-    stop_ids: tuple[int, ...] = ()  # tokens that end a sample: nothing is drafted behind them
-
-    @classmethod
-    def parse(cls, line: str) -> "Trace":
-        data = json.loads(line)
-        return cls(
-            problem=data.get("problem", 0),
-            prompt=data["prompt_ids"],
-            samples=data["samples"],
-            temperature=data.get("temperature", 1.0),
-            top=data.get("top"),
-            seed=data.get("seed"),
-            indices=data.get("indices"),
-            stop_ids=tuple(data.get("stop_ids", ())),
-        )
-
-
-def read_traces(path: str | Path) -> Iterator[Trace]:
-    """The traces of a file, which may be gzipped."""
-    with gzip.open(path, "rt") if str(path).endswith(".gz") else open(path) as file:
-        for line in file:
-            if line.strip():
-                yield Trace.parse(line)
 
 
 @dataclass(slots=True)
@@ -163,14 +125,11 @@ class Recording:
 
     def verdict(self, pool: Pool, slots: Slots) -> Verdict:
         """What verification of `pool` would have decided."""
-        live = pool.slot >= 0
         s = pool.slot.clamp(min=0).long()
         i = (slots.generated[s] + pool.depth).long()
         # a node is on its sample's path when its parent is and its token is the recorded one
-        match = pool.token == self.token[s, (i - 1).clamp(min=0)]
-        path = live & (pool.depth == 0)
-        for depth in range(1, int(pool.depth.max()) + 1):
-            path |= (pool.depth == depth) & match & path[pool.parent.long()]
+        recorded = self.token[s, (i - 1).clamp(min=0)]
+        path = joined(pool, (pool.depth == 0) | (pool.token == recorded))
         row = path.nonzero()[:, 0]
         accept_row = torch.full((slots.count, MAX_DEPTH + 1), -1, dtype=torch.int32)
         accept_row[s[row], pool.depth[row].long()] = row.int()

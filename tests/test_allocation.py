@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bench.allocation import RULES, Wary, Watched, in_waves, main, reliability
-from csd.replay import Trace, replay
+from csd.replay import replay
+from csd.traces import Trace
 
 SENTENCE = list(range(3, 15))
 

@@ -15,7 +15,7 @@ from bench.gpu.phases import phase_of
 from bench.gpu.roofline import parameters, step_seconds
 from bench.gpu.workload import groups
 from csd.models.shapes import SHAPES
-from csd.replay import Trace
+from csd.traces import Trace
 
 
 def test_quick_run_on_a_cpu(tmp_path, capsys):

@@ -10,7 +10,7 @@ from checkpoints import build
 import csd
 from csd.forced import Forced, forced_jobs, forcing
 from csd.models.shapes import SHAPES, random_model
-from csd.replay import Trace, read_traces
+from csd.traces import Trace, read_traces
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
 NEW = 24

@@ -8,7 +8,8 @@ from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import GraphConfig
 from csd.kernels.ops import reference
 from csd.pool import OWN, Pool
-from csd.replay import Recording, Trace, read_traces, replay
+from csd.replay import Recording, replay
+from csd.traces import Trace, read_traces
 
 VOCAB = 6
 
@@ -45,6 +46,7 @@ class Scripted:
                 pool.token[row] = self.tokens(s, generated + depth - 1) if depth else root
                 pool.parent[row] = row - 1 if depth else -1
                 pool.slot[row], pool.depth[row] = s, depth
+                pool.ancestors[row] = (1 << (depth + 1)) - 1
                 pool.source[row] = OWN if depth else 0
                 row += 1
         return pool

@@ -16,7 +16,7 @@ from bench.study.live import record, true_noise
 from bench.study.measure import figures, likeness, replayed
 from bench.study.record import TASKS, TRACES, prompts
 from csd.models.demo import toy
-from csd.replay import Trace, read_traces
+from csd.traces import Trace, read_traces
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from bench.record import TRACES
 from csd.forced import forced_jobs, forcing
 from csd.models.config import ModelConfig
 from csd.models.shapes import SHAPES, random_model
-from csd.replay import Trace, read_traces
 from csd.result import Samples
+from csd.traces import Trace, read_traces
 
 TEMPERATURE = 0.7
 # ids of the recorded tokens lie below; every shape's vocabulary must hold them

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.study.record import TRACES
-from csd.replay import Trace, read_traces
+from csd.traces import Trace, read_traces
 
 # tokens a recorded sample keeps with --quick
 QUICK_TOKENS = 12

@@ -19,7 +19,7 @@ from bench.replay import interval, tau
 from bench.study.box import Box
 from bench.study.measure import figures, replayed
 from csd.kernels.noise import SAMPLE, gumbel, philox_words_ref, prompt_key
-from csd.replay import Trace, read_traces
+from csd.traces import Trace, read_traces
 
 TEMPERATURES = (0.6, 0.7, 1.0)
 SAMPLES, NODES, TOKENS, SEEDS = 8, 8, 80, 3

@@ -7,7 +7,8 @@ from itertools import combinations
 
 from bench.replay import interval, make, tau
 from csd.answers import answer_of
-from csd.replay import Replayed, Trace, replay
+from csd.replay import Replayed, replay
+from csd.traces import Trace
 
 # tokens that are hardly said twice by chance
 RUN = 12
