@@ -2,12 +2,13 @@
 
 from csd.best import best_of
 from csd.engine import Engine
-from csd.generate import generate, release, stream
+from csd.generate import generate, stream
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
 from csd.integrations.swap import apply_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
+from csd.kept_engines import release
 from csd.metrics import pass_at_k
 from csd.result import Sample, Samples, Stats
 from csd.vote import Vote, vote

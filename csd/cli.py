@@ -57,7 +57,7 @@ def _budget(text: str) -> str | int:
 
 
 def _sample(args: Namespace) -> int:
-    from csd.generate import engine_for
+    from csd.kept_engines import engine_for
 
     engine = engine_for(args.model, device=args.device, revision=args.revision)
     chat = has_chat(engine.tokenizer) and not args.plain

@@ -43,7 +43,7 @@ def add(commands: _SubParsersAction, budget: Callable[[str], str | int]) -> None
 def _eval(args: Namespace) -> int:
     from tqdm import tqdm
 
-    from csd.generate import engine_for
+    from csd.kept_engines import engine_for
 
     for name in ("num_samples", "batch", "limit"):
         value = getattr(args, name)

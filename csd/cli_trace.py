@@ -55,7 +55,7 @@ def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
 
 def _record(args: Namespace) -> int:
     from csd import generate
-    from csd.generate import engine_for
+    from csd.kept_engines import engine_for
 
     if Path(args.out).exists():
         raise ValueError(f"out must be a new file, got {args.out!r}")

@@ -1,7 +1,7 @@
 """The engine: a model, its slots and caches, and what a call needs of them."""
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from csd.cache import PAGE, KVCache
 from csd.cost import CostModel
 from csd.device import current, on_device
 from csd.graph.drafters import make_drafter
-from csd.job import Job, Running
+from csd.job import Job, OnTokens, Until
 from csd.kernels.ops import Ops
 from csd.loop import Loop
 from csd.memory import Demand, Sizes, free_bytes, peak_bytes, slots_that_fit
@@ -144,8 +144,8 @@ class Engine:
         speculate: bool = True,
         drafter: Any = None,
         verifier: str = "match",
-        until: Callable[[list[Sample]], bool] | None = None,
-        on_tokens: Callable[[Job, Running, list[int], str], None] | None = None,
+        until: Until | None = None,
+        on_tokens: OnTokens | None = None,
         record_top: bool = False,
         drafts: bool = False,
     ) -> Generator[tuple[Job, Sample], None, None]:

@@ -146,11 +146,11 @@ def run(
 
 def _check(prompts: list, engine: Engine, options: dict) -> None:
     """Refuse what cannot be drawn before hours go into the problems in front of it."""
-    from csd.generate import _Call
+    from csd.call import Call
 
     for index, prompt in prompts:
         try:
-            _Call(engine, prompt, options)
+            Call(engine, prompt, options)
         except (ValueError, TypeError) as error:
             raise type(error)(f"problem {index}: {error}") from error
 
@@ -158,11 +158,11 @@ def _check(prompts: list, engine: Engine, options: dict) -> None:
 def _draw(
     engine: Engine, prompts: list, on_sample: Callable[[], object], **options: Any
 ) -> tuple[list[Samples], float]:
-    from csd.generate import _Call
+    from csd.call import Call
 
     # not csd.generate, which returns half a problem on Ctrl-C
     start = time.perf_counter()
-    call = _Call(engine, prompts, options)
+    call = Call(engine, prompts, options)
     for _ in call.run():
         on_sample()
     return call.results(), time.perf_counter() - start

@@ -57,9 +57,9 @@ class SamplingParams:
         _number("top_p", self.top_p, low=0, high=1, above=True)
         _number("min_p", self.min_p, low=0, high=1)
         _number("repetition_penalty", self.repetition_penalty, low=0, above=True)
-        _whole("top_k", self.top_k, low=0)
-        _whole("max_new_tokens", self.max_new_tokens, low=1)
-        _whole("min_new_tokens", self.min_new_tokens, low=0)
+        whole("top_k", self.top_k, low=0)
+        whole("max_new_tokens", self.max_new_tokens, low=1)
+        whole("min_new_tokens", self.min_new_tokens, low=0)
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise ValueError(f"stop must be non-empty strings, got {list(self.stop)!r}")
         if len(self.end_ids) > MAX_STOP_IDS:
@@ -124,7 +124,7 @@ def resolve(
                 f"the prompt has {longest_prompt} tokens and fills the model's context of {context}"
             )
     else:
-        _whole("max_new_tokens", longest, low=1)
+        whole("max_new_tokens", longest, low=1)
         if longest > room:
             raise ValueError(
                 f"the prompt's {longest_prompt} tokens and max_new_tokens={longest} pass the "
@@ -164,8 +164,10 @@ def _number(name: str, value: Any, low: float, high: float = math.inf, above: bo
         raise ValueError(f"{name} must lie in {bracket}{low}, {end}, got {value}")
 
 
-def _whole(name: str, value: Any, low: int) -> None:
+def whole(name: str, value: Any, low: int) -> int:
+    """`value`, a whole number of at least `low`; raises TypeError or ValueError that names it."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
+    return value

@@ -12,7 +12,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import csd
-from csd.generate import engine_for
+from csd.kept_engines import engine_for
 from csd.models.demo import smollm2_path
 from csd.report import page
 from csd.result import to_json

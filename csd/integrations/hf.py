@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from csd.generate import engine_for
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import refuse_call, refuse_config, refuse_lists
 from csd.integrations.hf_scores import scores_of
 from csd.job import Job, OnTokens, Running
+from csd.kept_engines import engine_for
 from csd.sampling import resolve
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from csd.generate import engine_for
 from csd.integrations.groups import draw_rows
+from csd.kept_engines import engine_for
 from csd.kernels.noise import prompt_key
 from csd.sampling import resolve
 

@@ -53,7 +53,7 @@ def _penalise(x: torch.Tensor, row: int, pool: Pool, slots: Slots) -> None:
 
 
 def _cut_tail(z: torch.Tensor, tail: float) -> None:
-    """In place, z [V] with maximum 0: drop the likeliest-last tokens of mass `tail` at most.
+    """In place, z [V] with maximum 0: drop the least likely tokens, of mass `tail` at most.
 
     A token goes when the mass up to and including it, in ascending order, is at most `tail`; equal
     values ascend in token order; the likeliest token stays.
