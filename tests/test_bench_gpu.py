@@ -65,12 +65,14 @@ def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, ca
     assert json.loads((tmp_path / "attention.json").read_text())["status"] == "done"
 
     def too_long(command, timeout):
+        assert timeout == 2 * gpu.BOXES["attention"][0] + gpu.GRACE
+        assert command[-2:] == ["--boxes", "2.0"]
         (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
         raise subprocess.TimeoutExpired(command, timeout)
 
     fake = SimpleNamespace(run=too_long, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(gpu, "subprocess", fake)
-    assert gpu.main(options) == 0
+    assert gpu.main([*options, "--boxes", "2"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["sections"] == {"attention": "cut"}
     assert summary["rows"] == {"attention": 1}

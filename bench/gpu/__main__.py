@@ -1,6 +1,6 @@
 """Prove or refute csd on a GPU, in under nine minutes on an H200.
 
-    python -m bench.gpu --out DIR [--quick] [--device cpu] [--only SECTION ..]
+    python -m bench.gpu --out DIR [--quick] [--device cpu] [--only SECTION ..] [--boxes 2]
 
 Sections of falling value, each with a time box, each writing DIR/SECTION.json row by row: a run
 that is killed keeps what it has. On a GPU a section is a process of its own, so that a fault in one
@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--only", nargs="+", choices=list(BOXES), default=list(BOXES))
+    parser.add_argument("--boxes", type=float, default=1.0, help="so many times as long")
     parser.add_argument("--processes", action="store_true", help="one a section on a CPU too")
     parser.add_argument("--section", choices=list(BOXES), help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
@@ -66,7 +67,7 @@ def run_here(args, name: str) -> int:
     """Run a section in this process; its file says how it ended."""
     # a process of its own has spent some of its box on imports
     spent = time.time() - args.began if args.began else 0.0
-    box = BOXES[name][args.quick] - spent
+    box = BOXES[name][args.quick] * args.boxes - spent
     section = Section(name, args.out, torch.device(args.device), args.quick, box)
     section.write("running")
     try:
@@ -84,9 +85,11 @@ def run_apart(args, name: str) -> int:
     """Run a section in a process that is ended when its box closes."""
     command = [sys.executable, "-m", "bench.gpu", "--out", str(args.out), "--device", args.device]
     command += ["--section", name, "--began", str(time.time())] + ["--quick"] * args.quick
+    command += ["--boxes", str(args.boxes)]
     (args.out / f"{name}.json").unlink(missing_ok=True)
+    box = BOXES[name][args.quick] * args.boxes
     try:
-        code = subprocess.run(command, timeout=BOXES[name][args.quick] + GRACE).returncode
+        code = subprocess.run(command, timeout=box + GRACE).returncode
     except subprocess.TimeoutExpired:
         return 0
     path = args.out / f"{name}.json"

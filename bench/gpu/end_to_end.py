@@ -20,7 +20,9 @@ from csd.forced import forced_jobs
 
 # of falling value: what the project promises first
 SAMPLES = (16, 64, 4, 1, 32, 8, 128, 256)
-PAIRS = 5
+# a pair is of another prompt each time, while there are new ones; at 16 samples there are twenty,
+# if the box has time for them: it gets twice the time of others
+PAIRS, MOST_PAIRS = 5, {16: 20}
 # tokens of a sample that are profiled
 WATCHED = 48
 
@@ -29,10 +31,11 @@ def run(section: Section) -> None:
     section.facts["device rates"] = rates = measure(section.device)
     traces = recorded(section)
     if section.cuda:
-        wanted, pairs, prompt_tokens = SAMPLES, 1 if section.quick else PAIRS, 1024
-        wanted = (16, 64, 1, 256) if section.quick else wanted
+        wanted, prompt_tokens = (16, 64, 1, 256) if section.quick else SAMPLES, 1024
     else:
-        wanted, pairs, prompt_tokens = (4, 1), 1, 128
+        wanted, prompt_tokens = (4, 1), 128
+    few = section.quick or not section.cuda
+    pairs = {n: 1 if few else MOST_PAIRS.get(n, PAIRS) for n in wanted}
     section.facts["prompt tokens"] = prompt_tokens
     named = shapes(section)
     for i, (name, config) in enumerate(named.items()):
@@ -43,8 +46,9 @@ def run(section: Section) -> None:
                 if section.left <= end:
                     section.skip(f"{name}, N={n}: no time")
                     continue
-                until = section.left - (section.left - end) / (len(wanted) - j)
-                measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, until)
+                parts = [2 if m in MOST_PAIRS else 1 for m in wanted[j:]]
+                until = section.left - (section.left - end) * parts[0] / sum(parts)
+                measure_one(section, engine, name, traces, n, pairs[n], prompt_tokens, rates, until)
         del engine
         if section.cuda:
             torch.cuda.empty_cache()
