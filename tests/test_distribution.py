@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from joint_law import JointLaw
 from scripted import LastToken, engine
 
 import csd
@@ -14,68 +15,20 @@ from csd.kernels.noise import philox_words_ref
 
 # `make test-long` asks for 20,000
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 2_000))
-TOKENS, POSITIONS = 3, 3
-# prompts are three letters of their own, which the target ignores
-LETTERS = 28
-VOCAB = TOKENS + LETTERS
 
-# [position, last token, next token]: rows that differ, so that a wrong context shows
-LAW = torch.tensor(
+# rows that differ, so that a wrong context shows
+LAW = JointLaw(
     [
         [[0.5, 0.3, 0.2]] * 3,
         [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]],
         [[0.2, 0.2, 0.6], [0.8, 0.1, 0.1], [0.3, 0.4, 0.3]],
-    ],
-    dtype=torch.float64,
+    ]
 )
-
-
-def logits_of(token, position):
-    logits = torch.full((token.shape[0], VOCAB), -torch.inf, dtype=torch.float64)
-    place = (position - 2).clamp(0, POSITIONS - 1)
-    logits[:, :TOKENS] = LAW[place, token.clamp(max=TOKENS - 1)].log()
-    return logits
-
-
-def prompts(count):
-    return torch.cartesian_prod(*[torch.arange(TOKENS, VOCAB)] * 3)[:count].tolist()
-
-
-def cell_probabilities():
-    one = torch.einsum("a,ab,abc->abc", LAW[0, 0], LAW[1], LAW[2][None].expand(3, 3, 3))
-    one = one.flatten()
-    return torch.outer(one, one).flatten()
-
-
-def counts(max_slots, together, replicates=REPLICATES):
-    e = engine(LastToken(logits_of, VOCAB), max_slots=max_slots, together=together)
-    results = csd.generate(
-        e, prompts(replicates), num_samples=2, seed=20240, max_new_tokens=POSITIONS,
-        budget=6 * max_slots,
-    )  # fmt: skip
-    cells = torch.tensor([r.tokens for r in results])
-    code = (cells * torch.tensor([9, 3, 1])).sum(-1)
-    accepted = sum(r.stats.nodes_accepted for r in results)
-    return torch.bincount(code[:, 0] * 27 + code[:, 1], minlength=729), accepted
-
-
-def p_value(observed):
-    """Chi-square with cells of expectation below 5 pooled; Wilson and Hilferty's approximation."""
-    expected = cell_probabilities() * int(observed.sum())
-    small = expected < 5
-    observed = torch.cat([observed[~small], observed[small].sum()[None]]).double()
-    expected = torch.cat([expected[~small], expected[small].sum()[None]])
-    chi2 = float(((observed - expected) ** 2 / expected).sum())
-    k = len(expected) - 1
-    z = ((chi2 / k) ** (1 / 3) - (1 - 2 / (9 * k))) / math.sqrt(2 / (9 * k))
-    return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 def equal_share(observed):
     """Share of replicates with two equal samples, and its standard score."""
-    one = cell_probabilities().view(27, 27).diagonal().sqrt()
-    p = float((one**2).sum())
-    replicates = int(observed.sum())
+    p, replicates = float((LAW.one**2).sum()), int(observed.sum())
     share = float(observed.view(27, 27).diagonal().sum()) / replicates
     return share, (share - p) / math.sqrt(p * (1 - p) / replicates)
 
@@ -84,10 +37,10 @@ def equal_share(observed):
     ("max_slots", "together"), [(16, 1), (16, 2)], ids=["one-after-another", "side-by-side"]
 )
 def test_joint_law(max_slots, together):
-    observed, accepted = counts(max_slots, together)
+    observed, accepted, _ = LAW.draw(REPLICATES, max_slots, together, budget=6 * max_slots)
     # samples side by side have little to copy: most positions are new to both
     assert accepted > REPLICATES / 10 or together == 2
-    assert p_value(observed) > 1e-4
+    assert LAW.p_value(observed) > 1e-4
     assert abs(equal_share(observed)[1]) < 4
 
 
@@ -120,9 +73,9 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
         return verdict
 
     monkeypatch.setattr(verify_file, "verify_ref", copying)
-    observed, _ = counts(max_slots=1, together=1, replicates=400)
+    observed, *_ = LAW.draw(400, max_slots=1, budget=6)
     assert equal_share(observed)[1] > 20
-    assert p_value(observed) < 1e-10
+    assert LAW.p_value(observed) < 1e-10
 
 
 def words_of(monkeypatch, script):

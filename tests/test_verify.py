@@ -166,7 +166,7 @@ def test_end_tokens_before_min_new(poison):
 def test_stop_rules(poison):
     seen = set()
     for seed in range(3):
-        pool, slots = trees(seed, rows=60)
+        pool, slots = trees(seed)
         slots.stop_ids[:, 3] = 1
         slots.max_new[::2] = slots.generated[::2] + 2
         seen |= set(both(random_logits(pool.rows, 97), pool, slots).finish.tolist())
