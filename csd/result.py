@@ -112,7 +112,9 @@ def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
         result["drafts"] = [[asdict(d) for d in s.drafts] for s in out]
         ids.update(t for s in out for d in s.drafts for t in d.tokens)
     if tokenizer is not None:
-        result["pieces"] = pieces(tokenizer, sorted(ids))
+        texts = result["pieces"] = pieces(tokenizer, sorted(ids))
+        result["prompt"] = tokenizer.decode(out.prompt_ids)
+        result["characters"] = [characters(tokenizer, tokens, texts) for tokens in out.tokens]
     return result
 
 
@@ -124,4 +126,17 @@ def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
     for i in ids:
         both = tokenizer.decode([ids[0], i])
         found[i] = both.removeprefix(before) if both.startswith(before) else tokenizer.decode([i])
+    return found
+
+
+def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
+    """By place, the texts of tokens that are parts of a character: all of it at the last one."""
+    found: dict[int, str] = {}
+    held: list[int] = []
+    for i, token in enumerate(tokens):
+        held = [*held, i] if "\ufffd" in pieces[token] else []
+        text = tokenizer.decode([tokens[j] for j in held]) if held else "\ufffd"
+        if "\ufffd" not in text:
+            found |= dict.fromkeys(held, "") | {i: text}
+            held = []
     return found

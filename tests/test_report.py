@@ -139,10 +139,27 @@ def test_the_page_in_chromium(place, browser):
         )
     colours = shown.locator(".sample b").evaluate_all("e => e.map(x => x.style.background)")
     assert len(set(colours)) >= 3
+    # what was not drafted has no colour
+    assert colours.count("") == sum(s.count("") for s in run["sources"])
+    stats = run["stats"]
+    said = shown.locator(".lead").inner_text()
+    assert f"{stats['nodes_accepted']} of {stats['nodes_proposed']} drafted tokens came" in said
+    parts = shown.locator(".shares span").all_inner_texts()
+    shares = [float(t.split()[-1].rstrip("%")) for t in parts]
+    assert sum(shares) == pytest.approx(100, abs=2)
+    assert shares[0] == pytest.approx(100 * colours.count("") / len(colours), abs=0.5)
     assert "</script><b>7 & 7</b>" in shown.locator("pre").text_content()
 
     steps = max(s[-1] for s in run["steps"])
     assert shown.locator("#step").get_attribute("max") == str(steps)
+
+    # played, tokens of later steps are not there yet; a click shows all of them again
+    shown.evaluate("e => { e.value = 3; e.dispatchEvent(new Event('input')); }",
+                   shown.locator("#step").element_handle())  # fmt: skip
+    later = sum(step > 3 for sample in run["steps"] for step in sample)
+    assert shown.locator(".sample b.later").count() == later > 0
+    shown.locator("#play").click()
+    expect(shown.locator("#step-shown")).not_to_have_text("3")
 
     # a click shows the step that committed the token
     sample = 2
@@ -151,6 +168,8 @@ def test_the_page_in_chromium(place, browser):
     assert draft["path"]
     boxes.nth(sample).locator("b").nth(draft["at"]).click()
     assert shown.locator("#step-shown").inner_text() == str(draft["step"])
+    assert shown.locator(".sample b.later").count() == 0
+    assert "play" in shown.locator("#play").inner_text()
     chosen = boxes.nth(sample).locator("b.chosen")
     assert chosen.count() == run["steps"][sample].count(draft["step"])
     weights = shown.evaluate("document.getElementById('graph').data[0].link.customdata.map(c => c)")
@@ -195,3 +214,71 @@ def test_a_run_without_drafts_says_how_to_record_them(place, browser):
     assert seen.page.locator(".sample").count() == 4
     assert seen.errors == []
     seen.context.close()
+
+
+HOSTILE = [
+    "</script><script>window.hostile = 1</script>", "<img src=x onerror='window.hostile=1'>",
+    "&lt;b&gt;", "%{y}", "$x^2$", "<!--",
+    "שלום ", "مرحبا", "👩‍👧 ", "\u2028", "\\", "${run}", "]]>",
+]  # fmt: skip
+
+
+def test_whatever_a_token_says_is_shown_as_it_is(place, browser):
+    run = json.loads((place / "out.json").read_text())
+    used = sorted({t for tokens in run["tokens"] for t in tokens})
+    for i, token in enumerate(used):
+        run["pieces"][str(token)] = HOSTILE[i % len(HOSTILE)]
+    run["prompt"] = run["model"] = "".join(HOSTILE)
+    run["texts"] = [f"The answer is {HOSTILE[i]}" for i in range(4)]
+    (place / "hostile.html").write_text(page(run), "utf-8")
+    seen = Seen(browser, place / "hostile.html")
+    for i, tokens in enumerate(run["tokens"]):
+        spans = seen.page.locator(".sample").nth(i).locator("b")
+        assert spans.evaluate_all("e => e.map(x => x.textContent)") == [
+            run["pieces"][str(t)] for t in tokens
+        ]
+    assert seen.page.locator("pre").text_content() == run["prompt"]
+    for step in (1, max(s[-1] for s in run["steps"])):
+        seen.page.evaluate(f"choose({step}, 'all', false)")
+    assert seen.page.evaluate("window.hostile") is None
+    assert seen.errors == []
+    seen.context.close()
+
+
+def test_one_sample_and_a_cancelled_one_without_tokens(place, browser):
+    run = json.loads((place / "out.json").read_text())
+    for key in ("texts", "tokens", "logprobs", "finish_reasons", "sources", "steps", "drafts"):
+        run[key] = [*run[key][:1], None if key == "texts" else []]
+    run["finish_reasons"][1] = "cancelled"
+    (place / "two.html").write_text(page(run), "utf-8")
+    for key in ("texts", "tokens", "logprobs", "finish_reasons", "sources", "steps", "drafts"):
+        run[key] = run[key][:1]
+    run["stats"] |= dict(nodes_proposed=0, nodes_accepted=0, tokens_per_step=1.0)
+    (place / "one.html").write_text(page(run), "utf-8")
+    for name, title in [("two", "2 samples of one prompt"), ("one", "1 sample, 1.00 tokens")]:
+        seen = Seen(browser, place / f"{name}.html")
+        assert title in seen.page.locator("h1").inner_text()
+        assert seen.errors == []
+        assert ("Nothing was drafted" in seen.page.locator(".lead").inner_text()) is (name == "one")
+        seen.context.close()
+
+
+class Bytes:
+    """A tokenizer of a byte a token."""
+
+    def decode(self, ids):
+        return bytes(ids).decode("utf-8", "replace")
+
+
+def test_a_character_of_several_tokens_is_shown_whole():
+    from csd.result import characters
+
+    tokens = list("aé😀!é".encode())[:-1]
+    pieces = {t: Bytes().decode([t]) for t in tokens}
+    found = characters(Bytes(), tokens, pieces)
+    # the last one was cut off
+    assert found == {1: "", 2: "é", 3: "", 4: "", 5: "", 6: "😀"}
+    result = {"tokens": [tokens], "pieces": {str(t): p for t, p in pieces.items()},
+              "characters": [{str(i): t for i, t in found.items()}]}  # fmt: skip
+    assert data.said(result, 0, 0, len(tokens)) == "aé😀!\ufffd"
+    assert data.said(result, 0, 3, 7) == "😀"

@@ -21,6 +21,19 @@ def pieces(result: dict, ids: list[int]) -> list[str]:
     return [result["pieces"][str(i)] for i in ids]
 
 
+def said(result: dict, sample: int, start: int, end: int) -> str:
+    """The text of a sample's tokens from `start` to `end`."""
+    whole = characters(result, sample)
+    texts = pieces(result, result["tokens"][sample][start:end])
+    return "".join(whole.get(str(start + i), text) for i, text in enumerate(texts))
+
+
+def characters(result: dict, sample: int) -> dict[str, str]:
+    """By place, tokens whose text is not their piece: several make up a character."""
+    every = result.get("characters")
+    return every[sample] if every else {}
+
+
 def decision(result: dict) -> Decision:
     rows = zip(result["texts"], result["finish_reasons"], strict=True)
     return vote([Sample(i, text, [], [], [], reason) for i, (text, reason) in enumerate(rows)])

@@ -5,7 +5,12 @@ from typing import Any
 
 from csd.report import data
 
-COLOURS = {"sampled": "#d9d9d9", "own": "#8ecae6", "sibling": "#f4a259", "prompt": "#b8a1e3"}
+COLOURS = {"sampled": "#ececec", "own": "#8ecae6", "sibling": "#f4a259", "prompt": "#b8a1e3"}
+NAMES = {
+    "sampled": "sampled, not drafted", "own": "said by the sample itself",
+    "sibling": "said by a sibling", "prompt": "in the prompt",
+}  # fmt: skip
+VOTED = "#2a6f4e"
 FONT = {"family": "system-ui, sans-serif", "size": 13}
 
 
@@ -25,7 +30,7 @@ def votes(decision: data.Decision) -> dict:
         f"{len(decision.answers)}<br>samples %{{text}}<extra></extra>",
         "customdata": [_answer(a, 400, wrap=80) for a in order],
         "marker": {"color": [
-            COLOURS["sibling" if a is not None and a == decision.answer else "sampled"]
+            VOTED if a is not None and a == decision.answer else "#cccccc"
             for a in order
         ]},
     }  # fmt: skip
@@ -49,7 +54,7 @@ def steps(result: dict) -> dict:
     bars = [
         {
             "type": "bar",
-            "name": source,
+            "name": NAMES[source],
             "x": x,
             "y": [c / max(n, 1) for c, n in zip(counts[source], counts["live"], strict=True)],
             "marker": {"color": COLOURS[source]},
@@ -68,10 +73,10 @@ def steps(result: dict) -> dict:
         height=280,
         hovermode="x unified",
         xaxis={"title": {"text": "step"}},
-        yaxis={"title": {"text": "tokens a sample"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": "tokens"}, "rangemode": "tozero"},
         yaxis2={"title": {"text": "samples in flight"}, "overlaying": "y", "side": "right",
-                "rangemode": "tozero", "showgrid": False, "dtick": tick},
-        legend={"orientation": "h", "y": 1.15},
+                "range": [0, 1.06 * max([1, *counts["live"]])], "showgrid": False, "dtick": tick},
+        legend={"orientation": "h", "y": 1.2, "traceorder": "normal"},
     )  # fmt: skip
 
 
@@ -79,9 +84,7 @@ def divergence(result: dict) -> dict:
     """An icicle: a box is a run of tokens that its samples share, as high as they are many."""
     tokens = result["tokens"]
     nodes = data.divergence(tokens)
-    texts = [
-        "".join(data.pieces(result, tokens[n["samples"][0]][n["start"] : n["end"]])) for n in nodes
-    ]
+    texts = [data.said(result, n["samples"][0], n["start"], n["end"]) for n in nodes]
     icicle = {
         "type": "icicle",
         "ids": [str(n["id"]) for n in nodes],
@@ -92,7 +95,7 @@ def divergence(result: dict) -> dict:
         "sort": False,
         "tiling": {"orientation": "h"},
         "marker": {"colors": [len(n["samples"]) for n in nodes],
-                   "colorscale": [[0, "#f2f2f2"], [1, COLOURS["sibling"]]]},
+                   "colorscale": [[0, "#eef3f1"], [1, "#9cc5b1"]]},
         "customdata": [
             [f"samples {', '.join(map(str, n['samples']))}",
              f"tokens {n['start']} to {n['end']}", label(t, 400, wrap=80)]

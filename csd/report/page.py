@@ -35,33 +35,60 @@ def page(result: dict) -> str:
             "divergence": figures.divergence(result),
         },
     }
-    share = {k: v / max(stats["tokens"], 1) for k, v in stats["accepted"].items()}
     facts = {
         "model": PurePath(result.get("model", "")).name,
-        "samples": len(result["tokens"]),
-        "tokens": stats["tokens"],
-        "steps": stats["steps"],
-        "tokens per step": f"{stats['tokens_per_step']:.2f}",
-        "drafted by": ", ".join(f"{k} {v:.0%}" for k, v in share.items()),
+        "tokens": f"{stats['tokens']:,}",
+        "steps": f"{stats['steps']:,}",
         "seed": result["seed"],
         "vote": "none" if decision.answer is None else
         f"{decision.answer} ({decision.count} of {len(decision.answers)})",
     }  # fmt: skip
     here = files("csd.report")
     return Template((here / "page.html").read_text("utf-8")).substitute(
+        headline=_headline(result),
+        lead=_lead(stats),
+        shares=_shares(stats),
         facts="".join(
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
             for k, v in facts.items()
         ),
-        prompt=html.escape("".join(data.pieces(result, result["prompt_ids"]))),
-        legend="".join(
-            f'<span style="background:{figures.COLOURS[s]}">{s}</span>' for s in data.SOURCES
+        prompt=html.escape(
+            result.get("prompt") or "".join(data.pieces(result, result["prompt_ids"]))
         ),
         style=(here / "report.css").read_text("utf-8"),
         # no text of a model can end the element it stands in
         run=json.dumps(run).replace("<", "\\u003c"),
         plotly=get_plotlyjs(),
         script=(here / "report.js").read_text("utf-8"),
+    )
+
+
+def _headline(result: dict) -> str:
+    count = len(result["tokens"])
+    samples = "1 sample" if count == 1 else f"{count} samples of one prompt"
+    return f"{samples}, {result['stats']['tokens_per_step']:.2f} tokens a step"
+
+
+def _lead(stats: dict) -> str:
+    if not stats["nodes_proposed"]:
+        return "Nothing was drafted: plain sampling, one token of a sample a step."
+    return (
+        "csd lets the samples of a prompt draft for each other, and the model keeps of the drafts "
+        "what it would have sampled anyway: the texts are plain sampling's. "
+        f"{stats['nodes_accepted']:,} of {stats['nodes_proposed']:,} drafted tokens came true, so "
+        f"{stats['tokens']:,} tokens took {stats['sample_steps']:,} passes of a sample through the "
+        f"model in place of {stats['tokens']:,}."
+    )
+
+
+def _shares(stats: dict) -> str:
+    """The page's legend: a bar of where tokens came from."""
+    counts = {"sampled": stats["tokens"] - stats["nodes_accepted"], **stats["accepted"]}
+    total = max(stats["tokens"], 1)
+    return "".join(
+        f'<span style="background:{figures.COLOURS[s]};flex:{counts[s] / total:.4f} 1 0">'
+        f"{figures.NAMES[s]} {counts[s] / total:.0%}</span>"
+        for s in data.SOURCES
     )
 
 
@@ -72,9 +99,11 @@ def _samples(result: dict, decision: data.Decision) -> list[dict]:
         {
             "finish": result["finish_reasons"][i],
             "answer": answers.get(i),
+            "voted": decision.answer is not None and answers.get(i) == decision.answer,
             "alone": alone[i],
             "steps": result["steps"][i],
             "sources": [s or "sampled" for s in result["sources"][i]],
+            "characters": data.characters(result, i),
             "logprobs": [round(p, 4) for p in result["logprobs"][i]],
         }
         for i in range(len(result["tokens"]))

@@ -16,24 +16,60 @@ const spans = run.samples.map((sample, index) => {
   const box = document.createElement("div");
   box.className = "sample";
   const head = document.createElement("h3");
-  const answer = sample.answer === null || sample.answer === undefined ? "" : ` → ${sample.answer}`;
-  head.textContent = `${index}: ${sample.steps.length} tokens, ${sample.finish}${answer}`;
+  head.textContent = `${index}: ${sample.steps.length} tokens, ${sample.finish} `;
+  if (sample.answer !== null && sample.answer !== undefined) {
+    const answer = document.createElement("em");
+    answer.textContent = sample.answer;
+    answer.classList.toggle("voted", sample.voted);
+    head.append(answer);
+  }
   const text = document.createElement("p");
   const tokens = run.tokens[index].map((id, i) => {
     const span = document.createElement("b");
-    span.textContent = piece(id);
-    span.style.background = run.colours[sample.sources[i]];
+    span.textContent = sample.characters[i] ?? piece(id);
+    // drafts stand out from what the model had to say by itself
+    if (sample.sources[i] !== "sampled") span.style.background = run.colours[sample.sources[i]];
     span.title = `${sample.sources[i]}, step ${sample.steps[i]}, ` +
       `probability ${Math.exp(sample.logprobs[i]).toFixed(3)}`;
     if (sample.alone === i) span.classList.add("alone");
-    span.addEventListener("click", () => choose(sample.steps[i], index));
+    span.addEventListener("click", () => { pause(); choose(sample.steps[i], index, false); });
     text.append(span);
     return span;
   });
   box.append(head, text);
   $("samples").append(box);
-  return tokens;
+  return { tokens, text, box, from: 0, to: 0, shown: tokens.length };
 });
+
+// a sample's steps ascend: the first of its tokens that was committed at `step` or later
+function place(steps, step) {
+  let low = 0;
+  for (let high = steps.length; low < high;) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] < step) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// outline the tokens of a step; where the run is played, those of later steps are not there yet
+function mark(step, fade) {
+  spans.forEach((s, index) => {
+    const { steps } = run.samples[index];
+    const from = place(steps, step);
+    const to = place(steps, step + 1);
+    const shown = fade ? to : s.tokens.length;
+    for (let i = s.from; i < s.to; i++) s.tokens[i].classList.remove("chosen");
+    for (let i = from; i < to; i++) s.tokens[i].classList.add("chosen");
+    for (let i = s.shown; i < shown; i++) s.tokens[i].classList.remove("later");
+    for (let i = shown; i < s.shown; i++) s.tokens[i].classList.add("later");
+    if (fade && to > from) {
+      const { offsetTop } = s.tokens[to - 1];
+      s.box.scrollTop = Math.max(0, offsetTop - s.box.offsetTop - s.box.clientHeight + 40);
+    }
+    Object.assign(s, { from, to, shown });
+  });
+}
 
 // the graph of a step: nodes and links of all chosen samples, merged where contexts are the same
 function graph(step, chosen) {
@@ -113,25 +149,61 @@ function sankey({ nodes, links }) {
   };
 }
 
-function choose(step, of) {
+function choose(step, of, fade) {
   $("step").value = step;
   $("of").value = of;
-  $("step-shown").textContent = step;
-  spans.forEach((tokens, index) => tokens.forEach((span, i) => {
-    span.classList.toggle("chosen", run.samples[index].steps[i] === step);
-  }));
-  if (!run.drafts) return;
+  $("step-shown").textContent = $("graph-step").textContent = step;
+  mark(step, fade);
+  if (run.drafts && !playing) show(step, of);
+}
+
+function show(step, of) {
   const chosen = of === "all" ? run.samples.map((_, i) => i) : [Number(of)];
   const shown = graph(step, chosen);
   const layout = {
     margin: { l: 10, r: 10, t: 10, b: 10 },
-    height: Math.min(900, Math.max(240, 26 * shown.nodes.length)),
+    height: Math.min(900, Math.max(200, 24 * shown.nodes.length)),
     font: { family: "system-ui, sans-serif", size: 12 },
   };
   if (!shown.links.length) {
     layout.annotations = [{ text: "nothing in flight at this step", showarrow: false }];
   }
   Plotly.react("graph", shown.links.length ? [sankey(shown)] : [], layout, options);
+}
+
+// the step that says most about drafts: most tokens accepted, and among equals most samples
+function telling() {
+  const worth = new Map();
+  for (const sample of run.samples) {
+    sample.steps.forEach((step, i) => {
+      worth.set(step, (worth.get(step) ?? 0) + (sample.sources[i] === "sampled" ? 0.01 : 1));
+    });
+  }
+  let best = 1;
+  for (const [step, value] of worth) if (value > (worth.get(best) ?? 0)) best = step;
+  return best;
+}
+
+let playing = null;
+
+function pause() {
+  if (!playing) return;
+  clearInterval(playing);
+  playing = null;
+  $("play").textContent = "▶ play";
+}
+
+function play() {
+  if (playing) { pause(); chosen(); return; }
+  let step = Number($("step").value) < last ? Number($("step").value) : 0;
+  $("play").textContent = "❚❚ pause";
+  // a run takes about ten seconds, whatever its length
+  const stride = Math.ceil(last / 150);
+  playing = setInterval(() => {
+    step = Math.min(last, step + stride);
+    if (step === last) pause();
+    choose(step, $("of").value, true);
+  }, Math.max(60, 10000 / last));
 }
 
 // a call takes only so many arguments: one a sample, not one a token
@@ -143,8 +215,9 @@ for (const of of ["all", ...run.samples.keys()]) {
   option.textContent = of === "all" ? "all samples" : `sample ${of}`;
   $("of").append(option);
 }
-const chosen = () => choose(Number($("step").value), $("of").value);
-$("step").addEventListener("input", chosen);
-$("of").addEventListener("change", chosen);
+const chosen = () => choose(Number($("step").value), $("of").value, true);
+$("step").addEventListener("input", () => { pause(); chosen(); });
+$("of").addEventListener("change", () => choose(Number($("step").value), $("of").value, false));
+$("play").addEventListener("click", play);
 if (!run.drafts) $("graph").textContent = "Not recorded: draw with csd sample --json --drafts.";
-choose(Math.ceil(last / 3), "all");
+choose(telling(), "all", false);
