@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from csd import arguments
 from csd.engine import Engine
 from csd.graph.drafters import DRAFTERS, known
 from csd.job import Job, OnTokens, Running
@@ -13,7 +14,7 @@ from csd.kernels.noise import prompt_key
 from csd.progress import Progress
 from csd.prompts import parse
 from csd.result import Sample, Samples
-from csd.sampling import resolve, whole
+from csd.sampling import resolve
 from csd.traces import write_traces
 from csd.verify.sampler import DRAWS
 from csd.vote import Vote
@@ -50,18 +51,17 @@ class Call:
         drafter = options.get("drafter")
         if drafter is not None and not known(drafter):
             _choice("drafter", drafter, DRAFTERS)
-        self.budget = _budget(options.get("budget", "auto"))
+        self.budget = arguments.budget(options.get("budget", "auto"))
         self.options = options
-        count = whole("num_samples", options.get("num_samples", 1), 1)
+        count = arguments.whole("num_samples", options.get("num_samples", 1), 1)
         until = _called("until", options.get("until"), "csd.Vote() or a function of samples")
         self.until = until.of(count) if isinstance(until, Vote) else until
         _called("callback", options.get("callback"), "a function")
-        first = whole("first_sample", options.get("first_sample", 0), 0)
+        first = arguments.whole("first_sample", options.get("first_sample", 0), 0)
         seed = options.get("seed")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        elif isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed must be a whole number or None, got {seed!r}")
+        arguments.seed(seed)
 
         self.engine = engine_for(model, **options)
         config = self.engine.config
@@ -138,14 +138,6 @@ def _called(name: str, value: Any, expected: str) -> Any:
     if value is not None and not callable_ and not isinstance(value, Vote):
         raise TypeError(f"{name} must be {expected}, got {value!r}")
     return value
-
-
-def _budget(budget: Any) -> str | int:
-    if budget == "auto":
-        return budget
-    if isinstance(budget, bool) or not isinstance(budget, int):
-        raise TypeError(f"budget must be 'auto' or a whole number, got {budget!r}")
-    return whole("budget", budget, 0)
 
 
 def _choice(name: str, value: Any, known: tuple[str, ...]) -> None:

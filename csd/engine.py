@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Generator
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -23,6 +23,9 @@ from csd.static_step import StaticStep, sizes_for
 from csd.step import Step
 from csd.time_steps import sizes_to_time, time_steps
 from csd.verify.sampler import Sampler
+
+if TYPE_CHECKING:
+    from csd.generate import ManyPrompts, OnePrompt
 
 
 class Engine:
@@ -130,6 +133,12 @@ class Engine:
         """Give the caches back. The engine can still be used and makes new ones."""
         self._drop()
 
+    @overload
+    def generate(self, prompt: "OnePrompt", **options: Any) -> Samples: ...
+    @overload
+    def generate(self, prompt: "ManyPrompts", **options: Any) -> list[Samples]: ...
+    @overload
+    def generate(self, prompt: torch.Tensor, **options: Any) -> Any: ...
     def generate(self, prompt: Any, **options: Any) -> Samples | list[Samples]:
         """As `csd.generate`, on this engine."""
         from csd.generate import generate

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from csd.arguments import whole
 from csd.slots import MAX_STOP_IDS
 
 # of transformers' generation config: option -> the values that mean it is off
@@ -162,12 +163,3 @@ def _number(name: str, value: Any, low: float, high: float = math.inf, above: bo
         bracket = "(" if above else "["
         end = f"{high}]" if high < math.inf else "inf)"
         raise ValueError(f"{name} must lie in {bracket}{low}, {end}, got {value}")
-
-
-def whole(name: str, value: Any, low: int) -> int:
-    """`value`, a whole number of at least `low`; raises TypeError or ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-    return value

@@ -230,3 +230,45 @@ def test_refused_by_name(model, name):
             **inputs, max_new_tokens=4, do_sample=True, custom_generate=csd.hf_generate,
             **options,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(seed=1.5), TypeError, r"seed must be a whole number or None, got 1\.5"),
+        (dict(budget="lots"), TypeError, "budget must be 'auto' or a whole number, got 'lots'"),
+        (dict(first_sample=-1), ValueError, "first_sample must be at least 0, got -1"),
+        (dict(first_sample="a"), TypeError, "first_sample must be a whole number, got 'a'"),
+        (dict(top_p=0.0), ValueError, r"top_p must lie in \(0, 1\], got 0"),
+        (dict(max_new_tokens=600), ValueError, "max_new_tokens=600 pass the model's context"),
+        (dict(eos_token_id=[*range(20)]), ValueError, r"at most 16 end tokens .* got 20"),
+        (dict(attention_mask=torch.zeros(1, 3, dtype=torch.long)), ValueError, "no token of row 0"),
+        (dict(rows=[[5, 97]]), ValueError, "input_ids must lie in the vocabulary of 97, got 97"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_arguments_that_cannot_be_are_named(model, options, error, message):
+    options = dict(max_new_tokens=4) | options
+    rows = options.pop("rows", ROWS[:1])
+    with pytest.raises(error, match=message):
+        model.generate(
+            torch.tensor(rows), do_sample=True, custom_generate=csd.hf_generate, **options
+        )
+
+
+def test_called_by_hand_it_says_how_to_call_it(model):
+    with pytest.raises(TypeError, match="generation_config must be the one that generate makes"):
+        csd.hf_generate(model, torch.tensor(ROWS[:1]))
+
+
+def test_a_batch_of_padded_rows_where_one_repeats(model):
+    """Right-hand padding and a hole in the mask, too: a row is what its mask keeps."""
+    ids = torch.tensor([[0, 5, 9], [5, 9, 0], [5, 0, 9], [5, 9, 23]])
+    mask = torch.tensor([[0, 1, 1], [1, 1, 0], [1, 0, 1], [1, 1, 1]])
+    options = dict(do_sample=True, max_new_tokens=8, seed=2, custom_generate=csd.hf_generate)
+    out = model.generate(ids, attention_mask=mask, **options)
+    assert out[:, :3].tolist() == ids.tolist()
+    found = new_tokens(out, 3)
+    alone = model.generate(ids[:1, 1:], num_return_sequences=3, **options)
+    assert found[:3] == new_tokens(alone, 2)
+    assert found[3] == new_tokens(model.generate(ids[3:], **options), 3)[0]

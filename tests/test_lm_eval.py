@@ -89,3 +89,4 @@ def test_a_long_context_keeps_its_end(model):
 def test_what_is_not_served_is_refused(model):
     with pytest.raises(ValueError, match="csd does not serve num_beams=3"):
         model.generate_until([request("a", num_beams=3)])
+    assert model.generate_until([]) == []

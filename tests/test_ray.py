@@ -88,6 +88,10 @@ def test_unknown_options_are_refused_before_anything_starts(toy_folder):
         args = (None, toy_folder) if call is sample else (toy_folder,)
         with pytest.raises(TypeError, match="unknown argument 'temprature'"):
             call(*args, num_samples=2, seed=0, temprature=1.0)
+        with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+            call(*args, num_samples=0, seed=0)
+        with pytest.raises(TypeError, match="budget must be 'auto' or a whole number, got 'big'"):
+            call(*args, num_samples=2, seed=0, budget="big")
 
 
 def test_rows_do_not_depend_on_the_rows_beside_them(toy_folder):

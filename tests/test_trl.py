@@ -94,6 +94,8 @@ def test_loss_is_finite_and_weights_move(trained):
 def test_what_cannot_be_rolled_out_is_refused(trained):
     from csd.integrations.trl import Rollout
 
+    with pytest.raises(ValueError, match="budget must be at least 0, got -1"):
+        Rollout(budget=-1)
     trainer = SimpleNamespace(use_vllm=True)
     with pytest.raises(NotImplementedError, match="use_vllm=True"):
         Rollout()(["a"], trainer)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from csd import arguments
 from csd.engine import Engine
 from csd.job import Job
 from csd.kernels.noise import prompt_key
@@ -20,7 +21,13 @@ def draw(
     """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
 
     running: `budget`, `speculate`, `drafter`, `on_tokens`, as `Engine.run` takes them.
+
+    Raises TypeError or ValueError for a seed, a budget or a first sample that is none.
     """
+    arguments.seed(seed)
+    arguments.budget(running.get("budget", "auto"))
+    for _, _, samples in prompts:
+        arguments.whole("first_sample", samples.start, 0)
     jobs = [
         Job(i, ids, params, samples, seed, prompt_key(seed, ids))
         for i, (ids, params, samples) in enumerate(prompts)
@@ -53,7 +60,8 @@ def draw_rows(
         members.setdefault(tuple(row), []).append(i)
     prompts = []
     for ids, places in members.items():
-        first = first_sample if isinstance(first_sample, int) else first_sample[ids]
+        first = first_sample[ids] if isinstance(first_sample, Mapping) else first_sample
+        arguments.whole("first_sample", first, 0)
         prompts.append((list(ids), params, range(first, first + len(places))))
     results = draw(
         engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens

@@ -52,6 +52,11 @@ def hf_generate(
     Raises ValueError or NotImplementedError naming what csd does not serve: beams,
     `inputs_embeds`, `synced_gpus`, a passed cache, other processors and criteria, ...
     """
+    if generation_config is None:
+        raise TypeError(
+            "generation_config must be the one that generate makes, got None: call "
+            "model.generate(..., custom_generate=csd.hf_generate)"
+        )
     caller = _generate_frame()
     streamer = caller.get("streamer") if streamer is None else streamer
     mask = model_kwargs.get("attention_mask")
@@ -64,6 +69,10 @@ def hf_generate(
 
     engine = engine_for(model)
     rows = _rows(input_ids, mask)
+    vocab = engine.config.vocab
+    for i in (min(map(min, rows)), max(map(max, rows))):
+        if not 0 <= i < vocab:
+            raise ValueError(f"input_ids must lie in the vocabulary of {vocab}, got {i}")
     width = input_ids.shape[1]
     params = resolve(
         config,

@@ -14,6 +14,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
+from csd import arguments
 from csd.engine import Engine
 from csd.integrations.groups import draw
 from csd.sampling import SamplingParams, resolve
@@ -45,6 +46,9 @@ class CSDLM(HFLM):
         speculate: bool = True,
         **options: Any,
     ):
+        arguments.budget(budget)
+        if seed is not None:
+            arguments.seed(seed)
         super().__init__(pretrained, **options)
         self.seed, self.running = seed, dict(budget=budget, speculate=speculate)
         model = self.accelerator.unwrap_model(self.model) if self._world_size > 1 else self.model

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from csd import arguments
 from csd.engine import Engine
 from csd.integrations.groups import draw
 from csd.prompts import parse
@@ -43,8 +44,11 @@ def sample(
     options: the others of `Sampler`.
     """
     _check(options)
+    arguments.whole("num_samples", num_samples, 1)
+    arguments.whole("batch_size", batch_size, 1)
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))
+    arguments.seed(seed)
     return dataset.map_batches(
         Sampler,
         fn_constructor_args=(model,),
@@ -84,6 +88,8 @@ class Sampler:
         **options: Any,
     ):
         _check(options)
+        arguments.whole("num_samples", num_samples, 1)
+        arguments.seed(seed)
         self.engine = Engine(model, **(engine or {}))
         self.num_samples, self.seed, self.prompt = num_samples, seed, prompt
         self.chat_template_kwargs = chat_template_kwargs
@@ -136,3 +142,4 @@ def _check(options: dict) -> None:
     if unknown:
         known = ", ".join(sorted(_SAMPLING | _RUNNING | own))
         raise TypeError(f"unknown argument {unknown[0]!r}; known are {known}")
+    arguments.budget(options.get("budget", "auto"))

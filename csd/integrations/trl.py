@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from csd import arguments
 from csd.integrations.groups import draw_rows
 from csd.kept_engines import engine_for
 from csd.kernels.noise import prompt_key
@@ -27,7 +28,7 @@ class Rollout:
     """
 
     def __init__(self, *, budget: str | int = "auto", speculate: bool = True):
-        self.budget, self.speculate = budget, speculate
+        self.budget, self.speculate = arguments.budget(budget), speculate
         self._step: tuple | None = None
         self._calls = 0
 
