@@ -63,12 +63,13 @@ function mark(step, fade) {
     for (let i = from; i < to; i++) s.tokens[i].classList.add("chosen");
     for (let i = s.shown; i < shown; i++) s.tokens[i].classList.remove("later");
     for (let i = shown; i < s.shown; i++) s.tokens[i].classList.add("later");
-    if (fade && to > from) {
-      const { offsetTop } = s.tokens[to - 1];
-      s.box.scrollTop = Math.max(0, offsetTop - s.box.offsetTop - s.box.clientHeight + 40);
-    }
     Object.assign(s, { from, to, shown });
   });
+  if (!fade) return;
+  // all places are read before anything scrolls, or each sample would be laid out again
+  const ends = spans.filter((s) => s.to > s.from).map((s) =>
+    [s.box, s.tokens[s.to - 1].offsetTop - s.box.offsetTop - s.box.clientHeight + 40]);
+  for (const [box, at] of ends) box.scrollTop = Math.max(0, at);
 }
 
 // the graph of a step: nodes and links of all chosen samples, merged where contexts are the same
