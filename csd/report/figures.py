@@ -54,7 +54,7 @@ def steps(result: dict) -> dict:
     bars = [
         {
             "type": "bar",
-            "name": NAMES[source],
+            "name": source,
             "x": x,
             "y": [c / max(n, 1) for c, n in zip(counts[source], counts["live"], strict=True)],
             "marker": {"color": COLOURS[source]},
@@ -76,7 +76,7 @@ def steps(result: dict) -> dict:
         yaxis={"title": {"text": "tokens"}, "rangemode": "tozero"},
         yaxis2={"title": {"text": "samples in flight"}, "overlaying": "y", "side": "right",
                 "range": [0, 1.06 * max([1, *counts["live"]])], "showgrid": False, "dtick": tick},
-        legend={"orientation": "h", "y": 1.2, "traceorder": "normal"},
+        legend={"orientation": "h", "y": 1.15, "traceorder": "normal"},
     )  # fmt: skip
 
 
