@@ -19,18 +19,25 @@ def both(table, slots, rows, config=CONFIG):
     return want
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    ("count", "extra", "changes"),
+    ("seed", "count", "extra", "changes"),
     [
-        pytest.param(1, 1, {}, id="one-node"),
-        pytest.param(3, 2, {"frontier": 1, "max_depth": 2}, id="tight"),
-        pytest.param(5, 0, {}, id="roots-only"),
-        pytest.param(7, 23, {"frontier": 3, "beta": 1.0}, id="ragged"),
-        pytest.param(19, 60, {"max_depth": 5}, id="more-slots-than-a-block"),
-        pytest.param(4, 400, {"frontier": 16}, id="more-rows-than-nodes"),
-        pytest.param(5, 40, {"min_prob": 0.01}, id="likely-only"),
+        (0, 1, 1, {}),
+        (1, 1, 1, {}),
+        (0, 3, 2, {"frontier": 1, "max_depth": 2}),
+        (1, 3, 2, {"frontier": 1, "max_depth": 2}),
+        (0, 5, 0, {}),
+        (0, 7, 23, {"frontier": 3, "beta": 1.0}),
+        (1, 7, 23, {"frontier": 3, "beta": 1.0}),
+        # more slots than a block, among them every kind of slot
+        (1, 19, 60, {"max_depth": 5}),
+        # more rows than nodes
+        (0, 4, 400, {"frontier": 16}),
+        (1, 4, 400, {"frontier": 16}),
+        (0, 5, 40, {"min_prob": 0.01}),
+        (1, 5, 40, {"min_prob": 0.01}),
     ],
+    ids=str,
 )
 def test_equals_the_reference(poison, seed, count, extra, changes):
     rng = random.Random(seed)

@@ -77,7 +77,7 @@ CASES = [
 def test_tokens_equal_plain_sampling(expected, family, setting, seed):
     engine, plain = expected(family, setting, seed)
     for budget in (0, 4, 16, 64):
-        for count in (1, 3, 8):
+        for count in (1, 8):
             out = csd.generate(
                 engine, PROMPT, num_samples=count, seed=seed, max_new_tokens=LENGTH,
                 stop_token_ids=[7, 30], budget=budget, **SETTINGS[setting],

@@ -84,8 +84,7 @@ FILTERS = {
 
 
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS.keys())
-@pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
-def test_filters(poison, options, ties):
+def test_filters(poison, options):
     pool, slots = trees(3, count=4, rows=16, live=True)
     g = torch.Generator().manual_seed(1)
     slots.seen[:] = torch.randint(-(1 << 31), 1 << 31, slots.seen.shape, generator=g).int()
@@ -93,7 +92,9 @@ def test_filters(poison, options, ties):
     for name, value in options.items():
         getattr(slots, name)[::2] = value
     logits = random_logits(pool.rows, 97)
-    both(logits.round() if ties else logits, pool, slots)
+    # every other row has many equal values
+    logits[::2] = logits[::2].round()
+    both(logits, pool, slots)
 
 
 def test_a_long_vocabulary(poison):
