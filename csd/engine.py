@@ -132,6 +132,9 @@ class Engine:
     def release(self) -> None:
         """Give the caches back. The engine can still be used and makes new ones."""
         self._drop()
+        if self.device.type == "cuda":
+            # what torch keeps of freed tensors no other process can have
+            torch.cuda.empty_cache()
 
     @overload
     def generate(self, prompt: "OnePrompt", **options: Any) -> Samples: ...
