@@ -9,17 +9,30 @@ import torch
 T = TypeVar("T")
 
 
-def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Within the block, launches, streams and graphs are those of `device`."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+def stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    """The caller's stream on `device`; a CPU has none."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def current(
+    device: torch.device, stream: torch.cuda.Stream | None = None
+) -> AbstractContextManager[Any]:
+    """Within the block, launches and graphs are those of `device`, on `stream` if it is given."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.device(device) if stream is None else torch.cuda.stream(stream)
 
 
 def on_device(items: Iterable[T], device: torch.device) -> Iterator[T]:
-    """The same items; `device` is current while they are made, and not while they are used."""
+    """The same items; `device` is current while they are made, and not while they are used.
+
+    All of them are made on the stream that is the caller's at the first.
+    """
     items = iter(items)
+    stream = stream_of(device)
     try:
         while True:
-            with current(device):
+            with current(device, stream):
                 try:
                     item = next(items)
                 except StopIteration:
@@ -28,7 +41,7 @@ def on_device(items: Iterable[T], device: torch.device) -> Iterator[T]:
     finally:
         close = getattr(items, "close", None)
         if close is not None:
-            with current(device):
+            with current(device, stream):
                 close()
 
 

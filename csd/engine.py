@@ -10,7 +10,7 @@ import torch
 from csd.budget import AutoBudget, AutoPool, FixedBudget, FixedPool
 from csd.cache import PAGE, KVCache
 from csd.cost import CostModel
-from csd.device import current, on_device
+from csd.device import current, on_device, stream_of
 from csd.graph.drafters import make_drafter
 from csd.job import Job, OnTokens, Until
 from csd.kernels.ops import Ops
@@ -91,6 +91,7 @@ class Engine:
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread whose call is running
         self._cost: CostModel | None = None
+        self._last: torch.cuda.Event | None = None  # when the last call's work was done
         self._next_group = 0
 
     def __enter__(self) -> "Engine":
@@ -167,6 +168,10 @@ class Engine:
         """
         self._not_within_a_stream()
         with self._lock:
+            stream = stream_of(self.device)
+            if stream is not None and self._last is not None:
+                # the last call may have been made on another one
+                stream.wait_event(self._last)
             with current(self.device):
                 if self._loaded.refresh():
                     self._take(self._loaded)
@@ -184,8 +189,9 @@ class Engine:
                     rule = self._budget(budget, speculate, step)
                 yield from on_device(loop.run(rule), self.device)
             finally:
-                with current(self.device):
+                with current(self.device, stream):
                     loop.clear()
+                self._last = None if stream is None else stream.record_event()
                 peak = peak_bytes(self.device)
                 for job in jobs:
                     job.stats.peak_memory = peak

@@ -77,12 +77,13 @@ def test_the_device_is_current_while_items_are_made(monkeypatch):
     inside = []
 
     @contextmanager
-    def current(where):
+    def current(where, stream=None):
         inside.append(where)
         yield
         inside.pop()
 
     monkeypatch.setattr(device, "current", current)
+    monkeypatch.setattr(device, "stream_of", lambda where: None)
 
     def items():
         try:
