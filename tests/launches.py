@@ -70,6 +70,7 @@ def watch(jobs: set) -> None:
             "attrs": str(source.attrs),
             "constants": str(source.constants),
             "shared": meta.shared,
+            "scratch": meta.global_scratch_size,
         }
         print(json.dumps(row), flush=True)
 
