@@ -1,6 +1,7 @@
 """What every benchmark prints: the machine, a table, one JSON object last."""
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -16,7 +17,8 @@ def machine() -> dict:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        commit = None
+        # a copy without its history
+        commit = os.environ.get("CSD_COMMIT")
     return {
         "gpu": gpu,
         "cpu_threads": torch.get_num_threads(),

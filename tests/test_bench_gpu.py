@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from test_launches import STEP
 
+from bench import common
 from bench.gpu import __main__ as gpu
 from bench.gpu import equality
 from bench.gpu.end_to_end import timed
@@ -165,3 +166,14 @@ def test_a_gpu_that_is_not_there_is_an_error():
     )
     assert done.returncode == 2
     assert "needs a GPU" in done.stderr
+
+
+def test_a_copy_without_its_history_is_told_its_commit(monkeypatch):
+    def fails(*args, **kwargs):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(common.subprocess, "run", fails)
+    monkeypatch.delenv("CSD_COMMIT", raising=False)
+    assert common.machine()["commit"] is None
+    monkeypatch.setenv("CSD_COMMIT", "abc1234")
+    assert common.machine()["commit"] == "abc1234"
