@@ -6,10 +6,12 @@ import csd
 from bench.gpu.section import Section
 from bench.gpu.workload import model, recorded, shapes
 
+SAMPLES, NEW = 8, 128
+
 
 def run(section: Section) -> None:
     """bfloat16 on a GPU, where rounding depends on the number of rows; float32 on a CPU."""
-    samples, new = (8, 128) if section.cuda else (2, 12)
+    samples, new = (SAMPLES, NEW) if section.cuda else (2, 12)
     for name, config in shapes(section).items():
         with csd.Engine(model(section, config), max_slots=samples) as engine:
             for trace in recorded(section)[:3]:

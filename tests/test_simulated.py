@@ -1,0 +1,270 @@
+"""CUDA's path on a GPU that is not there (`simulated.py`)."""
+
+from functools import partial
+
+import pytest
+import torch
+from operators import OPERATORS
+from simulated import Gpu
+from simulated_tensor import CUDA
+from torch.utils._pytree import tree_leaves
+
+import csd
+from csd import static_step
+from csd.forced import forced_jobs, forcing
+from csd.graph import consensus
+from csd.graph.table import GraphConfig
+from csd.kernels.merge_partials import merge_partials
+from csd.kernels.ops import triton
+from csd.kernels.rms_norm import rms_norm
+from csd.kernels.rotate import rotate
+from csd.kernels.swiglu import silu_mul
+from csd.models.shapes import random_model
+from csd.traces import Trace
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
+ASKED = dict(num_samples=3, max_new_tokens=20, seed=1, temperature=0.8, top_p=0.9)
+# more samples than slots, a prompt of many chunks, every rule of sampling and stopping
+MANY = dict(
+    prompt=[[5, 6, 7, 5, 6, 7, 5], [i % 90 for i in range(150)], [9, 8, 9]],
+    num_samples=5, max_new_tokens=14, seed=3, temperature=1.0, top_k=30, min_p=0.01,
+    repetition_penalty=1.2, stop_token_ids=[3, 17, 40, 41, 42], min_new_tokens=3,
+)  # fmt: skip
+
+
+def engine(device, **options):
+    model = random_model("tiny", device, torch.float32)
+    return csd.Engine(model, **dict(max_slots=4) | options)
+
+
+def generate(device, how=None, **asked):
+    with engine(device, **(how or {})) as e:
+        return e.generate(**asked)
+
+
+def same(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert a.tokens == b.tokens
+        assert a.finish_reasons == b.finish_reasons
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch):
+    monkeypatch.setattr(static_step, "SIZES", (16, 32))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return generate("cpu", prompt=PROMPTS, budget=10, **ASKED)
+
+
+@pytest.mark.parametrize("budget", [0, 10, "auto"])
+def test_static_steps_are_captured_and_replayed(plain, budget):
+    with Gpu() as gpu, engine("cuda") as e:
+        assert e.static and e.lag == 1
+        same(e.generate(PROMPTS, budget=budget, **ASKED), plain)
+        first, events = gpu.replays, gpu.events
+        gpu.waits.clear()
+        same(e.generate(PROMPTS, budget=budget, **ASKED), plain)
+        assert gpu.replays - first >= gpu.events - events > 0
+        assert not gpu.waits
+
+
+@pytest.mark.parametrize(("prefill_chunk", "lag"), [(16, 1), (512, 0), (16, 4)])
+def test_slots_are_refilled_and_prompts_read_without_a_wait(prefill_chunk, lag):
+    how = dict(prefill_chunk=prefill_chunk)
+    want = generate("cpu", how, budget=12, **MANY)
+    with Gpu() as gpu, engine("cuda", lag=lag, **how) as e:
+        gpu.waits.clear()
+        same(e.generate(budget=12, **MANY), want)
+        assert not gpu.waits
+
+
+@pytest.mark.parametrize("ops", [triton(), OPERATORS], ids=["kernels", "operators"])
+def test_a_replay_is_kernels_of_csd_and_products(ops):
+    with Gpu(compiled=True, idle=True) as gpu, engine("cuda") as e:
+        e.ops = ops
+        job = forced_jobs([Trace("a", [5, 6, 7], [[8, 9]], 0.7, None, 1, [0])])
+        step = e._prepare(job, "consensus")
+        step.drafter = e._drafter
+        step.launch(16, 16, [None], 1)
+        (graph, _), = step.captures.graphs.values()
+        layers = e.config.layers
+        rest = {n: k for n, k in graph.names.items() if not n.endswith("_kernel")}
+        assert rest == {"mm": 4 * layers + 1, "clamp": 1, "embedding": 1}
+        assert sum(graph.names.values()) - sum(rest.values()) == 8 * layers + 15
+        assert gpu.launched["_snapshot_kernel"] == 3
+
+
+def test_operators_launch_their_kernels():
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    q, k, table = normal(5, 4, 8), normal(5, 2, 8), normal(2, 5, 8)
+    merge = torch.tensor([[0, 1, 4, 2], [2, 0, 4, 1]], dtype=torch.int32)
+    calls = [
+        (rotate, (q, k, *table)),
+        (silu_mul, (normal(3, 10), normal(3, 10))),
+        (rms_norm, (normal(3, 8), normal(8), 1e-5)),
+        (rms_norm, (normal(3, 8), normal(8), 1e-5, normal(3, 8))),
+        (merge_partials, (normal(2, 12, 8), normal(2, 12), merge, 4, torch.zeros(2, 4, 8))),
+    ]
+    for function, args in calls:
+        want = function(*args)
+        with Gpu(compiled=True) as gpu:
+            got = function(*(x.to(CUDA) if isinstance(x, torch.Tensor) else x for x in args))
+            assert any(name.endswith("_kernel") for name in gpu.launched)
+            for a, b in zip(tree_leaves(got), tree_leaves(want), strict=True):
+                torch.testing.assert_close(a.cpu(), b)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+def test_steps_of_any_shape(kernels, monkeypatch):
+    asked = dict(prompt=PROMPTS, budget=10, **ASKED | dict(max_new_tokens=8))
+    want = generate("cpu", **asked)
+    # the references copy the whole graph
+    monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
+    with Gpu():
+        same(generate("cuda", dict(kernels=kernels, static=False), **asked), want)
+
+
+def test_a_drafter_on_the_host(plain):
+    with Gpu():
+        same(generate("cuda", prompt=PROMPTS, drafter="prompt-lookup", budget=10, **ASKED), plain)
+
+
+def test_verifiers_that_draw_are_refused():
+    with Gpu(), pytest.raises(NotImplementedError, match="CPU only"):
+        generate("cuda", prompt=PROMPTS, verifier="kseq", **ASKED)
+
+
+def test_what_a_call_is_asked_to_keep():
+    asked = dict(prompt=PROMPTS, budget=10, **ASKED)
+    seen = []
+    more = dict(callback=lambda *args: seen.append(args[2]), until=lambda samples: len(samples) > 1)
+    want = generate("cpu", dict(static=True), **asked, **more)
+    said, seen = seen, []
+    with Gpu() as gpu, engine("cuda") as e:
+        gpu.waits.clear()
+        got = e.generate(**asked, **more)
+        same(got, want)
+        assert got[0].stats.peak_memory > 0
+        assert {tuple(map(tuple, seen))} <= {tuple(map(tuple, said))} or seen
+        # an end that the caller makes
+        stream = csd.stream(e, **asked)
+        next(stream)
+        stream.close()
+        same(e.generate(**asked), generate("cpu", **asked))
+        assert not gpu.waits
+
+
+def test_calls_on_other_streams_follow_each_other(plain):
+    with Gpu(), engine("cuda") as e:
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        stream = csd.stream(e, PROMPTS, budget=10, **ASKED)
+        with torch.cuda.stream(first):
+            next(stream)
+        # a caller may be elsewhere when it asks for more
+        with torch.cuda.stream(second):
+            assert len(list(stream)) == 5
+            same(e.generate(PROMPTS, budget=10, **ASKED), plain)
+        same(e.generate(PROMPTS, budget=10, **ASKED), plain)
+
+
+def test_memory_is_given_back():
+    with Gpu() as gpu:
+        e = engine("cuda")
+        before = gpu.allocated()
+        e.generate(PROMPTS, budget=4, **ASKED)
+        assert gpu.allocated() > before
+        assert not gpu.launched["empty_cache"]
+        e.release()
+        # to other processes too
+        assert gpu.allocated() == before and gpu.launched["empty_cache"] == 1
+        small = engine("cuda", memory=0.001)
+        gpu.memory = 1 << 30
+        with pytest.raises(MemoryError, match="at once need"):
+            small.generate(PROMPTS, **ASKED | {"max_new_tokens": 900})
+
+
+def test_a_forced_run_commits_the_trace():
+    """In bfloat16, behind a prompt of two chunks."""
+    tokens = [[(7 * i + j) % 90 for j in range(9)] for i in range(5)]
+    trace = Trace("a", list(range(20)), tokens, 0.7, None, 1, list(range(5)))
+    with Gpu() as gpu:
+        model = random_model("tiny", "cuda", torch.bfloat16)
+        with csd.Engine(model, max_slots=5) as e, forcing(e, [trace]):
+            for budget in (16, "auto", "auto"):
+                gpu.waits.clear()
+                jobs = forced_jobs([trace], prompt_tokens=600)
+                for _ in e.run(jobs, budget=budget):
+                    pass
+                assert jobs[0].result().tokens == trace.samples
+            assert not gpu.waits
+        # not what PyTorch would choose
+        assert gpu.launched["_scaled_dot_product_flash_attention"]
+        assert not gpu.launched["scaled_dot_product_attention"]
+
+
+def reads_too_soon(gpu):
+    x = torch.zeros(3, device="cuda")
+    host = torch.empty(3, pin_memory=True)
+    host.copy_(x, non_blocking=True)
+    return host.sum() == 0
+
+
+def another_stream(gpu):
+    x, stream = torch.zeros(3, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    x.fill_(2)
+    with torch.cuda.stream(stream):
+        y = x + 0
+    torch.cuda.synchronize()
+    return y.tolist() == [2, 2, 2]
+
+
+def captured(work):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = work()
+    return graph, found
+
+
+def waits_in_a_capture(gpu):
+    x = torch.zeros(3, device="cuda")
+    captured(lambda: x.sum().item())
+
+
+def copies_in_a_capture(gpu):
+    x = torch.zeros(3, device="cuda")
+    captured(lambda: x.copy_(torch.ones(3)))
+
+
+def memory_that_is_gone(gpu):
+    made = [torch.zeros(3, device="cuda")]
+    graph, _ = captured(lambda: made.pop() + 1)
+    graph.replay()
+
+
+def two_devices(gpu):
+    return torch.zeros(3, device="cuda") + torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (waits_in_a_capture, "stream is capturing"), (copies_in_a_capture, "stream is capturing"),
+        (memory_that_is_gone, "was given back"), (two_devices, "on the same device"),
+        (reads_too_soon, None), (another_stream, None),
+    ],
+)  # fmt: skip
+def test_what_would_fail_is_found(work, said):
+    with Gpu() as gpu:
+        if said is None:
+            assert not work(gpu)
+        else:
+            with pytest.raises(RuntimeError, match=said):
+                work(gpu)

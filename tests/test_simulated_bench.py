@@ -1,0 +1,106 @@
+"""The GPU benchmark's own path for CUDA, on a GPU that is not there and a tiny shape."""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from simulated import Gpu
+
+from bench import attention_rivals, kernels, timing
+from bench.attention_job import JobShape
+from bench.gpu import drafters, end_to_end, equality, workload
+from bench.gpu.section import Section
+from csd import static_step
+from csd.graph import consensus
+from csd.graph.table import GraphConfig
+from csd.kernels.aot import Shape
+from csd.models.shapes import SHAPES
+
+TINY = replace(SHAPES["tiny"], context=2048)
+
+
+def small(trace):
+    """Six tokens a sample, out of the tiny vocabulary."""
+    def ids(tokens):
+        return [t % TINY.vocab for t in tokens]
+
+    samples = [ids(s[:6]) for s in trace.samples]
+    return replace(trace, prompt=ids(trace.prompt), samples=samples, top=None, stop_ids=())
+
+
+@pytest.fixture
+def section(monkeypatch, tmp_path):
+    """Both large shapes are the tiny one; the graph is small, for the references copy it."""
+    monkeypatch.setattr(static_step, "SIZES", (16, 32))
+    monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
+    monkeypatch.setitem(SHAPES, "llama-3.1-8b", TINY)
+    monkeypatch.setitem(SHAPES, "qwen2.5-7b", replace(TINY, family="qwen2", qkv_bias=True,
+                                                      qk_norm=False))  # fmt: skip
+    whole = workload.recorded
+
+    def short(section):
+        return [small(t) for t in whole(section)]
+
+    for module in (end_to_end, drafters, equality):
+        monkeypatch.setattr(module, "recorded", short)
+    with Gpu() as gpu:
+        made = Section("name", tmp_path, torch.device("cuda"), False, 1000.0)
+        made.gpu = gpu
+        yield made
+
+
+def test_end_to_end(section, monkeypatch):
+    def profiled(run):
+        run()
+        return {"attention": 1.0}
+
+    monkeypatch.setattr(end_to_end, "SAMPLES", (4, 1))
+    monkeypatch.setattr(end_to_end, "PAIRS", 2)
+    monkeypatch.setattr(end_to_end, "shapes", lambda section: {"tiny": TINY})
+    monkeypatch.setattr(end_to_end, "measure", lambda d: dict(bandwidth=1e9, flops=1e9))
+    monkeypatch.setattr(end_to_end, "device_seconds", profiled)
+    end_to_end.run(section)
+    assert [row["N"] for row in section.rows] == [4, 1]
+    for row in section.rows:
+        assert row["pairs"] == 2 and row["plain steps"] == 6 and row["tau"] >= 1
+        assert row["peak memory GB"] > 0 and row["step ms"] > 0
+        assert row["synchronisations"] == 0
+
+
+def test_drafters(section, monkeypatch):
+    monkeypatch.setattr(drafters, "SAMPLES", 4)
+    monkeypatch.setattr(drafters, "BUDGET", 16)
+    drafters.run(section)
+    found = {row["drafter"]: row for row in section.rows}
+    assert {"consensus", "prompt-lookup", "paper", "rest"} <= set(found)
+    assert found["one EAGLE layer, latency only"]["us_a_level"] > 0
+    assert all(row["drafting_us_a_step"] > 0 for row in section.rows if "steps" in row)
+
+
+def test_equality(section, monkeypatch):
+    monkeypatch.setattr(equality, "SAMPLES", 2)
+    monkeypatch.setattr(equality, "NEW", 6)
+    monkeypatch.setattr(equality, "shapes", lambda section: {"tiny": TINY})
+    equality.run(section)
+    assert len(section.rows) == 3 and all(row["same_again"] for row in section.rows)
+
+
+def test_kernels(section, monkeypatch):
+    small = Shape("tiny", 4, 2, 16, 64, 160, 2, 499)
+    job = JobShape("tiny", 4, 2, 16, samples=2, nodes=3, prompt=70, committed=10)
+    monkeypatch.setattr(timing, "DISTINCT", 20_000)
+    monkeypatch.setattr(attention_rivals, "compiled", lambda function: function)
+    sizes = partial(kernels.Sizes, slots=4, groups=2, rows=16, text=32)
+    for name, value in dict(
+        SHAPES=[small], Sizes=sizes, shapes=lambda full: [job],
+        RIVALS={"sdpa": attention_rivals.sdpa}, copy_bandwidth=lambda device: 1e12,
+        make=partial(kernels.make, dtype=torch.float32),
+    ).items():  # fmt: skip
+        monkeypatch.setattr(kernels, name, value)
+    _, rows = kernels.on_gpu(SimpleNamespace(only=None, full=False, replays=3, json=None))
+    assert {row["provider"] for row in rows} == {"csd", "sdpa"}
+    assert {row["kernel"] for row in rows} >= {"draft_tree", "graph_insert", "verify", "commit"}
+    assert not [row["note"] for row in rows if row["note"]]
+    assert all(row["us"] > 0 for row in rows)
