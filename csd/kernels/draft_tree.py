@@ -288,7 +288,10 @@ def draft_tree(
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    return _jobs(GraphConfig()) + _jobs(GraphConfig(orders=(1, 2, 4)))
+    # the default, and the deepest that `bench.kernels` times
+    deepest = GraphConfig(orders=tuple(range(1, 9)), successors=8)
+    grow, _fill = _jobs(deepest)
+    return [*_jobs(GraphConfig()), grow]
 
 
 def _jobs(config: GraphConfig) -> list[Job]:

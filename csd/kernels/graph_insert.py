@@ -249,7 +249,9 @@ def graph_insert(
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    return _jobs(GraphConfig()) + _jobs(GraphConfig(orders=(1, 2, 4)))
+    # the default, and the deepest that `bench.kernels` times
+    deepest = GraphConfig(orders=tuple(range(1, 9)), successors=8)
+    return _jobs(GraphConfig()) + _jobs(deepest)
 
 
 def _jobs(config: GraphConfig) -> list[Job]:
