@@ -18,8 +18,8 @@ from csd.report import page
 from csd.result import to_json
 
 PROBLEM = (
-    "A baker makes 6 trays of 12 rolls and sells 48 of them in the morning. In the afternoon she "
-    "sells half of what is left. How many rolls are left at the end of the day?"
+    "A farmer has 5 hens. Each hen lays 4 eggs. How many eggs are there in total? "
+    "Explain it in a few sentences."
 )
 PICTURE = Path(__file__).parent / "report.png"
 
@@ -27,8 +27,8 @@ PICTURE = Path(__file__).parent / "report.png"
 def drawn() -> dict:
     model = smollm2_path()
     out = csd.generate(
-        model, [{"role": "user", "content": PROBLEM}], num_samples=8, max_new_tokens=160,
-        temperature=0.7, seed=0, drafts=True,
+        model, [{"role": "user", "content": PROBLEM}], num_samples=8, max_new_tokens=120,
+        temperature=0.5, seed=0, drafts=True,
     )  # fmt: skip
     return to_json(out, engine_for(model).tokenizer, model, True)
 
@@ -46,7 +46,7 @@ def main() -> None:
             args=["--no-sandbox"],
         )
         shown = browser.new_page(
-            viewport={"width": 1400, "height": 2190}, device_scale_factor=0.75
+            viewport={"width": 1400, "height": 2040}, device_scale_factor=0.75
         )
         shown.goto(path.as_uri())
         # plotly moves things into place

@@ -43,6 +43,7 @@ def page(result: dict) -> str:
         "vote": "none" if decision.answer is None else
         f"{decision.answer} ({decision.count} of {len(decision.answers)})",
     }  # fmt: skip
+    prompt = result.get("prompt") or "".join(data.pieces(result, result["prompt_ids"]))
     here = files("csd.report")
     return Template((here / "page.html").read_text("utf-8")).substitute(
         headline=_headline(result),
@@ -52,9 +53,9 @@ def page(result: dict) -> str:
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
             for k, v in facts.items()
         ),
-        prompt=html.escape(
-            result.get("prompt") or "".join(data.pieces(result, result["prompt_ids"]))
-        ),
+        prompt=html.escape(prompt),
+        # a long one would push the samples off the first screen
+        open=" open" if len(prompt) < 600 else "",
         style=(here / "report.css").read_text("utf-8"),
         # no text of a model can end the element it stands in
         run=json.dumps(run).replace("<", "\\u003c"),
