@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, ca
     assert json.loads((tmp_path / "attention.json").read_text())["status"] == "done"
 
     def too_long(command, timeout):
-        assert timeout == 2 * gpu.BOXES["attention"][0] + gpu.GRACE
+        assert timeout == 2 * gpu.BOXES["attention"][0]
         assert command[-2:] == ["--boxes", "2.0"]
         (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
         raise subprocess.TimeoutExpired(command, timeout)
@@ -77,6 +78,19 @@ def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, ca
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["sections"] == {"attention": "cut"}
     assert summary["rows"] == {"attention": 1}
+
+
+@pytest.mark.parametrize(("quick", "most"), [(False, 540), (True, 120)])
+def test_boxes_add_up_to_what_is_promised(quick, most):
+    assert sum(box[quick] for box in gpu.BOXES.values()) <= most - 5
+
+
+def test_a_section_ends_before_its_box_closes(tmp_path, monkeypatch):
+    left = []
+    monkeypatch.setattr(equality, "run", lambda section: left.append(section.left))
+    options = ["--out", str(tmp_path), "--device", "cpu", "--section", "equality"]
+    assert gpu.main([*options, "--began", str(time.time() - 2)]) == 0
+    assert gpu.BOXES["equality"][0] - left[0] == pytest.approx(2 + gpu.GRACE, abs=1)
 
 
 def test_a_section_that_dies_has_failed(tmp_path, monkeypatch, capsys):
