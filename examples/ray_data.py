@@ -11,6 +11,7 @@ reads JSON lines with the field `prompt`, writes Parquet with `texts`, `tokens`,
 """
 
 import argparse
+import os
 from collections import Counter
 
 import pyarrow.parquet as pq
@@ -30,6 +31,9 @@ def main(
     max_new_tokens: int = 200,
     batch_size: int = 4,
 ) -> None:
+    if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
+        # an actor holds a CPU of Ray's count; with none left to read and write, nothing would start
+        ray.init(num_cpus=max(os.cpu_count() or 1, actors + 2))
     drawn = csd.integrations.ray.sample(
         ray.data.read_json(problems).repartition(4 * actors),
         model or smollm2_path(),

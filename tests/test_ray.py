@@ -81,6 +81,24 @@ def test_two_actors_and_one_is_killed(cluster, toy_folder, tmp_path, monkeypatch
             assert list(ours) == pytest.approx(theirs, abs=1e-4)
 
 
+def test_the_example_leaves_a_cpu_to_read_with(monkeypatch):
+    """With as many actors as CPUs, Ray would wait for ever to read the problems."""
+    asked = []
+
+    def init(**options):
+        asked.append(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    main = runpy.run_path(str(HERE.parent / "examples" / "ray_data.py"))["main"]
+    with pytest.raises(KeyboardInterrupt):
+        main("problems.jsonl", "answers", "model", actors=2)
+    assert asked[0]["num_cpus"] > 2
+
+
 def test_unknown_options_are_refused_before_anything_starts(toy_folder):
     from csd.integrations.ray import Sampler, sample
 

@@ -39,7 +39,9 @@ def sample(
     dataset: a `ray.data.Dataset` with a column of prompts: strings, messages or token ids.
     model: a folder, hub name or GGUF file that every actor can load.
     seed: None draws one from torch's default generator.
-    actors: engines, each an actor of its own. batch_size: rows an engine draws at a time.
+    actors: engines, each an actor of its own. batch_size: rows an engine draws at a time. An actor
+        holds one of Ray's CPUs, and reading the dataset needs another: where there is none, Ray
+        waits for ever (`ray.init(num_cpus=)`, or {"num_cpus": 0} in ray_args).
     ray_args: more for `map_batches`, such as {"num_gpus": 1}.
     options: the others of `Sampler`.
     """
