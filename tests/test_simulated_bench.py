@@ -53,20 +53,26 @@ def section(monkeypatch, tmp_path):
 
 def test_end_to_end(section, monkeypatch):
     def profiled(run):
+        # everything has been timed before
+        assert len(section.rows) == 4
         run()
         return {"attention": 1.0}
 
     monkeypatch.setattr(end_to_end, "SAMPLES", (4, 1))
     monkeypatch.setattr(end_to_end, "PAIRS", 2)
-    monkeypatch.setattr(end_to_end, "shapes", lambda section: {"tiny": TINY})
+    named = {"tiny": TINY, "other": TINY}
+    monkeypatch.setattr(end_to_end, "shapes", lambda section: named)
     monkeypatch.setattr(end_to_end, "measure", lambda d: dict(bandwidth=1e9, flops=1e9))
     monkeypatch.setattr(end_to_end, "device_seconds", profiled)
     end_to_end.run(section)
-    assert [row["N"] for row in section.rows] == [4, 1]
+    assert [(row["shape"], row["N"]) for row in section.rows] == [
+        (name, n) for name in named for n in (4, 1)
+    ]
     for row in section.rows:
         assert row["pairs"] == 2 and row["plain steps"] == 6 and row["tau"] >= 1
         assert row["peak memory GB"] > 0 and row["step ms"] > 0
         assert row["synchronisations"] == 0
+        assert row["phases ms"]["attention"] > 0
 
 
 def test_drafters(section, monkeypatch):

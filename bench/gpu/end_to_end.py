@@ -23,8 +23,8 @@ SAMPLES = (16, 64, 4, 1, 32, 8, 128, 256)
 # a pair is of another prompt each time, while there are new ones; at 16 samples there are twenty,
 # if the box has time for them: it gets twice the time of others
 PAIRS, MOST_PAIRS = 5, {16: 20}
-# tokens of a sample that are profiled
-WATCHED = 48
+# tokens of a sample that are profiled, and the share of the box for it
+WATCHED, SPARE = 48, 0.08
 
 
 def run(section: Section) -> None:
@@ -38,9 +38,12 @@ def run(section: Section) -> None:
     pairs = {n: 1 if few else MOST_PAIRS.get(n, PAIRS) for n in wanted}
     section.facts["prompt tokens"] = prompt_tokens
     named = shapes(section)
+    last = list(named)[-1]
+    # of the time, kept for profiles
+    spare = section.left * SPARE if section.cuda else 0.0
     for i, (name, config) in enumerate(named.items()):
         # each shape has an equal part of what is left
-        end = section.left * (1 - 1 / (len(named) - i))
+        end = section.left - (section.left - spare) / (len(named) - i)
         with csd.Engine(model(section, config), max_slots=max(wanted)) as engine:
             for j, n in enumerate(wanted):
                 if section.left <= end:
@@ -49,9 +52,34 @@ def run(section: Section) -> None:
                 parts = [2 if m in MOST_PAIRS else 1 for m in wanted[j:]]
                 until = section.left - (section.left - end) * parts[0] / sum(parts)
                 measure_one(section, engine, name, traces, n, pairs[n], prompt_tokens, rates, until)
+            if name == last:
+                profile(section, engine, name, traces, prompt_tokens)
         del engine
         if section.cuda:
             torch.cuda.empty_cache()
+    for name, config in list(named.items())[:-1]:
+        if section.left > 0:
+            with csd.Engine(model(section, config), max_slots=max(wanted)) as engine:
+                profile(section, engine, name, traces, prompt_tokens)
+
+
+def profile(section: Section, engine, name: str, traces, prompt_tokens: int) -> None:
+    """Add milliseconds of a step by phase to a shape's rows, as long as there is time.
+
+    Nothing is timed behind a profiler, which may stay in the way of launches.
+    """
+    for row in section.rows:
+        if row["shape"] == name and section.left > 0:
+            picked = shortened(groups(traces, row["N"]))
+            with forcing(engine, picked):
+                run = forced(engine, picked, prompt_tokens, speculate=True)
+                row["phases ms"] = phases(section, run)
+            section.write("running")
+
+
+def shortened(picked: list) -> list:
+    """Enough steps to see where the time goes, few enough for a profile."""
+    return [replace(t, samples=[s[:WATCHED] for s in t.samples]) for t in picked]
 
 
 def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, until):
@@ -85,9 +113,8 @@ def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, u
             "pairs": len(seconds[True]),
         } | figures(seconds, runs)
         row |= against_roofline(engine, row, sets[0], prompt_tokens, prompts, rates)
-        # enough steps to see where the time goes, few enough for a profile
-        short = [replace(t, samples=[s[:WATCHED] for s in t.samples]) for t in sets[0]]
-        row |= watched(section, forced(engine, short, prompt_tokens, speculate=True))
+        if section.cuda:
+            row |= waits(forced(engine, shortened(sets[0]), prompt_tokens, speculate=True))
     if section.cuda:
         row["peak memory GB"] = torch.cuda.max_memory_allocated() / 1e9
     section.add(**row)
@@ -176,16 +203,21 @@ def against_roofline(engine, row, picked, prompt_tokens, prefilled, rates) -> di
     }
 
 
-def watched(section: Section, run) -> dict:
-    """One more run: milliseconds of a step by phase, and what waits for the device."""
-    if not section.cuda:
-        results = run()
-        steps = max(out.stats.steps for out in results)
-        spent = results[0].stats.seconds
-        return {"phases ms": {k: 1e3 * v / steps for k, v in spent.items() if k != "prefill"}}
+def phases(section: Section, run) -> dict:
+    """Milliseconds of a step by phase: the device's, or the host's clock where there is none."""
     results = []
-    spent = device_seconds(lambda: results.extend(run()))
+    if section.cuda:
+        run()
+        spent = device_seconds(lambda: results.extend(run()))
+    else:
+        results = run()
+        spent = {k: v for k, v in results[0].stats.seconds.items() if k != "prefill"}
     steps = max(out.stats.steps for out in results)
+    return {k: 1e3 * v / steps for k, v in spent.items()}
+
+
+def waits(run) -> dict:
+    """How often one more run waits for the device, admission and refills included."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -193,10 +225,6 @@ def watched(section: Section, run) -> dict:
             results = run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    waits = sum("synchroniz" in str(w.message) for w in caught)
-    return {
-        "phases ms": {k: 1e3 * v / steps for k, v in spent.items()},
-        # admission and refills included
-        "synchronisations": waits,
-        "synchronisations a step": waits / steps,
-    }
+    found = sum("synchroniz" in str(w.message) for w in caught)
+    steps = max(out.stats.steps for out in results)
+    return {"synchronisations": found, "synchronisations a step": found / steps}
