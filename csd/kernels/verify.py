@@ -43,6 +43,8 @@ __all__ = ["verify", "verify_ref", "verify_triton"]
 
 # chunks of a row, tokens read at once, tokens that a chunk and a row can list
 SPLITS, BLOCK, CAP, LIST = 16, 1024, 512, 2048
+# tokens that the first read has on their way at once
+SCAN = 4096
 SAMPLE_WARPS = 8
 ACCEPT = MAX_DEPTH + 1
 
@@ -83,10 +85,9 @@ def verify_triton(
         vocab=V,
         words=slots.seen.shape[1],
         # whole blocks, so that a group of tokens lies in one chunk
-        chunk=triton.cdiv(triton.cdiv(V, SPLITS), BLOCK) * BLOCK,
+        chunk=triton.cdiv(triton.cdiv(V, SPLITS), SCAN) * SCAN,
         STOPS=slots.ban_ids.shape[1],
         SPLITS=SPLITS,
-        BLOCK=BLOCK,
         num_warps=4,
     )
     raw = dict(raw_top_ptr=raw_tops, raw_sum_ptr=raw_sums)
@@ -100,9 +101,9 @@ def verify_triton(
         CAP=CAP,
     )
     grouped = dict(group_top_ptr=group_tops, groups=groups)
-    _scan_kernel[(M, SPLITS)](**row, **raw, **grouped)
+    _scan_kernel[(M, SPLITS)](**row, **raw, **grouped, BLOCK=SCAN, BLOCK_X=BLOCK)
     _compact_kernel[(M, SPLITS)](
-        **row, **head, **grouped, BLOCK_G=triton.next_power_of_2(groups)
+        **row, **head, **grouped, BLOCK=BLOCK, BLOCK_G=triton.next_power_of_2(groups)
     )
     _sample_kernel[(M,)](
         **row | {"num_warps": SAMPLE_WARPS},
@@ -113,6 +114,7 @@ def verify_triton(
         list_token_ptr=scratch(M, LIST, dtype=torch.int32),
         list_distance_ptr=scratch(M, LIST),
         LIST=LIST,
+        BLOCK=BLOCK,
         sample_ptr=out.sample,
         logprob_ptr=out.logprob,
         raw_logprob_ptr=out.raw_logprob,
@@ -233,14 +235,16 @@ def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
     types = {name: "*i64:16" for name in ("key", "ancestors")}
     types |= {name: "*fp64:16" for name in ("temperature", "penalty", "top_p", "min_p")}
-    types |= {name: "i32" for name in ("vocab", "words", "chunk", "groups")}
+    # rows of logits that begin at multiples of 16 bytes are read 16 bytes at a time
+    types |= {"vocab": "i32" if shape.vocab % 16 else "i32:16", "chunk": "i32:16"}
+    types |= {name: "i32" for name in ("words", "groups")}
     types |= {name: "*fp32:16" for name in (
         "top", "raw_top", "raw_sum", "group_top", "head_distance", "list_distance", "rest",
         "logprob", "raw_logprob", "top_prob",
     )}  # fmt: skip
     types |= {"logits": f"*{dtype}:16", "bad": "*u1:16"}
     constants = dict(
-        STOPS=MAX_STOP_IDS, SPLITS=SPLITS, BLOCK=BLOCK, CAP=CAP, LIST=LIST, A=ACCEPT,
+        STOPS=MAX_STOP_IDS, SPLITS=SPLITS, BLOCK=BLOCK, BLOCK_X=BLOCK, CAP=CAP, LIST=LIST, A=ACCEPT,
         BLOCK_A=triton.next_power_of_2(ACCEPT),
         BLOCK_G=triton.next_power_of_2(triton.cdiv(shape.vocab, GROUP.value)),
     )  # fmt: skip
@@ -250,6 +254,8 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
         for param in kernel.params:
             name = param.name.removesuffix("_ptr")
             args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
+        if kernel is _scan_kernel:
+            args["BLOCK"] = SCAN
         name = kernel.__name__.strip("_").removesuffix("_kernel")
         warps = SAMPLE_WARPS if kernel is _sample_kernel else 4
         jobs.append(Job(name=f"verify {name}", kernel=kernel, args=args, num_warps=warps))

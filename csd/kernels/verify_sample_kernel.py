@@ -81,7 +81,7 @@ def _passes(d, token, kth, cut, cut_token, min_p):
     return keep & ((bits < cut) | ((bits == cut) & (token >= cut_token)))
 
 
-@triton.jit(do_not_specialize=["vocab", "words", "chunk"])
+@triton.jit(do_not_specialize=["words"])
 def _sample_kernel(
     logits_ptr,  # [M, V]
     token_ptr,  # [M] int32

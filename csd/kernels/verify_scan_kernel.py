@@ -14,6 +14,8 @@ HEAD_WIDTH = tl.constexpr(verify_ref.HEAD_WIDTH)
 MAX_HEAD = tl.constexpr(verify_ref.MAX_HEAD)
 # tokens that share one maximum
 GROUP = tl.constexpr(64)
+# neighbours that one lane reads at once
+OCTET = tl.constexpr(8)
 INF_BITS = tl.constexpr(0x7F800000)
 
 
@@ -71,7 +73,52 @@ def load_row(
     return slot, position, early, temperature, tl.load(penalty_ptr + at).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["vocab", "words", "chunk", "groups"])
+@triton.jit
+def _scan_chunk(
+    row, begin, end, group_tops, STOPS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr
+):
+    """Largest logit as sampled, largest of the model's, sum of exp(logit - that).
+
+    PLAIN: the model's logits are what is sampled, and the loop has room for many of them.
+    """
+    logits_ptr, m, vocab = row[0], row[5], row[7]
+    group_top_ptr, groups, has_k = group_tops
+    # lanes keep what they have read to themselves: no load waits for a reduction
+    LANES: tl.constexpr = BLOCK // OCTET
+    tops = tl.full([LANES], float("-inf"), tl.float32)
+    raw_tops = tl.full([LANES], float("-inf"), tl.float32)
+    raw_sums = tl.zeros([LANES], tl.float32)
+    for start in range(begin, end, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        if PLAIN:
+            at = logits_ptr + m.to(tl.int64) * vocab + offs
+            x = tl.load(at, mask=offs < vocab, other=float("-inf")).to(tl.float32)
+            raw = x
+        else:
+            raw, x = load_logits(row, offs, STOPS)
+        raw = tl.reshape(raw, [LANES, OCTET])
+        higher = tl.maximum(raw_tops, tl.max(raw, 1))
+        # a finite pivot keeps -inf - -inf out
+        pivot = tl.where(higher == float("-inf"), 0.0, higher)
+        raw_sums *= tl.exp(raw_tops - pivot)
+        raw_sums += tl.sum(tl.exp(raw - pivot[:, None]), 1)
+        raw_tops = higher
+        if not PLAIN:
+            tops = tl.maximum(tops, tl.max(tl.reshape(x, [LANES, OCTET]), 1))
+        if has_k:
+            of_group = tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), 1)
+            g = start // GROUP + tl.arange(0, BLOCK // GROUP)
+            tl.store(group_top_ptr + g, of_group, mask=g < groups)
+    raw_top = tl.max(raw_tops, 0)
+    pivot = tl.where(raw_top == float("-inf"), 0.0, raw_top)
+    raw_sum = tl.sum(raw_sums * tl.exp(raw_tops - pivot), 0)
+    if PLAIN:
+        return raw_top, raw_top, raw_sum
+    else:
+        return tl.max(tops, 0), raw_top, raw_sum
+
+
+@triton.jit(do_not_specialize=["words", "groups"])
 def _scan_kernel(
     logits_ptr,  # [M, V]
     token_ptr,  # [M] int32
@@ -96,6 +143,7 @@ def _scan_kernel(
     STOPS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_X: tl.constexpr,  # of rows whose logits are changed
 ):
     m, c = tl.program_id(0), tl.program_id(1)
     slot, _, early, _, penalty = load_row(
@@ -107,23 +155,12 @@ def _scan_kernel(
         logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
         early,
     )  # fmt: skip
-    has_k = tl.load(top_k_ptr + slot) > 0
-    top = tl.full((), float("-inf"), tl.float32)
-    raw_top = tl.full((), float("-inf"), tl.float32)
-    raw_sum = tl.zeros((), tl.float32)
-    for start in range(c * chunk, tl.minimum((c + 1) * chunk, vocab), BLOCK):
-        raw, x = load_logits(row, start + tl.arange(0, BLOCK), STOPS)
-        higher = tl.maximum(raw_top, tl.max(raw, 0))
-        # a finite pivot keeps -inf - -inf out
-        pivot = tl.where(higher == float("-inf"), 0.0, higher)
-        raw_sum = raw_sum * tl.exp(raw_top - pivot) + tl.sum(tl.exp(raw - pivot), 0)
-        raw_top = higher
-        top = tl.maximum(top, tl.max(x, 0))
-        if has_k:
-            # [BLOCK / GROUP]
-            tops = tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), 1)
-            at = start // GROUP + tl.arange(0, BLOCK // GROUP)
-            tl.store(group_top_ptr + m.to(tl.int64) * groups + at, tops, mask=at < groups)
+    group_tops = (group_top_ptr + m.to(tl.int64) * groups, groups, tl.load(top_k_ptr + slot) > 0)
+    begin, end = c * chunk, tl.minimum((c + 1) * chunk, vocab)
+    if (penalty == 1.0) & (early == 0):
+        top, raw_top, raw_sum = _scan_chunk(row, begin, end, group_tops, STOPS, BLOCK, True)
+    else:
+        top, raw_top, raw_sum = _scan_chunk(row, begin, end, group_tops, STOPS, BLOCK_X, False)
     at = m * SPLITS + c
     tl.store(top_ptr + at, top)
     tl.store(raw_top_ptr + at, raw_top)
@@ -141,7 +178,7 @@ def kth_distance(d, k):
     return tl.minimum(kth, INF_BITS)
 
 
-@triton.jit(do_not_specialize=["vocab", "words", "chunk", "groups"])
+@triton.jit(do_not_specialize=["words", "groups"])
 def _compact_kernel(
     logits_ptr,  # [M, V]
     token_ptr,  # [M] int32
