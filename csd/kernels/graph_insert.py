@@ -29,14 +29,15 @@ import triton
 
 from csd.graph.table import GraphConfig, Table
 from csd.kernels.aot import Job, Shape
-from csd.kernels.graph_insert_kernel import _allocate_kernel, _claim_kernel
+from csd.kernels.graph_insert_kernel import _allocate_kernel, _claim_kernel, _lead_kernel
 from csd.kernels.graph_insert_ref import graph_insert_ref
 from csd.kernels.graph_lookup_kernel import hash_factors
 from csd.kernels.graph_merge_kernel import _merge_kernel
 
 # keys a program, and keys it compares them with at once
 BLOCK_K = 16
-BLOCK_J = 128
+BLOCK_J = 512
+LEAD_WARPS = 8
 # successors that a program merges at once, and those it compares them with at once
 MERGE, MERGE_J = 64, 32
 
@@ -52,7 +53,7 @@ def graph_insert_triton(
     live_groups: torch.Tensor,
     orders: tuple[int, ...],
 ) -> None:
-    """Three launches, whatever the rows."""
+    """Four launches, whatever the rows."""
     R, N = context.shape
     U, E = succ_token.shape[1], table.succ_token.shape[1]
     O, K = len(orders), R * len(orders)
@@ -65,8 +66,8 @@ def graph_insert_triton(
     )  # fmt: skip
     code = torch.empty(K, dtype=torch.int64, device=device)
     # each begins at a multiple of 16 bytes whatever K is: kernels are specialised on that
-    leader, rank, entry, want, place, start, count, total, bit = torch.empty(
-        (9, 4 * triton.cdiv(K, 4)), dtype=torch.int32, device=device
+    entry, want, place, start, count, total, bit = torch.empty(
+        (7, 4 * triton.cdiv(K, 4)), dtype=torch.int32, device=device
     )
     update_token, update_weight = torch.empty(
         (2, 4 * triton.cdiv(K * U, 4)), dtype=torch.int32, device=device
@@ -80,13 +81,8 @@ def graph_insert_triton(
         entry_group_ptr=table.entry_group,
         entry_hash_ptr=table.entry_hash,
         entry_tokens_ptr=table.entry_tokens,
-        entry_stamp_ptr=table.entry_stamp,
-        step_ptr=table.step,
         code_ptr=code,
-        leader_ptr=leader,
-        rank_ptr=rank,
         entry_ptr=entry,
-        want_ptr=want,
         rows=R,
         buckets=table.buckets,
         N=N,
@@ -96,24 +92,21 @@ def graph_insert_triton(
         HASH=hash_factors(N),
         WAYS=table.ways,
         BLOCK_R=block_r,
-        BLOCK_J=max(1, BLOCK_J // block_o),
         num_warps=4,
     )
-    _allocate_kernel[(max(1, triton.cdiv(K, BLOCK_K)),)](
-        leader_ptr=leader,
-        rank_ptr=rank,
-        entry_ptr=entry,
-        want_ptr=want,
-        entry_group_ptr=table.entry_group,
-        entry_total_ptr=table.entry_total,
-        entry_stamp_ptr=table.entry_stamp,
-        live_groups_ptr=live_groups,
-        step_ptr=table.step,
-        dropped_ptr=table.dropped,
+    programs = max(1, triton.cdiv(K, BLOCK_K))
+    _lead_kernel[(programs,)](
+        group_key_ptr=group_key,
+        context_ptr=context,
         succ_token_ptr=succ_token,
         succ_weight_ptr=succ_weight,
         row_total_ptr=row_total,
         source_bit_ptr=source_bit,
+        code_ptr=code,
+        entry_ptr=entry,
+        step_ptr=table.step,
+        entry_stamp_ptr=table.entry_stamp,
+        want_ptr=want,
         place_ptr=place,
         start_ptr=start,
         count_ptr=count,
@@ -123,10 +116,28 @@ def graph_insert_triton(
         update_bit_ptr=bit,
         now_ptr=now,
         keys=K,
-        groups=live_groups.shape[0],
-        O=O,
+        buckets=table.buckets,
+        ORDERS=tuple(orders),
+        BLOCK_O=block_o,
+        N=N,
+        BLOCK_N=block_n,
         U=U,
         BLOCK_U=triton.next_power_of_2(U),
+        BLOCK_K=BLOCK_K,
+        BLOCK_J=BLOCK_J,
+        num_warps=LEAD_WARPS,
+    )
+    _allocate_kernel[(programs,)](
+        want_ptr=want,
+        entry_group_ptr=table.entry_group,
+        entry_total_ptr=table.entry_total,
+        entry_stamp_ptr=table.entry_stamp,
+        live_groups_ptr=live_groups,
+        now_ptr=now,
+        dropped_ptr=table.dropped,
+        place_ptr=place,
+        keys=K,
+        groups=live_groups.shape[0],
         WAYS=table.ways,
         BLOCK_K=BLOCK_K,
         BLOCK_J=BLOCK_J,
@@ -265,21 +276,24 @@ def _jobs(config: GraphConfig) -> list[Job]:
     constants = dict(
         N=N, BLOCK_N=N, ORDERS=orders, BLOCK_O=block_o, O=O, HASH=hash_factors(N),
         WAYS=config.ways, BLOCK_R=BLOCK_K // block_o, U=9, BLOCK_U=16, E=E, BLOCK_E=E,
-        BLOCK_K=BLOCK_K, BLOCK_G=16, BLOCK=MERGE,
+        BLOCK_K=BLOCK_K, BLOCK_J=BLOCK_J, BLOCK_G=16, BLOCK=MERGE,
     )  # fmt: skip
     jobs = []
-    for kernel in (_claim_kernel, _allocate_kernel, _merge_kernel):
+    for kernel, warps in (
+        (_claim_kernel, 4), (_lead_kernel, LEAD_WARPS), (_allocate_kernel, 4), (_merge_kernel, 4),
+    ):  # fmt: skip
         args = {}
         for param in kernel.params:
             name = param.name.removesuffix("_ptr")
             if param.is_constexpr:
-                args[param.name] = constants.get(name, BLOCK_J)
+                args[param.name] = constants[name]
             elif name in counts:
                 args[param.name] = "i32"
             else:
                 args[param.name] = "*i64:16" if name in long else "*i32:16"
-        if kernel is not _allocate_kernel:
-            args["BLOCK_J"] = BLOCK_J // block_o if kernel is _claim_kernel else MERGE_J
+        if kernel is _merge_kernel:
+            args["BLOCK_J"] = MERGE_J
         name = kernel.__name__.strip("_").removesuffix("_kernel")
-        jobs.append(Job(name=f"graph_insert {name} O={O}", kernel=kernel, args=args))
+        name = f"graph_insert {name} O={O}"
+        jobs.append(Job(name=name, kernel=kernel, args=args, num_warps=warps))
     return jobs
