@@ -36,7 +36,7 @@ STEP = {
                 "rms_norm", "swiglu", "rms_norm"],
     "verify": ["scan", "compact", "sample", "descend"],
     "commit": ["commit_kv", "advance_slots"],
-    "insert": ["observe", "claim", "allocate", "merge"],
+    "insert": ["observe", "claim", "lead", "allocate", "merge"],
     "report": ["snapshot"],
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Cut all slots' lists of nodes at one cost and fill the pool: the second kernel of a draft.
 
-Every program finds the cut by itself, bit by bit, since that is cheaper than a launch. Then
+Every program finds the cut by itself, four bits at a time, since that is cheaper than a launch. Then
 program s writes the rows of slot s, and all of them the padding.
 """
 
@@ -13,7 +13,12 @@ from csd.kernels.draft_grow_kernel import LAST_TOKEN, MAX_NODES, NONE, live_slot
 
 # a word that doubles its reach so often holds all ancestors
 ROUNDS = tl.constexpr(pool.MAX_DEPTH.bit_length())
-COST_BITS = tl.constexpr(draft_tree_ref.MAX_COST.bit_length())
+# a list has less than MAX_NODES nodes
+HALVINGS = tl.constexpr(pool.MAX_NODES.bit_length() - 1)
+# the cut is found four bits at a time: so many rounds, and the first one's step
+WIDE = tl.constexpr(16)
+ROUNDS_OF_CUT = tl.constexpr(-(-draft_tree_ref.MAX_COST.bit_length() // 4))
+WIDE_STEP = tl.constexpr(16 ** (-(-draft_tree_ref.MAX_COST.bit_length() // 4) - 1))
 MAX_COST = tl.constexpr(draft_tree_ref.MAX_COST)
 
 
@@ -28,13 +33,30 @@ def _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
-    """How many nodes of all slots cost less than `cost`."""
+def _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S: tl.constexpr):
+    """How many nodes of all slots cost less than MAX_COST; the lists are near afterwards."""
     below = tl.zeros([BLOCK_S, MAX_NODES], tl.int32)
     for start in range(0, slots, BLOCK_S):
         costs = _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S)
-        below += ((costs >= 0) & (costs < cost)).to(tl.int32)
+        below += ((costs >= 0) & (costs < MAX_COST)).to(tl.int32)
     return tl.sum(below)
+
+
+@triton.jit
+def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
+    """[W]: how many nodes of all slots cost less than each of cost [W]; lists are sorted."""
+    counts = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
+    for start in range(0, slots, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
+        place = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
+        for i in tl.static_range(HALVINGS):
+            at = nodes_ptr + offs_s[:, None] * MAX_NODES + place + ((MAX_NODES // 2 >> i) - 1)
+            # what is behind a list counts as MAX_COST, as no `cost` to be told from it is higher
+            node = tl.load(at, mask=live[:, None], other=NONE)
+            place += tl.where((node >> 41).to(tl.int32) < cost[None, :], MAX_NODES // 2 >> i, 0)
+        counts += place
+    return tl.sum(counts, 0)
 
 
 @triton.jit(do_not_specialize=["slots", "groups", "rows", "most"])
@@ -72,17 +94,18 @@ def _fill_kernel(
     budget = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
     # the largest cost that no more nodes than the budget stay below
     cut = tl.full((), MAX_COST, tl.int32)
-    below = _cheaper(nodes_ptr, live_ptr, cut, slots, BLOCK_S)
+    below = _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S)
     if below > budget:
         cut = tl.zeros((), tl.int32)
-        below = tl.zeros((), tl.int32)
-        bit = tl.full((), MAX_COST, tl.int32) + 1
-        for _ in range(0, COST_BITS):
-            bit = bit // 2
-            higher = cut | bit
-            fewer = _cheaper(nodes_ptr, live_ptr, higher, slots, BLOCK_S)
-            below = tl.where(fewer <= budget, fewer, below)
-            cut = tl.where(fewer <= budget, higher, cut)
+        offs_w = tl.arange(0, WIDE)
+        step = tl.full((), WIDE_STEP, tl.int32)
+        for _ in range(0, ROUNDS_OF_CUT):
+            counts = _cheaper(nodes_ptr, live_ptr, cut + offs_w * step, slots, BLOCK_S)
+            # counts rise; the first is within the budget
+            fits = tl.sum((counts <= budget).to(tl.int32), 0) - 1
+            below = tl.sum(tl.where(offs_w == fits, counts, 0), 0)
+            cut += fits * step
+            step = step // WIDE
 
     # of nodes that cost just this, those of the first slots fill what is left
     left = budget - below
@@ -139,7 +162,9 @@ def _fill_kernel(
     drafted = mask & (i > 0)
     node = tl.load(nodes_ptr + me * MAX_NODES + i - 1, mask=drafted, other=0)
     depth = tl.where(drafted, ((node >> 37) & 15) + 1, 0).to(tl.int32)
-    last = tl.load(slot_context_ptr + me * N)
+    # [BLOCK_N]
+    spoken = tl.load(slot_context_ptr + me * N + offs_n, mask=offs_n < N, other=-1)
+    last = tl.sum(tl.where(offs_n == 0, spoken, 0), 0)
     token = tl.where(drafted, ((node >> 6) & LAST_TOKEN).to(tl.int32), last)
     parent_rank = ((node >> 2) & 15).to(tl.int32)
     # [MAX_NODES, MAX_NODES]: nodes j down, i across
@@ -166,7 +191,7 @@ def _fill_kernel(
     # a node's own token, its ancestors', the slot's
     at = i
     for n in range(0, N):
-        past = tl.load(slot_context_ptr + me * N + n - depth, mask=mask & (n >= depth), other=-1)
+        past = tl.gather(spoken, tl.maximum(n - depth, 0), 0)
         told = tl.where(n < depth, tl.gather(token, at, 0), past)
         tl.store(context_ptr + row * N + n, told, mask=mask)
         at = tl.gather(up, at, 0)

@@ -56,7 +56,7 @@ from csd.slots import MAX_STOP_IDS, Slots
 __all__ = ["Noise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
 
 # slots read at once
-BLOCK_S = 16
+BLOCK_S, FILL_S = 16, 64
 GROW_WARPS, FILL_WARPS = 8, 4
 
 
@@ -149,7 +149,7 @@ def draft_tree_triton(
         most=most,
         N=N,
         BLOCK_N=block_n,
-        BLOCK_S=BLOCK_S,
+        BLOCK_S=FILL_S,
         num_warps=FILL_WARPS,
     )
     return pool
@@ -315,6 +315,8 @@ def _jobs(config: GraphConfig) -> list[Job]:
         for param in kernel.params:
             name = param.name.removesuffix("_ptr")
             args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
+        if kernel is _fill_kernel:
+            args["BLOCK_S"] = FILL_S
         name = kernel.__name__.strip("_").removesuffix("_kernel")
         name = f"draft_tree {name} O={len(orders)}"
         jobs.append(Job(name=name, kernel=kernel, args=args, num_warps=warps))

@@ -39,7 +39,7 @@ BLOCK_K = 16
 BLOCK_J = 512
 LEAD_WARPS = 8
 # successors that a program merges at once, and those it compares them with at once
-MERGE, MERGE_J = 64, 32
+MERGE, MERGE_J, MERGE_WARPS = 32, 32, 1
 
 
 def graph_insert_triton(
@@ -176,7 +176,7 @@ def graph_insert_triton(
         BLOCK_E=triton.next_power_of_2(E),
         BLOCK=MERGE,
         BLOCK_J=MERGE_J,
-        num_warps=4,
+        num_warps=MERGE_WARPS,
     )
 
 
@@ -280,7 +280,8 @@ def _jobs(config: GraphConfig) -> list[Job]:
     )  # fmt: skip
     jobs = []
     for kernel, warps in (
-        (_claim_kernel, 4), (_lead_kernel, LEAD_WARPS), (_allocate_kernel, 4), (_merge_kernel, 4),
+        (_claim_kernel, 4), (_lead_kernel, LEAD_WARPS), (_allocate_kernel, 4),
+        (_merge_kernel, MERGE_WARPS),
     ):  # fmt: skip
         args = {}
         for param in kernel.params:
