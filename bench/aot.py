@@ -2,8 +2,9 @@
 
 python -m bench.aot --json F [--targets sm_90 ..] [--dtypes bf16 ..] [--shapes smollm2-135m ..]
 
-One row a specialisation: registers, stack, spills, shared memory against the target's limit,
-seconds. The exit status is 1 when one does not compile, does not fit, or spills in bf16 on sm_90.
+One row a specialisation: registers, stack, spills, shared memory against the target's limit, loads
+from global memory of 16 bytes and of one or two, seconds. The exit status is 1 when one does not
+compile, does not fit, or spills in bf16 on sm_90.
 """
 
 import argparse
@@ -95,7 +96,8 @@ def problems(row: dict) -> list[str]:
 def table(rows: list[dict]) -> str:
     lines = [
         f"{'kernel':34} {'shape':13} {'dtype':5} {'target':7} {'warps':>5} {'stages':>6} "
-        f"{'regs':>4} {'stack':>5} {'spills':>6} {'shared':>7} {'limit':>7} {'mma':>5} {'s':>6}"
+        f"{'regs':>4} {'stack':>5} {'spills':>6} {'shared':>7} {'limit':>7} {'mma':>5} {'16 B':>5} "
+        f"{'1-2 B':>5} {'s':>6}"
     ]
     for r in rows:
         head = f"{r['kernel']:34} {r['shape']:13} {r['dtype']:5} {r['target']:7} "
@@ -104,7 +106,8 @@ def table(rows: list[dict]) -> str:
             continue
         lines.append(
             head + f"{r['warps']:5} {r['stages']:6} {r['registers']:4} {r['stack']:5} "
-            f"{r['spills']:6} {r['shared']:7} {r['limit']:7} {r['mma']:>5} {r['seconds']:6.2f}"
+            f"{r['spills']:6} {r['shared']:7} {r['limit']:7} {r['mma']:>5} "
+            f"{r['wide']:5} {r['narrow']:5} {r['seconds']:6.2f}"
             + "".join(f"  ! {p}" for p in problems(r))
         )
     return "\n".join(lines)

@@ -36,6 +36,16 @@ def test_binaries_are_kept_where_launches_look(rows, cache):
     assert len(kept) == sum(row["target"] != "gfx942" for row in rows)
 
 
+def test_what_moves_most_is_read_16_bytes_at_a_time(rows):
+    """Logits, and keys and values: with narrower loads neither comes near the memory's speed."""
+    found = [row for row in rows if row["target"] == "sm_90"]
+    for kernel, wide in (("verify scan", 5), ("verify compact", 1), ("tree_attention", 64)):
+        of_kernel = [row for row in found if row["kernel"].startswith(kernel)]
+        assert of_kernel
+        for row in of_kernel:
+            assert row["wide"] >= wide and not row["narrow"], table([row])
+
+
 def test_problems():
     good = dict(target="sm_90", dtype="bf16", shared=10, limit=10, spills=0, stack=0)
     assert not problems(good)

@@ -203,6 +203,9 @@ def _cuda_usage(kernel: Any) -> dict:
         "spills": spills,
         "mma": mma,
         "async": "cp.async" in ptx,
+        # loads from global memory of 16 bytes a thread, and of one or two
+        "wide": len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", text)),
+        "narrow": len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", text)),
     }
 
 
@@ -219,4 +222,6 @@ def _hip_usage(kernel: Any) -> dict:
         "spills": number("vgpr_spill_count"),
         "mma": "mfma" if "v_mfma" in text else "-",
         "async": False,
+        "wide": len(re.findall(r"\b(?:global|buffer)_load_(?:dwordx4|b128)\b", text)),
+        "narrow": len(re.findall(r"\b(?:global|buffer)_load_[us](?:byte|short)", text)),
     }

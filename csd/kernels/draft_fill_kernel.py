@@ -1,7 +1,7 @@
 """Cut all slots' lists of nodes at one cost and fill the pool: the second kernel of a draft.
 
-Every program finds the cut by itself, four bits at a time, since that is cheaper than a launch. Then
-program s writes the rows of slot s, and all of them the padding.
+Every program finds the cut by itself, four bits at a time, since that is cheaper than a launch.
+Then program s writes the rows of slot s, and all of them the padding.
 """
 
 import triton

@@ -17,10 +17,11 @@ from csd.graph import table
 from csd.kernels import draft_tree_ref, noise
 from csd.kernels.graph_lookup_kernel import (
     cut_context,
-    find_entries,
     hash_tokens,
+    holds_context,
     load_context,
     order_sizes,
+    probe_entries,
 )
 from csd.kernels.noise_kernel import gumbel64, philox_word
 
@@ -37,6 +38,8 @@ EULER_GAMMA = tl.constexpr(draft_tree_ref.EULER_GAMMA)
 TAIL = tl.constexpr(draft_tree_ref.TAIL)
 SAMPLE = tl.constexpr(noise.SAMPLE)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
+# sums of so many contexts' masses
+SUM_ROUNDS = tl.constexpr(4)
 # behind every node
 NONE = tl.constexpr((1 << 63) - 1)
 
@@ -53,16 +56,14 @@ def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def _masses(
-    entry,  # [F, O] int32, longest order first, -1 where absent
+    total,  # [F, O] int32, longest order first, 0 where absent
     token,  # [F, O, E] int32, -1 where absent
-    said,  # [F, O, E] int64
-    entry_total_ptr,  # [C] int32
-    succ_weight_ptr,  # [C, E] int32
+    weight,  # [F, O, E] int32, 0 where absent
+    by_self,  # [F, O, E]: whether the sample itself has had it there
     key,
     sample,
     position,
     sampled,
-    E: tl.constexpr,
     CONTEXTS: tl.constexpr,
     SMOOTHING: tl.constexpr,
     TRUST: tl.constexpr,
@@ -71,11 +72,10 @@ def _masses(
     UNCOUPLED: tl.constexpr,
 ):
     """[F, O, E] int32: what each successor of each context adds to q of its token."""
-    F: tl.constexpr = entry.shape[0]
-    O: tl.constexpr = entry.shape[1]
-    BLOCK_E: tl.constexpr = token.shape[2]
+    F: tl.constexpr = token.shape[0]
+    O: tl.constexpr = token.shape[1]
     offs_o = tl.arange(0, O)
-    total = tl.load(entry_total_ptr + entry, mask=entry >= 0, other=0).to(tl.float64)
+    total = total.to(tl.float64)
     one = tl.full((), 1.0, tl.float64)
     trust = total * tl.full((), TRUST, tl.float64)
     trust = trust / (total + tl.full((), SMOOTHING, tl.float64))
@@ -90,11 +90,9 @@ def _masses(
         beta = tl.where(offs_o == o, tl.full((), BETAS[o], tl.float64), beta)
     total = tl.maximum(total, one)
     # [F, O, BLOCK_E]
-    at = entry[:, :, None] * E + tl.arange(0, BLOCK_E)[None, None, :]
-    weight = tl.load(succ_weight_ptr + at, mask=token >= 0, other=0).to(tl.float64)
+    weight = weight.to(tl.float64)
     part, each = share / total, weight
     if sampled:
-        by_self = ((said >> (sample % SOURCES).to(tl.int64)) & 1) == 1
         mine = tl.where(by_self, weight * tl.full((), OWN_WEIGHT, tl.float64), weight)
         seen = tl.sum(weight, 2)
         scale = seen / tl.maximum(tl.sum(mine, 2), one) / total
@@ -116,48 +114,50 @@ def _masses(
 def _likeliest(
     token,  # [F, O, E] int32, -1 where absent
     mass,  # [F, O, E] int32
-    CONTEXTS: tl.constexpr,
+    source,  # [F, O, E] int32
 ):
-    """[F, MAX_CHILDREN] int64: (ONE - q) << 38 | token << 7 | order and place there, or NONE."""
+    """[F, MAX_CHILDREN] int32: token, q and source of the likeliest successors; q 0 is none."""
     F: tl.constexpr = token.shape[0]
     O: tl.constexpr = token.shape[1]
-    BLOCK_E: tl.constexpr = token.shape[2]
-    # [F, O * BLOCK_E]: a token's masses of all contexts, counted where its longest has it
-    OE: tl.constexpr = O * BLOCK_E
-    tokens = tl.reshape(token, [F, OE])
-    index = tl.arange(0, OE)[None, :]
-    q = tl.zeros([F, OE], tl.int32)
-    again = tl.zeros([F, OE], tl.int32)
-    # a context's successors by halves: wider tiles do not fit into registers
-    HALF: tl.constexpr = BLOCK_E // 2 if BLOCK_E > 8 else BLOCK_E
-    PARTS: tl.constexpr = OE // HALF
-    token_parts = tl.reshape(token, [F, PARTS, HALF])
-    mass_parts = tl.reshape(mass, [F, PARTS, HALF])
-    for p in range(0, CONTEXTS * (BLOCK_E // HALF)):
-        # [F, HALF]
-        this = tl.arange(0, PARTS)[None, :, None] == p
-        other = tl.sum(tl.where(this, token_parts + 1, 0), 1) - 1
-        other_mass = tl.sum(tl.where(this, mass_parts, 0), 1)
-        # [F, O * BLOCK_E, HALF]
-        same = tokens[:, :, None] == other[:, None, :]
-        q += tl.sum(tl.where(same, other_mass[:, None, :], 0), 2)
-        later = index // BLOCK_E > p // (BLOCK_E // HALF)
-        again |= tl.where(later, tl.max(same.to(tl.int32), 2), 0)
-    one = tl.full((), ONE, tl.int64)
-    code = (tl.maximum(one - q, 0) << 38) | (tokens.to(tl.int64) << 7) | index
-    code = tl.where((tokens >= 0) & (q > 0) & (again == 0), code, NONE)
+    OE: tl.constexpr = O * token.shape[2]
+    # by token, then longest context first; whatever has no mass comes last
+    order = tl.arange(0, O)[None, :, None].to(tl.int64)
+    key = (token.to(tl.int64) << 32) | (order << 27) | (source.to(tl.int64) << 25) | mass
+    key = tl.reshape(tl.where((token >= 0) & (mass > 0), key, NONE), [F, OE])
+    key = tl.sort(key, 1)
+    # [F, OE]
+    token = (key >> 32).to(tl.int32)
+    source = (key >> 25).to(tl.int32) & 3
+    q = tl.where(key < NONE, key.to(tl.int32) & ((1 << 25) - 1), 0)
+    # a token's masses are neighbours, one a context: sums of 2, 4, .. from each on
+    at = tl.arange(0, OE)[None, :] + tl.zeros([F, OE], tl.int32)
+    before = tl.gather(token, tl.maximum(at - 1, 0), 1)
+    first = (at == 0) | (before != token)
+    for i in tl.static_range(SUM_ROUNDS):
+        if 1 << i < O:
+            behind = tl.minimum(at + (1 << i), OE - 1)
+            equal = (tl.gather(token, behind, 1) == token) & (at + (1 << i) < OE)
+            q += tl.where(equal, tl.gather(q, behind, 1), 0)
+    q = tl.where(first, tl.minimum(q, ONE), 0)
     offs_k = tl.arange(0, MAX_CHILDREN)[None, :]
-    kept = tl.full([F, MAX_CHILDREN], NONE, tl.int64)
+    best_token = tl.full([F, MAX_CHILDREN], -1, tl.int32)
+    best_q = tl.zeros([F, MAX_CHILDREN], tl.int32)
+    best_source = tl.zeros([F, MAX_CHILDREN], tl.int32)
     for k in range(0, MAX_CHILDREN):
-        least = tl.min(code, 1)[:, None]
-        kept = tl.where(offs_k == k, least, kept)
-        code = tl.where(code == least, NONE, code)
-    return kept
+        most = tl.max(q, 1)[:, None]
+        who = tl.min(tl.where(q == most, token, LAST_TOKEN), 1)[:, None]
+        mine = first & (token == who)
+        best_q = tl.where(offs_k == k, most, best_q)
+        best_token = tl.where(offs_k == k, who, best_token)
+        whose = tl.max(tl.where(mine, source, 0), 1)[:, None]
+        best_source = tl.where(offs_k == k, whose, best_source)
+        q = tl.where(mine, 0, q)
+    return best_token, best_q, best_source
 
 
 @triton.jit
 def _edge(
-    q,  # [F, W] int64, probability * ONE
+    q,  # [F, W] int32, probability * ONE
 ):
     """[F, W] int64: cost of each edge."""
     p = q.to(tl.float64) * tl.full((), 1.0 / ONE, tl.float64)
@@ -239,6 +239,7 @@ def _grow_kernel(
     whole = offs_o == len(ORDERS)
     size = tl.where(whole, 1, order_sizes(ORDERS, BLOCK_O))
 
+    offs_e = tl.arange(0, BLOCK_E)[None, None, :]
     offs_f = tl.arange(0, BLOCK_F)
     offs_n = tl.arange(0, BLOCK_N)
     offs_p = tl.arange(0, MAX_NODES)
@@ -258,35 +259,36 @@ def _grow_kernel(
         tokens = tl.where(any_token, ANY, tokens)
         code = hash_tokens(tokens, group, size, HASH)
         mask = (offs_f < front)[:, None] & (size > 0)[None, :]
-        entry = find_entries(
-            code, group, tokens, mask, entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, buckets,
-            N, WAYS,
-        )  # fmt: skip
+        entry, found = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
+        # all that an entry holds is on its way before it is known whether it is the context's
         # [BLOCK_F, BLOCK_O, BLOCK_E]
-        at = entry[:, :, None] * E + tl.arange(0, BLOCK_E)[None, None, :]
-        held = (entry >= 0)[:, :, None] & (tl.arange(0, BLOCK_E) < E)[None, None, :]
+        at = entry[:, :, None] * E + offs_e
+        held = found[:, :, None] & (offs_e < E)
         token = tl.load(succ_token_ptr + at, mask=held, other=-1)
-        said = tl.load(succ_source_ptr + at, mask=token >= 0, other=0)
+        weight = tl.load(succ_weight_ptr + at, mask=held, other=0)
+        said = tl.load(succ_source_ptr + at, mask=held, other=0)
+        whole_total = tl.load(entry_total_ptr + entry, mask=found, other=0)
+        found = holds_context(
+            entry, found, group, tokens, entry_group_ptr, entry_tokens_ptr, N
+        )
+        token = tl.where(found[:, :, None], token, -1)
+        weight = tl.where(token >= 0, weight, 0)
+        whole_total = tl.where(found, whole_total, 0)
+        by_self = ((said >> (sample % SOURCES).to(tl.int64)) & 1) == 1
+        by_sample = (said & SAMPLES) != 0
+        source = tl.where(by_self, OWN, tl.where(by_sample, SIBLING, PROMPT))
         mass = _masses(
-            entry, token, said, entry_total_ptr, succ_weight_ptr, key, sample, generated + depth,
-            sampled, E, CONTEXTS, SMOOTHING, TRUST, OWN_WEIGHT, BETAS, UNCOUPLED,
+            whole_total, token, weight, by_self, key, sample, generated + depth, sampled, CONTEXTS,
+            SMOOTHING, TRUST, OWN_WEIGHT, BETAS, UNCOUPLED,
         )  # fmt: skip
-        kept = _likeliest(token, mass, CONTEXTS)
-        some = kept < NONE
-        token = tl.where(some, (kept >> 7) & LAST_TOKEN, -1).to(tl.int32)
-        q = tl.where(some, tl.full((), ONE, tl.int64) - (kept >> 38), tl.full((), ONE, tl.int64))
+        # [BLOCK_F, MAX_CHILDREN]
+        token, q, source = _likeliest(token, mass, source)
+        some = q > 0
+        q = tl.where(some, q, ONE)
         total = cost[:, None] + _edge(q) + LEVEL_COST
         # [BLOCK_F, MAX_CHILDREN, STOPS]
         ends = tl.max((token[:, :, None] == stop).to(tl.int32), 2) > 0
         some = some & (ends == 0) & (total <= max_cost)
-        # [BLOCK_F, MAX_CHILDREN, BLOCK_O]
-        order, place = (kept & 127).to(tl.int32) // BLOCK_E, (kept & 127).to(tl.int32) % BLOCK_E
-        picked = order[:, :, None] == tl.arange(0, BLOCK_O)[None, None, :]
-        at = tl.sum(tl.where(picked, entry[:, None, :], 0), 2) * E + place
-        said = tl.load(succ_source_ptr + at, mask=some, other=0)
-        by_sample = (said & SAMPLES) != 0
-        by_self = ((said >> (sample % SOURCES).to(tl.int64)) & 1) == 1
-        source = tl.where(by_self, OWN, tl.where(by_sample, SIBLING, PROMPT))
         node = (total << 41) | (depth.to(tl.int64) << 37) | (token.to(tl.int64) << 6)
         node |= (offs_f[:, None] << 2) | source
         node = tl.where(some, node, NONE)

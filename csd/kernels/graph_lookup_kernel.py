@@ -57,6 +57,44 @@ def hash_tokens(tokens, group, size, HASH: tl.constexpr):
 
 
 @triton.jit
+def probe_entries(
+    code,  # [B, O] int64
+    mask,  # [B, O]
+    entry_hash_ptr,  # [C] int64
+    buckets,
+    WAYS: tl.constexpr,
+):
+    """[B, O] int32: the first entry of each hash's bucket that has it, and whether one has."""
+    offs_w = tl.arange(0, WAYS)[None, None, :]
+    base = (code & (buckets - 1)).to(tl.int32) * WAYS
+    # [B, O, WAYS]
+    held = tl.load(entry_hash_ptr + base[:, :, None] + offs_w, mask=mask[:, :, None], other=0)
+    same = mask[:, :, None] & (held == code[:, :, None])
+    way = tl.min(tl.where(same, offs_w, WAYS), 2)
+    return base + way, way < WAYS
+
+
+@triton.jit
+def holds_context(
+    entry,  # [B, O] int32
+    found,  # [B, O]: whether there is an entry
+    group,  # [B] int64
+    tokens,  # [B, O, BLOCK_N] int32
+    entry_group_ptr,  # [C] int64
+    entry_tokens_ptr,  # [C, N] int32
+    N: tl.constexpr,
+):
+    """[B, O]: whether the entry is the context's."""
+    offs_n = tl.arange(0, tokens.shape[2])[None, None, :]
+    at = entry_tokens_ptr + entry[:, :, None].to(tl.int64) * N + offs_n
+    # [B, O], [B, O, BLOCK_N]: neither waits for the other
+    held_group = tl.load(entry_group_ptr + entry, mask=found, other=-1)
+    held_tokens = tl.load(at, mask=found[:, :, None] & (offs_n < N), other=-1)
+    equal = tl.min((held_tokens == tokens).to(tl.int32), 2) > 0
+    return found & (held_group == group[:, None]) & equal
+
+
+@triton.jit
 def find_entries(
     code,  # [B, O] int64
     group,  # [B] int64
@@ -70,18 +108,6 @@ def find_entries(
     WAYS: tl.constexpr,
 ):
     """[B, O] int32: entry of each context, -1 where it is absent."""
-    offs_w = tl.arange(0, WAYS)[None, None, :]
-    base = (code & (buckets - 1)).to(tl.int32) * WAYS
-    # [B, O, WAYS]
-    held = tl.load(entry_hash_ptr + base[:, :, None] + offs_w, mask=mask[:, :, None], other=0)
-    same = mask[:, :, None] & (held == code[:, :, None])
-    way = tl.min(tl.where(same, offs_w, WAYS), 2)
-    found = way < WAYS
-    entry = base + way
-    found &= tl.load(entry_group_ptr + entry, mask=found, other=-1) == group[:, None]
-    # [B, O, BLOCK_N]
-    offs_n = tl.arange(0, tokens.shape[2])[None, None, :]
-    at = entry_tokens_ptr + entry[:, :, None].to(tl.int64) * N + offs_n
-    held_tokens = tl.load(at, mask=found[:, :, None] & (offs_n < N), other=-1)
-    found &= tl.min((held_tokens == tokens).to(tl.int32), 2) > 0
-    return tl.where(found, entry, -1)
+    entry, found = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
+    held = holds_context(entry, found, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
+    return tl.where(held, entry, -1)
