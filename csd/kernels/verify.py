@@ -17,9 +17,9 @@ A row is accepted when it is a root, or its parent is accepted and sampled this 
 samples at accepted rows are the committed tokens, cut after an end token and at `max_new`.
 
 On a GPU, four launches: maxima and log-sum-exp (`verify_scan_kernel.py`, the first read of the
-logits), the head's list (there too, the second), sampling (`verify_sample_kernel.py`), and the
-descent (`verify_descend_kernel.py`). A row whose head overflows its list, or whose top-p cut falls
-below it, is sampled from the logits by the same passes.
+logits), the head's list (there too, from the groups of 64 that hold some of it), sampling
+(`verify_sample_kernel.py`), and the descent (`verify_descend_kernel.py`). A row whose head is too
+long for its list, or whose top-p cut falls below it, is sampled from the logits by the same passes.
 """
 
 from collections.abc import Callable
@@ -43,8 +43,10 @@ __all__ = ["verify", "verify_ref", "verify_triton"]
 
 # chunks of a row, tokens read at once, tokens that a chunk and a row can list
 SPLITS, BLOCK, CAP, LIST = 16, 1024, 512, 2048
-# tokens that the first read has on their way at once
+# tokens that the first read has on their way at once; groups that the list's maker looks at, and
+# the tokens of near ones that it reads
 SCAN = 4096
+COMPACT_TILE, COMPACT, COMPACT_WARPS = 128, 256, 1
 SAMPLE_WARPS = 8
 ACCEPT = MAX_DEPTH + 1
 
@@ -62,7 +64,7 @@ def verify_triton(
         return torch.empty(shape, dtype=dtype, device=device)
 
     tops, raw_tops, raw_sums = (scratch(M, SPLITS) for _ in range(3))
-    group_tops = scratch(M, groups)
+    group_tops, group_sums = scratch(M, groups), scratch(M, groups)
     head_tokens = scratch(M, SPLITS, CAP, dtype=torch.int32)
     head_distances = scratch(M, SPLITS, CAP)
     head_counts, rests = scratch(M, SPLITS, dtype=torch.int32), scratch(M, SPLITS)
@@ -78,7 +80,6 @@ def verify_triton(
         min_new_ptr=slots.min_new,
         temperature_ptr=slots.temperature,
         penalty_ptr=slots.penalty,
-        top_k_ptr=slots.top_k,
         seen_ptr=slots.seen,
         ban_ids_ptr=slots.ban_ids,
         top_ptr=tops,
@@ -96,14 +97,16 @@ def verify_triton(
         head_distance_ptr=head_distances,
         head_count_ptr=head_counts,
         rest_ptr=rests,
+        top_k_ptr=slots.top_k,
         top_p_ptr=slots.top_p,
         min_p_ptr=slots.min_p,
         CAP=CAP,
     )
-    grouped = dict(group_top_ptr=group_tops, groups=groups)
+    grouped = dict(group_top_ptr=group_tops, group_sum_ptr=group_sums, groups=groups)
     _scan_kernel[(M, SPLITS)](**row, **raw, **grouped, BLOCK=SCAN, BLOCK_X=BLOCK)
     _compact_kernel[(M, SPLITS)](
-        **row, **head, **grouped, BLOCK=BLOCK, BLOCK_G=triton.next_power_of_2(groups)
+        **row | {"num_warps": COMPACT_WARPS}, **head, **grouped, BLOCK=COMPACT, TILE=COMPACT_TILE,
+        BLOCK_G=triton.next_power_of_2(groups),
     )
     _sample_kernel[(M,)](
         **row | {"num_warps": SAMPLE_WARPS},
@@ -239,12 +242,13 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
     types |= {"vocab": "i32" if shape.vocab % 16 else "i32:16", "chunk": "i32:16"}
     types |= {name: "i32" for name in ("words", "groups")}
     types |= {name: "*fp32:16" for name in (
-        "top", "raw_top", "raw_sum", "group_top", "head_distance", "list_distance", "rest",
-        "logprob", "raw_logprob", "top_prob",
+        "top", "raw_top", "raw_sum", "group_top", "group_sum", "head_distance", "list_distance",
+        "rest", "logprob", "raw_logprob", "top_prob",
     )}  # fmt: skip
     types |= {"logits": f"*{dtype}:16", "bad": "*u1:16"}
     constants = dict(
-        STOPS=MAX_STOP_IDS, SPLITS=SPLITS, BLOCK=BLOCK, BLOCK_X=BLOCK, CAP=CAP, LIST=LIST, A=ACCEPT,
+        STOPS=MAX_STOP_IDS, SPLITS=SPLITS, BLOCK=BLOCK, BLOCK_X=BLOCK, TILE=COMPACT_TILE, CAP=CAP,
+        LIST=LIST, A=ACCEPT,
         BLOCK_A=triton.next_power_of_2(ACCEPT),
         BLOCK_G=triton.next_power_of_2(triton.cdiv(shape.vocab, GROUP.value)),
     )  # fmt: skip
@@ -254,9 +258,9 @@ def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
         for param in kernel.params:
             name = param.name.removesuffix("_ptr")
             args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
-        if kernel is _scan_kernel:
-            args["BLOCK"] = SCAN
+        if kernel in (_scan_kernel, _compact_kernel):
+            args["BLOCK"] = SCAN if kernel is _scan_kernel else COMPACT
         name = kernel.__name__.strip("_").removesuffix("_kernel")
-        warps = SAMPLE_WARPS if kernel is _sample_kernel else 4
+        warps = {_sample_kernel: SAMPLE_WARPS, _compact_kernel: COMPACT_WARPS}.get(kernel, 4)
         jobs.append(Job(name=f"verify {name}", kernel=kernel, args=args, num_warps=warps))
     return jobs

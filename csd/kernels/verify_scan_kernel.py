@@ -1,7 +1,8 @@
 """The two reads of the logits: the first kernels of `csd/kernels/verify.py`.
 
 A row is cut into SPLITS chunks of neighbouring tokens, one program each. The first read takes the
-maximum and the log-sum-exp of every chunk, the second lists the tokens of the head in token order.
+maximum and the log-sum-exp of every chunk, and the maximum and the mass of every 64 tokens. The
+second lists the tokens of the head in token order: it reads the groups of 64 that hold one.
 Distances below the row's maximum, d = top - z >= 0, stand for scores: their bits order as integers.
 """
 
@@ -75,14 +76,14 @@ def load_row(
 
 @triton.jit
 def _scan_chunk(
-    row, begin, end, group_tops, STOPS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr
+    row, begin, end, of_groups, STOPS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr
 ):
     """Largest logit as sampled, largest of the model's, sum of exp(logit - that).
 
     PLAIN: the model's logits are what is sampled, and the loop has room for many of them.
     """
     logits_ptr, m, vocab = row[0], row[5], row[7]
-    group_top_ptr, groups, has_k = group_tops
+    group_top_ptr, group_sum_ptr, groups, per_unit = of_groups
     # lanes keep what they have read to themselves: no load waits for a reduction
     LANES: tl.constexpr = BLOCK // OCTET
     tops = tl.full([LANES], float("-inf"), tl.float32)
@@ -99,19 +100,23 @@ def _scan_chunk(
         raw = tl.reshape(raw, [LANES, OCTET])
         higher = tl.maximum(raw_tops, tl.max(raw, 1))
         # a finite pivot keeps -inf - -inf out
-        pivot = tl.where(higher == float("-inf"), 0.0, higher)
-        raw_sums *= tl.exp(raw_tops - pivot)
-        raw_sums += tl.sum(tl.exp(raw - pivot[:, None]), 1)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        raw_sums *= tl.exp(raw_tops - base)
+        raw_sums += tl.sum(tl.exp(raw - base[:, None]), 1)
         raw_tops = higher
         if not PLAIN:
             tops = tl.maximum(tops, tl.max(tl.reshape(x, [LANES, OCTET]), 1))
-        if has_k:
-            of_group = tl.max(tl.reshape(x, [BLOCK // GROUP, GROUP]), 1)
-            g = start // GROUP + tl.arange(0, BLOCK // GROUP)
-            tl.store(group_top_ptr + g, of_group, mask=g < groups)
+        # [BLOCK / GROUP, GROUP]
+        x = tl.reshape(x, [BLOCK // GROUP, GROUP])
+        top = tl.max(x, 1)
+        pivot = tl.where(top == float("-inf"), 0.0, top)
+        mass = tl.sum(tl.exp((x - pivot[:, None]) * per_unit), 1)
+        g = start // GROUP + tl.arange(0, BLOCK // GROUP)
+        tl.store(group_top_ptr + g, top, mask=g < groups)
+        tl.store(group_sum_ptr + g, mass, mask=g < groups)
     raw_top = tl.max(raw_tops, 0)
-    pivot = tl.where(raw_top == float("-inf"), 0.0, raw_top)
-    raw_sum = tl.sum(raw_sums * tl.exp(raw_tops - pivot), 0)
+    base = tl.where(raw_top == float("-inf"), 0.0, raw_top)
+    raw_sum = tl.sum(raw_sums * tl.exp(raw_tops - base), 0)
     if PLAIN:
         return raw_top, raw_top, raw_sum
     else:
@@ -129,13 +134,13 @@ def _scan_kernel(
     min_new_ptr,  # [S] int32
     temperature_ptr,  # [S] float64
     penalty_ptr,  # [S] float64
-    top_k_ptr,  # [S] int32
     seen_ptr,  # [S, words] int32
     ban_ids_ptr,  # [S, STOPS] int32
     top_ptr,  # [M, SPLITS] float32, out: largest logit as sampled
     raw_top_ptr,  # [M, SPLITS] float32, out: largest logit of the model
     raw_sum_ptr,  # [M, SPLITS] float32, out: sum of exp(logit - raw_top)
-    group_top_ptr,  # [M, groups] float32, out where the row has a top-k
+    group_top_ptr,  # [M, groups] float32, out: largest logit as sampled of each group
+    group_sum_ptr,  # [M, groups] float32, out: sum of exp((logit - that) / temperature)
     vocab,
     words,
     chunk,
@@ -146,7 +151,7 @@ def _scan_kernel(
     BLOCK_X: tl.constexpr,  # of rows whose logits are changed
 ):
     m, c = tl.program_id(0), tl.program_id(1)
-    slot, _, early, _, penalty = load_row(
+    slot, _, early, temperature, penalty = load_row(
         slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
     )
     if slot < 0:
@@ -155,12 +160,13 @@ def _scan_kernel(
         logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
         early,
     )  # fmt: skip
-    group_tops = (group_top_ptr + m.to(tl.int64) * groups, groups, tl.load(top_k_ptr + slot) > 0)
+    at = m.to(tl.int64) * groups
+    of_groups = (group_top_ptr + at, group_sum_ptr + at, groups, 1.0 / temperature)
     begin, end = c * chunk, tl.minimum((c + 1) * chunk, vocab)
     if (penalty == 1.0) & (early == 0):
-        top, raw_top, raw_sum = _scan_chunk(row, begin, end, group_tops, STOPS, BLOCK, True)
+        top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK, True)
     else:
-        top, raw_top, raw_sum = _scan_chunk(row, begin, end, group_tops, STOPS, BLOCK_X, False)
+        top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK_X, False)
     at = m * SPLITS + c
     tl.store(top_ptr + at, top)
     tl.store(raw_top_ptr + at, raw_top)
@@ -196,6 +202,7 @@ def _compact_kernel(
     ban_ids_ptr,  # [S, STOPS] int32
     top_ptr,  # [M, SPLITS] float32
     group_top_ptr,  # [M, groups] float32
+    group_sum_ptr,  # [M, groups] float32
     head_token_ptr,  # [M, SPLITS, CAP] int32, out
     head_distance_ptr,  # [M, SPLITS, CAP] float32, out
     head_count_ptr,  # [M, SPLITS] int32, out: beyond CAP where a chunk has more
@@ -209,6 +216,7 @@ def _compact_kernel(
     CAP: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     m, c = tl.program_id(0), tl.program_id(1)
     slot, _, early, temperature, penalty = load_row(
@@ -239,17 +247,40 @@ def _compact_kernel(
     count = tl.zeros((), tl.int32)
     rest = tl.zeros((), tl.float32)
     base = (m * SPLITS + c).to(tl.int64) * CAP
-    for start in range(c * chunk, tl.minimum((c + 1) * chunk, vocab), BLOCK):
-        offs = start + tl.arange(0, BLOCK)
-        _raw, x = load_logits(row, offs, STOPS)
-        d = distance(x, top, temperature)
-        listed = (d <= width) & (d < float("inf"))
-        place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
-        mask = listed & (place < CAP)
-        tl.store(head_token_ptr + base + place, offs, mask=mask)
-        tl.store(head_distance_ptr + base + place, d, mask=mask)
-        count += tl.sum(listed.to(tl.int32), 0)
-        mass = tl.exp(-d)
-        rest += tl.sum(tl.where(listed | (mass < min_p), 0.0, mass), 0)
+    # a chunk's groups by tiles; only those that hold a token to be listed are read again. Where
+    # min-p cuts, a group's mass counts token by token if at all
+    floor, whole = tl.where(min_p > 0, min_p, 2.0), tl.where(min_p > 0, 0.0, 1.0)
+    GROUPS: tl.constexpr = BLOCK // GROUP
+    first = c * chunk // GROUP
+    for tile in range(first, tl.minimum(first + chunk // GROUP, groups), TILE):
+        # [TILE]
+        g = tile + tl.arange(0, TILE)
+        at = m.to(tl.int64) * groups + g
+        inside = (g < groups) & (g < first + chunk // GROUP)
+        highest = tl.load(group_top_ptr + at, mask=inside, other=float("-inf"))
+        sums = tl.load(group_sum_ptr + at, mask=inside, other=0.0)
+        nearest = distance(highest, top, temperature)
+        mass = tl.exp(-nearest)
+        near = ((nearest <= width) | (mass >= floor)) & (nearest < float("inf"))
+        rest += tl.sum(tl.where(near, 0.0, sums * mass * whole), 0)
+        turn = tl.cumsum(near.to(tl.int32), 0) - 1
+        for batch in range(0, tl.sum(near.to(tl.int32), 0), GROUPS):
+            # [GROUPS, TILE], then [GROUPS, GROUP], then [BLOCK]
+            wanted = batch + tl.arange(0, GROUPS)[:, None]
+            found = near[None, :] & (turn[None, :] == wanted)
+            which = tl.max(tl.where(found, g[None, :], -1), 1)
+            offs = which[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            offs = tl.where(which[:, None] >= 0, offs, vocab)
+            _raw, x = load_logits(row, offs, STOPS)
+            token = tl.reshape(offs, [BLOCK])
+            d = distance(tl.reshape(x, [BLOCK]), top, temperature)
+            listed = (d <= width) & (d < float("inf"))
+            place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
+            mask = listed & (place < CAP)
+            tl.store(head_token_ptr + base + place, token, mask=mask)
+            tl.store(head_distance_ptr + base + place, d, mask=mask)
+            count += tl.sum(listed.to(tl.int32), 0)
+            masses = tl.exp(-d)
+            rest += tl.sum(tl.where(listed | (masses < min_p), 0.0, masses), 0)
     tl.store(head_count_ptr + m * SPLITS + c, count)
     tl.store(rest_ptr + m * SPLITS + c, rest)
