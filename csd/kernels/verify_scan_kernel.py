@@ -268,9 +268,9 @@ def _compact_kernel(
             # [GROUPS, TILE], then [GROUPS, GROUP], then [BLOCK]
             wanted = batch + tl.arange(0, GROUPS)[:, None]
             found = near[None, :] & (turn[None, :] == wanted)
-            which = tl.max(tl.where(found, g[None, :], -1), 1)
+            # behind the row where there are no more
+            which = tl.min(tl.where(found, g[None, :], groups), 1)
             offs = which[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            offs = tl.where(which[:, None] >= 0, offs, vocab)
             _raw, x = load_logits(row, offs, STOPS)
             token = tl.reshape(offs, [BLOCK])
             d = distance(tl.reshape(x, [BLOCK]), top, temperature)
