@@ -17,7 +17,7 @@ from bench.common import finish, machine, table
 from bench.replay import tau
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
-from csd.pool import COST_ONE, Pool, path_probability, trim
+from csd.pool import COST_ONE, PACE, Pool, path_probability, trim
 from csd.replay import Replayed, replay
 from csd.slots import Slots
 from csd.traces import Trace, read_traces
@@ -67,7 +67,7 @@ class Wary(ConsensusGraph):
         doubt = ((self.hoped / self.came).log2().clamp(0, 4) * COST_ONE).int()
         owner = pool.slot.clamp(min=0).long()
         pool.cost += torch.where(pool.depth > 0, doubt[owner], 0)
-        return trim(pool, rows)
+        return trim(pool, rows, slots)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         hoped = torch.where(pool.depth > 0, 2.0 ** (-pool.cost / COST_ONE), 0)
@@ -114,6 +114,7 @@ def plain(**options: Any) -> Any:
 RULES = {
     "as it is": plain(),
     "survivors get the nodes of samples that ended": plain(share=True),
+    "and of these, samples that are behind get more": plain(share=True, pace=PACE),
     "samples whose drafts fail get fewer": lambda t, n, k: [replay(t, Wary(), n, k)],
     "half of the samples run ahead": lambda t, n, k: in_waves(t, n, k, 2),
     "a quarter at a time": lambda t, n, k: in_waves(t, n, k, 4),

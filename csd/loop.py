@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from csd.budget import FixedBudget, FixedPool
 from csd.cache import pages_for
 from csd.job import Job, OnTokens, Running, Until
+from csd.pool import PACE
 from csd.prefill import Prefill
 from csd.record import Pending, Record, Snapshot
 from csd.result import Sample
@@ -44,6 +45,7 @@ class Loop:
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read
         self.read_tokens = 0  # of prompts, since the last step
+        self.paced: bool | None = None  # whether samples that are behind get more nodes
 
     def run(self, budget: FixedBudget | FixedPool) -> Iterator[tuple[Job, Sample]]:
         records: deque[Pending] = deque()
@@ -104,6 +106,11 @@ class Loop:
                 break
             placed.append(self.place(job, s))
         fill_slots(self.step.slots, self.step.cache.slot_pages, placed)
+        # where others wait, a slot that ends early is of use
+        last = not (self.queue or self.prefill or any(job.waiting for job in self.active))
+        if last != self.paced:
+            self.paced = last
+            self.step.slots.pace.fill_(PACE if last else 0)
 
     def next_job(self) -> Job | None:
         """Whose next sample gets a free slot; None while its prompt is being read, or none waits.

@@ -18,6 +18,10 @@ MAX_NODES = 64
 # fixed point of Pool.cost: what halving a path's probability adds to it
 COST_ONE = 1 << 16
 
+# A call ends with its last sample. While none waits for a slot, nodes of samples that are ahead of
+# the last one count as less likely: by a 16th of a halving a token, four at most.
+PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
+
 # where a drafted token was seen; the root was not drafted
 ROOT, OWN, SIBLING, PROMPT = 0, 1, 2, 3
 
@@ -111,12 +115,22 @@ def roots(slots: Slots, rows: int) -> Pool:
     return pool
 
 
-def trim(pool: Pool, rows: int) -> Pool:
-    """The `rows` likeliest rows of a pool, in the same order; a slot keeps a prefix of its own."""
+def leads(slots: Slots) -> torch.Tensor:
+    """[S] int32, what is added to the costs of each slot's nodes where a step's are picked.
+
+    min(pace * (generated - the fewest of a live slot), MOST_AHEAD)
+    """
+    fewest = torch.where(slots.live, slots.generated, torch.iinfo(torch.int32).max).amin()
+    return (slots.pace * (slots.generated - fewest)).clamp(0, MOST_AHEAD)
+
+
+def trim(pool: Pool, rows: int, slots: Slots) -> Pool:
+    """The first `rows` by cost and lead, in the same order; a slot keeps a prefix of its own."""
     if rows >= pool.rows:
         return pool
+    total = pool.cost + torch.where(pool.depth > 0, leads(slots)[pool.slot.clamp(min=0).long()], 0)
     # stable: of equal costs the earlier row stays, so a parent never goes before its child
-    order = torch.where(pool.slot >= 0, pool.cost.long(), 1 << 40).argsort(stable=True)
+    order = torch.where(pool.slot >= 0, total.long(), 1 << 40).argsort(stable=True)
     keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
     keep[order[:rows]] = True
     row = keep.nonzero()[:, 0]

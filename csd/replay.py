@@ -157,6 +157,7 @@ def replay(
     nodes: int,
     *,
     share: bool = False,
+    pace: int = 0,
     coupled: bool = True,
     noise: Callable | None = None,
     seed: int = 0,
@@ -164,8 +165,9 @@ def replay(
     """Advance `samples` samples together with `nodes` drafted tokens a live sample and step.
 
     drafter: what an engine takes (start, propose, insert), without any text in it. share: the
-    samples that ended leave their nodes to the others. coupled: where the trace has `top`, drafts
-    may use the noise that led to the recording, drawn with `seed`, or `noise` in its place.
+    samples that ended leave their nodes to the others. pace: as of `Slots`. coupled: where the
+    trace has `top`, drafts may use the noise that led to the recording, drawn with `seed`, or
+    `noise` in its place.
     """
     recording = Recording(trace, samples, seed)
     slots = recording.slots(drafter.context)
@@ -174,6 +176,7 @@ def replay(
     if noise is None or not coupled:
         # a drafter couples to nothing where sampling is greedy
         slots.temperature.fill_(0)
+    slots.pace.fill_(pace)
     result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))
     drafter.start(1, trace.prompt, slots)
     while live := int(slots.live.sum()):

@@ -40,6 +40,8 @@ class Slots:
     min_new: torch.Tensor  # [S] int32, end tokens cannot be sampled before
     stop_ids: torch.Tensor  # [S, MAX_STOP_IDS] int32, -1 is unused; these end the sample
     ban_ids: torch.Tensor  # [S, MAX_STOP_IDS] int32, what `min_new` keeps from being sampled
+    # of all slots
+    pace: torch.Tensor  # [1] int32, what a token's lead adds to `Pool.cost` where nodes are picked
     # the groups
     prompt_len: torch.Tensor  # [G] int32, tokens in the group's prompt region: all but the last
     group_key: torch.Tensor  # [G] int64, never-reused id of the group in flight, -1 when free
@@ -83,6 +85,7 @@ class Slots:
             min_new=full((s,), 0),
             stop_ids=full((s, MAX_STOP_IDS), -1),
             ban_ids=full((s, MAX_STOP_IDS), -1),
+            pace=full((1,), 0),
             prompt_len=full((s,), 0),
             group_key=full((s,), -1, torch.int64),
         )

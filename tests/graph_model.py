@@ -184,7 +184,7 @@ def keyed_noise(slots):
 def draft(graph, slots, rows, noise=None) -> Pool:
     config = graph.config
     noise = noise or keyed_noise(slots)
-    limit = (1 << 22) - 1
+    limit = (1 << 22) - 1 - 4 * 65536
     if config.min_prob:
         limit = min(limit, round(-math.log2(config.min_prob) * 2**16))
     trees = {}
@@ -212,7 +212,12 @@ def draft(graph, slots, rows, noise=None) -> Pool:
         nodes.sort(key=lambda x: (x["cost"], x["depth"], x["token"], x["rank"]))
         trees[s] = nodes[: MAX_NODES - 1]
     everything = [x for nodes in trees.values() for x in nodes]
-    everything.sort(key=lambda x: (x["cost"], x["slot"], x["depth"], x["token"], x["rank"]))
+    # a slot pays for each token that it is ahead of the last one
+    last = min((int(slots.generated[s]) for s in trees), default=0)
+    lead = {s: min(int(slots.pace) * (int(slots.generated[s]) - last), 4 * 65536) for s in trees}
+    for x in everything:
+        x["total"] = x["cost"] + lead[x["slot"]]
+    everything.sort(key=lambda x: (x["total"], x["slot"], x["depth"], x["token"], x["rank"]))
     chosen = {id(x) for x in everything[: rows - len(trees)]}
 
     pool = Pool.empty(rows, slots.count, slots.group_key.shape[0], slots.context.shape[1])

@@ -4,9 +4,9 @@ A drafted node is one int64, and nodes go in the order of these:
 
     cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
 
-The slot's cheapest nodes of all levels so far are a sorted list; each level's children are sorted
-and merged into it. Since a node of the list keeps its place among
-those of its depth, that place is its rank in its level's frontier: no link needs to be stored.
+the cost with the slot's lead in it. The slot's cheapest nodes of all levels so far are a sorted
+list; each level's children are sorted and merged into it. Since a node of the list keeps its place
+among those of its depth, that is its rank in its level's frontier: no link needs to be stored.
 """
 
 import triton
@@ -37,6 +37,7 @@ UNIT = tl.constexpr(draft_tree_ref.UNIT)
 EULER_GAMMA = tl.constexpr(draft_tree_ref.EULER_GAMMA)
 TAIL = tl.constexpr(draft_tree_ref.TAIL)
 SAMPLE = tl.constexpr(noise.SAMPLE)
+MOST_AHEAD = tl.constexpr(pool.MOST_AHEAD)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 # sums of so many contexts' masses
 SUM_ROUNDS = tl.constexpr(4)
@@ -52,6 +53,19 @@ def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
         offs_s = start + tl.arange(0, BLOCK_S)
         live += tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0).to(tl.int32)
     return tl.sum(live, 0)
+
+
+@triton.jit
+def lead(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.constexpr):
+    """What is added to the costs of a live slot's nodes; as `csd.pool.leads`."""
+    fewest = tl.load(generated_ptr + slot)
+    ahead = fewest
+    for start in range(0, slots, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
+        others = tl.load(generated_ptr + offs_s, mask=live, other=(1 << 31) - 1)
+        fewest = tl.minimum(fewest, tl.min(others, 0))
+    return tl.minimum(tl.load(pace_ptr) * (ahead - fewest), MOST_AHEAD)
 
 
 @triton.jit
@@ -182,6 +196,7 @@ def _grow_kernel(
     key_ptr,  # [S] int64
     sample_ptr,  # [S] int32
     generated_ptr,  # [S] int32
+    pace_ptr,  # [1] int32
     max_new_ptr,  # [S] int32
     temperature_ptr,  # [S] float64
     context_ptr,  # [S, N] int32
@@ -200,7 +215,7 @@ def _grow_kernel(
     most,  # drafted nodes of all slots
     buckets,
     max_depth,
-    max_cost,
+    max_cost,  # of a path
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ORDERS: tl.constexpr,  # longest first
@@ -246,7 +261,8 @@ def _grow_kernel(
     CHILDREN: tl.constexpr = BLOCK_F * MAX_CHILDREN
     # [BLOCK_F]: the frontier; at first the root, in every row
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
-    cost = tl.zeros([BLOCK_F], tl.int64)
+    first_cost = lead(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S).to(tl.int64)
+    cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
     context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
     front = tl.where(width > 0, 1, 0)
     # [MAX_NODES]
@@ -288,7 +304,7 @@ def _grow_kernel(
         total = cost[:, None] + _edge(q) + LEVEL_COST
         # [BLOCK_F, MAX_CHILDREN, STOPS]
         ends = tl.max((token[:, :, None] == stop).to(tl.int32), 2) > 0
-        some = some & (ends == 0) & (total <= max_cost)
+        some = some & (ends == 0) & (total <= max_cost + first_cost)
         node = (total << 41) | (depth.to(tl.int64) << 37) | (token.to(tl.int64) << 6)
         node |= (offs_f[:, None] << 2) | source
         node = tl.where(some, node, NONE)

@@ -25,17 +25,17 @@ one that noise would not change; u stands for those.
 
 Every term of p is rounded down to a multiple of 2^-24, so that sums are exact. An edge costs
 round(-log2(p) * 2^16) and the same for `decay`, a path the sum of its edges, so a child never costs
-less than its parent. Neither tokens that end the sample nor paths less likely than 2^-64 are
+less than its parent. Neither tokens that end the sample nor paths less likely than 2^-60 are
 drafted.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
 rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
-roots leave; ties go by slot, depth, token and the parent's rank. Probabilities and noise are
-float64 before an edge is rounded, so that implementations whose logarithms differ in the last bit
-reach the same integers but for one edge in 10^9.
+roots leave, with `csd.pool.leads` added to their costs, so that samples that are behind get more of
+them while the call waits for these alone; ties go by slot, depth, token and the parent's rank.
+Probabilities and noise are float64 before an edge is rounded, so that implementations whose
+logarithms differ in the last bit reach the same integers but for one edge in 10^9.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ from csd.graph.table import GraphConfig, Table
 from csd.kernels.aot import Job, Shape
 from csd.kernels.draft_fill_kernel import _fill_kernel
 from csd.kernels.draft_grow_kernel import _grow_kernel
-from csd.kernels.draft_tree_ref import MAX_COST, UNIT, Noise, draft_tree_ref
+from csd.kernels.draft_tree_ref import Noise, draft_tree_ref, max_path_cost
 from csd.kernels.graph_lookup_kernel import hash_factors
 from csd.pool import MAX_DEPTH, MAX_NODES, Pool
 from csd.slots import MAX_STOP_IDS, Slots
@@ -85,6 +85,7 @@ def draft_tree_triton(
         key_ptr=slots.key,
         sample_ptr=slots.sample,
         generated_ptr=slots.generated,
+        pace_ptr=slots.pace,
         max_new_ptr=slots.max_new,
         temperature_ptr=slots.temperature,
         context_ptr=slots.context,
@@ -103,7 +104,7 @@ def draft_tree_triton(
         most=most,
         buckets=table.buckets,
         max_depth=min(config.max_depth, MAX_DEPTH),
-        max_cost=_max_cost(config),
+        max_cost=max_path_cost(config),
         N=N,
         BLOCK_N=block_n,
         ORDERS=config.orders[::-1],
@@ -129,6 +130,7 @@ def draft_tree_triton(
         live_ptr=slots.live,
         group_ptr=slots.group,
         generated_ptr=slots.generated,
+        pace_ptr=slots.pace,
         slot_context_ptr=slots.context,
         prompt_len_ptr=slots.prompt_len,
         token_ptr=pool.token,
@@ -177,16 +179,10 @@ def _empty_pool(rows: int, slots: int, groups: int, context: int, device: torch.
     )
 
 
-def _max_cost(config: GraphConfig) -> int:
-    if config.min_prob <= 0:
-        return MAX_COST
-    return min(MAX_COST, round(-math.log(config.min_prob) * UNIT))
-
-
 _TABLE = tuple(f.name for f in fields(Table) if f.name != "ways")
 _SLOTS = (
     "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
-    "prompt_len", "group_key",
+    "pace", "prompt_len", "group_key",
 )  # fmt: skip
 # what drafting reads of a GraphConfig beside its sizes
 _CONFIG = (

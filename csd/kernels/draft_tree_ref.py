@@ -15,10 +15,12 @@ from csd.pool import (
     MAX_CHILDREN,
     MAX_DEPTH,
     MAX_NODES,
+    MOST_AHEAD,
     OWN,
     PROMPT,
     SIBLING,
     Pool,
+    leads,
     roots,
 )
 from csd.slots import Slots
@@ -29,8 +31,9 @@ ONE = 1 << 24
 EULER_GAMMA = 0.5772156649015329
 # the least that is left for that mass
 TAIL = 1e-3
-# cost of the least likely path that is drafted, and of a path of probability 1 / e
+# the highest cost with its slot's lead; of the least likely path; of one of probability 1 / e
 MAX_COST = (1 << 22) - 1
+MAX_PATH_COST = MAX_COST - MOST_AHEAD
 UNIT = COST_ONE / math.log(2)
 _NONE = np.iinfo(np.int64).max
 _LAST_TOKEN = (1 << 31) - 1
@@ -106,15 +109,15 @@ class _Growth:
         self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
         self.sampled = self.temperature > 0
         self.betas = np.array(config.betas)[:, None]
+        self.lead = leads(slots).numpy(force=True).astype(np.int64)
 
     def grow(self, slot: np.ndarray, budget: int) -> _Nodes | None:
         """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
         config = self.config
         limit = np.minimum(self.max_new - 1 - self.generated, min(config.max_depth, MAX_DEPTH))
         ceiling = MAX_COST
-        if config.min_prob > 0:
-            ceiling = min(MAX_COST, round(-math.log(config.min_prob) * UNIT))
-        cost, parent, context = np.zeros_like(slot), np.full_like(slot, -1), self.context[slot]
+        # leads are in costs until the pool's nodes are picked
+        cost, parent, context = self.lead[slot], np.full_like(slot, -1), self.context[slot]
         levels, count, depth = [], 0, 0
         while True:
             depth += 1
@@ -126,7 +129,8 @@ class _Growth:
             token, edge, source = self._children(slot, context, depth)
             total = cost[:, None] + edge
             # of nodes dearer than the budget's last one so far, none can enter the pool
-            at, child = (total <= ceiling).nonzero()
+            highest = np.minimum(max_path_cost(config) + self.lead[slot], ceiling)
+            at, child = (total <= highest[:, None]).nonzero()
             if not at.size:
                 break
             total, token = total[at, child], token[at, child]
@@ -149,7 +153,11 @@ class _Growth:
             slot, cost, context = level.slot[front], total[front], level.context[front]
             parent = front + count
             count += at.size
-        return _cheapest(levels, budget) if levels else None
+        if not levels:
+            return None
+        nodes = _cheapest(levels, budget)
+        nodes.cost -= self.lead[nodes.slot]
+        return nodes
 
     def _children(
         self, slot: np.ndarray, context: np.ndarray, depth: int
@@ -243,6 +251,13 @@ class _Growth:
         own = (said >> (self.sample[slot] % SOURCES)[:, None]) & 1 == 1
         any_sample = said & ((1 << PROMPT_BIT) - 1) != 0
         return np.where(own, OWN, np.where(any_sample, SIBLING, PROMPT))
+
+
+def max_path_cost(config: GraphConfig) -> int:
+    """Of a path that is drafted."""
+    if config.min_prob <= 0:
+        return MAX_PATH_COST
+    return min(MAX_PATH_COST, round(-math.log(config.min_prob) * UNIT))
 
 
 def _rank_in(slot: np.ndarray) -> np.ndarray:

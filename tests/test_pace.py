@@ -1,0 +1,75 @@
+"""Samples that are behind get more of a step's nodes, while nothing else could use their slots."""
+
+import random
+
+import pytest
+import torch
+from draft_cases import CONFIG, check, random_graph, random_slots
+from scripted import PrefixSum, engine
+
+import csd
+from csd.kernels.draft_tree import draft_tree_ref
+from csd.loop import Loop
+from csd.pool import MOST_AHEAD, PACE, leads, trim
+
+
+@pytest.mark.parametrize("pace", [0, PACE, 1 << 15])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_trimmed_pool_is_what_a_smaller_one_would_have_been(seed, pace):
+    rng = random.Random(seed)
+    graph, slots = random_graph(rng).table(), random_slots(rng, 6, live=True)
+    slots.max_new[:] = 99
+    slots.pace[0] = pace
+    large = draft_tree_ref(graph, slots, 6 + 48, CONFIG)
+    for rows in range(6, 6 + 48, 7):
+        check(trim(large, rows, slots), draft_tree_ref(graph, slots, rows, CONFIG))
+
+
+def test_leads_are_counted_from_the_last_live_slot():
+    slots = random_slots(random.Random(0), 4, live=True)
+    slots.generated[:] = torch.tensor([7, 3, 5, 1000])
+    slots.live[1] = False
+    slots.pace[0] = PACE
+    assert leads(slots)[[0, 2, 3]].tolist() == [2 * PACE, 0, MOST_AHEAD]
+    slots.pace[0] = 0
+    assert not leads(slots).any()
+
+
+def test_of_equal_samples_the_last_gets_most_nodes():
+    rng = random.Random(1)
+    graph, slots = random_graph(rng, groups=(11,)).table(), random_slots(rng, 3, live=True)
+    slots.group[:], slots.group_key[0] = 0, 11
+    slots.context[:] = slots.context[:1].clone()
+    slots.temperature[:], slots.max_new[:] = 0, 99
+    slots.stop_ids.fill_(-1)
+    slots.generated[:] = torch.tensor([20, 0, 10])
+    nodes = {}
+    for pace in (0, PACE):
+        slots.pace[0] = pace
+        pool = draft_tree_ref(graph, slots, 3 + 18, CONFIG)
+        nodes[pace] = (pool.slot_nodes - 1).tolist()
+        # what is told of a node is its path's probability, whatever its slot's lead
+        assert set(pool.cost.tolist()) <= set(
+            draft_tree_ref(graph, slots, 3 + 60, CONFIG).cost.tolist()
+        )
+    assert nodes[0] == [6, 6, 6]
+    assert nodes[PACE][1] > nodes[PACE][2] > nodes[PACE][0]
+    assert sum(nodes[PACE]) == 18
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_only_where_nothing_waits(prompts, monkeypatch):
+    seen = []
+    step = Loop.one_step
+
+    def watched(loop, live, budget):
+        waiting = len(loop.queue) + sum(len(job.waiting) for job in loop.active)
+        seen.append((waiting > 0, int(loop.step.slots.pace)))
+        return step(loop, live, budget)
+
+    monkeypatch.setattr(Loop, "one_step", watched)
+    with engine(PrefixSum(sharpness=8.0), max_slots=4) as e:
+        for _ in range(2):
+            asked = [[5, 6, 7 + i] for i in range(prompts)]
+            csd.generate(e, asked, num_samples=4, max_new_tokens=6, seed=1, temperature=1.0)
+    assert set(seen) == {(False, PACE)} | ({(True, 0)} if prompts > 1 else set())
