@@ -67,7 +67,7 @@ class Wary(ConsensusGraph):
         doubt = ((self.hoped / self.came).log2().clamp(0, 4) * COST_ONE).int()
         owner = pool.slot.clamp(min=0).long()
         pool.cost += torch.where(pool.depth > 0, doubt[owner], 0)
-        return trim(pool, rows, slots)
+        return trim(pool, rows)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         hoped = torch.where(pool.depth > 0, 2.0 ** (-pool.cost / COST_ONE), 0)

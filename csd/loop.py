@@ -45,7 +45,7 @@ class Loop:
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read
         self.read_tokens = 0  # of prompts, since the last step
-        self.paced: bool | None = None  # whether samples that are behind get more nodes
+        self.paced = False  # whether samples that are behind get more nodes
 
     def run(self, budget: FixedBudget | FixedPool) -> Iterator[tuple[Job, Sample]]:
         records: deque[Pending] = deque()
@@ -76,6 +76,11 @@ class Loop:
         """A static step; how many rows it has depends on records that are in already."""
         self.steps += 1
         start = time.perf_counter()
+        # where others wait, a slot that ends early is of use
+        last = not (self.queue or self.prefill or any(job.waiting for job in self.active))
+        if last != self.paced:
+            self.paced = last
+            self.step.slots.pace.fill_(PACE if last else 0)
         pending = self.step.launch(*budget.ask(live), self.owners, self.steps)
         self.step.seconds["step"] += time.perf_counter() - start
         return pending
@@ -106,11 +111,6 @@ class Loop:
                 break
             placed.append(self.place(job, s))
         fill_slots(self.step.slots, self.step.cache.slot_pages, placed)
-        # where others wait, a slot that ends early is of use
-        last = not (self.queue or self.prefill or any(job.waiting for job in self.active))
-        if last != self.paced:
-            self.paced = last
-            self.step.slots.pace.fill_(PACE if last else 0)
 
     def next_job(self) -> Job | None:
         """Whose next sample gets a free slot; None while its prompt is being read, or none waits.
@@ -249,6 +249,7 @@ class Loop:
         """Free everything, wherever the call was interrupted; the jobs keep their samples."""
         step = self.step
         step.slots.live.fill_(False)
+        step.slots.pace.fill_(0)
         step.slots.group.fill_(-1)
         step.slots.group_key.fill_(-1)
         step.cache.reset()

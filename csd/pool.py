@@ -18,8 +18,9 @@ MAX_NODES = 64
 # fixed point of Pool.cost: what halving a path's probability adds to it
 COST_ONE = 1 << 16
 
-# A call ends with its last sample. While none waits for a slot, nodes of samples that are ahead of
-# the last one count as less likely: by a 16th of a halving a token, four at most.
+# A step of fixed shape takes as long for one sample as for many: a call ends with its last sample.
+# So while none waits for a slot, nodes of samples that are ahead of the last one count as less
+# likely: by a 16th of a halving a token, four halvings at most.
 PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
 
 # where a drafted token was seen; the root was not drafted
@@ -124,13 +125,12 @@ def leads(slots: Slots) -> torch.Tensor:
     return (slots.pace * (slots.generated - fewest)).clamp(0, MOST_AHEAD)
 
 
-def trim(pool: Pool, rows: int, slots: Slots) -> Pool:
-    """The first `rows` by cost and lead, in the same order; a slot keeps a prefix of its own."""
+def trim(pool: Pool, rows: int) -> Pool:
+    """The `rows` likeliest rows of a pool, in the same order; a slot keeps a prefix of its own."""
     if rows >= pool.rows:
         return pool
-    total = pool.cost + torch.where(pool.depth > 0, leads(slots)[pool.slot.clamp(min=0).long()], 0)
     # stable: of equal costs the earlier row stays, so a parent never goes before its child
-    order = torch.where(pool.slot >= 0, total.long(), 1 << 40).argsort(stable=True)
+    order = torch.where(pool.slot >= 0, pool.cost.long(), 1 << 40).argsort(stable=True)
     keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
     keep[order[:rows]] = True
     row = keep.nonzero()[:, 0]

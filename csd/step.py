@@ -62,7 +62,7 @@ class Step:
         drafted = pool.depth > 0
         keep = budget.choose(live, pool.cost[drafted].tolist())
         budget.keep(keep)
-        return trim(pool, live + keep, self.slots)
+        return trim(pool, live + keep)
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""

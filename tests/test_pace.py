@@ -4,25 +4,13 @@ import random
 
 import pytest
 import torch
-from draft_cases import CONFIG, check, random_graph, random_slots
-from scripted import PrefixSum, engine
+from draft_cases import CONFIG, random_graph, random_slots
 
 import csd
 from csd.kernels.draft_tree import draft_tree_ref
-from csd.loop import Loop
-from csd.pool import MOST_AHEAD, PACE, leads, trim
-
-
-@pytest.mark.parametrize("pace", [0, PACE, 1 << 15])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_trimmed_pool_is_what_a_smaller_one_would_have_been(seed, pace):
-    rng = random.Random(seed)
-    graph, slots = random_graph(rng).table(), random_slots(rng, 6, live=True)
-    slots.max_new[:] = 99
-    slots.pace[0] = pace
-    large = draft_tree_ref(graph, slots, 6 + 48, CONFIG)
-    for rows in range(6, 6 + 48, 7):
-        check(trim(large, rows, slots), draft_tree_ref(graph, slots, rows, CONFIG))
+from csd.models.shapes import random_model
+from csd.pool import MOST_AHEAD, PACE, leads
+from csd.static_step import StaticStep
 
 
 def test_leads_are_counted_from_the_last_live_slot():
@@ -58,18 +46,27 @@ def test_of_equal_samples_the_last_gets_most_nodes():
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
-def test_only_where_nothing_waits(prompts, monkeypatch):
+def test_only_in_steps_of_fixed_shape_and_where_nothing_waits(prompts, monkeypatch):
     seen = []
-    step = Loop.one_step
+    launch = StaticStep.launch
 
-    def watched(loop, live, budget):
-        waiting = len(loop.queue) + sum(len(job.waiting) for job in loop.active)
-        seen.append((waiting > 0, int(loop.step.slots.pace)))
-        return step(loop, live, budget)
+    def watched(step, *args):
+        seen.append(int(step.slots.pace))
+        return launch(step, *args)
 
-    monkeypatch.setattr(Loop, "one_step", watched)
-    with engine(PrefixSum(sharpness=8.0), max_slots=4) as e:
-        for _ in range(2):
-            asked = [[5, 6, 7 + i] for i in range(prompts)]
-            csd.generate(e, asked, num_samples=4, max_new_tokens=6, seed=1, temperature=1.0)
-    assert set(seen) == {(False, PACE)} | ({(True, 0)} if prompts > 1 else set())
+    monkeypatch.setattr(StaticStep, "launch", watched)
+    options = dict(num_samples=4, max_new_tokens=6, seed=1, temperature=1.0, budget=8)
+    asked = [[5, 6, 7 + i] for i in range(prompts)]
+    model = random_model("tiny", dtype=torch.float64)
+    outs = []
+    for static in (True, False):
+        with csd.Engine(model, max_slots=4, static=static) as engine:
+            for _ in range(2):
+                del seen[:]
+                outs.append([x.tokens for x in engine.generate(asked, **options)])
+                if static:
+                    # once the last sample has its slot, to the end
+                    turn = seen.index(PACE)
+                    assert set(seen[:turn]) == ({0} if prompts > 1 else set())
+                    assert set(seen[turn:]) == {PACE}
+    assert all(out == outs[0] for out in outs)
