@@ -116,7 +116,7 @@ def roots(slots: Slots, rows: int) -> Pool:
     return pool
 
 
-def leads(slots: Slots) -> torch.Tensor:
+def head_starts(slots: Slots) -> torch.Tensor:
     """[S] int32, what is added to the costs of each slot's nodes where a step's are picked.
 
     min(pace * (generated - the fewest of a live slot), MOST_AHEAD)

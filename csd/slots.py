@@ -41,7 +41,7 @@ class Slots:
     stop_ids: torch.Tensor  # [S, MAX_STOP_IDS] int32, -1 is unused; these end the sample
     ban_ids: torch.Tensor  # [S, MAX_STOP_IDS] int32, what `min_new` keeps from being sampled
     # of all slots
-    pace: torch.Tensor  # [1] int32, what a token's lead adds to `Pool.cost` where nodes are picked
+    pace: torch.Tensor  # [1] int32, `csd.pool.head_starts` a token
     # the groups
     prompt_len: torch.Tensor  # [G] int32, tokens in the group's prompt region: all but the last
     group_key: torch.Tensor  # [G] int64, never-reused id of the group in flight, -1 when free

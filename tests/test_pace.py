@@ -9,18 +9,18 @@ from draft_cases import CONFIG, random_graph, random_slots
 import csd
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.models.shapes import random_model
-from csd.pool import MOST_AHEAD, PACE, leads
+from csd.pool import MOST_AHEAD, PACE, head_starts
 from csd.static_step import StaticStep
 
 
-def test_leads_are_counted_from_the_last_live_slot():
+def test_head_starts_are_counted_from_the_last_live_slot():
     slots = random_slots(random.Random(0), 4, live=True)
     slots.generated[:] = torch.tensor([7, 3, 5, 1000])
     slots.live[1] = False
     slots.pace[0] = PACE
-    assert leads(slots)[[0, 2, 3]].tolist() == [2 * PACE, 0, MOST_AHEAD]
+    assert head_starts(slots)[[0, 2, 3]].tolist() == [2 * PACE, 0, MOST_AHEAD]
     slots.pace[0] = 0
-    assert not leads(slots).any()
+    assert not head_starts(slots).any()
 
 
 def test_of_equal_samples_the_last_gets_most_nodes():
@@ -36,7 +36,7 @@ def test_of_equal_samples_the_last_gets_most_nodes():
         slots.pace[0] = pace
         pool = draft_tree_ref(graph, slots, 3 + 18, CONFIG)
         nodes[pace] = (pool.slot_nodes - 1).tolist()
-        # what is told of a node is its path's probability, whatever its slot's lead
+        # what is told of a node is its path's probability, whatever its slot's head start
         assert set(pool.cost.tolist()) <= set(
             draft_tree_ref(graph, slots, 3 + 60, CONFIG).cost.tolist()
         )

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from csd import pool
 from csd.kernels import draft_tree_ref
-from csd.kernels.draft_grow_kernel import LAST_TOKEN, MAX_NODES, NONE, lead, live_slots
+from csd.kernels.draft_grow_kernel import LAST_TOKEN, MAX_NODES, NONE, head_start, live_slots
 
 # a word that doubles its reach so often holds all ancestors
 ROUNDS = tl.constexpr(pool.MAX_DEPTH.bit_length())
@@ -187,7 +187,7 @@ def _fill_kernel(
     tl.store(depth_ptr + row, depth, mask=mask)
     tl.store(position_ptr + row, base + depth, mask=mask)
     tl.store(ancestors_ptr + row, word, mask=mask)
-    first_cost = lead(live_ptr, generated_ptr, pace_ptr, me, slots, BLOCK_S)
+    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, me, slots, BLOCK_S)
     cost = tl.where(drafted, (node >> 41).to(tl.int32) - first_cost, 0)
     tl.store(cost_ptr + row, cost, mask=mask)
     tl.store(source_ptr + row, (node & 3).to(tl.int32), mask=mask)

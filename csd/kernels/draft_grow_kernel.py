@@ -4,9 +4,9 @@ A drafted node is one int64, and nodes go in the order of these:
 
     cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
 
-the cost with the slot's lead in it. The slot's cheapest nodes of all levels so far are a sorted
-list; each level's children are sorted and merged into it. Since a node of the list keeps its place
-among those of its depth, that is its rank in its level's frontier: no link needs to be stored.
+the cost with the slot's head start in it. The slot's cheapest nodes of all levels so far are a
+sorted list; each level's children are sorted and merged into it. Since a node of the list keeps its
+place among those of its depth, that is its rank in its level's frontier: no link is stored.
 """
 
 import triton
@@ -56,8 +56,8 @@ def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def lead(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.constexpr):
-    """What is added to the costs of a live slot's nodes; as `csd.pool.leads`."""
+def head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.constexpr):
+    """What is added to the costs of a live slot's nodes; as `csd.pool.head_starts`."""
     fewest = tl.load(generated_ptr + slot)
     ahead = fewest
     for start in range(0, slots, BLOCK_S):
@@ -261,7 +261,7 @@ def _grow_kernel(
     CHILDREN: tl.constexpr = BLOCK_F * MAX_CHILDREN
     # [BLOCK_F]: the frontier; at first the root, in every row
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
-    first_cost = lead(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S).to(tl.int64)
+    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S).to(tl.int64)
     cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
     context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
     front = tl.where(width > 0, 1, 0)

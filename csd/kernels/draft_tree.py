@@ -30,9 +30,9 @@ drafted.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
 rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
-roots leave, with `csd.pool.leads` added to their costs, so that samples that are behind get more of
-them while the call waits for these alone; ties go by slot, depth, token and the parent's rank.
-Probabilities and noise are float64 before an edge is rounded, so that implementations whose
+roots leave, with `csd.pool.head_starts` added to their costs, so that samples that are behind get
+more of them while the call waits for these alone; ties go by slot, depth, token and the parent's
+rank. Probabilities and noise are float64 before an edge is rounded, so that implementations whose
 logarithms differ in the last bit reach the same integers but for one edge in 10^9.
 """
 

@@ -20,7 +20,7 @@ from csd.pool import (
     PROMPT,
     SIBLING,
     Pool,
-    leads,
+    head_starts,
     roots,
 )
 from csd.slots import Slots
@@ -31,7 +31,7 @@ ONE = 1 << 24
 EULER_GAMMA = 0.5772156649015329
 # the least that is left for that mass
 TAIL = 1e-3
-# the highest cost with its slot's lead; of the least likely path; of one of probability 1 / e
+# the highest cost with its head start; of the least likely path; of one of probability 1 / e
 MAX_COST = (1 << 22) - 1
 MAX_PATH_COST = MAX_COST - MOST_AHEAD
 UNIT = COST_ONE / math.log(2)
@@ -109,15 +109,15 @@ class _Growth:
         self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
         self.sampled = self.temperature > 0
         self.betas = np.array(config.betas)[:, None]
-        self.lead = leads(slots).numpy(force=True).astype(np.int64)
+        self.head_start = head_starts(slots).numpy(force=True).astype(np.int64)
 
     def grow(self, slot: np.ndarray, budget: int) -> _Nodes | None:
         """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
         config = self.config
         limit = np.minimum(self.max_new - 1 - self.generated, min(config.max_depth, MAX_DEPTH))
         ceiling = MAX_COST
-        # leads are in costs until the pool's nodes are picked
-        cost, parent, context = self.lead[slot], np.full_like(slot, -1), self.context[slot]
+        # head starts are in costs until the pool's nodes are picked
+        cost, parent, context = self.head_start[slot], np.full_like(slot, -1), self.context[slot]
         levels, count, depth = [], 0, 0
         while True:
             depth += 1
@@ -129,7 +129,7 @@ class _Growth:
             token, edge, source = self._children(slot, context, depth)
             total = cost[:, None] + edge
             # of nodes dearer than the budget's last one so far, none can enter the pool
-            highest = np.minimum(max_path_cost(config) + self.lead[slot], ceiling)
+            highest = np.minimum(max_path_cost(config) + self.head_start[slot], ceiling)
             at, child = (total <= highest[:, None]).nonzero()
             if not at.size:
                 break
@@ -156,7 +156,7 @@ class _Growth:
         if not levels:
             return None
         nodes = _cheapest(levels, budget)
-        nodes.cost -= self.lead[nodes.slot]
+        nodes.cost -= self.head_start[nodes.slot]
         return nodes
 
     def _children(
