@@ -8,7 +8,7 @@ from torch.library import opcheck
 
 from csd.graph.table import ANY, GraphConfig
 from csd.kernels import observe as module
-from csd.kernels.observe import SAID, Observed, observe, observe_ref, observe_triton
+from csd.kernels.observe import SAID, TELLERS, Observed, observe, observe_ref, observe_triton
 from csd.pool import MAX_DEPTH, Pool, roots
 from csd.slots import Slots
 from csd.verdict import TOP, Verdict
@@ -112,6 +112,30 @@ def test_a_path_longer_than_a_row_tells_its_first_tokens():
     assert (got.row_total[:12] > 0).tolist() == [True] * 11 + [False]
 
 
+def test_many_slots_take_turns_to_tell_the_group():
+    S = 2 * TELLERS + 3
+    slots = Slots.empty(S + 5, 50, 20, 3)
+    slots.group[:], slots.group_key[0] = 0, 7
+    slots.live[:S] = True
+    pool = roots(slots, S)
+    path = no_path(S + 5)
+    path[:S, 0] = torch.arange(S)
+    verdict = verdict_of(
+        torch.arange(S) % 50, torch.full((S, 1), -1), torch.zeros(S, 1), path
+    )
+    told = torch.zeros(S, dtype=torch.int32)
+    for step in range(3):
+        slots.step[:S] = 10 + step
+        got = observe_ref(pool, slots, verdict, GraphConfig(orders=(1, 2, 3)))
+        # of nodes all are told in every step
+        assert (got.group_key[:S] == 7).all()
+        rows = got.group_key[S : 2 * S] == 7
+        assert rows.sum() <= TELLERS and torch.equal(got.row_total[S : 2 * S] > 0, rows)
+        assert (got.group_key[2 * S :] == -1).all()
+        told += rows
+    assert told.tolist() == [1] * S
+
+
 def random_step(M, S, N, seed):
     """Slots in three groups, nodes anywhere, paths that may hold them, ties of rounding."""
     generator = torch.Generator().manual_seed(seed)
@@ -122,6 +146,7 @@ def random_step(M, S, N, seed):
     slots = Slots.empty(S, 100, 20, N)
     slots.group.copy_(ints(-1, min(S, 3), S))
     slots.sample.copy_(ints(0, 1000, S))
+    slots.step.copy_(ints(0, 50, S))
     slots.group_key.copy_(torch.randint(-1, 1 << 62, (S,), generator=generator))
     pool = Pool.empty(M, S, S, N)
     pool.slot.copy_(ints(-1, S, M))
@@ -154,6 +179,7 @@ def test_the_kernel_writes_what_the_reference_does(monkeypatch, M, S, N, soft):
     config = GraphConfig(orders=(N,), soft_weight=soft, hard_weight=HALF - 1)
     for seed in range(3):
         step = random_step(M, S, N, seed)
+        monkeypatch.setattr(module, "TELLERS", (16, 1, 2)[seed])
         want = observe_ref(*step, config)
         with monkeypatch.context() as patch:
             patch.setattr(module.torch, "empty", poisoned)

@@ -10,7 +10,9 @@ Row r of slot s, with the target's top 8 tokens t_u of probability p_u and the d
     total     = hard + soft * [some top_u > 0]
 
 after the row's own context. Row M + s tells the group as a whole, after anything, the first 9
-tokens on the slot's path, WEIGHT_ONE each. A row of total 0 has key -1 and is not entered.
+tokens on the slot's path, WEIGHT_ONE each; where more than TELLERS slots have a path they take
+turns, since merging many updates into one context takes the square of their number. A row of total
+0 has key -1 and is not entered.
 """
 
 from collections.abc import Callable
@@ -29,7 +31,9 @@ from csd.verdict import TOP, Verdict
 
 # successors of a row: the target's top 8 and what was drawn
 SAID = TOP + 1
-BLOCK_R = 4
+# slots that tell the group as a whole in one step
+TELLERS = 16
+BLOCK_R, BLOCK_S = 4, 64
 
 
 class Observed(NamedTuple):
@@ -67,8 +71,11 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
     drawn = (verdict.top_token == verdict.sample[:, None]) * hard[:, None]
     ninth = hard - drawn.sum(1)
     said = verdict.accept_row[:, :SAID]
+    turns = ((said[:, 0] >= 0).sum() + TELLERS - 1).div(TELLERS, rounding_mode="floor").clamp(1)
+    tells = (slots.step + torch.arange(S, device=device)) % turns == 0
+    told = (said >= 0) & tells[:, None]
     weight = torch.cat(
-        [torch.cat([top + drawn, ninth[:, None]], 1), (said >= 0) * WEIGHT_ONE]
+        [torch.cat([top + drawn, ninth[:, None]], 1), told * WEIGHT_ONE]
     ).int()
     token = torch.cat([verdict.top_token, verdict.sample[:, None]], 1)
     total = torch.cat([hard + known * config.soft_weight, weight[M:].sum(1)]).int()
@@ -103,6 +110,7 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
         group_ptr=slots.group,
         sample_index_ptr=slots.sample,
         group_key_ptr=slots.group_key,
+        step_ptr=slots.step,
         sample_ptr=verdict.sample,
         top_token_ptr=verdict.top_token.contiguous(),
         top_prob_ptr=verdict.top_prob.contiguous(),
@@ -120,19 +128,21 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
         ONE=WEIGHT_ONE,
         ANY=ANY,
         SOURCES=SOURCES,
+        TELLERS=TELLERS,
         A=verdict.accept_row.shape[1],
         N=N,
         BLOCK_N=triton.next_power_of_2(N),
         TOP=TOP,
         BLOCK_U=triton.next_power_of_2(SAID),
         BLOCK_R=BLOCK_R,
+        BLOCK_S=BLOCK_S,
         num_warps=1,
     )
     return out
 
 
 _POOL = ("slot", "depth", "context")
-_SLOTS = ("group", "sample", "group_key")
+_SLOTS = ("group", "sample", "group_key", "step")
 _VERDICT = ("sample", "top_token", "top_prob", "accept_row")
 
 
@@ -207,8 +217,8 @@ def _job(config: GraphConfig) -> Job:
     types |= {"rows": "i32", "slots": "i32"}
     constants = dict(
         SOFT=config.soft_weight, HARD=config.hard_weight, ONE=WEIGHT_ONE, ANY=ANY,
-        SOURCES=SOURCES, A=MAX_DEPTH + 1, N=N, BLOCK_N=N, TOP=TOP,
-        BLOCK_U=triton.next_power_of_2(SAID), BLOCK_R=BLOCK_R,
+        SOURCES=SOURCES, TELLERS=TELLERS, A=MAX_DEPTH + 1, N=N, BLOCK_N=N, TOP=TOP,
+        BLOCK_U=triton.next_power_of_2(SAID), BLOCK_R=BLOCK_R, BLOCK_S=BLOCK_S,
     )  # fmt: skip
     args = {}
     for param in _observe_kernel.params:

@@ -12,6 +12,7 @@ def _observe_kernel(
     group_ptr,  # [S] int32
     sample_index_ptr,  # [S] int32
     group_key_ptr,  # [G] int64
+    step_ptr,  # [S] int32
     sample_ptr,  # [M] int32
     top_token_ptr,  # [M, TOP] int32
     top_prob_ptr,  # [M, TOP] float32
@@ -29,12 +30,14 @@ def _observe_kernel(
     ONE: tl.constexpr,
     ANY: tl.constexpr,
     SOURCES: tl.constexpr,
+    TELLERS: tl.constexpr,
     A: tl.constexpr,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TOP: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    BLOCK_S: tl.constexpr,
 ):
     # [BLOCK_R]
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -69,11 +72,17 @@ def _observe_kernel(
     token = tl.where(u == TOP, drawn[:, None], token)
     total = hard + tl.where(known, SOFT, 0)
 
-    # a slot's own row
+    # a slot's own row; many slots take turns
+    paths = tl.zeros([BLOCK_S], tl.int32)
+    for start in range(0, slots, BLOCK_S):
+        s = start + tl.arange(0, BLOCK_S)
+        paths += (tl.load(accept_row_ptr + s * A, mask=s < slots, other=-1) >= 0).to(tl.int32)
+    turns = tl.maximum((tl.sum(paths, 0) + TELLERS - 1) // TELLERS, 1)
+    turn = (tl.load(step_ptr + slot) + slot) % turns == 0
     tells = (inside & (r >= rows))[:, None] & (u <= TOP)
     path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=tells, other=-1)
     word = tl.load(sample_ptr + tl.maximum(path, 0), mask=tells, other=-1)
-    told = tl.where(path >= 0, ONE, 0)
+    told = tl.where((path >= 0) & turn[:, None], ONE, 0)
     token = tl.where(node[:, None], token, word)
     weight = tl.where(node[:, None], weight, told)
     total = tl.where(node, total, tl.sum(told, 1))
