@@ -11,7 +11,7 @@ PHASES = {
     "propose": r"grow_kernel|fill_kernel|lookup",
     "verify": r"scan_kernel|compact_kernel|sample_kernel|descend_kernel",
     "commit": r"commit_kv|advance_slots",
-    "insert": r"observe_kernel|claim_kernel|allocate_kernel|_merge_kernel",
+    "insert": r"observe_kernel|claim_kernel|lead_kernel|allocate_kernel|_merge_kernel",
     "report": r"snapshot_kernel",
     "matrix products": r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk",
 }
