@@ -28,6 +28,7 @@ class Slots:
     tokens: torch.Tensor  # [S, T] int32, what it has generated
     logprobs: torch.Tensor  # [S, T] float32 or float64, of the processed distribution
     raw_logprobs: torch.Tensor  # [S, T], of the model at temperature 1
+    pace: torch.Tensor  # [S] int32, its head start a token (`csd.pool.head_starts`)
     # how it samples; float64 holds what the user wrote
     temperature: torch.Tensor  # [S] float64, 0 is greedy
     top_k: torch.Tensor  # [S] int32, 0 is off
@@ -40,8 +41,6 @@ class Slots:
     min_new: torch.Tensor  # [S] int32, end tokens cannot be sampled before
     stop_ids: torch.Tensor  # [S, MAX_STOP_IDS] int32, -1 is unused; these end the sample
     ban_ids: torch.Tensor  # [S, MAX_STOP_IDS] int32, what `min_new` keeps from being sampled
-    # of all slots
-    pace: torch.Tensor  # [1] int32, `csd.pool.head_starts` a token
     # the groups
     prompt_len: torch.Tensor  # [G] int32, tokens in the group's prompt region: all but the last
     group_key: torch.Tensor  # [G] int64, never-reused id of the group in flight, -1 when free
@@ -75,6 +74,7 @@ class Slots:
             tokens=full((s, max_new), -1),
             logprobs=full((s, max_new), 0, dtype),
             raw_logprobs=full((s, max_new), 0, dtype),
+            pace=full((s,), 0),
             temperature=full((s,), 1, torch.float64),
             top_k=full((s,), 0),
             top_p=full((s,), 1, torch.float64),
@@ -85,7 +85,6 @@ class Slots:
             min_new=full((s,), 0),
             stop_ids=full((s, MAX_STOP_IDS), -1),
             ban_ids=full((s, MAX_STOP_IDS), -1),
-            pace=full((1,), 0),
             prompt_len=full((s,), 0),
             group_key=full((s,), -1, torch.int64),
         )

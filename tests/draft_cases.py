@@ -53,7 +53,7 @@ def random_slots(rng, count, config=CONFIG, vocab=6, groups=(11, 12), live=None)
         slots.context[s, : len(tail)] = torch.tensor(tail)
         if rng.random() < 0.3:
             slots.stop_ids[s, 0] = rng.randrange(vocab)
-    slots.pace[0] = rng.choice([0, PACE, 30000])
+    slots.pace[:] = rng.choice([0, PACE, 30000])
     slots.group_key[: len(groups)] = torch.tensor(groups)
     slots.prompt_len[: len(groups)] = torch.arange(len(groups)) * 7 + 3
     return slots

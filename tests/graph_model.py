@@ -214,7 +214,7 @@ def draft(graph, slots, rows, noise=None) -> Pool:
     everything = [x for nodes in trees.values() for x in nodes]
     # a slot pays for each token that it is ahead of the last one
     last = min((int(slots.generated[s]) for s in trees), default=0)
-    lead = {s: min(int(slots.pace) * (int(slots.generated[s]) - last), 4 * 65536) for s in trees}
+    lead = {s: min(int(slots.pace[s]) * (int(slots.generated[s]) - last), 4 * 65536) for s in trees}
     for x in everything:
         x["total"] = x["cost"] + lead[x["slot"]]
     everything.sort(key=lambda x: (x["total"], x["slot"], x["depth"], x["token"], x["rank"]))

@@ -17,9 +17,9 @@ def test_head_starts_are_counted_from_the_last_live_slot():
     slots = random_slots(random.Random(0), 4, live=True)
     slots.generated[:] = torch.tensor([7, 3, 5, 1000])
     slots.live[1] = False
-    slots.pace[0] = PACE
+    slots.pace[:] = PACE
     assert head_starts(slots)[[0, 2, 3]].tolist() == [2 * PACE, 0, MOST_AHEAD]
-    slots.pace[0] = 0
+    slots.pace[:] = 0
     assert not head_starts(slots).any()
 
 
@@ -33,7 +33,7 @@ def test_of_equal_samples_the_last_gets_most_nodes():
     slots.generated[:] = torch.tensor([20, 0, 10])
     nodes = {}
     for pace in (0, PACE):
-        slots.pace[0] = pace
+        slots.pace[:] = pace
         pool = draft_tree_ref(graph, slots, 3 + 18, CONFIG)
         nodes[pace] = (pool.slot_nodes - 1).tolist()
         # what is told of a node is its path's probability, whatever its slot's head start
@@ -51,7 +51,8 @@ def test_only_in_steps_of_fixed_shape_and_where_nothing_waits(prompts, monkeypat
     launch = StaticStep.launch
 
     def watched(step, *args):
-        seen.append(int(step.slots.pace))
+        pace, = step.slots.pace.unique().tolist()
+        seen.append(pace)
         return launch(step, *args)
 
     monkeypatch.setattr(StaticStep, "launch", watched)

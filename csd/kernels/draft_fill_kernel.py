@@ -65,7 +65,7 @@ def _fill_kernel(
     live_ptr,  # [S] bool
     group_ptr,  # [S] int32
     generated_ptr,  # [S] int32
-    pace_ptr,  # [1] int32
+    pace_ptr,  # [S] int32
     slot_context_ptr,  # [S, N] int32
     prompt_len_ptr,  # [G] int32
     token_ptr,  # [M] int32, out

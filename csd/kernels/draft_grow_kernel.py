@@ -65,7 +65,7 @@ def head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.const
         live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
         others = tl.load(generated_ptr + offs_s, mask=live, other=(1 << 31) - 1)
         fewest = tl.minimum(fewest, tl.min(others, 0))
-    return tl.minimum(tl.load(pace_ptr) * (ahead - fewest), MOST_AHEAD)
+    return tl.minimum(tl.load(pace_ptr + slot) * (ahead - fewest), MOST_AHEAD)
 
 
 @triton.jit
@@ -196,7 +196,7 @@ def _grow_kernel(
     key_ptr,  # [S] int64
     sample_ptr,  # [S] int32
     generated_ptr,  # [S] int32
-    pace_ptr,  # [1] int32
+    pace_ptr,  # [S] int32
     max_new_ptr,  # [S] int32
     temperature_ptr,  # [S] float64
     context_ptr,  # [S, N] int32
