@@ -39,8 +39,8 @@ TAIL = tl.constexpr(draft_tree_ref.TAIL)
 SAMPLE = tl.constexpr(noise.SAMPLE)
 MOST_AHEAD = tl.constexpr(pool.MOST_AHEAD)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
-# sums of so many contexts' masses
-SUM_ROUNDS = tl.constexpr(4)
+# doublings that reach all of a token's contexts: 16 orders and the group as a whole
+SUM_ROUNDS = tl.constexpr(5)
 # behind every node
 NONE = tl.constexpr((1 << 63) - 1)
 

@@ -10,9 +10,9 @@ Row r of slot s, with the target's top 8 tokens t_u of probability p_u and the d
     total     = hard + soft * [some top_u > 0]
 
 after the row's own context. Row M + s tells the group as a whole, after anything, the first 9
-tokens on the slot's path, WEIGHT_ONE each; where more than TELLERS slots have a path they take
-turns, since merging many updates into one context takes the square of their number. A row of total
-0 has key -1 and is not entered.
+tokens on the slot's path, WEIGHT_ONE each; where more than TELLERS slots of a group have a path
+they take turns, since merging many updates into one context takes the square of their number. A row
+of total 0 has key -1 and is not entered.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from csd.verdict import TOP, Verdict
 
 # successors of a row: the target's top 8 and what was drawn
 SAID = TOP + 1
-# slots that tell the group as a whole in one step
+# slots that tell their group as a whole in one step
 TELLERS = 16
 BLOCK_R, BLOCK_S = 4, 64
 
@@ -71,9 +71,11 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
     drawn = (verdict.top_token == verdict.sample[:, None]) * hard[:, None]
     ninth = hard - drawn.sum(1)
     said = verdict.accept_row[:, :SAID]
-    turns = ((said[:, 0] >= 0).sum() + TELLERS - 1).div(TELLERS, rounding_mode="floor").clamp(1)
-    tells = (slots.step + torch.arange(S, device=device)) % turns == 0
-    told = (said >= 0) & tells[:, None]
+    # [S, S]: slots of the same group that have a path
+    mates = (slots.group[:, None] == slots.group) & (said[:, 0] >= 0)
+    turns = (mates.sum(1) + TELLERS - 1).div(TELLERS, rounding_mode="floor").clamp(1)
+    turn = (slots.step + mates.tril(-1).sum(1)) % turns
+    told = (said >= 0) & (turn == 0)[:, None]
     weight = torch.cat(
         [torch.cat([top + drawn, ninth[:, None]], 1), told * WEIGHT_ONE]
     ).int()

@@ -72,13 +72,21 @@ def _observe_kernel(
     token = tl.where(u == TOP, drawn[:, None], token)
     total = hard + tl.where(known, SOFT, 0)
 
-    # a slot's own row; many slots take turns
-    paths = tl.zeros([BLOCK_S], tl.int32)
-    for start in range(0, slots, BLOCK_S):
-        s = start + tl.arange(0, BLOCK_S)
-        paths += (tl.load(accept_row_ptr + s * A, mask=s < slots, other=-1) >= 0).to(tl.int32)
-    turns = tl.maximum((tl.sum(paths, 0) + TELLERS - 1) // TELLERS, 1)
-    turn = (tl.load(step_ptr + slot) + slot) % turns == 0
+    # a slot's own row; many slots of a group take turns
+    own_group = tl.load(group_ptr + slot)
+    # [BLOCK_R, BLOCK_S]: those that have a path, and those of them before the slot
+    mates = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
+    before = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
+    # programs that have nodes alone look at none
+    some = (tl.program_id(0) + 1) * BLOCK_R > rows
+    for start in range(0, slots * some.to(tl.int32), BLOCK_S):
+        s = start + tl.arange(0, BLOCK_S)[None, :]
+        path = tl.load(accept_row_ptr + s * A, mask=s < slots, other=-1) >= 0
+        mate = path & (tl.load(group_ptr + s, mask=s < slots, other=-1) == own_group[:, None])
+        mates += mate.to(tl.int32)
+        before += (mate & (s < slot[:, None])).to(tl.int32)
+    turns = tl.maximum((tl.sum(mates, 1) + TELLERS - 1) // TELLERS, 1)
+    turn = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % turns == 0
     tells = (inside & (r >= rows))[:, None] & (u <= TOP)
     path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=tells, other=-1)
     word = tl.load(sample_ptr + tl.maximum(path, 0), mask=tells, other=-1)
