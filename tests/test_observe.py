@@ -112,26 +112,28 @@ def test_a_path_longer_than_a_row_tells_its_first_tokens():
     assert (got.row_total[:12] > 0).tolist() == [True] * 11 + [False]
 
 
-def test_many_slots_take_turns_to_tell_the_group():
-    S = 2 * TELLERS + 3
-    slots = Slots.empty(S + 5, 50, 20, 3)
-    slots.group[:], slots.group_key[0] = 0, 7
-    slots.live[:S] = True
-    pool = roots(slots, S)
-    path = no_path(S + 5)
-    path[:S, 0] = torch.arange(S)
+def test_many_slots_of_a_group_take_turns_to_tell_it():
+    S, few = 2 * TELLERS + 3, 5
+    slots = Slots.empty(S + few, 50, 20, 3)
+    slots.group[:S], slots.group[S:] = 0, 1
+    slots.group_key[:2] = torch.tensor([7, 9])
+    slots.live[:] = True
+    pool = roots(slots, S + few)
+    path = no_path(S + few)
+    path[:, 0] = torch.arange(S + few)
     verdict = verdict_of(
-        torch.arange(S) % 50, torch.full((S, 1), -1), torch.zeros(S, 1), path
+        torch.arange(S + few), torch.full((S + few, 1), -1), torch.zeros(S + few, 1), path
     )
     told = torch.zeros(S, dtype=torch.int32)
     for step in range(3):
-        slots.step[:S] = 10 + step
+        slots.step[:] = 10 + step
         got = observe_ref(pool, slots, verdict, GraphConfig(orders=(1, 2, 3)))
-        # of nodes all are told in every step
-        assert (got.group_key[:S] == 7).all()
-        rows = got.group_key[S : 2 * S] == 7
-        assert rows.sum() <= TELLERS and torch.equal(got.row_total[S : 2 * S] > 0, rows)
-        assert (got.group_key[2 * S :] == -1).all()
+        # of nodes all are told in every step, and a small group hears of all its slots
+        assert got.group_key[: S + few].tolist() == [7] * S + [9] * few
+        assert got.group_key[2 * S + few :].tolist() == [9] * few
+        rows = got.group_key[S + few : 2 * S + few] == 7
+        assert rows.sum() <= TELLERS
+        assert torch.equal(got.row_total[S + few : 2 * S + few] > 0, rows)
         told += rows
     assert told.tolist() == [1] * S
 
