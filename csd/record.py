@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from csd.drafts import Trees
-from csd.kernels.snapshot import layout, size, snapshot_ref
+from csd.kernels.snapshot import layout, snapshot_ref
 from csd.pool import Pool, path_probability
 from csd.verdict import Verdict
 
@@ -62,7 +63,7 @@ class Record:
         got = {}
         for places, values in zip(layout, (ints, floats), strict=True):
             for name, shape, at in places:
-                got[name] = values[at : at + size(shape)].view(shape).tolist()
+                got[name] = values[at : at + prod(shape)].view(shape).tolist()
         trees = None
         if "token" in got:
             trees = Trees(

@@ -5,10 +5,13 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from draft_cases import CONFIG, check, one_slot, random_graph, random_slots
 
 from csd.graph.table import GraphConfig, Table
 from csd.kernels import draft_tree as module
+from csd.kernels.draft_grow_kernel import MAX_CHILDREN, _likeliest
 from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
 from csd.pool import MAX_NODES, Pool
 
@@ -160,3 +163,23 @@ def test_bad_input(change, message):
 def test_what_does_not_fit_a_word(change, message):
     with pytest.raises(ValueError, match=message):
         replace(CONFIG, **change)
+
+
+@triton.jit
+def _likeliest_kernel(token_ptr, mass_ptr, out_ptr, O: tl.constexpr):
+    at = tl.arange(0, O)[None, :, None]
+    mass = tl.load(mass_ptr + at)
+    token, q, _source = _likeliest(tl.load(token_ptr + at), mass, 0 * mass + 1)
+    k = tl.arange(0, MAX_CHILDREN)[None, :]
+    tl.store(out_ptr + k, tl.where(q > 0, token, -1))
+    tl.store(out_ptr + MAX_CHILDREN + k, q)
+
+
+def test_a_token_counts_in_all_of_sixteen_orders_and_the_group():
+    token = torch.full((32,), -1, dtype=torch.int32)
+    mass = torch.zeros(32, dtype=torch.int32)
+    token[:17], mass[:17] = 5, torch.arange(100, 117)
+    out = torch.full((2, MAX_CHILDREN.value), -7, dtype=torch.int32)
+    _likeliest_kernel[(1,)](token, mass, out, O=32)
+    assert out[0].tolist() == [5] + [-1] * (MAX_CHILDREN.value - 1)
+    assert out[1].tolist() == [sum(range(100, 117))] + [0] * (MAX_CHILDREN.value - 1)

@@ -4,12 +4,13 @@ Of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in order:
 
     tokens, logprobs, raw_logprobs [S, A]   of row a_i; of row 0 behind the path
     sources [S, A]                          of row a_{i+1}, which drafted token i; 0 for the last
-    cost [M]                               of drafted rows, -1 of roots and padding
+    cost [M]                                of drafted rows, -1 of roots and padding
 
 beside counts, rows, finish and bad of every slot [S]; with `top` the target's top 8 [S, A, 8] at
 the path's rows; with `trees` the pool's trees and all accepted rows. `layout` says where each lies.
 """
 
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,16 +47,8 @@ def _places(shapes: dict[str, tuple[int, ...]]) -> Places:
     at, places = 0, []
     for name, shape in shapes.items():
         places.append((name, shape, at))
-        at += size(shape)
+        at += prod(shape)
     return tuple(places)
-
-
-def size(shape: tuple[int, ...]) -> int:
-    """Elements of a tensor of that shape."""
-    n = 1
-    for length in shape:
-        n *= length
-    return n
 
 
 def snapshot_ref(
@@ -128,7 +121,7 @@ def _empty(
     S: int, M: int, A: int, top: bool, trees: bool, logprob: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ends = (places[-1] for places in layout(S, M, A, top, trees))
-    ints, floats = (at + size(shape) for _, shape, at in ends)
+    ints, floats = (at + prod(shape) for _, shape, at in ends)
     return logprob.new_empty(ints, dtype=torch.int32), logprob.new_empty(floats)
 
 
