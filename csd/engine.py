@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from csd import arguments
 from csd.budget import AutoBudget, AutoPool, FixedBudget, FixedPool
 from csd.cache import PAGE, KVCache
 from csd.cost import CostModel
@@ -65,12 +66,10 @@ class Engine:
         lag: int | None = None,
         together: int | None = None,
     ):
-        counts = dict(max_slots=max_slots, prefill_chunk=prefill_chunk)
+        arguments.whole("max_slots", max_slots, 1)
+        arguments.whole("prefill_chunk", prefill_chunk, 1)
         if together is not None:
-            counts["together"] = together
-        for name, count in counts.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
+            arguments.whole("together", together, 1)
         if not 0 < memory <= 1:
             raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)

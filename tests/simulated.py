@@ -272,8 +272,6 @@ class Gpu(TorchDispatchMode):
             return found
         host = of if isinstance(target, Simulated) else to
         self.no_capture("a copy between host and device")
-        if isinstance(target, Simulated) and not host.dim() and not target.dim() and waits:
-            waits = True
         pinned = self.is_pinned(host)
         if not pinned and isinstance(target, Simulated):
             # staged: the host's memory is free when the call returns
@@ -283,7 +281,7 @@ class Gpu(TorchDispatchMode):
             self.wait("copy_ between host and device")
         elif not pinned and not isinstance(target, Simulated):
             self.wait("copy_ into memory that is not pinned")
-        elif target is found and not isinstance(target, Simulated):
+        elif not isinstance(target, Simulated):
             garbage(to)
         return found
 

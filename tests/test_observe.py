@@ -1,7 +1,5 @@
 """Rows for the graph: written out by hand, and the kernel against the reference."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 from torch.library import opcheck
@@ -206,7 +204,6 @@ def test_operator():
 @pytest.mark.parametrize("name", ["sample", "top_token", "top_prob", "accept_row"])
 def test_errors_name_the_argument(name):
     pool, slots, verdict = random_step(9, 4, 3, 1)
-    assert name in {f.name for f in fields(Verdict)}
     x = getattr(verdict, name)
     setattr(verdict, name, x[:-1])
     with pytest.raises(ValueError, match=rf"verdict.{name} must have shape .* got"):

@@ -141,5 +141,5 @@ def test_a_long_prompt_goes_into_the_graph_as_it_is_read(events, monkeypatch):
 
 
 def test_bad_chunks_are_refused():
-    with pytest.raises(ValueError, match="prefill_chunk must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match="prefill_chunk must be at least 1, got 0"):
         engine(PrefixSum(), prefill_chunk=0)

@@ -76,7 +76,7 @@ def test_the_last_prompts_fill_the_slots_that_others_leave(placed):
 
 @pytest.mark.parametrize("together", [0, -1, 1.5, True])
 def test_errors_name_the_argument(together):
-    with pytest.raises(ValueError, match="together must be a whole number of at least 1, got"):
+    with pytest.raises((TypeError, ValueError), match=r"together must be .* got"):
         engine(PrefixSum(), together=together)
 
 
