@@ -18,7 +18,7 @@ MAX_NODES = 64
 # fixed point of Pool.cost: what halving a path's probability adds to it
 COST_ONE = 1 << 16
 
-# A step of fixed shape takes as long for one sample as for many: a call ends with its last sample.
+# A step of fixed shape has as many rows for one sample as for many: a call ends with its last one.
 # So while none waits for a slot, nodes of samples that are ahead of the last one count as less
 # likely: by a 16th of a halving a token, four halvings at most.
 PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
