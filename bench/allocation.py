@@ -114,7 +114,7 @@ def plain(**options: Any) -> Any:
 RULES = {
     "as it is": plain(),
     "survivors get the nodes of samples that ended": plain(share=True),
-    "and of these, samples that are behind get more": plain(share=True, pace=PACE),
+    "the same, and samples that are behind get more": plain(share=True, pace=PACE),
     "samples whose drafts fail get fewer": lambda t, n, k: [replay(t, Wary(), n, k)],
     "half of the samples run ahead": lambda t, n, k: in_waves(t, n, k, 2),
     "a quarter at a time": lambda t, n, k: in_waves(t, n, k, 4),

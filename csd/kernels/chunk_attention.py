@@ -52,8 +52,8 @@ def chunk_attention(
 
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether flash attention is asked for by name: left to itself, PyTorch takes cuDNN's on the
-    newest GPUs, which prepares half a second for each length that is new to it."""
+    """Whether flash attention is asked for by name: left to itself, PyTorch may take cuDNN's, which
+    prepares for each length that is new to it."""
     if not q.is_cuda or q.shape[-1] % 8:
         return False
     return backend.can_use_flash_attention(backend.SDPAParams(q, k, v, None, 0.0, False, True))
