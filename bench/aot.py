@@ -49,12 +49,16 @@ def _short(error: Exception) -> str:
 
 
 def run(
-    tasks: list[tuple[str, str, Shape]], processes: int = 2, cache: str | None = None
+    tasks: list[tuple[str, str, Shape]],
+    processes: int = 2,
+    cache: str | None = None,
+    timeout: float | None = None,
 ) -> list[dict]:
     """Rows of all tasks (target, dtype, shape), compiled in `processes` processes.
 
     cache: the folder for the binaries, where launches with this TRITON_CACHE_DIR find them; without
-    one they are compiled afresh and not kept.
+    one they are compiled afresh and not kept. timeout: seconds after which the processes are ended,
+    and subprocess.TimeoutExpired is raised.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tasks.json")
@@ -71,6 +75,7 @@ def run(
                 env=env,
                 capture_output=True,
                 text=True,
+                timeout=timeout,
             )
             if done.returncode:
                 raise RuntimeError(f"the compiling process failed:\n{done.stderr[-2000:]}")

@@ -67,13 +67,13 @@ def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, ca
 
     def too_long(command, timeout):
         assert timeout == 2 * gpu.BOXES["attention"][0]
-        assert command[-2:] == ["--boxes", "2.0"]
+        assert command[-2:] == ["--stretch", "2.0"]
         (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
         raise subprocess.TimeoutExpired(command, timeout)
 
     fake = SimpleNamespace(run=too_long, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(gpu, "subprocess", fake)
-    assert gpu.main([*options, "--boxes", "2"]) == 0
+    assert gpu.main([*options, "--stretch", "2"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["sections"] == {"attention": "cut"}
     assert summary["rows"] == {"attention": 1}

@@ -1,11 +1,12 @@
-"""Prove or refute csd on a GPU, in under nine minutes on an H200.
+"""Prove or refute csd on a GPU, in under nine minutes.
 
-    python -m bench.gpu --out DIR [--quick] [--device cpu] [--only SECTION ..] [--boxes 2]
+    python -m bench.gpu --out DIR [--quick] [--device cpu] [--only SECTION ..] [--stretch 2]
 
 Sections of falling value, each with a time box, each writing DIR/SECTION.json row by row: a run
 that is killed keeps what it has. On a GPU a section is a process of its own, so that a fault in one
 leaves the others alone. Tokens come from `bench/traces/`: figures are speed-ups at those traces'
-tau, never of the text of the shapes' real weights.
+tau, never of the text of the shapes' real weights. CSD_COMMIT names the commit in the files where
+there is no .git.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="under two minutes")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--only", nargs="+", choices=list(BOXES), default=list(BOXES))
-    parser.add_argument("--boxes", type=float, default=1.0, help="so many times as long")
+    parser.add_argument("--stretch", type=float, default=1.0, help="multiply every time box")
     parser.add_argument("--processes", action="store_true", help="one a section on a CPU too")
     parser.add_argument("--section", choices=list(BOXES), help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
@@ -67,7 +68,7 @@ def run_here(args, name: str) -> int:
     """Run a section in this process; its file says how it ended."""
     # a process of its own has spent some of its box on imports, and is ended when it closes
     spent = time.time() - args.began + GRACE if args.began else 0.0
-    box = BOXES[name][args.quick] * args.boxes - spent
+    box = BOXES[name][args.quick] * args.stretch - spent
     section = Section(name, args.out, torch.device(args.device), args.quick, box)
     section.write("running")
     try:
@@ -85,9 +86,9 @@ def run_apart(args, name: str) -> int:
     """Run a section in a process that is ended when its box closes."""
     command = [sys.executable, "-m", "bench.gpu", "--out", str(args.out), "--device", args.device]
     command += ["--section", name, "--began", str(time.time())] + ["--quick"] * args.quick
-    command += ["--boxes", str(args.boxes)]
+    command += ["--stretch", str(args.stretch)]
     (args.out / f"{name}.json").unlink(missing_ok=True)
-    box = BOXES[name][args.quick] * args.boxes
+    box = BOXES[name][args.quick] * args.stretch
     try:
         code = subprocess.run(command, timeout=box).returncode
     except subprocess.TimeoutExpired:

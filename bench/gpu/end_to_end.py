@@ -217,7 +217,7 @@ def phases(section: Section, run) -> dict:
 
 
 def waits(run) -> dict:
-    """How often one more run waits for the device, admission and refills included."""
+    """Synchronising calls that torch reports in one more run; waits on events are not among them."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:

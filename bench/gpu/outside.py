@@ -1,4 +1,4 @@
-"""`transformers` generate with a static cache and compiled steps, at N = 16."""
+"""`transformers` generate with a static cache, compiled and not, at N = 16."""
 
 import torch
 
