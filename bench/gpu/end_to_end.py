@@ -217,7 +217,7 @@ def phases(section: Section, run) -> dict:
 
 
 def waits(run) -> dict:
-    """Synchronising calls that torch reports in one more run; waits on events are not among them."""
+    """Synchronising calls that torch reports in one more run; waits on events are none of them."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
