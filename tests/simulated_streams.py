@@ -1,22 +1,15 @@
 """Streams, events and graphs of the GPU of `simulated.py`: what was told, and when it is done."""
 
+import traceback
+import warnings
 from collections import Counter, deque
+from contextlib import contextmanager
 
-import torch
+from simulated_memory import garbage, storage, whole
 
-
-def storage(x: torch.Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
-def garbage(x: torch.Tensor) -> None:
-    whole = x.new_empty(0).set_(x.untyped_storage())
-    if x.dtype.is_floating_point:
-        whole.fill_(float("nan"))
-    elif x.dtype == torch.bool:
-        whole.fill_(True)
-    else:
-        whole.fill_(-77)
+SYNC = "called a synchronizing CUDA operation"
+# what a capture must not do
+FORBIDDEN = "operation not permitted when stream is capturing"
 
 
 class Stream:
@@ -97,10 +90,12 @@ class Graph:
         if self.pool is None:
             raise RuntimeError("a graph was replayed that holds no capture")
         for place, what in self.used.items():
-            if not gpu.kept[place]:
+            if not gpu.memory.is_kept(place):
                 raise RuntimeError(f"a graph uses memory that was given back: {what}")
         # graphs of one pool use each other's memory where nobody has kept it
-        free = [x for g in self.pool for p, x in g.given.items() if not gpu.kept[p]]
+        free = [
+            whole(x) for g in self.pool for p, x in g.given.items() if not gpu.memory.is_kept(p)
+        ]
 
         def run() -> None:
             for x in free:
@@ -111,3 +106,79 @@ class Graph:
 
         gpu.replays += 1
         gpu.stream.push(run)
+
+
+class Streams:
+    """All that the host tells the device: on which stream, in which capture, and every wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock, self.replays, self.events = 0.0, 0, 0
+        self.waits: Counter = Counter()
+        self.launched: Counter = Counter()
+        self.capturing: Graph | None = None
+        self.streams: list[Stream] = []
+        self.stream = self.default = self.new_stream()
+        self.sync_debug = "default"
+
+    def new_stream(self, *_, **__) -> Stream:
+        self.streams.append(Stream(self))
+        return self.streams[-1]
+
+    def push(self, work, name: str, uses) -> None:
+        self.launched[name] += 1
+        if self.capturing is None:
+            self.stream.push(work)
+            return
+        graph = self.capturing
+        graph.work.append(work)
+        graph.names[name] += 1
+        for x in uses:
+            if storage(x) not in graph.given:
+                graph.used[storage(x)] = f"{name}, {tuple(x.shape)} {x.dtype}"
+
+    def no_capture(self, what: str) -> None:
+        if self.capturing is not None:
+            raise RuntimeError(f"{FORBIDDEN}: {what}")
+
+    def wait(self, name: str) -> None:
+        """The host waits for the current stream, as it does to read a number."""
+        self.no_capture(f"{name} waits for the device")
+        frames = traceback.extract_stack()
+        ours = [f for f in frames if "/csd/" in f.filename or "/bench/" in f.filename]
+        at = f" at {ours[-1].filename.rsplit('/', 1)[1]}:{ours[-1].lineno}" if ours else ""
+        self.waits[f"{name}{at}"] += 1
+        if self.sync_debug == "error":
+            raise RuntimeError(SYNC)
+        if self.sync_debug == "warn":
+            warnings.warn(SYNC, stacklevel=2)
+        self.stream.run(self.stream.told)
+
+    def synchronize(self, *_) -> None:
+        self.no_capture("the device was waited for")
+        # what does not wait for the current stream may be ahead of it
+        for stream in [*self.streams[1:], self.default]:
+            stream.run(stream.told)
+
+    @contextmanager
+    def within(self, stream):
+        """`torch.cuda.stream`"""
+        before, self.stream = self.stream, stream or self.stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    @contextmanager
+    def capture(self, graph, pool=None, stream=None, capture_error_mode="global"):
+        """`torch.cuda.graph`"""
+        self.synchronize()
+        with self.within(stream or self.new_stream()):
+            self.capturing = graph
+            try:
+                yield
+            finally:
+                self.capturing = None
+        pool = [] if pool is None else pool
+        pool.append(graph)
+        graph.pool = pool

@@ -1,4 +1,4 @@
-"""Tensors of the GPU of `simulated.py`, and what its attention computes."""
+"""Tensors of the GPU of `simulated.py`, and their likes on the host and without values."""
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ class Simulated(torch.Tensor):
             dtype=held.dtype, device="meta",
         )  # fmt: skip
         made.held, made.gpu = held, gpu
-        gpu.keep(made)
+        gpu.memory.keep(made)
         return made
 
     def get_device(self):
@@ -61,51 +61,26 @@ def on_gpu(device) -> bool:
     return torch.device(device).type in ("cuda", "meta")
 
 
-def is_view(func) -> bool:
-    aliases = [r.alias_info for r in func._schema.returns]
-    return any(a is not None and not a.is_write for a in aliases)
+def held_of(x):
+    return x.held if isinstance(x, Simulated) else x
 
 
-def writes(func) -> bool:
-    return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+def held_of_each(leaves) -> list[torch.Tensor]:
+    return [x.held for x in leaves if isinstance(x, Simulated)]
 
 
-def meta(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-
-
-def meta_of(x):
-    return meta(x) if isinstance(x, torch.Tensor) else x
-
-
-def cpu_of(x):
-    if not isinstance(x, Simulated):
-        return x
+def host_like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype)
 
 
-def attend(q, k, v, mask, scale):
-    """[B, H, R, D] and log-sum-exps [B, H, R] in float32; keys may have fewer heads."""
-    k, v = (x.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    score = q.float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + mask
-    return (score.softmax(-1) @ v).to(q.dtype), score.logsumexp(-1)
+def meta_of(x):
+    if not isinstance(x, torch.Tensor):
+        return x
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
 
 
-def flash(q, k, v, dropout=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    """Its causal mask ends where queries and keys do."""
-    mask = torch.zeros(q.shape[2], k.shape[2])
-    if is_causal:
-        mask.masked_fill_(~lower_right(*mask.shape), float("-inf"))
-    return attend(q, k, v, mask, scale)
-
-
-def efficient(q, k, v, bias, compute_log_sumexp, *, scale=None):
-    out, lse = attend(q, k, v, bias.float(), scale)
-    return out, F.pad(lse, (0, -q.shape[2] % 32))
-
-
-def lower_right(rows: int, end: int) -> torch.Tensor:
-    return torch.ones(rows, end, dtype=torch.bool).tril(end - rows)
+def cpu_of(x):
+    return host_like(x) if isinstance(x, Simulated) else x
 
 
 class HostGenerator(torch.Generator):

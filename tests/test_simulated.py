@@ -185,15 +185,15 @@ def test_calls_on_other_streams_follow_each_other(plain):
 def test_memory_is_given_back():
     with Gpu() as gpu:
         e = engine("cuda")
-        before = gpu.allocated()
+        before = gpu.memory.allocated()
         e.generate(PROMPTS, budget=4, **ASKED)
-        assert gpu.allocated() > before
+        assert gpu.memory.allocated() > before
         assert not gpu.launched["empty_cache"]
         e.release()
         # to other processes too
-        assert gpu.allocated() == before and gpu.launched["empty_cache"] == 1
+        assert gpu.memory.allocated() == before and gpu.launched["empty_cache"] == 1
         small = engine("cuda", memory=0.001)
-        gpu.memory = 1 << 30
+        gpu.memory.total = 1 << 30
         with pytest.raises(MemoryError, match="at once need"):
             small.generate(PROMPTS, **ASKED | {"max_new_tokens": 900})
 
@@ -223,6 +223,16 @@ def reads_too_soon(gpu):
     host = torch.empty(3, pin_memory=True)
     host.copy_(x, non_blocking=True)
     return host.sum() == 0
+
+
+def test_a_copy_overwrites_only_where_it_goes():
+    with Gpu():
+        x, host = torch.ones(2, device="cuda"), torch.zeros(5, pin_memory=True)
+        host[1:3].copy_(x, non_blocking=True)
+        # until the copy is done, that has neither the old values nor the new ones
+        assert host.isnan().tolist() == [False, True, True, False, False]
+        torch.cuda.synchronize()
+        assert host.tolist() == [0, 1, 1, 0, 0]
 
 
 def another_stream(gpu):

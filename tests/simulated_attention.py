@@ -1,0 +1,50 @@
+"""What PyTorch's attention kernels compute on the GPU of `simulated.py`."""
+
+import torch
+import torch.nn.functional as F
+
+
+def attend(q, k, v, mask, scale):
+    """[B, H, R, D] and log-sum-exps [B, H, R] in float32; keys may have fewer heads."""
+    k, v = (x.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    score = q.float() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + mask
+    return (score.softmax(-1) @ v).to(q.dtype), score.logsumexp(-1)
+
+
+def flash(q, k, v, dropout=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    """Its causal mask ends where queries and keys do."""
+    mask = torch.zeros(q.shape[2], k.shape[2])
+    if is_causal:
+        mask.masked_fill_(~lower_right(*mask.shape), float("-inf"))
+    return attend(q, k, v, mask, scale)
+
+
+def efficient(q, k, v, bias, compute_log_sumexp, *, scale=None):
+    out, lse = attend(q, k, v, bias.float(), scale)
+    return out, F.pad(lse, (0, -q.shape[2] % 32))
+
+
+def lower_right(rows: int, end: int) -> torch.Tensor:
+    return torch.ones(rows, end, dtype=torch.bool).tril(end - rows)
+
+
+def flash_operator(launch, name, args, kwargs):
+    """As the operator returns it: [B, H, R, D], log-sum-exps [B, H, R], and what nobody reads."""
+    q, none = args[0], args[0].new_empty(0)
+    like = [q, q.new_empty(q.shape[:-1], dtype=torch.float32)]
+    out, lse = launch(flash, args, kwargs, like=like, name=name)
+    return out, lse, none, none, q.shape[2], args[1].shape[2], none, none, none
+
+
+def efficient_operator(launch, name, args, kwargs):
+    """The same, of log-sum-exps for a multiple of 32 rows."""
+    q, none = args[0], args[0].new_empty(0)
+    rows = -(-q.shape[2] // 32) * 32
+    like = [q, q.new_empty(*q.shape[:2], rows, dtype=torch.float32)]
+    return *launch(efficient, args, kwargs, like=like, name=name), none, none
+
+
+ATTENTION = {
+    "_scaled_dot_product_flash_attention": flash_operator,
+    "_scaled_dot_product_efficient_attention": efficient_operator,
+}
