@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from test_launches import STEP
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 from bench import common
 from bench.gpu import __main__ as gpu
 from bench.gpu import equality
 from bench.gpu.end_to_end import timed
-from bench.gpu.phases import phase_of
+from bench.gpu.phases import by_phase, phase_of
 from bench.gpu.roofline import parameters, step_seconds
 from bench.gpu.workload import groups
 from csd.models.shapes import SHAPES
@@ -165,10 +167,29 @@ def test_groups_take_one_prompt_where_it_has_enough():
         ("_swiglu_kernel", "elementwise"),
         ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "matrix products"),
         ("void at::native::vectorized_elementwise_kernel", "other"),
+        ("void at::native::(anonymous namespace)::masked_fill_kernel(at)", "other"),
+        ("Memcpy DtoH (Device -> Pinned)", "other"),
     ],
 )
 def test_kernels_belong_to_phases(kernel, phase):
     assert phase_of(kernel) == phase
+
+
+def test_seconds_of_a_profile_are_the_kernels():
+    def event(name, device, start, end):
+        found = FunctionEvent(1, name, 0, start, end, device_type=device, use_device="cuda")
+        # the profiler gives a launch the time of what it launched
+        if device == DeviceType.CPU:
+            found.append_kernel(name, 0, end - start)
+        return found
+
+    events = [
+        event("_rotary_kernel", DeviceType.CUDA, 0, 3),
+        event("cudaGraphLaunch", DeviceType.CPU, 0, 100),
+        event("_swiglu_kernel", DeviceType.CUDA, 3, 5),
+        event("nvjet_tst_64x8", DeviceType.CUDA, 5, 9),
+    ]
+    assert by_phase(events) == pytest.approx({"elementwise": 5e-6, "matrix products": 4e-6})
 
 
 def test_a_gpu_that_is_not_there_is_an_error():

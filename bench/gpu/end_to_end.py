@@ -16,7 +16,6 @@ from bench.gpu.phases import device_seconds
 from bench.gpu.roofline import measure, step_seconds
 from bench.gpu.section import Section
 from bench.gpu.workload import forced, forcing, groups, model, recorded, shapes
-from csd.forced import forced_jobs
 
 # of falling value: what the project promises first
 SAMPLES = (16, 64, 4, 1, 32, 8, 128, 256)
@@ -72,14 +71,13 @@ def profile(section: Section, engine, name: str, traces, prompt_tokens: int) -> 
         if row["shape"] == name and section.left > 0:
             picked = shortened(groups(traces, row["N"]))
             with forcing(engine, picked):
-                run = forced(engine, picked, prompt_tokens, speculate=True)
-                row["phases ms"] = phases(section, run)
+                row["phases ms"] = phases(section, engine, picked, prompt_tokens)
             section.write("running")
 
 
-def shortened(picked: list) -> list:
+def shortened(picked: list, tokens: int = WATCHED) -> list:
     """Enough steps to see where the time goes, few enough for a profile."""
-    return [replace(t, samples=[s[:WATCHED] for s in t.samples]) for t in picked]
+    return [replace(t, samples=[s[:tokens] for s in t.samples]) for t in picked]
 
 
 def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, until):
@@ -122,12 +120,19 @@ def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, u
 
 def timed(section: Section, engine, run) -> tuple[float, list]:
     """Seconds and results of a run; of another one, if this one met a pool size that was new."""
-    for _ in range(2):
-        before, results = len(engine.captured), []
-        took = section.clock(lambda into=results: into.extend(run()))
-        if len(engine.captured) == before:
-            break
-    return took, results
+
+    def once() -> tuple[float, list]:
+        results: list = []
+        return section.clock(lambda: results.extend(run())), results
+
+    return settled(engine, once)
+
+
+def settled(engine, call):
+    """What a call returns; the second time, if the first met a pool size that was new."""
+    before = len(engine.captured)
+    found = call()
+    return found if len(engine.captured) == before else call()
 
 
 def figures(seconds: dict, runs: list) -> dict:
@@ -168,11 +173,7 @@ def figures(seconds: dict, runs: list) -> dict:
 
 def prefill(section: Section, engine, picked, prompt_tokens: int) -> float:
     """Seconds until every sample has its first token."""
-    short = [replace(t, samples=[s[:1] for s in t.samples]) for t in picked]
-
-    def once() -> None:
-        list(engine.run(forced_jobs(short, prompt_tokens=prompt_tokens), speculate=False))
-
+    once = forced(engine, shortened(picked, 1), prompt_tokens, speculate=False)
     once()
     return section.clock(once)
 
@@ -203,17 +204,34 @@ def against_roofline(engine, row, picked, prompt_tokens, prefilled, rates) -> di
     }
 
 
-def phases(section: Section, run) -> dict:
-    """Milliseconds of a step by phase: the device's, or the host's clock where there is none."""
-    results = []
-    if section.cuda:
-        run()
-        spent = device_seconds(lambda: results.extend(run()))
-    else:
-        results = run()
-        spent = {k: v for k, v in results[0].stats.seconds.items() if k != "prefill"}
-    steps = max(out.stats.steps for out in results)
-    return {k: 1e3 * v / steps for k, v in spent.items()}
+def phases(section: Section, engine, picked: list, prompt_tokens: int) -> dict:
+    """Milliseconds of a step by phase: the device's, or the host's clock where there is none.
+
+    The prompts' pass is no part of it. On a device the time of a run that draws one token a sample
+    is taken off, as it is off `step ms`: that pass and the first step.
+    """
+    run = forced(engine, picked, prompt_tokens, speculate=True)
+    if not section.cuda:
+        out = run()[0]
+        spent = {k: v for k, v in out.stats.seconds.items() if k != "prefill"}
+        return {k: 1e3 * v / out.stats.steps for k, v in spent.items()}
+    first = forced(engine, shortened(picked, 1), prompt_tokens, speculate=False)
+    begun, _ = profiled(engine, first)
+    spent, results = profiled(engine, run)
+    steps = max(max(out.stats.steps for out in results) - 1, 1)
+    # a phase of nearly nothing may come out less than that
+    return {k: 1e3 * max(v - begun.get(k, 0.0), 0.0) / steps for k, v in spent.items()}
+
+
+def profiled(engine, run) -> tuple[dict, list]:
+    """The device's seconds by phase, and the results, of a run behind one that nothing watches."""
+    run()
+
+    def once() -> tuple[dict, list]:
+        results: list = []
+        return device_seconds(lambda: results.extend(run())), results
+
+    return settled(engine, once)
 
 
 def waits(run) -> dict:

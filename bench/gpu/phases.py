@@ -3,26 +3,28 @@
 import re
 
 import torch
+from torch.autograd import DeviceType
 
-# of csd's own kernels, by the names they have
+# csd's own kernels by their whole names, others by what their names hold: a name of PyTorch's may
+# say masked_fill_kernel somewhere
 PHASES = {
-    "attention": r"tree_attention|plan_attention|merge_partials",
-    "elementwise": r"rms_norm|rotary|swiglu",
-    "propose": r"grow_kernel|fill_kernel|lookup",
-    "verify": r"scan_kernel|compact_kernel|sample_kernel|descend_kernel",
-    "commit": r"commit_kv|advance_slots",
-    "insert": r"observe_kernel|claim_kernel|lead_kernel|allocate_kernel|_merge_kernel",
-    "report": r"snapshot_kernel",
-    "matrix products": r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk",
+    "attention": "tree_attention|plan_attention|merge_partials",
+    "elementwise": "rms_norm|rotary|swiglu",
+    "propose": "grow|fill",
+    "verify": "scan|compact|sample|descend",
+    "commit": "commit_kv|advance_slots",
+    "insert": "observe|claim|lead|allocate|merge",
+    "report": "snapshot",
 }
+PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
 
 
 def phase_of(kernel: str) -> str:
     """The phase of a kernel's name; "other" for what PyTorch launches around csd's kernels."""
-    for phase, pattern in PHASES.items():
-        if re.search(pattern, kernel, re.IGNORECASE):
+    for phase, names in PHASES.items():
+        if re.fullmatch(f"_({names})_kernel", kernel):
             return phase
-    return "other"
+    return "matrix products" if PRODUCTS.search(kernel) else "other"
 
 
 def device_seconds(run) -> dict[str, float]:
@@ -32,8 +34,14 @@ def device_seconds(run) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
+    return by_phase(profiler.events())
+
+
+def by_phase(events) -> dict[str, float]:
+    """Seconds by phase of a profile's events; the host's calls among them are left out."""
     found: dict[str, float] = {}
-    for event in profiler.key_averages():
-        phase = phase_of(event.key)
-        found[phase] = found.get(phase, 0.0) + event.self_device_time_total / 1e6
+    for event in events:
+        if event.device_type == DeviceType.CUDA:
+            phase = phase_of(event.name)
+            found[phase] = found.get(phase, 0.0) + event.self_device_time_total / 1e6
     return found
