@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from csd.cache import PAGE
+from csd.models.shapes import SHAPES
 
-HEADS = {"llama-3.1-8b": (32, 8, 128), "qwen2.5-7b": (28, 4, 128)}
+MODELS = ("llama-3.1-8b", "qwen2.5-7b")
 # samples, nodes a sample, prompt, mean of the committed tokens
 SIZES = (
     (4, 16, 512, 256),
@@ -55,7 +56,8 @@ def shapes(full: bool = False) -> list[JobShape]:
             for committed in (256, 1024, 4096)
             if n * t <= 1024
         ]
-    return [JobShape(m, *heads, *size) for m, heads in HEADS.items() for size in sizes]
+    models = [(m, SHAPES[m]) for m in MODELS]
+    return [JobShape(m, c.heads, c.kv_heads, c.head_dim, *z) for m, c in models for z in sizes]
 
 
 @dataclass(slots=True)

@@ -19,13 +19,13 @@ from dataclasses import replace
 import torch
 
 from bench import common
+from bench.aot import SHAPES
 from bench.attention_job import Job, error_of, limit_for, make, shapes
 from bench.attention_others import OTHERS
 from bench.attention_rivals import FULL_RIVALS, RIVALS
 from bench.step_jobs import Sizes, makers
 from bench.suffix_gpu import suffix_gpu_job
 from bench.timing import copies_for, copy_bandwidth, replayed
-from csd.kernels.aot import SHAPES
 from csd.kernels.attention_plan import plan_attention
 from csd.kernels.ops import Ops
 from csd.kernels.tree_attention import empty_partials, tree_attention_ref, tree_attention_triton

@@ -12,8 +12,9 @@ from bench.step_jobs import Sizes, makers
 from csd.kernels.aot import Shape
 from csd.kernels.ops import reference
 from csd.kernels.tree_attention import tree_attention_ref
+from csd.models.shapes import SHAPES
 
-TINY = Shape("tiny", 4, 2, 16, 64, 160, 2, 499)
+TINY = Shape.of("tiny", SHAPES["tiny"])
 SIZES = Sizes(slots=4, groups=2, rows=20, text=40)
 CPU = torch.device("cpu")
 ATTENTION = JobShape("tiny", 4, 2, 16, samples=3, nodes=5, prompt=70, committed=40)

@@ -7,6 +7,7 @@ nothing is launched, and what kernels would have written is zero. One JSON objec
 import json
 import os
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "0"
@@ -22,14 +23,14 @@ from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import GraphConfig
 from csd.kernels import aot
 from csd.kernels.ops import triton
-from csd.models.config import ModelConfig
-from csd.models.shapes import random_model
+from csd.models.shapes import SHAPES, random_model
 from csd.record import Snapshot
 from csd.slots import Slots
 from csd.static_step import StaticStep
 
-# SmolLM2's but for the vocabulary, which takes the time
-SHAPE = aot.Shape("smollm2-135m", 9, 3, 64, 576, 1536, 1, 5000)
+# SmolLM2's but for the vocabulary, which takes the time, and one layer
+CONFIG = replace(SHAPES["smollm2-135m"], layers=1, vocab=5000, context=512, tied=False)
+SHAPE = aot.Shape.of("smollm2-135m", CONFIG)
 NO_DEVICE = SimpleNamespace(
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
     get_current_device=lambda: 0,
@@ -78,19 +79,14 @@ def watch(jobs: set) -> None:
 
 
 def main(slots: int, rows: int) -> None:
-    config = ModelConfig(
-        family="llama", vocab=SHAPE.vocab, hidden=SHAPE.hidden, intermediate=SHAPE.intermediate,
-        layers=1, heads=SHAPE.heads, kv_heads=SHAPE.kv_heads, head_dim=SHAPE.head_dim,
-        context=512, norm_eps=1e-5, rope_theta=10000.0,
-    )  # fmt: skip
     dtype = torch.float16
     graph = ConsensusGraph(triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
     cache = KVCache(
-        config, slots=slots, pages=slots + 8, prompt_pages=2, slot_pages=1, rows=rows, dtype=dtype,
+        CONFIG, slots=slots, pages=slots + 8, prompt_pages=2, slot_pages=1, rows=rows, dtype=dtype,
         device="cpu",
     )  # fmt: skip
     state = Slots.empty(slots, SHAPE.vocab, 64, graph.context)
-    step = StaticStep(random_model(config, dtype=dtype), graph, cache, state, triton())
+    step = StaticStep(random_model(CONFIG, dtype=dtype), graph, cache, state, triton())
     driver.set_active(NO_DEVICE)
     watch(declared())
     with Zeros():

@@ -1,7 +1,7 @@
 import pytest
 
-from bench.aot import problems, run, table
-from csd.kernels.aot import SHAPES, TARGETS
+from bench.aot import SHAPES, problems, run, table
+from csd.kernels.aot import TARGETS
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from csd.kernels.rms_norm import rms_norm_triton
 from csd.kernels.rotary import rotary_triton
 from csd.kernels.swiglu import swiglu_triton
 from csd.kernels.tree_attention import tree_attention_ref
+from csd.models.shapes import SHAPES
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -121,7 +122,7 @@ def test_a_wrong_result_is_found():
     assert error_of(wrong, exact) == float("inf")
 
 
-TINY = Shape("tiny", 4, 2, 16, 64, 160, 2, 199)
+TINY = Shape.of("tiny", replace(SHAPES["tiny"], vocab=199))
 SIZES = step_jobs.Sizes(slots=4, groups=2, rows=20, text=40)
 
 

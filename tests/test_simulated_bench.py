@@ -97,7 +97,7 @@ def test_equality(section, monkeypatch):
 
 
 def test_kernels(section, monkeypatch):
-    small = Shape("tiny", 4, 2, 16, 64, 160, 2, 499)
+    small = Shape.of("tiny", TINY)
     job = JobShape("tiny", 4, 2, 16, samples=2, nodes=3, prompt=70, committed=10)
     monkeypatch.setattr(timing, "DISTINCT", 20_000)
     monkeypatch.setattr(attention_rivals, "compiled", lambda function: function)

@@ -3,7 +3,7 @@
 import torch
 
 from bench.gpu.section import Section
-from bench.gpu.workload import RECORDED_VOCAB
+from bench.gpu.workload import RECORDED_VOCAB, shapes
 
 SAMPLES = 16
 
@@ -48,15 +48,12 @@ def run(section: Section) -> None:
 def build(section: Section):
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    c = next(iter(shapes(section).values()))
     size = dict(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
+        vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.intermediate,
+        num_hidden_layers=c.layers, num_attention_heads=c.heads, num_key_value_heads=c.kv_heads,
+        head_dim=c.head_dim, max_position_embeddings=min(c.context, 8192),
     )  # fmt: skip
-    if not section.cuda:
-        size = dict(
-            vocab_size=RECORDED_VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
-        )  # fmt: skip
     dtype = torch.bfloat16 if section.cuda else torch.float32
     config = LlamaConfig(**size, bos_token_id=None, eos_token_id=None, dtype=dtype)
     before = torch.get_default_dtype()

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from csd.models.config import ModelConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -53,17 +55,10 @@ class Shape:
     layers: int
     vocab: int
 
-
-SHAPES = (
-    Shape("llama-3.1-8b", 32, 8, 128, 4096, 14336, 32, 128256),
-    Shape("qwen2.5-7b", 28, 4, 128, 3584, 18944, 28, 152064),
-    Shape("smollm2-135m", 9, 3, 64, 576, 1536, 30, 49152),
-)
-# head sizes of models that are not benchmarked
-OTHER_SHAPES = (
-    Shape("head-96", 32, 32, 96, 3072, 8192, 32, 32064),
-    Shape("head-256", 16, 8, 256, 3584, 14336, 42, 256000),
-)
+    @classmethod
+    def of(cls, name: str, c: ModelConfig) -> "Shape":
+        sizes = c.heads, c.kv_heads, c.head_dim, c.hidden, c.intermediate, c.layers, c.vocab
+        return cls(name, *sizes)
 
 
 @dataclass(frozen=True, slots=True)
