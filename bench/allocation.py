@@ -70,7 +70,8 @@ class Wary(ConsensusGraph):
         return trim(pool, rows)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        hoped = torch.where(pool.depth > 0, 2.0 ** (-pool.cost / COST_ONE), 0)
+        chance = torch.tensor([path_probability(cost) for cost in pool.cost.tolist()])
+        hoped = torch.where(pool.depth > 0, chance, 0)
         new = torch.zeros_like(self.hoped)
         new.index_add_(0, pool.slot.clamp(min=0).long(), hoped)
         self.hoped = self.fade * self.hoped + new + 0.1

@@ -84,10 +84,10 @@ class Posterior:
 
         def posterior(slot, position, token):
             g = torch.zeros(token.shape, dtype=torch.float64)
-            for s in set(slot.tolist()) if self._recordings else ():
-                here = slot == s
+            for s in set(slot.tolist()):
                 # a slot without probabilities is greedy, and no noise touches it
                 if key[s] in self._recordings:
+                    here = slot == s
                     sample = slots.sample[s].expand(int(here.sum()))
                     g[here] = self._recordings[key[s]].noise(sample, position[here], token[here])
             return g

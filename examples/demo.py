@@ -21,8 +21,12 @@ PROBLEM = (
     "and half of what is left in the afternoon. How many rolls are left at the end of the day? "
     "Work it out step by step, then give the answer as a number."
 )
-# where an accepted token had been said before, and its colour on a terminal
-SOURCES = {"sibling": "30;48;5;215", "own": "30;48;5;117", "prompt": "30;48;5;183"}
+# who had said an accepted token before, and its colour on a terminal
+SOURCES = {
+    "sibling": ("a sibling", "30;48;5;215"),
+    "own": ("the sample itself", "30;48;5;117"),
+    "prompt": ("the prompt", "30;48;5;183"),
+}
 TERMINAL = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
@@ -86,7 +90,11 @@ def coloured(sample: csd.Sample, tokenizer: Any) -> str:
             runs.append((source, []))
         runs[-1][1].append(token)
     texts = [(s, tokenizer.decode(ids, skip_special_tokens=True)) for s, ids in runs]
-    return "".join(f"\x1b[{SOURCES[s]}m{text}\x1b[0m" if s else text for s, text in texts).strip()
+    return "".join(painted(text, SOURCES[s][1]) if s else text for s, text in texts).strip()
+
+
+def painted(text: str, colour: str) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 def bar(count: int, total: int) -> str:
@@ -105,7 +113,7 @@ def steps(out: csd.Samples) -> None:
     stats = out.stats
     print(f"{stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens came true."
           " They had been said before by")  # fmt: skip
-    for source, name in zip(SOURCES, ["a sibling", "the sample itself", "the prompt"], strict=True):
+    for source, (name, _) in SOURCES.items():
         print(f"  {name:>17} {bar(stats.accepted[source], stats.nodes_accepted)}")
 
 
@@ -122,8 +130,7 @@ def main(model: str, tokens: int = 200) -> None:
     plain, plain_seconds = timed(engine, tokens, speculate=False)
 
     if TERMINAL:
-        names = ["a sibling", "the sample itself", "the prompt"]
-        colours = [f"\x1b[{c}m {n} \x1b[0m" for c, n in zip(SOURCES.values(), names, strict=True)]
+        colours = [painted(f" {name} ", colour) for name, colour in SOURCES.values()]
         print(f"\nThe texts. Drafted tokens were said before by {' '.join(colours)}")
     for sample in out:
         print(f"\n--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})")
