@@ -103,6 +103,8 @@ def _show(figures: dict) -> None:
     for name, value in figures.items():
         if isinstance(value, tuple):
             value = f"{value[0]:.3f}  (95%: {value[1]:.3f} to {value[2]:.3f})"
+        elif isinstance(value, dict):
+            value = ", ".join(f"{name} {share:.2f}" for name, share in value.items())
         elif isinstance(value, float):
             value = f"{value:.2f}"
         print(f"{name:>18}  {value}")

@@ -203,10 +203,13 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
     for k in ks:
         values = [pass_at_k(r["correct"][:count], k) for r in rows]
         result["accuracy@1" if k == 1 else f"pass@{k}"] = mean_interval(values, count)
+    reasons = Counter(reason for r in rows for reason in r["finish_reasons"])
     tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
     return result | {
         "answered": sum(a is not None for r in rows for a in r["answers"])
         / max(1, sum(len(r["answers"]) for r in rows)),
+        # shares of the samples
+        "finish_reasons": {k: n / reasons.total() for k, n in sorted(reasons.items())},
         "tokens": tokens,
         "tau": tokens / max(steps, 1),
         "seconds": seconds,

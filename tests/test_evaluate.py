@@ -249,19 +249,23 @@ def test_a_run_that_drew_nothing_does_not_bind_the_next(tmp_path):
         evaluate.Results(path, {"model": "other"})
 
 
-def row(correct, vote_correct):
+def row(correct, vote_correct, ends=("stop",)):
     return dict(correct=correct, vote_correct=vote_correct, answers=[str(c) for c in correct],
-                tokens=30, steps=20, seconds=2.0)  # fmt: skip
+                finish_reasons=list(ends), tokens=30, steps=20, seconds=2.0)  # fmt: skip
 
 
 def test_summary():
-    rows = [row([True, False, False, False], False), row([True, True, False, True], True)]
+    rows = [
+        row([True, False, False, False], False, ["stop", "length", "length", "length"]),
+        row([True, True, False, True], True, ["stop", "length", "length", "length"]),
+    ]
     figures = evaluate.summary(rows, 4)
     assert figures["accuracy@1"][0] == 0.5
     assert figures["maj@4"][0] == 0.5
     assert figures["pass@2"][0] == (0.5 + 1) / 2
     assert figures["pass@4"][0] == 1
     assert (figures["tau"], figures["tokens_per_second"]) == (1.5, 15)
+    assert figures["finish_reasons"] == {"length": 0.75, "stop": 0.25}
     mean, low, high = figures["accuracy@1"]
     assert 0 < low < mean < high < 1
     # of three samples drawn, the two that are drawn in any case
