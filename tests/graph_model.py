@@ -214,9 +214,11 @@ def draft(graph, slots, rows, noise=None) -> Pool:
     everything = [x for nodes in trees.values() for x in nodes]
     # a slot pays for each token that it is ahead of the last one
     last = min((int(slots.generated[s]) for s in trees), default=0)
-    lead = {s: min(int(slots.pace[s]) * (int(slots.generated[s]) - last), 4 * 65536) for s in trees}
+    head_start = {
+        s: min(int(slots.pace[s]) * (int(slots.generated[s]) - last), 4 * 65536) for s in trees
+    }
     for x in everything:
-        x["total"] = x["cost"] + lead[x["slot"]]
+        x["total"] = x["cost"] + head_start[x["slot"]]
     everything.sort(key=lambda x: (x["total"], x["slot"], x["depth"], x["token"], x["rank"]))
     chosen = {id(x) for x in everything[: rows - len(trees)]}
 

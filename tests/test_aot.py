@@ -1,3 +1,5 @@
+"""Kernels compiled ahead of time fit their chip, spill nothing, and are what a launch finds."""
+
 import pytest
 
 from bench.aot import SHAPES, problems, run, table

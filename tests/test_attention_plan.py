@@ -1,3 +1,5 @@
+"""The plan of attention's work: kernel against reference, and every key in it once."""
+
 import pytest
 import torch
 from attention_cases import random_pool

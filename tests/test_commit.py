@@ -1,3 +1,5 @@
+"""Keys and values of accepted nodes, moved into pages: against copies token by token."""
+
 import pytest
 import torch
 from attention_cases import random_tables

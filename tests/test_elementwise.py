@@ -1,3 +1,5 @@
+"""Norm, rotary embedding and SwiGLU, interpreted: no further from float64 than eager is."""
+
 import pytest
 import torch
 

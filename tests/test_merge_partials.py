@@ -1,3 +1,5 @@
+"""Merging partials of attention: the kernel against the reference, that against one softmax."""
+
 import pytest
 import torch
 

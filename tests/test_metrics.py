@@ -56,7 +56,6 @@ def test_accuracy_over_the_samples_drawn_in_any_case_is_unbiased():
 def test_one_sample_a_problem_gives_wilsons_interval():
     values = [1.0] * 7 + [0.0] * 13
     mean, low, high = mean_interval(values)
-    # scipy's binomtest(7, 20).proportion_ci(method="wilson"), with n - 1 in the variance
     from scipy.stats import binomtest
 
     wilson = binomtest(7, 20).proportion_ci(method="wilson")

@@ -1,3 +1,5 @@
+"""Replay, of drafters and recordings of which it is known what must come out."""
+
 import json
 import math
 

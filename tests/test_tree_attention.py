@@ -1,3 +1,5 @@
+"""Attention over trees, its reference and its kernel, against all keys gathered."""
+
 import pytest
 import torch
 from attention_cases import attention_case, dense_attention
