@@ -2,15 +2,13 @@
 
 import json
 import os
-import runpy
 import sys
 from pathlib import Path
 
 import torch
+from examples_main import main_of
 
 from csd.integrations.trl import Rollout
-
-EXAMPLE = Path(__file__).parent.parent / "examples" / "grpo.py"
 
 
 class Recorded(Rollout):
@@ -33,8 +31,7 @@ class Recorded(Rollout):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rollout = Recorded()
-    main = runpy.run_path(str(EXAMPLE))["main"]
-    trainer = main(steps=2, tokens=12, rollout=rollout, batch=4)
+    trainer = main_of("grpo.py")(steps=2, tokens=12, rollout=rollout, batch=4)
     weight = next(iter(trainer.model.parameters())).double().sum().item()
     row = {"world": trainer.accelerator.num_processes, "drawn": rollout.drawn, "weight": weight}
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(row))

@@ -1,13 +1,13 @@
 """One of two processes that share a model: tensor_parallel_rank.py FOLDER, under torchrun."""
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
 import checkpoints
 import torch
 import torch.distributed as dist
+from examples_main import main_of
 
 import csd
 from csd.graph.drafters import make_drafter
@@ -158,8 +158,7 @@ def main(folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     # in here, because starting two processes takes longer than all they do
-    example = Path(__file__).parent.parent / "examples" / "tensor_parallel.py"
-    runpy.run_path(str(example))["main"](num_samples=2, max_new_tokens=4)
+    main_of("tensor_parallel.py")(num_samples=2, max_new_tokens=4)
     rank = dist.get_rank()
     found = {}
     for family in SIZES:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trace_file import trace_file
 
 from bench.ablate import CHANGES, main, parse
 from csd.graph.table import GraphConfig
@@ -11,10 +12,7 @@ from csd.graph.table import GraphConfig
 @pytest.fixture
 def traces(tmp_path):
     """Four samples that repeat one sentence of twelve tokens."""
-    path = tmp_path / "sentence.jsonl"
-    line = {"problem": 0, "prompt_ids": [1, 2], "temperature": 0.7}
-    path.write_text(json.dumps(line | {"samples": [[*range(3, 15)] * 4] * 4}) + "\n")
-    return path
+    return trace_file(tmp_path / "sentence.jsonl", {"samples": [[*range(3, 15)] * 4] * 4})
 
 
 def test_a_change_is_weighed_against_the_graph_as_it_is(traces, tmp_path):
@@ -41,11 +39,11 @@ def test_what_is_no_constant_is_refused():
 
 
 def test_a_column_for_each_temperature(tmp_path):
-    path, out = tmp_path / "two.jsonl", tmp_path / "out.json"
-    with path.open("w") as file:
-        for temperature, samples in ((0.3, [[3, 4, 5] * 9] * 3), (1.0, [[6]])):
-            line = {"prompt_ids": [1, 2], "temperature": temperature, "samples": samples}
-            file.write(json.dumps(line) + "\n")
+    out = tmp_path / "out.json"
+    path = trace_file(
+        tmp_path / "two.jsonl", {"temperature": 0.3, "samples": [[3, 4, 5] * 9] * 3},
+        {"temperature": 1.0, "samples": [[6]]},
+    )  # fmt: skip
     wanted = ["--temperature", "0.3", "1.0", "--set", "beta=0.3", "--json", str(out)]
     main([str(path), *wanted])
     found = json.loads(out.read_text())

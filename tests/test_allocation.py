@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from trace_file import trace_file
 
 from bench.allocation import RULES, Wary, Watched, in_waves, main, reliability
 from csd.replay import replay
@@ -17,9 +18,8 @@ def trace(samples):
 
 
 def test_every_rule_has_a_row_and_paths_are_counted(tmp_path, capsys):
-    path, out = tmp_path / "sentence.jsonl", tmp_path / "out.json"
-    line = {"problem": 0, "prompt_ids": [1, 2], "temperature": 0.7}
-    path.write_text(json.dumps(line | {"samples": [SENTENCE * 3] * 8}) + "\n")
+    out = tmp_path / "out.json"
+    path = trace_file(tmp_path / "sentence.jsonl", {"samples": [SENTENCE * 3] * 8})
     main([str(path), "--samples", "8", "--nodes", "4", "--json", str(out)])
     found = json.loads(out.read_text())["sentence"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["sentence"] == found

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from trace_file import trace_file
 
 from csd.cli import main
 from csd.cli_trace import prompts_of
@@ -10,10 +11,8 @@ from csd.cli_trace import prompts_of
 
 def traces(tmp_path):
     text = [i % 7 for i in range(40)]
-    path = tmp_path / "traces.jsonl"
-    row = {"problem": 0, "prompt_ids": [5, 6, 0], "samples": [text, text[:25]], "temperature": 0.7}
-    path.write_text(json.dumps(row) + "\n")
-    return str(path)
+    row = {"prompt_ids": [5, 6, 0], "samples": [text, text[:25]]}
+    return str(trace_file(tmp_path / "traces.jsonl", row))
 
 
 def test_replay_says_what_would_be_gained(tmp_path, capsys):

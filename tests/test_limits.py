@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from trace_file import trace_file
 
 from bench import limits
 from csd import gain
@@ -12,13 +13,11 @@ from csd import gain
 @pytest.fixture
 def traces(tmp_path):
     """Two prompts, each with a sample and one twenty tokens ahead of it; nothing repeats."""
-    path = tmp_path / "traces.jsonl"
-    with path.open("w") as file:
-        for i in range(2):
-            text = list(range(100 + 1000 * i, 160 + 1000 * i))
-            row = {"problem": f"sums/{i}@0.7", "prompt_ids": [1, 2, 3], "temperature": 0.7}
-            file.write(json.dumps(row | {"samples": [text[:40], text[20:]]}) + "\n")
-    return path
+    rows = []
+    for i in range(2):
+        text = list(range(100 + 1000 * i, 160 + 1000 * i))
+        rows.append({"problem": f"sums/{i}@0.7", "samples": [text[:40], text[20:]]})
+    return trace_file(tmp_path / "traces.jsonl", *rows)
 
 
 def test_a_sample_alone_has_nothing_to_draft_from(traces, tmp_path, capsys):

@@ -1,15 +1,13 @@
 """The harness's own self-consistency task runs with the model type `csd`, offline."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
+from examples_main import main_of
 
 import csd
 
 pytest.importorskip("lm_eval")
-EXAMPLE = Path(__file__).parent.parent / "examples" / "lm_eval_gsm8k.py"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -28,8 +26,7 @@ def test_the_self_consistency_task(toy_folder, tmp_path, monkeypatch):
         return run(self, jobs, **options)
 
     monkeypatch.setattr(csd.Engine, "run", watched)
-    main = runpy.run_path(str(EXAMPLE))["main"]
-    found = main(str(problems), toy_folder, gen_kwargs="max_gen_toks=8")
+    found = main_of("lm_eval_gsm8k.py")(str(problems), toy_folder, gen_kwargs="max_gen_toks=8")
 
     name = "gsm8k_cot_self_consistency"
     assert {"exact_match,score-first", "exact_match,maj@64", "exact_match,maj@8"} <= set(

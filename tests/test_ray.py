@@ -2,12 +2,12 @@
 
 import json
 import os
-import runpy
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from examples_main import main_of
 
 import csd
 
@@ -60,7 +60,7 @@ def test_two_actors_and_one_is_killed(cluster, toy_folder, tmp_path, monkeypatch
     rows[2]["first_sample"] = 3
     problems, answers = tmp_path / "problems.jsonl", tmp_path / "answers"
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    main = runpy.run_path(str(HERE.parent / "examples" / "ray_data.py"))["main"]
+    main = main_of("ray_data.py")
     main(str(problems), str(answers), toy_folder, num_samples=3, max_new_tokens=10, batch_size=2)
     assert capsys.readouterr().out.count("'one': ") == 2
 
@@ -93,7 +93,7 @@ def test_the_example_leaves_a_cpu_to_read_with(monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    main = runpy.run_path(str(HERE.parent / "examples" / "ray_data.py"))["main"]
+    main = main_of("ray_data.py")
     with pytest.raises(KeyboardInterrupt):
         main("problems.jsonl", "answers", "model", actors=2)
     assert asked[0]["num_cpus"] > 2

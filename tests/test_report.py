@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from csd.cli import main
-from csd.models.demo import toy
 from csd.report import data, figures, page
 from csd.vote import Decision
 
@@ -61,7 +60,7 @@ def test_answers_that_look_alike_when_cut_have_bars_of_their_own():
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, toy_folder):
     """A folder with what `csd sample --json` printed, of a run whose prompt is HTML."""
     import contextlib
     import io
@@ -69,12 +68,10 @@ def place(tmp_path_factory):
     import csd
 
     folder = tmp_path_factory.mktemp("report")
-    for part in toy():
-        part.save_pretrained(folder / "toy")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = main(
-            ["sample", str(folder / "toy"), "</script><b>7 & 7</b>", "-n", "4", "--max-new-tokens",
+            ["sample", toy_folder, "</script><b>7 & 7</b>", "-n", "4", "--max-new-tokens",
              "40", "--temperature", "0.4", "--seed", "1", "--budget", "16", "--json", "--drafts"]
         )  # fmt: skip
     csd.release()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from trace_file import trace_file
 
 from bench.step_times import main
 from csd import cli
@@ -26,9 +27,7 @@ def test_both_products_at_every_size(toy_folder, tmp_path, monkeypatch, capsys):
         # a larger step never costs less
         assert 0 < found[side][0] <= found[side][-1] and found[side] == sorted(found[side])
     assert set(used) == set(found["rows"]) if linear.ONEDNN else used
-    row = {"problem": "a", "prompt_ids": [1, 2], "temperature": 1.0, "samples": [[3, 4], [3, 4]]}
-    traces = tmp_path / "traces.jsonl"
-    traces.write_text(json.dumps(row) + "\n")
+    traces = trace_file(tmp_path / "traces.jsonl", {"samples": [[3, 4], [3, 4]]})
     assert cli.main(["replay", str(traces), "--cost", str(path)]) == 0
 
 

@@ -1,17 +1,15 @@
 """`csd_tree` in stock transformers models: sdpa without a tree, csd's kernel with one."""
 
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import checkpoints
 import pytest
 import torch
+from examples_main import main_of
 
 import csd
 
-EXAMPLE = str(Path(__file__).parents[1] / "examples" / "swap_attention.py")
 FAMILIES = ("llama", "llama3", "qwen2", "mistral", "qwen3")
 # per slot the nodes' tokens and their parents' places; slots 0 to 2 share a prompt, 3 and 4 another
 PROMPTS = ([5, 17, 60, 3, 42, 8, 9, 33] * 9, [71, 4])
@@ -214,7 +212,7 @@ def test_registered_in_any_order_of_imports(order):
 
 
 def test_example(capsys):
-    texts, plain = runpy.run_path(EXAMPLE)["main"]()
+    texts, plain = main_of("swap_attention.py")()
     assert texts == plain
     assert "equal to plain decoding: 4 of 4" in capsys.readouterr().out
 

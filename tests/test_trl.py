@@ -2,12 +2,12 @@
 
 import json
 import math
-import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from examples_main import main_of
 
 import csd
 from csd.models.demo import toy
@@ -44,7 +44,7 @@ def trained():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csd.Engine, "run", watched)
-        main = runpy.run_path(str(HERE.parent / "examples" / "grpo.py"))["main"]
+        main = main_of("grpo.py")
         trainer = main(steps=3, tokens=12, rollout=rollout)
     return SimpleNamespace(trainer=trainer, drawn=rollout.drawn, groups=groups)
 

@@ -2,10 +2,9 @@
 
 import itertools
 import math
-import runpy
-from pathlib import Path
 
 import pytest
+from examples_main import main_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Letters, PrefixSum, engine
@@ -200,9 +199,8 @@ def test_traces_can_be_recorded_while_stopping_early(drawing, tmp_path):
 
 
 def test_the_example_of_self_consistency(capsys):
-    path = Path(__file__).parent.parent / "examples" / "self_consistency.py"
     model, tokenizer = toy()
-    drawn = runpy.run_path(str(path))["main"](model, tokenizer, samples=6, tokens=30)
+    drawn = main_of("self_consistency.py")(model, tokenizer, samples=6, tokens=30)
     csd.release()
     answers = {name: vote(out).answer for name, out in drawn.items()}
     assert answers["until decided"] == answers["all samples"]
