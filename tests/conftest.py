@@ -8,6 +8,8 @@ import pytest
 import torch
 
 interpreter.patch_once_a_launch()
+# a failure within them shows both sides, as one of a test does
+pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 
 
 # the files that take longest, longest first: were one of them begun last, it would run alone

@@ -1,4 +1,4 @@
-"""Random graphs and slots to draft from, and what drafted pools are compared by."""
+"""Random graphs and slots to draft from."""
 
 import random
 from dataclasses import fields
@@ -69,6 +69,23 @@ def one_slot(config=CONFIG, temperature=0.0, max_new=100, group=11):
     return slots
 
 
-def check(pool, want):
+def start_greedily(slots, max_new=30) -> None:
+    """At their first token, at temperature 0 and without end tokens."""
+    slots.temperature[:], slots.generated[:], slots.max_new[:] = 0, 0, max_new
+    slots.stop_ids.fill_(-1)
+
+
+def equal_slots(rng, count, **options):
+    """Greedy slots of one context: whole trees tie."""
+    slots = random_slots(rng, count, live=True, **options)
+    slots.context[:] = slots.context[:1].clone()
+    start_greedily(slots)
+    return slots
+
+
+def used_pool(rows, slots):
+    """A pool that holds what another step left there."""
+    pool = Pool.empty(rows, slots, slots, CONFIG.context)
     for f in fields(Pool):
-        assert torch.equal(getattr(pool, f.name), getattr(want, f.name)), f.name
+        getattr(pool, f.name).fill_(-77)
+    return pool

@@ -1,21 +1,15 @@
 """Moving slots on, interpreted, against the reference."""
 
 from copy import deepcopy
-from dataclasses import fields
 
 import pytest
 import torch
-from test_verify import random_logits, trees
+from equal_fields import assert_equal_fields
+from tree_cases import random_logits, trees
 
 from csd.kernels import advance as module
 from csd.kernels.advance import advance_slots, advance_slots_ref, advance_slots_triton
 from csd.kernels.verify import verify_ref
-from csd.slots import Slots
-
-
-def check(slots, want):
-    for f in fields(Slots):
-        assert torch.equal(getattr(slots, f.name), getattr(want, f.name)), f.name
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -32,10 +26,10 @@ def test_equals_the_reference(seed, penalty):
     advance_slots_ref(want, verdict)
     got = deepcopy(slots)
     advance_slots_triton(got, verdict)
-    check(got, want)
+    assert_equal_fields(got, want)
     op = deepcopy(slots)
     advance_slots(op, verdict)
-    check(op, want)
+    assert_equal_fields(op, want)
 
 
 def test_several_tokens_are_appended_in_these_tests():

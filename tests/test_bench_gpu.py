@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from test_launches import STEP
+from step_kernels import STEP
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 

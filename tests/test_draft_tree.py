@@ -1,15 +1,24 @@
 """What is drafted, against the plain model of `graph_model.py`, and what is never drafted."""
 
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from draft_cases import CONFIG, check, one_slot, random_graph, random_slots
+from draft_cases import (
+    CONFIG,
+    equal_slots,
+    one_slot,
+    random_graph,
+    random_slots,
+    start_greedily,
+    used_pool,
+)
+from equal_fields import assert_equal_fields
 from graph_model import Graph, draft
 
 from csd.kernels.draft_tree import draft_tree_ref
-from csd.pool import MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING, Pool
+from csd.pool import MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING
 
 
 def check_invariants(pool, slots):
@@ -65,7 +74,7 @@ def test_equals_the_model(seed, count, extra):
     slots.live[rng.randrange(count)] = True
     rows = int(slots.live.sum()) + extra
     pool = draft_tree_ref(graph.table(), slots, rows, config)
-    check(pool, draft(graph, slots, rows))
+    assert_equal_fields(pool, draft(graph, slots, rows))
     check_invariants(pool, slots)
 
 
@@ -73,14 +82,10 @@ def test_equals_the_model(seed, count, extra):
 def test_ties_go_by_slot_depth_token_and_parent(seed):
     rng = random.Random(seed)
     graph = random_graph(rng, weights=[4096], vocab=4, groups=(11,))
-    slots = random_slots(rng, 6, vocab=4, groups=(11,), live=True)
-    # equal slots, so whole trees tie
-    slots.context[:] = slots.context[:1].clone()
-    slots.temperature[:], slots.generated[:], slots.max_new[:] = 0, 0, 30
-    slots.stop_ids.fill_(-1)
+    slots = equal_slots(rng, 6, vocab=4, groups=(11,))
     for rows in (7, 10, 17, 40):
         pool = draft_tree_ref(graph.table(), slots, rows, CONFIG)
-        check(pool, draft(graph, slots, rows))
+        assert_equal_fields(pool, draft(graph, slots, rows))
     assert len(pool.cost.unique()) < rows / 2
 
 
@@ -119,7 +124,7 @@ def test_the_64th_node_is_the_sign_bit():
     graph = random_graph(rng, groups=(11,))
     slots = one_slot()
     pool = draft_tree_ref(graph.table(), slots, 200, CONFIG)
-    check(pool, draft(graph, slots, 200))
+    assert_equal_fields(pool, draft(graph, slots, 200))
     check_invariants(pool, slots)
     assert pool.slot_nodes[0] == MAX_NODES
     assert pool.ancestors[63] < 0 and pool.token[64] == -1
@@ -129,10 +134,9 @@ def test_the_cap_of_a_slot_leaves_its_rows_to_the_others():
     graph = random_graph(random.Random(3), groups=(11, 12))
     slots = random_slots(random.Random(0), 2, live=True)
     slots.group[:] = torch.tensor([0, 1])
-    slots.temperature[:], slots.generated[:], slots.max_new[:] = 0, 0, 90
-    slots.stop_ids.fill_(-1)
+    start_greedily(slots, max_new=90)
     pool = draft_tree_ref(graph.table(), slots, 127, CONFIG)
-    check(pool, draft(graph, slots, 127))
+    assert_equal_fields(pool, draft(graph, slots, 127))
     assert pool.slot_nodes.sum() == 127 and pool.slot_nodes.max() == MAX_NODES
 
 
@@ -214,7 +218,7 @@ def test_roots_alone(case):
     slots = random_slots(random.Random(2), 5, live=case != "no-live-slot")
     rows = 5 if case == "roots-only" else 12
     pool = draft_tree_ref(graph.table(), slots, rows, CONFIG)
-    check(pool, draft(graph, slots, rows))
+    assert_equal_fields(pool, draft(graph, slots, rows))
     assert pool.slot_nodes.sum() == (0 if case == "no-live-slot" else 5)
 
 
@@ -234,7 +238,7 @@ def test_noise_in_place_of_the_keyed_one():
         return torch.tensor([[one(s, p, t) for t in ts] for s, p, ts in rows], dtype=torch.float64)
 
     pool = draft_tree_ref(graph.table(), slots, 30, CONFIG, noise)
-    check(pool, draft(graph, slots, 30, one))
+    assert_equal_fields(pool, draft(graph, slots, 30, one))
     keyed = draft_tree_ref(graph.table(), slots, 30, CONFIG)
     assert not torch.equal(pool.token, keyed.token)
 
@@ -244,11 +248,9 @@ def test_out_is_overwritten_whole():
     graph = random_graph(rng)
     slots = random_slots(rng, 5, live=True)
     want = draft_tree_ref(graph.table(), slots, 40, CONFIG)
-    out = Pool.empty(40, 5, 5, CONFIG.context)
-    for f in fields(Pool):
-        getattr(out, f.name).fill_(-77)
+    out = used_pool(40, 5)
     assert draft_tree_ref(graph.table(), slots, 40, CONFIG, out=out) is out
-    check(out, want)
+    assert_equal_fields(out, want)
 
 
 def test_coupled_scores_favour_what_the_noise_will_draw():

@@ -1,24 +1,25 @@
 """The drafting kernels, interpreted, against the reference."""
 
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from draft_cases import CONFIG, check, one_slot, random_graph, random_slots
+from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slots, used_pool
+from equal_fields import assert_equal_fields
 
 from csd.graph.table import GraphConfig, Table
 from csd.kernels import draft_tree as module
 from csd.kernels.draft_grow_kernel import MAX_CHILDREN, _likeliest
 from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
-from csd.pool import MAX_NODES, Pool
+from csd.pool import MAX_NODES
 
 
 def both(table, slots, rows, config=CONFIG):
     want = draft_tree_ref(table, slots, rows, config)
-    check(draft_tree_triton(table, slots, rows, config), want)
+    assert_equal_fields(draft_tree_triton(table, slots, rows, config), want)
     return want
 
 
@@ -69,10 +70,7 @@ def test_any_orders_and_successors(poison, orders, successors):
 def test_ties_go_by_slot_depth_token_and_parent(poison):
     rng = random.Random(0)
     graph = random_graph(rng, weights=[4096], vocab=4, groups=(11,))
-    slots = random_slots(rng, 6, vocab=4, groups=(11,), live=True)
-    slots.context[:] = slots.context[:1].clone()
-    slots.temperature[:], slots.generated[:], slots.max_new[:] = 0, 0, 30
-    slots.stop_ids.fill_(-1)
+    slots = equal_slots(rng, 6, vocab=4, groups=(11,))
     for rows in (10, 40):
         pool = both(graph.table(), slots, rows, replace(CONFIG, max_depth=6))
     assert len(pool.cost.unique()) < rows / 2
@@ -99,7 +97,7 @@ def test_fewer_nodes_than_rows(poison, nodes):
     slots = random_slots(random.Random(2), 5, live=True)
     slots.max_new[:] = 99
     want = draft_tree_ref(table, slots, 40, CONFIG, nodes=nodes)
-    check(draft_tree_triton(table, slots, 40, CONFIG, nodes=nodes), want)
+    assert_equal_fields(draft_tree_triton(table, slots, 40, CONFIG, nodes=nodes), want)
     assert int((want.depth > 0).sum()) == nodes
     tight = draft_tree_ref(table, slots, 5 + nodes, CONFIG)
     assert torch.equal(want.token[: 5 + nodes], tight.token)
@@ -116,17 +114,16 @@ def test_end_tokens_are_not_drafted(poison):
 def test_out_is_overwritten_whole():
     graph = random_graph(random.Random(6))
     slots = random_slots(random.Random(7), 5)
-    out = Pool.empty(40, 5, 5, CONFIG.context)
-    for f in fields(Pool):
-        getattr(out, f.name).fill_(-77)
+    out = used_pool(40, 5)
     assert draft_tree_triton(graph.table(), slots, 40, CONFIG, out=out) is out
-    check(out, draft_tree_ref(graph.table(), slots, 40, CONFIG))
+    assert_equal_fields(out, draft_tree_ref(graph.table(), slots, 40, CONFIG))
 
 
 def test_operator():
     table = random_graph(random.Random(1)).table()
     slots = random_slots(random.Random(2), 5)
-    check(draft_tree(table, slots, 20, CONFIG), draft_tree_ref(table, slots, 20, CONFIG))
+    want = draft_tree_ref(table, slots, 20, CONFIG)
+    assert_equal_fields(draft_tree(table, slots, 20, CONFIG), want)
     args = (
         [getattr(table, name) for name in module._TABLE],
         [getattr(slots, name) for name in module._SLOTS],

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from scripted import PrefixSum, engine
+from scripted import PrefixSum, counting, engine
 
 import csd
 from csd.graph.lookup import PromptLookup
@@ -37,9 +37,7 @@ def test_a_drafter_changes_no_sample(plain, name, budget):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_is_accepted_where_text_repeats(name):
     """A cycle: whoever looks at what was said drafts it."""
-    from test_engine import constant
-
-    model = constant(lambda token: (token + 1) % 6)
+    model = counting(6)
     out = csd.generate(
         engine(model), [0, 1, 2, 3, 4, 5, 0], num_samples=2, max_new_tokens=48, drafter=name,
         budget=16,
@@ -49,11 +47,9 @@ def test_a_drafter_is_accepted_where_text_repeats(name):
 
 
 def test_rest_drafts_from_a_datastore(tmp_path):
-    from test_engine import constant
-
     path = tmp_path / "store.jsonl"
     path.write_text(json.dumps({"samples": [[i % 6 for i in range(60)]]}) + "\n")
-    model = constant(lambda token: (token + 1) % 6)
+    model = counting(6)
     out = csd.generate(
         engine(model), [0], max_new_tokens=24, drafter=f"rest:{path}", budget=16
     )

@@ -2,28 +2,10 @@
 
 import pytest
 import torch
-from oracle import choose, key_of
-from scripted import VOCAB, LastToken, Letters, PrefixSum, engine
+from engine_cases import plain, prompts
+from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
 
 import csd
-
-
-def plain(model, prompt, seed, sample, length, end_ids=()):
-    """What plain sampling draws, from the script itself."""
-    key, tokens = key_of(seed, prompt), []
-    for position in range(length):
-        logits = model.next_logits(prompt + tokens).numpy()
-        tokens.append(choose(logits, key, position, sample, 0)[0])
-        if tokens[-1] in end_ids:
-            break
-    return tokens
-
-
-def prompts(count, longest=200):
-    generator = torch.Generator().manual_seed(1)
-    lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
-    lengths[:2] = [1, 65]
-    return [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in lengths]
 
 
 @pytest.mark.parametrize("max_slots", [1, 3, 8, 64])
@@ -59,20 +41,9 @@ def test_pages_in_pieces_change_nothing():
     assert kept.tokens == again.tokens
 
 
-def constant(next_token):
-    """A target sure of its next token, which follows from the last one."""
-
-    def logits_of(token, position):
-        logits = torch.full((token.shape[0], VOCAB), -50.0, dtype=torch.float64)
-        logits[torch.arange(token.shape[0]), next_token(token)] = 50.0
-        return logits
-
-    return LastToken(logits_of)
-
-
 def test_a_slot_that_accepts_everything():
     """A cycle is drafted whole once it has been seen."""
-    model = constant(lambda token: (token + 1) % 6)
+    model = counting(6)
     out = csd.generate(engine(model), [0], num_samples=2, max_new_tokens=64, budget=32, seed=0)
     assert out.tokens == [[(i + 1) % 6 for i in range(64)]] * 2
     assert out.stats.tokens_per_step > 5
@@ -92,7 +63,7 @@ def test_a_slot_that_accepts_nothing():
 
 def test_a_draft_that_runs_past_the_end_token():
     """The end token lies inside an accepted path; what follows it is not committed."""
-    model = constant(lambda token: (token + 1) % 12)
+    model = counting(12)
     e = engine(model, max_slots=1)
     first = csd.generate(e, [0], num_samples=2, max_new_tokens=40, budget=32, ignore_eos=True)
     assert first.finish_reasons == ["length", "length"]
@@ -103,7 +74,7 @@ def test_a_draft_that_runs_past_the_end_token():
 
 @pytest.mark.parametrize("longest", [1, 2, 7])
 def test_a_draft_that_runs_past_max_new_tokens(longest):
-    model = constant(lambda token: (token + 1) % 3)
+    model = counting(3)
     out = csd.generate(
         engine(model, max_slots=1), [0], num_samples=3, max_new_tokens=longest, budget=16
     )
@@ -115,7 +86,7 @@ def test_a_draft_that_runs_past_max_new_tokens(longest):
 @pytest.mark.parametrize("stop", ["hij", "j", "fgh"], ids=str)
 def test_stop_strings_across_tokens_and_lags(lag, stop):
     """A stop string ends at the token that completes it, however late the host notices."""
-    model = constant(lambda token: (token + 1) % 26)
+    model = counting(26)
     out = csd.generate(
         engine(model, Letters(), lag=lag, max_slots=2), "abc", num_samples=3, max_new_tokens=60,
         stop=["zzz", stop], budget=16, seed=3,
@@ -153,7 +124,7 @@ def test_repeated_prompts_continue_their_sample_indices():
 
 def test_a_groups_graph_is_its_own():
     """What one prompt said is not drafted for another."""
-    model = constant(lambda token: (token + 1) % 8)
+    model = counting(8)
     out = csd.generate(
         engine(model, max_slots=1), [[0, 1], [0, 1, 2, 3]], max_new_tokens=12, budget=16
     )
@@ -164,7 +135,7 @@ def test_a_groups_graph_is_its_own():
 
 def test_provenance():
     """The prompt is the first source; a later sample copies its sibling."""
-    model = constant(lambda token: (token + 1) % 10)
+    model = counting(10)
     e = engine(model, max_slots=1)
     out = csd.generate(e, [*range(10), 0, 1], num_samples=1, max_new_tokens=8, budget=16)
     assert out.stats.accepted["prompt"] == out.stats.nodes_accepted > 0

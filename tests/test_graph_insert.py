@@ -1,9 +1,12 @@
+"""What is inserted by the reference, against the plain model of `graph_model.py`."""
+
 import random
-from dataclasses import fields
 
 import pytest
 import torch
+from equal_fields import assert_equal_fields
 from graph_model import Graph, context_hash
+from insert_cases import config, random_rows, tensors
 
 from csd.graph import consensus
 from csd.graph.consensus import ConsensusGraph, insert_prompt
@@ -14,54 +17,13 @@ from csd.kernels.ops import reference
 from csd.slots import Slots
 
 
-def config(buckets=4, ways=4, orders=(1, 2, 3), successors=4, **options):
-    return GraphConfig(
-        orders=orders, capacity=buckets * ways, ways=ways, successors=successors, **options
-    )
-
-
-def random_rows(rng, count, groups=(1,), vocab=4, successors=5, length=3, heavy=1 << 14):
-    """(group, context, [(token, weight)], total, bit); some rows are cut, weightless or skipped."""
-    rows = []
-    for _ in range(count):
-        context = [rng.randrange(vocab) for _ in range(length)]
-        short = rng.choice([0, 0, 0, 1, length])
-        context[length - short :] = [-1] * short
-        tokens = rng.sample(range(-1, vocab + 4), successors)
-        pairs = [(t, rng.choice([0, rng.randrange(1, heavy)])) for t in tokens]
-        total = sum(w for t, w in pairs if t >= 0) + rng.randrange(heavy)
-        rows.append((rng.choice([*groups, -1]), context, pairs, total, rng.randrange(63)))
-    return rows
-
-
-def tensors(rows):
-    def ints(x):
-        return torch.tensor(x, dtype=torch.int32)
-
-    return (
-        torch.tensor([r[0] for r in rows]),
-        ints([r[1] for r in rows]),
-        ints([[t for t, _ in r[2]] for r in rows]),
-        ints([[w for _, w in r[2]] for r in rows]),
-        ints([r[3] for r in rows]),
-        ints([r[4] for r in rows]),
-    )
-
-
-def check(table, graph):
-    want = graph.table()
-    for f in fields(Table):
-        if f.name != "ways":
-            assert torch.equal(getattr(table, f.name), getattr(want, f.name)), f.name
-
-
 def run(conf, calls, code=context_hash):
     """Insert `calls` of (rows, live groups) into table and model, equal after each."""
     table, graph = Table.empty(conf), Graph(conf, code)
     for rows, live in calls:
         graph_insert_ref(table, *tensors(rows), torch.tensor(live), conf.orders)
         graph.insert(rows, live)
-        check(table, graph)
+        assert_equal_fields(table, graph.table())
     return table, graph
 
 
@@ -259,8 +221,6 @@ def test_the_graph_of_a_prompt_is_the_same_for_every_chunk_size(monkeypatch, buc
             for n in read:
                 heard = graph.hear(5, prompt, heard, n, slots)
                 pieces.append(int(graph.table.step))
-            for f in fields(Table):
-                if f.name != "ways":
-                    assert torch.equal(getattr(graph.table, f.name), getattr(want, f.name)), f.name
+            assert_equal_fields(graph.table, want)
             # no later than they are read
             assert pieces[:-1] == [n // 5 for n in read[:-1]]

@@ -5,18 +5,13 @@ from dataclasses import fields
 
 import pytest
 import torch
-from test_graph_insert import config, random_rows, tensors
+from equal_fields import assert_equal_fields
+from insert_cases import config, random_rows, tensors
 
 from csd.graph.consensus import insert_prompt
 from csd.graph.table import MAX_TOTAL, Table
 from csd.kernels import graph_lookup
 from csd.kernels.graph_insert import graph_insert, graph_insert_ref, graph_insert_triton
-
-
-def check(table, want):
-    for f in fields(Table):
-        if f.name != "ways":
-            assert torch.equal(getattr(table, f.name), getattr(want, f.name)), f.name
 
 
 def run(conf, calls):
@@ -25,7 +20,7 @@ def run(conf, calls):
     for rows, live in calls:
         for t, insert in ((want, graph_insert_ref), (table, graph_insert_triton)):
             insert(t, *tensors(rows), torch.tensor(live), conf.orders)
-        check(table, want)
+        assert_equal_fields(table, want)
     return table
 
 
@@ -86,7 +81,7 @@ def test_prompts(poison):
     table, want = Table.empty(conf), Table.empty(conf)
     for t, insert in ((want, graph_insert_ref), (table, graph_insert_triton)):
         insert_prompt(t, 5, prompt, torch.tensor([5]), conf, insert)
-    check(table, want)
+    assert_equal_fields(table, want)
 
 
 @pytest.mark.parametrize("rows", [[], [(-1, [1, 2, 3], [(1, 5)], 5, 0)]], ids=["none", "skipped"])
@@ -95,7 +90,7 @@ def test_nothing_to_insert(poison, rows):
     table, want = Table.empty(config()), Table.empty(config())
     graph_insert_triton(table, *shaped, torch.tensor([1]), (1, 2, 3))
     graph_insert_ref(want, *shaped, torch.tensor([1]), (1, 2, 3))
-    check(table, want)
+    assert_equal_fields(table, want)
     assert table.step == 1
 
 
@@ -109,7 +104,7 @@ def test_graph_insert_op():
     live = torch.tensor([1])
     graph_insert(table, *case(conf), live, conf.orders)
     graph_insert_ref(want, *case(conf), live, conf.orders)
-    check(table, want)
+    assert_equal_fields(table, want)
     state = [getattr(table, f.name) for f in fields(Table) if f.name != "ways"]
     args = (*state, table.ways, *case(conf), live, list(conf.orders))
     torch.library.opcheck(torch.ops.csd.graph_insert.default, args)

@@ -1,8 +1,7 @@
 """A draft head beside the graph: same samples, both sets of candidates in one pool."""
 
 import pytest
-from scripted import PrefixSum, engine
-from test_engine import constant
+from scripted import PrefixSum, counting, engine
 
 import csd
 from csd.graph.head import HeadDrafter
@@ -43,7 +42,7 @@ def drawn(head, model, **options):
 
 def test_a_head_that_is_right_is_accepted_from_the_first_step():
     head = Cycle()
-    model = constant(lambda token: (token + 1) % 6)
+    model = counting(6)
     out = drawn(head, model, num_samples=2, max_new_tokens=20, budget=8)
     assert out.tokens == [[(i + 4) % 6 for i in range(20)]] * 2
     # the graph alone knows nothing of what follows 3
@@ -67,7 +66,7 @@ def test_a_head_changes_no_sample(right, budget):
 
 
 def test_what_the_graph_knows_is_drafted_beside_a_wrong_head():
-    model = constant(lambda token: (token + 1) % 6)
+    model = counting(6)
     out = drawn(Cycle(right=False), model, num_samples=2, max_new_tokens=48, budget=16)
     assert out.tokens == [[(i + 4) % 6 for i in range(48)]] * 2
     assert out.stats.tokens_per_step > 2

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from step_kernels import STEP
 
 from csd.kernels.aot import TARGETS
 
@@ -27,18 +28,6 @@ def launches(request):
         steps[-1].append(row) if row else steps.append([])
     assert steps.pop() == []
     return steps
-
-
-# of a model of one layer
-STEP = {
-    "propose": ["grow", "fill"],
-    "forward": ["plan_attention", "rms_norm", "rotary", "tree_attention", "merge_partials",
-                "rms_norm", "swiglu", "rms_norm"],
-    "verify": ["scan", "compact", "sample", "descend"],
-    "commit": ["commit_kv", "advance_slots"],
-    "insert": ["observe", "claim", "lead", "allocate", "merge"],
-    "report": ["snapshot"],
-}  # fmt: skip
 
 
 def test_every_launch_compiles_and_fits(launches):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from draft_cases import CONFIG, random_graph, random_slots
+from draft_cases import CONFIG, equal_slots, random_graph, random_slots
 
 import csd
 from csd.kernels.draft_tree import draft_tree_ref
@@ -25,12 +25,9 @@ def test_head_starts_are_counted_from_the_last_live_slot():
 
 def test_of_equal_samples_the_last_gets_most_nodes():
     rng = random.Random(1)
-    graph, slots = random_graph(rng, groups=(11,)).table(), random_slots(rng, 3, live=True)
+    graph, slots = random_graph(rng, groups=(11,)).table(), equal_slots(rng, 3)
     slots.group[:], slots.group_key[0] = 0, 11
-    slots.context[:] = slots.context[:1].clone()
-    slots.temperature[:], slots.max_new[:] = 0, 99
-    slots.stop_ids.fill_(-1)
-    slots.generated[:] = torch.tensor([20, 0, 10])
+    slots.generated[:], slots.max_new[:] = torch.tensor([20, 0, 10]), 99
     nodes = {}
     costs = set(draft_tree_ref(graph, slots, 3 + 60, CONFIG).cost.tolist())
     for pace in (0, PACE):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import checkpoints
 import pytest
 import torch
-from scripted import PrefixSum, engine
-from test_engine import constant, plain, prompts
+from engine_cases import plain, prompts
+from scripted import PrefixSum, counting, engine
 
 import csd
 from csd.graph import consensus
@@ -65,7 +65,7 @@ def test_chunks_change_no_token_of_a_model(static):
 
 def cycle(events, asked, **options):
     """Counts from each prompt's last token up to 31 and from 0 to 5, a step a token."""
-    e = engine(constant(lambda t: (t + 1) % 32), prefill_chunk=16, **options)
+    e = engine(counting(32), prefill_chunk=16, **options)
     out = csd.generate(e, asked, max_new_tokens=40, stop_token_ids=[5], budget=0, seed=0)
     assert all(r.finish_reasons == ["stop"] for r in out)
     return list(events)
@@ -100,7 +100,7 @@ def test_short_prompts_share_a_chunk(events):
 
 def test_a_call_that_ends_while_a_prompt_is_read(events):
     """Its pages are free again, and the engine draws as if nothing had been."""
-    e = engine(constant(lambda t: (t + 1) % 32), max_slots=3, prefill_chunk=16)
+    e = engine(counting(32), max_slots=3, prefill_chunk=16)
     asked = [[4], [2], [6], [9] * 100 + [7]]
     options = dict(max_new_tokens=40, stop_token_ids=[5], budget=0, seed=0)
     stream = csd.stream(e, asked, **options)

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from engine_cases import plain
 from scripted import VOCAB, PrefixSum, engine
-from test_engine import plain
+from trace_file import trace_file
 
 import csd
 from bench import queue
@@ -92,11 +93,9 @@ def test_a_prompt_that_is_read_in_chunks_keeps_its_place(placed):
 
 def test_bench_later_samples_draft_from_finished_ones(tmp_path, capsys):
     sentences = [[(7 * p + 3 * j + j * j) % 60 for j in range(30)] for p in range(6)]
-    path, out = tmp_path / "same.jsonl", tmp_path / "out.json"
-    with path.open("w") as file:
-        for p, sentence in enumerate(sentences):
-            line = {"problem": p, "prompt_ids": [61, p], "samples": [sentence] * 4}
-            file.write(json.dumps(line | {"temperature": 0.7}) + "\n")
+    out = tmp_path / "out.json"
+    rows = [{"prompt_ids": [61, p], "samples": [s] * 4} for p, s in enumerate(sentences)]
+    path = trace_file(tmp_path / "same.jsonl", *rows)
     options = ["--slots", "4", "--together", "4", "1", "--json", str(out)]
     queue.main([str(path), *options])
     found = json.loads(out.read_text())

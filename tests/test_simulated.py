@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from engine_cases import PROMPTS, assert_same_samples
 from operators import OPERATORS
 from simulated import Gpu
 from simulated_tensor import CUDA
@@ -23,7 +24,6 @@ from csd.kernels.swiglu import silu_mul
 from csd.models.shapes import random_model
 from csd.traces import Trace
 
-PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
 ASKED = dict(num_samples=3, max_new_tokens=20, seed=1, temperature=0.8, top_p=0.9)
 # more samples than slots, a prompt of many chunks, every rule of sampling and stopping
 MANY = dict(
@@ -43,12 +43,6 @@ def generate(device, how=None, **asked):
         return e.generate(**asked)
 
 
-def same(got, want):
-    for a, b in zip(got, want, strict=True):
-        assert a.tokens == b.tokens
-        assert a.finish_reasons == b.finish_reasons
-
-
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch):
     monkeypatch.setattr(static_step, "SIZES", (16, 32))
@@ -63,10 +57,10 @@ def plain():
 def test_static_steps_are_captured_and_replayed(plain, budget):
     with Gpu() as gpu, engine("cuda") as e:
         assert e.static and e.lag == 1
-        same(e.generate(PROMPTS, budget=budget, **ASKED), plain)
+        assert_same_samples(e.generate(PROMPTS, budget=budget, **ASKED), plain)
         first, events = gpu.replays, gpu.events
         gpu.waits.clear()
-        same(e.generate(PROMPTS, budget=budget, **ASKED), plain)
+        assert_same_samples(e.generate(PROMPTS, budget=budget, **ASKED), plain)
         assert gpu.replays - first >= gpu.events - events > 0
         assert not gpu.waits
 
@@ -77,7 +71,7 @@ def test_slots_are_refilled_and_prompts_read_without_a_wait(prefill_chunk, lag):
     want = generate("cpu", how, budget=12, **MANY)
     with Gpu() as gpu, engine("cuda", lag=lag, **how) as e:
         gpu.waits.clear()
-        same(e.generate(budget=12, **MANY), want)
+        assert_same_samples(e.generate(budget=12, **MANY), want)
         assert not gpu.waits
 
 
@@ -128,12 +122,13 @@ def test_steps_of_any_shape(kernels, monkeypatch):
     # the references copy the whole graph
     monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
     with Gpu():
-        same(generate("cuda", dict(kernels=kernels, static=False), **asked), want)
+        assert_same_samples(generate("cuda", dict(kernels=kernels, static=False), **asked), want)
 
 
 def test_a_drafter_on_the_host(plain):
     with Gpu():
-        same(generate("cuda", prompt=PROMPTS, drafter="prompt-lookup", budget=10, **ASKED), plain)
+        out = generate("cuda", prompt=PROMPTS, drafter="prompt-lookup", budget=10, **ASKED)
+        assert_same_samples(out, plain)
 
 
 def test_verifiers_that_draw_are_refused():
@@ -154,7 +149,7 @@ def test_what_a_call_is_asked_to_keep():
     with Gpu() as gpu, engine("cuda") as e:
         gpu.waits.clear()
         got = e.generate(**asked, **more)
-        same(got, want)
+        assert_same_samples(got, want)
         assert got[0].stats.peak_memory > 0
         for p, out in enumerate(got):
             for sample in out:
@@ -164,7 +159,7 @@ def test_what_a_call_is_asked_to_keep():
         stream = csd.stream(e, **asked)
         next(stream)
         stream.close()
-        same(e.generate(**asked), generate("cpu", **asked))
+        assert_same_samples(e.generate(**asked), generate("cpu", **asked))
         assert not gpu.waits
 
 
@@ -178,8 +173,8 @@ def test_calls_on_other_streams_follow_each_other(plain):
         # a caller may be elsewhere when it asks for more
         with torch.cuda.stream(second):
             assert len(list(stream)) == 5
-            same(e.generate(PROMPTS, budget=10, **ASKED), plain)
-        same(e.generate(PROMPTS, budget=10, **ASKED), plain)
+            assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), plain)
+        assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), plain)
 
 
 def test_memory_is_given_back():

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from equal_fields import assert_equal_fields
 
 from csd.job import Job
 from csd.kernels.advance import mark_seen
@@ -70,7 +71,7 @@ def test_each_slot_gets_its_sample(slots):
 
     after, pages_after = deepcopy(slots), pages.clone()
     fill_slots(slots, pages, [])
-    assert all(torch.equal(getattr(slots, f.name), getattr(after, f.name)) for f in fields(Slots))
+    assert_equal_fields(slots, after)
     assert torch.equal(pages, pages_after)
 
 

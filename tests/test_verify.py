@@ -1,54 +1,23 @@
 """The verification kernels, interpreted, against the reference."""
 
-import random
-from dataclasses import fields, replace
-
 import pytest
 import torch
-from draft_cases import CONFIG, random_graph, random_slots
+from equal_fields import assert_equal_fields
+from tree_cases import random_logits, trees
 
 from csd.kernels import verify as module
-from csd.kernels.draft_tree import draft_tree_ref
 from csd.kernels.verify import verify, verify_ref, verify_triton
 from csd.pool import roots
 from csd.slots import Slots
-from csd.verdict import LENGTH, RUNNING, STOP, Verdict
+from csd.verdict import LENGTH, RUNNING, STOP
 
-
-def check(verdict, want):
-    for f in fields(Verdict):
-        got, right = getattr(verdict, f.name), getattr(want, f.name)
-        if right.is_floating_point():
-            torch.testing.assert_close(got, right, rtol=0, atol=2e-5, msg=f.name)
-        else:
-            assert torch.equal(got, right), f.name
+ATOL = 2e-5
 
 
 def both(logits, pool, slots):
     want = verify_ref(logits, pool, slots)
-    check(verify_triton(logits, pool, slots), want)
+    assert_equal_fields(verify_triton(logits, pool, slots), want, atol=ATOL)
     return want
-
-
-def trees(seed, count=7, rows=30, vocab=97, live=None):
-    """Drafted trees over tokens below 6, and slots over `vocab` tokens."""
-    rng = random.Random(seed)
-    slots = random_slots(rng, count, live=live)
-    slots.live[rng.randrange(count)] = True
-    slots.max_new[:] = slots.generated
-    slots.max_new += torch.tensor([rng.choice([1, 3, 30]) for _ in range(count)])
-    slots.stop_ids.fill_(-1)
-    slots.seen = torch.zeros(count, (vocab + 31) // 32, dtype=torch.int32)
-    pool = draft_tree_ref(random_graph(rng).table(), slots, rows, replace(CONFIG, max_depth=6))
-    return pool, slots
-
-
-def random_logits(rows, vocab, seed=0, scale=3.0):
-    g = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, vocab, generator=g) * scale
-    # drafted tokens are often right
-    logits[:, :6] += 6
-    return logits
 
 
 def one_group(temperature=1.0, count=1, vocab=97):
@@ -198,7 +167,8 @@ def test_no_live_slot(poison):
 def test_operator():
     pool, slots = trees(0)
     logits = random_logits(pool.rows, 97)
-    check(verify(logits, pool, slots), verify_ref(logits, pool, slots))
+    want = verify_ref(logits, pool, slots)
+    assert_equal_fields(verify(logits, pool, slots), want, atol=ATOL)
     lists = ([getattr(x, n) for n in names] for x, names in (
         (pool, module._POOL), (slots, module._SLOTS),
     ))  # fmt: skip

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
+from sampled_cases import alike, grow
 from scripted import LastToken, Letters, PrefixSum, engine
 
 import csd
 from csd.graph import sampled_tree
-from csd.graph.consensus import ConsensusGraph
-from csd.graph.table import GraphConfig
 from csd.kernels.noise import ACCEPT, DRAFT, RESIDUAL, SELECT, philox_words
 from csd.kernels.ops import reference
-from csd.slots import Slots
 from csd.verify import descend as descend_file
 from csd.verify import make_scheme
 from csd.verify.sampler import DRAWS
@@ -58,21 +56,6 @@ def test_no_word_is_used_twice(verifier, monkeypatch):
     assert len(set(drafts)) < len(drafts)
 
 
-def same_slots(count, **changes):
-    """Slots that differ in their sample alone."""
-    s = Slots.empty(count, 8, 40, 4)
-    s.live.fill_(True)
-    s.group.fill_(0)
-    s.group_key[0] = 7
-    s.prompt_len[0] = 5
-    s.sample.copy_(torch.arange(count))
-    s.context.copy_(torch.tensor([1, 2, 3, 4]).expand(count, 4))
-    s.max_new.fill_(40)
-    for name, value in changes.items():
-        getattr(s, name).fill_(value)
-    return s
-
-
 @verifiers
 @pytest.mark.parametrize("filters", [{}, dict(temperature=0.7, top_p=0.8)], ids=["plain", "cut"])
 def test_a_step_fed_stratified_words_has_the_targets_law(verifier, filters, monkeypatch):
@@ -88,11 +71,8 @@ def test_a_step_fed_stratified_words_has_the_targets_law(verifier, filters, monk
         return grid[sample, (column + index) % grid.shape[1]]
 
     route(monkeypatch, stratified)
-    slots = same_slots(count, **{"temperature": 1.0, **filters})
-    graph = ConsensusGraph(reference(), torch.device("cpu"), GraphConfig(orders=(1, 2, 3, 4)))
-    graph.start(7, [1, 2, 3, 4, 5, 1, 2, 4, 1, 3, 2, 1, 2, 3, 5, 1, 1, 4], slots)
-    trees = sampled_tree.SampledTrees(graph, reference().draft_tree, draws)
-    pool, drawn = trees.grow(slots, count, draws * count, len)
+    slots = alike(count, **{"temperature": 1.0, **filters})
+    pool, drawn = grow(slots, draws * count, draws)
     assert pool.slot_nodes.tolist() == [1 + draws] * count
 
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

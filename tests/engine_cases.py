@@ -1,0 +1,33 @@
+"""Prompts for engines, what plain sampling draws of a scripted target, and equal results."""
+
+import torch
+from oracle import choose, key_of
+from scripted import VOCAB
+
+# two groups of a tiny checkpoint, the first of which repeats itself
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
+
+
+def plain(model, prompt, seed, sample, length, end_ids=()):
+    """The tokens of one sample, from the script itself."""
+    key, tokens = key_of(seed, prompt), []
+    for position in range(length):
+        logits = model.next_logits(prompt + tokens).numpy()
+        tokens.append(choose(logits, key, position, sample, 0)[0])
+        if tokens[-1] in end_ids:
+            break
+    return tokens
+
+
+def prompts(count, longest=200):
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
+    lengths[:2] = [1, 65]
+    return [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def assert_same_samples(got, want) -> None:
+    """Results of the same tokens, which end for the same reasons."""
+    for a, b in zip(got, want, strict=True):
+        assert a.tokens == b.tokens
+        assert a.finish_reasons == b.finish_reasons
