@@ -1,19 +1,20 @@
 """The cost model and the choice of pool size, on scripted timings."""
 
+from math import log2
+
 import pytest
 
-from csd.budget import AutoBudget, AutoPool, FixedBudget
+from csd.budget import AutoBudget, AutoPool, FixedBudget, FixedPool
 from csd.cost import CostModel
 from csd.pool import COST_ONE
 from csd.record import Record
+from csd.static_step import sizes_for
 
 FLAT = CostModel([1, 64], [1.0, 1.0])
 STEEP = CostModel([1, 2, 64], [1.0, 2.0, 64.0])
 
 
 def costs(*probabilities):
-    from math import log2
-
     return [round(-log2(p) * COST_ONE) for p in probabilities]
 
 
@@ -140,3 +141,41 @@ def test_a_fixed_budget_keeps_everything():
 def test_sizes_and_seconds_must_match():
     with pytest.raises(ValueError, match="seconds must be one per size"):
         CostModel([1, 2], [1.0])
+
+
+def test_pools_have_one_of_a_few_sizes():
+    assert sizes_for(3) == [16, 32, 64, 128, 192, 256, 384, 512]
+    assert sizes_for(700)[-2:] == [640, 768]
+    fixed = FixedPool(20, sizes_for(8))
+    assert fixed.ask(8) == (32, 20) and fixed.ask(13) == (64, 20)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "probability", "want"),
+    [
+        # rows are free up to 64
+        ([1, 1, 1, 2, 3, 4, 6, 8], 0.9, 64),
+        # every row costs, and no draft comes true
+        ([1, 2, 4, 8, 12, 16, 24, 32], 0.05, 16),
+        # nothing costs
+        ([1, 1, 1, 1, 1, 1, 1, 1], 0.9, 512),
+    ],
+)
+def test_the_pool_follows_the_cost(seconds, probability, want):
+    pool = AutoPool(CostModel(sizes_for(8), seconds), sizes_for(8))
+    rows = None
+    for _ in range(30):
+        rows, nodes = pool.ask(8)
+        assert rows == nodes
+        drafted = rows - 8
+        pool.learn(8, record([probability] * drafted, round(probability * drafted)))
+    assert rows == want
+
+
+def test_the_pool_never_goes_below_the_roots():
+    pool = AutoPool(CostModel(sizes_for(100), [1, 2, 4, 8, 12, 16, 24, 32]), sizes_for(100))
+    # nothing pays: the smallest size that holds every root
+    assert pool.ask(100)[0] == 128
+    for _ in range(30):
+        pool.learn(100, record([0.05] * 28, 0))
+    assert [pool.ask(live)[0] for live in (100, 129, 10)] == [128, 192, 16]

@@ -1,4 +1,4 @@
-"""What is drafted, against the plain model of `graph_model.py`, and what is never drafted."""
+"""What is drafted, against the plain model of `draft_model.py`, and what is never drafted."""
 
 import random
 from dataclasses import replace
@@ -14,8 +14,9 @@ from draft_cases import (
     start_greedily,
     used_pool,
 )
+from draft_model import draft
 from equal_fields import assert_equal_fields
-from graph_model import Graph, draft
+from graph_model import Graph
 
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.pool import MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING

@@ -13,18 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import csd
-from csd.budget import AutoPool, FixedPool
 from csd.cache import KVCache
 from csd.capture import Captures
-from csd.cost import CostModel
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.table import GraphConfig
 from csd.models.config import ModelConfig
 from csd.models.shapes import random_model
-from csd.pool import COST_ONE
 from csd.record import Snapshot
 from csd.slots import Slots
-from csd.static_step import StaticStep, sizes_for
+from csd.static_step import StaticStep
 
 
 @pytest.fixture(scope="module")
@@ -223,47 +220,3 @@ def test_a_step_stays_on_its_device(monkeypatch, nodes):
         assert snapshot.ints.is_meta and snapshot.floats.is_meta
         with pytest.raises(AssertionError, match="of the cpu"):
             step.slots.group[torch.tensor([1])]
-
-
-def test_pool_sizes():
-    assert sizes_for(3) == [16, 32, 64, 128, 192, 256, 384, 512]
-    assert sizes_for(700)[-2:] == [640, 768]
-    fixed = FixedPool(20, sizes_for(8))
-    assert fixed.ask(8) == (32, 20) and fixed.ask(13) == (64, 20)
-
-
-def step_record(probabilities, accepted):
-    costs = [round(-COST_ONE * torch.tensor(p).log2().item()) for p in probabilities]
-    expected = sum(probabilities)
-    return SimpleNamespace(costs=costs, expected=expected, accepted=accepted, model_seconds=0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "probability", "want"),
-    [
-        # rows are free up to 64
-        ([1, 1, 1, 2, 3, 4, 6, 8], 0.9, 64),
-        # every row costs, and no draft comes true
-        ([1, 2, 4, 8, 12, 16, 24, 32], 0.05, 16),
-        # nothing costs
-        ([1, 1, 1, 1, 1, 1, 1, 1], 0.9, 512),
-    ],
-)
-def test_the_pool_follows_the_cost(seconds, probability, want):
-    pool = AutoPool(CostModel(sizes_for(8), seconds), sizes_for(8))
-    rows = None
-    for _ in range(30):
-        rows, nodes = pool.ask(8)
-        assert rows == nodes
-        drafted = rows - 8
-        pool.learn(8, step_record([probability] * drafted, round(probability * drafted)))
-    assert rows == want
-
-
-def test_the_pool_never_goes_below_the_roots():
-    pool = AutoPool(CostModel(sizes_for(100), [1, 2, 4, 8, 12, 16, 24, 32]), sizes_for(100))
-    # nothing pays: the smallest size that holds every root
-    assert pool.ask(100)[0] == 128
-    for _ in range(30):
-        pool.learn(100, step_record([0.05] * 28, 0))
-    assert [pool.ask(live)[0] for live in (100, 129, 10)] == [128, 192, 16]
