@@ -54,5 +54,5 @@ def test_bad_input():
     pool, slots = trees(0)
     verdict = verify_ref(random_logits(pool.rows, 97), pool, slots)
     verdict.accept_row = verdict.accept_row[:3]
-    with pytest.raises(ValueError, match=r"accept_row must have shape \[7, A\], got \(3, 17\)"):
+    with pytest.raises(ValueError, match=r"accept_row must have shape \(7, 17\), got \(3, 17\)"):
         advance_slots(slots, verdict)

@@ -84,7 +84,7 @@ def test_commit_kv_op():
     "name,value,message",
     [
         ("node_v", torch.zeros(3, 40, 2, 8), r"node_v must have shape \(3, 40, 2, 24\), got"),
-        ("k_pages", torch.zeros(3, 20, 32, 2, 24), r"k_pages must have shape \(3, 20, 64, 2, 24\)"),
+        ("k_pages", torch.zeros(3, 20, 32, 2, 24), r"k_pages must have shape \(3, \*, 64, 2, 24\)"),
         ("accept_count", torch.zeros(1), r"accept_count must have shape \(4,\), got \(1,\)"),
         ("accept_row", torch.zeros(4, 17), r"accept_row must be torch\.int32, got torch\.float32"),
         ("v_pages", torch.zeros(3, 20, 64, 2, 24).half(), r"v_pages must be torch\.float32, got"),

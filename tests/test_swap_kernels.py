@@ -215,12 +215,12 @@ def test_errors():
     for call, message in (
         (
             lambda: silu_mul(wide, wide[:2]),
-            r"up must be torch.float32 of shape \(3, 8\), got .*\(2",
+            r"up must have shape \(3, 8\), got \(2, 8\)",
         ),
         (lambda: silu_mul(wide.T, wide.T), "gate must be contiguous, got strides"),
         (lambda: rotate(x, x[:, :3], wide, wide), "H a multiple of K"),
-        (lambda: rotate(x, x, wide.double(), wide), r"cos must be torch.float32 of shape \(3, 8\)"),
-        (lambda: rotate(x, x, wide, wide[:, :6]), r"sin must be .* of \(3, 6\)"),
+        (lambda: rotate(x, x, wide.double(), wide), "cos must be torch.float32, got torch.float64"),
+        (lambda: rotate(x, x, wide, wide[:, :6]), r"sin must have shape \(3, 8\), got \(3, 6\)"),
         (lambda: rotate(x.mT.contiguous().mT, x, wide, wide), "rows of q must be contiguous"),
     ):
         with pytest.raises(ValueError, match=message):

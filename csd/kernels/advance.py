@@ -19,6 +19,7 @@ import triton
 
 from csd.kernels.advance_kernel import _advance_slots_kernel
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_fields
 from csd.pool import MAX_DEPTH
 from csd.slots import Slots
 from csd.verdict import RUNNING, Verdict
@@ -134,11 +135,9 @@ def _run(run: Callable, *args: Any) -> None:
 
 def advance_slots(slots: Slots, verdict: Verdict) -> None:
     """Apply `verdict` to `slots` in place."""
-    S = slots.count
-    if verdict.accept_row.dim() != 2 or verdict.accept_row.shape[0] != S:
-        raise ValueError(
-            f"verdict.accept_row must have shape [{S}, A], got {tuple(verdict.accept_row.shape)}"
-        )
+    sizes, device = {"S": slots.count}, slots.live.device
+    check_fields("slots", slots, (*_WRITTEN, "penalty"), sizes, device)
+    check_fields("verdict", verdict, _READ, sizes, device)
     if verdict.logprob.dtype != slots.logprobs.dtype and verdict.logprob.is_cuda:
         raise ValueError(
             f"verdict.logprob must be {slots.logprobs.dtype}, got {verdict.logprob.dtype}"

@@ -27,6 +27,7 @@ import triton
 from csd.cache import PAGE
 from csd.kernels.aot import Job, Shape, programs_of
 from csd.kernels.attention_plan_kernel import _plan_attention_kernel
+from csd.kernels.checks import check_tensor
 
 TILE = 64
 BLOCK = 32
@@ -229,20 +230,30 @@ def plan_attention(
     """The work list for a model of H = heads and K = kv_heads; programs: those of one KV head."""
     if kv_heads < 1 or heads % kv_heads or heads // kv_heads > TILE:
         raise ValueError(f"heads must be 1 to {TILE} times kv_heads, got {heads} and {kv_heads}")
-    G = prompt_len.shape[0]
-    if group_start.shape != (G + 1,):
-        raise ValueError(f"group_start must have shape {(G + 1,)}, got {tuple(group_start.shape)}")
-    for name, x in (("slot_start", slot_start), ("slot_nodes", slot_nodes)):
-        if x.shape != slot_len.shape:
-            raise ValueError(
-                f"{name} must have shape {tuple(slot_len.shape)}, got {tuple(x.shape)}"
-            )
+    if programs is not None and programs < 1:
+        raise ValueError(f"programs must be at least 1, got {programs}")
     tensors = (prompt_len, slot_len, slot, slot_start, slot_nodes, group_start)
-    for x in tensors:
-        if x.dtype != torch.int32:
-            raise ValueError(f"lengths, slots and starts must be torch.int32, got {x.dtype}")
+    check_places(*tensors, slot.device)
     programs = programs or programs_for(slot.device, kv_heads)
     return Work(*_plan_attention(*tensors, heads, kv_heads, programs))
+
+
+def check_places(
+    prompt_len: torch.Tensor,
+    slot_len: torch.Tensor,
+    slot: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+    group_start: torch.Tensor,
+    device: torch.device,
+) -> None:
+    """Raises ValueError unless these say which rows are whose, as `plan_attention` takes them."""
+    for name, x in (("prompt_len", prompt_len), ("slot_len", slot_len), ("slot", slot)):
+        check_tensor(name, x, (None,), torch.int32, device)
+    S, G = slot_len.shape[0], prompt_len.shape[0]
+    check_tensor("slot_start", slot_start, (S,), torch.int32, device)
+    check_tensor("slot_nodes", slot_nodes, (S,), torch.int32, device)
+    check_tensor("group_start", group_start, (G + 1,), torch.int32, device)
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from csd.cache import PAGE
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_tensor
 
 # accepted rows of a slot that one program moves: most steps accept fewer
 BLOCK_A = 4
@@ -158,28 +159,18 @@ def commit_kv(
     if node_k.dim() != 4:
         raise ValueError(f"node_k must be [L, M, K, D], got {tuple(node_k.shape)}")
     L, _, K, D = node_k.shape
+    kind, device = node_k.dtype, node_k.device
+    check_tensor("node_k", node_k, node_k.shape, None, device, rows_apart=True)
+    check_tensor("node_v", node_v, node_k.shape, kind, device, rows_apart=True)
+    if L and node_v.stride() != node_k.stride():
+        raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")
+    check_tensor("k_pages", k_pages, (L, None, PAGE, K, D), kind, device)
+    check_tensor("v_pages", v_pages, k_pages.shape, kind, device)
+    check_tensor("slot_len", slot_len, (None,), torch.int32, device)
     S = slot_len.shape[0]
-    pages = (L, *k_pages.shape[1:2], PAGE, K, D)
-    shapes = {
-        "node_v": (node_v, tuple(node_k.shape)),
-        "k_pages": (k_pages, pages),
-        "v_pages": (v_pages, pages),
-        "slot_pages": (slot_pages, (S, *slot_pages.shape[1:2])),
-        "accept_row": (accept_row, (S, *accept_row.shape[1:2])),
-        "accept_count": (accept_count, (S,)),
-    }
-    for name, (x, shape) in shapes.items():
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
-        if x.dtype != (torch.int32 if x.dim() < 3 else node_k.dtype):
-            want = torch.int32 if x.dim() < 3 else node_k.dtype
-            raise ValueError(f"{name} must be {want}, got {x.dtype}")
-    for name, x in (("node_k", node_k), ("node_v", node_v)):
-        if not x[0].is_contiguous() or x.stride() != node_k.stride():
-            raise ValueError(f"layers of {name} must be contiguous, got strides {x.stride()}")
-    for name, x in (("k_pages", k_pages), ("v_pages", v_pages), ("accept_row", accept_row)):
-        if not x.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    for name, x in (("slot_pages", slot_pages), ("accept_row", accept_row)):
+        check_tensor(name, x, (S, None), torch.int32, device)
+    check_tensor("accept_count", accept_count, (S,), torch.int32, device)
     _commit_kv(
         node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count
     )

@@ -46,6 +46,7 @@ import triton
 
 from csd.graph.table import GraphConfig, Table
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_fields
 from csd.kernels.draft_fill_kernel import _fill_kernel
 from csd.kernels.draft_grow_kernel import _grow_kernel
 from csd.kernels.draft_tree_ref import Noise, draft_tree_ref, max_path_cost
@@ -258,11 +259,10 @@ def draft_tree(
 
     nodes: drafted nodes at most, over all slots; as many as fit when not given.
     """
-    N, E = table.entry_tokens.shape[1], table.succ_token.shape[1]
-    if slots.context.shape[1] != N:
-        raise ValueError(
-            f"slots.context must have shape {(slots.count, N)}, got {tuple(slots.context.shape)}"
-        )
+    device, sizes = slots.live.device, {"S": slots.count}
+    check_fields("table", table, _TABLE, sizes, device)
+    check_fields("slots", slots, _SLOTS, sizes, device)
+    N, E = sizes["N"], sizes["E"]
     if rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows}")
     if nodes is not None and nodes < 0:

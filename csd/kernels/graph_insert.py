@@ -29,6 +29,7 @@ import triton
 
 from csd.graph.table import GraphConfig, Table
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_fields, check_tensor
 from csd.kernels.graph_insert_kernel import _allocate_kernel, _claim_kernel, _lead_kernel
 from csd.kernels.graph_insert_ref import graph_insert_ref
 from csd.kernels.graph_lookup_kernel import hash_factors
@@ -238,21 +239,20 @@ def graph_insert(
     orders: tuple[int, ...],
 ) -> None:
     """Updates `table` in place with the successors that R rows have seen."""
-    R, N = group_key.shape[0], table.entry_tokens.shape[1]
-    U = succ_token.shape[-1]
+    device = group_key.device
+    sizes: dict[str, int] = {}
+    check_fields("table", table, _TABLE, sizes, device)
+    N = sizes["N"]
     for name, x, shape, dtype in (
-        ("group_key", group_key, (R,), torch.int64),
-        ("context", context, (R, N), torch.int32),
-        ("succ_token", succ_token, (R, U), torch.int32),
-        ("succ_weight", succ_weight, (R, U), torch.int32),
-        ("row_total", row_total, (R,), torch.int32),
-        ("source_bit", source_bit, (R,), torch.int32),
-        ("live_groups", live_groups, (live_groups.shape[0],), torch.int64),
+        ("group_key", group_key, (None,), torch.int64),
+        ("context", context, (*group_key.shape, N), torch.int32),
+        ("succ_token", succ_token, (*group_key.shape, None), torch.int32),
+        ("succ_weight", succ_weight, succ_token.shape, torch.int32),
+        ("row_total", row_total, group_key.shape, torch.int32),
+        ("source_bit", source_bit, group_key.shape, torch.int32),
+        ("live_groups", live_groups, (None,), torch.int64),
     ):
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
-        if x.dtype != dtype:
-            raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
+        check_tensor(name, x.contiguous(), shape, dtype, device)
     if not orders or max(orders) > N or min(orders) < 1:
         raise ValueError(f"orders must lie in 1 to {N}, the table's context, got {orders}")
     rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)

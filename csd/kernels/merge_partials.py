@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_tensor
 
 
 def merge_partials_ref(
@@ -133,16 +134,16 @@ def merge_partials(
     out: torch.Tensor,  # [M, H, D], written
 ) -> torch.Tensor:
     """Writes and returns out."""
-    if out.dim() != 3 or o.dim() != 3 or out.shape[1] % o.shape[0] or out.shape[2] != o.shape[2]:
+    whole = out.dim() == 3 == o.dim() and o.shape[0] and not out.shape[1] % o.shape[0]
+    if not whole or out.shape[2] != o.shape[2]:
         raise ValueError(
             "o must be [K, R, D] and out [M, H, D] with H a multiple of K, got "
             f"{tuple(o.shape)} and {tuple(out.shape)}"
         )
-    for name, x, shape in (("lse", lse, o.shape[:2]), ("merge", merge, (out.shape[0], 4))):
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
-    if not out.is_contiguous():
-        raise ValueError(f"out must be contiguous, got strides {out.stride()}")
+    check_tensor("o", o, o.shape, torch.float32, o.device)
+    check_tensor("lse", lse, o.shape[:2], torch.float32, o.device)
+    check_tensor("merge", merge, (out.shape[0], 4), torch.int32, o.device)
+    check_tensor("out", out, out.shape, None, o.device)
     _merge_partials(o, lse, merge, stride, out)
     return out
 

@@ -24,6 +24,7 @@ import triton
 
 from csd.graph.table import ANY, SOURCES, WEIGHT_ONE, GraphConfig
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_fields
 from csd.kernels.observe_kernel import _observe_kernel
 from csd.pool import MAX_DEPTH, Pool
 from csd.slots import Slots
@@ -190,18 +191,11 @@ def _run(
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """What the step that gave `verdict` over `pool` has shown, before the slots move on."""
-    M, S = pool.rows, slots.count
-    A = verdict.accept_row.shape[-1]
-    for name, x, shape, dtype in (
-        ("sample", verdict.sample, (M,), torch.int32),
-        ("top_token", verdict.top_token, (M, TOP), torch.int32),
-        ("top_prob", verdict.top_prob, (M, TOP), torch.float32),
-        ("accept_row", verdict.accept_row, (S, max(A, SAID)), torch.int32),
-    ):
-        if x.shape != shape:
-            raise ValueError(f"verdict.{name} must have shape {shape}, got {tuple(x.shape)}")
-        if x.dtype != dtype:
-            raise ValueError(f"verdict.{name} must be {dtype}, got {x.dtype}")
+    A = max(verdict.accept_row.shape[-1], SAID)
+    sizes, device = {"M": pool.rows, "S": slots.count, "A": A}, pool.slot.device
+    check_fields("pool", pool, _POOL, sizes, device)
+    check_fields("slots", slots, _SLOTS, sizes, device)
+    check_fields("verdict", verdict, _VERDICT, sizes, device)
     lists = (
         [getattr(x, name) for name in names]
         for x, names in ((pool, _POOL), (slots, _SLOTS), (verdict, _VERDICT))

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_tensor
 
 
 def rms_norm_ref(
@@ -188,10 +189,9 @@ def rms_norm(
 
     Has a backward, in plain PyTorch.
     """
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(f"weight must have shape {tuple(x.shape[-1:])}, got {tuple(weight.shape)}")
-    if weight.dtype != x.dtype:
-        raise ValueError(f"weight must be {x.dtype} as x is, got {weight.dtype}")
+    if x.dim() < 1 or not x.is_floating_point():
+        raise ValueError(f"x must be floating point of shape [.., F], got {x.dtype} {[*x.shape]}")
+    check_tensor("weight", weight, x.shape[-1:], x.dtype, x.device)
     if residual is None:
         return _rms_norm(x, weight, eps), x
     if residual.shape != x.shape or residual.dtype != x.dtype:
@@ -199,6 +199,8 @@ def rms_norm(
             f"residual must be {x.dtype} of shape {tuple(x.shape)}, got {residual.dtype} of "
             f"{tuple(residual.shape)}"
         )
+    if residual.device != x.device:
+        raise ValueError(f"residual must be on {x.device}, got {residual.device}")
     return _add_rms_norm(x, weight, eps, residual)
 
 

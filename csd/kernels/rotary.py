@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_tensor
 
 
 def rotary_ref(
@@ -183,24 +184,14 @@ def rotary(
             f"{tuple(q.shape)} and {tuple(k.shape)}"
         )
     (M, _, D), K = q.shape, k.shape[1]
-    shapes = {
-        "k": (k, (M, K, D)),
-        "v": (v, (M, K, D)),
-        "node_k": (node_k, (M, K, D)),
-        "node_v": (node_v, (M, K, D)),
-        "cos": (cos, (cos.shape[0], D)),
-        "sin": (sin, (cos.shape[0], D)),
-        "position": (position, (M,)),
-    }
-    for name, (x, shape) in shapes.items():
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
-    for name, x in {"q": q, "k": k, "v": v}.items():
-        if M and not x[0].is_contiguous():
-            raise ValueError(f"rows of {name} must be contiguous, got strides {x.stride()}")
-    for name, x in {"node_k": node_k, "node_v": node_v, "cos": cos, "sin": sin}.items():
-        if not x.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    check_tensor("q", q, q.shape, None, q.device, rows_apart=True)
+    for name, x in (("k", k), ("v", v)):
+        check_tensor(name, x, (M, K, D), q.dtype, q.device, rows_apart=True)
+    for name, x in (("node_k", node_k), ("node_v", node_v)):
+        check_tensor(name, x, (M, K, D), q.dtype, q.device)
+    check_tensor("cos", cos, (None, D), q.dtype, q.device)
+    check_tensor("sin", sin, cos.shape, q.dtype, q.device)
+    check_tensor("position", position, (M,), torch.int32, q.device)
     return _rotary(q, k, v, position, cos, sin, node_k, node_v)
 
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_tensor
 from csd.kernels.rotary import _rotary_kernel, _rotate_half
 
 
@@ -104,21 +105,10 @@ def rotate(
             f"{tuple(q.shape)} and {tuple(k.shape)}"
         )
     M, _, D = q.shape
-    for name, x, shape in (
-        ("k", k, (M, k.shape[1], D)),
-        ("cos", cos, (M, D)),
-        ("sin", sin, (M, D)),
-    ):
-        if x.shape != shape or x.dtype != q.dtype:
-            raise ValueError(
-                f"{name} must be {q.dtype} of shape {shape}, got {x.dtype} of {tuple(x.shape)}"
-            )
-    for name, x in (("q", q), ("k", k)):
-        if M and not x[0].is_contiguous():
-            raise ValueError(f"rows of {name} must be contiguous, got strides {x.stride()}")
+    check_tensor("q", q, q.shape, None, q.device, rows_apart=True)
+    check_tensor("k", k, (M, None, D), q.dtype, q.device, rows_apart=True)
     for name, x in (("cos", cos), ("sin", sin)):
-        if not x.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+        check_tensor(name, x, (M, D), q.dtype, q.device)
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise RuntimeError("rotate has no gradient for cos and sin: detach them")
     return _rotate(q, k, cos, sin)

@@ -18,6 +18,7 @@ import torch
 import triton
 
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_fields
 from csd.kernels.snapshot_kernel import _snapshot_kernel
 from csd.pool import MAX_DEPTH, Pool
 from csd.verdict import TOP, Verdict
@@ -168,15 +169,9 @@ def snapshot(
 
     top: with the top 8 of the path's tokens. trees: with what was drafted.
     """
-    M, S = pool.rows, verdict.accept_row.shape[0]
-    for name, x, shape in (
-        ("verdict.sample", verdict.sample, (M,)),
-        ("verdict.top_token", verdict.top_token, (M, TOP)),
-        ("verdict.accept_count", verdict.accept_count, (S,)),
-        ("pool.slot_nodes", pool.slot_nodes, (S,)),
-    ):
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+    sizes, device = {"M": pool.rows}, verdict.accept_row.device
+    check_fields("verdict", verdict, _VERDICT, sizes, device)
+    check_fields("pool", pool, _POOL, sizes, device)
     lists = ([getattr(x, n) for n in names] for x, names in ((pool, _POOL), (verdict, _VERDICT)))
     return _snapshot(*lists, top, trees)
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_tensor
 
 BLOCK = 1024
 
@@ -60,6 +61,8 @@ def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 def _launch(gate, up, y) -> torch.Tensor:
     width = y.shape[-1]
+    if not y.numel():
+        return y
     rows = y.numel() // width
     _swiglu_kernel[(rows, triton.cdiv(width, BLOCK))](
         gate_ptr=gate,
@@ -127,23 +130,18 @@ _swiglu.register_autograd(_halves_backward, setup_context=_save)
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate, up: [.., F], contiguous, of one dtype. Returns silu(gate) * up, [.., F]."""
-    if up.shape != gate.shape or up.dtype != gate.dtype:
-        raise ValueError(
-            f"up must be {gate.dtype} of shape {tuple(gate.shape)}, got {up.dtype} of "
-            f"{tuple(up.shape)}"
-        )
-    for name, x in (("gate", gate), ("up", up)):
-        if not x.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    if gate.dim() < 1:
+        raise ValueError("gate must have shape [.., F], got a tensor without dimensions")
+    check_tensor("gate", gate, gate.shape, None, gate.device)
+    check_tensor("up", up, gate.shape, gate.dtype, gate.device)
     return _silu_mul(gate, up)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up: [.., 2F], contiguous. Returns [.., F]."""
-    if gate_up.shape[-1] % 2:
+    if gate_up.dim() < 1 or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up must be [.., 2F], got {tuple(gate_up.shape)}")
-    if not gate_up.is_contiguous():
-        raise ValueError(f"gate_up must be contiguous, got strides {gate_up.stride()}")
+    check_tensor("gate_up", gate_up, gate_up.shape, None, gate_up.device)
     return _swiglu(gate_up)
 
 

@@ -24,7 +24,15 @@ import triton
 import triton.language as tl
 
 from csd.kernels.aot import Job, Shape, target_of
-from csd.kernels.attention_plan import PAGE, TILE, Work, plan_attention_triton, tile_rows
+from csd.kernels.attention_plan import (
+    PAGE,
+    TILE,
+    Work,
+    check_places,
+    plan_attention_triton,
+    tile_rows,
+)
+from csd.kernels.checks import check_tensor
 from csd.kernels.merge_partials import merge_partials_triton
 from csd.kernels.tree_attention_kernel import _tree_attention_kernel
 from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
@@ -89,7 +97,7 @@ def tree_attention_triton(
     (M, H, D), K, G = q.shape, node_k.shape[1], prompt_len.shape[0]
     if q.dtype not in DTYPES:
         raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
-    out = torch.empty_like(q) if out is None else out
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if M == 0:
         return out
     if work is None:
@@ -215,14 +223,16 @@ def tree_attention(
 
     CPU tensors run the reference, which needs no work list. There is no backward.
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, node_k, node_v)):
+    if torch.is_grad_enabled() and any(
+        x.requires_grad for x in (q, node_k, node_v, k_pages, v_pages)
+    ):
         raise RuntimeError("tree_attention has no backward: call it under torch.no_grad()")
     where = (
         prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
         group_start,
     )  # fmt: skip
-    _check(q, node_k, node_v, k_pages, v_pages, *where, out)
-    out = torch.empty_like(q) if out is None else out
+    _check(q, node_k, node_v, k_pages, v_pages, *where, work, out)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     _tree_attention(
         q, node_k, node_v, k_pages, v_pages, *where, scale, list(work) if work else [], out
     )
@@ -244,6 +254,7 @@ def _check(
     slot_start: torch.Tensor,
     slot_nodes: torch.Tensor,
     group_start: torch.Tensor,
+    work: Work | None,
     out: torch.Tensor | None,
 ) -> None:
     if q.dim() != 3 or node_k.dim() != 3:
@@ -251,36 +262,27 @@ def _check(
             f"q and node_k must be [M, H, D] and [M, K, D], got {tuple(q.shape)} and "
             f"{tuple(node_k.shape)}"
         )
-    (M, H, D), K, n_pages = q.shape, node_k.shape[1], k_pages.shape[0]
-    G, S = prompt_len.shape[0], slot_len.shape[0]
-    if H % K or H // K > TILE:
+    (M, H, D), K, device = q.shape, node_k.shape[1], q.device
+    if not K or H % K or H // K > TILE:
         raise ValueError(f"H must be 1 to {TILE} times K, got H={H}, K={K}")
-    shapes = {
-        "node_k": (node_k, (M, K, D)),
-        "node_v": (node_v, (M, K, D)),
-        "k_pages": (k_pages, (n_pages, PAGE, K, D)),
-        "v_pages": (v_pages, (n_pages, PAGE, K, D)),
-        "prompt_pages": (prompt_pages, (G, *prompt_pages.shape[1:])),
-        "slot_pages": (slot_pages, (S, *slot_pages.shape[1:])),
-        "slot": (slot, (M,)),
-        "ancestors": (ancestors, (M,)),
-        "slot_start": (slot_start, (S,)),
-        "slot_nodes": (slot_nodes, (S,)),
-        "group_start": (group_start, (G + 1,)),
-        "out": (q if out is None else out, (M, H, D)),
-    }
-    for name, (x, shape) in shapes.items():
-        if x.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
-        if not x[:1].is_contiguous() or (name.endswith("pages") and not x.is_contiguous()):
-            raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
-    for name, x in (("node_k", node_k), ("node_v", node_v), ("k_pages", k_pages)):
-        if x.dtype != q.dtype:
-            raise ValueError(f"{name} must be {q.dtype} as q is, got {x.dtype}")
+    check_tensor("q", q, (M, H, D), None, device, rows_apart=True)
+    for name, x in (("node_k", node_k), ("node_v", node_v)):
+        check_tensor(name, x, (M, K, D), q.dtype, device, rows_apart=True)
     if node_k.stride() != node_v.stride():
         raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")
-    if ancestors.dtype != torch.int64:
-        raise ValueError(f"ancestors must be torch.int64, got {ancestors.dtype}")
+    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
+        check_tensor(name, x, (k_pages.shape[0], PAGE, K, D), q.dtype, device)
+    check_places(prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, device)
+    check_tensor("slot", slot, (M,), torch.int32, device)
+    check_tensor("ancestors", ancestors, (M,), torch.int64, device)
+    check_tensor("prompt_pages", prompt_pages, (prompt_len.shape[0], None), torch.int32, device)
+    check_tensor("slot_pages", slot_pages, (slot_len.shape[0], None), torch.int32, device)
+    for name, table, shape in zip(
+        Work._fields, work or (), ((None, 6), (None, 2), (M, 4)), strict=False
+    ):
+        check_tensor(f"work.{name}", table, shape, torch.int32, device)
+    if out is not None:
+        check_tensor("out", out, (M, H, D), q.dtype, device)
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:

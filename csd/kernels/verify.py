@@ -31,6 +31,7 @@ import torch
 import triton
 
 from csd.kernels.aot import Job, Shape
+from csd.kernels.checks import check_fields
 from csd.kernels.verify_descend_kernel import _descend_kernel
 from csd.kernels.verify_ref import verify_ref
 from csd.kernels.verify_sample_kernel import _sample_kernel
@@ -225,12 +226,9 @@ def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     if not logits.is_contiguous():
         raise ValueError(f"logits must be contiguous, got strides {logits.stride()}")
     words = (logits.shape[1] + 31) // 32
-    if slots.seen.shape != (slots.count, words):
-        raise ValueError(
-            f"slots.seen must have shape {(slots.count, words)}, got {tuple(slots.seen.shape)}"
-        )
-    if pool.slot_start.shape[0] != slots.count:
-        raise ValueError(f"pool must be of {slots.count} slots, got {pool.slot_start.shape[0]}")
+    sizes = {"M": pool.rows, "S": slots.count, "words": words}
+    check_fields("slots", slots, _SLOTS, sizes, logits.device)
+    check_fields("pool", pool, _POOL, sizes, logits.device)
     lists = ([getattr(x, n) for n in names] for x, names in ((pool, _POOL), (slots, _SLOTS)))
     return Verdict(*_verify(logits, *lists))
 

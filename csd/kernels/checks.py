@@ -1,0 +1,110 @@
+"""What public functions check of their tensors: facts that the host knows, device unread.
+
+Kernels read memory as a shape says it lies. A tensor of another shape, type, device or layout would
+not fail there but give wrong numbers, so each is an error that says argument, expectation, value.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from csd.slots import MAX_STOP_IDS
+from csd.verdict import TOP
+
+INT, LONG, FLOAT, WIDE = torch.int32, torch.int64, torch.float32, torch.float64
+
+# the fields of a step's records: a letter or a number a dimension, and the dtype
+FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] = {
+    "pool": {
+        **dict.fromkeys(("token", "parent", "slot", "depth", "cost", "source"), (("M",), INT)),
+        "position": (("M",), INT),
+        "ancestors": (("M",), LONG),
+        "context": (("M", "N"), INT),
+        "slot_start": (("S",), INT),
+        "slot_nodes": (("S",), INT),
+        "group_start": (("G + 1",), INT),
+    },
+    "slots": {
+        **dict.fromkeys(
+            ("group", "sample", "generated", "step", "pace", "top_k", "max_new", "min_new"),
+            (("S",), INT),
+        ),
+        **dict.fromkeys(("temperature", "top_p", "min_p", "penalty"), (("S",), WIDE)),
+        **dict.fromkeys(("stop_ids", "ban_ids"), (("S", MAX_STOP_IDS), INT)),
+        "live": (("S",), torch.bool),
+        "key": (("S",), LONG),
+        "context": (("S", "N"), INT),
+        "seen": (("S", "words"), INT),
+        "tokens": (("S", "T"), INT),
+        "logprobs": (("S", "T"), None),
+        "raw_logprobs": (("S", "T"), None),
+        "prompt_len": (("G",), INT),
+        "group_key": (("G",), LONG),
+    },
+    "verdict": {
+        **dict.fromkeys(("logprob", "raw_logprob"), (("M",), None)),
+        **dict.fromkeys(("accept_count", "finish"), (("S",), INT)),
+        "sample": (("M",), INT),
+        "top_token": (("M", TOP), INT),
+        "top_prob": (("M", TOP), FLOAT),
+        "accept_row": (("S", "A"), INT),
+        "bad": (("S",), torch.bool),
+    },
+    "table": {
+        **dict.fromkeys(("entry_group", "entry_hash"), (("C",), LONG)),
+        **dict.fromkeys(("entry_total", "entry_stamp"), (("C",), INT)),
+        **dict.fromkeys(("succ_token", "succ_weight"), (("C", "E"), INT)),
+        "entry_tokens": (("C", "N"), INT),
+        "succ_source": (("C", "E"), LONG),
+        "step": ((1,), INT),
+        "dropped": ((1,), LONG),
+    },
+}
+
+
+def check_tensor(
+    name: str,
+    x: torch.Tensor,
+    shape: Sequence[int | None],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    rows_apart: bool = False,
+) -> None:
+    """Raises ValueError unless `x` is as said. None in a shape is any size, as a dtype any
+    floating-point one. rows_apart: x[0] is contiguous, x need not be."""
+    fits = x.dim() == len(shape) and all(
+        n is None or n == m for n, m in zip(shape, x.shape, strict=True)
+    )
+    if not fits:
+        sizes = ", ".join("*" if n is None else str(n) for n in shape)
+        sizes += "," * (len(shape) == 1)
+        raise ValueError(f"{name} must have shape ({sizes}), got {tuple(x.shape)}")
+    if dtype is None and not x.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    if dtype is not None and x.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
+    if x.device != device:
+        raise ValueError(f"{name} must be on {device}, got {x.device}")
+    if rows_apart and not x[:1].is_contiguous():
+        raise ValueError(f"rows of {name} must be contiguous, got strides {x.stride()}")
+    if not rows_apart and not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+
+
+def check_fields(
+    of: str, record: Any, names: Iterable[str], sizes: dict[str, int], device: torch.device
+) -> None:
+    """`check_tensor` of a record's fields; `of`: "pool", "slots", "verdict" or "table".
+
+    sizes: what the letters stand for; one that is missing is entered from the first field of it.
+    """
+    for name in names:
+        x = getattr(record, name)
+        dims, dtype = FIELDS[of][name]
+        if x.dim() == len(dims):
+            for d, n in zip(dims, x.shape, strict=True):
+                if isinstance(d, str):
+                    sizes.setdefault(d, n)
+        shape = [sizes.get(d) if isinstance(d, str) else d for d in dims]
+        check_tensor(f"{of}.{name}", x, shape, dtype, device)

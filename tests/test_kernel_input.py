@@ -1,0 +1,218 @@
+"""A tensor of another layout, type or device than a public kernel function takes is refused.
+
+Kernels would read such memory as something else and say nothing.
+"""
+
+import random
+from copy import copy
+
+import pytest
+import torch
+from attention_cases import attention_case
+from draft_cases import CONFIG, random_graph, random_slots
+from test_commit import commit_case
+from test_elementwise import rotary_case
+from test_graph_insert import random_rows, tensors
+from test_merge_partials import merge_case
+from test_verify import random_logits, trees
+
+from csd.kernels.advance import _READ as READ
+from csd.kernels.advance import _WRITTEN as WRITTEN
+from csd.kernels.advance import advance_slots
+from csd.kernels.attention_plan import plan_attention, plan_attention_ref
+from csd.kernels.commit import commit_kv
+from csd.kernels.draft_tree import _SLOTS as DRAFT_SLOTS
+from csd.kernels.draft_tree import _TABLE as TABLE
+from csd.kernels.draft_tree import draft_tree
+from csd.kernels.graph_insert import graph_insert
+from csd.kernels.merge_partials import merge_partials
+from csd.kernels.observe import _POOL as OBSERVE_POOL
+from csd.kernels.observe import _SLOTS as OBSERVE_SLOTS
+from csd.kernels.observe import _VERDICT as OBSERVE_VERDICT
+from csd.kernels.observe import observe
+from csd.kernels.rms_norm import rms_norm
+from csd.kernels.rotary import rotary
+from csd.kernels.rotate import rotate
+from csd.kernels.snapshot import _POOL as SNAPSHOT_POOL
+from csd.kernels.snapshot import _VERDICT as SNAPSHOT_VERDICT
+from csd.kernels.snapshot import snapshot
+from csd.kernels.swiglu import silu_mul, swiglu
+from csd.kernels.tree_attention import tree_attention
+from csd.kernels.verify import _POOL as VERIFY_POOL
+from csd.kernels.verify import _SLOTS as VERIFY_SLOTS
+from csd.kernels.verify import verify, verify_ref
+
+
+def attention():
+    shape = dict(trees=[{1: 7}, {0: 3}], prompt=[70, 5], committed=[2, 65])
+    case = attention_case(**shape, heads=(4, 2), dtype=torch.float32)
+    return case | {"out": torch.empty_like(case["q"])}
+
+
+PLACES = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
+
+
+def plan():
+    case = attention()
+    return {name: case[name] for name in PLACES} | dict(heads=4, kv_heads=2)
+
+
+def norm():
+    return dict(x=torch.randn(3, 8), weight=torch.randn(8), eps=1e-5, residual=torch.randn(3, 8))
+
+
+def rotated():
+    q, k = torch.randn(3, 4, 8), torch.randn(3, 2, 8)
+    return dict(q=q, k=k, cos=torch.randn(3, 8), sin=torch.randn(3, 8))
+
+
+def gated():
+    return dict(gate=torch.randn(3, 8), up=torch.randn(3, 8))
+
+
+FUNCTIONS = {
+    "tree_attention": (tree_attention, attention),
+    "plan_attention": (plan_attention, plan),
+    "merge_partials": (merge_partials, lambda: merge_case(3)),
+    "commit_kv": (commit_kv, lambda: commit_case([0, 63], [3, 1])),
+    "rms_norm": (rms_norm, norm),
+    "rotary": (rotary, lambda: rotary_case(3, 4, 2, 8, torch.float32, fused=False)),
+    "rotate": (rotate, rotated),
+    "silu_mul": (silu_mul, gated),
+    "swiglu": (swiglu, lambda: dict(gate_up=torch.randn(3, 8))),
+}
+# read with strides of their own, or of any floating-point type
+ANY_LAYOUT = {("rms_norm", "x"), ("rms_norm", "residual")}
+ANY_DTYPE = {("merge_partials", "out"), ("swiglu", "gate_up")}
+
+
+def every_other(x):
+    """The same values, a place apart."""
+    wide = torch.zeros(*x.shape, 2, dtype=x.dtype)
+    wide[..., 0] = x
+    return wide[..., 0]
+
+
+def other_dtype(x):
+    return x.half() if x.is_floating_point() else x.float()
+
+
+def refused(call, arguments):
+    # where it is what the others are compared with, another is named
+    with pytest.raises(ValueError, match=r"must (be|have)") as error:
+        call(**arguments)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_tensors(function):
+    run, make = FUNCTIONS[function]
+    case = make()
+    run(**case)
+    for name, x in case.items():
+        if not isinstance(x, torch.Tensor):
+            continue
+        if (function, name) not in ANY_LAYOUT:
+            assert name in refused(run, case | {name: every_other(x)})
+        if (function, name) not in ANY_DTYPE:
+            refused(run, case | {name: other_dtype(x)})
+        if sum(isinstance(y, torch.Tensor) for y in case.values()) > 1:
+            refused(run, case | {name: x.to("meta")})
+
+
+def test_a_result_whose_rows_lie_apart_is_refused():
+    """The kernel writes rows one behind the other."""
+    case = attention()
+    out = torch.zeros(10, 8, 16)[:, :4]
+    assert out[:1].is_contiguous()
+    message = refused(tree_attention, case | {"out": out})
+    assert message == "out must be contiguous, got strides (128, 16, 1)"
+
+
+def test_a_work_list_of_other_rows_is_refused():
+    case = attention()
+    work = plan_attention_ref(*(case[n] for n in PLACES), 4, 2)
+    tree_attention(**case, work=work)
+    short = work._replace(merge=work.merge[1:])
+    message = refused(tree_attention, case | {"work": short})
+    assert message == "work.merge must have shape (10, 4), got (9, 4)"
+
+
+@pytest.mark.parametrize("programs", [0, -1])
+def test_a_work_list_needs_programs(programs):
+    with pytest.raises(ValueError, match=f"programs must be at least 1, got {programs}"):
+        plan_attention(**plan(), programs=programs)
+
+
+def verified():
+    pool, slots = trees(3)
+    return pool, slots, random_logits(pool.rows, 97)
+
+
+def drafted():
+    rng = random.Random(1)
+    return random_graph(rng).table(), random_slots(rng, 5)
+
+
+def verify_case():
+    pool, slots, logits = verified()
+    return lambda: verify(logits, pool, slots), {"pool": (pool, VERIFY_POOL),
+                                                 "slots": (slots, VERIFY_SLOTS)}  # fmt: skip
+
+
+def advance_case():
+    pool, slots, logits = verified()
+    verdict = verify_ref(logits, pool, slots)
+    return lambda: advance_slots(slots, verdict), {"slots": (slots, (*WRITTEN, "penalty")),
+                                                   "verdict": (verdict, READ)}  # fmt: skip
+
+
+def observe_case():
+    pool, slots, logits = verified()
+    verdict = verify_ref(logits, pool, slots)
+    fields = {"pool": (pool, OBSERVE_POOL), "slots": (slots, OBSERVE_SLOTS)}
+    fields["verdict"] = (verdict, OBSERVE_VERDICT)
+    return lambda: observe(pool, slots, verdict, CONFIG), fields
+
+
+def snapshot_case():
+    pool, slots, logits = verified()
+    verdict = verify_ref(logits, pool, slots)
+    fields = {"pool": (pool, SNAPSHOT_POOL), "verdict": (verdict, SNAPSHOT_VERDICT)}
+    return lambda: snapshot(pool, verdict), fields
+
+
+def draft_case():
+    table, slots = drafted()
+    fields = {"table": (table, TABLE), "slots": (slots, DRAFT_SLOTS)}
+    return lambda: draft_tree(table, slots, 20, CONFIG), fields
+
+
+def insert_case():
+    table, _ = drafted()
+    rows = tensors(random_rows(random.Random(2), 4))
+    live = torch.tensor([1])
+    return lambda: graph_insert(table, *rows, live, CONFIG.orders), {"table": (table, TABLE)}
+
+
+RECORDS = (verify_case, advance_case, observe_case, snapshot_case, draft_case, insert_case)
+
+
+@pytest.mark.parametrize("make", RECORDS, ids=lambda f: f.__name__)
+def test_records(make):
+    call, records = make()
+    call()
+    for of, (record, names) in records.items():
+        before = copy(record)
+        for name in names:
+            x = getattr(before, name)
+            for bad in (every_other(x), x[None], x.to("meta"), x.to(torch.complex64)):
+                if bad.shape == x.shape == (1,) and not bad.is_meta and bad.dtype == x.dtype:
+                    # one element lies nowhere apart
+                    continue
+                setattr(record, name, bad)
+                message = refused(call, {})
+                # the others are compared with the first of a record
+                assert f"{of}.{name}" in message or bad.is_meta or bad.shape != x.shape, message
+            setattr(record, name, x)
+    call()
