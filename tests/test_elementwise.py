@@ -52,6 +52,32 @@ def test_rms_norm_of_heads_in_a_wider_row():
     torch.testing.assert_close(rms_norm_triton(heads, torch.ones(64), 1e-6)[0], want)
 
 
+def test_rms_norm_of_heads_more_than_2_to_the_31_apart():
+    # only what is read of this memory is ever there
+    memory = torch.empty((1 << 31) + 8, dtype=torch.float16)
+    x = memory.as_strided((1, 3, 8), (8, 1 << 30, 1))
+    x.copy_(normal(1, 3, 8, dtype=torch.float16))
+    want = rms_norm_ref(x, torch.ones(8).half(), 1e-6)[0]
+    torch.testing.assert_close(rms_norm_triton(x, torch.ones(8).half(), 1e-6)[0], want)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "inner", "sliced"])
+def test_rms_norm_ops_of_any_layout(layout):
+    x = {
+        "transposed": normal(3, 4, 8).transpose(0, 1),
+        "inner": normal(4, 8, 3).mT,
+        "sliced": normal(4, 3, 16)[..., :8],
+    }[layout]
+    weight, ops = normal(8), torch.ops.csd
+    torch.library.opcheck(ops.rms_norm.default, (x, weight, 1e-5))
+    torch.library.opcheck(ops.add_rms_norm.default, (x, weight, 1e-5, normal(4, 3, 8)))
+    for y in (*rms_norm(x, weight, 1e-5, x), rms_norm(x, weight, 1e-5)[0]):
+        assert y.is_contiguous()
+    for residual in (None, x):
+        got, want = (f(x, weight, 1e-5, residual) for f in (rms_norm_triton, rms_norm_ref))
+        torch.testing.assert_close(got, want)
+
+
 def test_rms_norm_of_zeros_and_large_values():
     x = torch.zeros(3, 48)
     x[1], x[2] = 1e15, -1e-15

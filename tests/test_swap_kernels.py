@@ -91,6 +91,25 @@ def test_gradients_equal_stock(family):
         )
 
 
+@FAMILIES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_trained_under_autocast(family, dtype):
+    """Projections are narrow there, norms' weights and the rotary tables are not."""
+    model = checkpoints.build(family)
+    ours = copy.deepcopy(model)
+    assert csd.apply_kernels(ours)
+    outs = []
+    for m in (model, ours):
+        with torch.autocast("cpu", dtype=dtype):
+            outs.append(m(IDS, attention_mask=MASK, labels=IDS))
+        outs[-1].loss.backward()
+    assert outs[1].logits.dtype == outs[0].logits.dtype
+    assert torch.equal(outs[1].logits, outs[0].logits)
+    for (name, a), b in zip(model.named_parameters(), ours.named_parameters(), strict=True):
+        scale = a.grad.abs().max()
+        assert (b[1].grad - a.grad).abs().max() <= 4 * torch.finfo(dtype).eps * scale, name
+
+
 def test_generate_works_before_and_after():
     model = checkpoints.build("qwen2")
     options = dict(num_samples=3, max_new_tokens=10, temperature=0.8, seed=1)

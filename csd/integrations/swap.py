@@ -75,7 +75,12 @@ def _marked(forward: Any) -> Callable:
 
 @_marked
 def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    return rms_norm(hidden_states, self.weight, self.variance_epsilon)[0]
+    weight, eps = self.weight, self.variance_epsilon
+    if weight.dtype == hidden_states.dtype:
+        return rms_norm(hidden_states, weight, eps)[0]
+    # under autocast: what was cast back is multiplied by the weight in the wider of their dtypes
+    one = torch.ones_like(weight, dtype=hidden_states.dtype, requires_grad=False)
+    return weight * rms_norm(hidden_states, one, eps)[0]
 
 
 @_marked
@@ -106,9 +111,11 @@ def _rotary(
     sin: torch.Tensor,  # [B or 1, T, D]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     B, _, T, D = q.shape
+    # under autocast the tables are wider than the projections, and so is what they rotate
+    dtype = torch.promote_types(q.dtype, cos.dtype)
     # the projections give [B, T, heads, D]: these are views
-    rows = (x.transpose(1, 2).reshape(B * T, -1, D) for x in (q, k))
-    tables = (x.expand(B, T, D).reshape(B * T, D) for x in (cos, sin))
+    rows = (x.to(dtype).transpose(1, 2).reshape(B * T, -1, D) for x in (q, k))
+    tables = (x.to(dtype).expand(B, T, D).reshape(B * T, D) for x in (cos, sin))
     rotated = rotate(*rows, *tables)
     q, k = (x.view(B, T, -1, D).transpose(1, 2) for x in rotated)
     return q, k

@@ -22,10 +22,11 @@ def rms_norm_ref(
     residual: torch.Tensor | None = None,  # [.., F]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual."""
-    r = x if residual is None else x + residual
+    # contiguous as the kernel's: sums keep the layout of what is added
+    r = x if residual is None else (x + residual).contiguous()
     wide = r.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype), r
+    return (weight * (wide * scale).to(x.dtype)).contiguous(), r
 
 
 @triton.jit(do_not_specialize=["R", "B"])
@@ -47,7 +48,7 @@ def _rms_norm_kernel(
 ):
     # [BLOCK_R, 1]
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
-    at_x = (row // B).to(tl.int64) * x_stride + (row % B) * x_stride_b
+    at_x = (row // B).to(tl.int64) * x_stride + (row % B).to(tl.int64) * x_stride_b
     at = row.to(tl.int64) * F
     # [1, BLOCK_F]
     offs = tl.arange(0, BLOCK_F)[None, :]
