@@ -139,8 +139,9 @@ def sdpa_copied(job: Job):
 
 # the copies of a job share their tables, and so their masks: flex_attention compiles once for all
 @lru_cache(maxsize=1)
-def _line_blocks(lengths, words, slots, prompt, start, W, longest, nodes, columns):
-    def mask(b, h, row, column):
+def _line_blocks(lengths, words, slots, each, prompt, start, W, longest, nodes, columns):
+    def mask(b, h, line, column):
+        row = line // each
         place = column - start
         at = place % W
         node = at - longest
@@ -149,18 +150,39 @@ def _line_blocks(lengths, words, slots, prompt, start, W, longest, nodes, column
         mine = (place >= 0) & (place // W == slots[row])
         return (column < prompt) | (mine & ((at < lengths[slots[row]]) | own_node))
 
-    return create_block_mask(mask, None, None, slots.shape[0], columns, device=slots.device)
+    lines = slots.shape[0] * each
+    return create_block_mask(mask, None, None, lines, columns, device=slots.device)
 
 
 @lru_cache(maxsize=1)
-def _own_blocks(lengths, words, longest, nodes, columns):
-    def mask(b, h, row, column):
+def _own_blocks(lengths, words, each, longest, nodes, columns):
+    def mask(b, h, line, column):
         node = column - longest
-        above = (words[b * nodes + row] >> node.clamp(0, 63)) & 1 == 1
+        above = (words[b * nodes + line // each] >> node.clamp(0, 63)) & 1 == 1
         return (column < lengths[b]) | (above & (node >= 0) & (node < nodes))
 
     samples = lengths.shape[0]
-    return create_block_mask(mask, samples, None, nodes, columns, device=lengths.device)
+    return create_block_mask(mask, samples, None, nodes * each, columns, device=lengths.device)
+
+
+def _lines(q: torch.Tensor, job: Job) -> tuple[torch.Tensor, int]:
+    """[B, R, H, D] as flex_attention takes it, [B, heads, lines, D], and the lines of a row.
+
+    It takes the query heads of a key-value head together only in its kernel for few rows, which
+    must fit a block of its mask, and only a power of two of them. Elsewhere they are lines, as in
+    csd's kernel: a head by itself would read keys and values once more.
+    """
+    each = job.shape.H // job.shape.K
+    if each & (each - 1) == 0 and q.shape[1] * each <= 128:
+        return q.transpose(1, 2).contiguous(), 1
+    return q.unflatten(2, (-1, each)).transpose(1, 2).flatten(2, 3).contiguous(), each
+
+
+def _heads(x: torch.Tensor, job: Job, each: int) -> torch.Tensor:
+    """[B, heads, lines, ..] as [B, K, H / K, R, ..], a view."""
+    if each == 1:
+        return x.unflatten(1, (job.shape.K, -1))
+    return x.unflatten(2, (-1, each)).transpose(2, 3)
 
 
 def flex_one(job: Job):
@@ -174,13 +196,13 @@ def flex_one(job: Job):
         for p, x in zip(prompt, own, strict=True)
     )
     W, start = own[0].shape[1], prompt[0].shape[0]
-    tables = job.slot_len, job.ancestors, job.slot
+    q, each = _lines(job.q[None], job)
+    tables = job.slot_len, job.ancestors, job.slot, each
     blocks = _line_blocks(*tables, s.prompt, start, W, longest, s.nodes, k.shape[2])
-    q, flex = job.q.transpose(0, 1)[None].contiguous(), _fast(flex_attention, job)
-    gqa = s.H != s.K
+    flex, gqa = _fast(flex_attention, job), q.shape[1] != s.K
     return (
         lambda: flex(q, k, v, block_mask=blocks, scale=scale, enable_gqa=gqa),
-        lambda out: out[0].transpose(0, 1),
+        lambda out: _heads(out, job, each)[0].permute(2, 0, 1, 3).reshape(s.rows, s.H, s.D),
     )
 
 
@@ -191,19 +213,26 @@ def flex_two(job: Job):
     k, v = (x.transpose(0, 1)[None].contiguous() for x in prompt_of(job))
     *own, longest = own_of(job, multiple=128)
     own_k, own_v = (x.transpose(1, 2).contiguous() for x in own)
-    blocks = _own_blocks(job.slot_len, job.ancestors, longest, s.nodes, own_k.shape[2])
-    q = job.q.transpose(0, 1)[None].contiguous()
-    own_q = job.q.view(s.samples, s.nodes, s.H, s.D).transpose(1, 2).contiguous()
+    q, each = _lines(job.q[None], job)
+    own_q, own_each = _lines(job.q.view(s.samples, s.nodes, s.H, s.D), job)
+    tables = job.slot_len, job.ancestors, own_each
+    blocks = _own_blocks(*tables, longest, s.nodes, own_k.shape[2])
     flex, combine = _fast(flex_attention, job), _fast(merge, job)
-    options = dict(scale=scale, enable_gqa=s.H != s.K, return_aux=AuxRequest(lse=True))
+    options = dict(scale=scale, return_aux=AuxRequest(lse=True))
+    gqa, own_gqa = q.shape[1] != s.K, own_q.shape[1] != s.K
 
     def call():
-        out, aux = flex(q, k, v, **options)
-        by_sample = (x[0].unflatten(1, (s.samples, -1)).transpose(0, 1) for x in (out, aux.lse))
-        mine, own_aux = flex(own_q, own_k, own_v, block_mask=blocks, **options)
-        return combine(mine, own_aux.lse, *by_sample)
+        out, aux = flex(q, k, v, enable_gqa=gqa, **options)
+        # [N, K, H / K, T, ..] of both
+        by_sample = (
+            _heads(x, job, each)[0].unflatten(2, (s.samples, -1)).movedim(2, 0)
+            for x in (out, aux.lse)
+        )
+        mine, own_aux = flex(own_q, own_k, own_v, block_mask=blocks, enable_gqa=own_gqa, **options)
+        own = (_heads(x, job, own_each) for x in (mine, own_aux.lse))
+        return combine(*own, *by_sample)
 
-    return call, lambda out: out.transpose(1, 2).reshape(s.rows, s.H, s.D)
+    return call, lambda out: out.permute(0, 3, 1, 2, 4).reshape(s.rows, s.H, s.D)
 
 
 RIVALS = {"sdpa": sdpa, "flex one call": flex_one, "flex two calls": flex_two}
