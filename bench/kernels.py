@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from dataclasses import replace
 
 import torch
@@ -64,26 +65,32 @@ def attention_rows(shape, providers: dict, bandwidth: float, replays: int, devic
             calls = [call] + [prepare(other)[0] for other in jobs[1:]]
             row |= _timed(calls, job.moved_bytes, bandwidth, replays)
         except Exception as error:
-            # another package's failure is its row's note; csd's own ends the run
-            if name == "csd":
-                raise
-            row["note"] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+            row["note"] = _why(error)
         torch.cuda.empty_cache()
     return rows
 
 
 def step_row(maker, name: str, bandwidth: float, replays: int) -> dict:
-    """One row of an operation that has no rival here."""
-    job = maker(0)
-    row = {"kernel": job.kernel, "provider": "csd", "shape": f"{name} {job.size}"}
-    row |= dict.fromkeys(("us", "p20", "p80", "percent_of_copy"))
-    row |= {"megabytes": job.moved / 1e6, "error": None, "note": ""}
+    """One row of an operation that has no rival here; no time where it is wrong or fails."""
+    row = {"kernel": maker.func.__name__, "provider": "csd", "shape": name}
+    row |= dict.fromkeys(("us", "p20", "p80", "percent_of_copy", "megabytes", "error"))
+    row |= {"note": ""}
     try:
+        job = maker(0)
+        row |= {"shape": f"{name} {job.size}", "megabytes": job.moved / 1e6}
         job.check()
+        calls = [job.call] + [maker(seed).call for seed in range(1, copies_for(job.footprint))]
+        return row | _timed(calls, job.moved, bandwidth, replays)
     except AssertionError as error:
         return row | {"note": f"wrong: {error}"}
-    calls = [job.call] + [maker(seed).call for seed in range(1, copies_for(job.footprint))]
-    return row | _timed(calls, job.moved, bandwidth, replays)
+    except Exception as error:
+        return row | {"note": _why(error)}
+
+
+def _why(error: Exception) -> str:
+    """For a row's note; the rest goes to stderr, and the run goes on."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}".splitlines()[0][:120]
 
 
 def _timed(calls, moved: int, bandwidth: float, replays: int) -> dict:
@@ -102,6 +109,7 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
         for shape in SHAPES[:2]:
             for maker in makers(ops, shape, Sizes(), device, torch.bfloat16):
                 rows.append(step_row(maker, shape.name, bandwidth, args.replays))
+                _keep(args.json, rows)
     if args.full and args.only in (None, "step"):
         for slots in (16, 64, 256):
             sizes = replace(Sizes(), slots=slots, rows=4 * slots)
@@ -134,7 +142,7 @@ def _others_step(sizes: Sizes, bandwidth: float, replays: int) -> dict:
         us, p20, p80 = replayed([suffix_gpu_job(sizes, "cuda")], replays)
         return row | {"us": us, "p20": p20, "p80": p80, "note": "a chain of 16, own text"}
     except Exception as error:
-        return row | {"note": f"{type(error).__name__}: {error}".splitlines()[0][:120]}
+        return row | {"note": _why(error)}
 
 
 def on_cpu() -> tuple[dict, list[dict], int]:

@@ -38,16 +38,17 @@ def replayed(calls: list, replays: int = 30) -> tuple[float, float, float]:
                 call()
     finally:
         gc.enable()
-    micros = []
-    for i in range(replays + 3):
+    events = []
+    for _ in range(replays + 3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
-        end.synchronize()
-        # the first replays bring clocks and page tables up
-        if i >= 3:
-            micros.append(start.elapsed_time(end) * 1e3 / len(calls))
+        events.append((start, end))
+    # not before all are queued: launching a graph would count as its time
+    torch.cuda.synchronize()
+    # the first replays bring clocks and page tables up
+    micros = [start.elapsed_time(end) * 1e3 / len(calls) for start, end in events[3:]]
     low, *_, high = statistics.quantiles(micros, n=5)
     return statistics.median(micros), low, high
 

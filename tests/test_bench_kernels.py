@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ JOBS = {
     "ragged": JobShape("tiny", 6, 2, 16, samples=3, nodes=5, prompt=130, committed=70),
     "roots": JobShape("tiny", 4, 4, 16, samples=4, nodes=1, prompt=64, committed=20),
     "one-sample": JobShape("tiny", 3, 1, 32, samples=1, nodes=64, prompt=5, committed=3),
+    # of flex_attention's two kernels the one for few rows, and for the prompt the other
+    "pairs": JobShape("tiny", 4, 2, 16, samples=13, nodes=5, prompt=20, committed=9),
 }
 JOB = pytest.mark.parametrize("name", JOBS)
 
@@ -211,6 +214,24 @@ def test_step_rows(clock):
     # gate and up of 160 each are read, 160 written, for 20 rows
     assert row["us"] == 2 and row["megabytes"] == pytest.approx(20 * 480 * 4 / 1e6)
     assert row["shape"] == "tiny M=20 F=160"
+
+
+def test_what_fails_is_noted_and_stops_no_other(clock, capsys):
+    def fails(*_):
+        raise RuntimeError("out of shared memory")
+
+    def swiglu(seed):
+        made = step_jobs.makers(reference(), TINY, SIZES, CPU, torch.float32)[-1]
+        return replace(made(seed), check=fails)
+
+    row = kernels.step_row(partial(swiglu), "tiny", 1e9, 1)
+    assert (row["us"], row["note"]) == (None, "RuntimeError: out of shared memory")
+    assert row["kernel"] == "swiglu"
+    assert row.keys() == kernels.step_row(partial(fails), "tiny", 1e9, 1).keys()
+    rows = kernels.attention_rows(JOBS["ragged"], {"csd": fails, "ours": ours}, 1e9, 1, "cpu")
+    assert [r["us"] for r in rows] == [None, 2] and "shared memory" in rows[0]["note"]
+    # the whole of it is on stderr
+    assert capsys.readouterr().err.count("Traceback") == 3
 
 
 def test_suffix_gpu_is_optional():

@@ -1,5 +1,6 @@
 """The GPU benchmark's own path for CUDA, on a GPU that is not there and a tiny shape."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from simulated import Gpu
 
 from bench import attention_rivals, kernels, timing
 from bench.attention_job import JobShape
-from bench.gpu import drafters, end_to_end, equality, workload
+from bench.gpu import drafters, end_to_end, equality, parity, workload
 from bench.gpu.section import Section
 from csd import static_step
 from csd.graph import consensus
@@ -96,7 +97,24 @@ def test_equality(section, monkeypatch):
     assert len(section.rows) == 3 and all(row["same_again"] for row in section.rows)
 
 
-def test_kernels(section, monkeypatch):
+def test_parity(section, monkeypatch):
+    monkeypatch.setattr(parity, "SAMPLES", 2)
+    monkeypatch.setattr(parity, "NEW", 6)
+    parity.engines(section)
+    parity.logits(section)
+    assert len(section.rows) == 9 + 2
+    assert all(row["same"] for row in section.rows), section.rows
+
+
+def test_replays_are_queued_before_any_is_waited_for():
+    with Gpu() as gpu:
+        x = torch.zeros(4, device="cuda")
+        us, low, high = timing.replayed([lambda: x.add_(1)] * 3, replays=5)
+        assert gpu.replays == 5 + 3 and gpu.events == 0
+        assert us == low == high > 0
+
+
+def test_kernels(section, monkeypatch, tmp_path):
     small = Shape.of("tiny", TINY)
     job = JobShape("tiny", 4, 2, 16, samples=2, nodes=3, prompt=70, committed=10)
     monkeypatch.setattr(timing, "DISTINCT", 20_000)
@@ -108,7 +126,14 @@ def test_kernels(section, monkeypatch):
         make=partial(kernels.make, dtype=torch.float32),
     ).items():  # fmt: skip
         monkeypatch.setattr(kernels, name, value)
-    _, rows = kernels.on_gpu(SimpleNamespace(only=None, full=False, replays=3, json=None))
+    path = tmp_path / "kernels.json"
+    _, rows = kernels.on_gpu(SimpleNamespace(only=None, full=False, replays=3, json=path))
+    # whoever ends the run has what was done
+    assert json.loads(path.read_text()) == {"bench": "kernels", "complete": False, "rows": rows}
+    kept = []
+    monkeypatch.setattr(kernels, "_keep", lambda _, rows: kept.append(len(rows)))
+    kernels.on_gpu(SimpleNamespace(only="step", full=False, replays=3, json=path))
+    assert kept == [*range(1, len(rows) - 1)]
     assert {row["provider"] for row in rows} == {"csd", "sdpa"}
     assert {row["kernel"] for row in rows} >= {"draft_tree", "graph_insert", "verify", "commit"}
     assert not [row["note"] for row in rows if row["note"]]

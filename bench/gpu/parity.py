@@ -13,6 +13,7 @@ from csd.models.decoder import Decoder, Layer
 from csd.models.shapes import SHAPES, random_model
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
+SAMPLES, NEW = 4, 24
 
 
 def run(section: Section) -> None:
@@ -43,7 +44,7 @@ def engines(section: Section) -> None:
                 [
                     out.tokens
                     for out in engine.generate(
-                        PROMPTS, num_samples=4, max_new_tokens=24, seed=1, budget=10,
+                        PROMPTS, num_samples=SAMPLES, max_new_tokens=NEW, seed=1, budget=10,
                         speculate=name != "plain", **case,
                     )
                 ]
