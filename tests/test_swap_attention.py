@@ -211,6 +211,16 @@ def test_registered_in_any_order_of_imports(order):
     subprocess.run([sys.executable, "-c", ORDERS[order] + CHECK], check=True)
 
 
+@torch.no_grad()
+def test_under_autocast():
+    model, dense = swapped("llama"), checkpoints.build("llama")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        tree = filled_cache(model, dense).tree(TOKENS, PARENTS)
+        got, narrow = model(**tree.inputs).logits[0].float(), one_by_one(dense).float()
+    exact = one_by_one(checkpoints.build("llama", dtype=torch.float64))
+    assert (got - exact).abs().max() <= 2 * (narrow - exact).abs().max()
+
+
 def test_example(capsys):
     texts, plain = main_of("swap_attention.py")()
     assert texts == plain

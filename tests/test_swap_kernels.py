@@ -1,6 +1,7 @@
 """`csd.apply_kernels` on stock transformers models, and the backward of what it swaps in."""
 
 import copy
+import pickle
 
 import checkpoints
 import pytest
@@ -122,6 +123,23 @@ def test_generate_works_before_and_after():
     assert csd.apply_kernels(model) is False
     assert csd.apply_kernels(model) is True
     assert csd.generate(model, [5, 6, 7], **options).tokens == want
+
+
+@FAMILIES
+def test_a_swapped_model_is_saved_whole(family, calls):
+    model = checkpoints.build(family)
+    before = logits(model)
+    assert csd.apply_kernels(model)
+    packed = pickle.dumps(model)
+    # as in a process that has swapped nothing
+    swap._rotating.clear()
+    other = pickle.loads(packed)
+    assert sum(calls.values()) == 0
+    assert torch.equal(logits(other), before)
+    layers = model.config.num_hidden_layers
+    assert calls["rotate"] == calls["silu_mul"] == layers < calls["rms_norm"]
+    assert csd.apply_kernels(other) is False
+    assert csd.apply_kernels(model) is False
 
 
 def test_a_copy_of_a_swapped_model_is_its_own():

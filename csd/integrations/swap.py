@@ -29,7 +29,9 @@ def apply_kernels(model: nn.Module) -> bool:
     references, CUDA tensors Triton. All have a backward. Raises TypeError for a model with none of
     those layers, or with ones that csd does not know how to replace.
     """
-    swapped = [m for m in model.modules() if hasattr(vars(m).get("forward"), "csd_kernel")]
+    swapped = [
+        m for m in model.modules() if getattr(vars(m).get("forward"), "func", None) in _FORWARDS
+    ]
     for module in swapped:
         del module.forward
     if swapped:
@@ -48,7 +50,8 @@ def apply_kernels(model: nn.Module) -> bool:
                 "another library's kernels); take that off first"
             )
     for module, forward in found:
-        module.forward = types.MethodType(forward, module)
+        # a method would be pickled as an attribute of the module that is not there
+        module.forward = functools.partial(forward, module)
     return True
 
 
@@ -65,15 +68,12 @@ def _forward_for(module: Any) -> Callable | None:
         if module.config.hidden_act not in ("silu", "swish"):
             raise TypeError(f"hidden_act must be silu, got {module.config.hidden_act!r}")
         return _mlp_forward
-    return _attention_forward(cls) if cls.__name__ == f"{name}Attention" else None
+    if cls.__name__ == f"{name}Attention":
+        _rotating.setdefault(cls, _with_rotary(cls))
+        return _attention_forward
+    return None
 
 
-def _marked(forward: Any) -> Callable:
-    forward.csd_kernel = True
-    return forward
-
-
-@_marked
 def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     weight, eps = self.weight, self.variance_epsilon
     if weight.dtype == hidden_states.dtype:
@@ -83,13 +83,24 @@ def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     return weight * rms_norm(hidden_states, one, eps)[0]
 
 
-@_marked
 def _mlp_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
 
 
-@functools.cache
-def _attention_forward(cls: Any) -> Callable:
+def _attention_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    cls = type(self)
+    if cls not in _rotating:
+        # a pickled model, in a process that swapped none
+        _rotating[cls] = _with_rotary(cls)
+    return _rotating[cls](self, *args, **kwargs)
+
+
+# forward of each attention class with csd's rotary embedding
+_rotating: dict[type, Callable] = {}
+_FORWARDS = (_norm_forward, _mlp_forward, _attention_forward)
+
+
+def _with_rotary(cls: Any) -> Callable:
     """The class's own forward, with csd's rotary embedding where it names the stock one."""
     stock = cls.forward
     if ROTARY not in stock.__code__.co_names:
@@ -101,7 +112,7 @@ def _attention_forward(cls: Any) -> Callable:
         stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__
     )
     forward.__kwdefaults__ = stock.__kwdefaults__
-    return _marked(forward)
+    return forward
 
 
 def _rotary(

@@ -113,6 +113,13 @@ def tree_attention_ref(
     A group's scores are one matrix with the columns [prompt | nodes | committed]: the prompt's and
     the nodes' of all its rows at once, then each slot's own tokens, padded to the longest.
     """
+    if torch.is_autocast_enabled(q.device.type):
+        # it would round the products, and this is to be exact
+        with torch.autocast(q.device.type, enabled=False):
+            return tree_attention_ref(
+                q, node_k, node_v, k_pages, v_pages, prompt_pages, prompt_len, slot_pages,
+                slot_len, slot, ancestors, slot_start, slot_nodes, group_start, scale, work, out,
+            )  # fmt: skip
     if work is None:
         work = host_work(
             prompt_pages,
