@@ -166,6 +166,7 @@ def test_nothing_to_insert(rows):
         ({"orders": (0, 1)}, "orders"),
         ({"orders": (1, 17)}, "orders"),
         ({"capacity": 1000}, "capacity must be a power of two, got 1000"),
+        ({"capacity": 1 << 27}, r"capacity must be below 2\^31 over the 16 places"),
         ({"ways": 32}, "ways"),
         ({"uncoupled": 1.5}, r"uncoupled must lie in \[0, 1\], got 1.5"),
     ],

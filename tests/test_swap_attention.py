@@ -275,3 +275,11 @@ def test_errors():
         csd.Tree(**parts | {"slot_start": tree.slot_start[:4]})
     with pytest.raises(ValueError, match=r"ancestors must be torch.int64, got torch.int32"):
         csd.Tree(**parts | {"ancestors": tree.ancestors.int()})
+    for name in ("slot", "slot_len", "prompt_len", "slot_nodes"):
+        apart = torch.stack([parts[name]] * 2, -1)[..., 0]
+        with pytest.raises(ValueError, match=f"{name} must be contiguous, got strides"):
+            csd.Tree(**parts | {name: apart})
+    with pytest.raises(ValueError, match=r"v_pages must be torch.float32, got torch.float16"):
+        csd.Tree(**parts | {"v_pages": tree.v_pages.half()})
+    with pytest.raises(ValueError, match="slot_pages must be on cpu, got meta"):
+        csd.Tree(**parts | {"slot_pages": tree.slot_pages.to("meta")})

@@ -75,6 +75,13 @@ class GraphConfig:
             size = getattr(self, name)
             if size < 1 or size & (size - 1):
                 raise ValueError(f"{name} must be a power of two, got {size}")
+        # kernels count places in the table in 32 bits
+        places = self.capacity * max(self.successors, self.context)
+        if places >= 1 << 31:
+            raise ValueError(
+                f"capacity must be below 2^31 over the {max(self.successors, self.context)} places "
+                f"of a context, got {self.capacity}"
+            )
         if self.ways > min(self.capacity, 16):
             raise ValueError(f"ways must be at most {min(self.capacity, 16)}, got {self.ways}")
         # what fits into the words that trees are sorted by

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from csd.kernels.attention_plan import Work, plan_attention
+from csd.cache import PAGE
+from csd.kernels.attention_plan import Work, check_places, plan_attention
+from csd.kernels.checks import check_tensor
 from csd.kernels.tree_attention import (
     tree_attention,
     tree_attention_ref,
@@ -60,34 +62,22 @@ class Tree:
     _work: Work | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        M, S, G = self.slot.shape[0], self.slot_len.shape[0], self.prompt_len.shape[0]
-        L, _, K, D = self.node_k.shape
-        cache = (L, *self.k_pages.shape[1:2], 64, K, D)
-        shapes = {
-            "ancestors": (M,),
-            "slot_start": (S,),
-            "slot_nodes": (S,),
-            "group_start": (G + 1,),
-            "prompt_pages": (G, *self.prompt_pages.shape[1:2]),
-            "slot_pages": (S, *self.slot_pages.shape[1:2]),
-            "k_pages": cache,
-            "v_pages": cache,
-            "node_k": (L, M, K, D),
-            "node_v": (L, M, K, D),
-            "token": (M,),
-            "position": (M,),
-        }
-        for name, shape in shapes.items():
-            x = getattr(self, name)
-            if x.shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
-            if not x.is_contiguous():
-                raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
-        wide = {"ancestors", "token", "position"}
-        for name in ("slot", "prompt_len", "slot_len", *shapes):
-            x, want = getattr(self, name), torch.int64 if name in wide else torch.int32
-            if x.dim() < 4 and x.dtype != want:
-                raise ValueError(f"{name} must be {want}, got {x.dtype}")
+        kind, device = self.node_k.dtype, self.node_k.device
+        check_tensor("node_k", self.node_k, (None,) * 4, None, device)
+        L, M, K, D = self.node_k.shape
+        check_tensor("node_v", self.node_v, (L, M, K, D), kind, device)
+        check_tensor("k_pages", self.k_pages, (L, None, PAGE, K, D), kind, device)
+        check_tensor("v_pages", self.v_pages, self.k_pages.shape, kind, device)
+        check_tensor("slot", self.slot, (M,), torch.int32, device)
+        check_places(
+            self.prompt_len, self.slot_len, self.slot, self.slot_start, self.slot_nodes,
+            self.group_start, device,
+        )  # fmt: skip
+        S, G = self.slot_len.shape[0], self.prompt_len.shape[0]
+        check_tensor("prompt_pages", self.prompt_pages, (G, None), torch.int32, device)
+        check_tensor("slot_pages", self.slot_pages, (S, None), torch.int32, device)
+        for name in ("ancestors", "token", "position"):
+            check_tensor(name, getattr(self, name), (M,), torch.int64, device)
         if self.kernels not in _ATTENTION:
             raise ValueError(f"kernels must be 'reference' or 'triton', got {self.kernels!r}")
 
