@@ -1,13 +1,23 @@
 import os
 
 # read when triton is imported, so before anything else imports it
-os.environ.setdefault("TRITON_INTERPRET", "1")
+# CSD_PTX=sm_90: kernels run as compiled for that chip, instruction by instruction (ptx/)
+TARGET = os.environ.get("CSD_PTX")
+os.environ.setdefault("TRITON_INTERPRET", "0" if TARGET else "1")
 
 import interpreter
 import pytest
 import torch
 
-interpreter.patch_once_a_launch()
+if TARGET:
+    from ptx.launch import emulated
+
+    @pytest.fixture(autouse=True)
+    def compiled():
+        with emulated(TARGET):
+            yield
+else:
+    interpreter.patch_once_a_launch()
 # a failure within them shows both sides, as one of a test does
 pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 

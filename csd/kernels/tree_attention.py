@@ -117,7 +117,7 @@ def tree_attention_triton(
     dtype = DTYPES[q.dtype]
     tiles = _tiles(target_of(q.device), dtype, D)
     # the interpreter multiplies bfloat16 wrongly and says nothing
-    wide = dtype == "bf16" and q.device.type == "cpu"
+    wide = dtype == "bf16" and not isinstance(_tree_attention_kernel, triton.JITFunction)
     _tree_attention_kernel[(programs * K,)](
         q_ptr=q,
         node_k_ptr=node_k,

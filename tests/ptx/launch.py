@@ -1,0 +1,79 @@
+"""Launches of Triton's kernels go to the machine of `machine.py`."""
+
+import os
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from .machine import Kernel
+from .text import parse
+
+CHIPS = {"sm_80": 80, "sm_90": 90}
+
+
+@cache
+def _kernel(ptx: str) -> Kernel:
+    return Kernel(parse(ptx))
+
+
+@contextmanager
+def emulated(target: str = "sm_90", seed: int | None = 0):
+    """Kernels launched on tensors of the CPU are compiled for the target, and what Triton wrote for
+    it runs on their memory. `TRITON_INTERPRET` must have been off when triton was imported.
+
+    seed: of the order in which programs and warps run (`Kernel.launch`).
+    """
+    no_device = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", CHIPS[target], 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=None: 0,
+    )
+    compiled = JITFunction.run
+
+    def run(kernel, *args, grid, warmup, **options):
+        found = compiled(kernel, *args, grid=grid, warmup=True, **options)
+        given = kernel.signature.bind(*args, **_of(kernel, options))
+        given.apply_defaults()
+        kinds = found.src.signature
+        values, places = [], []
+        for name, value in given.arguments.items():
+            if kinds[name] == "constexpr":
+                continue
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+                value = value.data_ptr()
+            values.append(value)
+        if callable(grid):
+            grid = grid(dict(given.arguments))
+        sizes = (*grid, 1, 1)[:3]
+        machine = _kernel(found.asm["ptx"])
+        # two kinds of scratch memory that nothing asks for
+        values += [0] * (len(machine.program.params) - len(values))
+        machine.launch(sizes, values, places, found.metadata.shared, seed)
+        return found
+
+    before = driver._active
+    driver.set_active(no_device)
+    try:
+        with mock.patch.object(JITFunction, "run", run):
+            yield
+    finally:
+        driver._active = before
+
+
+def _of(kernel, options: dict) -> dict:
+    """Without what is the compiler's: num_warps, num_stages and their like."""
+    names = {p.name for p in kernel.params}
+    return {k: v for k, v in options.items() if k in names}
+
+
+def wanted() -> str | None:
+    """The target that CSD_PTX asks for, or none."""
+    return os.environ.get("CSD_PTX")

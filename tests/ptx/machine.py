@@ -1,0 +1,202 @@
+"""Programs of a launch, run: each thread at its own place, warps in any order between barriers."""
+
+from itertools import product
+
+import numpy as np
+
+from . import copies, lanes, memory, warps, wgmma
+from .lanes import BITS, TYPES
+from .memory import Global, MemoryFault, Shared
+from .text import Instruction, Program
+
+MEMORY = {"ld", "st", "atom"}
+WARPS = {"shfl", "redux", "ldmatrix", "stmatrix", "mma"}
+# orders memory as seen by other units: here there is one order
+NOTHING = {"fence", "membar"}
+# of threads that run at once; a bound on what their registers take
+THREADS = 4096
+
+
+class Kernel:
+    """A program with its instructions as functions."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.blocks = [[_compiled(i) for i in block] for block in program.blocks]
+        self.in_fours = any(i.op[0] == "wgmma" for block in program.blocks for i in block)
+
+    def launch(self, grid, values: list, places, shared: int, seed: int | None = 0) -> None:
+        """grid: three sizes. values: of the parameters. places: (begin, end) of what it may touch.
+
+        seed: of the order of programs, and of warps between two barriers; None: programs in their
+        order, warps in step.
+        """
+        everywhere = [p[::-1] for p in product(*map(range, reversed(grid)))]
+        order = np.random.default_rng(seed)
+        if seed is not None:
+            order.shuffle(everywhere)
+        space = Global(places)
+        values = dict(zip(self.program.params, values, strict=True))
+        step = max(1, THREADS // self.program.threads)
+        for begin in range(0, len(everywhere), step):
+            self._run(everywhere[begin : begin + step], grid, values, space, shared, order, seed)
+
+    def _run(self, places, grid, values, space, shared, order, seed) -> None:
+        lines = np.array(places)
+        count, per = self.program.threads // 32, 1
+        if seed is None or self.in_fours:
+            per = count
+        block = Blocks(lines, grid, values, space, Shared(len(places), shared))
+        crews = [
+            Crew(self, block, np.arange(first, first + per)) for first in range(0, count, per)
+        ]
+        while any(crew.runnable() for crew in crews):
+            for k in order.permutation(len(crews)):
+                crews[k].run()
+            self._release(block, crews)
+
+    @staticmethod
+    def _release(block, crews) -> None:
+        """Programs all of whose threads wait at one barrier go on."""
+        waiting = np.stack([c.by_block(c.waiting) for c in crews])
+        done = np.stack([c.by_block(c.done) for c in crews])
+        if (waiting.any((0, 2)) & done.any((0, 2))).any():
+            raise RuntimeError("threads wait at a barrier for others that have ended")
+        ready = waiting.all((0, 2))
+        for crew in crews:
+            crew.waiting &= ~ready[crew.place]
+        block.interval += ready
+
+
+class Blocks:
+    """What the warps of some programs share. lines [B, 3]: the programs' places in the grid."""
+
+    def __init__(self, lines, grid, values, space, shared):
+        self.lines, self.grid, self.values = lines, grid, values
+        self.numbers = lines[:, 0] + grid[0] * (lines[:, 1] + grid[1] * lines[:, 2])
+        self.interval = np.ones(len(lines), np.int32)
+        self.spaces = {"global": space, "shared": shared}
+
+
+class Crew:
+    """The warps of the same numbers of several programs, which run in step.
+
+    registers: by the character of a NumPy type, one array [threads] for each register of its width.
+    """
+
+    def __init__(self, kernel: Kernel, blocks: Blocks, numbers):
+        self._kernel, self._blocks = kernel, blocks
+        count = len(blocks.lines)
+        self.place = np.repeat(np.arange(count), len(numbers) * 32)
+        self.threads = len(self.place)
+        self._tid = np.tile((numbers[:, None] * 32 + np.arange(32)).reshape(-1), count)
+        self.warp = self._tid // 32
+        self.block = blocks.numbers[self.place]
+        self.registers: dict[str, list] = {}
+        for width, number in kernel.program.registers.items():
+            held = np.zeros((number, self.threads), BITS[width])
+            # what nobody wrote
+            held.view(np.uint8 if width > 1 else held.dtype).fill(0xA5 if width > 1 else 1)
+            for dtype in map(np.dtype, {*TYPES.values()}):
+                if dtype.itemsize * 8 == width or (width == 1 and dtype == np.bool_):
+                    if (width == 1) == (dtype == np.bool_):
+                        self.registers[dtype.char] = list(held.view(dtype))
+        self.at = np.zeros(self.threads, np.int64)
+        self.waiting = np.zeros(self.threads, bool)
+        self.done = np.zeros(self.threads, bool)
+        self.copies = copies.Copies()
+
+    def by_block(self, x):
+        return x.reshape(len(self._blocks.lines), -1)
+
+    def runnable(self) -> bool:
+        return not (self.waiting | self.done).all()
+
+    def run(self) -> None:
+        """Until every thread waits at a barrier or has ended."""
+        program = self._kernel.program
+        while True:
+            able = ~(self.waiting | self.done)
+            if not able.any():
+                return
+            # the furthest behind first: paths that parted meet again
+            here = int(np.where(able, self.at, len(program.blocks)).min())
+            if here == len(program.blocks):
+                raise RuntimeError(f"{program.name} ran past its end")
+            mask = able & (self.at == here)
+            every = True if mask.all() else mask
+            with np.errstate(all="ignore"):
+                for function in self._kernel.blocks[here]:
+                    function(self, every)
+            self._leave(program, program.blocks[here][-1], here, mask)
+
+    def _leave(self, program: Program, last: Instruction, here: int, mask) -> None:
+        self.at[mask] = here + 1
+        taken = mask
+        if last.guard is not None and last.op[0] in ("bra", "ret", "exit"):
+            register, wanted = last.guard
+            taken = mask & (self.registers["?"][register.index] == wanted)
+        if last.op[0] == "bra":
+            self.at[taken] = program.labels[last.args[-1]]
+        elif last.op[0] in ("ret", "exit"):
+            self.done |= taken
+        elif last.op[:2] == ["bar", "sync"]:
+            warps.together(self, True if mask.all() else mask, last)
+            self.waiting |= mask
+
+    # what instructions ask for
+
+    def special(self, name: str):
+        if name in ("%tid.x", "%laneid"):
+            return (self._tid if name == "%tid.x" else self._tid % 32).astype(np.uint32)
+        axis = "xyz".index(name[-1])
+        if name.startswith("%ctaid."):
+            return self._blocks.lines[self.place, axis].astype(np.uint32)
+        if name.startswith("%nctaid."):
+            return np.uint32(self._blocks.grid[axis])
+        raise NotImplementedError(name)
+
+    def parameter(self, name: str, kind: str):
+        value, dtype = self._blocks.values[name], np.dtype(TYPES[kind])
+        if isinstance(value, float):
+            return np.array(value, f"f{dtype.itemsize}").view(dtype)
+        return np.array(value & (256**dtype.itemsize - 1), f"u{dtype.itemsize}").view(dtype)
+
+    def memory(self, space: str):
+        return self._blocks.spaces[space]
+
+    def interval(self, active):
+        """How many barriers the programs of these threads have passed."""
+        return self._blocks.interval[self.place[active]]
+
+    def places(self, groups: int):
+        """[groups]: of equally many threads each, the program that they belong to."""
+        return self.place[:: self.threads // groups]
+
+
+def _compiled(i: Instruction):
+    name = i.op[0]
+    if name in ("bra", "ret", "exit") or i.op[:2] == ["bar", "sync"]:
+        # at the end of its block
+        return lambda crew, mask: None
+    if name in NOTHING:
+        return lambda crew, mask: None
+    if name in MEMORY:
+        function = memory.compiled(i)
+    elif i.op[:2] == ["cp", "async"]:
+        function = copies.compiled(i)
+    elif name == "wgmma":
+        function = wgmma.compiled(i)
+    elif name in WARPS or i.op[:2] == ["bar", "warp"]:
+        function = warps.compiled(i)
+    else:
+        function = lanes.compiled(i)
+    if i.guard is None:
+        return function
+    index, wanted = i.guard[0].index, i.guard[1]
+
+    def guarded(crew, mask):
+        chosen = crew.registers["?"][index] == wanted
+        function(crew, chosen if mask is True else chosen & mask)
+
+    return guarded
