@@ -90,8 +90,11 @@ def attention_case(
     )
 
 
-def dense_attention(case, dtype=torch.float64):
-    """Row by row, every key gathered; scores and sums in `dtype`."""
+def dense_attention(case, dtype=torch.float64, in_order=False):
+    """Row by row, every key gathered; scores and sums in `dtype`.
+
+    in_order: the products of a score are added one after another, as a thread of a GPU does.
+    """
     q, H = case["q"], case["q"].shape[1]
     K = case["node_k"].shape[1]
     out = torch.zeros_like(q, dtype=dtype)
@@ -116,6 +119,11 @@ def dense_attention(case, dtype=torch.float64):
         k, v = torch.stack(keys).to(dtype), torch.stack(values).to(dtype)
         for h in range(H):
             kh = h // (H // K)
-            p = ((k[:, kh] @ q[m, h].to(dtype)) * case["scale"]).softmax(0)
+            if in_order:
+                products = (k[:, kh] * q[m, h].to(dtype)).numpy()
+                score = torch.from_numpy(products.cumsum(1, dtype=products.dtype)[:, -1].copy())
+            else:
+                score = k[:, kh] @ q[m, h].to(dtype)
+            p = (score * case["scale"]).softmax(0)
             out[m, h] = p @ v[:, kh]
     return out
