@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations demo test test-integrations test-long lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations demo test test-integrations test-compiled test-long lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -32,6 +32,16 @@ test: install
 test-integrations: install-integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_trl.py tests/test_ray.py \
 		tests/test_lm_eval.py tests/test_examples_integrations.py
+
+# what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
+COMPILED := ptx test_advance.py test_attention_plan.py test_commit.py test_draft_tree_triton.py \
+	test_elementwise.py test_engine_triton.py test_graph_insert_triton.py test_merge_partials.py \
+	test_observe.py test_snapshot.py test_tree_attention.py test_verify.py
+
+test-compiled: install
+	for chip in sm_90 sm_80; do \
+		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(COMPILED:%=tests/%) || exit 1; \
+	done
 
 test-long: install
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/test_distribution.py \

@@ -1,38 +1,41 @@
 import os
 
-# read when triton is imported, so before anything else imports it
-# CSD_PTX=sm_90: kernels run as compiled for that chip, instruction by instruction (ptx/)
-TARGET = os.environ.get("CSD_PTX")
-os.environ.setdefault("TRITON_INTERPRET", "0" if TARGET else "1")
+# read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
+# as compiled for that chip, instruction by instruction (ptx/)
+os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("CSD_PTX") else "1")
 
 import interpreter
 import pytest
 import torch
 
-if TARGET:
-    from ptx.launch import emulated
-
-    @pytest.fixture(autouse=True)
-    def compiled():
-        with emulated(TARGET):
-            yield
-else:
-    interpreter.patch_once_a_launch()
+interpreter.patch_once_a_launch()
 # a failure within them shows both sides, as one of a test does
 pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 
 
 # the files that take longest, longest first: were one of them begun last, it would run alone
 LONGEST = [
-    "test_verify", "test_aot", "test_ray", "test_engine_triton", "test_lossless", "test_smollm2",
-    "test_draft_tree_triton", "test_tensor_parallel", "test_verify_engine", "test_engine",
-    "test_distribution",
+    "test_verify", "test_compiled", "test_aot", "test_ray", "test_engine_triton", "test_lossless",
+    "test_smollm2", "test_draft_tree_triton", "test_tensor_parallel", "test_verify_engine",
+    "test_engine", "test_distribution",
 ]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     rank = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.fixture(autouse=True)
+def chip():
+    """Launches go to the chip that CSD_PTX names."""
+    if "CSD_PTX" not in os.environ:
+        yield
+        return
+    from ptx.launch import emulated
+
+    with emulated(os.environ["CSD_PTX"]):
+        yield
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Launches of Triton's kernels go to the machine of `machine.py`."""
 
-import os
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
@@ -15,6 +14,8 @@ from .machine import Kernel
 from .text import parse
 
 CHIPS = {"sm_80": 80, "sm_90": 90}
+# with warmup=True nothing is launched
+_compile = JITFunction.run
 
 
 @cache
@@ -31,13 +32,13 @@ def emulated(target: str = "sm_90", seed: int | None = 0):
     """
     no_device = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", CHIPS[target], 32),
-        get_current_device=lambda: 0,
+        # a launch looks for what was compiled for the device of this number
+        get_current_device=lambda: CHIPS[target],
         get_current_stream=lambda device=None: 0,
     )
-    compiled = JITFunction.run
 
     def run(kernel, *args, grid, warmup, **options):
-        found = compiled(kernel, *args, grid=grid, warmup=True, **options)
+        found = _compile(kernel, *args, grid=grid, warmup=True, **options)
         given = kernel.signature.bind(*args, **_of(kernel, options))
         given.apply_defaults()
         kinds = found.src.signature
@@ -72,8 +73,3 @@ def _of(kernel, options: dict) -> dict:
     """Without what is the compiler's: num_warps, num_stages and their like."""
     names = {p.name for p in kernel.params}
     return {k: v for k, v in options.items() if k in names}
-
-
-def wanted() -> str | None:
-    """The target that CSD_PTX asks for, or none."""
-    return os.environ.get("CSD_PTX")

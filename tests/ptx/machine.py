@@ -6,7 +6,7 @@ import numpy as np
 
 from . import copies, lanes, memory, warps, wgmma
 from .lanes import BITS, TYPES
-from .memory import Global, MemoryFault, Shared
+from .memory import Global, Shared
 from .text import Instruction, Program
 
 MEMORY = {"ld", "st", "atom"}
@@ -94,13 +94,11 @@ class Crew:
         self.block = blocks.numbers[self.place]
         self.registers: dict[str, list] = {}
         for width, number in kernel.program.registers.items():
-            held = np.zeros((number, self.threads), BITS[width])
             # what nobody wrote
-            held.view(np.uint8 if width > 1 else held.dtype).fill(0xA5 if width > 1 else 1)
-            for dtype in map(np.dtype, {*TYPES.values()}):
-                if dtype.itemsize * 8 == width or (width == 1 and dtype == np.bool_):
-                    if (width == 1) == (dtype == np.bool_):
-                        self.registers[dtype.char] = list(held.view(dtype))
+            held = np.full((number, self.threads), 0xA5A5A5A5A5A5A5A5 % (1 << width), BITS[width])
+            for dtype in {np.dtype(t) for t in TYPES.values()}:
+                if dtype == BITS[width] or (width > 8 and dtype.itemsize * 8 == width):
+                    self.registers[dtype.char] = list(held.view(dtype))
         self.at = np.zeros(self.threads, np.int64)
         self.waiting = np.zeros(self.threads, bool)
         self.done = np.zeros(self.threads, bool)
@@ -147,8 +145,8 @@ class Crew:
     # what instructions ask for
 
     def special(self, name: str):
-        if name in ("%tid.x", "%laneid"):
-            return (self._tid if name == "%tid.x" else self._tid % 32).astype(np.uint32)
+        if name == "%tid.x":
+            return self._tid.astype(np.uint32)
         axis = "xyz".index(name[-1])
         if name.startswith("%ctaid."):
             return self._blocks.lines[self.place, axis].astype(np.uint32)

@@ -5,11 +5,19 @@ import numpy as np
 from .lanes import reader, writer
 from .text import Address, Instruction, Register
 
-# the host's memory, as one array
-_HOST = np.asarray(type("Host", (), {"__array_interface__": {
-    "shape": ((1 << 47) - 8192,), "typestr": "|u1", "data": (4096, False), "version": 3}})())  # fmt: skip
 _BEGIN = 4096
-_HOSTS = {size: _HOST.view(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+class _Host:
+    """All of the host's memory from `_BEGIN` on."""
+
+    @property
+    def __array_interface__(self):
+        size = (1 << 47) - 2 * _BEGIN
+        return {"shape": (size,), "typestr": "|u1", "data": (_BEGIN, False), "version": 3}
+
+
+_HOSTS = {size: np.asarray(_Host()).view(f"u{size}") for size in (1, 2, 4, 8)}
 # stands in for a block or a warp where more than one has been there
 _MANY = -1
 _ATOMIC = -2
@@ -109,9 +117,9 @@ class Global:
             for byte in range(size):
                 place = at[here] - region.begin + byte
                 writer = region.written[:, place]
-                if _others(writer, b, s, w).any():
-                    raise MemoryFault(_race("reads what", region, place, _others(writer, b, s, w),
-                                            writer, b, w, i))  # fmt: skip
+                bad = _others(writer, b, s, w)
+                if bad.any():
+                    raise MemoryFault(_race("reads what", region, place, bad, writer, b, w, i))
                 by = region.read[:, place]
                 new = (by[0] == 0) | ((by[0] == b) & (by[1] < s))
                 first = np.where(new | (by[0] == b), b, _MANY)
@@ -125,12 +133,11 @@ class Global:
             b, s, w = block[here], since[here], warp[here]
             for byte in range(size):
                 place = at[here] - region.begin + byte
-                for verb, by in (("writes what", region.written[:, place]),
-                                 ("writes what, to be read,", region.read[:, place])):  # fmt: skip
+                for by in (region.written[:, place], region.read[:, place]):
                     # the value that is there already does no harm
                     bad = _others(by, b, s, w) & ~same[here]
                     if bad.any():
-                        raise MemoryFault(_race(verb, region, place, bad, by, b, w, i))
+                        raise MemoryFault(_race("writes what", region, place, bad, by, b, w, i))
                 region.written[:, place] = np.stack([b, s, w])
 
 
@@ -143,9 +150,9 @@ def _others(by, block, since, warp):
 def _race(verb, region, place, bad, by, block, warp, i) -> str:
     k = bad.argmax()
     at = f"byte {place[k]} of a tensor of {region.end - region.begin}"
-    who = {_MANY: "several programs", _ATOMIC: "an atomic"}.get(
-        int(by[0, k]), f"program {by[0, k] - 1}, warp {by[2, k]},"
-    )
+    other, others = int(by[0, k]), int(by[2, k])
+    of = "several warps" if others == _MANY else f"warp {others}"
+    who = {_MANY: "several programs", _ATOMIC: "an atomic"}.get(other, f"program {other - 1}, {of}")
     return f"program {block[k] - 1}, warp {warp[k]} {verb} {who} touched: {at}: {i}"
 
 
