@@ -131,3 +131,25 @@ def test_chunk_attention(table, heads, start, rows):
             want[r, h] = (0.3 * k[seen, head] @ q[r, h]).softmax(0) @ v[seen, head]
     got = chunk_attention(q, k_pages, v_pages, pages, start, 0.3)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"pages": torch.zeros(1, dtype=torch.int32)}, r"0 \+ 70 tokens, got 1 pages of 64"),
+        ({"start": -1}, r"start \+ R = -1 \+ 70"),
+        ({"q": torch.zeros(70, 3, 16)}, r"H a multiple of K, got \(70, 3, 16\)"),
+        ({"q": torch.zeros(70, 4, 8)}, r"k_pages must have shape \(5, 64, 2, 8\)"),
+        ({"v_pages": torch.zeros(5, 64, 1, 16)}, r"v_pages must have shape \(5, 64, 2, 16\)"),
+        ({"v_pages": torch.zeros(5, 64, 2, 16).half()}, "v_pages must be torch.float32"),
+        ({"pages": torch.zeros(2)}, "pages must be torch.int32"),
+    ],
+)
+def test_chunk_attention_errors(change, message):
+    case = dict(
+        q=torch.zeros(70, 4, 16), k_pages=torch.zeros(5, 64, 2, 16), start=0, scale=1.0,
+        v_pages=torch.zeros(5, 64, 2, 16), pages=torch.zeros(2, dtype=torch.int32),
+    )  # fmt: skip
+    chunk_attention(**case)
+    with pytest.raises(ValueError, match=message):
+        chunk_attention(**case | change)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.backends import cuda as backend
 
 from csd.cache import PAGE
+from csd.kernels.checks import check_tensor
 
 aten = torch.ops.aten
 
@@ -25,7 +26,22 @@ def chunk_attention(
     scale: float,
 ) -> torch.Tensor:
     """Row r is the prompt's token start + r. Returns [R, H, D]."""
+    if q.dim() != 3 or k_pages.dim() != 4 or not k_pages.shape[2] or q.shape[1] % k_pages.shape[2]:
+        raise ValueError(
+            "q and k_pages must be [R, H, D] and [n_pages, 64, K, D] with H a multiple of K, got "
+            f"{tuple(q.shape)} and {tuple(k_pages.shape)}"
+        )
+    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
+        shape = (k_pages.shape[0], PAGE, k_pages.shape[2], q.shape[2])
+        check_tensor(name, x, shape, q.dtype, q.device)
+    check_tensor("pages", pages, (None,), torch.int32, q.device)
     rows, end = q.shape[0], start + q.shape[0]
+    # keys that are not there would be left out of the sum
+    if start < 0 or end > pages.shape[0] * PAGE:
+        raise ValueError(
+            f"pages must hold start + R = {start} + {rows} tokens, got {pages.shape[0]} pages of "
+            f"{PAGE}"
+        )
     table = pages[: (end + PAGE - 1) // PAGE]
     # [1, K, end, D]
     k, v = (_tokens(x, table)[:end].transpose(0, 1)[None] for x in (k_pages, v_pages))
