@@ -6,13 +6,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from step_kernels import STEP
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity
 
 from bench import common
 from bench.gpu import __main__ as gpu
-from bench.gpu import equality
+from bench.gpu import equality, phases
 from bench.gpu.end_to_end import timed
 from bench.gpu.phases import by_phase, phase_of
 from bench.gpu.roofline import parameters, step_seconds
@@ -190,6 +192,13 @@ def test_seconds_of_a_profile_are_the_kernels():
         event("nvjet_tst_64x8", DeviceType.CUDA, 5, 9),
     ]
     assert by_phase(events) == pytest.approx({"elementwise": 5e-6, "matrix products": 4e-6})
+
+
+def test_a_profile_without_a_gpu_holds_no_kernel(monkeypatch):
+    monkeypatch.setattr(phases, "ACTIVITIES", [ProfilerActivity.CPU])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ran = []
+    assert phases.device_seconds(lambda: ran.append(torch.ones(3) + 1)) == {} and len(ran) == 1
 
 
 def test_a_gpu_that_is_not_there_is_an_error():

@@ -1,6 +1,7 @@
 """The GPU benchmark's own path for CUDA, on a GPU that is not there and a tiny shape."""
 
 import json
+import subprocess
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ from simulated import Gpu
 
 from bench import attention_rivals, kernels, timing
 from bench.attention_job import JobShape
-from bench.gpu import drafters, end_to_end, equality, parity, workload
+from bench.gpu import compile as compile_ahead
+from bench.gpu import drafters, end_to_end, equality, outside, parity, workload
 from bench.gpu.section import Section
 from csd import static_step
 from csd.graph import consensus
@@ -95,6 +97,44 @@ def test_equality(section, monkeypatch):
     monkeypatch.setattr(equality, "shapes", lambda section: {"tiny": TINY})
     equality.run(section)
     assert len(section.rows) == 3 and all(row["same_again"] for row in section.rows)
+
+
+def test_compile(section, monkeypatch):
+    tasks = []
+
+    def compiled(found, processes, cache, timeout):
+        tasks.extend(found)
+        if found[0][1] == "fp32":
+            raise subprocess.TimeoutExpired("python", timeout)
+        return [dict(kernel=f"verify {len(tasks)}", target="sm_90", dtype="bf16", shared=1, limit=2,
+                     spills=spills, stack=0)]  # fmt: skip
+
+    monkeypatch.setattr(compile_ahead, "compile_all", compiled)
+    spills = 0
+    compile_ahead.run(section)
+    assert [(target, dtype, shape.name) for target, dtype, shape in tasks] == [
+        ("sm_90", "bf16", "llama-3.1-8b"), ("sm_90", "bf16", "qwen2.5-7b"),
+        ("sm_90", "fp32", "tiny"),
+    ]  # fmt: skip
+    assert len(section.rows) == 2 and "tiny: no time" in section.facts["left out"][0]
+    spills = 8
+    with pytest.raises(RuntimeError, match="verify 4: 8 spills"):
+        compile_ahead.run(section)
+
+
+def test_outside(section, monkeypatch):
+    calls = []
+
+    class Model:
+        def generate(self, ids, *, max_new_tokens, disable_compile, **options):
+            assert ids.shape == (16, 1024) and options["attention_mask"].shape == ids.shape
+            calls.append((max_new_tokens, not disable_compile))
+
+    monkeypatch.setattr(outside, "build", lambda section: Model())
+    outside.run(section)
+    assert [row["compiled"] for row in section.rows] == [False, True, True, True]
+    # compiled before it is timed, and without it before that
+    assert calls[:5] == [(2, False), (32, False), (1, False), (128, True), (128, True)]
 
 
 def test_parity(section, monkeypatch):

@@ -4,6 +4,10 @@ import re
 
 import torch
 from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+# of the device alone: what the host does is not asked, and would be slower for it
+ACTIVITIES = [ProfilerActivity.CUDA]
 
 # csd's own kernels by their whole names, others by what their names hold: a name of PyTorch's may
 # say masked_fill_kernel somewhere
@@ -29,9 +33,7 @@ def phase_of(kernel: str) -> str:
 
 def device_seconds(run) -> dict[str, float]:
     """Seconds of the device by phase over one call of `run`, inside graphs too."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=ACTIVITIES) as profiler:
         run()
         torch.cuda.synchronize()
     return by_phase(profiler.events())
