@@ -14,6 +14,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from bench.attention_job import PAGE, Job
 
 aten = torch.ops.aten
+# rows that flex_attention has a kernel of its own for are fewer
+FEW = 128
 
 
 def prompt_of(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,17 +167,24 @@ def _own_blocks(lengths, words, each, longest, nodes, columns):
     return create_block_mask(mask, samples, None, nodes * each, columns, device=lengths.device)
 
 
-def _lines(q: torch.Tensor, job: Job) -> tuple[torch.Tensor, int]:
-    """[B, R, H, D] as flex_attention takes it, [B, heads, lines, D], and the lines of a row.
+def _lines(q: torch.Tensor, job: Job) -> tuple[torch.Tensor, int, dict]:
+    """[B, R, H, D] as flex_attention takes it, [B, heads, lines, D]; lines of a row; options.
 
-    It takes the query heads of a key-value head together only in its kernel for few rows, which
-    must fit a block of its mask, and only a power of two of them. Elsewhere they are lines, as in
-    csd's kernel: a head by itself would read keys and values once more.
+    Its kernel for few rows takes the query heads of a key-value head together where their number is
+    a power of two. Elsewhere they are lines, as in csd's kernel: a head by itself would read keys
+    and values once more. That kernel makes one tile of all lines, and fails where a block of the
+    mask is smaller: beyond 64 it is told to take several.
     """
-    each = job.shape.H // job.shape.K
-    if each & (each - 1) == 0 and q.shape[1] * each <= 128:
-        return q.transpose(1, 2).contiguous(), 1
-    return q.unflatten(2, (-1, each)).transpose(1, 2).flatten(2, 3).contiguous(), each
+    each, few = job.shape.H // job.shape.K, q.shape[1] < FEW
+    packs = each & (each - 1) == 0 and few
+    if packs:
+        lines = q.transpose(1, 2).contiguous()
+    else:
+        lines = q.unflatten(2, (-1, each)).transpose(1, 2).flatten(2, 3).contiguous()
+    options = dict(enable_gqa=lines.shape[1] != job.shape.K)
+    if lines.shape[2] < FEW and q.shape[1] * each > 64:
+        options["kernel_options"] = {"BLOCK_M": 64}
+    return lines, 1 if packs else each, options
 
 
 def _heads(x: torch.Tensor, job: Job, each: int) -> torch.Tensor:
@@ -196,12 +205,12 @@ def flex_one(job: Job):
         for p, x in zip(prompt, own, strict=True)
     )
     W, start = own[0].shape[1], prompt[0].shape[0]
-    q, each = _lines(job.q[None], job)
+    q, each, options = _lines(job.q[None], job)
     tables = job.slot_len, job.ancestors, job.slot, each
     blocks = _line_blocks(*tables, s.prompt, start, W, longest, s.nodes, k.shape[2])
-    flex, gqa = _fast(flex_attention, job), q.shape[1] != s.K
+    flex = _fast(flex_attention, job)
     return (
-        lambda: flex(q, k, v, block_mask=blocks, scale=scale, enable_gqa=gqa),
+        lambda: flex(q, k, v, block_mask=blocks, scale=scale, **options),
         lambda out: _heads(out, job, each)[0].permute(2, 0, 1, 3).reshape(s.rows, s.H, s.D),
     )
 
@@ -213,22 +222,21 @@ def flex_two(job: Job):
     k, v = (x.transpose(0, 1)[None].contiguous() for x in prompt_of(job))
     *own, longest = own_of(job, multiple=128)
     own_k, own_v = (x.transpose(1, 2).contiguous() for x in own)
-    q, each = _lines(job.q[None], job)
-    own_q, own_each = _lines(job.q.view(s.samples, s.nodes, s.H, s.D), job)
+    q, each, options = _lines(job.q[None], job)
+    own_q, own_each, own_options = _lines(job.q.view(s.samples, s.nodes, s.H, s.D), job)
     tables = job.slot_len, job.ancestors, own_each
     blocks = _own_blocks(*tables, longest, s.nodes, own_k.shape[2])
     flex, combine = _fast(flex_attention, job), _fast(merge, job)
-    options = dict(scale=scale, return_aux=AuxRequest(lse=True))
-    gqa, own_gqa = q.shape[1] != s.K, own_q.shape[1] != s.K
+    common = dict(scale=scale, return_aux=AuxRequest(lse=True))
 
     def call():
-        out, aux = flex(q, k, v, enable_gqa=gqa, **options)
+        out, aux = flex(q, k, v, **common, **options)
         # [N, K, H / K, T, ..] of both
         by_sample = (
             _heads(x, job, each)[0].unflatten(2, (s.samples, -1)).movedim(2, 0)
             for x in (out, aux.lse)
         )
-        mine, own_aux = flex(own_q, own_k, own_v, block_mask=blocks, enable_gqa=own_gqa, **options)
+        mine, own_aux = flex(own_q, own_k, own_v, block_mask=blocks, **common, **own_options)
         own = (_heads(x, job, own_each) for x in (mine, own_aux.lse))
         return combine(*own, *by_sample)
 

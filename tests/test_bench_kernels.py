@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from attention_cases import dense_attention
 from bench import kernels, step_jobs
 from bench.attention_job import JobShape, error_of, limit_for, make, shapes
 from bench.attention_others import OTHERS
-from bench.attention_rivals import FULL_RIVALS, RIVALS, own_of, prompt_of, visible
+from bench.attention_rivals import FULL_RIVALS, RIVALS, _lines, own_of, prompt_of, visible
 from bench.kernels import ours
 from bench.suffix_gpu import suffix_gpu_job
 from bench.timing import DISTINCT, copies_for
@@ -37,7 +38,7 @@ JOBS = {
     "roots": JobShape("tiny", 4, 4, 16, samples=4, nodes=1, prompt=64, committed=20),
     "one-sample": JobShape("tiny", 3, 1, 32, samples=1, nodes=64, prompt=5, committed=3),
     # of flex_attention's two kernels the one for few rows, and for the prompt the other
-    "pairs": JobShape("tiny", 4, 2, 16, samples=13, nodes=5, prompt=20, committed=9),
+    "pairs": JobShape("tiny", 4, 2, 16, samples=26, nodes=5, prompt=20, committed=9),
 }
 JOB = pytest.mark.parametrize("name", JOBS)
 
@@ -107,6 +108,33 @@ def test_rivals_compute_the_same(name, rival):
     # float32 draws are not the float64 ones rounded
     exact = tree_attention_ref(**made.to(torch.float64).arguments)
     assert error_of(out, exact) <= limit_for(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("heads", "samples", "rows", "lines", "tiled"),
+    [
+        # heads, rows and lines a row as flex_attention's kernel for few rows takes them
+        (8, 256, 1, (256, 8, 1), False),
+        (8, 4, 16, (4, 8, 16), False),
+        (8, 8, 32, (8, 8, 32), True),
+        (8, 1, 64, (1, 8, 64), True),
+        # seven heads are no power of two
+        (14, 256, 1, (256, 2, 7), False),
+        (14, 16, 16, (16, 2, 112), True),
+        # its other kernel takes each head by itself
+        (8, 1, 256, (1, 2, 1024), False),
+        (14, 8, 32, (8, 2, 224), False),
+    ],
+)
+def test_what_flex_attention_is_given(heads, samples, rows, lines, tiled):
+    shape = JobShape("x", heads, 2, 16, samples=samples, nodes=rows, prompt=1, committed=1)
+    found, each, options = _lines(
+        torch.empty(samples, rows, heads, 16), SimpleNamespace(shape=shape)
+    )
+    assert found.shape[:3] == lines and found.is_contiguous()
+    assert each == (1 if lines[1] == heads else heads // 2)
+    assert options["enable_gqa"] == (lines[1] == heads)
+    assert options.get("kernel_options") == ({"BLOCK_M": 64} if tiled else None)
 
 
 def test_ours_interpreted():

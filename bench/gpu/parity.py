@@ -137,4 +137,4 @@ def kernels(section: Section) -> None:
         section.skip("single kernels: no time left for all of them")
         return
     print(done.stdout[-3000:])
-    section.add(what="every kernel of a step", same=done.returncode == 0, log=done.stderr[-500:])
+    section.add(what="every kernel of a step", same=done.returncode == 0, log=done.stderr[-1500:])
