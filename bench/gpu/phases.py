@@ -33,6 +33,8 @@ def phase_of(kernel: str) -> str:
 
 def device_seconds(run) -> dict[str, float]:
     """Seconds of the device by phase over one call of `run`, inside graphs too."""
+    # what was launched before may still run
+    torch.cuda.synchronize()
     with profile(activities=ACTIVITIES) as profiler:
         run()
         torch.cuda.synchronize()
