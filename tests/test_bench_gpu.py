@@ -119,12 +119,16 @@ def test_a_run_that_captures_is_not_what_is_timed():
     def run(new):
         done.append(new)
         if new and len(done) == 1:
-            engine.captured[len(done)] = None
+            # as many as before, and others
+            engine.captured = {**engine.captured, 1: None} if new == "more" else {2: None}
         return [f"run {len(done)}"]
 
     assert timed(section, engine, lambda: run(False)) == (1, ["run 1"])
     done.clear()
-    assert timed(section, engine, lambda: run(True)) == (2, ["run 2"])
+    assert timed(section, engine, lambda: run("more")) == (2, ["run 2"])
+    done.clear()
+    assert timed(section, engine, lambda: run("other")) == (2, ["run 2"])
+    assert len(engine.captured) == 1
 
 
 def test_the_roofline_of_known_shapes():
