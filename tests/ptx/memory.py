@@ -1,5 +1,7 @@
 """Global and shared memory: who may touch what, and who must not have touched it meanwhile."""
 
+import mmap
+
 import numpy as np
 
 from .lanes import reader, writer
@@ -36,8 +38,14 @@ class Region:
 
     def __init__(self, begin: int, end: int):
         self.begin, self.end = begin, end
-        self.written = np.zeros((3, end - begin), np.int32)
-        self.read = np.zeros((3, end - begin), np.int32)
+        self.written, self.read = _sparse(end - begin), _sparse(end - begin)
+
+
+def _sparse(size: int) -> np.ndarray:
+    """Zeros [3, size] that take memory where they are written only."""
+    # MAP_NORESERVE, which older Pythons do not name
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+    return np.frombuffer(mmap.mmap(-1, 12 * max(size, 1), flags), np.int32).reshape(3, -1)
 
 
 class Global:
