@@ -5,7 +5,7 @@ A drafted node is one int64, and nodes go in the order of these:
     cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
 
 the cost with the slot's head start in it. The slot's cheapest nodes of all levels so far are a
-sorted list; each level's children are sorted and merged into it. Since a node of the list keeps its
+sorted list, into which each level's children are merged. Since a node of the list keeps its
 place among those of its depth, that is its rank in its level's frontier: no link is stored.
 """
 
@@ -109,7 +109,7 @@ def _masses(
     if sampled:
         mine = tl.where(by_self, weight * tl.full((), OWN_WEIGHT, tl.float64), weight)
         seen = tl.sum(weight, 2)
-        scale = seen / tl.maximum(tl.sum(mine, 2), one) / total
+        scale = seen / (tl.maximum(tl.sum(mine, 2), one) * total)
         rest = tl.maximum(one - seen / total, tl.full((), TAIL, tl.float64))
         rest = tl.log(rest) + tl.full((), EULER_GAMMA, tl.float64)
         g = gumbel64(philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
@@ -171,22 +171,37 @@ def _likeliest(
 
 @triton.jit
 def _edge(
-    q,  # [F, W] int32, probability * ONE
+    q,  # int32, probability * ONE
 ):
-    """[F, W] int64: cost of each edge."""
+    """int64: cost of each edge."""
     p = q.to(tl.float64) * tl.full((), 1.0 / ONE, tl.float64)
     cost = (0.0 - tl.log(p)) * tl.full((), UNIT, tl.float64) + 0.5
     return cost.to(tl.int64)
 
 
 @triton.jit
-def _fit(child):
-    """[MAX_NODES]: a sorted list's first nodes, then NONE."""
-    CHILDREN: tl.constexpr = child.shape[0]
-    if CHILDREN == MAX_NODES:
-        return child
-    i = tl.arange(0, MAX_NODES)
-    return tl.where(i < CHILDREN, tl.gather(child, tl.minimum(i, CHILDREN - 1), 0), NONE)
+def _sum_where(place, value, W: tl.constexpr):
+    """[W]: the value [C] whose place is 0, 1, ..; places [C] are all different."""
+    hit = place[:, None] == tl.arange(0, W)[None, :]
+    return tl.sum(tl.where(hit, value[:, None], 0), 0)
+
+
+@triton.jit
+def _ranks(nodes, child):
+    """[C]: the place of each child among the children, and of all of both lists; [n]: of `nodes`.
+
+    nodes: sorted. Everything is compared with everything: a sort's steps wait for each other.
+    """
+    offs_c = tl.arange(0, child.shape[0])
+    # [C, C] and [n, C]: those that come before, down
+    other = child[:, None]
+    before = (other < child[None, :]) | (
+        (other == child[None, :]) & (offs_c[:, None] < offs_c[None, :])
+    )
+    rank = tl.sum(before.to(tl.int32), 0)
+    place = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
+    held = tl.sum((other < nodes[None, :]).to(tl.int32), 0)
+    return rank, place, tl.arange(0, nodes.shape[0]) + held
 
 
 @triton.jit(do_not_specialize=["slots", "rows", "most", "buckets", "max_depth", "max_cost"])
@@ -210,6 +225,7 @@ def _grow_kernel(
     succ_weight_ptr,  # [C, E] int32
     succ_source_ptr,  # [C, E] int64
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
+    children_ptr,  # [S, CHILDREN] int64, a level's
     slots,
     rows,
     most,  # drafted nodes of all slots
@@ -246,8 +262,6 @@ def _grow_kernel(
     key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
     sampled = tl.load(temperature_ptr + slot) > 0
     group_key = tl.load(group_key_ptr + tl.load(group_ptr + slot))
-    # [1, 1, STOPS]
-    stop = tl.load(stop_ids_ptr + slot * STOPS + tl.arange(0, STOPS))[None, None, :]
     # longest first, then the group as a whole: what follows ANY
     CONTEXTS: tl.constexpr = len(ORDERS) + 1
     offs_o = tl.arange(0, BLOCK_O)
@@ -259,6 +273,9 @@ def _grow_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     offs_p = tl.arange(0, MAX_NODES)
     CHILDREN: tl.constexpr = BLOCK_F * MAX_CHILDREN
+    offs_c = tl.arange(0, CHILDREN)
+    offs_k = tl.arange(0, MAX_CHILDREN)[None, :]
+    scratch_ptr = children_ptr + slot * CHILDREN
     # [BLOCK_F]: the frontier; at first the root, in every row
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
     first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S).to(tl.int64)
@@ -299,25 +316,36 @@ def _grow_kernel(
         )  # fmt: skip
         # [BLOCK_F, MAX_CHILDREN]
         token, q, source = _likeliest(token, mass, source)
+        child = (q.to(tl.int64) << 33) | (token.to(tl.int64) & LAST_TOKEN) << 2 | source
+        # through memory, so that each is one thread's: as they are, many threads hold the same
+        tl.debug_barrier()
+        tl.store(scratch_ptr + offs_f[:, None] * MAX_CHILDREN + offs_k, child)
+        tl.debug_barrier()
+        # [CHILDREN]
+        child = tl.load(scratch_ptr + offs_c)
+        q, token = (child >> 33).to(tl.int32), child >> 2 & LAST_TOKEN
         some = q > 0
-        q = tl.where(some, q, ONE)
-        total = cost[:, None] + _edge(q) + LEVEL_COST
-        # [BLOCK_F, MAX_CHILDREN, STOPS]
-        ends = tl.max((token[:, :, None] == stop).to(tl.int32), 2) > 0
-        some = some & (ends == 0) & (total <= max_cost + first_cost)
-        node = (total << 41) | (depth.to(tl.int64) << 37) | (token.to(tl.int64) << 6)
-        node |= (offs_f[:, None] << 2) | source
-        node = tl.where(some, node, NONE)
+        for i in tl.static_range(STOPS):
+            some = some & (token != tl.load(stop_ids_ptr + slot * STOPS + i))
+        above = tl.gather(cost, offs_c // MAX_CHILDREN, 0)
+        total = above + _edge(tl.where(some, q, ONE)) + LEVEL_COST
+        some = some & (total <= max_cost + first_cost)
+        node = (total << 41) | (depth.to(tl.int64) << 37) | (token << 6)
+        node |= (offs_c // MAX_CHILDREN << 2) | (child & 3)
+        tl.debug_barrier()
+        tl.store(scratch_ptr + offs_c, tl.where(some, node, NONE))
+        tl.debug_barrier()
+        child = tl.load(scratch_ptr + offs_c)
 
-        # [CHILDREN]; the lesser of a rising and a falling list are the least of both
-        child = tl.sort(tl.reshape(node, [CHILDREN]))
-        nodes = tl.sort(tl.minimum(nodes, tl.flip(_fit(child), 0)))
+        rank, place, held = _ranks(nodes, child)
+        # [MAX_NODES]: the cheapest of both
+        nodes = _sum_where(place, child, MAX_NODES) + _sum_where(held, nodes, MAX_NODES)
         nodes = tl.where(offs_p < width, nodes, NONE)
 
         # the next frontier: this level's cheapest, as far as the list holds them
         last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
         # [BLOCK_F]
-        chosen = tl.gather(child, offs_f, 0)
+        chosen = _sum_where(rank, child, BLOCK_F)
         ahead = (chosen <= last_node) & (offs_f < FRONTIER)
         front = tl.sum(ahead.to(tl.int32), 0)
         chosen = tl.where(ahead, chosen, 0)

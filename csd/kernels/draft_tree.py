@@ -51,7 +51,7 @@ from csd.kernels.draft_fill_kernel import _fill_kernel
 from csd.kernels.draft_grow_kernel import _grow_kernel
 from csd.kernels.draft_tree_ref import Noise, draft_tree_ref, max_path_cost
 from csd.kernels.graph_lookup_kernel import hash_factors
-from csd.pool import MAX_DEPTH, MAX_NODES, Pool
+from csd.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, Pool
 from csd.slots import MAX_STOP_IDS, Slots
 
 __all__ = ["Noise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
@@ -79,7 +79,8 @@ def draft_tree_triton(
     pool = out or _empty_pool(rows, S, G, N, device)
     most = rows if nodes is None else nodes
     lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
-    block_n = triton.next_power_of_2(N)
+    block_n, block_f = triton.next_power_of_2(N), triton.next_power_of_2(config.frontier)
+    children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
     _grow_kernel[(S,)](
         live_ptr=slots.live,
         group_ptr=slots.group,
@@ -100,6 +101,7 @@ def draft_tree_triton(
         succ_weight_ptr=table.succ_weight,
         succ_source_ptr=table.succ_source,
         nodes_ptr=lists,
+        children_ptr=children,
         slots=S,
         rows=rows,
         most=most,
@@ -121,7 +123,7 @@ def draft_tree_triton(
         UNCOUPLED=config.uncoupled,
         LEVEL_COST=config.level_cost,
         FRONTIER=config.frontier,
-        BLOCK_F=triton.next_power_of_2(config.frontier),
+        BLOCK_F=block_f,
         STOPS=MAX_STOP_IDS,
         BLOCK_S=BLOCK_S,
         num_warps=GROW_WARPS,
@@ -294,7 +296,8 @@ def _jobs(config: GraphConfig) -> list[Job]:
     N, orders = config.context, config.orders
     block_o = triton.next_power_of_2(len(orders) + 1)
     types = {name: "*i64:16" for name in (
-        "key", "group_key", "entry_group", "entry_hash", "succ_source", "nodes", "ancestors",
+        "key", "group_key", "entry_group", "entry_hash", "succ_source", "nodes", "children",
+        "ancestors",
     )}  # fmt: skip
     types |= {name: "i32" for name in ("slots", "groups", "rows", "most", "buckets", "max_depth")}
     types |= {"live": "*u1:16", "temperature": "*fp64:16", "max_cost": "i32"}

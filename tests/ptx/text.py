@@ -8,7 +8,7 @@ WIDTHS = {"p": 1, "rs": 16, "r": 32, "f": 32, "rd": 64, "fd": 64, "h": 16, "hh":
 _REGISTER = re.compile(r"%(rs|rd|fd|hh|[prfh])(\d+)")
 _STATEMENT = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _PARAM = re.compile(r"\.param\s+\.[a-z](\d+)[^,)]*?(\w+)\s*[,)]")
-_LOC = re.compile(r"\.loc\s.*//\s*(\S+)")
+_LOC = re.compile(r"\.loc\s.*//\s*(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def parse(text: str) -> Program:
 
     for line in body.split("\n}\n", 1)[0].splitlines():
         found = _LOC.search(line)
-        where = found[1] if found else where
+        where = _place(found[1]) if found else where
         line = line.split("//")[0].strip()
         label = re.match(r"(\$\w+):", line)
         if label:
@@ -103,6 +103,13 @@ def parse(text: str) -> Program:
     end_block()
     _number(program)
     return program
+
+
+def _place(chain: str) -> str:
+    """Of "standard.py:1:2 @[ kernel.py:3:4 ]": the innermost line that is not Triton's library."""
+    places = re.findall(r"[\w.]+:\d+:\d+", chain)
+    own = [place for place in places if not place.startswith(("standard.py", "random.py"))]
+    return (own or places or [chain])[0]
 
 
 def _statements(line: str) -> list[str]:
