@@ -9,6 +9,15 @@ _NUMBER = r"(?:(?<![\w)])-(?:\\?\$)?)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(
 _BRACES = r"\s*(?:\{\s*(-?\d+)\s*\}|(\d))"
 # 3/4, \frac{3}{4} or \frac34, a whole number before it or not
 _FRACTION = rf"(-?)(?:(\d+)\s+(\d+)/(\d+)|()(\d+)/(\d+)|(\d*)\s*\\[dt]?frac{_BRACES}{_BRACES})"
+# 1.5e3 and 1.5 \times 10^{3}
+_POWER = re.compile(
+    r"(-?\d+(?:\.\d+)?)\s*(?:[eE]|(?:\\times|\\cdot|\*)\s*10\s*\^)\s*(\{?)([-+]?\d{1,2})(\}?)"
+)
+_SPACED = re.compile(r"-?\d{1,3}( \d{3})+(\.\d+)?")
+# a word behind a number, but for what mathematics writes there
+_UNIT = re.compile(
+    r"(?<=[\d}])\s+(?!(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)[A-Za-z]{2,}(?:\^\{?\d\}?)?$"
+)
 _NUMBERS = re.compile(_NUMBER)
 _FRACTIONS = re.compile(_FRACTION)
 _BOXED = re.compile(r"\\boxed\s*\{")
@@ -110,9 +119,9 @@ def plain_number(number: str) -> str:
 def canonical(answer: str) -> str:
     r"""One spelling an answer: LaTeX without layout, numbers and fractions as reduced fractions.
 
-    0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 1/2, 1 1/2 is 3/2, and 12\text{ cm} is 12. Expressions
-    are compared as text, so x+1 is not 1+x: what this calls equal is equal, not the other way
-    round.
+    0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 1/2, 1 1/2 is 3/2, 1.5e3 and 1 500 are 1500, and 12 cm
+    and 12\text{ cm} are 12. Expressions are compared as text, so x+1 is not 1+x: what this calls
+    equal is equal, not the other way round.
     """
     text = _clean(answer)
     text = re.sub(r"\\(left|right|displaystyle|[!,;: ])|~", " ", text)
@@ -120,7 +129,7 @@ def canonical(answer: str) -> str:
     text = re.sub(r"^[A-Za-z]\s*=\s*", "", text)
     # a unit behind a number
     bare = re.sub(r"(?<=[\d}])\s*\\(text|textbf|mathrm|mbox|mathbf)\s*\{[^{}]*\}$", "", text)
-    number = number_of(bare)
+    number = number_of(_UNIT.sub("", bare))
     if number is not None:
         return str(number)
     text = re.sub(r"\\(text|textbf|mathrm|mbox|mathbf)\s*\{([^{}]*)\}", r"\2", text)
@@ -133,9 +142,14 @@ def canonical(answer: str) -> str:
 
 
 def number_of(text: str) -> Fraction | None:
-    """Of a number, a fraction or a mixed number; None for anything else."""
+    """Of a number, a fraction, a mixed number or one with a power of ten; None for the rest."""
+    if _SPACED.fullmatch(text):
+        text = text.replace(" ", "")
     if _NUMBERS.fullmatch(text):
         return Fraction(plain_number(text))
+    power = _POWER.fullmatch(text)
+    if power is not None and bool(power[2]) == bool(power[4]):
+        return Fraction(power[1]) * Fraction(10) ** int(power[3])
     found = _FRACTIONS.fullmatch(text)
     if found is None:
         return None

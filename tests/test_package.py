@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The wheel's files alone, installed into an empty folder."""
+    """A new virtual environment with the wheel; what csd needs is this one's."""
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     source = folder / "source"
     # setuptools leaves files in the tree it builds from
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -29,25 +30,33 @@ def installed(tmp_path_factory):
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     assert list(folder.glob("csd-*.tar.gz"))
     (wheel,) = folder.glob("csd-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "site", wheel], check=True)
-    return folder / "site"
+    env = folder / "env"
+    venv.create(env, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    to = ["--python", env / "bin" / "python"]
+    subprocess.run([*pip, *to, "install", "--no-deps", wheel], check=True)
+    (packages,) = env.glob("lib/python*/site-packages")
+    # a path alone: links to source trees that lie there are not followed
+    (packages / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return env
 
 
-def run(installed, *args):
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
-        "PYTHONPATH": str(installed), "TRITON_INTERPRET": "1",
-    }  # fmt: skip
+def run(env, command, *args):
+    """The output of a command of the environment."""
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, *args], cwd=installed, env=env, capture_output=True, text=True, check=True
-    )
+        [env / "bin" / command, *args], cwd=env, env=clean, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
     return done.stdout
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(installed):
-    tops = {p.name for p in installed.iterdir() if not p.name.endswith(".dist-info")}
-    assert tops == {"csd", "bin"}
-    assert (installed / "csd" / "py.typed").exists()
-    assert list((installed / "csd" / "report").glob("*.js"))
+    (packages,) = installed.glob("lib/python*/site-packages")
+    tops = {p.name for p in packages.iterdir() if not p.name.endswith(".dist-info")}
+    assert tops == {"csd", "needed.pth"}
+    assert (packages / "csd" / "py.typed").exists()
+    assert list((packages / "csd" / "report").glob("*.js"))
 
 
 def test_the_wheel_draws_samples(installed, checkpoint):
@@ -56,9 +65,9 @@ def test_the_wheel_draws_samples(installed, checkpoint):
         "out = csd.generate(sys.argv[1], [5, 6, 7], num_samples=2, max_new_tokens=3, seed=0);"
         "print(csd.__file__, len(out), len(out.tokens[0]))"
     )
-    path, count, tokens = run(installed, "-c", code, checkpoint("llama")).split()
+    path, count, tokens = run(installed, "python", "-c", code, checkpoint("llama")).split()
     assert path.startswith(str(installed)) and (count, tokens) == ("2", "3")
-    assert "sample" in run(installed, "-m", "csd.cli", "--help")
+    assert "sample" in run(installed, "csd", "--help")
 
 
 def test_import_takes_no_extra(installed):
@@ -69,7 +78,7 @@ def test_import_takes_no_extra(installed):
         "heavy.add('torch._dynamo');"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    assert run(installed, "-c", code).strip() == "[]"
+    assert run(installed, "python", "-c", code).strip() == "[]"
 
 
 def test_the_api_page_is_current():
