@@ -2,17 +2,13 @@
 
 import pytest
 import torch
+from elementwise_cases import normal, rotary_case
 
 from csd.kernels.rms_norm import rms_norm, rms_norm_ref, rms_norm_triton
 from csd.kernels.rotary import rotary, rotary_ref, rotary_triton
 from csd.kernels.swiglu import swiglu, swiglu_ref, swiglu_triton
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-
-
-def normal(*shape, dtype=torch.float32, seed=0):
-    g = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=g).to(dtype)
 
 
 def within_eager(got, eager, exact):
@@ -84,21 +80,6 @@ def test_rms_norm_of_zeros_and_large_values():
     y = rms_norm_triton(x, torch.ones(48), 1e-5)[0]
     torch.testing.assert_close(y, rms_norm_ref(x, torch.ones(48), 1e-5)[0])
     assert (y[0] == 0).all() and (y[1] == 1).all()
-
-
-def rotary_case(M, H, K, D, dtype, fused=True):
-    qkv = normal(M, (H + 2 * K) * D, dtype=dtype)
-    q, k, v = qkv.split((H * D, K * D, K * D), dim=-1)
-    q, k, v = q.view(M, H, D), k.view(M, K, D), v.view(M, K, D)
-    if not fused:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    position = torch.randint(50, (M,), generator=torch.Generator().manual_seed(M)).int()
-    angle = torch.arange(50)[:, None] * torch.rand(D, generator=torch.Generator().manual_seed(D))
-    node = torch.full((2, M, K, D), float("nan"), dtype=dtype)
-    return dict(
-        q=q, k=k, v=v, position=position, cos=angle.cos().to(dtype), sin=angle.sin().to(dtype),
-        node_k=node[0], node_v=node[1],
-    )  # fmt: skip
 
 
 def exact_rotary(x, case):
