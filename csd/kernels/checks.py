@@ -14,7 +14,8 @@ from csd.verdict import TOP
 
 INT, LONG, FLOAT, WIDE = torch.int32, torch.int64, torch.float32, torch.float64
 
-# the fields of a step's records: a letter or a number a dimension, and the dtype
+# the fields of a step's records: a letter, a letter and how many more, or a number a dimension, and
+# the dtype
 FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] = {
     "pool": {
         **dict.fromkeys(("token", "parent", "slot", "depth", "cost", "source"), (("M",), INT)),
@@ -70,26 +71,30 @@ def check_tensor(
     dtype: torch.dtype | None,
     device: torch.device,
     rows_apart: bool = False,
+    any_layout: bool = False,
 ) -> None:
     """Raises ValueError unless `x` is as said. None in a shape is any size, as a dtype any
-    floating-point one. rows_apart: x[0] is contiguous, x need not be."""
-    fits = x.dim() == len(shape) and all(
-        n is None or n == m for n, m in zip(shape, x.shape, strict=True)
-    )
-    if not fits:
+    floating-point one. rows_apart: x[0] is contiguous, x need not be; any_layout: neither need."""
+    given = x.shape
+    # one comparison tells where the two are equal
+    if given != shape and (
+        len(given) != len(shape)
+        or any(n is not None and n != m for n, m in zip(shape, given, strict=True))
+    ):
         sizes = ", ".join("*" if n is None else str(n) for n in shape)
         sizes += "," * (len(shape) == 1)
-        raise ValueError(f"{name} must have shape ({sizes}), got {tuple(x.shape)}")
+        raise ValueError(f"{name} must have shape ({sizes}), got {tuple(given)}")
     if dtype is None and not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}")
     if dtype is not None and x.dtype != dtype:
         raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
     if x.device != device:
         raise ValueError(f"{name} must be on {device}, got {x.device}")
-    if rows_apart and not x[:1].is_contiguous():
-        raise ValueError(f"rows of {name} must be contiguous, got strides {x.stride()}")
-    if not rows_apart and not x.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+    # a slice is dear, and all of x is contiguous in most calls
+    if any_layout or x.is_contiguous() or (rows_apart and x[:1].is_contiguous()):
+        return
+    what = f"rows of {name}" if rows_apart else name
+    raise ValueError(f"{what} must be contiguous, got strides {x.stride()}")
 
 
 def check_fields(
@@ -105,6 +110,18 @@ def check_fields(
         if x.dim() == len(dims):
             for d, n in zip(dims, x.shape, strict=True):
                 if isinstance(d, str):
-                    sizes.setdefault(d, n)
-        shape = [sizes.get(d) if isinstance(d, str) else d for d in dims]
+                    letter, more = _sum(d)
+                    sizes.setdefault(letter, max(n - more, 0))
+        shape = [_size(d, sizes) if isinstance(d, str) else d for d in dims]
         check_tensor(f"{of}.{name}", x, shape, dtype, device)
+
+
+def _sum(dim: str) -> tuple[str, int]:
+    """"G + 1" is ("G", 1), "M" is ("M", 0)."""
+    letter, _, more = dim.partition(" + ")
+    return letter, int(more or 0)
+
+
+def _size(dim: str, sizes: dict[str, int]) -> int | None:
+    letter, more = _sum(dim)
+    return sizes[letter] + more if letter in sizes else None

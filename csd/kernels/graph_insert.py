@@ -252,7 +252,7 @@ def graph_insert(
         ("source_bit", source_bit, group_key.shape, torch.int32),
         ("live_groups", live_groups, (None,), torch.int64),
     ):
-        check_tensor(name, x.contiguous(), shape, dtype, device)
+        check_tensor(name, x, shape, dtype, device, any_layout=True)
     if not orders or max(orders) > N or min(orders) < 1:
         raise ValueError(f"orders must lie in 1 to {N}, the table's context, got {orders}")
     rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)

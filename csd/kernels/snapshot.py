@@ -169,7 +169,7 @@ def snapshot(
 
     top: with the top 8 of the path's tokens. trees: with what was drafted.
     """
-    sizes, device = {"M": pool.rows}, verdict.accept_row.device
+    sizes, device = {"M": pool.token.shape[-1]}, verdict.sample.device
     check_fields("verdict", verdict, _VERDICT, sizes, device)
     check_fields("pool", pool, _POOL, sizes, device)
     lists = ([getattr(x, n) for n in names] for x, names in ((pool, _POOL), (verdict, _VERDICT)))
