@@ -142,6 +142,15 @@ def test_a_swapped_model_is_saved_whole(family, calls):
     assert csd.apply_kernels(model) is False
 
 
+def test_a_swapped_model_compiles_whole():
+    model = checkpoints.build("llama")
+    assert csd.apply_kernels(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        got, want = (m(IDS, use_cache=False).logits for m in (compiled, model))
+    assert torch.equal(got, want)
+
+
 def test_a_copy_of_a_swapped_model_is_its_own():
     model = checkpoints.build("llama")
     assert csd.apply_kernels(model)

@@ -69,7 +69,8 @@ def _forward_for(module: Any) -> Callable | None:
             raise TypeError(f"hidden_act must be silu, got {module.config.hidden_act!r}")
         return _mlp_forward
     if cls.__name__ == f"{name}Attention":
-        _rotating.setdefault(cls, _with_rotary(cls))
+        # an error, if there is one, is due now
+        _rotating_forward(cls)
         return _attention_forward
     return None
 
@@ -88,16 +89,20 @@ def _mlp_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _attention_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    cls = type(self)
-    if cls not in _rotating:
-        # a pickled model, in a process that swapped none
-        _rotating[cls] = _with_rotary(cls)
-    return _rotating[cls](self, *args, **kwargs)
+    return _rotating_forward(type(self))(self, *args, **kwargs)
 
 
-# forward of each attention class with csd's rotary embedding
+# forward of each attention class with csd's rotary embedding. torch.compile reads a dict, and looks
+# through functools.cache at how a function is made, which it cannot trace
 _rotating: dict[type, Callable] = {}
 _FORWARDS = (_norm_forward, _mlp_forward, _attention_forward)
+
+
+def _rotating_forward(cls: Any) -> Callable:
+    # a model unpickled in a process that swapped none asks first when it runs
+    if cls not in _rotating:
+        _rotating[cls] = _with_rotary(cls)
+    return _rotating[cls]
 
 
 def _with_rotary(cls: Any) -> Callable:
