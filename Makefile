@@ -36,7 +36,8 @@ test-integrations: install-integrations
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 COMPILED := ptx test_advance.py test_attention_plan.py test_commit.py test_draft_tree_triton.py \
 	test_elementwise.py test_engine_triton.py test_graph_insert_triton.py test_merge_partials.py \
-	test_observe.py test_snapshot.py test_tree_attention.py test_verify.py
+	test_observe.py test_snapshot.py test_swap_attention.py test_swap_kernels.py \
+	test_tree_attention.py test_verify.py
 
 test-compiled: install
 	for chip in sm_90 sm_80; do \
