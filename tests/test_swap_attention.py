@@ -283,3 +283,24 @@ def test_errors():
         csd.Tree(**parts | {"v_pages": tree.v_pages.half()})
     with pytest.raises(ValueError, match="slot_pages must be on cpu, got meta"):
         csd.Tree(**parts | {"slot_pages": tree.slot_pages.to("meta")})
+
+
+@torch.no_grad()
+def test_what_has_changed_since_the_tree_was_made_is_checked():
+    """By the first layer what they all share, by each its own."""
+    model, dense = swapped("llama"), checkpoints.build("llama")
+    tree = filled_cache(model, dense).tree(TOKENS, PARENTS)
+    _, M, K, D = tree.node_k.shape
+    for layer in (0, 1):
+        q, k = torch.zeros(1, 2 * K, M, D), torch.zeros(1, K, M, D)
+        assert tree.attend(layer, q, k, k, 1.0).shape == (1, M, 2 * K, D)
+        for bad, message in (
+            (q.half(), "node_k must be torch.float16, got torch.float32"),
+            (q[:, : 2 * K - 1], f"H must be 1 to 64 times K, got H={2 * K - 1}, K={K}"),
+            (q[..., 1:], rf"node_k must have shape \({M}, {K}, {D - 1}\), got"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                tree.attend(layer, bad, k, k, 1.0)
+    tree.slot_start = tree.slot_start[:4]
+    with pytest.raises(ValueError, match=r"slot_start must have shape \(5,\), got \(4,\)"):
+        model(**tree.inputs)

@@ -19,6 +19,7 @@ from csd.cache import PAGE
 from csd.kernels.attention_plan import Work, check_places, plan_attention
 from csd.kernels.checks import check_tensor
 from csd.kernels.tree_attention import (
+    next_layer_attention,
     tree_attention,
     tree_attention_ref,
     tree_attention_triton,
@@ -124,7 +125,11 @@ class Tree:
                 self.prompt_len, self.slot_len, self.slot, self.slot_start, self.slot_nodes,
                 self.group_start, q.shape[1], K,
             )  # fmt: skip
-        return _ATTENTION[self.kernels](
+        attention = _ATTENTION[self.kernels]
+        if self.kernels is None and layer > 0:
+            # the layers share what the first has checked
+            attention = next_layer_attention
+        return attention(
             q,
             self.node_k[layer],
             self.node_v[layer],
@@ -139,7 +144,7 @@ class Tree:
             self.slot_start,
             self.slot_nodes,
             self.group_start,
-            scale,
+            scale=scale,
             work=self._work if planned else None,
         )[None]
 

@@ -223,10 +223,7 @@ def tree_attention(
 
     CPU tensors run the reference, which needs no work list. There is no backward.
     """
-    if torch.is_grad_enabled() and any(
-        x.requires_grad for x in (q, node_k, node_v, k_pages, v_pages)
-    ):
-        raise RuntimeError("tree_attention has no backward: call it under torch.no_grad()")
+    _refuse_grad(q, node_k, node_v, k_pages, v_pages)
     where = (
         prompt_pages, prompt_len, slot_pages, slot_len, slot, ancestors, slot_start, slot_nodes,
         group_start,
@@ -237,6 +234,48 @@ def tree_attention(
         q, node_k, node_v, k_pages, v_pages, *where, scale, list(work) if work else [], out
     )
     return out
+
+
+def next_layer_attention(
+    q: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    *where: torch.Tensor,
+    scale: float,
+    work: Work | None = None,
+) -> torch.Tensor:
+    """`tree_attention` of a step's other layers, whose pages and places its first layer, or who
+    made them, has checked. q, node_k and node_v are checked here."""
+    _refuse_grad(q, node_k, node_v, k_pages, v_pages)
+    _check_rows(q, node_k, node_v)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _tree_attention(
+        q, node_k, node_v, k_pages, v_pages, *where, scale, list(work) if work else [], out
+    )
+    return out
+
+
+def _refuse_grad(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("tree_attention has no backward: call it under torch.no_grad()")
+
+
+def _check_rows(q: torch.Tensor, node_k: torch.Tensor, node_v: torch.Tensor) -> None:
+    if q.dim() != 3 or node_k.dim() != 3:
+        raise ValueError(
+            f"q and node_k must be [M, H, D] and [M, K, D], got {tuple(q.shape)} and "
+            f"{tuple(node_k.shape)}"
+        )
+    (M, H, D), K, device = q.shape, node_k.shape[1], q.device
+    if not K or H % K or H // K > TILE:
+        raise ValueError(f"H must be 1 to {TILE} times K, got H={H}, K={K}")
+    check_tensor("q", q, (M, H, D), None, device, rows_apart=True)
+    for name, x in (("node_k", node_k), ("node_v", node_v)):
+        check_tensor(name, x, (M, K, D), q.dtype, device, rows_apart=True)
+    if node_k.stride() != node_v.stride():
+        raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")
 
 
 def _check(
@@ -257,19 +296,8 @@ def _check(
     work: Work | None,
     out: torch.Tensor | None,
 ) -> None:
-    if q.dim() != 3 or node_k.dim() != 3:
-        raise ValueError(
-            f"q and node_k must be [M, H, D] and [M, K, D], got {tuple(q.shape)} and "
-            f"{tuple(node_k.shape)}"
-        )
+    _check_rows(q, node_k, node_v)
     (M, H, D), K, device = q.shape, node_k.shape[1], q.device
-    if not K or H % K or H // K > TILE:
-        raise ValueError(f"H must be 1 to {TILE} times K, got H={H}, K={K}")
-    check_tensor("q", q, (M, H, D), None, device, rows_apart=True)
-    for name, x in (("node_k", node_k), ("node_v", node_v)):
-        check_tensor(name, x, (M, K, D), q.dtype, device, rows_apart=True)
-    if node_k.stride() != node_v.stride():
-        raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_tensor(name, x, (k_pages.shape[0], PAGE, K, D), q.dtype, device)
     check_places(prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, device)
