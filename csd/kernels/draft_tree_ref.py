@@ -228,7 +228,7 @@ class _Growth:
         own = (said >> (self.sample[slot] % SOURCES)[:, None, None]) & 1 == 1
         mine = np.where(own, weight * config.own_weight, weight)
         seen = weight.sum(2)
-        scale = seen / np.maximum(mine.sum(2), 1) / total
+        scale = seen / (np.maximum(mine.sum(2), 1) * total)
         rest = np.log(np.maximum(1 - seen / total, TAIL)) + EULER_GAMMA
         g = self._gumbel(slot, depth, token.reshape(slot.size, -1)).reshape(token.shape)
         mine = mine * scale[:, :, None]

@@ -11,7 +11,7 @@ runs that, on the memory of tensors of the CPU:
 Beyond wrong results it finds what corrupts memory or differs from run to run on a GPU, and names
 the line of the kernel: an address outside of the tensors given or not aligned to its load, threads
 that leave a warp before the rest exchange registers, and two programs, or two warps without a
-barrier between them, of which one writes what the other touches.
+barrier between them, of which one writes what the other touches in global or shared memory.
 
 PTX is assembled further into the chip's own instructions, and times are not simulated: neither is
 shown. What an instruction means is said in NVIDIA's "PTX ISA" manual, section 9.7.

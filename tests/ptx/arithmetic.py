@@ -19,7 +19,7 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 def flush(x: np.ndarray) -> np.ndarray:
     """.ftz: numbers too small for a full mantissa are zero, of the same sign."""
-    return np.where(np.abs(x) < F32(2.0**-126), np.copysign(F32(0), x), x)
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
 def fma32(a, b, c) -> np.ndarray:
@@ -43,10 +43,11 @@ def fma64(a, b, c) -> np.ndarray:
 
 
 def high_half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of the product of 32-bit numbers, or of unsigned 64-bit ones."""
-    if a.dtype.itemsize == 4:
+    """Of the product of numbers of up to 32 bits, or of unsigned 64-bit ones."""
+    if a.dtype.itemsize <= 4:
         wide = np.int64 if a.dtype.kind == "i" else U64
-        return ((a.astype(wide) * b.astype(wide)) >> wide(32)).astype(a.dtype)
+        bits = wide(8 * a.dtype.itemsize)
+        return ((a.astype(wide) * b.astype(wide)) >> bits).astype(a.dtype)
     if a.dtype.kind != "u":
         raise NotImplementedError("mul.hi.s64")
     mask, half = U64(0xFFFFFFFF), U64(32)

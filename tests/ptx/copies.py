@@ -1,52 +1,75 @@
 """cp.async: copies from global to shared memory that are there when they were waited for."""
 
+from collections import defaultdict
+
 import numpy as np
 
-from .lanes import reader
 from .memory import address
+from .registers import reader
 from .text import Instruction
 
 
 class Copies:
-    """Of a crew: those told, in groups. What nobody waited for has not come."""
+    """What the warps of a crew have told, in groups. What nobody waited for has not come."""
 
-    def __init__(self):
-        self.told: list = []
-        self.groups: list[list] = []
+    def __init__(self, warps: int):
+        self._told: list[list] = [[] for _ in range(warps)]
+        self._groups: list[list] = [[] for _ in range(warps)]
 
-    def commit(self) -> None:
-        self.groups.append(self.told)
-        self.told = []
+    def tell(self, warps, copy) -> None:
+        for w in warps:
+            self._told[w].append(copy)
 
-    def wait(self, left: int) -> None:
-        while len(self.groups) > left:
-            for copy in self.groups.pop(0):
-                copy()
+    def commit(self, warps) -> None:
+        for w in warps:
+            self._groups[w].append(self._told[w])
+            self._told[w] = []
+
+    def wait(self, warps, left: int) -> None:
+        """Until no more than `left` groups of each warp are on their way."""
+        come = defaultdict(list)
+        for w in warps:
+            while len(self._groups[w]) > left:
+                for copy in self._groups[w].pop(0):
+                    come[copy].append(w)
+        for copy, by in come.items():
+            copy(by)
+
+
+def _active(crew, mask) -> np.ndarray:
+    """Numbers of the warps that are there."""
+    lanes = np.ones(crew.threads, bool) if mask is True else mask
+    return np.flatnonzero(lanes.reshape(-1, 32).any(1))
 
 
 def compiled(i: Instruction):
     if i.op[2] == "commit_group":
-        return lambda crew, mask: crew.copies.commit()
+        return lambda crew, mask: crew.copies.commit(_active(crew, mask))
     if i.op[2] == "wait_group":
-        return lambda crew, mask: crew.copies.wait(i.args[0])
+        return lambda crew, mask: crew.copies.wait(_active(crew, mask), i.args[0])
     if i.op[2] not in ("cg", "ca"):
         raise NotImplementedError(f"no {'.'.join(i.op)} here: {i}")
     target, source = address(i.args[0]), address(i.args[1])
     size = i.args[2]
     given = reader(i.args[3], "u32") if len(i.args) > 3 else None
 
-    def copy(crew, mask):
+    def tell(crew, mask):
         to, of = target(crew).copy(), source(crew).copy()
         active = np.ones(crew.threads, bool) if mask is True else mask.copy()
-        wanted = np.full(crew.threads, size) if given is None else given(crew).copy()
+        wanted = np.full(crew.threads, size if given is None else given(crew))
         # all or nothing: the rest would be zero
         if not np.isin(wanted[active], (0, size)).all():
             raise NotImplementedError(f"a part of {size} bytes: {i}")
-        crew.copies.told.append(lambda: arrive(crew, to, of, active, wanted > 0))
 
-    def arrive(crew, to, of, active, wanted):
-        words = crew.memory("global").load(crew, of, 4, size // 4, active & wanted, i)
-        words = [np.where(wanted, word, 0).astype(np.uint32) for word in words]
-        crew.memory("shared").store(crew, to, words, 4, active, i)
+        def arrive(warps):
+            there = np.zeros((crew.threads // 32, 32), bool)
+            there[warps] = True
+            there = there.reshape(-1) & active
+            memory = crew.memory("global")
+            words = memory.load(crew, of, 4, size // 4, there & (wanted > 0), i)
+            words = [np.where(wanted > 0, word, 0).astype(np.uint32) for word in words]
+            crew.memory("shared").store(crew, to, words, 4, there, i)
 
-    return copy
+        crew.copies.tell(_active(crew, mask), arrive)
+
+    return tell

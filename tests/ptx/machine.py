@@ -5,12 +5,11 @@ from itertools import product
 import numpy as np
 
 from . import copies, lanes, memory, warps, wgmma
-from .lanes import BITS, TYPES
 from .memory import Global, Shared
+from .registers import BITS, TYPES
 from .text import Instruction, Program
 
 MEMORY = {"ld", "st", "atom"}
-WARPS = {"shfl", "redux", "ldmatrix", "stmatrix", "mma"}
 # orders memory as seen by other units: here there is one order
 NOTHING = {"fence", "membar"}
 # of threads that run at once; a bound on what their registers take
@@ -43,9 +42,8 @@ class Kernel:
 
     def _run(self, places, grid, values, space, shared, order, seed) -> None:
         lines = np.array(places)
-        count, per = self.program.threads // 32, 1
-        if seed is None or self.in_fours:
-            per = count
+        count = self.program.threads // 32
+        per = count if seed is None else 4 if self.in_fours else 1
         block = Blocks(lines, grid, values, space, Shared(len(places), shared))
         crews = [
             Crew(self, block, np.arange(first, first + per)) for first in range(0, count, per)
@@ -74,7 +72,7 @@ class Blocks:
     def __init__(self, lines, grid, values, space, shared):
         self.lines, self.grid, self.values = lines, grid, values
         self.numbers = lines[:, 0] + grid[0] * (lines[:, 1] + grid[1] * lines[:, 2])
-        self.interval = np.ones(len(lines), np.int32)
+        self.interval = np.ones(len(lines), np.int64)
         self.spaces = {"global": space, "shared": shared}
 
 
@@ -102,7 +100,7 @@ class Crew:
         self.at = np.zeros(self.threads, np.int64)
         self.waiting = np.zeros(self.threads, bool)
         self.done = np.zeros(self.threads, bool)
-        self.copies = copies.Copies()
+        self.copies = copies.Copies(self.threads // 32)
 
     def by_block(self, x):
         return x.reshape(len(self._blocks.lines), -1)
@@ -167,13 +165,11 @@ class Crew:
         """How many barriers the programs of these threads have passed."""
         return self._blocks.interval[self.place[active]]
 
-    def places(self, groups: int):
-        """[groups]: of equally many threads each, the program that they belong to."""
-        return self.place[:: self.threads // groups]
-
 
 def _compiled(i: Instruction):
     name = i.op[0]
+    if i.op[:2] == ["bar", "sync"] and (i.args != [0] or i.guard is not None):
+        raise NotImplementedError(f"a barrier of some: {i}")
     if name in ("bra", "ret", "exit") or i.op[:2] == ["bar", "sync"]:
         # at the end of its block
         return lambda crew, mask: None
@@ -185,8 +181,8 @@ def _compiled(i: Instruction):
         function = copies.compiled(i)
     elif name == "wgmma":
         function = wgmma.compiled(i)
-    elif name in WARPS or i.op[:2] == ["bar", "warp"]:
-        function = warps.compiled(i)
+    elif name in warps.OPERATIONS:
+        function = warps.OPERATIONS[name](i)
     else:
         function = lanes.compiled(i)
     if i.guard is None:

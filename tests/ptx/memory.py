@@ -1,10 +1,9 @@
-"""Global and shared memory: who may touch what, and who must not have touched it meanwhile."""
-
-import mmap
+"""Global and shared memory, and the instructions that load, store and change it."""
 
 import numpy as np
 
-from .lanes import reader, writer
+from .races import INTERVAL, PROGRAM, WARPS, MemoryFault, Region
+from .registers import reader, writer
 from .text import Address, Instruction, Register
 
 _BEGIN = 4096
@@ -20,34 +19,6 @@ class _Host:
 
 
 _HOSTS = {size: np.asarray(_Host()).view(f"u{size}") for size in (1, 2, 4, 8)}
-# stands in for a block or a warp where more than one has been there
-_MANY = -1
-_ATOMIC = -2
-
-
-class MemoryFault(RuntimeError):
-    """What a GPU would stop at, or what comes out differently from run to run."""
-
-
-class Region:
-    """Bytes from `begin` to `end`, and who touched each of them last, since when.
-
-    `written` and `read` hold of each byte [block, interval between barriers, warp], 0 for nobody;
-    blocks are counted from 1.
-    """
-
-    def __init__(self, begin: int, end: int):
-        self.begin, self.end = begin, end
-        self.written, self.read = _sparse(end - begin), _sparse(end - begin)
-
-
-def _sparse(size: int) -> np.ndarray:
-    """Zeros [3, size] that take memory where they are written only."""
-    # MAP_NORESERVE, which older Pythons do not name
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
-    return np.frombuffer(mmap.mmap(-1, 12 * max(size, 1), flags), np.int32).reshape(3, -1)
-
-
 class Global:
     """The memory of a launch's tensors."""
 
@@ -75,7 +46,8 @@ class Global:
         if len(active):
             at = addresses[active].astype(np.int64)
             which = self._region(at, size * count, i)
-            self._note_read(crew, at, size * count, which, active, i)
+            for region, place, who, _ in self._note(crew, at, size * count, which, active):
+                region.note_read(place, who, i)
             first = (at - _BEGIN) // size
             for k in range(count):
                 values[k][active] = _HOSTS[size][first + k]
@@ -92,7 +64,8 @@ class Global:
         same = np.ones(len(at), bool)
         for k, value in enumerate(given):
             same &= _HOSTS[size][first + k] == value
-        self._note_write(crew, at, size * len(values), which, active, same, i)
+        for region, place, who, here in self._note(crew, at, size * len(values), which, active):
+            region.note_write(place, who, np.repeat(same[here], size * len(values)), i)
         for k, value in enumerate(given):
             _HOSTS[size][first + k] = value
             if (_HOSTS[size][first + k] != value).any():
@@ -105,106 +78,100 @@ class Global:
             return before
         at = addresses[active].astype(np.int64)
         which = self._region(at, size, i)
-        for r in np.unique(which):
-            region, here = self.regions[r], which == r
-            for byte in range(size):
-                place = at[here] - region.begin + byte
-                region.written[0, place] = _ATOMIC
-        place = (at - _BEGIN) // size
-        for thread, k in zip(active, place, strict=True):
+        for region, place, who, _ in self._note(crew, at, size, which, active):
+            region.note_atomic(place, who, i)
+        for thread, k in zip(active, (at - _BEGIN) // size, strict=True):
             before[thread] = _HOSTS[size][k]
             _HOSTS[size][k] = function(before[thread], *(x[thread] for x in operands))
         return before
 
-    def _note_read(self, crew, at, size, which, active, i) -> None:
-        """A read of what another block wrote, or another warp since the last barrier, is a race."""
-        block, since, warp = crew.block[active] + 1, crew.interval(active), crew.warp[active]
+    def _note(self, crew, at, size, which, active):
+        """Region, bytes, who is there, and which of the threads' addresses these are."""
+        who = _who(crew, active)
         for r in np.unique(which):
             region, here = self.regions[r], which == r
-            b, s, w = block[here], since[here], warp[here]
-            for byte in range(size):
-                place = at[here] - region.begin + byte
-                writer = region.written[:, place]
-                bad = _others(writer, b, s, w)
-                if bad.any():
-                    raise MemoryFault(_race("reads what", region, place, bad, writer, b, w, i))
-                by = region.read[:, place]
-                new = (by[0] == 0) | ((by[0] == b) & (by[1] < s))
-                first = np.where(new | (by[0] == b), b, _MANY)
-                who = np.where(new | (by[2] == w), w, _MANY)
-                region.read[:, place] = np.stack([first, np.where(new, s, by[1]), who])
-
-    def _note_write(self, crew, at, size, which, active, same, i) -> None:
-        block, since, warp = crew.block[active] + 1, crew.interval(active), crew.warp[active]
-        for r in np.unique(which):
-            region, here = self.regions[r], which == r
-            b, s, w = block[here], since[here], warp[here]
-            for byte in range(size):
-                place = at[here] - region.begin + byte
-                for by in (region.written[:, place], region.read[:, place]):
-                    # the value that is there already does no harm
-                    bad = _others(by, b, s, w) & ~same[here]
-                    if bad.any():
-                        raise MemoryFault(_race("writes what", region, place, bad, by, b, w, i))
-                region.written[:, place] = np.stack([b, s, w])
-
-
-def _others(by, block, since, warp):
-    """Whether someone was there whom no barrier separates from this."""
-    elsewhere = (by[0] != 0) & (by[0] != block)
-    return elsewhere | ((by[0] == block) & (by[1] == since) & (by[2] != warp))
-
-
-def _race(verb, region, place, bad, by, block, warp, i) -> str:
-    k = bad.argmax()
-    at = f"byte {place[k]} of a tensor of {region.end - region.begin}"
-    other, others = int(by[0, k]), int(by[2, k])
-    of = "several warps" if others == _MANY else f"warp {others}"
-    who = {_MANY: "several programs", _ATOMIC: "an atomic"}.get(other, f"program {other - 1}, {of}")
-    return f"program {block[k] - 1}, warp {warp[k]} {verb} {who} touched: {at}: {i}"
+            place, by = _bytes(at[here] - region.begin, size, who[here])
+            yield region, place, by, here
 
 
 class Shared:
-    """Of a number of blocks, `size` bytes each; filled with what nobody wrote."""
+    """Of a number of programs, `size` bytes each; filled with what nobody wrote."""
 
-    def __init__(self, blocks: int, size: int):
+    def __init__(self, programs: int, size: int):
         self.size = -(-size // 16) * 16
-        self._bytes = np.full(blocks * self.size, 0xA5, np.uint8)
+        self._bytes = np.full(programs * self.size, 0xA5, np.uint8)
+        self._region = Region(0, len(self._bytes))
         self._views = {n: self._bytes.view(f"u{n}") for n in (1, 2, 4, 8)}
-
-    def _first(self, crew, addresses, size, count, active, i):
-        at = addresses[active].astype(np.int64)
-        if (at + size * count > self.size).any() or (at < 0).any():
-            raise MemoryFault(f"shared memory has {self.size} bytes, address {at.max()}: {i}")
-        if (at % (size * count)).any():
-            raise MemoryFault(f"shared address not a multiple of {size * count} bytes: {i}")
-        return (crew.place[active] * self.size + at) // size
 
     def load(self, crew, addresses, size, count, mask, i) -> list[np.ndarray]:
         active = np.arange(crew.threads) if mask is True else mask.nonzero()[0]
-        first = self._first(crew, addresses, size, count, active, i)
+        at = self._places(crew.place[active], addresses[active], size * count, i)
+        self._region.note_read(*_bytes(at, size * count, _who(crew, active)), i)
         values = [np.zeros(crew.threads, f"u{size}") for _ in range(count)]
         for k, value in enumerate(values):
-            value[active] = self._views[size][first + k]
+            value[active] = self._views[size][at // size + k]
         return values
 
     def store(self, crew, addresses, values, size, mask, i) -> None:
         active = np.arange(crew.threads) if mask is True else mask.nonzero()[0]
-        first = self._first(crew, addresses, size, len(values), active, i)
-        for k, value in enumerate(values):
-            self._views[size][first + k] = np.broadcast_to(value, crew.threads)[active]
+        at = self._places(crew.place[active], addresses[active], size * len(values), i)
+        given = [np.broadcast_to(value, crew.threads)[active] for value in values]
+        self._put(at, given, size, _who(crew, active), i)
 
-    def words(self, places, at, size: int, i) -> np.ndarray:
-        """Words of `size` bytes at addresses [n, ...] of the programs `places` [n]."""
-        return self._views[size][self._words(places, at, size, i)]
+    def rows(self, crew, warps, addresses, i) -> np.ndarray:
+        """[w, .., 4] words of rows of 16 bytes at addresses [w, ..], which the warps read."""
+        at, who = self._rows(crew, warps, addresses, i)
+        self._region.note_read(*_bytes(at.reshape(-1), 16, who), i)
+        return self._views[4][at[..., None] // 4 + np.arange(4)]
 
-    def put_words(self, places, at, values, size: int, i) -> None:
-        self._views[size][self._words(places, at, size, i)] = values
+    def put_rows(self, crew, warps, addresses, words, i) -> None:
+        at, who = self._rows(crew, warps, addresses, i)
+        self._put(at.reshape(-1), list(words.reshape(-1, 4).T), 4, who, i)
 
-    def _words(self, places, at, size: int, i):
-        if (at < 0).any() or (at + size > self.size).any() or (at % size).any():
+    def halves(self, crew, fours, addresses, i) -> np.ndarray:
+        """16 bits each at addresses [g, ..], which groups of four warps read, each as a whole."""
+        first = np.flatnonzero(np.repeat(fours, 128))[::128]
+        place = crew.place[first].reshape(-1, *[1] * (addresses.ndim - 1))
+        at = self._places(place, addresses, 2, i)
+        who = np.repeat(_who(crew, first) | WARPS, addresses[0].size)
+        self._region.note_read(*_bytes(at.reshape(-1), 2, who), i)
+        return self._views[2][at // 2]
+
+    def _rows(self, crew, warps, addresses, i):
+        first = np.flatnonzero(np.repeat(warps, 32))[::32]
+        place = crew.place[first].reshape(-1, *[1] * (addresses.ndim - 1))
+        who = np.repeat(_who(crew, first), addresses[0].size)
+        return self._places(place, addresses, 16, i), who
+
+    def _places(self, programs, addresses, size: int, i) -> np.ndarray:
+        at = addresses.astype(np.int64)
+        if (at + size > self.size).any() or (at < 0).any():
             raise MemoryFault(f"shared memory has {self.size} bytes, address {at.max()}: {i}")
-        return (places.reshape(-1, *[1] * (at.ndim - 1)) * self.size + at) // size
+        if (at % size).any():
+            raise MemoryFault(f"shared address not a multiple of {size} bytes: {i}")
+        return programs * self.size + at
+
+    def _put(self, at, values, size: int, who, i) -> None:
+        same = np.ones(len(at), bool)
+        for k, value in enumerate(values):
+            same &= self._views[size][at // size + k] == value
+        count = size * len(values)
+        self._region.note_write(*_bytes(at, count, who), np.repeat(same, count), i)
+        for k, value in enumerate(values):
+            self._views[size][at // size + k] = value
+            if (self._views[size][at // size + k] != value).any():
+                raise MemoryFault(f"threads store different values at one address: {i}")
+
+
+def _who(crew, threads) -> np.ndarray:
+    """Who each of the threads is, as `Region` holds it."""
+    program, interval = crew.block[threads] + 1, crew.interval(threads)
+    return program << PROGRAM | interval << INTERVAL | crew.warp[threads]
+
+
+def _bytes(at, size: int, who) -> tuple[np.ndarray, np.ndarray]:
+    """Every byte of words of `size` bytes, and who is there."""
+    return (at[:, None] + np.arange(size)).reshape(-1), np.repeat(who, size)
 
 
 def address(arg: Address, kind: str = "b64"):

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .launch import emulated
 from .machine import Kernel
-from .memory import MemoryFault
+from .races import MemoryFault
 from .text import parse
 
 
@@ -34,6 +34,17 @@ def _next(x_ptr, y_ptr, n, ATOMIC: tl.constexpr):
     else:
         tl.store(x_ptr + p, p)
         tl.store(y_ptr + p, tl.load(x_ptr + (p + 1) % n))
+
+
+@triton.jit
+def _first(x_ptr, y_ptr, ATOMIC: tl.constexpr):
+    p = tl.program_id(0)
+    tl.store(y_ptr + p, tl.load(x_ptr))
+    if p == 1:
+        if ATOMIC:
+            tl.atomic_add(x_ptr, 1)
+        else:
+            tl.store(x_ptr, 7)
 
 
 @triton.jit
@@ -77,6 +88,15 @@ def test_programs_that_depend_on_one_another_are_found(x):
         _next[(4,)](x.fill_(9), torch.zeros_like(x), 4, False)
     _next[(7,)](x.zero_(), x, 4, True)
     assert x[:3].tolist() == [4, 3, 0]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_what_several_programs_read_none_may_change(x, atomic, seed):
+    found = pytest.raises(MemoryFault, match=r"warp 0 (reads|writes|changes)")
+    # in step, all of them read in one instruction
+    with emulated("sm_90", seed), found:
+        _first[(2,)](x, torch.zeros_like(x), atomic)
 
 
 def test_addresses_outside_of_a_tensor_are_found(x):

@@ -68,6 +68,7 @@ def parse(text: str) -> Program:
     program = Program(name, params, int(re.search(r"\.reqntid\s+(\d+)", head)[1]))
     program.registers = dict.fromkeys((1, 16, 32, 64), 0)
     temporaries: dict[str, str] = {}
+    scratch = 0
     block: list[Instruction] = []
     where = ""
 
@@ -88,10 +89,11 @@ def parse(text: str) -> Program:
             continue
         for statement in _statements(line):
             if statement.startswith(".reg"):
-                # of a scope of its own: any name will do that nothing else has
+                # of a scope of its own: any number will do that nothing else has
                 for kind, temporary in re.findall(r"\.\w(\d+)\s+(\w+)$", statement):
-                    register = f"%{ {'16': 'rs', '32': 'r', '64': 'rd'}[kind]}999999"
-                    temporaries[temporary] = register
+                    scratch += 1
+                    letters = {"16": "rs", "32": "r", "64": "rd"}[kind]
+                    temporaries[temporary] = f"%{letters}{900000 + scratch}"
                 continue
             if statement.startswith("."):
                 continue

@@ -3,8 +3,8 @@
 import numpy as np
 
 from . import arithmetic as n
-from .lanes import reader, writer
 from .memory import address
+from .registers import reader, writer
 from .text import Instruction
 
 _LANE = np.arange(32)
@@ -22,10 +22,6 @@ def together(crew, mask, i: Instruction) -> np.ndarray:
     if (lanes.any(1) != lanes.all(1)).any():
         raise Divergence(f"threads of one warp are apart at {i}")
     return lanes.all(1)
-
-
-def compiled(i: Instruction):
-    return globals()[f"_{i.op[0]}"](i)
 
 
 def _warps(crew, values) -> np.ndarray:
@@ -70,10 +66,9 @@ def _bar(i):
     return lambda crew, mask: together(crew, mask, i)
 
 
-def _matrix_rows(crew, at, count: int) -> np.ndarray:
-    """Addresses [W, count, 8, 4] of the words of the rows: threads 8k to 8k + 7 know those of k."""
-    rows = _warps(crew, at(crew))[:, : 8 * count].reshape(-1, count, 8, 1)
-    return rows + np.arange(0, 16, 4)
+def _rows(crew, at, count: int) -> np.ndarray:
+    """Addresses [W, count, 8] of rows of 16 bytes: threads 8k to 8k + 7 know matrix k's."""
+    return _warps(crew, at(crew))[:, : 8 * count].reshape(-1, count, 8)
 
 
 def _ldmatrix(i):
@@ -82,10 +77,9 @@ def _ldmatrix(i):
 
     def load(crew, mask):
         warps = together(crew, mask, i)
-        at_words = _matrix_rows(crew, at, count)
-        words = np.zeros(at_words.shape, np.uint32)
-        places = crew.places(len(warps))[warps]
-        words[warps] = crew.memory("shared").words(places, at_words[warps], 4, i)
+        words = np.zeros((len(warps), count, 8, 4), np.uint32)
+        rows = _rows(crew, at, count)[warps]
+        words[warps] = crew.memory("shared").rows(crew, warps, rows, i)
         if transposed:
             # [W, count, 8, 8] of 16 bits
             flipped = words.view(np.uint16).swapaxes(2, 3)
@@ -103,13 +97,12 @@ def _stmatrix(i):
 
     def store(crew, mask):
         warps = together(crew, mask, i)
-        at_words = _matrix_rows(crew, at, count)
-        values = np.stack([_warps(crew, get(crew)) for get in gets], 1).reshape(at_words.shape)
+        values = np.stack([_warps(crew, get(crew)) for get in gets], 1).reshape(-1, count, 8, 4)
         if transposed:
             flipped = values.view(np.uint16).swapaxes(2, 3)
             values = np.ascontiguousarray(flipped).view(np.uint32)
-        places = crew.places(len(warps))[warps]
-        crew.memory("shared").put_words(places, at_words[warps], values[warps], 4, i)
+        rows = _rows(crew, at, count)[warps]
+        crew.memory("shared").put_rows(crew, warps, rows, values[warps], i)
 
     return store
 
@@ -161,3 +154,7 @@ def _mma(i):
         put_c(crew, puts, found, mask)
 
     return multiply
+
+
+OPERATIONS = {"shfl": _shfl, "redux": _redux, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix,
+              "mma": _mma, "bar": _bar}  # fmt: skip

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .lanes import reader, writer
+from .registers import reader, writer
 from .text import Instruction
 from .warps import Divergence, fragment_a, fragment_c, halves, put_c, together
 
@@ -39,8 +39,8 @@ def compiled(i: Instruction):
         else:
             a = _tile(crew, left(crew), 64, False, fours[:, 0], kind, i)
         found = a @ b.swapaxes(1, 2)
-        if np.any(keep(crew)):
-            found = found + fragment_c(crew, gets).reshape(-1, 64, columns)
+        kept = np.broadcast_to(keep(crew), crew.threads)[::128, None, None]
+        found = np.where(kept, found + fragment_c(crew, gets).reshape(-1, 64, columns), found)
         put_c(crew, puts, found.reshape(-1, 16, columns), mask)
 
     return multiply
@@ -69,6 +69,5 @@ def _tile(crew, descriptor, rows: int, transposed: bool, active, kind: str, i) -
     bits = {128: 7, 64: 3, 32: 1}[width]
     at = at ^ ((at >> 7 & bits) << 4)
     found = np.zeros(at.shape, np.uint16)
-    places = crew.places(len(at))[active]
-    found[active] = crew.memory("shared").words(places, at[active], 2, i)
+    found[active] = crew.memory("shared").halves(crew, active, at[active], i)
     return halves(kind, found)
