@@ -6,7 +6,7 @@ the threads, moves it between them through shared memory, and joins loads to vec
 runs that, on the memory of tensors of the CPU:
 
     with emulated("sm_90"):
-        rms_norm.launch(x, weight, eps)     # as compiled for an H100
+        rms_norm_triton(x, weight, 1e-5)    # as compiled for an H100
 
 Beyond wrong results it finds what corrupts memory or differs from run to run on a GPU, and names
 the line of the kernel: an address outside of the tensors given or not aligned to its load, threads
