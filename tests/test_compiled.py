@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # a whole generation, which launches every kernel, and the attention with each kind of product
 TESTS = [
     "ptx/test_machine.py",
-    "test_engine_triton.py::test_equals_the_references[filtered]",
+    "test_engine_triton.py::test_equals_the_references[greedy]",
     "test_tree_attention.py::test_tree_attention_triton[(7, 1)-128-torch.float16-64-nodes]",
     "test_tree_attention.py::test_tree_attention_triton_bfloat16",
 ]

@@ -34,18 +34,23 @@ def installed(tmp_path_factory):
     venv.create(env, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     to = ["--python", env / "bin" / "python"]
-    subprocess.run([*pip, *to, "install", "--no-deps", wheel], check=True)
+    subprocess.run([*pip, *to, "install", "--no-deps", wheel], env=clean(), check=True)
     (packages,) = env.glob("lib/python*/site-packages")
     # a path alone: links to source trees that lie there are not followed
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return env
 
 
+def clean():
+    """The environment variables, without those by which this source tree would be found."""
+    found = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return found | {"TRITON_INTERPRET": "1"}
+
+
 def run(env, command, *args):
     """The output of a command of the environment."""
-    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [env / "bin" / command, *args], cwd=env, env=clean, capture_output=True, text=True,
+        [env / "bin" / command, *args], cwd=env, env=clean(), capture_output=True, text=True,
         check=True,
     )  # fmt: skip
     return done.stdout
