@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from csd.cache import PAGE
-from csd.kernels.attention_plan import Work, check_places, plan_attention
+from csd.kernels.attention_plan import PLACES, Work, check_places, plan_attention
 from csd.kernels.checks import check_tensor
 from csd.kernels.tree_attention import (
     next_layer_attention,
@@ -70,10 +70,7 @@ class Tree:
         check_tensor("k_pages", self.k_pages, (L, None, PAGE, K, D), kind, device)
         check_tensor("v_pages", self.v_pages, self.k_pages.shape, kind, device)
         check_tensor("slot", self.slot, (M,), torch.int32, device)
-        check_places(
-            self.prompt_len, self.slot_len, self.slot, self.slot_start, self.slot_nodes,
-            self.group_start, device,
-        )  # fmt: skip
+        check_places([getattr(self, name) for name in PLACES], device)
         S, G = self.slot_len.shape[0], self.prompt_len.shape[0]
         check_tensor("prompt_pages", self.prompt_pages, (G, None), torch.int32, device)
         check_tensor("slot_pages", self.slot_pages, (S, None), torch.int32, device)

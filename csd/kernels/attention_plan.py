@@ -19,6 +19,7 @@ one another. A coincidence of cuts leaves a gap that nobody reads.
 A tile's partials are `rows` * H / K rows apart.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,8 @@ from csd.kernels.aot import Job, Shape, programs_of
 from csd.kernels.attention_plan_kernel import _plan_attention_kernel
 from csd.kernels.checks import check_tensor
 
+# what says which rows are whose
+PLACES = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
 TILE = 64
 BLOCK = 32
 
@@ -233,38 +236,28 @@ def plan_attention(
     if programs is not None and programs < 1:
         raise ValueError(f"programs must be at least 1, got {programs}")
     tensors = (prompt_len, slot_len, slot, slot_start, slot_nodes, group_start)
-    check_places(*tensors, slot.device)
+    check_places(tensors, slot.device)
     programs = programs or programs_for(slot.device, kv_heads)
     return Work(*_plan_attention(*tensors, heads, kv_heads, programs))
 
 
-def check_places(
-    prompt_len: torch.Tensor,
-    slot_len: torch.Tensor,
-    slot: torch.Tensor,
-    slot_start: torch.Tensor,
-    slot_nodes: torch.Tensor,
-    group_start: torch.Tensor,
-    device: torch.device,
-) -> None:
-    """Raises ValueError unless these say which rows are whose, as `plan_attention` takes them."""
-    for name, x in (("prompt_len", prompt_len), ("slot_len", slot_len), ("slot", slot)):
+def check_places(tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Raises ValueError unless these are the first of `plan_attention`'s, which rows are whose."""
+    for name, x in zip(PLACES[:3], tensors, strict=False):
         check_tensor(name, x, (None,), torch.int32, device)
-    S, G = slot_len.shape[0], prompt_len.shape[0]
-    check_tensor("slot_start", slot_start, (S,), torch.int32, device)
-    check_tensor("slot_nodes", slot_nodes, (S,), torch.int32, device)
-    check_tensor("group_start", group_start, (G + 1,), torch.int32, device)
+    G, S = tensors[0].shape[0], tensors[1].shape[0]
+    for name, x, size in zip(PLACES[3:], tensors[3:], (S, S, G + 1), strict=True):
+        check_tensor(name, x, (size,), torch.int32, device)
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    pointers = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
     tables = ("segment", "program", "merge")
     return [
         Job(
             name="plan_attention",
             kernel=_plan_attention_kernel,
             args={
-                **{f"{name}_ptr": "*i32:16" for name in (*pointers, *tables)},
+                **{f"{name}_ptr": "*i32:16" for name in (*PLACES, *tables)},
                 **{name: "i32" for name in ("M", "S", "G", "programs")},
                 "EACH": shape.heads // shape.kv_heads,
                 "ROWS": tile_rows(shape.heads, shape.kv_heads),

@@ -180,15 +180,15 @@ def _edge(
 
 
 @triton.jit
-def _sum_where(place, value, W: tl.constexpr):
-    """[W]: the value [C] whose place is 0, 1, ..; places [C] are all different."""
+def _by_place(place, value, W: tl.constexpr):
+    """[W]: the values [C] whose places [C], all different, are 0, 1, ..; 0 where none has it."""
     hit = place[:, None] == tl.arange(0, W)[None, :]
     return tl.sum(tl.where(hit, value[:, None], 0), 0)
 
 
 @triton.jit
 def _ranks(nodes, child):
-    """[C]: the place of each child among the children, and of all of both lists; [n]: of `nodes`.
+    """Each child's place among the children [C], and its place and each node's [n] in both lists.
 
     nodes: sorted. Everything is compared with everything: a sort's steps wait for each other.
     """
@@ -200,8 +200,8 @@ def _ranks(nodes, child):
     )
     rank = tl.sum(before.to(tl.int32), 0)
     place = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
-    held = tl.sum((other < nodes[None, :]).to(tl.int32), 0)
-    return rank, place, tl.arange(0, nodes.shape[0]) + held
+    cheaper = tl.sum((other < nodes[None, :]).to(tl.int32), 0)
+    return rank, place, tl.arange(0, nodes.shape[0]) + cheaper
 
 
 @triton.jit(do_not_specialize=["slots", "rows", "most", "buckets", "max_depth", "max_cost"])
@@ -337,15 +337,15 @@ def _grow_kernel(
         tl.debug_barrier()
         child = tl.load(scratch_ptr + offs_c)
 
-        rank, place, held = _ranks(nodes, child)
         # [MAX_NODES]: the cheapest of both
-        nodes = _sum_where(place, child, MAX_NODES) + _sum_where(held, nodes, MAX_NODES)
+        rank, place, node_place = _ranks(nodes, child)
+        nodes = _by_place(place, child, MAX_NODES) + _by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_p < width, nodes, NONE)
 
         # the next frontier: this level's cheapest, as far as the list holds them
         last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
         # [BLOCK_F]
-        chosen = _sum_where(rank, child, BLOCK_F)
+        chosen = _by_place(rank, child, BLOCK_F)
         ahead = (chosen <= last_node) & (offs_f < FRONTIER)
         front = tl.sum(ahead.to(tl.int32), 0)
         chosen = tl.where(ahead, chosen, 0)

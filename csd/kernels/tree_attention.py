@@ -300,7 +300,8 @@ def _check(
     (M, H, D), K, device = q.shape, node_k.shape[1], q.device
     for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
         check_tensor(name, x, (k_pages.shape[0], PAGE, K, D), q.dtype, device)
-    check_places(prompt_len, slot_len, slot, slot_start, slot_nodes, group_start, device)
+    places = prompt_len, slot_len, slot, slot_start, slot_nodes, group_start
+    check_places(places, device)
     check_tensor("slot", slot, (M,), torch.int32, device)
     check_tensor("ancestors", ancestors, (M,), torch.int64, device)
     check_tensor("prompt_pages", prompt_pages, (prompt_len.shape[0], None), torch.int32, device)
