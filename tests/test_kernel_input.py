@@ -20,8 +20,7 @@ from tree_cases import random_logits, trees
 from csd.kernels.advance import _READ as READ
 from csd.kernels.advance import _WRITTEN as WRITTEN
 from csd.kernels.advance import advance_slots
-from csd.kernels.attention_plan import plan_attention, plan_attention_ref
-from csd.kernels.checks import FIELDS, check_fields
+from csd.kernels.attention_plan import PLACES, plan_attention, plan_attention_ref
 from csd.kernels.commit import commit_kv
 from csd.kernels.draft_tree import _SLOTS as DRAFT_SLOTS
 from csd.kernels.draft_tree import _TABLE as TABLE
@@ -49,9 +48,6 @@ def attention():
     shape = dict(trees=[{1: 7}, {0: 3}], prompt=[70, 5], committed=[2, 65])
     case = attention_case(**shape, heads=(4, 2), dtype=torch.float32)
     return case | {"out": torch.empty_like(case["q"])}
-
-
-PLACES = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
 
 
 def plan():
@@ -211,27 +207,6 @@ def test_rows_to_insert_may_have_any_layout():
         for bad in (x[None], x.half(), x.to("meta")):
             with pytest.raises(ValueError, match=r"must (be|have)"):
                 graph_insert(table, *rows[:i], bad, *rows[i + 1 :], CONFIG.orders)
-
-
-@pytest.mark.parametrize("first", ["pool", "slots"])
-def test_a_pool_has_the_groups_of_its_slots(first):
-    records = dict(zip(("pool", "slots"), trees(3), strict=True))
-    groups = records["slots"].prompt_len.shape[0]
-
-    def check():
-        sizes = {}
-        for of in sorted(records, key=lambda of: of != first):
-            check_fields(of, records[of], FIELDS[of], sizes, torch.device("cpu"))
-        assert sizes["G"] == groups
-
-    check()
-    records["pool"].group_start = torch.zeros(groups + 2, dtype=torch.int32)
-    want = {
-        "pool": rf"slots.prompt_len must have shape \({groups + 1},\), got \({groups},\)",
-        "slots": rf"pool.group_start must have shape \({groups + 1},\), got \({groups + 2},\)",
-    }
-    with pytest.raises(ValueError, match=want[first]):
-        check()
 
 
 @pytest.mark.parametrize("make", RECORDS, ids=lambda f: f.__name__)

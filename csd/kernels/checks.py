@@ -14,8 +14,7 @@ from csd.verdict import TOP
 
 INT, LONG, FLOAT, WIDE = torch.int32, torch.int64, torch.float32, torch.float64
 
-# the fields of a step's records: a letter, a letter and how many more, or a number a dimension, and
-# the dtype
+# the fields of a step's records that operations take: a letter or a number a dimension, the dtype
 FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] = {
     "pool": {
         **dict.fromkeys(("token", "parent", "slot", "depth", "cost", "source"), (("M",), INT)),
@@ -24,7 +23,6 @@ FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] =
         "context": (("M", "N"), INT),
         "slot_start": (("S",), INT),
         "slot_nodes": (("S",), INT),
-        "group_start": (("G + 1",), INT),
     },
     "slots": {
         **dict.fromkeys(
@@ -110,18 +108,6 @@ def check_fields(
         if x.dim() == len(dims):
             for d, n in zip(dims, x.shape, strict=True):
                 if isinstance(d, str):
-                    letter, more = _sum(d)
-                    sizes.setdefault(letter, max(n - more, 0))
-        shape = [_size(d, sizes) if isinstance(d, str) else d for d in dims]
+                    sizes.setdefault(d, n)
+        shape = [sizes.get(d) if isinstance(d, str) else d for d in dims]
         check_tensor(f"{of}.{name}", x, shape, dtype, device)
-
-
-def _sum(dim: str) -> tuple[str, int]:
-    """"G + 1" is ("G", 1), "M" is ("M", 0)."""
-    letter, _, more = dim.partition(" + ")
-    return letter, int(more or 0)
-
-
-def _size(dim: str, sizes: dict[str, int]) -> int | None:
-    letter, more = _sum(dim)
-    return sizes[letter] + more if letter in sizes else None

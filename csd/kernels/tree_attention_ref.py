@@ -4,7 +4,10 @@ The formula is in `csd/kernels/tree_attention.py`. What the host must know of a 
 ranges, the mask of the nodes) is worked out once by `host_work` and serves every layer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
 
@@ -89,6 +92,21 @@ def _hidden(
     return ~(seen & (slot[:, None] == slot)).unsqueeze(1)
 
 
+def _without_autocast(function: Callable) -> Callable:
+    """Products stay in their operands' dtype: autocast would round them, and these are exact."""
+
+    @wraps(function)
+    def call(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        kind = q.device.type
+        if not torch.is_autocast_enabled(kind):
+            return function(q, *args, **kwargs)
+        with torch.autocast(kind, enabled=False):
+            return function(q, *args, **kwargs)
+
+    return call
+
+
+@_without_autocast
 def tree_attention_ref(
     q: torch.Tensor,  # [M, H, D]
     node_k: torch.Tensor,  # [M, K, D]
@@ -113,13 +131,6 @@ def tree_attention_ref(
     A group's scores are one matrix with the columns [prompt | nodes | committed]: the prompt's and
     the nodes' of all its rows at once, then each slot's own tokens, padded to the longest.
     """
-    if torch.is_autocast_enabled(q.device.type):
-        # it would round the products, and this is to be exact
-        with torch.autocast(q.device.type, enabled=False):
-            return tree_attention_ref(
-                q, node_k, node_v, k_pages, v_pages, prompt_pages, prompt_len, slot_pages,
-                slot_len, slot, ancestors, slot_start, slot_nodes, group_start, scale, work, out,
-            )  # fmt: skip
     if work is None:
         work = host_work(
             prompt_pages,

@@ -56,7 +56,7 @@ def emulated(target: str = "sm_90", seed: int | None = 0):
         sizes = (*grid, 1, 1)[:3]
         machine = _kernel(found.asm["ptx"])
         # two kinds of scratch memory that nothing asks for
-        values += [0] * (len(machine.program.params) - len(values))
+        values += [0] * (len(machine.code.params) - len(values))
         machine.launch(sizes, values, places, found.metadata.shared, seed)
         return found
 

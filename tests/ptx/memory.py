@@ -105,7 +105,7 @@ class Shared:
 
     def load(self, crew, addresses, size, count, mask, i) -> list[np.ndarray]:
         active = np.arange(crew.threads) if mask is True else mask.nonzero()[0]
-        at = self._places(crew.place[active], addresses[active], size * count, i)
+        at = self._places(crew.program[active], addresses[active], size * count, i)
         self._region.note_read(*_bytes(at, size * count, _who(crew, active)), i)
         values = [np.zeros(crew.threads, f"u{size}") for _ in range(count)]
         for k, value in enumerate(values):
@@ -114,7 +114,7 @@ class Shared:
 
     def store(self, crew, addresses, values, size, mask, i) -> None:
         active = np.arange(crew.threads) if mask is True else mask.nonzero()[0]
-        at = self._places(crew.place[active], addresses[active], size * len(values), i)
+        at = self._places(crew.program[active], addresses[active], size * len(values), i)
         given = [np.broadcast_to(value, crew.threads)[active] for value in values]
         self._put(at, given, size, _who(crew, active), i)
 
@@ -131,17 +131,17 @@ class Shared:
     def halves(self, crew, fours, addresses, i) -> np.ndarray:
         """16 bits each at addresses [g, ..], which groups of four warps read, each as a whole."""
         first = np.flatnonzero(np.repeat(fours, 128))[::128]
-        place = crew.place[first].reshape(-1, *[1] * (addresses.ndim - 1))
-        at = self._places(place, addresses, 2, i)
+        program = crew.program[first].reshape(-1, *[1] * (addresses.ndim - 1))
+        at = self._places(program, addresses, 2, i)
         who = np.repeat(_who(crew, first) | WARPS, addresses[0].size)
         self._region.note_read(*_bytes(at.reshape(-1), 2, who), i)
         return self._views[2][at // 2]
 
     def _rows(self, crew, warps, addresses, i):
         first = np.flatnonzero(np.repeat(warps, 32))[::32]
-        place = crew.place[first].reshape(-1, *[1] * (addresses.ndim - 1))
+        program = crew.program[first].reshape(-1, *[1] * (addresses.ndim - 1))
         who = np.repeat(_who(crew, first), addresses[0].size)
-        return self._places(place, addresses, 16, i), who
+        return self._places(program, addresses, 16, i), who
 
     def _places(self, programs, addresses, size: int, i) -> np.ndarray:
         at = addresses.astype(np.int64)
@@ -165,7 +165,7 @@ class Shared:
 
 def _who(crew, threads) -> np.ndarray:
     """Who each of the threads is, as `Region` holds it."""
-    program, interval = crew.block[threads] + 1, crew.interval(threads)
+    program, interval = crew.number[threads] + 1, crew.interval(threads)
     return program << PROGRAM | interval << INTERVAL | crew.warp[threads]
 
 

@@ -49,8 +49,8 @@ class Instruction:
 
 
 @dataclass(slots=True)
-class Program:
-    """params: bits of each. blocks: instructions up to a jump, a barrier or the next label."""
+class Code:
+    """Of a kernel. params: bits of each. blocks: instructions up to a jump, a barrier or the next label."""
 
     name: str
     params: dict[str, int]
@@ -60,13 +60,13 @@ class Program:
     registers: dict[int, int] = field(default_factory=dict)
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> Code:
     """The one kernel of a file of PTX."""
     head, body = text.split("\n{", 1)
     name = re.search(r"\.entry\s+(\w+)", head)[1]
     params = {name: int(bits) for bits, name in _PARAM.findall(head[head.index(".entry") :] + ")")}
-    program = Program(name, params, int(re.search(r"\.reqntid\s+(\d+)", head)[1]))
-    program.registers = dict.fromkeys((1, 16, 32, 64), 0)
+    code = Code(name, params, int(re.search(r"\.reqntid\s+(\d+)", head)[1]))
+    code.registers = dict.fromkeys((1, 16, 32, 64), 0)
     temporaries: dict[str, str] = {}
     scratch = 0
     block: list[Instruction] = []
@@ -75,7 +75,7 @@ def parse(text: str) -> Program:
     def end_block() -> None:
         nonlocal block
         if block:
-            program.blocks.append(block)
+            code.blocks.append(block)
         block = []
 
     for line in body.split("\n}\n", 1)[0].splitlines():
@@ -85,7 +85,7 @@ def parse(text: str) -> Program:
         label = re.match(r"(\$\w+):", line)
         if label:
             end_block()
-            program.labels[label[1]] = len(program.blocks)
+            code.labels[label[1]] = len(code.blocks)
             continue
         for statement in _statements(line):
             if statement.startswith(".reg"):
@@ -103,8 +103,8 @@ def parse(text: str) -> Program:
             if block[-1].op[0] in ("bra", "ret", "exit") or block[-1].op[:2] == ["bar", "sync"]:
                 end_block()
     end_block()
-    _number(program)
-    return program
+    _number(code)
+    return code
 
 
 def _place(chain: str) -> str:
@@ -149,7 +149,7 @@ def _operand(text: str):
     return 0 if text == "global_smem" else text
 
 
-def _number(program: Program) -> None:
+def _number(code: Code) -> None:
     """Registers in the order in which they are met: their numbers in the text have gaps."""
     numbers: dict[Register, Register] = {}
 
@@ -161,11 +161,11 @@ def _number(program: Program) -> None:
         if not isinstance(arg, Register):
             return arg
         if arg not in numbers:
-            numbers[arg] = Register(arg.width, program.registers[arg.width])
-            program.registers[arg.width] += 1
+            numbers[arg] = Register(arg.width, code.registers[arg.width])
+            code.registers[arg.width] += 1
         return numbers[arg]
 
-    for block in program.blocks:
+    for block in code.blocks:
         for i in block:
             i.args = [numbered(x) for x in i.args]
             if i.guard:
