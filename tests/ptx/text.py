@@ -50,7 +50,7 @@ class Instruction:
 
 @dataclass(slots=True)
 class Code:
-    """Of a kernel. params: bits of each. blocks: instructions up to a jump, a barrier or the next label."""
+    """A kernel's. params: bits of each. blocks: instructions up to a jump, barrier or label."""
 
     name: str
     params: dict[str, int]
