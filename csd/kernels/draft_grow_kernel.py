@@ -97,10 +97,12 @@ def _masses(
     rem = tl.full([F], 1.0, tl.float64)
     share = tl.zeros([F, O], tl.float64)
     beta = tl.zeros([O], tl.float64)
-    for o in tl.static_range(CONTEXTS):
+    # few at a time: with all of them unrolled, registers spill
+    for o in tl.range(CONTEXTS, loop_unroll_factor=3):
         of_order = tl.sum(tl.where(offs_o[None, :] == o, trust, 0.0), 1)
         share = tl.where(offs_o[None, :] == o, (rem * of_order)[:, None], share)
         rem = rem * (one - of_order)
+    for o in tl.static_range(CONTEXTS):
         beta = tl.where(offs_o == o, tl.full((), BETAS[o], tl.float64), beta)
     total = tl.maximum(total, one)
     # [F, O, BLOCK_E]
