@@ -25,7 +25,7 @@ import csd
     ],
     ids=["greedy", "filtered"],
 )
-def test_equals_the_references(family, options):
+def test_equals_the_references(few_splits, family, options):
     model = checkpoints.build(family)
     runs = []
     for kernels in ("reference", "triton"):

@@ -34,7 +34,7 @@ def one_group(temperature=1.0, count=1, vocab=97):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_plain_sampling(poison, seed, dtype):
+def test_plain_sampling(poison, few_splits, seed, dtype):
     pool, slots = trees(seed)
     verdict = both(random_logits(pool.rows, 97, seed).to(dtype), pool, slots)
     assert verdict.accept_count.max() > 1
@@ -53,7 +53,7 @@ FILTERS = {
 
 
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS.keys())
-def test_filters(poison, options):
+def test_filters(poison, few_splits, options):
     pool, slots = trees(3, count=4, rows=16, live=True)
     g = torch.Generator().manual_seed(1)
     slots.seen[:] = torch.randint(-(1 << 31), 1 << 31, slots.seen.shape, generator=g).int()
@@ -107,7 +107,7 @@ def test_the_rest_is_drawn(poison, monkeypatch, cap, min_p):
         assert (rest % 2 == 0).all()
 
 
-def test_greedy_takes_the_smallest_of_equal_tokens(poison):
+def test_greedy_takes_the_smallest_of_equal_tokens(poison, few_splits):
     pool, slots = one_group(temperature=0, count=3)
     slots.top_k[1], slots.top_p[2] = 2, 0.5
     logits = random_logits(3, 97).clamp(max=5)
@@ -122,7 +122,7 @@ def test_fewer_tokens_than_top_8(poison):
     assert verdict.top_token[1].tolist() == [1] + [-1] * 7
 
 
-def test_end_tokens_before_min_new(poison):
+def test_end_tokens_before_min_new(poison, few_splits):
     pool, slots = trees(2)
     slots.min_new[:] = slots.generated + 2
     slots.ban_ids[:, 0], slots.ban_ids[:, 15] = 2, 4
@@ -133,7 +133,7 @@ def test_end_tokens_before_min_new(poison):
     assert not (verdict.sample[early] == 2).any() and (verdict.sample[~early] == 2).any()
 
 
-def test_stop_rules(poison):
+def test_stop_rules(poison, few_splits):
     seen = set()
     for seed in range(3):
         pool, slots = trees(seed)
@@ -144,7 +144,7 @@ def test_stop_rules(poison):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
-def test_bad_logits_are_told_by_slot(poison, value):
+def test_bad_logits_are_told_by_slot(poison, few_splits, value):
     pool, slots = trees(4, live=True)
     logits = random_logits(pool.rows, 97)
     slot = int(pool.slot[9])
