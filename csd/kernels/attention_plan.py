@@ -187,34 +187,15 @@ def _plan_attention(
 
 
 @_plan_attention.register_kernel("cuda")
-def _(
-    prompt_len: torch.Tensor,
-    slot_len: torch.Tensor,
-    slot: torch.Tensor,
-    slot_start: torch.Tensor,
-    slot_nodes: torch.Tensor,
-    group_start: torch.Tensor,
-    heads: int,
-    kv_heads: int,
-    programs: int,
-) -> Any:
-    args = (prompt_len, slot_len, slot, slot_start, slot_nodes, group_start)
-    with torch.cuda.device_of(slot):
-        return tuple(plan_attention_triton(*args, heads, kv_heads, programs))
+def _(prompt_len: torch.Tensor, *args: Any) -> Any:
+    plan: Any = plan_attention_triton
+    with torch.cuda.device_of(prompt_len):
+        return tuple(plan(prompt_len, *args))
 
 
 @_plan_attention.register_fake
-def _(
-    prompt_len: torch.Tensor,
-    slot_len: torch.Tensor,
-    slot: torch.Tensor,
-    slot_start: torch.Tensor,
-    slot_nodes: torch.Tensor,
-    group_start: torch.Tensor,
-    heads: int,
-    kv_heads: int,
-    programs: int,
-) -> Any:
+def _(prompt_len: torch.Tensor, slot_len: torch.Tensor, slot: torch.Tensor, *args: Any) -> Any:
+    *_places, heads, kv_heads, programs = args
     sizes = slot.shape[0], slot_len.shape[0], prompt_len.shape[0]
     return tuple(empty_work(*sizes, heads, kv_heads, programs, slot.device))
 

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from csd.graph import table
 from csd.kernels.graph_lookup_kernel import order_sizes
+from csd.kernels.largest_kernel import keep_largest
 
 MAX_TOTAL = tl.constexpr(table.MAX_TOTAL)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
@@ -130,13 +131,7 @@ def _merge_kernel(
         code = (tl.sum(weights, 0).to(tl.int64) << 31) | (last_token - tokens)
         code = tl.where((tokens >= 0) & (tl.max(again, 0) == 0), code, -1)
         if tl.max(code, 0) > tl.min(tl.where(offs_e < E, best, 1 << 62), 0):
-            better = tl.full([BLOCK_E], -1, tl.int64)
-            for e in range(0, E):
-                top = tl.maximum(tl.max(code, 0), tl.max(best, 0))
-                better = tl.where(offs_e == e, top, better)
-                code = tl.where(code == top, -1, code)
-                best = tl.where(best == top, -1, best)
-            best = better
+            best = keep_largest(code, best, E)
 
     # [BLOCK_E]
     token = tl.where(best >= 0, last_token - (best & LAST_TOKEN), -1).to(tl.int32)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels import noise
+from csd.kernels.largest_kernel import keep_largest
 from csd.kernels.noise_kernel import gumbel32, philox_word, uniform32
 from csd.kernels.verify_scan_kernel import (
     HEAD_WIDTH,
@@ -260,13 +261,7 @@ def _sample_kernel(
         near = tl.full((), INF_BITS, tl.int32) - d.to(tl.int32, bitcast=True)
         code = (near.to(tl.int64) << 31) | (largest - token)
         code = tl.where(in_head, code, -1)
-        merged = tl.full([TOP], -1, tl.int64)
-        for i in range(0, TOP):
-            most_code = tl.maximum(tl.max(code, 0), tl.max(leaders, 0))
-            merged = tl.where(offs_t == i, most_code, merged)
-            code = tl.where(code == most_code, -1, code)
-            leaders = tl.where(leaders == most_code, -1, leaders)
-        leaders = merged
+        leaders = keep_largest(code, leaders, TOP)
     log_total = tl.log(head + rest)
 
     if (greedy == 0) & (rest > 0):
