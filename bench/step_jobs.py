@@ -19,10 +19,11 @@ from csd.kernels.ops import Ops, reference
 from csd.pool import Pool
 from csd.slots import Slots
 
-# what is drafted and inserted: the engine's default depth of contexts, and the deepest
+# what is drafted and inserted: shallow, deep, and as the engine does
 GRAPHS = {
-    "orders 1-4, depth 8": GraphConfig(max_depth=8),
+    "orders 1-4, depth 8": GraphConfig(orders=(1, 2, 3, 4), max_depth=8),
     "orders 1-8, depth 16": GraphConfig(orders=tuple(range(1, 9)), successors=8, max_depth=16),
+    "orders 1, 2, 3, 5, 8, depth 16": GraphConfig(),
 }
 
 

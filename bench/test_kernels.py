@@ -19,8 +19,7 @@ SIZES = Sizes(slots=4, groups=2, rows=20, text=40)
 CPU = torch.device("cpu")
 ATTENTION = JobShape("tiny", 4, 2, 16, samples=3, nodes=5, prompt=70, committed=40)
 STEP = makers(reference(), TINY, SIZES, CPU, torch.float32)
-STEP_IDS = ["insert", "insert-8", "draft", "draft-8"]
-STEP_IDS += ["verify", "commit", "rms_norm", "rotary", "swiglu"]
+STEP_IDS = [" ".join([m.func.__name__, *m.keywords.values()]) for m in STEP]
 # eager flex_attention keeps every score: it is checked by the tests, and says nothing about time
 PARTS = {name: f for name, f in (RIVALS | FULL_RIVALS).items() if "flex" not in name}
 

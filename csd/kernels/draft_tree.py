@@ -286,10 +286,10 @@ def draft_tree(
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    # the default, and the deepest that `bench.kernels` times
-    deepest = GraphConfig(orders=tuple(range(1, 9)), successors=8)
-    grow, _fill = _jobs(deepest)
-    return [*_jobs(GraphConfig()), grow]
+    # the default, and the shallow and the deep one that `bench.kernels` times beside it
+    shallow = GraphConfig(orders=(1, 2, 3, 4))
+    grow, _fill = _jobs(GraphConfig(orders=tuple(range(1, 9)), successors=8))
+    return [*_jobs(GraphConfig()), *_jobs(shallow), grow]
 
 
 def _jobs(config: GraphConfig) -> list[Job]:

@@ -260,11 +260,15 @@ def graph_insert(
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    # the default, and the deepest that `bench.kernels` times
-    deepest = GraphConfig(orders=tuple(range(1, 9)), successors=8)
-    # room is given out in the same way whatever the contexts
-    claim, lead, _allocate, merge = _jobs(deepest)
-    return [*_jobs(GraphConfig()), claim, lead, merge]
+    # the default, and the shallow and the deep one that `bench.kernels` times beside it
+    shallow = GraphConfig(orders=(1, 2, 3, 4))
+    deep = GraphConfig(orders=tuple(range(1, 9)), successors=8)
+    jobs = _jobs(GraphConfig())
+    for config in (shallow, deep):
+        # room is given out in the same way whatever the contexts
+        claim, lead, _allocate, merge = _jobs(config)
+        jobs += [claim, lead, merge]
+    return jobs
 
 
 def _jobs(config: GraphConfig) -> list[Job]:
