@@ -14,16 +14,15 @@ import torch
 from bench.attention_job import PAGE, error_of, limit_for
 from csd.graph.consensus import insert_prompt, insert_step
 from csd.graph.table import GraphConfig, Table
-from csd.kernels.aot import Shape
+from csd.kernels.aot import DEEP, SHALLOW, Shape
 from csd.kernels.ops import Ops, reference
 from csd.pool import Pool
 from csd.slots import Slots
 
 # what is drafted and inserted: shallow, deep, and as the engine does
 GRAPHS = {
-    "orders 1-4, depth 8": GraphConfig(orders=(1, 2, 3, 4), max_depth=8),
-    "orders 1-8, depth 16": GraphConfig(orders=tuple(range(1, 9)), successors=8, max_depth=16),
-    "orders 1, 2, 3, 5, 8, depth 16": GraphConfig(),
+    f"orders {', '.join(map(str, config.orders))}, depth {config.max_depth}": config
+    for config in (SHALLOW, DEEP, GraphConfig())
 }
 
 

@@ -1,7 +1,5 @@
 """A whole generation with every kernel, interpreted or as compiled, against the references."""
 
-import os
-
 import checkpoints
 import pytest
 import torch
@@ -13,11 +11,7 @@ import csd
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        pytest.param(
-            "llama",
-            {"temperature": 0.0},
-            marks=pytest.mark.skipif("CSD_PTX" not in os.environ, reason="runs as compiled"),
-        ),
+        ("llama", {"temperature": 0.0}),
         (
             "qwen3",
             {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1},

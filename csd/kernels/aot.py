@@ -22,7 +22,12 @@ from typing import Any
 
 import torch
 
+from csd.graph.table import GraphConfig
 from csd.models.config import ModelConfig
+
+# graphs that are compiled ahead, and timed, beside the default
+SHALLOW = GraphConfig(orders=(1, 2, 3, 4), max_depth=8)
+DEEP = GraphConfig(orders=(1, 2, 3, 4, 5, 6, 7, 8), successors=8, max_depth=16)
 
 
 @dataclass(frozen=True, slots=True)

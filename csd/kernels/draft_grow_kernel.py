@@ -97,7 +97,7 @@ def _masses(
     rem = tl.full([F], 1.0, tl.float64)
     share = tl.zeros([F, O], tl.float64)
     beta = tl.zeros([O], tl.float64)
-    # few at a time: with all of them unrolled, registers spill
+    # few at a time: with all of 9 unrolled, Triton 3.6 spills registers
     for o in tl.range(CONTEXTS, loop_unroll_factor=3):
         of_order = tl.sum(tl.where(offs_o[None, :] == o, trust, 0.0), 1)
         share = tl.where(offs_o[None, :] == o, (rem * of_order)[:, None], share)

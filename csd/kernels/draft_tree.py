@@ -45,7 +45,7 @@ import torch
 import triton
 
 from csd.graph.table import GraphConfig, Table
-from csd.kernels.aot import Job, Shape
+from csd.kernels.aot import DEEP, SHALLOW, Job, Shape
 from csd.kernels.checks import check_fields
 from csd.kernels.draft_fill_kernel import _fill_kernel
 from csd.kernels.draft_grow_kernel import _grow_kernel
@@ -286,10 +286,9 @@ def draft_tree(
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    # the default, and the shallow and the deep one that `bench.kernels` times beside it
-    shallow = GraphConfig(orders=(1, 2, 3, 4))
-    grow, _fill = _jobs(GraphConfig(orders=tuple(range(1, 9)), successors=8))
-    return [*_jobs(GraphConfig()), *_jobs(shallow), grow]
+    # what fills the pool is the default's: its contexts are as long
+    grow, _fill = _jobs(DEEP)
+    return [*_jobs(GraphConfig()), *_jobs(SHALLOW), grow]
 
 
 def _jobs(config: GraphConfig) -> list[Job]:

@@ -28,7 +28,7 @@ import torch
 import triton
 
 from csd.graph.table import GraphConfig, Table
-from csd.kernels.aot import Job, Shape
+from csd.kernels.aot import DEEP, SHALLOW, Job, Shape
 from csd.kernels.checks import check_fields, check_tensor
 from csd.kernels.graph_insert_kernel import _allocate_kernel, _claim_kernel, _lead_kernel
 from csd.kernels.graph_insert_ref import graph_insert_ref
@@ -260,11 +260,8 @@ def graph_insert(
 
 
 def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    # the default, and the shallow and the deep one that `bench.kernels` times beside it
-    shallow = GraphConfig(orders=(1, 2, 3, 4))
-    deep = GraphConfig(orders=tuple(range(1, 9)), successors=8)
     jobs = _jobs(GraphConfig())
-    for config in (shallow, deep):
+    for config in (SHALLOW, DEEP):
         # room is given out in the same way whatever the contexts
         claim, lead, _allocate, merge = _jobs(config)
         jobs += [claim, lead, merge]
