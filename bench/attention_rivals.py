@@ -1,4 +1,4 @@
-"""The same attention out of PyTorch's own parts, as well as they allow.
+"""The same attention composed of PyTorch's own operations, as fast as they allow.
 
 Each function lays a job's keys and values out as its parts want them and works out masks ahead of
 time; none of that is measured. It returns what is: a call without arguments, and a function that
@@ -173,7 +173,7 @@ def _lines(q: torch.Tensor, job: Job) -> tuple[torch.Tensor, int, dict]:
     Its kernel for few rows takes the query heads of a key-value head together where their number is
     a power of two. Elsewhere they are lines, as in csd's kernel: a head by itself would read keys
     and values once more. That kernel makes one tile of all lines, and fails where a block of the
-    mask is smaller: beyond 64 it is told to take several.
+    mask is smaller: beyond 64 it gets several.
     """
     each, few = job.shape.H // job.shape.K, q.shape[1] < FEW
     packs = each & (each - 1) == 0 and few

@@ -1,12 +1,19 @@
-"""What every benchmark prints: the machine, a table, one JSON object last."""
+"""What every benchmark leaves: the machine, a table, one JSON object last and in a file."""
 
 import json
 import os
 import platform
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
+
+from bench.processor import processor
+
+# of the last 1, 5 and 15 minutes, before the benchmark adds its own
+LOAD = [round(x, 2) for x in os.getloadavg()]
 
 
 def machine() -> dict:
@@ -21,11 +28,32 @@ def machine() -> dict:
         commit = os.environ.get("CSD_COMMIT")
     return {
         "gpu": gpu,
-        "cpu_threads": torch.get_num_threads(),
+        **processor(),
+        "load": LOAD,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "triton": _version("triton"),
+        "transformers": _version("transformers"),
         "commit": commit,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write(result: dict, path: str | Path | None, indent: int | None = None) -> dict:
+    """`result` with this machine's entry, written to `path` where there is one; returns it.
+
+    Every file of results is written here: without the entry no figure of it could be compared.
+    """
+    result = result | {"machine": machine()}
+    if path:
+        Path(path).write_text(json.dumps(result, indent=indent) + "\n")
+    return result
 
 
 def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[float, float]:
@@ -51,11 +79,7 @@ def _cell(x) -> str:
     return f"{x:.3g}" if isinstance(x, float) else str(x)
 
 
-def finish(result: dict, path: str | None) -> None:
-    """Print the result as one JSON object on the last line, and write it where asked."""
-    text = json.dumps(result)
-    if path:
-        with open(path, "w") as f:
-            f.write(text + "\n")
-    print(text)
+def finish(result: dict, path: str | Path | None = None) -> None:
+    """Print the result as one JSON object on the last line, and write it to `path`."""
+    print(json.dumps(write(result, path)))
     sys.stdout.flush()

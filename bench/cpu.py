@@ -2,10 +2,11 @@
 
     python -m bench.cpu [--samples 1 4 8 16] [--pairs 9] [--json FILE]
 
-SmolLM2-135M-Instruct in float32, word problems of our own at temperature 0.7, `--tokens` new tokens
-a sample at most. Each pair draws the same samples with csd and without speculation, in alternating
-order, then `transformers` draws as many in one batch. Reported are medians over the pairs and the
-median of the paired ratios with its bootstrap interval.
+SmolLM2-135M-Instruct, all sides in `--dtype`, or else the one that csd takes on this machine. Word
+problems of our own at temperature 0.7, `--tokens` new tokens a sample at most. Each pair draws the
+same samples with csd and without speculation, in alternating order, then `transformers` draws as
+many in one batch. Reported are medians over the pairs and the median of the paired ratios with its
+bootstrap interval.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import time
 import torch
 
 import csd
-from bench.common import bootstrap, finish, machine, table
+from bench.common import bootstrap, finish, table
 from csd.models.demo import smollm2_path
 
 PROBLEMS = [
@@ -43,11 +44,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--json")
     args = parser.parse_args()
 
-    engine = csd.Engine(smollm2_path())
-    reference = Transformers(engine.tokenizer)
+    engine = csd.Engine(smollm2_path(), dtype=args.dtype and getattr(torch, args.dtype))
+    reference = Transformers(engine.tokenizer, engine.dtype)
     chat = [{"role": "user", "content": PROBLEMS[0]}]
     csd.generate(engine, chat, num_samples=2, max_new_tokens=8, seed=0)
     reference.draw(chat, 2, 4, seed=0)
@@ -56,7 +58,7 @@ def main() -> None:
         rows.append(measure(engine, reference, n, args.pairs, args.tokens))
         print(table(rows[-1:]), flush=True)
     print(table(rows))
-    finish({"bench": "cpu", "machine": machine(), "rows": rows}, args.json)
+    finish({"bench": "cpu", "dtype": str(engine.dtype), "rows": rows}, args.json)
 
 
 def measure(engine, reference, n: int, pairs: int, tokens: int) -> dict:
@@ -99,12 +101,12 @@ def measure(engine, reference, n: int, pairs: int, tokens: int) -> dict:
 class Transformers:
     """`generate` of transformers on the same file: one batch of n rows."""
 
-    def __init__(self, tokenizer):
-        from transformers import AutoModelForCausalLM
+    def __init__(self, tokenizer, dtype: torch.dtype):
+        from transformers import AutoModelForCausalLM, GgufConfig
 
         folder, name = smollm2_path().rsplit("/", 1)
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=name, dtype=torch.float32
+            folder, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
         )
         self.tokenizer = tokenizer
 

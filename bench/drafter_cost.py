@@ -1,13 +1,16 @@
-"""The drafter's own time a step, by the length of what the samples have said and their number.
+"""The drafter's own time a step, by the length and the number of the samples.
 
     python -m bench.drafter_cost --json F [--samples 4 16 64 256] [--history 512 2048 8192]
+    python -m bench.drafter_cost --drafters consensus --samples 8 --nodes 64 --temperature 0.7
 
 Synthetic samples: pieces of eight random texts of 512 tokens, in random order, with one token in 33
-replaced. They are put into the drafter up to a history's length; then steps are timed, with 256
-drafted nodes over all samples. `consensus` runs its CPU references, whole: look-up, trees, pool,
-insertion. Of the others only the calls of their own are timed (`draft` and `extend` of each
-sample), not the pool that is made of them: `suffix`, SuffixDecoding in C++, where arctic-inference
-is installed, and the source paper's drafter, whose search reads all texts.
+replaced. They are put into the drafter up to a history's length; then steps are timed, with
+`--nodes` drafted nodes over all samples. At a `--temperature` above 0 the graph's estimates are
+coupled to the noise that will decide, as where samples are drawn. `consensus` runs its CPU
+references, whole: look-up, trees, pool, insertion. Of the others only the calls of their own are
+timed (`draft` and `extend` of each sample), not the pool that is made of them: `suffix`,
+SuffixDecoding in C++, where arctic-inference is installed, and the source paper's drafter, whose
+search reads all texts.
 
 Beside the graph's time stand the contexts that an insertion touches and the successors that these
 hold, which it merges with the new ones: at most `--successors` a context, fewer while history is
@@ -21,32 +24,32 @@ import time
 
 import torch
 
-from bench.common import finish, machine, table
+from bench.common import finish, table
+from csd.evaluate.replay import Recording
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.drafters import make_drafter
-from csd.graph.host import Tree
-from csd.graph.table import GraphConfig, Table
-from csd.kernels.advance import advance_slots_ref
+from csd.graph.make_drafter import make_drafter
+from csd.graph.rivals.host_drafter import Tree
+from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.ops import reference
-from csd.pool import MAX_DEPTH, Pool
-from csd.replay import Recording
-from csd.slots import Slots
-from csd.traces import Trace
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.slots import Slots
+from csd.traces.traces import Trace
 
-NODES = 256
+NODES = 256  # the default
 VOCAB, TEXTS, LENGTH, CHANGED = 32000, 8, 512, 0.03
 # tokens that are left for the timed steps
 SPARE = 200
 # the paper's drafter takes seconds a step beyond
 PAPER_SAMPLES = 16
-DRAFTERS = ("consensus", "suffix-tree", "paper")
+DRAFTERS = ("consensus", "suffix-tree", "paper-shrinking")
 
 
 def synthetic(samples: int, length: int) -> Trace:
     """Samples that agree in places, of `length` tokens."""
     rng = random.Random(samples)
     texts = [[rng.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(TEXTS)]
-    said = []
+    drawn = []
     for _ in range(samples):
         tokens: list[int] = []
         while len(tokens) < length:
@@ -55,11 +58,11 @@ def synthetic(samples: int, length: int) -> Trace:
             tokens += [
                 rng.randrange(VOCAB) if rng.random() < CHANGED else t for t in text[at : at + size]
             ]
-        said.append(tokens[:length])
-    return Trace(0, texts[0][:64], said, 0.7, None)
+        drawn.append(tokens[:length])
+    return Trace(0, texts[0][:64], drawn, 0.7, None)
 
 
-def told(recording: Recording, slots: Slots, count: int) -> Pool:
+def observed(recording: Recording, slots: Slots, count: int) -> Pool:
     """A pool whose chains are the next `count` - 1 recorded tokens of each sample."""
     S, N = slots.count, slots.context.shape[1]
     pool = Pool.empty(S * count, S, 1, N)
@@ -94,13 +97,18 @@ def touched(table: Table) -> tuple[int, int]:
 
 
 def consensus(
-    trace: Trace, histories: list[int], steps: int, config: GraphConfig | None = None
+    trace: Trace,
+    histories: list[int],
+    steps: int,
+    config: GraphConfig | None = None,
+    nodes: int = NODES,
+    temperature: float = 0.0,
 ) -> list[dict]:
     """Rows of the graph at each history."""
     drafter = ConsensusGraph(reference(), "cpu", config)
     recording = Recording(trace, len(trace.samples))
     slots = recording.slots(drafter.context)
-    slots.temperature.fill_(0)
+    slots.temperature.fill_(temperature)
     drafter.start(1, trace.prompt, slots)
 
     def step(pool, proposed):
@@ -115,27 +123,29 @@ def consensus(
     for history in histories:
         while (left := history - int(slots.generated.min())) > 0:
             # samples that are ahead of the slowest stay so, by a few tokens
-            step(told(recording, slots, min(left, MAX_DEPTH + 1)), 0.0)
-        found, said = [], []
+            step(observed(recording, slots, min(left, MAX_DEPTH + 1)), 0.0)
+        found, seen = [], []
         for _ in range(steps):
             start = time.perf_counter()
-            pool = drafter.propose(slots, slots.count + NODES)
+            pool = drafter.propose(slots, slots.count + nodes)
             found.append(step(pool, time.perf_counter() - start))
-            said.append(touched(drafter.table))
+            seen.append(touched(drafter.table))
         counts = {"contexts": int((drafter.table.entry_group == 1).sum())}  # of 131,072
-        for name, values in zip(("touched", "held"), zip(*said, strict=True), strict=True):
+        for name, values in zip(("touched", "held"), zip(*seen, strict=True), strict=True):
             counts[name] = statistics.median(values)
         rows.append(row("consensus", trace, history, found) | counts)
     return rows
 
 
-def host(name: str, trace: Trace, histories: list[int], steps: int) -> list[dict]:
+def host(
+    name: str, trace: Trace, histories: list[int], steps: int, total: int = NODES
+) -> list[dict]:
     """Rows of a drafter of Python lists: `draft` and `extend` of every sample, nothing else."""
     drafter = make_drafter(name, None, None)
     group = drafter.open(trace.prompt)
     at = 0
     rows = []
-    nodes = max(1, NODES // len(trace.samples))
+    nodes = max(1, total // len(trace.samples))
     for history in histories:
         for s, tokens in enumerate(trace.samples):
             drafter.extend(group, s, tokens[at:history], [0.5] * (history - at))
@@ -179,7 +189,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, nargs="+", default=[4, 16, 64, 256])
     parser.add_argument("--history", type=int, nargs="+", default=[512, 2048, 8192])
-    parser.add_argument("--steps", type=int, default=9, help="timed, of which the median is told")
+    parser.add_argument("--steps", type=int, default=9, help="timed; their median is printed")
+    parser.add_argument("--nodes", type=int, default=NODES, help="drafted, over all samples")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the graph's slots")
     parser.add_argument("--successors", type=int, default=GraphConfig().successors)
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=DRAFTERS)
     parser.add_argument("--json")
@@ -190,23 +202,25 @@ def main(argv: list[str] | None = None) -> None:
     for samples in args.samples:
         trace = synthetic(samples, max(args.history) + SPARE)
         if "consensus" in args.drafters:
-            rows += consensus(trace, sorted(args.history), args.steps, config)
+            rows += consensus(
+                trace, sorted(args.history), args.steps, config, args.nodes, args.temperature
+            )
         for name in args.drafters:
             if name == "consensus":
                 continue
-            if name == "paper" and samples > PAPER_SAMPLES:
+            if name == "paper-shrinking" and samples > PAPER_SAMPLES:
                 continue
             try:
-                rows += host(name, trace, sorted(args.history), args.steps)
+                rows += host(name, trace, sorted(args.history), args.steps, args.nodes)
             except ImportError as error:
                 if str(error) not in left_out:
                     left_out.append(str(error))
     print(table(rows))
-    finish(
-        {"bench": "drafter_cost", "machine": machine(), "nodes": NODES, "left out": left_out,
-         "rows": rows},
-        args.json,
-    )  # fmt: skip
+    result = {
+        "bench": "drafter_cost", "nodes": args.nodes, "temperature": args.temperature,
+        "left out": left_out, "rows": rows,
+    }  # fmt: skip
+    finish(result, args.json)
 
 
 if __name__ == "__main__":

@@ -27,20 +27,22 @@ from bench.attention_rivals import FULL_RIVALS, RIVALS
 from bench.step_jobs import Sizes, makers
 from bench.suffix_gpu import suffix_gpu_job
 from bench.timing import copies_for, copy_bandwidth, replayed
-from csd.kernels.attention_plan import plan_attention
 from csd.kernels.ops import Ops
-from csd.kernels.tree_attention import empty_partials, tree_attention_ref, tree_attention_triton
+from csd.kernels.tree_attention import tree_attention_ref, tree_attention_triton
+from csd.kernels.tree_attention.launch import empty_partials
+from csd.kernels.tree_attention.layout import with_layout
+from csd.kernels.tree_attention.plan import plan_attention
 
 
 def ours(job: Job):
     """csd's kernel, its work list made and its scratch allocated before, as once a step."""
     s = job.shape
-    where = (job.prompt_len, job.slot_len, job.slot, job.slot_start, job.slot_nodes)
-    work = plan_attention(*where, job.group_start, s.H, s.K)
+    work = plan_attention(job.layout, s.H, s.K)
     out, programs = torch.empty_like(job.q), work.program.shape[0]
     partials = empty_partials(s.rows, s.H, s.K, s.D, programs, job.q.device)
+    call = with_layout(tree_attention_triton)
     arguments = job.arguments | dict(work=work, out=out, partials=partials)
-    return lambda: tree_attention_triton(**arguments), lambda out: out
+    return lambda: call(**arguments), lambda out: out
 
 
 def attention_rows(shape, providers: dict, bandwidth: float, replays: int, device="cuda") -> list:
@@ -80,7 +82,7 @@ def step_row(maker, name: str, bandwidth: float, replays: int) -> dict:
         row |= {"shape": f"{name} {job.size}", "megabytes": job.moved / 1e6}
         job.check()
         calls = [job.call] + [maker(seed).call for seed in range(1, copies_for(job.footprint))]
-        return row | _timed(calls, job.moved, bandwidth, replays)
+        return row | _timed(calls, job.moved, bandwidth, replays, job.operations)
     except AssertionError as error:
         return row | {"note": f"wrong: {error}"}
     except Exception as error:
@@ -93,8 +95,9 @@ def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:120]
 
 
-def _timed(calls, moved: int, bandwidth: float, replays: int) -> dict:
-    us, p20, p80 = replayed(calls, replays)
+def _timed(calls, moved: int, bandwidth: float, replays: int, operations: int = 1) -> dict:
+    """operations: in each call."""
+    us, p20, p80 = (x / operations for x in replayed(calls, replays))
     share = 100 * moved / (us * 1e-6) / bandwidth
     return {"us": us, "p20": p20, "p80": p80, "percent_of_copy": share}
 
@@ -130,9 +133,7 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
 
 def _keep(path: str | None, rows: list[dict]) -> None:
     """The rows so far: whoever runs this may end it when time is up."""
-    if path:
-        with open(path, "w") as file:
-            json.dump({"bench": "kernels", "complete": False, "rows": rows}, file)
+    common.write({"bench": "kernels", "complete": False, "rows": rows}, path)
 
 
 def _others_step(sizes: Sizes, bandwidth: float, replays: int) -> dict:
@@ -187,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     if rows:
         print(common.table(rows))
     result = {"bench": "kernels", "complete": True, "device": args.device} | figures
-    common.finish(result | {"machine": common.machine(), "rows": rows}, args.json)
+    common.finish(result | {"rows": rows}, args.json)
     return status
 
 

@@ -1,12 +1,12 @@
-"""When csd does not help: what is left of the gain where there is little to draft from.
+"""When csd does not help: the gain that is left where there is little to draft from.
 
     python -m bench.limits --json bench/results/limits.json
 
-Replays recorded samples of SmolLM2-135M (`bench/traces/study.jsonl.gz`) under conditions that take
-away what drafts live on: siblings, agreement, length, peaked probabilities, idle arithmetic. A row
+Replays recorded samples of SmolLM2-135M (`bench/traces/study.jsonl.gz`) under conditions that
+remove what drafts need: siblings, agreement, length, peaked probabilities, idle arithmetic. A row
 has tau with 8 drafted tokens a sample and step, with its 95% interval over prompts, and the best
-expected speed-up of all budgets by the step times of 2 CPU cores (`csd.gain`), the drafter's own
-time left out. Below them the live runs of `bench.cpu`, as its result file has them.
+expected speed-up of all budgets by the step times of `bench/results/step_times.json`, the
+drafter's own time left out. Below them the live runs of `bench.cpu`, as its result file has them.
 """
 
 import argparse
@@ -17,14 +17,15 @@ from pathlib import Path
 
 import torch
 
-from bench.common import finish, machine, table
+from bench.common import finish, table
 from bench.replay import interval
-from csd.cost import CostModel
-from csd.gain import ROWS, SECONDS, gain
-from csd.traces import Trace, read_traces
+from csd.engine.step_cost import CostModel
+from csd.evaluate.speedup import gain
+from csd.traces.traces import Trace, read_traces
 
 HERE = Path(__file__).parent
 TRACES = HERE / "traces" / "study.jsonl.gz"
+STEP_TIMES = HERE / "results" / "step_times.json"
 LIVE = HERE / "results" / "cpu.json"
 NODES, BUDGETS = 8, (0, 1, 2, 4, 8, 16)
 
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", help="where to write the result")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    cost = CostModel(ROWS, SECONDS)
+    cost = CostModel.read(STEP_TIMES)
     rows = [
         row(name, traces, samples, cost)
         for name, traces, samples in conditions(list(read_traces(args.traces)))
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     live = [{k: r[k] for k in kept} for r in live]
     print(f"\nmeasured, {args.live.name}")
     print(table(live))
-    finish({"bench": "limits", "machine": machine(), "rows": rows, "live": live}, args.json)
+    finish({"bench": "limits", "rows": rows, "live": live}, args.json)
     return 0
 
 

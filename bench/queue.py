@@ -1,6 +1,7 @@
 """Many prompts through one batch: tokens a step, by how many samples of a prompt are drawn at once.
 
-    python -m bench.queue TRACES [--slots 32] [--together 1 2 4 8] [--nodes 16] [--json F]
+    python -m bench.queue TRACES [--slots 32] [--together 1 2 4 8] [--nodes 16] [--history 4]
+        [--json F]
 
 The engine itself admits, refills and drafts, with recorded samples in place of a model's. Steps are
 those of the whole batch until the last sample has ended; a model's attention would read each prompt
@@ -11,26 +12,30 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import csd
-from bench.common import finish, machine, table
-from csd.forced import forced_jobs, forcing
+from bench.common import finish, table
+from bench.forced import forced_requests, forcing
+from csd.engine.call import RunSettings
+from csd.engine.longest_first import longest_first
+from csd.evaluate.replay import Recording
+from csd.graph.history import Earlier
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.kernels.noise import prompt_key
-from csd.kernels.verify import ACCEPT
+from csd.kernels.verify.launch import ACCEPT
 from csd.models.config import ModelConfig
 from csd.models.load import Loaded
-from csd.pool import Pool
-from csd.replay import Recording
-from csd.slots import Slots
-from csd.traces import Trace, read_traces
-from csd.verdict import TOP, Verdict
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import TOP, Verdict
+from csd.traces.traces import Trace, read_traces
 
 
 class NoModel:
-    """A decoder of no layers to speak of; nothing looks at its logits."""
+    """A decoder without layers, whose logits are not used."""
 
     def __init__(self, vocab: int, context: int):
         self.config = ModelConfig(
@@ -46,7 +51,7 @@ class NoModel:
 
 
 class Watch:
-    """`verify` that samples nothing, for `csd.forced` to fill in; and what every step had."""
+    """`verify` that samples nothing, for `bench.forced` to fill in; and what every step had."""
 
     def __init__(self) -> None:
         self.live: list[int] = []
@@ -95,9 +100,22 @@ class Posterior:
         return draft_tree_ref(table, slots, rows, config, posterior, out, nodes)
 
 
-def run(traces: list[Trace], slots: int, together: int, nodes: int) -> dict:
-    """One pass of all samples of all traces through an engine of `slots` slots."""
-    # recordings of others say no seed; drafts couple to nothing where no probabilities are known
+def run(
+    traces: list[Trace],
+    slots: int,
+    together: int | None,
+    nodes: int,
+    history: int = 0,
+    in_order: bool = False,
+) -> dict:
+    """One pass of all samples of all traces through an engine of `slots` slots.
+
+    history: so many of each prompt's samples, the last ones, are not drawn but known before.
+    in_order: prompts are admitted as they come, not longest first.
+    """
+    given = [[Earlier.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces]
+    traces = [_without(t, history) for t in traces]
+    # other tools' recordings have no seed; without probabilities drafts couple to nothing
     traces = [
         replace(t, seed=t.seed or i, temperature=t.temperature * bool(t.top))
         for i, t in enumerate(traces)
@@ -112,18 +130,21 @@ def run(traces: list[Trace], slots: int, together: int, nodes: int) -> dict:
         engine.ops, verify=watch, draft_tree=Posterior(traces).draft,
         plan_attention=lambda **where: None,
     )  # fmt: skip
-    jobs = forced_jobs(traces)
-    with forcing(engine, traces):
-        for _ in engine.run(jobs, budget=nodes * slots):
+    requests = forced_requests(traces)
+    for request, earlier in zip(requests, given, strict=True):
+        request.history = earlier
+    order = list if in_order else longest_first
+    with forcing(engine, traces), patch("csd.engine.scheduler.longest_first", order):
+        for _ in engine.run(requests, RunSettings(budget=nodes * slots)):
             pass
         dropped = int(engine._drafter.table.dropped)
-    for job, trace in zip(jobs, traces, strict=True):
+    for job, trace in zip(requests, traces, strict=True):
         if job.result().tokens != trace.samples:
             raise RuntimeError(f"trace {trace.problem!r} was not committed")
     steps = len(watch.live)
     return {
         "together": together,
-        "tau": sum(job.stats.tokens for job in jobs) / sum(watch.live),
+        "tau": sum(job.stats.tokens for job in requests) / sum(watch.live),
         "steps": steps,
         "samples a step": sum(watch.live) / steps,
         "rows a step": sum(watch.rows) / steps,
@@ -132,12 +153,21 @@ def run(traces: list[Trace], slots: int, together: int, nodes: int) -> dict:
     }
 
 
+def _without(trace: Trace, last: int) -> Trace:
+    """Its samples but for the last ones."""
+    kept = len(trace.samples) - last
+    tops, indices = (x and x[:kept] for x in (trace.top, trace.indices))
+    return replace(trace, samples=trace.samples[:kept], top=tops, indices=indices)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--together", type=int, nargs="+", default=[16, 8, 4, 2, 1])
     parser.add_argument("--nodes", type=int, default=8, help="drafted tokens a slot and step")
+    parser.add_argument("--history", type=int, default=0, help="samples of a prompt known before")
+    parser.add_argument("--in-order", action="store_true", help="not the longest first")
     parser.add_argument("--problems", type=int, help="the first so many of each file")
     parser.add_argument("--json")
     args = parser.parse_args(argv)
@@ -149,10 +179,13 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{name}: {len(traces)} prompts, {sum(len(t.samples) for t in traces)} samples")
         rows = []
         for together in args.together:
-            rows.append(run(traces, args.slots, together, args.nodes))
+            rows.append(run(
+                traces, args.slots, together, args.nodes, args.history, args.in_order
+            ))  # fmt: skip
             print(table(rows[-1:]), flush=True)
         found[name] = rows
-    result = {"bench": "queue", "machine": machine(), "slots": args.slots, "nodes": args.nodes}
+    result = {"bench": "queue", "slots": args.slots, "nodes": args.nodes,
+              "history": args.history, "in_order": args.in_order}  # fmt: skip
     finish(result | {"rows": found}, args.json)
 
 

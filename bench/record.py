@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 import csd
 from csd.models.demo import smollm2_path
 
@@ -27,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, help="begin nothing new after so long")
     args = parser.parse_args()
-    engine = csd.Engine(smollm2_path(), max_slots=64)
+    engine = csd.Engine(smollm2_path(), max_slots=64, dtype=torch.float32)
     begun = time.perf_counter()
     for batch in batches(missing()):
         start = time.perf_counter()

@@ -4,11 +4,13 @@ python -m bench.replay TRACES --drafters consensus prompt-lookup --samples 8 --n
 
 Samples of a problem advance together; a step drafts at most `nodes` tokens a live sample, without
 the roots. tau is tokens committed per sample and step, with the 95% interval of a bootstrap over
-problems; the ratio to the best other drafter has its own, over the same problems.
+problems; the ratio to the best other drafter has its own, over the same problems. Beside it, as
+papers of drafters report: accepted drafted tokens per sample and step (length), their share of the
+drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds), which
+is without inserting.
 """
 
 import argparse
-import json
 import random
 import time
 from dataclasses import asdict
@@ -16,11 +18,13 @@ from pathlib import Path
 
 import torch
 
+from bench.common import finish, write
 from bench.rivals import RIVALS, make_rival
-from csd.graph.drafters import DRAFTERS, make_drafter
+from csd.engine.draft_trees import SOURCES
+from csd.evaluate.replay import Replayed, replay
+from csd.graph.make_drafter import DRAFTERS, make_drafter
 from csd.kernels.ops import reference
-from csd.replay import Replayed, replay
-from csd.traces import Trace, read_traces
+from csd.traces.traces import Trace, read_traces
 
 # variants of csd's own drafter that show what a part of it is worth
 ABLATIONS = ("consensus-uncoupled", "consensus-counts")
@@ -33,12 +37,12 @@ def make(name: str, traces: list[Trace], problem) -> object:
     return make_drafter(name, reference(), torch.device("cpu"))
 
 
-def run(name, traces, samples, nodes, share=False, seed=0) -> list[Replayed]:
-    """One drafter over all problems."""
+def run(name, traces, samples, nodes, share=False, seed=0, others=None) -> list[Replayed]:
+    """One drafter over all problems; `others` are the traces that a datastore may hold."""
     base = "consensus" if name in ABLATIONS else name
     out = []
     for trace in traces:
-        drafter = make(base, traces, trace.problem)
+        drafter = make(base, others or traces, trace.problem)
         if name == "consensus-counts":
             trace = Trace(trace.problem, trace.prompt, trace.samples, trace.temperature, None)
         coupled = name not in ABLATIONS
@@ -61,8 +65,9 @@ def summary(name: str, results: list[Replayed], samples: int, nodes: int) -> dic
     def total(field):
         return sum(getattr(r, field) for r in results)
 
-    tokens, steps = total("tokens"), total("steps")
-    sources = [sum(r.sources[i] for r in results) / tokens for i in range(4)]
+    tokens, steps, each = total("tokens"), total("steps"), total("sample_steps")
+    accepted = sum(sum(r.sources[1:]) for r in results)
+    sources = [sum(r.sources[i] for r in results) / tokens for i in range(5)]
     return {
         "drafter": name,
         "samples": samples,
@@ -70,10 +75,13 @@ def summary(name: str, results: list[Replayed], samples: int, nodes: int) -> dic
         "tau": tau(results),
         "interval": interval(lambda pick: tau([results[i] for i in pick]), len(results)),
         "nodes_used": total("nodes") / total("sample_steps"),
+        "accepted_length": accepted / each,
+        "acceptance": accepted / max(total("nodes"), 1),
+        "draft_microseconds": 1e6 * total("propose_seconds") / each,
         "microseconds": 1e6 * (total("propose_seconds") + total("insert_seconds")) / steps,
         "makespan": steps,
         "plain_makespan": total("plain_steps"),
-        "sources": dict(zip(("target", "own", "sibling", "prompt"), sources, strict=True)),
+        "sources": dict(zip(("target", *SOURCES[1:]), sources, strict=True)),
         "problems": len(results),
     }
 
@@ -96,6 +104,7 @@ def against(ours: list[Replayed], others: dict[str, list[Replayed]]) -> dict:
 def table(rows: list[dict]) -> str:
     lines = [
         f"{'trace':28} {'drafter':20} {'N':>3} {'K':>3} {'tau':>6} {'95%':>13} {'nodes':>6} "
+        f"{'length':>6} {'accept':>6} {'draft':>7} "
         f"{'us/step':>8} {'steps':>6} {'own':>5} {'sibl':>5} {'prom':>5}  ratio to best other"
     ]
     for r in rows:
@@ -103,6 +112,7 @@ def table(rows: list[dict]) -> str:
         line = (
             f"{r['trace'][:28]:28} {r['drafter']:20} {r['samples']:3} {r['nodes']:3} "
             f"{r['tau']:6.3f} {low:6.3f}-{high:6.3f} {r['nodes_used']:6.2f} "
+            f"{r['accepted_length']:6.3f} {r['acceptance']:6.1%} {r['draft_microseconds']:7.0f} "
             f"{r['microseconds']:8.0f} {r['makespan']:6}"
             + "".join(f" {r['sources'][s]:5.2f}" for s in ("own", "sibling", "prompt"))
         )
@@ -142,31 +152,30 @@ def main() -> None:
             for trace in traces:
                 trace.top = None
         stop = None if args.problems is None else args.skip + args.problems
-        traces = traces[args.skip : stop]
+        # a datastore has the problems that are not replayed too
+        others, traces = traces, traces[args.skip : stop]
         recorded = min(len(t.samples) for t in traces)
         for samples in args.samples:
             if samples > recorded:
                 continue
             for nodes in args.nodes:
                 found = {
-                    name: run(name, traces, samples, nodes, args.share, args.seed)
+                    name: run(name, traces, samples, nodes, args.share, args.seed, others)
                     for name in args.drafters
                 }
-                others = {n: r for n, r in found.items() if not n.startswith("consensus")}
+                rivals = {n: r for n, r in found.items() if not n.startswith("consensus")}
                 for name, results in found.items():
                     row = {"trace": Path(path).stem} | summary(name, results, samples, nodes)
-                    if name == "consensus" and others:
-                        row |= against(results, others)
+                    if name == "consensus" and rivals:
+                        row |= against(results, rivals)
                     row["by_problem"] = [asdict(r) | {"rows": len(r.rows)} for r in results]
                     rows.append(row)
                 print(table(rows[-len(found) :]), flush=True)
     result = {"share": args.share, "seed": args.seed, "seconds": time.time() - start}
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(result | {"rows": rows}, file, indent=1)
+    write(result | {"rows": rows}, args.json, indent=1)
     for row in rows:
         del row["by_problem"]
-    print(json.dumps(result | {"rows": rows}))
+    finish(result | {"rows": rows})
 
 
 if __name__ == "__main__":

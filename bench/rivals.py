@@ -3,18 +3,18 @@
 import heapq
 from collections import deque
 
-from csd.graph.host import HostDrafter, Tree
-from csd.graph.paper import Paper
-from csd.graph.rest import Datastore, Rest
-from csd.pool import SIBLING
+from csd.graph.rivals.host_drafter import HostDrafter, Tree
+from csd.graph.rivals.paper import Paper
+from csd.graph.rivals.rest import Datastore, Rest
+from csd.state.pool import SIBLING
 
-RIVALS = ("rest", "trie", "trie-frequency", "trie-prompt", "paper-tree-fuzzy")
+RIVALS = ("rest", "trie", "trie-frequency", "trie-prompt", "paper-exact", "paper-shrinking-fuzzy")
 
 
 class Trie(HostDrafter):
     """One trie of every sample's last `depth` tokens, entered anew after every step.
 
-    The tree starts from all ends of the text that the trie knows, the longest first. Each is
+    The tree starts from all ends of the text that the trie contains, the longest first. Each is
     followed breadth first, latest children first, with a breadth that falls with the depth; or, by
     frequency, best first.
     """
@@ -113,6 +113,8 @@ def make_rival(name: str, others: list):
     """others: traces of other problems, for drafters that read a datastore."""
     if name == "rest":
         return Rest(Datastore([text for trace in others for text in trace.samples]))
-    if name == "paper-tree-fuzzy":
-        return Paper(tree=True, edits=1)
+    if name == "paper-exact":
+        return Paper(edits=0)
+    if name == "paper-shrinking-fuzzy":
+        return Paper(k=6, edits=1, shrink=True)
     return Trie(frequency=name == "trie-frequency", prompt=name == "trie-prompt")

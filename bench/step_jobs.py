@@ -6,18 +6,19 @@ the reference on copies, and raises AssertionError; it is made before anything i
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
 
+from bench.aot import Shape
 from bench.attention_job import PAGE, error_of, limit_for
+from bench.graphs import DEEP, SHALLOW
 from csd.graph.consensus import insert_prompt, insert_step
-from csd.graph.table import GraphConfig, Table
-from csd.kernels.aot import DEEP, SHALLOW, Shape
 from csd.kernels.ops import Ops, reference
-from csd.pool import Pool
-from csd.slots import Slots
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import Pool
+from csd.state.slots import Slots
 
 # what is drafted and inserted: shallow, deep, and as the engine does
 GRAPHS = {
@@ -26,15 +27,20 @@ GRAPHS = {
 }
 
 
+# steps that a call of the insertion's job inserts
+STEPS = 8
+
+
 @dataclass(slots=True)
 class StepJob:
-    """moved: the least bytes a call can move. footprint: bytes of its buffers."""
+    """moved: the least bytes an operation can move. footprint: bytes of the job's buffers."""
 
     size: str
     moved: int
     footprint: int
     call: Callable[[], object]
     check: Callable[[], None]
+    operations: int = 1  # in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +64,16 @@ class State:
         self.slots = slots = Slots.empty(S, shape.vocab, 4096, config.context, device=device)
         slots.group_key[: sizes.groups] = torch.arange(sizes.groups, device=device)
         words = [rng.randrange(shape.vocab) for _ in range(min(2000, shape.vocab))]
-        ends = []
+        self.texts: list[list[int]] = []
         for s in range(S):
             if s % each == 0:
                 text = [rng.choice(words) for _ in range(sizes.text)]
-            # a sample says what its siblings say but for a tenth of the words
+            # a sample has its siblings' tokens except for a tenth
             own = [t if rng.random() < 0.9 else rng.choice(words) for t in text]
             tokens = torch.tensor(own, dtype=torch.int32, device=device)
             insert_prompt(self.table, s // each, tokens, slots.group_key, config, ops.graph_insert)
-            at = rng.randrange(config.context, sizes.text)
-            ends.append(own[at - config.context : at][::-1])
-        slots.context.copy_(torch.tensor(ends, dtype=torch.int32))
+            self.texts.append(own)
+        slots.context.copy_(self.ends(rng))
         slots.group.copy_(torch.tensor([s // each for s in range(S)], dtype=torch.int32))
         slots.sample.copy_(torch.arange(S) % each)
         slots.key.copy_(slots.group.long() + 1)
@@ -77,6 +82,14 @@ class State:
         slots.live.fill_(True)
         self.rows = sizes.rows
         self.pool = ops.draft_tree(self.table, slots, sizes.rows, config)
+
+    def ends(self, rng: random.Random) -> torch.Tensor:
+        """[S, N] int32, each slot's context at some place of its text."""
+        N, ends = self.config.context, []
+        for text in self.texts:
+            at = rng.randrange(N, len(text))
+            ends.append(text[at - N : at][::-1])
+        return torch.tensor(ends, dtype=torch.int32, device=self.slots.context.device)
 
     def logits(self, vocab: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
         """[M, V], peaked; drafted children are likely, so that paths are accepted."""
@@ -143,22 +156,43 @@ def draft_tree(ops, shape, sizes, device, dtype, seed, graph):
 
 
 def graph_insert(ops, shape, sizes, device, dtype, seed, graph):
+    """STEPS steps at different places of the texts, inserted in turn.
+
+    A step that is inserted twice finds all of its contexts. So each round belongs to new groups:
+    the first slot of a group to reach a context allocates it, and its siblings merge into it.
+    """
     state = State(ops, shape, GRAPHS[graph], sizes, device, seed)
-    verdict = ops.verify(state.logits(shape.vocab, torch.float32, seed), state.pool, state.slots)
+    steps = []
+    for i in range(STEPS):
+        if i:
+            state.slots.context.copy_(state.ends(random.Random(seed * STEPS + i)))
+            state.pool = ops.draft_tree(state.table, state.slots, sizes.rows, state.config)
+        logits = state.logits(shape.vocab, torch.float32, seed)
+        verdict = ops.verify(logits, state.pool, state.slots)
+        slots = replace(state.slots, context=state.slots.context.clone())
+        steps.append((state.pool, slots, verdict))
+    groups = state.slots.group_key[: sizes.groups]
 
     def call():
-        insert_step(state.table, state.pool, state.slots, verdict, state.config, ops)
+        groups.add_(sizes.groups)
+        for step in steps:
+            insert_step(state.table, *step, state.config, ops)
 
     def check():
-        table, slots, pool = state.host()
-        insert_step(table, pool, slots, _host(verdict), state.config, reference())
+        table, _, _ = state.host()
+        hosts = [[_host(part) for part in step] for step in steps]
+        for host in hosts:
+            host[1].group_key[: sizes.groups] += sizes.groups
+            insert_step(table, *host, state.config, reference())
         call()
         _same(state.table, table)
+        new = (table.entry_group >= int(hosts[0][1].group_key[0])).sum()
+        assert new > sizes.slots, f"{new} contexts were allocated"
 
     entry = _record_bytes(state.table) // state.table.entry_group.shape[0]
     moved = 2 * sizes.rows * len(state.config.orders) * entry
     name = f"S={sizes.slots} M={sizes.rows} {graph}"
-    return StepJob(name, moved, _record_bytes(state.table), call, check)
+    return StepJob(name, moved, _record_bytes(state.table), call, check, STEPS)
 
 
 def verify(ops, shape, sizes, device, dtype, seed):

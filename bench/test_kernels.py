@@ -6,13 +6,13 @@
 import pytest
 import torch
 
+from bench.aot import Shape
 from bench.attention_job import JobShape, error_of, limit_for, make
 from bench.attention_rivals import FULL_RIVALS, RIVALS
+from bench.shapes import SHAPES
 from bench.step_jobs import Sizes, makers
-from csd.kernels.aot import Shape
 from csd.kernels.ops import reference
 from csd.kernels.tree_attention import tree_attention_ref
-from csd.models.shapes import SHAPES
 
 TINY = Shape.of("tiny", SHAPES["tiny"])
 SIZES = Sizes(slots=4, groups=2, rows=20, text=40)
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 ATTENTION = JobShape("tiny", 4, 2, 16, samples=3, nodes=5, prompt=70, committed=40)
 STEP = makers(reference(), TINY, SIZES, CPU, torch.float32)
 STEP_IDS = [" ".join([m.func.__name__, *m.keywords.values()]) for m in STEP]
-# eager flex_attention keeps every score: it is checked by the tests, and says nothing about time
+# eager flex_attention keeps every score: the tests check it, and its time means nothing
 PARTS = {name: f for name, f in (RIVALS | FULL_RIVALS).items() if "flex" not in name}
 
 

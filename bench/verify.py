@@ -2,6 +2,7 @@
 
     python -m bench.verify [pairs] [trees] [time] [--settings T=0.7 ...] [--json FILE]
     python -m bench.verify --table FILE [--plot PICTURE]
+    python -m bench.verify --figures DIR
 
 Three parts, all of them when none is named. What is measured replaces its rows in an existing FILE:
 
@@ -16,7 +17,8 @@ trees  block efficiency, tokens committed per sample and step, of whole generati
 time   milliseconds of one decision for 16 rows, on the few atoms the engine decides on and on a
        whole vocabulary.
 
-`--table` prints what DESIGN.md shows of a FILE and measures nothing.
+`--table` prints the tables of docs/verifiers.md from a FILE and measures nothing. `--figures`
+measures and draws the figures of Khisti et al. (`bench/verify_figures.py`) into DIR.
 """
 
 import argparse
@@ -31,6 +33,9 @@ import torch
 import csd
 from bench.common import finish, machine, table
 from bench.cpu import PROBLEMS
+from bench.verify_drawing import draw
+from bench.verify_drawing import tables as figure_tables
+from bench.verify_figures import figures
 from bench.verify_pairs import SETTINGS, Pairs, flat, record
 from bench.verify_tables import DRAFTS, FLAT, ORDER, plot, tables
 from csd.models.demo import smollm2_path
@@ -104,7 +109,9 @@ def trees(engine, setting: str, args) -> list[dict]:
     """Block efficiency of every verifier, at the same number of drafted rows."""
     rows = []
     prompts = chats(args.prompts)
-    kinds = [("match", 0)] + [(v, k) for k in args.draws for v in sorted(sampler_file.DRAWS)]
+    several = sorted(v for v, k in sampler_file.DRAWS.items() if k > 1)
+    # the one draft that single looks at
+    kinds = [("match", 0), ("single", 1)] + [(v, k) for k in args.draws for v in several]
     kinds = [(v, k) for v, k in kinds if v in args.verifiers]
     usual = dict(sampler_file.DRAWS)
     for verifier, draws in kinds:
@@ -167,10 +174,11 @@ def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[di
 
 
 def measure(args, result: dict) -> None:
-    """Every part asked for, into `result`."""
-    asked = {k: v for k, v in vars(args).items() if k not in ("json", "table", "plot")}
-    ran = {"machine": machine(), "arguments": asked}
-    engine = None if args.parts == ["time"] else csd.Engine(smollm2_path())
+    """Runs the parts that `args` names and adds them to `result`."""
+    no_setting = ("json", "table", "plot", "figures")
+    arguments = {k: v for k, v in vars(args).items() if k not in no_setting}
+    ran = {"machine": machine(), "arguments": arguments}
+    engine = None if args.parts == ["time"] else csd.Engine(smollm2_path(), dtype=torch.float32)
     if "pairs" in args.parts:
         rows, recorded = [], result.setdefault("recorded", {})
         for name in args.settings:
@@ -213,7 +221,16 @@ def main() -> None:
     parser.add_argument("--json", help="write here, and keep what is there of other parts")
     parser.add_argument("--table", metavar="FILE", help="print this file's tables instead")
     parser.add_argument("--plot", help="with --table: write the picture of the pairs here")
+    parser.add_argument("--figures", metavar="DIR", help="measure and draw the paper's figures")
     args = parser.parse_args()
+    if args.figures:
+        folder = Path(args.figures)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = figures()
+        draw(result, folder)
+        print("\n\n".join(figure_tables(result)))
+        finish(result, folder / "verify_figures.json")
+        return
     if args.table:
         result = json.loads(Path(args.table).read_text())
         print("\n\n".join(tables(result)))

@@ -7,8 +7,8 @@ import torch
 import csd
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.sampled_tree import successors
-from csd.pool import MAX_CHILDREN
-from csd.slots import Slots
+from csd.state.pool import MAX_CHILDREN
+from csd.state.slots import Slots
 from csd.verify.target import processed
 
 SETTINGS = {
@@ -17,7 +17,7 @@ SETTINGS = {
     "T=1.0": dict(temperature=1.0),
     "T=1.0, top-p 0.95": dict(temperature=1.0, top_p=0.95),
 }
-# keys under which the coupled drafts of a position are looked at
+# keys under which a position is drafted
 KEYS = 8
 
 

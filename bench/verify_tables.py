@@ -1,4 +1,4 @@
-"""DESIGN.md's tables and the picture of a result of `bench/verify.py`."""
+"""The tables of docs/verifiers.md and the picture of a result of `bench/verify.py`."""
 
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def tables(result: dict) -> list[str]:
-    """Markdown, in DESIGN.md's order; parts that were not measured are left out."""
+    """Markdown, in the order of docs/verifiers.md; parts that were not measured are left out."""
     out = []
     if "acceptance" in result:
         out += [_acceptance(result["acceptance"]), _order(result["acceptance"])]
@@ -119,7 +119,7 @@ def _times(rows: list[dict]) -> str:
 
 
 def _choice(result: dict) -> str:
-    """Which verifier to choose when, at T = 0.7 where it is not said."""
+    """Which verifier to choose when, at T = 0.7 unless another is given."""
     found = _by_name(result["acceptance"])
     at = {s: found["T=0.7", s] for s in NAMES}
     far = {s: found[FLAT, s] for s in NAMES if (FLAT, s) in found}

@@ -1,26 +1,29 @@
 """csd: faster multi-sample LLM inference that changes nothing about what is sampled."""
 
-from csd.best import best_of
-from csd.engine import Engine
-from csd.generate import generate, stream
+from csd.engine.engine import Engine
+from csd.engine.result import Sample, Samples, Stats
+from csd.evaluate.best_of import best_of
+from csd.evaluate.pass_at_k import pass_at_k
+from csd.evaluate.vote import Vote, vote
+from csd.generate import generate, release, stream
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
 from csd.integrations.swap import apply_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
-from csd.kept_engines import release
-from csd.metrics import pass_at_k
-from csd.result import Sample, Samples, Stats
-from csd.vote import Vote, vote
+from csd.state.version import __version__
+from csd.traces.history import History
 
 __all__ = [
     "Engine",
+    "History",
     "Sample",
     "Samples",
     "Stats",
     "Tree",
     "TreeCache",
     "Vote",
+    "__version__",
     "apply_kernels",
     "best_of",
     "generate",
@@ -31,6 +34,5 @@ __all__ = [
     "stream",
     "vote",
 ]
-__version__ = "0.1.0"
 
 register_when_imported()

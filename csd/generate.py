@@ -1,25 +1,37 @@
-"""`csd.generate` and `csd.stream`: many samples of a prompt, the same ones plain sampling draws."""
+"""`csd.generate` and `csd.stream`: many samples of a prompt, the same ones plain sampling draws.
 
-from collections.abc import Iterator
-from typing import Any, overload
+One engine is kept for each model: by object, as long as the model lives, or by where the model was
+loaded from, until `release`.
+"""
+
+import weakref
+from collections.abc import Generator
+from typing import Any, Unpack, overload
 
 import torch
 
-from csd.call import Call
-from csd.result import Sample, Samples
+from csd.engine.engine import Engine, ManyPrompts, OnePrompt
+from csd.engine.options import GenerateOptions, Options, read_options, shows
+from csd.engine.result import Sample, Samples
 
-# what a type checker can tell apart; a tensor is one prompt or many
-OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
-ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
+_by_model: "weakref.WeakKeyDictionary[Any, Engine]" = weakref.WeakKeyDictionary()
+_by_name: dict[tuple, Engine] = {}
 
 
 @overload
-def generate(model: Any, prompt: OnePrompt, **options: Any) -> Samples: ...
+def generate(model: Any, prompt: OnePrompt, **options: Unpack[GenerateOptions]) -> Samples: ...
 @overload
-def generate(model: Any, prompt: ManyPrompts, **options: Any) -> list[Samples]: ...
+def generate(
+    model: Any, prompt: ManyPrompts, **options: Unpack[GenerateOptions]
+) -> list[Samples]: ...
 @overload
-def generate(model: Any, prompt: torch.Tensor, **options: Any) -> Any: ...
-def generate(model: Any, prompt: Any, **options: Any) -> Samples | list[Samples]:
+def generate(
+    model: Any, prompt: torch.Tensor, **options: Unpack[GenerateOptions]
+) -> Samples | list[Samples]: ...
+@shows(GenerateOptions)
+def generate(
+    model: Any, prompt: Any, **options: Unpack[GenerateOptions]
+) -> Samples | list[Samples]:
     """Draw `num_samples` answers to each prompt.
 
     model: a `transformers` model, a local folder, a hub name, a GGUF file or a `csd.Engine`.
@@ -28,52 +40,74 @@ def generate(model: Any, prompt: Any, **options: Any) -> Samples | list[Samples]
         `attention_mask`, gives a list of results. A prompt that occurs again continues the sample
         indices of its earlier occurrence.
 
-    Drawing:
-        num_samples: 1. first_sample: 0, the first sample's index.
-        seed: None draws one from torch's default generator; the result says which.
-        temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty: as `transformers`
-            defines them; left out, the model's generation config says, else they are off.
-    Ending:
-        max_new_tokens: 512, cut at the model's context when not given. min_new_tokens: 0.
-        stop: strings that end a sample. stop_token_ids: more end tokens. ignore_eos: False.
-        until: `csd.Vote(...)`, or a function of the samples of a prompt in the order of their
-            indices: asked about the first, the first two, ... as soon as all of them have finished;
-            True cancels the rest, so where it stops is the same for every draft and batch.
-    Running:
-        speculate: True.
-        verifier: "match"; "canonical", "recursive" and "kseq" draw their drafts from the graph and
-            accept or resample them (`csd.verify`). The law of the samples is the same, but they
-            give up the invisibility of drafts: tokens then depend on siblings, batch and budget,
-            and a seed repeats them only for the same call with a whole `budget`.
-        drafter: "consensus"; for comparison also
-            "prompt-lookup", "paper", "paper-tree", "recycling", "rest:PATH", "suffix".
-        budget: "auto", or how many drafted tokens a step verifies over all samples.
-        tokenizer, device, dtype, revision, chat_template_kwargs.
-    Watching:
-        progress: True shows a line while running. callback(prompt, sample, new_tokens, text) gets
-            each sample's new tokens once per step. record: path of a trace file to write.
-            drafts: True keeps what each step drafted in `out[i].drafts`.
+    {options}
 
-    Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns what there is; samples
-    that had not finished say `cancelled`.
+    Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns what has been drawn;
+    samples that had not finished are `cancelled`.
 
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
     """
-    call = Call(model, prompt, options)
-    try:
-        for _ in call.run():
-            pass
-    except KeyboardInterrupt:
-        pass
-    results = call.results()
-    return results if call.many else results[0]
+    engine, drawing = _resolve(model, options)
+    return engine.generate(prompt, **drawing)
 
 
-def stream(model: Any, prompt: Any, **options: Any) -> Iterator[tuple[int, Sample]]:
+@shows(GenerateOptions)
+def stream(
+    model: Any, prompt: Any, **options: Unpack[GenerateOptions]
+) -> Generator[tuple[int, Sample], None, None]:
     """As `generate`, but yields (prompt index, Sample) as each sample finishes.
 
     Closing the iterator cancels the rest and leaves the engine usable. With `until`, samples may
     have been yielded beyond those that decided; `generate` calls them cancelled.
+
+    {options}
     """
-    call = Call(model, prompt, options)
-    return call.run()
+    engine, drawing = _resolve(model, options)
+    return engine.stream(prompt, **drawing)
+
+
+def release() -> None:
+    """Drop the engines that `generate` keeps, with their caches and the models they loaded."""
+    for engine in [*_by_model.values(), *_by_name.values()]:
+        engine.release()
+    _by_model.clear()
+    _by_name.clear()
+
+
+def engine_for(
+    model: Any,
+    *,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+) -> Engine:
+    """The engine `generate` keeps for a model."""
+    loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
+    if isinstance(model, Engine):
+        for name, value in loading.items():
+            if value is not None:
+                raise ValueError(f"{name} is set when the Engine is made, got {value!r}")
+        return model
+    if isinstance(model, str) or hasattr(model, "__fspath__"):
+        key = (str(model), revision, str(device), dtype)
+        if key not in _by_name:
+            _by_name[key] = Engine(model, tokenizer=tokenizer, **loading)
+        return _by_name[key]
+    if model not in _by_model:
+        _by_model[model] = Engine(model, tokenizer=tokenizer, **loading)
+    return _by_model[model]
+
+
+def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
+    """The model's engine, and the arguments that are not about loading it."""
+    drawing: Any = dict(options)
+    try:
+        # before a model is loaded for nothing
+        read_options(options, GenerateOptions)
+        loading = {name: drawing.pop(name, None) for name in ("device", "dtype", "revision")}
+        return engine_for(model, tokenizer=drawing.get("tokenizer"), **loading), drawing
+    except Exception as error:
+        if isinstance(model, Engine):
+            model.refuse(error)
+        raise

@@ -12,10 +12,10 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import csd
-from csd.kept_engines import engine_for
+from csd.engine.result import to_json
+from csd.evaluate.report import page
+from csd.generate import engine_for
 from csd.models.demo import smollm2_path
-from csd.report import page
-from csd.result import to_json
 
 PROBLEM = (
     "A farmer has 5 hens. Each hen lays 4 eggs. How many eggs are there in total? "

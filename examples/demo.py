@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers.utils import logging
 
 import csd
@@ -112,7 +113,7 @@ def steps(out: csd.Samples) -> None:
         print(f"  {name:>16}  {bar(count, sum(sizes.values()))}")
     stats = out.stats
     print(f"{stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens came true."
-          " They had been said before by")  # fmt: skip
+          " They stood before in the text of")  # fmt: skip
     for source, (name, _) in SOURCES.items():
         print(f"  {name:>17} {bar(stats.accepted[source], stats.nodes_accepted)}")
 
@@ -120,7 +121,8 @@ def steps(out: csd.Samples) -> None:
 def main(model: str, tokens: int = 200) -> None:
     logging.disable_progress_bar()
     print("Loading SmolLM2-135M-Instruct ...", flush=True)
-    engine = csd.Engine(model)
+    # in bfloat16 sums over another number of rows would round to other tokens
+    engine = csd.Engine(model, dtype=torch.float32)
     # the first call measures what a step costs
     csd.generate(engine, "Hello", max_new_tokens=1, seed=0)
 
@@ -131,7 +133,7 @@ def main(model: str, tokens: int = 200) -> None:
 
     if TERMINAL:
         colours = [painted(f" {name} ", colour) for name, colour in SOURCES.values()]
-        print(f"\nThe texts. Drafted tokens were said before by {' '.join(colours)}")
+        print(f"\nThe texts. Drafted tokens stood before in the text of {' '.join(colours)}")
     for sample in out:
         print(f"\n--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})")
         print(coloured(sample, engine.tokenizer))

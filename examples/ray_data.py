@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import ray.data
 
 import csd.integrations.ray
+from csd.evaluate.vote import answer_of
 from csd.models.demo import smollm2_path
-from csd.vote import answer_of
 
 
 def main(

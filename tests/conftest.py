@@ -1,7 +1,7 @@
 import os
 
 # read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
-# as compiled for that chip, instruction by instruction (ptx/)
+# as compiled for that chip, instruction by instruction (tools/ptx)
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("CSD_PTX") else "1")
 
 import interpreter
@@ -57,10 +57,10 @@ def poison(monkeypatch):
 @pytest.fixture
 def few_splits(monkeypatch):
     """Interpreted, a short row of logits is in 2 parts: of 16, as compiled, 15 would be empty."""
-    from csd.kernels import verify
+    from csd.kernels.verify import launch
 
     if "CSD_PTX" not in os.environ:
-        monkeypatch.setattr(verify, "SPLITS", 2)
+        monkeypatch.setattr(launch, "SPLITS", 2)
 
 
 @pytest.fixture(scope="session")
@@ -89,13 +89,14 @@ def torchrun():
     import sys
     from pathlib import Path
 
-    here = Path(__file__).parent
+    root = Path(__file__).parents[1]
 
     def run(script, folder):
         return subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-             "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(here / script), str(folder)],
-            env=os.environ | {"PYTHONPATH": f"{here.parent}:{os.environ.get('PYTHONPATH', '')}"},
+             "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+             str(root / "tests/helpers" / script), str(folder)],
+            env=os.environ | {"PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True, text=True, timeout=240,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What is shipped: a wheel that works away from the source, and an API page that is current."""
+"""What is shipped: a wheel that works away from the source."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def installed(tmp_path_factory):
         source.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, source)
     for name in ("csd", "tests", "bench", "examples", "docs"):
-        skip = shutil.ignore_patterns("__pycache__", "results", "traces")
+        skip = shutil.ignore_patterns("__pycache__", "results", "*.gz")
         shutil.copytree(ROOT / name, source / name, ignore=skip)
     # the wheel comes out of the source distribution, which must hold all it needs
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(installed):
     tops = {p.name for p in packages.iterdir() if not p.name.endswith(".dist-info")}
     assert tops == {"csd", "needed.pth"}
     assert (packages / "csd" / "py.typed").exists()
-    assert list((packages / "csd" / "report").glob("*.js"))
+    assert list((packages / "csd" / "evaluate" / "report").glob("*.js"))
 
 
 def test_the_wheel_draws_samples(installed, checkpoint):
@@ -79,22 +79,8 @@ def test_import_takes_no_extra(installed):
     code = (
         "import sys, csd;"
         "heavy = {'ray', 'trl', 'lm_eval', 'matplotlib', 'plotly', 'scipy', 'playwright'};"
-        # most of the time that importing csd once took: PyTorch's compiler
-        "heavy.add('torch._dynamo');"
+        # imported when they are needed: a model by name, PyTorch's compiler
+        "heavy |= {'transformers', 'torch._dynamo'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert run(installed, "python", "-c", code).strip() == "[]"
-
-
-def test_the_api_page_is_current():
-    sys.path.insert(0, str(ROOT / "docs"))
-    import make_api
-
-    assert (ROOT / "docs" / "api.md").read_text() == make_api.page(), "python docs/make_api.py"
-
-
-def test_the_readme_says_each_thing_once():
-    """A merge once left whole sections twice."""
-    readme = (ROOT / "README.md").read_text()
-    headings = [line for line in readme.splitlines() if line.startswith("## ")]
-    assert len(headings) == len(set(headings))

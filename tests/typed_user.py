@@ -1,12 +1,12 @@
 """A user's script, read by mypy with the checks of --strict and never run: `make lint`."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import assert_type
 
 import torch
 
 import csd
-from csd.vote import Decision
+from csd.evaluate.vote import Decision
 
 
 def draw(model: str) -> None:
@@ -18,7 +18,11 @@ def draw(model: str) -> None:
     assert_type(csd.generate(model, ["a", "b"]), list[csd.Samples])
     assert_type(csd.generate(model, [chat, chat]), list[csd.Samples])
     batch = torch.tensor([[1, 2]])
-    both: list[csd.Samples] = csd.generate(model, batch, attention_mask=batch)
+    both = csd.generate(model, batch, attention_mask=batch)
+    assert isinstance(both, list)
+    # mypy --warn-unused-ignores: without the misspelling, the comment would be an error
+    csd.generate(model, "hello", temprature=0.7)  # type: ignore[call-overload]
+    csd.generate(model, "hello", num_samples="4")  # type: ignore[call-overload]
 
     assert_type(out.texts, list[str | None])
     assert_type(out.tokens, list[list[int]])
@@ -32,7 +36,7 @@ def draw(model: str) -> None:
     assert_type(csd.best_of(out, length).sample, csd.Sample)
     right = [None if s.finish_reason == "cancelled" else s.text == "7" for s in out]
     assert_type(csd.pass_at_k(right, k=2), float)
-    assert_type(csd.stream(model, "hello"), Iterator[tuple[int, csd.Sample]])
+    assert_type(csd.stream(model, "hello"), Generator[tuple[int, csd.Sample], None, None])
     with csd.Engine(model, max_slots=8) as engine:
         assert_type(engine.generate("hello", until=enough), csd.Samples)
         assert_type(engine.generate(["a", "b"]), list[csd.Samples])

@@ -4,20 +4,19 @@ Triton alone compiles at the first launch, one kernel after another.
 """
 
 import os
-import subprocess
 
 import torch
 from triton import knobs
 
-from bench.aot import SHAPES, problems
+from bench import shapes
+from bench.aot import SHAPES, Shape, problems
 from bench.aot import run as compile_all
+from bench.aot.run import OutOfTime
 from bench.gpu.section import Section
-from csd.kernels.aot import Shape
-from csd.models import shapes
 
 
 def run(section: Section) -> None:
-    """A row a kernel: what `make aot` says of it, by the compiler of this machine."""
+    """A row a kernel: the figures of `make aot`, by the compiler of this machine."""
     if not section.cuda:
         section.skip("kernels are compiled for a GPU: `make aot` does so without one")
         return
@@ -27,17 +26,16 @@ def run(section: Section) -> None:
         section.skip("kernels are compiled ahead for sm_90 and sm_80, this is another chip")
         return
     cores = len(os.sched_getaffinity(0))
-    # in float32 the model whose generations `parity` compares
+    # in float32 the model whose generations `parity` compares, which comes next
     tiny = Shape.of("tiny", shapes.SHAPES["tiny"])
-    for dtype, shape in [("bf16", shape) for shape in SHAPES[:2]] + [("fp32", tiny)]:
-        task, left = (target, dtype, shape), max(section.left, 1)
-        try:
-            rows = compile_all([task], cores, cache=knobs.cache.dir, timeout=left)
-        except subprocess.TimeoutExpired:
-            section.skip(f"{shape.name}: no time; what is compiled is kept")
-            break
-        for row in rows:
-            section.add(**row)
+    tasks = [(target, "fp32", tiny)] + [(target, "bf16", shape) for shape in SHAPES[:2]]
+    try:
+        rows = compile_all(tasks, cores, cache=knobs.cache.dir, timeout=max(section.left, 1))
+    except OutOfTime as error:
+        section.skip(f"{error}; what is compiled is kept")
+        rows = error.rows
+    for row in rows:
+        section.add(**row)
     wrong = [f"{r['kernel']}: {'; '.join(problems(r))}" for r in section.rows if problems(r)]
     if wrong:
         raise RuntimeError(f"not compiled as it should be: {', '.join(wrong)}")

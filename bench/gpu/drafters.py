@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import csd
 from bench.gpu.section import Section
 from bench.gpu.workload import forced, forcing, groups, model, recorded, shapes
+from bench.shapes import random_model
 from csd.graph.drafter import Drafter
-from csd.graph.drafters import make_drafter
-from csd.models.shapes import random_model
+from csd.graph.make_drafter import make_drafter
 
 SAMPLES = 16
 BUDGET = 128

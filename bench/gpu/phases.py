@@ -6,11 +6,11 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-# of the device alone: what the host does is not asked, and would be slower for it
+# of the device alone: tracing the host would slow it down
 ACTIVITIES = [ProfilerActivity.CUDA]
 
 # csd's own kernels by their whole names, others by what their names hold: a name of PyTorch's may
-# say masked_fill_kernel somewhere
+# contain masked_fill_kernel
 PHASES = {
     "attention": "tree_attention|plan_attention|merge_partials",
     "elementwise": "rms_norm|rotary|swiglu",

@@ -1,13 +1,12 @@
 """A section of the benchmark: its file, its deadline, its rows."""
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from bench.common import machine
+from bench.common import write
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Section:
         self.write("running")
 
     def skip(self, why: str) -> None:
-        """Leave out what cannot be had here, and say so."""
+        """Leave out what is missing here, and record the reason."""
         self.facts.setdefault("left out", []).append(why)
         print(f"  {self.name}: left out: {why}", flush=True)
         self.write("running")
@@ -48,13 +47,12 @@ class Section:
             "status": status,
             "seconds": round(time.perf_counter() - self.start, 1),
             "device": str(self.device),
-            "machine": machine(),
             **self.facts,
             "rows": self.rows,
         }
         path = self.out / f"{self.name}.json"
         fresh = path.with_suffix(".part")
-        fresh.write_text(json.dumps(data, indent=1) + "\n")
+        write(data, fresh, indent=1)
         fresh.replace(path)
 
     def synchronize(self) -> None:

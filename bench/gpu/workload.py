@@ -5,13 +5,14 @@ from dataclasses import replace
 import torch
 
 import csd
+from bench.forced import forced_requests, forcing
 from bench.gpu.section import Section
 from bench.record import TRACES
-from csd.forced import forced_jobs, forcing
+from bench.shapes import SHAPES, random_model
+from csd.engine.call import RunSettings
+from csd.engine.result import Samples
 from csd.models.config import ModelConfig
-from csd.models.shapes import SHAPES, random_model
-from csd.result import Samples
-from csd.traces import Trace, read_traces
+from csd.traces.traces import Trace, read_traces
 
 TEMPERATURE = 0.7
 # ids of the recorded tokens lie below; every shape's vocabulary must hold them
@@ -69,10 +70,10 @@ def forced(engine: csd.Engine, traces: list[Trace], prompt_tokens: int, **option
     """
 
     def run(**more) -> list[Samples]:
-        jobs = forced_jobs(traces, prompt_tokens=prompt_tokens)
-        for _ in engine.run(jobs, **options, **more):
+        requests = forced_requests(traces, prompt_tokens=prompt_tokens)
+        for _ in engine.run(requests, RunSettings(**options, **more)):
             pass
-        results = [job.result() for job in jobs]
+        results = [request.result() for request in requests]
         for result, trace in zip(results, traces, strict=True):
             if result.tokens != trace.samples:
                 raise RuntimeError(f"the engine did not commit trace {trace.problem!r}")

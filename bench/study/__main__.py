@@ -4,7 +4,8 @@
 
 Sections, each with a budget of seconds and each in F row by row: strictness of the paper's drafter;
 diversity of what is drawn; agreement taken away on purpose; other tasks; live runs beside their
-replay; families. A section that F holds whole is kept unless `--only` names it.
+replay; families. A section that F holds whole is kept unless `--only` names it; strictness goes on
+where it was cut short.
 Traces: `bench/traces/study.jsonl.gz`, and further files, whose first problems are replayed too.
 `--quick` is for tests: a toy model, a few tokens.
 """
@@ -18,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from bench.common import machine, table
+from bench.common import finish, machine, table, write
 from bench.study.box import Box
 from bench.study.plots import draw
 
 BUDGETS = {
-    "strictness": 340,
+    "strictness": 1800,
     "diversity": 340,
     "agreement": 200,
     "tasks": 240,
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    result = {"bench": "study", "machine": machine(), "quick": args.quick, "sections": {}}
+    result = {"bench": "study", "quick": args.quick, "sections": {}}
     if args.json.exists():
         result["sections"] = json.loads(args.json.read_text())["sections"]
     for name, seconds in BUDGETS.items():
@@ -53,13 +54,17 @@ def main(argv: list[str] | None = None) -> int:
 
         def save(box, name=name, whole=False):
             took = round(time.perf_counter() - box.start, 1)
-            section = {"whole": whole, "seconds": took, "notes": box.notes, "rows": box.rows}
+            # a section may be older than the file, and of another machine
+            section = {"whole": whole, "seconds": took, "machine": machine(), "notes": box.notes,
+                       "rows": box.rows}  # fmt: skip
             result["sections"][name] = section
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+            write(result, args.json, indent=1)
 
         box = Box(seconds, args.quick, args.traces, args.prompts, save=save)
+        if name == "strictness" and not whole:
+            box.rows = result["sections"].get(name, {}).get("rows", [])
         importlib.import_module(f"bench.study.{name}").run(box)
-        save(box, whole=True)
+        save(box, whole=not box.cut_short)
     for name, section in result["sections"].items():
         print(f"\n{name}, {section['seconds']} s")
         for columns in dict.fromkeys(tuple(r) for r in section["rows"]):
@@ -68,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.plots:
         rows = {name: section["rows"] for name, section in result["sections"].items()}
         result["plots"] = draw(rows, args.plots)
-    print(json.dumps(result))
+    finish(result)
     return 0
 
 

@@ -6,10 +6,10 @@ from bench.replay import make
 from bench.study.box import Box
 from bench.study.measure import figures, likeness, mean, replayed
 from bench.study.record import TEMPERATURES
-from csd.replay import replay
-from csd.traces import Trace
+from csd.evaluate.replay import replay
+from csd.traces.traces import Trace
 
-DRAFTERS = ("consensus", "paper-tree", "trie-prompt", "prompt-lookup")
+DRAFTERS = ("consensus", "paper-shrinking-tree", "trie-prompt", "prompt-lookup")
 SAMPLES, NODES = 8, 8
 
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from bench.study.record import TRACES
-from csd.traces import Trace, read_traces
+from csd.traces.traces import Trace, read_traces
 
 # tokens a recorded sample keeps with --quick
 QUICK_TOKENS = 12
@@ -14,7 +16,7 @@ QUICK_TOKENS = 12
 
 @dataclass
 class Box:
-    """Rows, what was left out for want of time, and what the section needs to know."""
+    """A section's rows, the cases left out for lack of time, and its arguments."""
 
     seconds: float
     quick: bool = False
@@ -24,6 +26,7 @@ class Box:
     notes: list[str] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)
     save: Callable = lambda box: None  # called with the box after each row
+    cut_short: bool = False  # whether something was left out for want of time
     _engines: dict = field(default_factory=dict)
 
     @property
@@ -32,10 +35,11 @@ class Box:
         return self.seconds - (time.perf_counter() - self.start)
 
     def while_time(self, what: str, cases: Iterable) -> Iterator:
-        """The cases, until the time is over; says how many were left out."""
+        """The cases, until the time is over; records how many were left out."""
         cases = list(cases)[: 2 if self.quick else None]
         for i, case in enumerate(cases):
             if self.left < 0:
+                self.cut_short = True
                 self.notes.append(f"{len(cases) - i} of {len(cases)} {what} left out: no time left")
                 return
             yield case
@@ -77,7 +81,9 @@ class Box:
                 model, tokenizer = toy()
                 self._engines[slots] = csd.Engine(model, tokenizer=tokenizer, max_slots=slots)
             else:
-                self._engines[slots] = csd.Engine(smollm2_path(), max_slots=slots)
+                self._engines[slots] = csd.Engine(
+                    smollm2_path(), max_slots=slots, dtype=torch.float32
+                )
         return self._engines[slots]
 
 

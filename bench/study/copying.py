@@ -1,4 +1,4 @@
-"""The control: a verifier that accepts what a sibling said with min(1, q / q_sibling).
+"""The control: a verifier that accepts a sibling's token with min(1, q / q_sibling).
 
 This is speculative sampling with the sibling's text taken for a draw of a draft model. Each sample
 keeps its law, but the samples of a prompt become copies of each other. csd never does it; the study
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from csd.graph.host import HostDrafter, Tree
+from csd.graph.rivals.host_drafter import HostDrafter, Tree
 from csd.kernels.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
-from csd.kernels.verify_ref import descend
-from csd.pool import SIBLING
+from csd.kernels.verify.reference import descend
+from csd.state.pool import SIBLING
 from csd.verify.scheme import inverse_cdf
 from csd.verify.target import processed
 
@@ -22,8 +22,8 @@ K = 8
 
 
 @dataclass(slots=True)
-class Said:
-    """What the samples of one prompt have said, behind the prompt's last tokens."""
+class Group:
+    """The tokens of one prompt's samples, behind the prompt's last tokens."""
 
     before: list[int]
     tokens: dict[int, list[int]] = field(default_factory=dict)  # by sample
@@ -35,8 +35,8 @@ class SiblingChain(HostDrafter):
     """What followed the last K tokens, or fewer, in a sibling; where several fit, the first."""
 
     def open(self, prompt):
-        self.said = Said(prompt[-K:])
-        return self.said
+        self.group = Group(prompt[-K:])
+        return self.group
 
     def extend(self, group, sample, tokens, probabilities):
         group.tokens.setdefault(sample, []).extend(tokens)
@@ -46,8 +46,8 @@ class SiblingChain(HostDrafter):
         n = len(group.before)
         own = group.before + group.tokens.get(sample, [])
         for k in range(min(K, len(own)), 0, -1):
-            for sibling, said in group.tokens.items():
-                text = group.before + said
+            for sibling, tokens in group.tokens.items():
+                text = group.before + tokens
                 for end in range(n, len(text)):
                     if sibling != sample and text[end - k : end] == own[-k:] and end >= k:
                         group.drafted[sample] = sibling, end - n
@@ -63,15 +63,15 @@ class Copying:
 
     def __call__(self, logits, pool, slots):
         verdict = self._verify(logits, pool, slots)
-        said = self._drafter[-1].said
+        group = self._drafter[-1].group
         laws = processed(logits, torch.arange(pool.rows), pool, slots).double()
         for s in slots.live.nonzero()[:, 0].tolist():
             first, count = int(pool.slot_start[s]), int(pool.slot_nodes[s])
             # the chain's rows follow each other; the last has nothing below it
             for row in range(first, first + count - 1):
                 draft = int(pool.token[row + 1])
-                sibling, place = said.drafted[int(slots.sample[s])]
-                law = said.laws[sibling][place + row - first]
+                sibling, place = group.drafted[int(slots.sample[s])]
+                law = group.laws[sibling][place + row - first]
                 token = self._decide(laws[row], law, draft, slots, s, row - first)
                 verdict.sample[row] = token
                 if token != draft:
@@ -80,7 +80,7 @@ class Copying:
         verdict.accept_row, verdict.accept_count, verdict.finish = path
         for s, rows in enumerate(verdict.accept_row.tolist()):
             kept = rows[: int(verdict.accept_count[s])]
-            said.laws.setdefault(int(slots.sample[s]), []).extend(laws[row] for row in kept)
+            group.laws.setdefault(int(slots.sample[s]), []).extend(laws[row] for row in kept)
         return verdict
 
     def _decide(self, q, q_sibling, draft: int, slots, s: int, depth: int) -> int:

@@ -10,10 +10,11 @@ from bench.cpu import PROBLEMS
 from bench.study.box import Box
 from bench.study.copying import copying
 from bench.study.measure import likeness, mean
-from csd.graph.paper import Paper
+from csd.graph.rivals.paper import Paper
 
 SAMPLES, NODES, TOKENS = 8, 6, 64
 LOOSE, STRICT = {"k": 1}, {"k": 6, "least": 0.6}
+SHRINKING = {"edits": 0, "shrink": True}
 
 
 def run(box: Box) -> None:
@@ -22,7 +23,7 @@ def run(box: Box) -> None:
     engine, late = box.engine(n), box.engine(2)
 
     def draw(engine, **options):
-        # one prompt after another: the control knows one at a time
+        # one prompt after another: the control handles one at a time
         return [
             csd.generate(
                 engine, [{"role": "user", "content": p}], num_samples=n, seed=5,
@@ -47,7 +48,7 @@ def run(box: Box) -> None:
     add("plain", plain)
 
     def paper(options):
-        return lambda ops, device: Paper(tree=True, **options)
+        return lambda ops, device: Paper(tree=True, **SHRINKING, **options)
 
     def copied(engine):
         with copying(engine) as drafter:

@@ -8,7 +8,7 @@ from bench.study.box import Box
 from bench.study.measure import figures, replayed
 
 SAMPLES, NODES, PROBLEMS = 8, 16, 12
-# tiny checkpoints of random weights, for what a family computes, not for what it says
+# tiny checkpoints of random weights: they show what a family computes, not its text
 TINY = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -30,7 +30,7 @@ def run(box: Box) -> None:
     box.add(family="t5", how="refused", message=refusal())
     for name, traces in box.further(PROBLEMS):
         n = min(SAMPLES, *(len(t.samples) for t in traces))
-        for drafter in ("consensus", "prompt-lookup", "trie-prompt", "paper-tree"):
+        for drafter in ("consensus", "prompt-lookup", "trie-prompt", "paper-shrinking-tree"):
             found = figures(replayed(traces, drafter, n, NODES))
             box.add(family=name, how=f"replay, {drafter}", problems=len(traces), samples=n, **found)
     box.notes += [f"needs other weights: {what}" for what in NEEDED]
@@ -59,7 +59,7 @@ def mechanics(family: str, options: dict, tokens: int) -> tuple[float, float]:
 
 
 def refusal() -> str:
-    """What csd says to an encoder-decoder."""
+    """The error that csd raises for an encoder-decoder."""
     config = transformers.T5Config(
         vocab_size=97, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
     )

@@ -19,7 +19,7 @@ from bench.replay import interval, tau
 from bench.study.box import Box
 from bench.study.measure import figures, replayed
 from csd.kernels.noise import SAMPLE, gumbel, philox_words_ref, prompt_key
-from csd.traces import Trace, read_traces
+from csd.traces.traces import Trace, read_traces
 
 TEMPERATURES = (0.6, 0.7, 1.0)
 SAMPLES, NODES, TOKENS, SEEDS = 8, 8, 80, 3
@@ -29,7 +29,7 @@ def run(box: Box) -> None:
     n, tokens = (3, 24) if box.quick else (SAMPLES, TOKENS)
     engine = box.engine(n)
     for temperature in box.while_time("temperatures", TEMPERATURES):
-        drawn = [record(engine, p, n, tokens, temperature) for p in asked(box)]
+        drawn = [record(engine, p, n, tokens, temperature) for p in questions(box)]
         stats, traces = [s for s, _ in drawn], [t for _, t in drawn]
         live = sum(s.tokens for s in stats) / sum(s.sample_steps for s in stats)
         low, high = interval(
@@ -66,7 +66,7 @@ def run(box: Box) -> None:
             box.add(temperature=temperature, what=f"replay, {name}", **figures(found))
 
 
-def asked(box: Box) -> list[str]:
+def questions(box: Box) -> list[str]:
     """The prompts: of a file when one is given, else the word problems of `bench.cpu`."""
     found = PROBLEMS
     if box.prompts:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import combinations
 
 from bench.replay import interval, make, tau
-from csd.answers import answer_of
-from csd.replay import Replayed, replay
-from csd.traces import Trace
+from csd.evaluate.answers import answer_of
+from csd.evaluate.replay import Replayed, replay
+from csd.traces.traces import Trace
 
-# tokens that are hardly said twice by chance
+# a run this long hardly repeats by chance
 RUN = 12
 
 

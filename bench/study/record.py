@@ -13,6 +13,8 @@ import json
 import time
 from pathlib import Path
 
+import torch
+
 import csd
 from bench.cpu import PROBLEMS
 from bench.record import FOLDER, batches, record
@@ -28,14 +30,14 @@ SHORT, LONG = 64, 96
 
 def wanted() -> list[dict]:
     """Every prompt with its temperature, number of samples and limit."""
-    asked = []
+    entries = []
     for task in TASKS:
-        asked += _entries(task, prompts(task), 0.7, 8, SHORT)
-    asked += _entries("writing", prompts("writing"), 1.3, 8, SHORT)
+        entries += _entries(task, prompts(task), 0.7, 8, SHORT)
+    entries += _entries("writing", prompts("writing"), 1.3, 8, SHORT)
     for t in TEMPERATURES:
         # one temperature has the samples to vary their number
-        asked += _entries("sums", PROBLEMS[:5], t, 32 if t == 0.7 else 8, LONG)
-    return asked
+        entries += _entries("sums", PROBLEMS[:5], t, 32 if t == 0.7 else 8, LONG)
+    return entries
 
 
 def prompts(task: str) -> list[str]:
@@ -60,7 +62,7 @@ def main() -> None:
     if args.out.exists():
         with gzip.open(args.out, "rt") as file:
             done = {json.loads(line)["problem"] for line in file}
-    engine = csd.Engine(smollm2_path(), max_slots=64)
+    engine = csd.Engine(smollm2_path(), max_slots=64, dtype=torch.float32)
     begun = time.perf_counter()
     for batch in batches([p for p in wanted() if p["id"] not in done]):
         start = time.perf_counter()

@@ -1,23 +1,30 @@
 """The consensus graph as a drafter: what a group's samples have said drafts for each of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 
-from csd.device import upload
-from csd.graph.drafter import Drafter
-from csd.graph.table import PROMPT_BIT, GraphConfig, Table
-from csd.kernels.draft_tree import Noise
+from csd.graph.capacity import capacity_for, that_fit
+from csd.graph.drafter import StaticDrafter
+from csd.graph.history import Earlier, Rows, pieces
+from csd.kernels.draft_tree import DraftNoise
 from csd.kernels.graph_insert import graph_insert_ref
-from csd.kernels.observe import SAID, any_context
+from csd.kernels.observe import SUCCESSORS, any_context
 from csd.kernels.ops import Ops
-from csd.pool import Pool
-from csd.slots import Slots
-from csd.verdict import Verdict
+from csd.state.context_table import HISTORY_BIT, PROMPT_BIT, GraphConfig, Table
+from csd.state.device import upload
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
 
 # a prompt goes in by pieces of so many tokens, whatever the chunks that it is read in: a step waits
 # for few of them, no call adds 2^30 to one context, and the graph is the same for every chunk size
 PIECE = 512
+
+# What an earlier sample drafts goes on for long where it is right: longer contexts, deeper trees.
+WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, trust=0.85)
 
 
 def insert_step(
@@ -46,15 +53,17 @@ def insert_prompt(
         back = tokens[max(at + 1 - N, 0) : at + rows]
         back = torch.nn.functional.pad(back, (rows + N - 1 - back.shape[0], 0), value=-1)
         piece = back.unfold(0, N, 1).flip(1)
-        # the group as a whole hears of SAID tokens a row
-        said = torch.nn.functional.pad(after, (0, -rows % SAID), value=-1).view(-1, SAID)
-        token = torch.cat([torch.nn.functional.pad(after[:, None], (0, SAID - 1), value=-1), said])
+        # the context of the whole group takes SUCCESSORS tokens a row
+        many = torch.nn.functional.pad(after, (0, -rows % SUCCESSORS), value=-1)
+        many = many.view(-1, SUCCESSORS)
+        one = torch.nn.functional.pad(after[:, None], (0, SUCCESSORS - 1), value=-1)
+        token = torch.cat([one, many])
         weight = (token >= 0).int() * config.prompt_weight
         rows = token.shape[0]
         graph_insert(
             table,
             torch.full((rows,), group_key, device=device),
-            torch.cat([piece, any_context(said.shape[0], N, device)]),
+            torch.cat([piece, any_context(many.shape[0], N, device)]),
             token,
             weight,
             weight.sum(1, dtype=torch.int32),
@@ -64,36 +73,104 @@ def insert_prompt(
         )
 
 
-class ConsensusGraph(Drafter):
+def insert_history(
+    table: Table,
+    group_key: int,
+    rows: Rows,
+    live_groups: torch.Tensor,  # [G] int64
+    config: GraphConfig,
+    graph_insert: Callable = graph_insert_ref,
+) -> None:
+    """A piece of what earlier samples of the prompt said."""
+    device, count = table.step.device, len(rows)
+    context, token, weight, total = (
+        upload(torch.from_numpy(x), device)
+        for x in (rows.context, rows.token, rows.weight, rows.total)
+    )
+    graph_insert(
+        table,
+        torch.full((count,), group_key, device=device),
+        context,
+        token,
+        weight,
+        total,
+        torch.full((count,), HISTORY_BIT, dtype=torch.int32, device=device),
+        live_groups,
+        config.orders,
+    )
+
+
+class ConsensusGraph(StaticDrafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
-    def __init__(self, ops: Ops, device: str | torch.device, config: GraphConfig | None = None):
-        self.config = config or GraphConfig()
+    takes_history: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        ops: Ops,
+        device: str | torch.device,
+        config: GraphConfig | None = None,
+        tokens: int = 0,
+        history: bool = False,
+    ):
+        """tokens: that it will hold at once; history: whether earlier samples are among them.
+
+        Both are for the configuration, where none is given.
+        """
+        self._given, self._history = config is not None, history
+        if config is None:
+            config = GraphConfig(**WITH_HISTORY if history else {})
+            config = replace(config, capacity=capacity_for(tokens, config))
+        self.config = config
         self.context = self.config.context
         self.table = Table.empty(self.config, device)
         self._ops = ops
 
+    def suits(self, tokens: int, history: bool) -> bool:
+        """Whether it is as large as a new one, and made for history where there is some."""
+        if self._given:
+            return True
+        fits = capacity_for(tokens, self.config) <= self.config.capacity
+        return fits and self._history >= history
+
+    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int:
+        return that_fit(history, groups, self.config)
+
+    @property
+    def dropped(self) -> torch.Tensor:
+        return self.table.dropped
+
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         """Enter a new group's prompt."""
-        self.hear(group_key, prompt, 0, len(prompt), slots)
+        self.observe_prompt(group_key, prompt, 0, len(prompt), slots)
 
-    def hear(
-        self, group_key: int, prompt: list[int], heard: int, read: int, slots: Slots
+    def observe_prompt(
+        self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
         """Enter whole pieces of a prompt, and what is left of it when all has been read."""
         end = len(prompt) - 1 if read == len(prompt) else read - read % PIECE
-        if end > heard:
-            first = max(heard + 1 - self.context, 0)
+        if end > observed:
+            first = max(observed + 1 - self.context, 0)
             piece = torch.tensor(prompt[first : end + 1], dtype=torch.int32)
             tokens = upload(piece, self.table.step.device)
             insert_prompt(
                 self.table, group_key, tokens, slots.group_key, self.config,
-                self._ops.graph_insert, heard - first,
+                self._ops.graph_insert, observed - first,
             )  # fmt: skip
         return end
 
+    def enter_history(
+        self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
+    ) -> Iterator[int]:
+        """Enter earlier samples, a piece at each `next`."""
+        for rows in pieces(prompt, history, self.config, PIECE):
+            insert_history(
+                self.table, group_key, rows, slots.group_key, self.config, self._ops.graph_insert
+            )
+            yield len(rows)
+
     def propose(
-        self, slots: Slots, rows: int, noise: Noise | None = None, nodes: int | None = None
+        self, slots: Slots, rows: int, noise: DraftNoise | None = None, *, nodes: int | None = None
     ) -> Pool:
         """Draft trees of all live slots in `rows` rows.
 

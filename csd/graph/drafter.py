@@ -1,41 +1,86 @@
-"""What a step asks of a drafter, and tells it."""
+"""The interface between a step and a drafter."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 
-from csd.pool import Pool
-from csd.slots import Slots
-from csd.verdict import Verdict
+from csd.graph.history import Earlier
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
 
 
 class Drafter:
     """Base of all drafters. An engine keeps one for many calls; groups come and go."""
 
     context: int = 1  # tokens of context that `Slots` must keep
+    takes_history: ClassVar[bool] = False
+
+    def suits(self, tokens: int, history: bool) -> bool:
+        """Whether it serves a call of so many tokens, of prompts, earlier and new samples.
+
+        history: whether there are earlier samples.
+        """
+        return True
+
+    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int:
+        """How many of a prompt's earlier samples it has room for, with `groups` in flight."""
+        return len(history)
+
+    @property
+    def dropped(self) -> torch.Tensor | None:
+        """[1] int64: contexts that found no room since it was made; None where nothing is."""
+        return None
+
+    def check_vocab(self, vocab: int) -> None:
+        """Raises ValueError when what it drafts from has tokens beyond the `vocab` of the model."""
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         """A new group, whose samples start at its prompt's last token."""
         raise NotImplementedError
 
-    def hear(
-        self, group_key: int, prompt: list[int], heard: int, read: int, slots: Slots
+    def observe_prompt(
+        self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
-        """A new group's prompt while it is read, after each chunk; then all of it, once.
+        """Called after each chunk of a new group's prompt, and once more with all of it.
 
-        heard: what the last of these calls returned, 0 at first. read: tokens of it that have been
-        read. A drafter that has much to do with a prompt does a part of it and returns how far it
-        is; others `start` when all is read.
+        observed: what the last of these calls returned, 0 at first. read: tokens of the prompt that
+        have been read. A drafter that has much to do with a prompt does a part of it and returns
+        how far it got; others `start` when all is read.
         """
         if read == len(prompt):
             self.start(group_key, prompt, slots)
         return read
 
+    def enter_history(
+        self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
+    ) -> Iterator[int]:
+        """Enter earlier samples of a new group's prompt, all of which has been read.
+
+        Each `next` enters a piece and gives its rows, so that steps can run in between.
+        """
+        raise NotImplementedError
+
     def propose(self, slots: Slots, rows: int) -> Pool:
         """Draft trees of all live slots in at most `rows` rows, roots included."""
         raise NotImplementedError
 
-    def see(self, hidden: torch.Tensor) -> None:
+    def observe_hidden(self, hidden: torch.Tensor) -> None:
         """The target's last hidden states [M, D] at the rows of the step that is running."""
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        """What the step decided; the slots have moved on."""
+        """Update with what the step decided; the slots have advanced."""
+        raise NotImplementedError
+
+
+class StaticDrafter(Drafter):
+    """A drafter whose shapes are fixed and that never reads the device: a static step can hold it.
+
+    nodes: drafted nodes at most; the rest of `rows` is padding.
+    """
+
+    def propose(
+        self, slots: Slots, rows: int, noise: Any = None, *, nodes: int | None = None
+    ) -> Pool:
         raise NotImplementedError

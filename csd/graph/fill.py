@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from csd.pool import Pool
+from csd.state.pool import Pool
 
 
 class Row(NamedTuple):

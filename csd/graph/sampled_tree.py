@@ -27,8 +27,8 @@ import torch
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.fill import Row, fill
 from csd.kernels.noise import DRAFT, philox_words, stepped
-from csd.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
-from csd.slots import Slots
+from csd.state.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
+from csd.state.slots import Slots
 
 _MAX_COST = 1 << 30
 

@@ -6,8 +6,8 @@
 A forward call without `tree=` is `sdpa`'s, masks and all. With it, the M rows of the one batch row
 are nodes of draft trees, and csd's kernel attends to their prompts, committed tokens and ancestors.
 
-`import csd` leaves transformers alone: the name is entered when transformers' models are imported,
-before csd or after it.
+`import csd` does not import transformers. The name is registered once transformers' models are
+imported, before csd or after it.
 """
 
 import importlib.abc
@@ -23,12 +23,12 @@ from csd.integrations.tree import Tree
 
 NAME = "csd_tree"
 MODELS = "transformers.modeling_utils"
-# what a model may ask of its attention and tree attention does not do
+# arguments that a model may pass to its attention and that tree attention does not support
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
 
 
 def register_attention() -> None:
-    """Enter "csd_tree" into transformers' attention and mask interfaces. Imports transformers."""
+    """Register "csd_tree" in transformers' attention and mask interfaces. Imports transformers."""
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
     from transformers.modeling_utils import AttentionInterface
 
@@ -45,7 +45,7 @@ def register_when_imported() -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds one module, once, as everyone else would, and registers when it has been executed."""
+    """Finds one module, once, by the other finders, and registers after its execution."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != MODELS:
@@ -77,7 +77,7 @@ def tree_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """What a layer calls. tree: a `csd.Tree`, or None for sdpa. Returns [B, M, H, D] and None.
 
-    With a tree, B is 1, T is M, and `attention_mask` is not looked at: the tree is the mask.
+    With a tree, B is 1, T is M, and `attention_mask` is ignored: the tree is the mask.
     """
     if tree is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

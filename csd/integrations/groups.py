@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from csd import arguments
-from csd.engine import Engine
-from csd.job import Job
-from csd.kernels.noise import prompt_key
-from csd.result import Sample, Samples
-from csd.sampling import SamplingParams
+from csd.engine.call import RunSettings
+from csd.engine.earlier import give_history, keep_history, keeps_top
+from csd.engine.engine import Engine
+from csd.engine.requests import Request
+from csd.engine.result import Sample, Samples
+from csd.engine.sampling import SamplingParams
+from csd.schema.arguments import check_budget, check_seed, check_whole
+from csd.traces.history import History
 
 
 def draw(
@@ -16,25 +18,34 @@ def draw(
     prompts: list[tuple[list[int], SamplingParams, range]],
     *,
     seed: int,
+    history: Any = None,
+    keep: bool = True,
     **running: Any,
 ) -> list[Samples]:
     """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
 
-    running: `budget`, `speculate`, `drafter`, `on_tokens`, as `Engine.run` takes them.
+    history: as `csd.generate` has it for a list of prompts. keep: whether a `History` also gets
+        what is drawn.
+    running: `budget`, `speculate`, `drafter`, `on_tokens`, as `csd.engine.call.RunSettings` has
+        them.
 
     Raises TypeError or ValueError for a seed, a budget or a first sample that is none.
     """
-    arguments.seed(seed)
-    arguments.budget(running.get("budget", "auto"))
+    check_seed(seed)
+    check_budget(running.get("budget", "auto"))
     for _, _, samples in prompts:
-        arguments.whole("first_sample", samples.start, 0)
-    jobs = [
-        Job(i, ids, params, samples, seed, prompt_key(seed, ids))
+        check_whole("first_sample", samples.start, 0)
+    requests = [
+        Request.of(i, ids, params, samples, seed)
         for i, (ids, params, samples) in enumerate(prompts)
     ]
-    for _ in engine.run(jobs, **running):
+    give_history(requests, history, True, engine.tokenizer, engine.config.vocab)
+    settings = RunSettings(record_top=keeps_top(history), **running)
+    for _ in engine.run(requests, settings):
         pass
-    return [job.result() for job in jobs]
+    if keep:
+        keep_history(requests, history)
+    return [request.result() for request in requests]
 
 
 def draw_rows(
@@ -47,13 +58,15 @@ def draw_rows(
     budget: str | int = "auto",
     speculate: bool = True,
     on_tokens: Callable | None = None,
+    history: History | None = None,
+    keep: bool = True,
 ) -> list[Sample]:
     """One sample for each row, in the order of `rows`.
 
     rows: token ids without padding. Rows that are equal, adjacent or not, are one group: they share
         its prompt's keys and values and its graph, and take consecutive sample indices.
     first_sample: the index of each group's first sample, or one index for each distinct row.
-    on_tokens: as `Engine.run` takes it.
+    on_tokens: as `csd.engine.call.RunSettings` has it. history, keep: as of `draw`.
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -61,11 +74,12 @@ def draw_rows(
     prompts = []
     for ids, places in members.items():
         first = first_sample[ids] if isinstance(first_sample, Mapping) else first_sample
-        arguments.whole("first_sample", first, 0)
+        check_whole("first_sample", first, 0)
         prompts.append((list(ids), params, range(first, first + len(places))))
     results = draw(
-        engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens
-    )
+        engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens,
+        history=history, keep=keep,
+    )  # fmt: skip
     drawn: dict[int, Sample] = {}
     for places, samples in zip(members.values(), results, strict=True):
         drawn.update(zip(places, samples, strict=True))

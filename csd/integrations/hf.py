@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from csd.engine.requests import LiveSample, OnTokens, Request
+from csd.engine.sampling import resolve
+from csd.generate import engine_for
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import refuse_call, refuse_config, refuse_lists
 from csd.integrations.hf_scores import scores_of
-from csd.job import Job, OnTokens, Running
-from csd.kept_engines import engine_for
-from csd.sampling import resolve
+from csd.traces.history import History
 
 
 @torch.no_grad()
@@ -30,20 +31,23 @@ def hf_generate(
     first_sample: int = 0,
     budget: str | int = "auto",
     speculate: bool = True,
+    history: History | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """A decoding method for the `custom_generate` argument of `transformers`' `generate`.
 
     Not called by hand: `generate` passes everything up to `streamer` and `model_kwargs`. Batches of
     any size are served; rows are unpadded by `attention_mask`, and equal rows are one group,
-    adjacent or not. The generation config that `generate` made is obeyed: `do_sample`,
+    adjacent or not. The generation config that `generate` made applies: `do_sample`,
     temperature, top_k (50 by transformers' default), top_p, min_p, repetition_penalty, lengths and
     end tokens.
 
-    Given through `generate`, besides its own arguments:
-        seed: drawn from torch's default generator when None, so `torch.manual_seed` governs it.
-        first_sample: index of each prompt's first sample: 0 and then 8 draws 16 in two calls of 8.
-        budget, speculate: as in `csd.generate`.
+    Passed through `generate`, besides its own arguments:
+
+    seed: drawn from torch's default generator when None, so `torch.manual_seed` governs it.
+    first_sample: index of each prompt's first sample: 0 and then 8 draws 16 in two calls of 8.
+    budget, speculate: as in `csd.generate`. history: a `csd.History`, read before and added to
+        after.
 
     Returns what `generate` returns: [batch, longest] ids, padded with `pad_token_id`, or the first
     end id; with `return_dict_in_generate` an output object. `output_scores` and `output_logits`
@@ -67,6 +71,8 @@ def hf_generate(
     refuse_config(config)
     refuse_lists(generation_config, logits_processor, stopping_criteria)
 
+    if history is not None and not isinstance(history, History):
+        raise TypeError(f"history must be a csd.History, got {type(history).__name__}")
     engine = engine_for(model)
     rows = _rows(input_ids, mask)
     vocab = engine.config.vocab
@@ -93,6 +99,7 @@ def hf_generate(
         budget=budget,
         speculate=speculate,
         on_tokens=_to_streamer(streamer),
+        history=history,
     )
     if streamer is not None:
         streamer.end()
@@ -111,7 +118,7 @@ def _generate_frame() -> dict:
     """What the running `generate` was called with.
 
     For a callable, transformers (5.17 to 5.23) drops its own `streamer`, `synced_gpus` and
-    `assistant_model` without a word, though it has shown the streamer the prompt already.
+    `assistant_model` without a warning, after it has passed the prompt to the streamer.
     """
     from transformers import GenerationMixin
 
@@ -160,7 +167,7 @@ def _to_streamer(streamer: Any) -> OnTokens | None:
     if streamer is None:
         return None
 
-    def on_tokens(job: Job, running: Running, tokens: list[int], text: str) -> None:
+    def on_tokens(request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
         for token in tokens:
             streamer.put(torch.tensor([token]))
 

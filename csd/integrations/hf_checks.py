@@ -1,10 +1,10 @@
-"""What a call of `transformers`' `generate` may ask of csd; the rest is refused by name."""
+"""Checks of a call of `transformers`' `generate`: what csd does not serve is refused by name."""
 
 from typing import Any
 
 import torch
 
-from csd.sampling import asks_for
+from csd.engine.sampling import asks_for
 
 # generation config: option -> values that change nothing here
 _CONFIG = {
@@ -63,7 +63,7 @@ def refuse_call(
     kwargs = caller.get("kwargs", {})
     if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         _refuse("inputs_embeds: csd drafts and verifies token ids; pass input_ids")
-    # generate works it out of the model and the process group when it is not given
+    # generate derives it from the model and the process group when it is not given
     if synced_gpus or caller.get("synced_gpus"):
         _refuse("synced_gpus: gather the weights into a plain model on each rank")
     if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):

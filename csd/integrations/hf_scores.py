@@ -14,7 +14,7 @@ def scores_of(
     processors: Any,
     config: Any,
 ) -> dict:
-    """What was asked for of {"scores", "logits"}: a tuple of [batch, vocab] float32 a new token.
+    """The requested ones of {"scores", "logits"}: a tuple of [batch, vocab] float32 a new token.
 
     sequences: [batch, width + new]; mask: [batch, width] or None. csd keeps no logits of a step, so
     the model reads prompts and samples once more; processors then see each prefix in turn, as in

@@ -14,12 +14,11 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
-from csd import arguments
-from csd.engine import Engine
+from csd.engine.engine import Engine
+from csd.engine.sampling import FILTERS, SamplingParams, resolve
 from csd.integrations.groups import draw
-from csd.sampling import SamplingParams, resolve
-
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+from csd.schema.arguments import check_budget, check_seed
+from csd.traces.history import History
 
 
 @register_model("csd")
@@ -28,7 +27,7 @@ class CSDLM(HFLM):
 
     pretrained and the other arguments: as `hf` takes them. seed: of the samples; drawn from torch's
     default generator, which the harness seeds, when None. max_slots, memory: as `csd.Engine` takes
-    them; budget, speculate: as `csd.generate`.
+    them; budget, speculate: as `csd.generate`. history: the file of a `csd.History`.
 
     A task's generation arguments are followed: until, max_gen_toks, do_sample, temperature, top_k,
     top_p, min_p, repetition_penalty; others are refused. A filter that neither the task nor the
@@ -44,13 +43,16 @@ class CSDLM(HFLM):
         memory: float = 0.9,
         budget: str | int = "auto",
         speculate: bool = True,
+        history: str | None = None,
         **options: Any,
     ):
-        arguments.budget(budget)
+        check_budget(budget)
         if seed is not None:
-            arguments.seed(seed)
+            check_seed(seed)
         super().__init__(pretrained, **options)
-        self.seed, self.running = seed, dict(budget=budget, speculate=speculate)
+        self.seed = seed
+        self.running: dict[str, Any] = dict(budget=budget, speculate=speculate)
+        self.history = None if history is None else History(path=history)
         model = self.accelerator.unwrap_model(self.model) if self._world_size > 1 else self.model
         self.csd = Engine(model, tokenizer=self.tokenizer, max_slots=max_slots, memory=memory)
 
@@ -58,8 +60,8 @@ class CSDLM(HFLM):
         """A text for each request, in order. Requests with equal arguments are one group."""
         members: dict[tuple, list[int]] = {}
         for i, request in enumerate(requests):
-            context, asked = request.args
-            key = context, repr(sorted(asked.items(), key=lambda item: item[0]))
+            context, given = request.args
+            key = context, repr(sorted(given.items(), key=lambda item: item[0]))
             members.setdefault(key, []).append(i)
         prompts, stops = [], []
         for places in members.values():
@@ -67,7 +69,9 @@ class CSDLM(HFLM):
             prompts.append((ids, params, range(len(places))))
             stops.append(until)
         seed = int(torch.randint(2**63 - 1, ())) if self.seed is None else self.seed
-        results = draw(self.csd, prompts, seed=seed, **self.running) if prompts else []
+        results = []
+        if prompts:
+            results = draw(self.csd, prompts, seed=seed, history=self.history, **self.running)
 
         texts: list[str] = [""] * len(requests)
         for places, samples, until in zip(members.values(), results, stops, strict=True):
@@ -77,13 +81,13 @@ class CSDLM(HFLM):
                 texts[i] = text
         return texts
 
-    def _parse(self, context: str, asked: dict) -> tuple[list[int], SamplingParams, list[str]]:
+    def _parse(self, context: str, kwargs: dict) -> tuple[list[int], SamplingParams, list[str]]:
         """Token ids, parameters and stop strings of a request."""
-        given = normalize_gen_kwargs(asked, self.max_gen_toks)
+        given = normalize_gen_kwargs(kwargs, self.max_gen_toks)
         until = [s for s in _listed(given.pop("until", None)) if s]
         longest = given.pop("max_gen_toks")
         sample = given.pop("do_sample")
-        unknown = sorted(set(given) - set(_SAMPLING))
+        unknown = sorted(set(given) - set(FILTERS))
         if unknown:
             raise ValueError(f"csd does not serve {unknown[0]}={given[unknown[0]]!r} of the task")
         room = self.csd.config.context - longest

@@ -1,8 +1,8 @@
 """Samples of many prompts on many machines: Ray Data's `map_batches`, one engine an actor.
 
-Prompts are independent, so nothing is exchanged between actors. A row's samples are a function of
-(model, prompt, seed, sample index) alone: an actor that dies is replaced by Ray, its batch is
-drawn again, and the result is the one there would have been.
+Prompts are independent, so actors exchange nothing. A row's samples are a function of (model,
+prompt, seed, sample index) alone: Ray replaces an actor that dies and runs its batch again, and
+the result is the same.
 """
 
 from pathlib import Path
@@ -10,16 +10,12 @@ from typing import Any
 
 import torch
 
-from csd import arguments
-from csd.engine import Engine
+from csd.engine.engine import Engine
+from csd.engine.sampling import SAMPLING, resolve
 from csd.integrations.groups import draw
-from csd.prompts import parse
-from csd.sampling import resolve
+from csd.models.prompts import parse
+from csd.schema.arguments import check_budget, check_seed, check_whole
 
-_SAMPLING = {
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
-    "min_new_tokens", "stop", "stop_token_ids", "ignore_eos",
-}  # fmt: skip
 _RUNNING = {"budget", "speculate", "drafter"}
 
 
@@ -41,16 +37,16 @@ def sample(
     seed: None draws one from torch's default generator.
     actors: engines, each an actor of its own. batch_size: rows an engine draws at a time. An actor
         holds one of Ray's CPUs, and reading the dataset needs another: where there is none, Ray
-        waits for ever (`ray.init(num_cpus=)`, or {"num_cpus": 0} in ray_args).
+        waits forever (`ray.init(num_cpus=)`, or {"num_cpus": 0} in ray_args).
     ray_args: more for `map_batches`, such as {"num_gpus": 1}.
     options: the others of `Sampler`.
     """
     _check(options)
-    arguments.whole("num_samples", num_samples, 1)
-    arguments.whole("batch_size", batch_size, 1)
+    check_whole("num_samples", num_samples, 1)
+    check_whole("batch_size", batch_size, 1)
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))
-    arguments.seed(seed)
+    check_seed(seed)
     return dataset.map_batches(
         Sampler,
         fn_constructor_args=(model,),
@@ -67,8 +63,9 @@ class Sampler:
 
     num_samples: of each row, as one group.
     seed: one for the whole dataset; the noise of different prompts is independent all the same.
-        Rows with equal prompts get equal samples, unless a column `first_sample` says at which
-        index each starts.
+        Rows with equal prompts get equal samples, unless a column `first_sample` has the index
+        of each row's first sample. A column `history` has earlier samples of each row's prompt,
+        lists of token ids or texts, or None; they only draft.
     prompt: the name of the prompts' column. chat_template_kwargs: for prompts that are messages.
     engine: options of `csd.Engine`.
     options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, as in
@@ -90,13 +87,13 @@ class Sampler:
         **options: Any,
     ):
         _check(options)
-        arguments.whole("num_samples", num_samples, 1)
-        arguments.seed(seed)
+        check_whole("num_samples", num_samples, 1)
+        check_seed(seed)
         self.engine = Engine(model, **(engine or {}))
         self.num_samples, self.seed, self.prompt = num_samples, seed, prompt
         self.chat_template_kwargs = chat_template_kwargs
         self.running = {k: v for k, v in options.items() if k in _RUNNING}
-        self.sampling = {k: v for k, v in options.items() if k in _SAMPLING}
+        self.sampling = {k: v for k, v in options.items() if k in SAMPLING}
 
     def __call__(self, table: Any) -> Any:
         """table: a `pyarrow.Table` with a column of prompts. Returns it with four columns more."""
@@ -105,7 +102,10 @@ class Sampler:
         first = [0] * len(table)
         if "first_sample" in table.column_names:
             first = table["first_sample"].to_pylist()
-        results = self.draw(table[self.prompt].to_pylist(), first)
+        history = None
+        if "history" in table.column_names:
+            history = table["history"].to_pylist()
+        results = self.draw(table[self.prompt].to_pylist(), first, history)
         columns = {
             "texts": (pa.string(), [r.texts for r in results]),
             "tokens": (pa.list_(pa.int64()), [r.tokens for r in results]),
@@ -116,7 +116,7 @@ class Sampler:
             table = table.append_column(name, pa.array(values, pa.list_(kind)))
         return table
 
-    def draw(self, prompts: list, first: list[int]) -> list:
+    def draw(self, prompts: list, first: list[int], history: list | None = None) -> list:
         """`Samples` of each prompt; what a row gets does not depend on the rows beside it."""
         engine, config = self.engine, self.engine.config
         rows, _ = parse(
@@ -125,7 +125,7 @@ class Sampler:
             config.vocab,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-        asked = []
+        requests = []
         for ids, start in zip(rows, first, strict=True):
             params = resolve(
                 engine.generation_config,
@@ -134,14 +134,14 @@ class Sampler:
                 vocab=config.vocab,
                 **self.sampling,
             )
-            asked.append((ids, params, range(start, start + self.num_samples)))
-        return draw(engine, asked, seed=self.seed, **self.running)
+            requests.append((ids, params, range(start, start + self.num_samples)))
+        return draw(engine, requests, seed=self.seed, history=history, **self.running)
 
 
 def _check(options: dict) -> None:
     own = {"prompt", "chat_template_kwargs", "engine"}
-    unknown = sorted(set(options) - _SAMPLING - _RUNNING - own)
+    unknown = sorted(set(options) - SAMPLING - _RUNNING - own)
     if unknown:
-        known = ", ".join(sorted(_SAMPLING | _RUNNING | own))
+        known = ", ".join(sorted(SAMPLING | _RUNNING | own))
         raise TypeError(f"unknown argument {unknown[0]!r}; known are {known}")
-    arguments.budget(options.get("budget", "auto"))
+    check_budget(options.get("budget", "auto"))

@@ -27,8 +27,13 @@ def apply_kernels(model: nn.Module) -> bool:
 
     Returns True when they are in place now, False when the stock ones are back. CPU tensors run the
     references, CUDA tensors Triton. All have a backward. Raises TypeError for a model with none of
-    those layers, or with ones that csd does not know how to replace.
+    those layers, or with ones that csd cannot replace.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a model of transformers, got {type(model).__name__}: csd's own engines "
+            "have the kernels already"
+        )
     swapped = [
         m for m in model.modules() if getattr(vars(m).get("forward"), "func", None) in _FORWARDS
     ]
@@ -92,14 +97,14 @@ def _attention_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _rotating_forward(type(self))(self, *args, **kwargs)
 
 
-# forward of each attention class with csd's rotary embedding. torch.compile reads a dict, and looks
-# through functools.cache at how a function is made, which it cannot trace
+# forward of each attention class with csd's rotary embedding. torch.compile reads a dict; it
+# traces through functools.cache into how a function is made, and fails
 _rotating: dict[type, Callable] = {}
 _FORWARDS = (_norm_forward, _mlp_forward, _attention_forward)
 
 
 def _rotating_forward(cls: Any) -> Callable:
-    # a model unpickled in a process that swapped none asks first when it runs
+    # a model unpickled in a process that swapped none gets here first when it runs
     if cls not in _rotating:
         _rotating[cls] = _with_rotary(cls)
     return _rotating[cls]

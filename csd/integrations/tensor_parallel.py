@@ -3,11 +3,11 @@
     torchrun --nproc-per-node 2 examples/tensor_parallel.py
 
 Every rank makes a `ParallelEngine` and makes the same calls. Rank 0 runs csd's loop: it admits
-prompts, fills and clears slots, drafts from its graph, sets the pool's size, and stops. What it
-decided goes to the others once a step, and they follow: forward, verify and commit run alike on
-all ranks, from the same logits, and only rank 0 has a graph. So another rank cannot change what is
-drafted, let alone what is sampled. Ranks that were asked for different things, or one that raises,
-end the call on all of them at once, with an error that says so; the next call can go on.
+prompts, fills and clears slots, drafts from its graph, sets the pool's size, and stops. Once a step
+it sends its decisions to the other ranks. Forward, verify and commit run alike on all ranks, from
+the same logits, and only rank 0 has a graph, so another rank changes neither drafts nor samples.
+Where ranks are called with different arguments, or one raises, the call ends on all of them at
+once with an error that names the difference or the rank; the next call can run.
 """
 
 import threading
@@ -20,22 +20,24 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from csd.cost import CostModel
-from csd.engine import Engine
+from csd.engine.budget import Budget, FixedBudget
+from csd.engine.call import RunSettings
+from csd.engine.engine import Engine
+from csd.engine.requests import Request
+from csd.engine.result import Sample
+from csd.engine.step import Step
+from csd.engine.step_cost import CostModel
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
 from csd.integrations.tensor_parallel_link import Link, error_text
-from csd.job import Job
 from csd.models.load import Loaded
-from csd.pool import Pool
-from csd.result import Sample
-from csd.slots import Slots
-from csd.step import Step
-from csd.verdict import Verdict
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
 
 # written by commit alone, alike on every rank
 _COMMITTED = ("tokens", "logprobs", "raw_logprobs")
 _GROUPS = ("prompt_len", "group_key")
-# [S] each: these say whether the host has put another sample into a slot
+# [S] each: one of these differs once the host has put another sample into a slot
 _OCCUPANT = ("live", "group", "key", "sample", "generated")
 _STATE = (*_OCCUPANT, "context")
 
@@ -72,50 +74,52 @@ class ParallelEngine(Engine):
         super().__init__(loaded, **options | {"static": False})
 
     def run(
-        self, jobs: list[Job], *, verifier: str = "match", **options: Any
-    ) -> Generator[tuple[Job, Sample], None, None]:
-        """As `Engine.run`; on ranks other than 0, the samples that rank 0 has drawn."""
+        self, requests: list[Request], settings: RunSettings
+    ) -> Generator[tuple[Request, Sample], None, None]:
+        """As `Engine.run`; ranks other than 0 yield the samples that rank 0 has drawn."""
         self._not_within_a_stream()
         refused = None
-        if verifier != "match":
+        if settings.verifier != "match":
             refused = NotImplementedError(
-                f"verifier={verifier!r}: over several ranks there is 'match' only"
+                f"verifier={settings.verifier!r}: over several ranks there is 'match' only"
             )
-        self.link.meet(_asked(jobs), refused)
-        yield from self._follow(jobs) if self.link.rank else self._lead(jobs, options)
+        self.link.meet(_shared_arguments(requests), refused)
+        yield from self._follow(requests) if self.link.rank else self._lead(requests, settings)
 
-    def _refused(self, error: Exception) -> None:
-        """The others, which expect a call, fail too."""
-        if self._busy != threading.get_ident():
+    def refuse(self, error: Exception) -> None:
+        """End the call on the other ranks too, which wait for this one."""
+        if not self._in_my_call():
             self.link.meet(None, error)
 
-    def _lead(self, jobs: list[Job], options: dict) -> Iterator[tuple[Job, Sample]]:
+    def _lead(
+        self, requests: list[Request], settings: RunSettings
+    ) -> Iterator[tuple[Request, Sample]]:
         error = None
         try:
-            yield from super().run(jobs, **options)
+            yield from super().run(requests, settings)
         except Exception as raised:
             error = raised
             raise
         finally:
             try:
-                self._end(jobs, error)
+                self._end(requests, error)
             finally:
-                if error is not None or self.link.silent:
+                if error is not None or self.link.closed:
                     # the others' slots and caches may be behind: the next call makes new ones
                     self._drop()
 
-    def _end(self, jobs: list[Job], error: Exception | None) -> None:
-        if self.link.silent:
+    def _end(self, requests: list[Request], error: Exception | None) -> None:
+        if self.link.closed:
             return
         if error is not None:
             self.link.send("failed", error_text(error))
             return
-        self.link.send("end", [(job.seed, job.result(), job.stats) for job in jobs])
+        self.link.send("end", [(r.seed, r.result(), r.stats) for r in requests])
         self.link.agree(None)
 
-    def _prepare(self, jobs: list[Job], drafter: Any) -> Step:
+    def _prepare(self, requests: list[Request], drafter: Any) -> Step:
         before = self._step
-        step = super()._prepare(jobs, drafter)
+        step = super()._prepare(requests, drafter)
         if step is not before:
             cache = step.cache
             tables = (cache.slot_pages.shape[1], cache.prompt_pages.shape[1])
@@ -132,27 +136,26 @@ class ParallelEngine(Engine):
         return LeaderStep(**values, link=self.link)
 
     def measure_steps(self) -> CostModel:
-        # the same passes on every rank; only rank 0 looks at the clock
+        # the same passes on every rank; only rank 0 uses the times
         if not self.link.rank:
             self.link.send("measure", None)
             self.link.agree(None)
         return super().measure_steps()
 
-    def _follow(self, jobs: list[Job]) -> Iterator[tuple[Job, Sample]]:
-        self._busy = threading.get_ident()
-        try:
-            for job, (seed, samples, stats) in zip(jobs, self._obey(), strict=True):
-                job.seed, job.stats = seed, stats
-                job.waiting.clear()
+    def _follow(self, requests: list[Request]) -> Iterator[tuple[Request, Sample]]:
+        with self._lock:
+            self._busy = threading.get_ident()
+            done = self._execute_orders()
+            for request, (seed, samples, stats) in zip(requests, done, strict=True):
+                request.seed, request.stats = seed, stats
+                request.waiting.clear()
                 for sample in samples:
-                    job.finished[sample.index] = sample
-                    yield job, sample
-        finally:
-            self._busy = None
+                    request.finished[sample.index] = sample
+                    yield request, sample
 
-    def _obey(self) -> list:
-        """Do what rank 0 says until its call ends; returns what it has drawn."""
-        kept: BaseException | None = None  # to be told at the next order
+    def _execute_orders(self) -> list:
+        """Execute the orders of rank 0 until its call ends; returns what it has drawn."""
+        kept: BaseException | None = None  # to be reported at the next order
         while True:
             order, what = self.link.receive()
             if order == "failed":
@@ -163,7 +166,7 @@ class ParallelEngine(Engine):
                 elif order == "step":
                     step = self._following()
                     step.take(what, kept)
-                    step(0, None)
+                    step(0, FixedBudget(0))
                 else:
                     self.link.agree(kept)
                     if order == "end":
@@ -173,7 +176,7 @@ class ParallelEngine(Engine):
                     else:
                         self._step = self._allocate(*what)
             except BaseException as error:
-                if self.link.silent:
+                if self.link.closed:
                     raise
                 kept = error
 
@@ -193,21 +196,21 @@ class ParallelEngine(Engine):
         return self._step
 
 
-def _asked(jobs: list[Job]) -> dict[str, Any]:
-    """What must be the same on all ranks, by its name."""
-    prompts = "|".join(str(job.prompt) for job in jobs)
-    asked: dict[str, Any] = {"the number of prompts": len(jobs)}
-    asked["the prompts' checksum"] = zlib.crc32(prompts.encode())
-    if jobs:
-        samples = jobs[0].samples
-        asked |= {"num_samples": len(samples), "first_sample": samples.start}
-        asked |= asdict(jobs[0].params)
-    return asked
+def _shared_arguments(requests: list[Request]) -> dict[str, Any]:
+    """The arguments that must be equal on all ranks, by name."""
+    prompts = "|".join(str(r.prompt) for r in requests)
+    shared: dict[str, Any] = {"the number of prompts": len(requests)}
+    shared["the prompts' checksum"] = zlib.crc32(prompts.encode())
+    if requests:
+        samples = requests[0].samples
+        shared |= {"num_samples": len(samples), "first_sample": samples.start}
+        shared |= asdict(requests[0].params)
+    return shared
 
 
 @dataclass(slots=True)
 class LinkedStep(Step):
-    """A step of one of several ranks: they run the pass together or not at all."""
+    """A step of one rank. Either all ranks run its pass or none does."""
 
     link: Any = None  # a Link
 
@@ -218,12 +221,12 @@ class LinkedStep(Step):
             return Step.forward(self, pool)
 
     def ready(self) -> None:
-        """What is still to be done before the pass."""
+        """Called before the pass, inside its exchanges."""
 
 
 @dataclass(slots=True)
 class LeaderStep(LinkedStep):
-    """A step of rank 0: what it proposes goes to the others, with the slots the host has edited."""
+    """A step of rank 0. It sends its pool and the slots that the host has edited to the others."""
 
     _sent: dict = field(default_factory=dict)  # the slots as the others have them
 
@@ -233,10 +236,10 @@ class LeaderStep(LinkedStep):
         with self.link.together(decoder.exchanges(len(chunk), head=False)):
             Step.read_prompt(self, g, chunk, start)
 
-    def propose(self, live: int, budget: Any) -> Pool:
+    def propose(self, live: int, budget: Budget) -> Pool:
         pool = Step.propose(self, live, budget)
-        told = {"digest": _digest(self._sent), "pool": _vars(pool)} | self._edits()
-        self.link.send("step", told)
+        order = {"digest": _digest(self._sent), "pool": _vars(pool)} | self._edits()
+        self.link.send("step", order)
         return pool
 
     def commit(self, verdict: Verdict) -> None:
@@ -257,37 +260,37 @@ class LeaderStep(LinkedStep):
 
 @dataclass(slots=True)
 class FollowerStep(LinkedStep):
-    """A step of another rank: it proposes what it is told to and asks no graph of its own."""
+    """A step of another rank. It runs the pool of rank 0 and has no graph."""
 
-    _told: dict = field(default_factory=dict)
+    _order: dict = field(default_factory=dict)
     _kept: BaseException | None = None
 
-    def take(self, told: dict, kept: BaseException | None) -> None:
-        """What rank 0 wants of the step that follows; kept: what has gone wrong here before."""
-        self._told, self._kept = told, kept
+    def take(self, order: dict, kept: BaseException | None) -> None:
+        """The order of the next step; kept: an error of this rank that it has yet to report."""
+        self._order, self._kept = order, kept
 
-    def propose(self, live: int, budget: Any) -> Pool:
-        return Pool(**self._told["pool"])
+    def propose(self, live: int, budget: Budget) -> Pool:
+        return Pool(**self._order["pool"])
 
     def ready(self) -> None:
-        """Edit the slots as rank 0 has."""
+        """Make the edits of rank 0's slots here."""
         if self._kept is not None:
             raise self._kept
-        told = self._told
-        if not told:
+        order = self._order
+        if not order:
             # a pass that is only timed
             return
         here = {name: getattr(self.slots, name) for name in _STATE}
-        if told["digest"] not in (None, _digest(here)):
+        if order["digest"] not in (None, _digest(here)):
             raise RuntimeError(
                 f"rank {self.link.rank} and rank 0 disagree about what has been committed"
             )
-        rows = told["rows"]
-        for name, value in told["slots"].items():
+        rows = order["rows"]
+        for name, value in order["slots"].items():
             getattr(self.slots, name)[rows] = value
-        for name, value in told["groups"].items():
+        for name, value in order["groups"].items():
             getattr(self.slots, name).copy_(value)
-        self.cache.slot_pages[rows] = told["pages"]
+        self.cache.slot_pages[rows] = order["pages"]
 
 
 def _vars(x: Pool | Slots) -> dict[str, torch.Tensor]:
@@ -295,7 +298,7 @@ def _vars(x: Pool | Slots) -> dict[str, torch.Tensor]:
 
 
 def _digest(state: dict[str, torch.Tensor]) -> int | None:
-    """A number that differs where slots do. Ranks commit alike, or this shows that they do not."""
+    """A checksum of the slots' state: ranks that have committed different tokens differ in it."""
     if not state:
         return None
     total = 0

@@ -1,11 +1,11 @@
-"""What ranks tell each other besides numbers: rank 0's orders, and what went wrong on any of them.
+"""What ranks exchange besides tensors: the orders of rank 0, and the errors of any rank.
 
-A call begins with `meet`: every rank says what it was asked for, or why it refuses, and where that
-differs the call fails on all of them. Within it rank 0 sends orders. What follows an order stands
-in `together`: the ranks exchange what the order asks for even if one of them raises, and agree
-afterwards that none has. So a rank that raises is heard of at the end of the same pass, by name,
-and the ranks can go on with another call. What goes wrong inside an exchange itself (a lost
-connection, no memory for what is gathered) is left to torch.distributed.
+A call begins with `meet`: every rank sends its arguments, or the error by which it refuses them,
+and a difference ends the call on all ranks. During the call rank 0 sends orders. The work of an
+order runs in `together`: the ranks make the exchanges of the order even if one of them raises, and
+check afterwards that none has. All ranks therefore raise at the end of the same pass, with the
+failed rank's number and error, and can run another call. Errors inside an exchange itself (a lost
+connection, no memory for what is gathered) are left to torch.distributed.
 """
 
 from collections import deque
@@ -30,18 +30,18 @@ class Link:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._source = dist.get_global_rank(self.group, 0)
         self._left: deque[Exchange] = deque()
-        # nothing more is to be said of an error: all ranks know, or none can be told
-        self.silent = False
+        # no error is exchanged any more: every rank has it, or an exchange itself failed
+        self.closed = False
 
-    def meet(self, asked: dict | None, refused: BaseException | None = None) -> None:
-        """Begin a call. asked: by name, what must be the same everywhere.
+    def meet(self, arguments: dict | None, refused: BaseException | None = None) -> None:
+        """Begin a call. arguments: by name, those that must be equal on all ranks.
 
         Raises `refused` where there is one, else RuntimeError with the first rank that refused, or
         ValueError with the first difference.
         """
-        self.silent = False
+        self.closed = False
         self._left.clear()
-        every = self._gather((asked, refused and error_text(refused)))
+        every = self._gather((arguments, refused and error_text(refused)))
         if refused is not None:
             raise refused
         self._raise_first("refused the call", [text for _, text in every])
@@ -63,17 +63,18 @@ class Link:
 
     @contextmanager
     def together(self, exchanges: list[Exchange]) -> Iterator[None]:
-        """Within it every rank makes `exchanges`, in this order and each through `exchange`.
+        """In this block every rank makes `exchanges`, in this order and each through `exchange`.
 
-        Where a rank raises before it has made them, they are made in its place, with whatever is in
-        them. Raises what was raised within, or RuntimeError with the first rank on which it was.
+        Where a rank raises before it has made them, the rest is made for it, with whatever content
+        the tensors have. Raises the rank's own error, or RuntimeError with the first rank that has
+        one.
         """
         error = None
         self._left = deque(exchanges)
         try:
             yield
         except BaseException as raised:
-            if self.silent:
+            if self.closed:
                 raise
             error = raised
         while self._left:
@@ -81,24 +82,24 @@ class Link:
         self.agree(error)
 
     def exchange(self, make: Exchange) -> Any:
-        """The next of the exchanges, made by `make`."""
+        """Make the next of the exchanges by `make`; returns its result."""
         try:
             result = make()
         except BaseException:
-            self.silent = True
+            self.closed = True
             raise
         if self._left:
             self._left.popleft()
         return result
 
     def agree(self, error: BaseException | None) -> None:
-        """Raises on all ranks when one of them comes with an error: its own there."""
+        """Raises on all ranks when one of them has an error: on that rank its own."""
         failed = torch.tensor(int(error is not None), device=self.device)
         self.exchange(lambda: dist.all_reduce(failed, dist.ReduceOp.MAX, self.group))
         if not int(failed):
             return
         every = self._gather(error and error_text(error))
-        self.silent = True
+        self.closed = True
         if error is not None:
             raise error
         self._raise_first("failed", every)

@@ -15,21 +15,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from csd.cache import PAGE
-from csd.kernels.attention_plan import PLACES, Work, check_places, plan_attention
 from csd.kernels.checks import check_tensor
 from csd.kernels.tree_attention import (
+    TreeLayout,
     next_layer_attention,
     tree_attention,
     tree_attention_ref,
     tree_attention_triton,
 )
+from csd.kernels.tree_attention.layout import check_layout
+from csd.kernels.tree_attention.plan import Work, plan_attention
+from csd.state.kv_cache import PAGE
 
 MASK = (1 << 64) - 1
 
 _ATTENTION: dict[str | None, Callable[..., torch.Tensor]] = {
     None: tree_attention,
-    "reference": tree_attention_ref,
+    "reference": lambda *args, **named: tree_attention_ref(*args[:5], *args[5], **named),
     "triton": tree_attention_triton,
 }
 
@@ -69,15 +71,16 @@ class Tree:
         check_tensor("node_v", self.node_v, (L, M, K, D), kind, device)
         check_tensor("k_pages", self.k_pages, (L, None, PAGE, K, D), kind, device)
         check_tensor("v_pages", self.v_pages, self.k_pages.shape, kind, device)
-        check_tensor("slot", self.slot, (M,), torch.int32, device)
-        check_places([getattr(self, name) for name in PLACES], device)
-        S, G = self.slot_len.shape[0], self.prompt_len.shape[0]
-        check_tensor("prompt_pages", self.prompt_pages, (G, None), torch.int32, device)
-        check_tensor("slot_pages", self.slot_pages, (S, None), torch.int32, device)
-        for name in ("ancestors", "token", "position"):
+        check_layout(self.layout, M, device)
+        for name in ("token", "position"):
             check_tensor(name, getattr(self, name), (M,), torch.int64, device)
         if self.kernels not in _ATTENTION:
             raise ValueError(f"kernels must be 'reference' or 'triton', got {self.kernels!r}")
+
+    @property
+    def layout(self) -> TreeLayout:
+        """Where the keys of every row lie, as the attention takes it."""
+        return TreeLayout(*(getattr(self, name) for name in TreeLayout._fields))
 
     @property
     def inputs(self) -> dict:
@@ -118,10 +121,7 @@ class Tree:
         q = query[0].transpose(0, 1).contiguous()
         planned = self.kernels == "triton" or (self.kernels is None and q.is_cuda)
         if planned and (layer == 0 or self._work is None):
-            self._work = plan_attention(
-                self.prompt_len, self.slot_len, self.slot, self.slot_start, self.slot_nodes,
-                self.group_start, q.shape[1], K,
-            )  # fmt: skip
+            self._work = plan_attention(self.layout, q.shape[1], K)
         attention = _ATTENTION[self.kernels]
         if self.kernels is None and layer > 0:
             # the layers share what the first has checked
@@ -132,15 +132,7 @@ class Tree:
             self.node_v[layer],
             self.k_pages[layer],
             self.v_pages[layer],
-            self.prompt_pages,
-            self.prompt_len,
-            self.slot_pages,
-            self.slot_len,
-            self.slot,
-            self.ancestors,
-            self.slot_start,
-            self.slot_nodes,
-            self.group_start,
+            self.layout,
             scale=scale,
             work=self._work if planned else None,
         )[None]

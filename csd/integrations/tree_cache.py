@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
-from csd.cache import KVCache, pages_for
 from csd.integrations.tree import Tree
-from csd.kernels.commit import commit_kv, write_prompt
-from csd.pool import MAX_NODES
+from csd.kernels.commit_kv import commit_kv, write_prompt
+from csd.schema.arguments import check_whole
+from csd.state.device import free_bytes
+from csd.state.kv_cache import KVCache, pages_for
+from csd.state.pool import MAX_NODES
 
 
 class TreeCache:
@@ -27,10 +29,9 @@ class TreeCache:
             raise ValueError(
                 f"samples must have one number a prompt, got {len(samples)} for {len(prompts)}"
             )
-        if min(samples) < 1 or max_new_tokens < 1:
-            raise ValueError(
-                f"samples and max_new_tokens must be at least 1, got {samples} and {max_new_tokens}"
-            )
+        for n in samples:
+            check_whole("samples", n, 1)
+        check_whole("max_new_tokens", max_new_tokens, 1)
         stacked = [_stack(prompt, 0) for prompt in prompts]
         first, lengths = stacked[0][0], [k.shape[1] for k, _ in stacked]
         L, _, K, D = first.shape
@@ -40,13 +41,23 @@ class TreeCache:
                     f"prompts[{i}] must have {L} layers, {K} heads of {D}, got {tuple(k.shape)}"
                 )
         S, width = sum(samples), pages_for(max_new_tokens)
+        config = SimpleNamespace(layers=L, kv_heads=K, head_dim=D)
+        pages = sum(map(pages_for, lengths)) + S * width
+        # counted before any of it is taken: a page, its place in a table, the slot's number
+        needed = pages * KVCache.bytes_per_page(config, first.dtype) + S * (4 * width + 64)
+        room = free_bytes(first.device)
+        if needed > room:
+            raise MemoryError(
+                f"{S} samples of {max_new_tokens} tokens need {needed / 1e9:.2f} GB, "
+                f"{room / 1e9:.2f} GB are free: ask for fewer samples or tokens"
+            )
         self._room = max_new_tokens
         self._group = [g for g, n in enumerate(samples) for _ in range(n)]
         self._prompt_len, self._len = lengths, [0] * S
         self._kv = KVCache(
-            SimpleNamespace(layers=L, kv_heads=K, head_dim=D),
+            config,
             slots=S,
-            pages=sum(pages_for(n) for n in lengths) + S * width,
+            pages=pages,
             prompt_pages=max(1, *(pages_for(n) for n in lengths)),
             slot_pages=width,
             rows=0,

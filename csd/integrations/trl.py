@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
-from csd import arguments
+from csd.engine.result import Sample
+from csd.engine.sampling import resolve
+from csd.generate import engine_for
 from csd.integrations.groups import draw_rows
-from csd.kept_engines import engine_for
 from csd.kernels.noise import prompt_key
-from csd.sampling import resolve
+from csd.schema.arguments import check_budget, check_whole
+from csd.traces.history import History
 
 
 class Rollout:
@@ -21,14 +23,25 @@ class Rollout:
     so calls differ and a resumed run goes on as it would have. csd reads the trainer's own weights,
     fresh after each optimiser step, in their dtype.
 
-    budget, speculate: as in `csd.generate`.
+    budget, speculate: as in `csd.generate`. history: epochs whose completions of a prompt draft
+        for its next ones, on whichever process; 0 is none. Completions and losses are the same
+        with any. Evaluation neither uses nor adds any.
+
+    tokens, sample_steps: of the last call; the one over the other is tau.
 
     Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
     max_completion_length and `generation_kwargs` as far as csd implements them.
     """
 
-    def __init__(self, *, budget: str | int = "auto", speculate: bool = True):
-        self.budget, self.speculate = arguments.budget(budget), speculate
+    def __init__(
+        self, *, budget: str | int = "auto", speculate: bool = True, history: int = 0
+    ):
+        self.budget, self.speculate = check_budget(budget), speculate
+        self.history: History | None = None
+        if check_whole("history", history, 0):
+            # as many of an epoch as the trainer draws
+            self.history = History(samples=1 << 20, epochs=history)
+        self.tokens = self.sample_steps = 0
         self._step: tuple | None = None
         self._calls = 0
 
@@ -48,6 +61,7 @@ class Rollout:
         rows = [list(row) for row in rows]
         engine = engine_for(model)
         config = trainer.generation_config
+        history = self.history if trainer.model.training else None
         params = resolve(
             config,
             context=engine.config.context,
@@ -65,7 +79,13 @@ class Rollout:
             first_sample=_first_samples(rows, trainer.accelerator),
             budget=self.budget,
             speculate=self.speculate,
+            history=history,
+            keep=False,
         )
+        self.tokens = sum(len(s.tokens) for s in drawn)
+        self.sample_steps = sum(len(set(s.steps)) for s in drawn)
+        if history is not None:
+            _add_everywhere(history, rows, drawn)
         return {
             "prompt_ids": rows,
             "completion_ids": [s.tokens for s in drawn],
@@ -90,6 +110,18 @@ def _first_samples(rows: list[list[int]], accelerator: Any) -> dict[tuple[int, .
     for counts in everywhere[: accelerator.process_index]:
         before.update(counts)
     return {row: before[row] for row in here}
+
+
+def _add_everywhere(history: History, rows: list[list[int]], drawn: list[Sample]) -> None:
+    """Add what all processes drew, in the order of sample indices: a prompt may move to another."""
+    from accelerate.utils import gather_object
+
+    groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+    here = [(tuple(row), s.index, s.tokens) for row, s in zip(rows, drawn, strict=True)]
+    for row, index, tokens in gather_object(here):
+        groups.setdefault(tuple(row), []).append((index, tokens))
+    for row, samples in groups.items():
+        history.add(row, [tokens for _, tokens in sorted(samples)])
 
 
 def _model_of(trainer: Any) -> torch.nn.Module:

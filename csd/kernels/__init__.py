@@ -1,7 +1,11 @@
 """Every operation of a step as a function on tensors, usable without the rest of csd.
 
 One file holds one operation: its formula, a plain PyTorch reference (`<op>_ref`), the Triton
-kernel and the public function (`<op>`).
+kernel, the launcher (`<op>_triton`), the operator (`torch.ops.csd.<op>`) and the public function
+(`<op>`). A large operation is a package in the same order: `__init__` holds the formula, the
+operator and the public function, `launch` the launcher, `reference` the reference, `constants` what
+kernels and reference share, and a file each of the kernels' steps. Nothing here imports anything of
+csd but `csd.state`.
 
 Dimensions have one letter each, the same in every file:
 

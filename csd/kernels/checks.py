@@ -1,7 +1,8 @@
 """What public functions check of their tensors: facts that the host knows, device unread.
 
-Kernels read memory as a shape says it lies. A tensor of another shape, type, device or layout would
-not fail there but give wrong numbers, so each is an error that says argument, expectation, value.
+Kernels read memory by the shape and layout that they expect. A tensor of another shape, type,
+device or layout would not fail there but give wrong numbers, so each is an error with argument,
+expectation, value.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,8 +10,8 @@ from typing import Any
 
 import torch
 
-from csd.slots import MAX_STOP_IDS
-from csd.verdict import TOP
+from csd.state.slots import MAX_STOP_IDS
+from csd.state.verdict import TOP
 
 INT, LONG, FLOAT, WIDE = torch.int32, torch.int64, torch.float32, torch.float64
 
@@ -52,13 +53,29 @@ FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] =
     },
     "table": {
         **dict.fromkeys(("entry_group", "entry_hash"), (("C",), LONG)),
+        "entry_tokens": (("C", "N"), INT),
         **dict.fromkeys(("entry_total", "entry_stamp"), (("C",), INT)),
         **dict.fromkeys(("succ_token", "succ_weight"), (("C", "E"), INT)),
-        "entry_tokens": (("C", "N"), INT),
         "succ_source": (("C", "E"), LONG),
         "step": ((1,), INT),
         "dropped": ((1,), LONG),
     },
+    "layout": {
+        "prompt_pages": (("G", "PP"), INT),
+        "prompt_len": (("G",), INT),
+        "slot_pages": (("S", "SP"), INT),
+        "slot_len": (("S",), INT),
+        "slot": (("M",), INT),
+        "ancestors": (("M",), LONG),
+        **dict.fromkeys(("slot_start", "slot_nodes"), (("S",), INT)),
+        "group_start": (("G + 1",), INT),
+    },
+    "texts": {
+        "group_key": (("R",), LONG),
+        **dict.fromkeys(("sample", "length"), (("R",), INT)),
+        **dict.fromkeys(("token", "chance"), (("R", "W"), INT)),
+    },
+    "candidates": dict.fromkeys(("token", "chance"), (("S", "P", "L"), INT)),
 }
 
 
@@ -71,10 +88,10 @@ def check_tensor(
     rows_apart: bool = False,
     any_layout: bool = False,
 ) -> None:
-    """Raises ValueError unless `x` is as said. None in a shape is any size, as a dtype any
+    """Raises ValueError unless `x` is as described. None in a shape is any size, as a dtype any
     floating-point one. rows_apart: x[0] is contiguous, x need not be; any_layout: neither need."""
     given = x.shape
-    # one comparison tells where the two are equal
+    # one comparison where the two are equal
     if given != shape and (
         len(given) != len(shape)
         or any(n is not None and n != m for n, m in zip(shape, given, strict=True))
@@ -96,18 +113,32 @@ def check_tensor(
 
 
 def check_fields(
-    of: str, record: Any, names: Iterable[str], sizes: dict[str, int], device: torch.device
+    of: str,
+    record: Any,
+    names: Iterable[str],
+    sizes: dict[str, int],
+    device: torch.device,
+    prefix: str | None = None,
 ) -> None:
-    """`check_tensor` of a record's fields; `of`: "pool", "slots", "verdict" or "table".
+    """`check_tensor` of a record's fields; `of`: a key of FIELDS, and the prefix of their names.
 
     sizes: what the letters stand for; one that is missing is entered from the first field of it.
     """
+    prefix = f"{of}." if prefix is None else prefix
     for name in names:
         x = getattr(record, name)
         dims, dtype = FIELDS[of][name]
         if x.dim() == len(dims):
             for d, n in zip(dims, x.shape, strict=True):
-                if isinstance(d, str):
+                if isinstance(d, str) and "+" not in d:
                     sizes.setdefault(d, n)
-        shape = [sizes.get(d) if isinstance(d, str) else d for d in dims]
-        check_tensor(f"{of}.{name}", x, shape, dtype, device)
+        shape = [_size(d, sizes) for d in dims]
+        check_tensor(f"{prefix}{name}", x, shape, dtype, device)
+
+
+def _size(dim: str | int, sizes: dict[str, int]) -> int | None:
+    """Of a dimension such as "S", "G + 1" or 8; None while it is not known."""
+    if isinstance(dim, int):
+        return dim
+    letter, _, more = dim.partition(" + ")
+    return sizes[letter] + int(more or 0) if letter in sizes else None

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.backends import cuda as backend
 
-from csd.cache import PAGE
 from csd.kernels.checks import check_tensor
+from csd.state.kv_cache import PAGE
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.aot import Job, Shape
 from csd.kernels.checks import check_tensor
+from csd.kernels.operator import operator
 
 
 def merge_partials_ref(
@@ -108,22 +108,9 @@ def merge_partials_triton(
     return out
 
 
-@torch.library.custom_op("csd::merge_partials", mutates_args=("out",), device_types="cpu")
-def _merge_partials(
-    o: torch.Tensor, lse: torch.Tensor, merge: torch.Tensor, stride: int, out: torch.Tensor
-) -> None:
-    merge_partials_ref(o, lse, merge, stride, out)
-
-
-@_merge_partials.register_kernel("cuda")
-def _(o, lse, merge, stride, out):
-    with torch.cuda.device_of(o):
-        merge_partials_triton(o, lse, merge, stride, out)
-
-
-@_merge_partials.register_fake
-def _(o, lse, merge, stride, out):
-    return None
+_merge_partials = operator(
+    "merge_partials", merge_partials_ref, merge_partials_triton, written=("out",)
+)
 
 
 def merge_partials(
@@ -146,26 +133,3 @@ def merge_partials(
     check_tensor("out", out, out.shape, None, o.device)
     _merge_partials(o, lse, merge, stride, out)
     return out
-
-
-def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    each = shape.heads // shape.kv_heads
-    return [
-        Job(
-            name="merge_partials",
-            kernel=_merge_partials_kernel,
-            args={
-                "o_ptr": "*fp32:16",
-                "lse_ptr": "*fp32:16",
-                "merge_ptr": "*i32:16",
-                "out_ptr": f"*{dtype}:16",
-                "partial_rows": "i32",
-                "EACH": each,
-                "K": shape.kv_heads,
-                "D": shape.head_dim,
-                "STRIDE": 64 // each * each,
-                "BLOCK_E": triton.next_power_of_2(each),
-                "BLOCK_D": triton.next_power_of_2(shape.head_dim),
-            },
-        )
-    ]

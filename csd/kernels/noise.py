@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 
 # counter word 3. Streams from DRAFT on also carry the slot's step number in the bits above.
 SAMPLE, REST, DRAFT, SELECT, ACCEPT, RESIDUAL = 0, 1, 2, 3, 4, 5
@@ -26,7 +28,8 @@ _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _FACTORS = np.array((_M0, _M1), np.uint64)
-_BUMPS = np.array((_W0, _W1), np.uint64)
+# what the rounds add to the keys, modulo 2^32
+_BUMPS = np.array([[r * w & 0xFFFFFFFF for w in (_W0, _W1)] for r in range(10)], np.uint64)
 _LOW, _HALF = np.uint64(_MASK), np.uint64(32)
 
 
@@ -35,7 +38,7 @@ def stepped(stream: int, step: Any) -> Any:
     return step << 3 | stream
 
 
-def _splitmix64(x: int) -> int:
+def splitmix64(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -47,9 +50,9 @@ def prompt_key(seed: int, prompt: list[int]) -> int:
 
     Returns a signed 64-bit integer, as it is stored in an int64 tensor.
     """
-    key = _splitmix64(seed & 0xFFFFFFFFFFFFFFFF)
+    key = splitmix64(seed & 0xFFFFFFFFFFFFFFFF)
     for token in prompt:
-        key = _splitmix64(key ^ token)
+        key = splitmix64(key ^ token)
     return key - (1 << 64) if key >= 1 << 63 else key
 
 
@@ -73,24 +76,28 @@ def philox_words(key: Any, token: Any, position: Any, sample: Any, stream: Any) 
     """`philox_words_ref` on numpy arrays: int64 words."""
     shape = np.broadcast_shapes(*(np.shape(x) for x in (key, token, position, sample, stream)))
     # even counter words 0 and 2 are multiplied, odd ones 1 and 3 are mixed in
-    even, odd, keys = np.empty((3, 2, *shape), np.uint64)
+    even, odd = np.empty((2, 2, *shape), np.uint64)
     even[0], even[1] = token >> 2, sample
     odd[0], odd[1] = position, stream
-    keys[0], keys[1] = key & _MASK, (key >> 32) & _MASK
     column = (2,) + (1,) * len(shape)
-    factor, bump = _FACTORS.reshape(column), _BUMPS.reshape(column)
-    for _ in range(10):
+    factor = _FACTORS.reshape(column)
+    for keys in _round_keys(np.asarray(key), len(shape)):
         even *= factor
         odd ^= keys
         low = even & _LOW
         even >>= _HALF
         even = even[::-1] ^ odd
         odd = low[::-1]
-        keys += bump
-        keys &= _LOW
     lane = token & 3
     half = np.where(lane & 1 == 0, even, odd)
     return np.where(lane < 2, half[0], half[1]).view(np.int64)
+
+
+def _round_keys(key: np.ndarray, dims: int) -> np.ndarray:
+    """[10, 2, 1 .., *key.shape], to be broadcast to `dims` dimensions behind the first two."""
+    halves = np.stack([key & _MASK, (key >> 32) & _MASK]).astype(np.uint64)
+    halves = halves.reshape(2, *(1,) * (dims - key.ndim), *key.shape)
+    return halves + _BUMPS.reshape(10, 2, *(1,) * dims) & _LOW
 
 
 def gumbel_words(word: np.ndarray) -> np.ndarray:
@@ -116,3 +123,44 @@ def uniform(word: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
     """(word + 1/2) / 2^32, in (0, 1); in float32 the largest words give the float below 1."""
     u = (word.to(torch.float64) + 0.5) * 2.0**-32
     return u.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+
+
+@triton.jit
+def philox_word(key, token, position, sample, stream):
+    """uint32 word of each token >= 0; key: int64, the others: int32, of shapes that broadcast."""
+    zero = (token * 0).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox_impl(
+        (token >> 2).to(tl.uint32),
+        zero + position.to(tl.uint32),
+        zero + sample.to(tl.uint32),
+        zero + stream,
+        zero + key.to(tl.uint32),
+        zero + (key >> 32).to(tl.uint32),
+    )
+    lane = token & 3
+    return tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3))
+
+
+@triton.jit
+def gumbel64(word):
+    """Gumbel value in float64 of uint32 words: float64 holds 1 - v exactly."""
+    u = tl.full((), 2.0**32 - 0.5, tl.float64) - word.to(tl.float64)
+    u = u * tl.full((), 2.0**-32, tl.float64)
+    return -tl.log(-tl.log(u))
+
+
+@triton.jit
+def gumbel32(word):
+    """Gumbel value in float32 of uint32 words, by the parts of `exponential`."""
+    v = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    u = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    series = v * (1 + v * (0.5 + v * (0.3333333333333333 + v * (0.25 + v * 0.2))))
+    exact = tl.where(v > 0.5, -tl.log(u), -tl.log(1 - v))
+    return -tl.log(tl.where(v < 0.0009765625, series, exact))
+
+
+@triton.jit
+def uniform32(word):
+    """(word + 1/2) / 2^32 in float32, below 1."""
+    u = (word.to(tl.float64) + 0.5) * tl.full((), 2.0**-32, tl.float64)
+    return tl.minimum(u.to(tl.float32), 0.99999994)

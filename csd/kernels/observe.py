@@ -1,46 +1,46 @@
-"""What a step has shown, as rows that `graph_insert` takes: M of the pool, and one more a slot.
+"""What a step observed, as rows that `graph_insert` takes: M of the pool, and one more a slot.
 
 Row r of slot s, with the target's top 8 tokens t_u of probability p_u and the drawn token x:
 
     top_u     = round(p_u * soft),         halves to even
-    hard      = what the drawn token weighs: 0 where the slot's accepted path leaves row r out, else
-                `hard`, or `soft` where no top_u is above 0, as in recordings
+    hard      = the weight of the drawn token: 0 where row r is not on the slot's accepted path,
+                else `hard`, or `soft` where no top_u is above 0, as in recordings
     weight_u  = top_u + hard * [t_u = x],  token t_u
     weight_8  = hard * [x is none of t],   token x
     total     = hard + soft * [some top_u > 0]
 
-after the row's own context. Row M + s tells the group as a whole, after anything, the first 9
-tokens on the slot's path, WEIGHT_ONE each; where more than TELLERS slots of a group have a path
+after the row's own context. Row M + s updates the context ANY of the whole group with the first 9
+tokens on the slot's path, WEIGHT_ONE each; where more than GROUP_SLOTS slots of a group have a path
 they take turns, since merging many updates into one context takes the square of their number. A row
-of total 0 has key -1 and is not entered.
+of total 0 has key -1 and is not inserted.
 """
 
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
+import triton.language as tl
 
-from csd.graph.table import ANY, SOURCES, WEIGHT_ONE, GraphConfig
-from csd.kernels.aot import Job, Shape
-from csd.kernels.checks import check_fields
-from csd.kernels.observe_kernel import _observe_kernel
-from csd.pool import MAX_DEPTH, Pool
-from csd.slots import Slots
-from csd.verdict import TOP, Verdict
+from csd.kernels.operator import Fields, RecordOperator
+from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import TOP, Verdict
 
 # successors of a row: the target's top 8 and what was drawn
-SAID = TOP + 1
-# slots that tell their group as a whole in one step
-TELLERS = 16
+SUCCESSORS = TOP + 1
+# slots that update the context of their whole group in one step
+GROUP_SLOTS = 16
 BLOCK_R, BLOCK_S = 4, 64
 
 
 class Observed(NamedTuple):
     """R rows with U = 9 successors each, after contexts of N tokens."""
 
-    group_key: torch.Tensor  # [R] int64, -1: nothing to enter
+    group_key: torch.Tensor  # [R] int64, -1: nothing to insert
     context: torch.Tensor  # [R, N] int32, latest first
     succ_token: torch.Tensor  # [R, U] int32
     succ_weight: torch.Tensor  # [R, U] int32, 0 is none
@@ -49,47 +49,56 @@ class Observed(NamedTuple):
 
 
 def any_context(rows: int, N: int, device: str | torch.device) -> torch.Tensor:
-    """[rows, N] int32, the context of what a group says after anything."""
+    """[rows, N] int32, the context that every token of a group follows."""
     context = torch.full((rows, N), -1, dtype=torch.int32, device=device)
     context[:, 0] = ANY
     return context
 
 
 def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
-    """Plain PyTorch."""
-    M, S, device = pool.rows, slots.count, pool.slot.device
-    s = pool.slot.clamp(min=0)
-    # the slot of each row, then the slots themselves
-    owner = torch.cat([s, torch.arange(S, dtype=s.dtype, device=device)])
-    key = slots.group_key[slots.group.clamp(min=0)[owner]]
-    # float64 holds the product exactly: one rounding, the same everywhere
-    top = (verdict.top_prob.double() * config.soft_weight).round().int()
-    known = top.any(1)
-    # a row is kept when its slot's path has it at its depth
-    row = torch.arange(M, device=device)
-    kept = verdict.accept_row[s, pool.depth] == row
-    hard = torch.where(known, config.hard_weight, config.soft_weight) * kept
-    drawn = (verdict.top_token == verdict.sample[:, None]) * hard[:, None]
-    ninth = hard - drawn.sum(1)
-    said = verdict.accept_row[:, :SAID]
-    # [S, S]: slots of the same group that have a path
-    mates = (slots.group[:, None] == slots.group) & (said[:, 0] >= 0)
-    turns = (mates.sum(1) + TELLERS - 1).div(TELLERS, rounding_mode="floor").clamp(1)
-    turn = (slots.step + mates.tril(-1).sum(1)) % turns
-    told = (said >= 0) & (turn == 0)[:, None]
-    weight = torch.cat(
-        [torch.cat([top + drawn, ninth[:, None]], 1), told * WEIGHT_ONE]
-    ).int()
-    token = torch.cat([verdict.top_token, verdict.sample[:, None]], 1)
-    total = torch.cat([hard + known * config.soft_weight, weight[M:].sum(1)]).int()
-    return Observed(
-        group_key=torch.where(total > 0, key, -1),
-        context=torch.cat([pool.context, any_context(S, pool.context.shape[1], device)]),
-        succ_token=torch.cat([token, verdict.sample[said.clamp(min=0)]]),
-        succ_weight=weight,
-        row_total=total,
-        source_bit=(slots.sample % SOURCES)[owner],
+    """In numpy."""
+    slot, depth, context = (x.numpy(force=True) for x in (pool.slot, pool.depth, pool.context))
+    group, group_key, sample_index, step = (
+        x.numpy(force=True) for x in (slots.group, slots.group_key, slots.sample, slots.step)
     )
+    sample, top_token, accept_row = (
+        x.numpy(force=True) for x in (verdict.sample, verdict.top_token, verdict.accept_row)
+    )
+    (M, N), S = context.shape, group.size
+    s = np.maximum(slot, 0)
+    # the slot of each row, then the slots themselves
+    owner = np.concatenate([s, np.arange(S)])
+    token, weight = np.empty((2, M + S, SUCCESSORS), np.int32)
+    total = np.empty(M + S, np.int32)
+
+    # float64 holds the product exactly: one rounding, the same everywhere
+    top = np.rint(verdict.top_prob.double().numpy(force=True) * config.soft_weight)
+    known = top.any(1)
+    # a row is accepted when its slot's path has it at its depth
+    kept = accept_row[s, depth] == np.arange(M)
+    hard = np.where(known, config.hard_weight, config.soft_weight) * kept
+    drawn = (top_token == sample[:, None]) * hard[:, None]
+    token[:M, :TOP], token[:M, TOP] = top_token, sample
+    weight[:M, :TOP], weight[:M, TOP] = top + drawn, hard - drawn.sum(1)
+    total[:M] = hard + known * config.soft_weight
+
+    accepted = accept_row[:, :SUCCESSORS]
+    path = accepted[:, 0] >= 0
+    # [S, S]: slots of the same group that have a path
+    mates = (group[:, None] == group) & path
+    turns = np.maximum((mates.sum(1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+    turn = (step + np.tril(mates, -1).sum(1)) % turns
+    token[M:] = sample[np.maximum(accepted, 0)]
+    weight[M:] = ((accepted >= 0) & (turn == 0)[:, None]) * WEIGHT_ONE
+    total[M:] = weight[M:].sum(1)
+
+    whole = any_context(S, N, "cpu").numpy()
+    found = (
+        np.where(total > 0, group_key[np.maximum(group, 0)[owner]], -1),
+        np.concatenate([context, whole]), token, weight, total,
+        (sample_index % SAMPLE_BITS)[owner],
+    )  # fmt: skip
+    return Observed(*(torch.from_numpy(x).to(pool.slot.device) for x in found))
 
 
 def _empty(M: int, S: int, N: int, device: torch.device) -> Observed:
@@ -99,7 +108,115 @@ def _empty(M: int, S: int, N: int, device: torch.device) -> Observed:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
     key = torch.empty(R, dtype=torch.int64, device=device)
-    return Observed(key, ints(R, N), ints(R, SAID), ints(R, SAID), ints(R), ints(R))
+    return Observed(key, ints(R, N), ints(R, SUCCESSORS), ints(R, SUCCESSORS), ints(R), ints(R))
+
+
+@triton.jit(do_not_specialize=["rows", "slots"])
+def _observe_kernel(
+    slot_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    context_ptr,  # [M, N] int32
+    group_ptr,  # [S] int32
+    sample_index_ptr,  # [S] int32
+    group_key_ptr,  # [G] int64
+    step_ptr,  # [S] int32
+    sample_ptr,  # [M] int32
+    top_token_ptr,  # [M, TOP] int32
+    top_prob_ptr,  # [M, TOP] float32
+    accept_row_ptr,  # [S, A] int32
+    out_key_ptr,  # [M + S] int64
+    out_context_ptr,  # [M + S, N] int32
+    out_token_ptr,  # [M + S, TOP + 1] int32
+    out_weight_ptr,  # [M + S, TOP + 1] int32
+    out_total_ptr,  # [M + S] int32
+    out_bit_ptr,  # [M + S] int32
+    rows,
+    slots,
+    SOFT: tl.constexpr,
+    HARD: tl.constexpr,
+    ONE: tl.constexpr,
+    ANY: tl.constexpr,
+    SAMPLE_BITS: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr,
+    A: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    # [BLOCK_R]
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    inside = r < rows + slots
+    node = r < rows
+    slot = tl.load(slot_ptr + r, mask=node, other=0)
+    slot = tl.where(node, tl.maximum(slot, 0), tl.minimum(r - rows, slots - 1))
+    group = tl.maximum(tl.load(group_ptr + slot), 0)
+    key = tl.load(group_key_ptr + group)
+    bit = tl.load(sample_index_ptr + slot) % SAMPLE_BITS
+    depth = tl.load(depth_ptr + r, mask=node, other=0)
+    accepted = node & (tl.load(accept_row_ptr + slot * A + depth) == r)
+    drawn = tl.load(sample_ptr + r, mask=node, other=-1)
+
+    # [BLOCK_R, BLOCK_U]
+    u = tl.arange(0, BLOCK_U)[None, :]
+    likely = node[:, None] & (u < TOP)
+    at = r[:, None] * TOP + u
+    scaled = tl.load(top_prob_ptr + at, mask=likely, other=0.0).to(tl.float64) * SOFT
+    whole = tl.floor(scaled)
+    left = scaled - whole
+    top = whole.to(tl.int32)
+    up = (left > 0.5) | ((left == 0.5) & (top % 2 == 1))
+    top += up.to(tl.int32)
+    known = tl.max(top, 1) > 0
+    hard = tl.where(accepted, tl.where(known, HARD, SOFT), 0)
+    token = tl.load(top_token_ptr + at, mask=likely, other=-1)
+    equal = likely & (token == drawn[:, None])
+    weight = top + tl.where(equal, hard[:, None], 0)
+    ninth = hard - tl.sum(tl.where(equal, hard[:, None], 0), 1)
+    weight = tl.where(u == TOP, ninth[:, None], weight)
+    token = tl.where(u == TOP, drawn[:, None], token)
+    total = hard + tl.where(known, SOFT, 0)
+
+    # a slot's own row; many slots of a group take turns
+    own_group = tl.load(group_ptr + slot)
+    # [BLOCK_R, BLOCK_S]: those that have a path, and those of them before the slot
+    mates = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
+    before = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
+    # programs that have nodes alone look at none
+    some = (tl.program_id(0) + 1) * BLOCK_R > rows
+    for start in range(0, slots * some.to(tl.int32), BLOCK_S):
+        s = start + tl.arange(0, BLOCK_S)[None, :]
+        path = tl.load(accept_row_ptr + s * A, mask=s < slots, other=-1) >= 0
+        mate = path & (tl.load(group_ptr + s, mask=s < slots, other=-1) == own_group[:, None])
+        mates += mate.to(tl.int32)
+        before += (mate & (s < slot[:, None])).to(tl.int32)
+    turns = tl.maximum((tl.sum(mates, 1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+    turn = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % turns == 0
+    of_slot = (inside & (r >= rows))[:, None] & (u <= TOP)
+    path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=of_slot, other=-1)
+    word = tl.load(sample_ptr + tl.maximum(path, 0), mask=of_slot, other=-1)
+    update = tl.where((path >= 0) & turn[:, None], ONE, 0)
+    token = tl.where(node[:, None], token, word)
+    weight = tl.where(node[:, None], weight, update)
+    total = tl.where(node, total, tl.sum(update, 1))
+
+    tl.store(out_key_ptr + r, tl.where(total > 0, key, -1), mask=inside)
+    tl.store(out_total_ptr + r, total, mask=inside)
+    tl.store(out_bit_ptr + r, bit, mask=inside)
+    out = r[:, None] * (TOP + 1) + u
+    written = inside[:, None] & (u <= TOP)
+    tl.store(out_token_ptr + out, token, mask=written)
+    tl.store(out_weight_ptr + out, weight, mask=written)
+    # [BLOCK_R, BLOCK_N]
+    n = tl.arange(0, BLOCK_N)[None, :]
+    at = r[:, None] * N + n
+    before = tl.load(context_ptr + at, mask=node[:, None] & (n < N), other=-1)
+    anything = (r >= rows)[:, None] & (n == 0)
+    tl.store(
+        out_context_ptr + at, tl.where(anything, ANY, before), mask=inside[:, None] & (n < N)
+    )
 
 
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
@@ -130,13 +247,13 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
         HARD=config.hard_weight,
         ONE=WEIGHT_ONE,
         ANY=ANY,
-        SOURCES=SOURCES,
-        TELLERS=TELLERS,
+        SAMPLE_BITS=SAMPLE_BITS,
+        GROUP_SLOTS=GROUP_SLOTS,
         A=verdict.accept_row.shape[1],
         N=N,
         BLOCK_N=triton.next_power_of_2(N),
         TOP=TOP,
-        BLOCK_U=triton.next_power_of_2(SAID),
+        BLOCK_U=triton.next_power_of_2(SUCCESSORS),
         BLOCK_R=BLOCK_R,
         BLOCK_S=BLOCK_S,
         num_warps=1,
@@ -144,80 +261,38 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
     return out
 
 
-_POOL = ("slot", "depth", "context")
-_SLOTS = ("group", "sample", "group_key", "step")
-_VERDICT = ("sample", "top_token", "top_prob", "accept_row")
+def _fake(pool: Any, slots: Any, verdict: Any, weights: Any) -> Observed:
+    (M, N), S = pool.context.shape, slots.group.shape[0]
+    return _empty(M, S, N, pool.slot.device)
 
 
-@torch.library.custom_op("csd::observe", mutates_args=(), device_types="cpu")
-def _observe(
-    pool: list[torch.Tensor],
-    slots: list[torch.Tensor],
-    verdict: list[torch.Tensor],
-    soft_weight: int,
-    hard_weight: int,
-) -> list[torch.Tensor]:
-    return _run(observe_ref, pool, slots, verdict, soft_weight, hard_weight)
+def _with_config(run: Callable) -> Callable:
+    def call(pool: Any, slots: Any, verdict: Any, soft_weight: int, hard_weight: int) -> Observed:
+        config = SimpleNamespace(soft_weight=soft_weight, hard_weight=hard_weight)
+        return run(pool, slots, verdict, config)
+
+    return call
 
 
-@_observe.register_kernel("cuda")
-def _(pool: list[torch.Tensor], *args: Any) -> Any:
-    with torch.cuda.device_of(pool[0]):
-        return _run(observe_triton, pool, *args)
-
-
-@_observe.register_fake
-def _(pool: list[torch.Tensor], slots: list[torch.Tensor], *args: Any) -> Any:
-    (M, N), device = pool[2].shape, pool[2].device
-    return list(_empty(M, slots[0].shape[0], N, device))
-
-
-def _run(
-    run: Callable,
-    pool: list[torch.Tensor],
-    slots: list[torch.Tensor],
-    verdict: list[torch.Tensor],
-    soft_weight: int,
-    hard_weight: int,
-) -> list[torch.Tensor]:
-    nodes, state, decided = (
-        SimpleNamespace(**dict(zip(names, tensors, strict=True)))
-        for names, tensors in ((_POOL, pool), (_SLOTS, slots), (_VERDICT, verdict))
-    )
-    nodes.rows, state.count = pool[0].shape[0], slots[0].shape[0]
-    weights = SimpleNamespace(soft_weight=soft_weight, hard_weight=hard_weight)
-    return list(run(nodes, state, decided, weights))
+_observe = RecordOperator(
+    "observe",
+    (
+        Fields("pool", ("slot", "depth", "context")),
+        Fields("slots", ("group", "sample", "group_key", "step")),
+        Fields("verdict", ("sample", "top_token", "top_prob", "accept_row")),
+        "SymInt soft_weight",
+        "SymInt hard_weight",
+    ),
+    _with_config(observe_ref),
+    _with_config(observe_triton),
+    returns=Observed,
+    fake=_with_config(_fake),
+)
 
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
-    """What the step that gave `verdict` over `pool` has shown, before the slots move on."""
-    A = max(verdict.accept_row.shape[-1], SAID)
-    sizes, device = {"M": pool.rows, "S": slots.count, "A": A}, pool.slot.device
-    check_fields("pool", pool, _POOL, sizes, device)
-    check_fields("slots", slots, _SLOTS, sizes, device)
-    check_fields("verdict", verdict, _VERDICT, sizes, device)
-    lists = (
-        [getattr(x, name) for name in names]
-        for x, names in ((pool, _POOL), (slots, _SLOTS), (verdict, _VERDICT))
-    )
-    return Observed(*_observe(*lists, config.soft_weight, config.hard_weight))
-
-
-def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    return [_job(GraphConfig()), _job(GraphConfig(orders=(1, 2, 4)))]
-
-
-def _job(config: GraphConfig) -> Job:
-    N = config.context
-    types = {"group_key": "*i64:16", "out_key": "*i64:16", "top_prob": "*fp32:16"}
-    types |= {"rows": "i32", "slots": "i32"}
-    constants = dict(
-        SOFT=config.soft_weight, HARD=config.hard_weight, ONE=WEIGHT_ONE, ANY=ANY,
-        SOURCES=SOURCES, TELLERS=TELLERS, A=MAX_DEPTH + 1, N=N, BLOCK_N=N, TOP=TOP,
-        BLOCK_U=triton.next_power_of_2(SAID), BLOCK_R=BLOCK_R, BLOCK_S=BLOCK_S,
-    )  # fmt: skip
-    args = {}
-    for param in _observe_kernel.params:
-        name = param.name.removesuffix("_ptr")
-        args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
-    return Job(name=f"observe N={N}", kernel=_observe_kernel, args=args, num_warps=1)
+    """What the step that gave `verdict` over `pool` observed, before the slots are advanced."""
+    A = max(verdict.accept_row.shape[-1], SUCCESSORS)
+    sizes = {"M": pool.rows, "S": slots.count, "A": A}
+    _observe.check(sizes, pool.slot.device, pool, slots, verdict)
+    return _observe(pool, slots, verdict, config.soft_weight, config.hard_weight)

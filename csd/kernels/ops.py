@@ -1,7 +1,7 @@
 """The operations of a step in one implementation: the references or the Triton kernels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,12 +30,36 @@ class Ops:
             kernels = "triton" if device.type == "cuda" else "reference"
         if kernels not in ("reference", "triton"):
             raise ValueError(f"kernels must be 'reference' or 'triton', got {kernels!r}")
-        return reference() if kernels == "reference" else triton()
+        if kernels == "reference":
+            return reference()
+        if device.type == "cpu" and not _runs_on_cpu():
+            raise ValueError(
+                "kernels must be 'reference' on a CPU, got 'triton', which needs a GPU, or "
+                "TRITON_INTERPRET=1 in the environment before csd is imported"
+            )
+        return triton()
+
+
+def _runs_on_cpu() -> bool:
+    """Whether Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
+    from triton.backends.driver import DriverBase
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from csd.kernels.noise import philox_word
+
+    if not isinstance(philox_word, JITFunction):
+        return True
+    try:
+        return not isinstance(driver.active, DriverBase)
+    except RuntimeError:
+        # there is no GPU
+        return False
 
 
 def reference() -> Ops:
-    from csd.kernels.advance import advance_slots_ref
-    from csd.kernels.commit import commit_kv_ref
+    from csd.kernels.advance_slots import advance_slots_ref
+    from csd.kernels.commit_kv import commit_kv_ref
     from csd.kernels.draft_tree import draft_tree_ref
     from csd.kernels.graph_insert import graph_insert_ref
     from csd.kernels.observe import observe_ref
@@ -43,7 +67,7 @@ def reference() -> Ops:
     from csd.kernels.rotary import rotary_ref
     from csd.kernels.snapshot import snapshot_ref
     from csd.kernels.swiglu import swiglu_ref
-    from csd.kernels.tree_attention_ref import host_work, tree_attention_ref
+    from csd.kernels.tree_attention.reference import host_work, tree_attention_ref
     from csd.kernels.verify import verify_ref
 
     def plan(heads: int, kv_heads: int, **where: torch.Tensor) -> Any:
@@ -67,10 +91,20 @@ def reference() -> Ops:
     )
 
 
+def exact_reference() -> Ops:
+    """The references, with attention whose result for a row has the same bits in every step."""
+    from csd.kernels.tree_attention.exact import tree_attention_exact
+    from csd.kernels.tree_attention.exact_work import exact_work
+
+    def plan(heads: int, kv_heads: int, **where: torch.Tensor) -> Any:
+        return exact_work(**where)
+
+    return replace(reference(), plan_attention=plan, tree_attention=tree_attention_exact)
+
+
 def triton() -> Ops:
-    from csd.kernels.advance import advance_slots_triton
-    from csd.kernels.attention_plan import plan_attention_triton
-    from csd.kernels.commit import commit_kv_triton
+    from csd.kernels.advance_slots import advance_slots_triton
+    from csd.kernels.commit_kv import commit_kv_triton
     from csd.kernels.draft_tree import draft_tree_triton
     from csd.kernels.graph_insert import graph_insert_triton
     from csd.kernels.observe import observe_triton
@@ -79,6 +113,8 @@ def triton() -> Ops:
     from csd.kernels.snapshot import snapshot_triton
     from csd.kernels.swiglu import swiglu_triton
     from csd.kernels.tree_attention import tree_attention_triton
+    from csd.kernels.tree_attention.layout import with_layout
+    from csd.kernels.tree_attention.plan import plan_attention_triton
     from csd.kernels.verify import verify_triton
 
     return Ops(
@@ -86,8 +122,8 @@ def triton() -> Ops:
         rms_norm=rms_norm_triton,
         rotary=rotary_triton,
         swiglu=swiglu_triton,
-        plan_attention=planned_by(plan_attention_triton),
-        tree_attention=tree_attention_triton,
+        plan_attention=with_layout(plan_attention_triton),
+        tree_attention=with_layout(tree_attention_triton),
         verify=verify_triton,
         commit_kv=commit_kv_triton,
         advance_slots=advance_slots_triton,
@@ -96,17 +132,3 @@ def triton() -> Ops:
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
     )
-
-
-def planned_by(plan_attention: Callable) -> Callable:
-    """What a step calls: a plan needs neither pages nor ancestors."""
-
-    def plan(
-        prompt_pages: torch.Tensor,
-        slot_pages: torch.Tensor,
-        ancestors: torch.Tensor,
-        **needed: Any,
-    ) -> Any:
-        return plan_attention(**needed)
-
-    return plan

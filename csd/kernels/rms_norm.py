@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.aot import Job, Shape
 from csd.kernels.checks import check_tensor
+from csd.kernels.operator import operator
 
 
 def rms_norm_ref(
@@ -109,38 +109,25 @@ def _tiles(F: int) -> dict[str, int]:
     return dict(BLOCK_R=rows, BLOCK_F=block, num_warps=max(4, min(16, block // 1024)))
 
 
-@torch.library.custom_op("csd::rms_norm", mutates_args=(), device_types="cpu")
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return rms_norm_ref(x, weight, eps)[0]
+def _fake(x, weight, eps, *residual):
+    return (x.new_empty(x.shape), x.new_empty(x.shape)) if residual else x.new_empty(x.shape)
 
 
-@_rms_norm.register_kernel("cuda")
-def _(x, weight, eps):
-    with torch.cuda.device_of(x):
-        return rms_norm_triton(x, weight, eps)[0]
-
-
-@_rms_norm.register_fake
-def _(x, weight, eps):
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("csd::add_rms_norm", mutates_args=(), device_types="cpu")
-def _add_rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return rms_norm_ref(x, weight, eps, residual)
-
-
-@_add_rms_norm.register_kernel("cuda")
-def _(x, weight, eps, residual):
-    with torch.cuda.device_of(x):
-        return rms_norm_triton(x, weight, eps, residual)
-
-
-@_add_rms_norm.register_fake
-def _(x, weight, eps, residual):
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+# an operator's result may not be one of its arguments: without a residual the sum is left out
+_rms_norm = operator(
+    "rms_norm",
+    lambda *args: rms_norm_ref(*args)[0],
+    lambda *args: rms_norm_triton(*args)[0],
+    schema="(Tensor x, Tensor weight, float eps) -> Tensor",
+    fake=_fake,
+)
+_add_rms_norm = operator(
+    "add_rms_norm",
+    rms_norm_ref,
+    rms_norm_triton,
+    schema="(Tensor x, Tensor weight, float eps, Tensor residual) -> (Tensor, Tensor)",
+    fake=_fake,
+)
 
 
 def rms_norm_backward(
@@ -203,34 +190,3 @@ def rms_norm(
     if residual.device != x.device:
         raise ValueError(f"residual must be on {x.device}, got {residual.device}")
     return _add_rms_norm(x, weight, eps, residual)
-
-
-def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    jobs = []
-    # the first norm of a model, the others, and those of heads
-    for F, residual in ((shape.hidden, False), (shape.hidden, True), (shape.head_dim, False)):
-        tiles = _tiles(F)
-        jobs.append(
-            Job(
-                name=f"rms_norm F={F}" + " with sum" * residual,
-                kernel=_rms_norm_kernel,
-                args={
-                    "x_ptr": f"*{dtype}:16",
-                    "residual_ptr": f"*{dtype}:16" if residual else None,
-                    "weight_ptr": f"*{dtype}:16",
-                    "y_ptr": f"*{dtype}:16",
-                    "sum_ptr": f"*{dtype}:16" if residual else None,
-                    "R": "i32",
-                    "B": "i32",
-                    "x_stride": "i32:16",
-                    "x_stride_b": "i32:16",
-                    "eps": "fp32",
-                    "F": F,
-                    "BLOCK_R": tiles["BLOCK_R"],
-                    "BLOCK_F": tiles["BLOCK_F"],
-                    "WIDE": tl.float32,
-                },
-                num_warps=tiles["num_warps"],
-            )
-        )
-    return jobs

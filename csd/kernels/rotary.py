@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.aot import Job, Shape
 from csd.kernels.checks import check_tensor
+from csd.kernels.operator import operator
 
 
 def rotary_ref(
@@ -137,29 +137,13 @@ def rotary_triton(
     return out
 
 
-@torch.library.custom_op("csd::rotary", mutates_args=("node_k", "node_v"), device_types="cpu")
-def _rotary(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    position: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    node_k: torch.Tensor,
-    node_v: torch.Tensor,
-) -> torch.Tensor:
-    return rotary_ref(q, k, v, position, cos, sin, node_k, node_v)
-
-
-@_rotary.register_kernel("cuda")
-def _(*args):
-    with torch.cuda.device_of(args[0]):
-        return rotary_triton(*args)
-
-
-@_rotary.register_fake
-def _(q, *args):
-    return q.new_empty(q.shape)
+_rotary = operator(
+    "rotary",
+    rotary_ref,
+    rotary_triton,
+    written=("node_k", "node_v"),
+    fake=lambda q, *rest: q.new_empty(q.shape),
+)
 
 
 def rotary(
@@ -193,26 +177,3 @@ def rotary(
     check_tensor("sin", sin, cos.shape, q.dtype, q.device)
     check_tensor("position", position, (M,), torch.int32, q.device)
     return _rotary(q, k, v, position, cos, sin, node_k, node_v)
-
-
-def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    each = shape.heads // shape.kv_heads
-    floats = ("q", "k", "v", "cos", "sin", "out", "node_k", "node_v")
-    return [
-        Job(
-            name="rotary",
-            kernel=_rotary_kernel,
-            args={
-                **{f"{name}_ptr": f"*{dtype}:16" for name in floats},
-                "position_ptr": "*i32:16",
-                **{f"{name}_stride": "i32:16" for name in ("q", "k", "v")},
-                "EACH": each,
-                "K": shape.kv_heads,
-                "D": shape.head_dim,
-                "BLOCK_E": triton.next_power_of_2(each),
-                "BLOCK_D": triton.next_power_of_2(shape.head_dim // 2),
-                "WIDE": tl.float32,
-            },
-            num_warps=2,
-        )
-    ]

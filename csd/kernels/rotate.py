@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.aot import Job, Shape
 from csd.kernels.checks import check_tensor
+from csd.kernels.operator import operator
 from csd.kernels.rotary import _rotary_kernel, _rotate_half
 
 
@@ -60,22 +60,12 @@ def rotate_triton(
     return out_q, out_k
 
 
-@torch.library.custom_op("csd::rotate", mutates_args=(), device_types="cpu")
-def _rotate(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return rotate_ref(q, k, cos, sin)
-
-
-@_rotate.register_kernel("cuda")
-def _(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-    with torch.cuda.device_of(q):
-        return rotate_triton(q, k, cos, sin)
-
-
-@_rotate.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-    return q.new_empty(q.shape), k.new_empty(k.shape)
+_rotate = operator(
+    "rotate",
+    rotate_ref,
+    rotate_triton,
+    fake=lambda q, k, cos, sin: (q.new_empty(q.shape), k.new_empty(k.shape)),
+)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -112,26 +102,3 @@ def rotate(
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise RuntimeError("rotate has no gradient for cos and sin: detach them")
     return _rotate(q, k, cos, sin)
-
-
-def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    each = shape.heads // shape.kv_heads
-    floats = ("q", "k", "cos", "sin", "out", "node_k")
-    return [
-        Job(
-            name="rotate",
-            kernel=_rotary_kernel,
-            args={
-                **{f"{name}_ptr": f"*{dtype}:16" for name in floats},
-                **{f"{name}_ptr": None for name in ("v", "position", "node_v")},
-                **{f"{name}_stride": "i32:16" for name in ("q", "k", "v")},
-                "EACH": each,
-                "K": shape.kv_heads,
-                "D": shape.head_dim,
-                "BLOCK_E": triton.next_power_of_2(each),
-                "BLOCK_D": triton.next_power_of_2(shape.head_dim // 2),
-                "WIDE": tl.float32,
-            },
-            num_warps=2,
-        )
-    ]

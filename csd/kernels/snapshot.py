@@ -1,4 +1,4 @@
-"""What the host learns of a step, gathered into two tensors that one copy each takes to it.
+"""What the host reads of a step, gathered into two tensors that one copy each takes to it.
 
 Of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in order:
 
@@ -7,21 +7,20 @@ Of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in order:
     cost [M]                                of drafted rows, -1 of roots and padding
 
 beside counts, rows, finish and bad of every slot [S]; with `top` the target's top 8 [S, A, 8] at
-the path's rows; with `trees` the pool's trees and all accepted rows. `layout` says where each lies.
+the path's rows; with `trees` the pool's trees and all accepted rows. `layout` gives the place of
+each.
 """
 
 from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
-from csd.kernels.aot import Job, Shape
-from csd.kernels.checks import check_fields
-from csd.kernels.snapshot_kernel import _snapshot_kernel
-from csd.pool import MAX_DEPTH, Pool
-from csd.verdict import TOP, Verdict
+from csd.kernels.operator import Fields, RecordOperator
+from csd.state.pool import Pool
+from csd.state.verdict import TOP, Verdict
 
 # rows of the pool that one program takes
 BLOCK_R = 64
@@ -80,6 +79,81 @@ def snapshot_ref(
     )
 
 
+@triton.jit(do_not_specialize=["S", "M"])
+def _snapshot_kernel(
+    slot_start_ptr,  # [S] int32
+    slot_nodes_ptr,  # [S] int32
+    depth_ptr,  # [M] int32
+    cost_ptr,  # [M] int32
+    source_ptr,  # [M] int32
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    sample_ptr,  # [M] int32
+    logprob_ptr,  # [M]
+    raw_logprob_ptr,  # [M]
+    top_token_ptr,  # [M, TOP] int32
+    top_prob_ptr,  # [M, TOP] float32
+    accept_row_ptr,  # [S, A] int32
+    accept_count_ptr,  # [S] int32
+    finish_ptr,  # [S] int32
+    bad_ptr,  # [S] bool
+    ints_ptr,  # out
+    floats_ptr,  # out
+    S,
+    M,
+    A: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    TOP: tl.constexpr,
+    HAS_TOP: tl.constexpr,
+    HAS_TREES: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    me = tl.program_id(0)
+    # behind the fields that are always there, and behind the top
+    more = 4 * S + 2 * S * A + M
+    trees = more + (S * A * TOP if HAS_TOP else 0)
+    r = me * BLOCK_R + tl.arange(0, BLOCK_R)
+    in_pool = r < M
+    cost = tl.load(cost_ptr + r, mask=in_pool, other=0)
+    drafted = tl.load(depth_ptr + r, mask=in_pool, other=0) > 0
+    tl.store(ints_ptr + more - M + r, tl.where(drafted, cost, -1), mask=in_pool)
+    if HAS_TREES:
+        at = ints_ptr + trees + S + r
+        tl.store(at, tl.load(token_ptr + r, mask=in_pool, other=0), mask=in_pool)
+        tl.store(at + M, tl.load(parent_ptr + r, mask=in_pool, other=0), mask=in_pool)
+        tl.store(at + 2 * M, cost, mask=in_pool)
+        tl.store(at + 3 * M, tl.load(source_ptr + r, mask=in_pool, other=0), mask=in_pool)
+    if me >= S:
+        return
+    count = tl.load(accept_count_ptr + me)
+    tl.store(ints_ptr + me, count)
+    tl.store(ints_ptr + S + me, tl.load(slot_nodes_ptr + me))
+    tl.store(ints_ptr + 2 * S + me, tl.load(finish_ptr + me))
+    tl.store(ints_ptr + 3 * S + me, tl.load(bad_ptr + me).to(tl.int32))
+    # [BLOCK_A]
+    a = tl.arange(0, BLOCK_A)
+    mask = a < A
+    to = me * A + a
+    accepted = tl.load(accept_row_ptr + to, mask=mask, other=-1)
+    row = tl.maximum(accepted, 0)
+    following = tl.maximum(tl.load(accept_row_ptr + to + 1, mask=a + 1 < A, other=0), 0)
+    source = tl.load(source_ptr + following, mask=a + 1 < count, other=0)
+    tl.store(ints_ptr + 4 * S + to, tl.load(sample_ptr + row), mask=mask)
+    tl.store(ints_ptr + 4 * S + S * A + to, source, mask=mask)
+    tl.store(floats_ptr + to, tl.load(logprob_ptr + row), mask=mask)
+    tl.store(floats_ptr + S * A + to, tl.load(raw_logprob_ptr + row), mask=mask)
+    if HAS_TOP:
+        # [BLOCK_A, TOP]
+        t = tl.arange(0, TOP)[None, :]
+        of, put = row[:, None] * TOP + t, to[:, None] * TOP + t
+        here = mask[:, None] & (t < TOP)
+        tl.store(ints_ptr + more + put, tl.load(top_token_ptr + of), mask=here)
+        tl.store(floats_ptr + 2 * S * A + put, tl.load(top_prob_ptr + of), mask=here)
+    if HAS_TREES:
+        tl.store(ints_ptr + trees + me, tl.load(slot_start_ptr + me))
+        tl.store(ints_ptr + trees + S + 4 * M + to, accepted, mask=mask)
+
+
 def snapshot_triton(
     pool: Pool, verdict: Verdict, top: bool, trees: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,66 +200,32 @@ def _empty(
     return logprob.new_empty(ints, dtype=torch.int32), logprob.new_empty(floats)
 
 
+def _fake(pool: Any, verdict: Any, top: bool, trees: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    S, A = verdict.accept_row.shape
+    return _empty(S, pool.token.shape[0], A, top, trees, verdict.logprob)
+
+
 _POOL = ("slot_start", "slot_nodes", "depth", "cost", "source", "token", "parent")
 _VERDICT = (
     "sample", "logprob", "raw_logprob", "top_token", "top_prob", "accept_row", "accept_count",
     "finish", "bad",
 )  # fmt: skip
-
-
-@torch.library.custom_op("csd::snapshot", mutates_args=(), device_types="cpu")
-def _snapshot(
-    pool: list[torch.Tensor], verdict: list[torch.Tensor], top: bool, trees: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    nodes, decided = _records(pool, verdict)
-    return snapshot_ref(nodes, decided, top, trees)
-
-
-@_snapshot.register_kernel("cuda")
-def _(pool: list[torch.Tensor], verdict: list[torch.Tensor], top: bool, trees: bool) -> Any:
-    with torch.cuda.device_of(pool[0]):
-        nodes, decided = _records(pool, verdict)
-        return snapshot_triton(nodes, decided, top, trees)
-
-
-@_snapshot.register_fake
-def _(pool: list[torch.Tensor], verdict: list[torch.Tensor], top: bool, trees: bool) -> Any:
-    nodes, decided = _records(pool, verdict)
-    S, A = decided.accept_row.shape
-    return _empty(S, nodes.token.shape[0], A, top, trees, decided.logprob)
-
-
-def _records(pool: list[torch.Tensor], verdict: list[torch.Tensor]) -> list[Any]:
-    return [
-        SimpleNamespace(**dict(zip(names, tensors, strict=True)))
-        for names, tensors in ((_POOL, pool), (_VERDICT, verdict))
-    ]
+_snapshot = RecordOperator(
+    "snapshot",
+    (Fields("pool", _POOL), Fields("verdict", _VERDICT), "bool top", "bool trees"),
+    snapshot_ref,
+    snapshot_triton,
+    returns="(Tensor, Tensor)",
+    fake=_fake,
+)
 
 
 def snapshot(
     pool: Pool, verdict: Verdict, top: bool = False, trees: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a step decided, as int32 and as floats; `layout` says where what lies.
+    """What a step decided, as int32 and as floats; `layout` gives the place of each field.
 
     top: with the top 8 of the path's tokens. trees: with what was drafted.
     """
-    sizes, device = {"M": pool.token.shape[-1]}, verdict.sample.device
-    check_fields("verdict", verdict, _VERDICT, sizes, device)
-    check_fields("pool", pool, _POOL, sizes, device)
-    lists = ([getattr(x, n) for n in names] for x, names in ((pool, _POOL), (verdict, _VERDICT)))
-    return _snapshot(*lists, top, trees)
-
-
-def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    types = {"bad": "*u1:16", "S": "i32", "M": "i32"}
-    types |= {name: "*fp32:16" for name in ("logprob", "raw_logprob", "top_prob", "floats")}
-    A = MAX_DEPTH + 1
-    constants = dict(
-        A=A, BLOCK_A=triton.next_power_of_2(A), TOP=TOP, HAS_TOP=False, HAS_TREES=False,
-        BLOCK_R=BLOCK_R,
-    )  # fmt: skip
-    args = {}
-    for param in _snapshot_kernel.params:
-        name = param.name.removesuffix("_ptr")
-        args[param.name] = constants[name] if param.is_constexpr else types.get(name, "*i32:16")
-    return [Job(name="snapshot", kernel=_snapshot_kernel, args=args, num_warps=1)]
+    _snapshot.check({"M": pool.token.shape[-1]}, verdict.sample.device, pool, verdict)
+    return _snapshot(pool, verdict, top, trees)

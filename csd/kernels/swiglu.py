@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from csd.kernels.aot import Job, Shape
 from csd.kernels.checks import check_tensor
+from csd.kernels.operator import operator
 
 BLOCK = 1024
 
@@ -20,6 +20,17 @@ BLOCK = 1024
 def swiglu_ref(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up: [.., 2F]. Returns [.., F]."""
     gate, up = gate_up.chunk(2, dim=-1)
+    if gate.requires_grad or gate.device.type != "cpu":
+        return F.silu(gate) * up
+    # on a CPU, `silu` rounds what is left behind its vectors in another way: an element would
+    # depend on where it stands. `exp` does not
+    wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
+    silu = wide / wide.neg().exp_().add_(1)
+    return silu.to(gate.dtype).mul_(up)
+
+
+def silu_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gate, up: [.., F]. Returns [.., F]."""
     return F.silu(gate) * up
 
 
@@ -77,36 +88,15 @@ def _launch(gate, up, y) -> torch.Tensor:
     return y
 
 
-@torch.library.custom_op("csd::swiglu", mutates_args=(), device_types="cpu")
-def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    return swiglu_ref(gate_up)
-
-
-@_swiglu.register_kernel("cuda")
-def _(gate_up):
-    with torch.cuda.device_of(gate_up):
-        return swiglu_triton(gate_up)
-
-
-@_swiglu.register_fake
-def _(gate_up):
-    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-
-
-@torch.library.custom_op("csd::silu_mul", mutates_args=(), device_types="cpu")
-def _silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return F.silu(gate) * up
-
-
-@_silu_mul.register_kernel("cuda")
-def _(gate, up):
-    with torch.cuda.device_of(gate):
-        return silu_mul_triton(gate, up)
-
-
-@_silu_mul.register_fake
-def _(gate, up):
-    return torch.empty_like(gate)
+_swiglu = operator(
+    "swiglu",
+    swiglu_ref,
+    swiglu_triton,
+    fake=lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
+)
+_silu_mul = operator(
+    "silu_mul", silu_mul_ref, silu_mul_triton, fake=lambda gate, up: torch.empty_like(gate)
+)
 
 
 def _save(ctx, inputs, output):
@@ -143,23 +133,3 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"gate_up must be [.., 2F], got {tuple(gate_up.shape)}")
     check_tensor("gate_up", gate_up, gate_up.shape, None, gate_up.device)
     return _swiglu(gate_up)
-
-
-def aot_jobs(target: str, shape: Shape, dtype: str) -> list[Job]:
-    def job(name: str, up: str | None, row: int) -> Job:
-        return Job(
-            name=name,
-            kernel=_swiglu_kernel,
-            args={
-                "gate_ptr": f"*{dtype}:16",
-                "up_ptr": up,
-                "y_ptr": f"*{dtype}:16",
-                "ROW": row,
-                "WIDTH": shape.intermediate,
-                "BLOCK": BLOCK,
-                "WIDE": tl.float32,
-            },
-        )
-
-    whole, half = 2 * shape.intermediate, shape.intermediate
-    return [job("swiglu", None, whole), job("silu_mul", f"*{dtype}:16", half)]

@@ -63,6 +63,8 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
+        # x, weight, bias -> x weight^T + bias; `csd.models.exact` puts another in its place
+        self.linear: Callable = linear
         self.cos, self.sin = rope_tables(
             config, config.context, embedding.dtype, embedding.device, frequencies
         )
@@ -86,7 +88,7 @@ class Decoder:
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
         # a padding row computes token 0, and nobody looks
         x = F.embedding(token.clamp(min=0), self.embedding)
-        residual = None
+        linear, residual = self.linear, None
         for i, layer in enumerate(self.layers):
             x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual)
             qkv = linear(x, layer.qkv, layer.qkv_bias)
@@ -105,4 +107,4 @@ class Decoder:
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
-        return linear(hidden, self.head)
+        return self.linear(hidden, self.head)

@@ -22,7 +22,7 @@ def smollm2_path() -> str:
 def toy(seed: int = 0) -> tuple[Any, Any]:
     """A Qwen3 with 0.1 million random weights and a tokenizer of one printable character a token.
 
-    Returns (model, tokenizer), float32. It says nothing that makes sense, in a millisecond a token.
+    Returns (model, tokenizer), float32. Its text is meaningless; a token takes a millisecond.
     """
     import torch
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers

@@ -1,5 +1,8 @@
 """x W^T + b, as fast for the few rows of a decoding step as the machine allows."""
 
+import platform
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 
@@ -7,13 +10,50 @@ import torch.nn.functional as F
 ONEDNN = torch.backends.mkldnn.is_available()
 
 
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether this machine's CPU has instructions for it: AVX512-BF16, AMX, or Arm's."""
+    return onednn_multiplies(torch.bfloat16) and (
+        torch.cpu._is_avx512_bf16_supported()
+        or torch.cpu._is_amx_tile_supported()
+        or platform.machine() in ("aarch64", "arm64")
+    )
+
+
+@cache
+def onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has products of this dtype here: ONEDNN_MAX_CPU_ISA may take them away."""
+    if not ONEDNN or dtype == torch.float64:
+        return False
+    x = torch.ones(2, 16, dtype=dtype)
+    try:
+        torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], "")
+    except RuntimeError:
+        return False
+    return True
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out].
+    """x: [M, in], weight: [out, in], plain or `packed`, bias: [out]. Returns [M, out].
 
     On a CPU, `F.linear` in float32 is MKL's matrix product, where PyTorch has it, and slow for a
     few rows; oneDNN's is not. `python -m bench.step_times` has both.
     """
-    here = x.device.type == "cpu" and x.dtype == torch.float32
-    if here and ONEDNN and torch.backends.mkldnn.enabled:
+    if weight.is_mkldnn or _onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """`weight` laid out as oneDNN multiplies it; as it is where oneDNN does not."""
+    if weight.device.type != "cpu" or not _onednn(weight):
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+
+
+def _onednn(x: torch.Tensor) -> bool:
+    if x.device.type != "cpu" or not ONEDNN or not torch.backends.mkldnn.enabled:
+        return False
+    if x.dtype == torch.bfloat16:
+        return multiplies_bfloat16()
+    return x.dtype == torch.float32

@@ -4,6 +4,7 @@ import os
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 from csd.models.config import SUPPORTED, ModelConfig
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.fuse import DTYPES, fuse, is_fused
+from csd.models.linear import multiplies_bfloat16
+from csd.models.pack import pack
 
 
 @dataclass
@@ -57,7 +60,8 @@ def load(
 ) -> Loaded:
     """model: a transformers model, a local folder, a hub name, a GGUF file, a `Decoder`.
 
-    dtype: the checkpoint's on a GPU and float32 on CPU when not given.
+    dtype: when not given, the checkpoint's where the device multiplies bfloat16 in hardware; on
+    such a CPU a GGUF file runs in bfloat16 and float16 becomes float32. Elsewhere float32.
     """
     if isinstance(model, Loaded):
         return model
@@ -112,7 +116,7 @@ def _from_path(
 ) -> Loaded:
     device = _device(device)
     if dtype is None:
-        dtype = "auto" if device.type == "cuda" else torch.float32
+        dtype = _default_dtype(device, name.endswith(".gguf"))
     elif dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     place, options = name, {}
@@ -127,15 +131,28 @@ def _from_path(
     if revision is not None and "revision" not in options:
         raise ValueError(f"revision is for hub names, and {name} is a local path")
     model = _read(name, place, dtype, options)
-    decoder = fuse(model.to(device))
+    if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
+        # few CPUs multiply it, and float32 holds its numbers
+        model = model.float()
+    decoder, generation_config = fuse(model.to(device)), model.generation_config
+    # a plain matrix is freed when its packed one is made
+    del model
+    pack(decoder)
     if tokenizer is None:
         tokenizer = _tokenizer(place, options)
-    return _loaded(decoder, tokenizer, model.generation_config)
+    return _loaded(decoder, tokenizer, generation_config)
+
+
+def _default_dtype(device: torch.device, is_gguf: bool) -> torch.dtype | str:
+    if device.type == "cuda":
+        return "auto"
+    if device.type != "cpu" or not multiplies_bfloat16():
+        return torch.float32
+    return torch.bfloat16 if is_gguf else "auto"
 
 
 def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
     """The transformers model. What csd cannot run is refused before gigabytes are read."""
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -144,28 +161,69 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
         raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {error}") from error
     except OSError as error:
         raise ValueError(_no_model(name, error)) from error
-    ModelConfig.from_transformers(config)
+    except ImportError:
+        raise
+    # a file may make its readers raise anything
+    except Exception as error:
+        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+    try:
+        ModelConfig.from_transformers(config)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+    if "gguf_file" in options:
+        options = options | _plain_weights()
     try:
         model, seen = AutoModelForCausalLM.from_pretrained(
             place, config=config, dtype=dtype, output_loading_info=True, **options
         )
-    except (OSError, SafetensorError) as error:
+    except ImportError:
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
+    except Exception as error:
         raise ValueError(_no_model(name, error)) from error
     # transformers would go on with random weights
     if seen["missing_keys"]:
         raise ValueError(
             f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
         )
+    # nor say more than a word about layers that the config does not count
+    beyond = sorted(key for key in seen["unexpected_keys"] if ".layers." in key)
+    if beyond:
+        raise ValueError(
+            f"{name!r} has weights beyond the {config.num_hidden_layers} layers of its config: "
+            f"{', '.join(beyond[:3])}"
+        )
     return model
+
+
+def _plain_weights() -> dict[str, Any]:
+    """The option that makes transformers dequantise a GGUF file; older ones always do."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def _no_model(name: str, error: Exception) -> str:
     if os.path.exists(name):
-        return f"{name!r} cannot be loaded: {error}"
+        return f"{name!r} cannot be loaded: {_brief(error)}"
     return (
         f"{name!r} is neither a local model folder nor a model that could be had from the hub: "
-        f"{error}"
+        f"{_brief(error)}"
     )
+
+
+def _brief(error: Exception) -> str:
+    """What an error means to the model's owner, without advice that is not for them."""
+    if isinstance(error, UnpicklingError):
+        return "its weights are a pickle that runs code, or a torn one; save them as *.safetensors"
+    text = str(error)
+    if "ignore_mismatched_sizes" in text:
+        return "its weights have other shapes than its config.json says; the list above has them"
+    if not isinstance(error, OSError | ValueError | RuntimeError):
+        text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= 600 else text[:599] + "…"
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -222,3 +280,7 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
     except (OSError, ValueError, KeyError):
         # a checkpoint without a tokenizer serves token ids
         return None
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ValueError(f"the tokenizer of {place!r} cannot be read: {_brief(error)}") from error

@@ -20,9 +20,9 @@ import torch
 
 from csd.graph.sampled_tree import Drawn, Node
 from csd.kernels.noise import ACCEPT, RESIDUAL, SELECT, philox_words_ref, stepped, uniform
-from csd.pool import MAX_DEPTH, Pool
-from csd.slots import Slots
-from csd.verdict import LENGTH, RUNNING, STOP, Verdict
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.slots import Slots
+from csd.state.verdict import LENGTH, RUNNING, STOP, Verdict
 from csd.verify.scheme import Noise, Scheme, inverse_cdf
 from csd.verify.target import processed
 

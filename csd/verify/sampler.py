@@ -1,4 +1,4 @@
-"""A step's propose and verify for verifiers whose drafts are drawn, as `csd/step.py` calls them."""
+"""A step's propose and verify where drafts are drawn, as `csd/engine/step.py` calls them."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 
 from csd.graph.sampled_tree import Drawn, SampledTrees
 from csd.kernels.ops import Ops
-from csd.pool import Pool
-from csd.slots import Slots
-from csd.verdict import Verdict
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
 from csd.verify import make_scheme
 from csd.verify.descend import descend
 
 # verifier -> drafts of a node
-DRAWS = {"canonical": 2, "recursive": 2, "kseq": 2}
+DRAWS = {"canonical": 2, "recursive": 2, "kseq": 2, "single": 1}
 
 
 class Sampler:

@@ -5,7 +5,9 @@ either takes one of the drafts or draws from a residual law. Given the drafts, e
 is a `Plan`; summed over the drafts' law, a plan's outcome is q, exactly.
 
 Mass that a proposal lacks is a null draw: an atom behind the vocabulary with target probability
-0, written -1 among drafts. Everything is computed in float64.
+0, written -1 among drafts. What rounding in the proposal's own dtype explains is no lack: without
+replacement, once the likely tokens are drawn, it would be all that is left. Everything is computed
+in float64.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from itertools import product
 
 import torch
 
-# how far sums may be off
+# how far sums may be off; in a dtype of fewer digits, as far as the rounding of its entries
 TOLERANCE = 1e-3
 # tuples of drafts that `Scheme.acceptance` enumerates at most
 MAX_TUPLES = 1 << 20
@@ -75,8 +77,9 @@ class Scheme:
         """The law of the output given the drafts.
 
         drafts: [B, K] integers, -1 is a null draw. target: [B, V] probabilities. proposal: [B, V]
-        when all drafts have the same one, else [B, K, V]. Sums of a target may be off by 1e-3; a
-        proposal may lack mass.
+        when all drafts have the same one, else [B, K, V]. Sums of a target may be off by 1e-3, in
+        16 bits by 4 eps; a proposal may lack mass, and lacks none within its rounding: 4 V eps of
+        its dtype, of which at most 1e-3 count, and 4 eps in any case.
 
         Raises ValueError for shapes, negative or non-finite entries and sums that do not fit.
         """
@@ -186,15 +189,32 @@ def prepare_laws(
         if not bool(((law >= 0) & law.isfinite()).all()):
             raise ValueError(f"{name} must be finite and not negative, got {_worst(law)}")
     total = q.sum(-1, keepdim=True)
-    if bool(((total - 1).abs() > TOLERANCE).any()):
+    far_off = max(TOLERANCE, 4 * _eps(target))
+    if bool(((total - 1).abs() > far_off).any()):
         far = float(total.flatten()[(total - 1).abs().argmax()])
-        raise ValueError(f"target must sum to 1 within {TOLERANCE}, got {far}")
+        raise ValueError(f"target must sum to 1 within {far_off}, got {far}")
     mass = p.sum(-1, keepdim=True)
-    if bool((mass > 1 + TOLERANCE).any()):
-        raise ValueError(f"proposal must sum to at most 1 + {TOLERANCE}, got {float(mass.max())}")
+    far_off = max(TOLERANCE, 4 * _eps(proposal))
+    if bool((mass > 1 + far_off).any()):
+        raise ValueError(f"proposal must sum to at most 1 + {far_off}, got {float(mass.max())}")
     q = torch.nn.functional.pad(q / total, (0, 1))
-    p = torch.cat([p / mass.clamp(min=1), (1 - mass).clamp(min=0)], -1)
+    full = mass >= 1 - _rounding(proposal)
+    p = torch.cat([torch.where(full, p / mass, p), torch.where(full, 0, 1 - mass)], -1)
     return q, p if p.ndim == 3 else p[:, None].expand(B, k, V + 1)
+
+
+def _eps(law: torch.Tensor) -> float:
+    return torch.finfo(law.dtype).eps if law.is_floating_point() else 0.0
+
+
+def _rounding(law: torch.Tensor) -> float:
+    """How far below 1 the sum of a whole law [.., V] may lie, by the rounding of its dtype.
+
+    Each entry is off by eps / 2 of itself, and so is their sum; a sum that was accumulated in that
+    dtype before it divided them, by V eps / 2 at worst.
+    """
+    eps = _eps(law)
+    return max(4 * eps, min(4 * law.shape[-1] * eps, TOLERANCE))
 
 
 def _worst(law: torch.Tensor) -> float:

@@ -1,17 +1,15 @@
 """The target's processed distribution over the whole vocabulary, at chosen rows of a pool.
 
 In transformers' order: repetition penalty over the prompt, the sample and the row's path; banned
-end tokens; temperature; top-k; top-p; min-p. `csd/kernels/verify.py` samples from the same
+end tokens; temperature; top-k; top-p; min-p. `csd/kernels/verify/` samples from the same
 distribution without ever writing it down.
 """
 
 import torch
 
-from csd.pool import Pool
-from csd.slots import Slots
-
-# below exp(-11.1) of the largest, a token decides no usual top-p cut
-HEAD_WIDTH = 11.1
+from csd.kernels.verify.constants import HEAD_WIDTH
+from csd.state.pool import Pool
+from csd.state.slots import Slots
 
 
 def processed(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> torch.Tensor:

@@ -1,0 +1,84 @@
+"""One job compiled by Triton's whole pipeline, and what the binary uses."""
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from typing import Any
+
+from bench.aot.record import TARGETS, CompileJob
+
+
+def compile_job(job: CompileJob, target: str) -> dict:
+    """Registers, stack, spills, instructions, shared memory and its limit, and seconds."""
+    import triton
+
+    t = TARGETS[target]
+    start = time.perf_counter()
+    kernel = triton.compile(job.source, target=t.gpu, options=job.options)
+    seconds = time.perf_counter() - start
+    usage = _cuda_usage(kernel) if t.backend == "cuda" else _hip_usage(kernel)
+    return {
+        "kernel": job.name,
+        "target": target,
+        "warps": job.num_warps,
+        "stages": job.num_stages,
+        **usage,
+        "shared": kernel.metadata.shared,
+        "limit": t.shared,
+        "seconds": round(seconds, 2),
+    }
+
+
+def _cuda_usage(kernel: Any) -> dict:
+    from triton.backends import nvidia
+
+    tool = os.path.join(os.path.dirname(nvidia.__file__), "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        run = [tool, "--dump-resource-usage", "--dump-sass", file.name]
+        text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+    def number(field: str) -> int:
+        found = re.search(rf"{field}:(\d+)", text)
+        if found is None:
+            raise RuntimeError(f"cuobjdump does not print {field}: {text[:200]}")
+        return int(found[1])
+
+    # STL stores a register to the stack: only a spill does, as kernels have no local arrays
+    spills = len(re.findall(r"\bSTL\b", text))
+    ptx = kernel.asm["ptx"]
+    mma = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "-"
+    return {
+        "registers": number("REG"),
+        "stack": number("STACK"),
+        "spills": spills,
+        # without the padding behind the last one
+        "instructions": len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S", text, re.M)),
+        "mma": mma,
+        "async": "cp.async" in ptx,
+        # loads from global memory of 16 bytes a thread, and of one or two
+        "wide": len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", text)),
+        "narrow": len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", text)),
+    }
+
+
+def _hip_usage(kernel: Any) -> dict:
+    text = kernel.asm["amdgcn"]
+
+    def number(field: str) -> int:
+        found = re.search(rf"\.{field}:\s+(\d+)", text)
+        return int(found[1]) if found else 0
+
+    return {
+        "registers": number("vgpr_count"),
+        "stack": number("private_segment_fixed_size"),
+        "spills": number("vgpr_spill_count"),
+        "instructions": len(re.findall(r"^\t(?:v|s|ds|global|buffer|flat|scratch)_", text, re.M)),
+        "mma": "mfma" if "v_mfma" in text else "-",
+        "async": False,
+        "wide": len(re.findall(r"\b(?:global|buffer)_load_(?:dwordx4|b128)\b", text)),
+        "narrow": len(re.findall(r"\b(?:global|buffer)_load_[us](?:byte|short)", text)),
+    }

@@ -1,0 +1,121 @@
+"""The compilation jobs of a target, taken from launches: nothing is compiled, run or declared.
+
+A launch goes Triton's own way up to the compiler, for a driver without a device that names the
+target. What Triton would compile there is recorded: types, alignment, constants and warps are
+those that the JIT finds, so a launch on such a GPU finds the binary of a job in Triton's cache. It
+needs a process in which triton was imported without TRITON_INTERPRET.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import driver
+
+from bench.aot.launches import launches
+from bench.aot.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """backend, arch, warp: what Triton calls the GPU; shared: bytes a program may use of it."""
+
+    backend: str
+    arch: int | str
+    warp: int
+    shared: int
+
+    @property
+    def gpu(self) -> GPUTarget:
+        return GPUTarget(self.backend, self.arch, self.warp)
+
+
+TARGETS = {
+    "sm_90": Target("cuda", 90, 32, 227 * 1024),
+    "sm_80": Target("cuda", 80, 32, 163 * 1024),
+    "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
+}
+# constants that a job's name shows, where its kernel has them
+SHOWN = ("F", "D", "ORDERS", "N")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """One specialisation of a kernel. source: Triton's ASTSource."""
+
+    name: str
+    source: Any
+    num_warps: int
+    num_stages: int
+
+    @property
+    def options(self) -> dict:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    @property
+    def key(self) -> tuple:
+        """Equal for jobs, and launches, that share a binary."""
+        return self.source.hash(), self.num_warps, self.num_stages
+
+
+@contextmanager
+def recording(target: str) -> Iterator[list[CompileJob]]:
+    """A list that receives what kernels launched within, on tensors of any device, compile from."""
+    jobs: list[CompileJob] = []
+
+    def hook(*, fn: Any, compile: dict, **_: Any) -> bool:
+        kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
+        source = ASTSource(kernel, compile["signature"], constants, attrs)
+        options = compile["num_warps"], compile["num_stages"]
+        jobs.append(CompileJob(_name(kernel, constants), source, *options))
+        # as if it were compiled: the launch ends here
+        return True
+
+    without_device = SimpleNamespace(
+        get_current_target=lambda: TARGETS[target].gpu,
+        # Triton keeps what it knows of a target by the device's number
+        get_current_device=lambda: list(TARGETS).index(target),
+        get_current_stream=lambda device=None: 0,
+    )
+    before = knobs.runtime.jit_cache_hook
+    with (
+        mock.patch.object(driver, "_active", without_device),
+        mock.patch("csd.kernels.tree_attention.launch.target_of", lambda device: target),
+    ):
+        knobs.runtime.jit_cache_hook = hook
+        try:
+            yield jobs
+        finally:
+            knobs.runtime.jit_cache_hook = before
+
+
+def _name(kernel: Any, constants: dict) -> str:
+    """Operation, kernel where an operation has several, and the sizes of SHOWN."""
+    name = kernel.__name__.strip("_").removesuffix("_kernel")
+    if not hasattr(torch.ops.csd, name):
+        name = f"{kernel.module.split('.')[2]} {name}"
+    named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+    sizes = [f"{size}={named[size]}" for size in SHOWN if size in named and "ORDERS" not in named]
+    if "ORDERS" in named:
+        sizes = [f"O={len(named['ORDERS'])}"]
+    return " ".join([name, *sizes])
+
+
+def jobs_of(target: str, shape: Shape, dtype: str) -> list[CompileJob]:
+    """What a step of a model of this shape launches on the target, each job once."""
+    found: dict[tuple, CompileJob] = {}
+    for label, launch in launches(shape, dtype):
+        with recording(target) as jobs:
+            launch()
+        for job in jobs:
+            name = f"{job.name}, {label}" if label else job.name
+            job = CompileJob(name, job.source, job.num_warps, job.num_stages)
+            found.setdefault(job.key, job)
+    return list(found.values())

@@ -1,0 +1,66 @@
+"""The CPU that figures are taken on: its model, its instruction sets, who multiplies matrices."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+# those that choose a kernel of a product, by the kernel's names for them: x86, then ARM
+SETS = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
+    "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16",
+)  # fmt: skip
+# what changes the path that a product takes, or how many share it
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES", "OMP_NUM_THREADS",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
+    "OPENBLAS_NUM_THREADS", "TRITON_INTERPRET",
+)  # fmt: skip
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def processor() -> dict:
+    """Model, cores, instruction sets, libraries, threads, and the variables that are set."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    return {
+        "cpu": model(text) or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "instructions": instructions(text),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        **libraries(torch.__config__.show()),
+        "cpu_threads": torch.get_num_threads(),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def model(cpuinfo: str) -> str | None:
+    """Of the first core; an ARM core has no name there, but numbers."""
+    if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
+        return found[1].strip()
+    numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]
+    return " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True)
+                    if x) or None  # fmt: skip
+
+
+def instructions(cpuinfo: str) -> list[str]:
+    """Those of `SETS` that the first core has."""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)
+    have = set(found[1].split()) if found else set()
+    return [name for name in SETS if name in have]
+
+
+def libraries(config: str) -> dict:
+    """BLAS and oneDNN that PyTorch was built with, from `torch.__config__.show()`."""
+    blas = re.search(r"BLAS_INFO=(\w+)", config)
+    mkl = re.search(r"Math Kernel Library Version ([\d.]+)", config)
+    openblas = re.search(r"OpenBLAS[^\d\n]*([\d.]+)", config)
+    version = mkl if blas and blas[1] == "mkl" else openblas
+    onednn = re.search(r"(?:MKL-DNN|oneDNN)\D*v([\d.]+)", config)
+    return {
+        "blas": f"{blas[1]} {version[1] if version else ''}".strip() if blas else None,
+        "onednn": onednn[1] if onednn else None,
+    }

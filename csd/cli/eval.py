@@ -1,0 +1,106 @@
+"""`csd eval FILE.jsonl --model MODEL --task gsm8k -n 16`."""
+
+import json
+import sys
+from argparse import Namespace, _SubParsersAction
+from pathlib import Path
+
+from csd.cli.history import add_history_flag, open_history
+from csd.engine.options import add_flags
+from csd.engine.sampling import FILTERS
+from csd.evaluate import evaluation as evaluate
+from csd.evaluate.tasks import TASKS, read
+from csd.evaluate.vote import Vote
+from csd.generate import engine_for
+from csd.models.prompts import has_chat
+
+# what the results of a run depend on
+OPTIONS = (*FILTERS, "max_new_tokens", "seed")
+
+
+def add(commands: _SubParsersAction) -> None:
+    parser = commands.add_parser("eval", help="draw N samples for each problem of a file")
+    parser.add_argument("file", help="JSONL; gsm8k: question, answer; math: problem, answer; "
+                        "jsonl: prompt (a string or messages), answer")  # fmt: skip
+    parser.add_argument("--model", required=True, help="a local folder, a hub name or a GGUF file")
+    parser.add_argument("--task", choices=TASKS, default="jsonl")
+    parser.add_argument("-o", "--out", help="results, JSONL; a run that was interrupted goes on")
+    parser.add_argument("--limit", type=int, help="the first so many problems")
+    parser.add_argument("--batch", type=int, default=1, help="problems drawn at a time")
+    flags = ("num_samples", *OPTIONS, "budget", "device", "revision")
+    add_flags(parser, flags, num_samples=16, seed=0)
+    parser.add_argument("--until-decided", action="store_true",
+                        help="stop a problem when its vote cannot change")  # fmt: skip
+    add_history_flag(parser)
+    parser.add_argument("--plain", action="store_true", help="do not use the chat template")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=_eval)
+
+
+def _eval(args: Namespace) -> int:
+    from tqdm import tqdm
+
+    for name in ("num_samples", "batch", "limit"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    task = TASKS[args.task]
+    problems = read(args.file, task)[: args.limit]
+    out = Path(args.out or f"{Path(args.file).stem}.out.jsonl")
+    options = {name: getattr(args, name) for name in OPTIONS}
+    settings = {
+        "model": args.model,
+        "revision": args.revision,
+        "problems_sha256": evaluate.digest(args.file),
+        "task": args.task,
+        "num_samples": args.num_samples,
+        "until_decided": args.until_decided,
+        "plain": args.plain,
+        **options,
+    }
+    until = Vote(task.extract) if args.until_decided else None
+    results = evaluate.Results(out, settings)
+    try:
+        engine = engine_for(args.model, device=args.device, revision=args.revision)
+        chat = has_chat(engine.tokenizer) and not args.plain
+        have = min(len(results.rows), len(problems))
+        if have:
+            print(f"{out} holds {have} of {len(problems)} problems", file=sys.stderr)
+        n = args.num_samples
+        with open_history(args.history) as history, tqdm(
+            total=len(problems) * n, initial=have * n, unit="sample", disable=args.quiet
+        ) as bar:
+            for _ in evaluate.run(
+                engine, problems, task, results, num_samples=n, chat=chat, batch=args.batch,
+                until=until, budget=args.budget, on_sample=bar.update,
+                history=history, **options,
+            ):  # fmt: skip
+                figures = evaluate.summary(results.rows, n, until)
+                bar.n = len(results.rows) * n
+                bar.set_postfix({
+                    "acc@1": f"{figures['accuracy@1'][0]:.3f}",
+                    f"maj@{n}": f"{figures[f'maj@{n}'][0]:.3f}",
+                    "tau": f"{figures['tau']:.2f}",
+                    "tokens/s": f"{figures['tokens_per_second']:.0f}",
+                })  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command goes on from {out}", file=sys.stderr)
+        return 130
+    finally:
+        results.close()
+    figures = evaluate.summary(results.rows[: len(problems)], args.num_samples, until)
+    out.with_suffix(".summary.json").write_text(json.dumps(figures, indent=1) + "\n")
+    _show(figures)
+    print(json.dumps(figures))
+    return 0
+
+
+def _show(figures: dict) -> None:
+    for name, value in figures.items():
+        if isinstance(value, tuple):
+            value = f"{value[0]:.3f}  (95%: {value[1]:.3f} to {value[2]:.3f})"
+        elif isinstance(value, dict):
+            value = ", ".join(f"{name} {share:.2f}" for name, share in value.items())
+        elif isinstance(value, float):
+            value = f"{value:.2f}"
+        print(f"{name:>18}  {value}")

@@ -1,0 +1,16 @@
+"""The flag `--history` of `csd sample` and `csd eval`."""
+
+from argparse import ArgumentParser
+from contextlib import AbstractContextManager, nullcontext
+
+from csd.traces.history import History
+
+
+def add_history_flag(parser: ArgumentParser) -> None:
+    parser.add_argument("--history", metavar="FILE", help="trace file of earlier samples: they "
+                        "draft, and what is drawn is appended")  # fmt: skip
+
+
+def open_history(path: str | None) -> AbstractContextManager[History | None]:
+    """The history in a file, for as long as the block runs; None without one."""
+    return nullcontext() if path is None else History(path=path)

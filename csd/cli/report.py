@@ -1,0 +1,25 @@
+"""`csd report out.json -o report.html`."""
+
+from argparse import Namespace, _SubParsersAction
+from pathlib import Path
+
+from csd.schema.read import naming, read_file
+
+
+def add(commands: _SubParsersAction) -> None:
+    parser = commands.add_parser("report", help="a page that shows what a run drew and drafted")
+    parser.add_argument("file", help="what csd sample --json --drafts printed")
+    parser.add_argument("-o", "--out", help="the page; FILE.html if left out")
+    parser.set_defaults(run=_report)
+
+
+def _report(args: Namespace) -> int:
+    from csd.evaluate.report import page
+
+    result = read_file(args.file, dict)
+    out = Path(args.out) if args.out else Path(args.file).with_suffix(".html")
+    with naming(args.file):
+        text = page(result)
+    out.write_text(text, "utf-8")
+    print(out)
+    return 0

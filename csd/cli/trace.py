@@ -1,0 +1,128 @@
+"""`csd record MODEL PROMPTS -o TRACES` and `csd replay TRACES`."""
+
+import json
+import sys
+from argparse import Namespace, _SubParsersAction
+from pathlib import Path
+
+from csd.engine.options import add_flags
+from csd.engine.sampling import FILTERS
+from csd.engine.step_cost import CostModel
+from csd.evaluate.evaluation import digest
+from csd.evaluate.recording import record
+from csd.generate import engine_for
+from csd.models.prompts import as_message, check_prompt, has_chat
+from csd.schema.read import naming, read_lines
+from csd.state.pool import MAX_NODES
+
+RECORD_FLAGS = (
+    "num_samples", "max_new_tokens", *FILTERS, "seed", "stop", "ignore_eos", "budget", "device",
+    "revision",
+)  # fmt: skip
+
+
+def add(commands: _SubParsersAction) -> None:
+    record = commands.add_parser("record", help="draw samples and write them as a trace file")
+    record.add_argument("model", help="a local folder, a hub name or a GGUF file")
+    record.add_argument("prompts", help="JSONL; prompt (a string or messages), or question or "
+                        "problem")  # fmt: skip
+    record.add_argument("-o", "--out", required=True, help="trace file; must not exist")
+    record.add_argument("--limit", type=int, help="the first so many prompts")
+    add_flags(
+        record, RECORD_FLAGS, num_samples=16, max_new_tokens=256, temperature=0.7, seed=0
+    )
+    record.add_argument("--plain", action="store_true", help="do not use the chat template")
+    record.set_defaults(run=_record)
+
+    replay = commands.add_parser("replay", help="what csd would gain on recorded samples")
+    replay.add_argument("traces", nargs="+")
+    replay.add_argument("-n", "--num-samples", type=int, help="of each prompt; all by default")
+    replay.add_argument("--nodes", type=int, nargs="+", default=[0, 2, 4, 8, 16],
+                        help="drafted tokens a sample and step")  # fmt: skip
+    replay.add_argument("--drafter", default="consensus")
+    replay.add_argument("--limit", type=int, help="the first so many prompts of each file")
+    replay.add_argument(
+        "--cost", help='JSON file {"rows": [..], "seconds": [..]}: a step\'s time by its rows, as '
+        "python -m bench.step_times MODEL --json FILE writes it",
+    )  # fmt: skip
+    replay.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    replay.set_defaults(run=_replay)
+
+
+def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
+    """Prompts of a JSONL file, strings as a user's message where `chat`."""
+    found = []
+    for number, row in read_lines(path, dict):
+        names = [n for n in ("prompt", "question", "problem") if n in row]
+        with naming(f"{path}, line {number}"):
+            if not names:
+                raise ValueError(f"must have prompt, question or problem, got {sorted(row)}")
+            check_prompt(row[names[0]], names[0])
+        found.append(as_message(row[names[0]], chat))
+    if not found:
+        raise ValueError(f"{path} holds no prompts")
+    return found[:limit]
+
+
+def _record(args: Namespace) -> int:
+    from tqdm import tqdm
+
+    if Path(args.out).exists():
+        raise ValueError(f"out must be a new file, got {args.out!r}")
+    options = {name: getattr(args, name) for name in RECORD_FLAGS}
+    loading = {name: options.pop(name) for name in ("device", "revision")}
+    engine = engine_for(args.model, **loading)
+    chat = has_chat(engine.tokenizer) and not args.plain
+    prompts = prompts_of(args.prompts, chat, args.limit)
+    settings = {
+        "model": args.model,
+        "revision": args.revision,
+        "prompts_sha256": digest(args.prompts),
+        "plain": args.plain,
+        "limit": args.limit,
+        **options,
+    }
+    try:
+        with tqdm(total=len(prompts) * args.num_samples, unit="sample") as bar:
+            traces = record(engine, prompts, args.out, settings, bar.update, **options)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from where it was", file=sys.stderr)
+        return 130
+    tokens = sum(len(t) for trace in traces for t in trace.samples)
+    print(f"{len(traces)} prompts, {tokens} tokens, in {args.out}", file=sys.stderr)
+    return 0
+
+
+def _replay(args: Namespace) -> int:
+    from tqdm import tqdm
+
+    from csd.evaluate.speedup import gain
+    from csd.traces.traces import read_traces
+
+    if args.num_samples is not None and args.num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {args.num_samples}")
+    for nodes in args.nodes:
+        if not 0 <= nodes < MAX_NODES:
+            # a slot has no room for more
+            raise ValueError(f"nodes must lie in [0, {MAX_NODES - 1}], got {nodes}")
+    cost = CostModel.read(args.cost) if args.cost else None
+    traces = [t for path in args.traces for t in list(read_traces(path))[: args.limit]]
+    if not traces:
+        raise ValueError(f"traces must hold at least one prompt, got {args.traces}")
+    # shown on a terminal only
+    bar = tqdm(args.nodes, disable=True if args.json else None, leave=False, unit="nodes")
+    rows = [gain(traces, nodes, cost, args.num_samples, args.drafter) for nodes in bar]
+    found = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    print("nodes  used    tau" + "  expected speed-up" * (cost is not None))
+    for row in rows:
+        speedup = f" {row['speedup']:10.2f}" if cost is not None else ""
+        print(f"{row['nodes']:5} {row['nodes_used']:5.1f} {row['tau']:6.2f}{speedup}")
+    print(f"{len(traces)} prompts")
+    if cost is None:
+        print("pass --cost FILE, the times of your model's steps, for the expected speed-up")
+    else:
+        print(f"a step's time: {args.cost}; the drafter's own time is not in it")
+    return 0

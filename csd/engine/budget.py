@@ -1,0 +1,224 @@
+"""How many drafted tokens a step verifies.
+
+A node whose path has probability p commits p tokens on average, so the best pool maximises
+
+    ( live + c * sum of the k largest p ) / q(live + k)          over k >= 0
+
+with c the ratio of accepted nodes to expected ones so far, and q what a step of so many rows takes,
+all of it, in steps without drafts: q = 1 at k = 0. q begins as the table that was timed when the
+engine started and follows what steps take (csd/engine/step_cost.py); csd/engine/turns.py has which
+steps draft. Decisions depend on time, tokens never do. Steps of fixed shapes choose among pool
+sizes by the same rule.
+"""
+
+from collections import deque
+from typing import Protocol
+
+from csd.engine.record import Record
+from csd.engine.step_cost import CostModel
+from csd.engine.turns import Turns
+from csd.state.pool import path_probability
+
+# most drafted tokens of a step whose shapes are not fixed: at least FEW, else up to EACH a live
+# slot, MOST in all, while such a step takes at most DEAR times one of the roots alone
+FEW, EACH, MOST, DEAR = 32, 8, 128, 2.0
+# nodes that a trial keeps, where so many are drafted
+TRIED = 4
+
+
+def most_nodes(live: int) -> int:
+    """Drafted tokens of a step over `live` slots at most, whatever they cost."""
+    return min(MOST, max(FEW, EACH * live))
+
+
+class Calibration:
+    """Accepted drafted tokens for each one that was expected; about the last 100 of these count."""
+
+    def __init__(self) -> None:
+        self._expected = self._accepted = 4.0
+
+    def __float__(self) -> float:
+        return self._accepted / self._expected
+
+    def learn(self, record: Record) -> None:
+        expected = record.expected
+        fade = 1 - min(expected, 50.0) / 100
+        self._expected = self._expected * fade + expected
+        self._accepted = self._accepted * fade + record.accepted
+
+
+class Budget(Protocol):
+    """Decides how many drafted tokens a step verifies."""
+
+    def ask(self, live: int) -> int:
+        """Drafted tokens to propose for the next step over `live` slots."""
+
+    def choose(self, live: int, costs: list[int]) -> int:
+        """Drafted tokens worth keeping of those proposed, given their costs; changes nothing."""
+
+    def keep(self, nodes: int) -> None:
+        """Called with how many drafted tokens of a step were kept."""
+
+    def pool(self, live: int) -> tuple[int, int]:
+        """For a step of fixed shapes: rows of the next pool, and drafted tokens at most."""
+
+    def learn(self, live: int, record: Record) -> None:
+        """Called with the record of each step, over `live` slots, once it has been read."""
+
+
+class FixedBudget(Budget):
+    """Always at most `nodes` drafted tokens a step, over all samples together."""
+
+    def __init__(self, nodes: int):
+        self.nodes = nodes
+
+    def ask(self, live: int) -> int:
+        return self.nodes
+
+    def choose(self, live: int, costs: list[int]) -> int:
+        return len(costs)
+
+    def keep(self, nodes: int) -> None:
+        pass
+
+    def pool(self, live: int) -> tuple[int, int]:
+        return live + self.nodes, self.nodes
+
+    def learn(self, live: int, record: Record) -> None:
+        pass
+
+
+class Learner:
+    """What "auto" learns from the records of its steps, and which steps it lets draft."""
+
+    def __init__(self, cost: CostModel):
+        self.late, self.calibration = cost.late, Calibration()
+        self.turns = Turns(self.late)
+        # of each launched step whose record has not been read: whether drafts were asked for
+        self._asked: deque[bool] = deque()
+
+    def drafts(self) -> bool:
+        """Whether the next step may draft; called once a step."""
+        drafts = self.turns.take()
+        self._asked.append(drafts)
+        return drafts
+
+    def learn(self, live: int, base: int, record: Record) -> None:
+        """From a step over `live` slots; base: rows of one without drafts."""
+        asked = self._asked.popleft() if self._asked else bool(record.costs)
+        self.turns.read(asked)
+        if record.costs:
+            self.calibration.learn(record)
+        seconds, live = record.draft_seconds + record.model_seconds, max(live, 1)
+        if not seconds:
+            return
+        if not asked:
+            self.turns.learn_plain(self.late.learn_plain(record.rows, seconds))
+        elif record.costs:
+            surprise = self.late.learn_drafted(base, record.rows, seconds)
+            tokens = 1 + float(self.calibration) * record.expected / live
+            took = self.late.ratio(base, record.rows)
+            self.turns.learn_drafted(tokens / took, 1 + record.accepted / live, took, surprise)
+        else:
+            self.late.learn_nothing()
+            self.turns.learn_look(seconds / self.late.plain(base))
+
+
+class AutoBudget(FixedBudget):
+    """The pool that maximises expected tokens a second; pauses drafting while it does not pay."""
+
+    def __init__(self, cost: CostModel):
+        super().__init__(FEW)
+        self._learner = Learner(cost)
+
+    def ask(self, live: int) -> int:
+        return self.most(live) if self._learner.drafts() else 0
+
+    def most(self, live: int) -> int:
+        """Drafted tokens worth proposing: while rows are cheap."""
+        most = most_nodes(live)
+        ratio = self._learner.late.curve(live, live + most)
+        return next((k for k in range(most, FEW, -1) if ratio(live + k) <= DEAR), FEW)
+
+    def choose(self, live: int, costs: list[int]) -> int:
+        learner = self._learner
+        calibration = float(learner.calibration)
+        if learner.turns.trial:
+            # what drafts bring may have changed as well
+            calibration = max(calibration, 1.0)
+        ratio = learner.late.curve(live, live + most_nodes(live))
+        least = min(TRIED, len(costs)) if learner.turns.trial else 0
+        best, best_rate, tokens = 0, 0.0 if least else 1.0, float(live)
+        for k, cost in enumerate(sorted(costs), 1):
+            tokens += calibration * path_probability(cost)
+            rate = tokens / live / ratio(live + k)
+            if rate > best_rate and k >= least:
+                best, best_rate = k, rate
+        return best
+
+    def keep(self, nodes: int) -> None:
+        if not nodes:
+            self._learner.turns.miss()
+
+    def learn(self, live: int, record: Record) -> None:
+        self._learner.learn(live, live, record)
+
+
+class FixedPool(FixedBudget):
+    """At most `nodes` drafted tokens a step, in the smallest of `sizes` that holds them."""
+
+    def __init__(self, nodes: int, sizes: list[int]):
+        super().__init__(nodes)
+        self.sizes = sizes
+
+    def pool(self, live: int) -> tuple[int, int]:
+        fits = [size for size in self.sizes if size >= live + self.nodes]
+        return fits[0] if fits else self.sizes[-1], self.nodes
+
+
+class AutoPool(FixedPool):
+    """The pool size of most expected tokens a second; drafts fill it.
+
+    The value of nodes comes from an earlier step: its path probabilities, as many a live slot as
+    then, times the share of expected nodes that were accepted so far. Nodes beyond those that were
+    drafted count half as much as the last of them.
+    """
+
+    def __init__(self, cost: CostModel, sizes: list[int]):
+        super().__init__(0, sizes)
+        self._learner = Learner(cost)
+        self._worth: list[float] = []  # path probabilities of a step, falling
+        self._live = 1  # slots it had
+
+    def expect(self, live: int, nodes: int) -> float:
+        """Accepted nodes of `nodes` drafted ones."""
+        if not self._worth:
+            # before the first record: half of the slots' next tokens are guessed
+            return min(nodes, live) / 2
+        share = live / self._live
+        known = nodes / share
+        full = min(int(known), len(self._worth))
+        beyond = (known - full) * self._worth[-1] / 2
+        return (sum(self._worth[:full]) + beyond) * share * float(self._learner.calibration)
+
+    def pool(self, live: int) -> tuple[int, int]:
+        sizes = [size for size in self.sizes if size >= live] or self.sizes[-1:]
+        base, turns = sizes[0], self._learner.turns
+        if not self._learner.drafts():
+            return base, 0
+
+        def rate(m: int) -> float:
+            return (1 + self.expect(live, m - live) / live) / self._learner.late.ratio(base, m)
+
+        best = max(sizes, key=rate)
+        if rate(best) < 1 and not turns.trial:
+            turns.miss()
+            return base, 0
+        return best, best
+
+    def learn(self, live: int, record: Record) -> None:
+        base = next((size for size in self.sizes if size >= live), self.sizes[-1])
+        self._learner.learn(live, base, record)
+        if record.costs:
+            worth = map(path_probability, record.costs)
+            self._worth, self._live = sorted(worth, reverse=True), max(live, 1)

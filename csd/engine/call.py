@@ -1,0 +1,168 @@
+"""One call of `generate` or `stream`: its arguments, checked, as requests to an engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from csd.engine.earlier import give_history, keep_history, keeps_top
+from csd.engine.options import read_options
+from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
+from csd.engine.result import Samples
+from csd.engine.sampling import SAMPLING, resolve
+from csd.models.config import ModelConfig
+from csd.models.prompts import parse
+from csd.traces.traces import Trace, write_traces
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How the requests of one call are run."""
+
+    budget: str | int = "auto"
+    speculate: bool = True
+    drafter: Any = None  # the engine's own when None
+    verifier: str = "match"
+    until: Until | None = None
+    on_tokens: OnTokens | None = None
+    record_top: bool = False  # keep the target's top 8 at each token
+    drafts: bool = False  # keep each step's trees
+    tokenizer: Any = None
+
+
+@dataclass(slots=True)
+class Call:
+    """The arguments of a call, checked."""
+
+    requests: list[Request]
+    settings: RunSettings
+    many: bool  # whether the prompt was a list of prompts
+    bar: tqdm | None = None  # shown while the call runs
+    record: str | Path | None = None  # the trace file to write at its end
+    history: Any = None  # where it keeps its samples at its end, if a `History`
+
+    @classmethod
+    def read(
+        cls,
+        prompt: Any,
+        given: Mapping[str, Any],
+        config: ModelConfig,
+        generation_config: Any,
+        tokenizer: Any,
+    ) -> "Call":
+        """Check the arguments of a call. Raises TypeError or ValueError naming the argument."""
+        options = read_options(given)
+        count, until = options["num_samples"], options["until"]
+        if options["tokenizer"] is not None:
+            tokenizer = options["tokenizer"]
+        prompts, many = parse(
+            prompt, tokenizer, config.vocab,
+            options["attention_mask"], options["chat_template_kwargs"], config.context,
+        )  # fmt: skip
+        params = resolve(
+            generation_config,
+            context=config.context,
+            longest_prompt=max(map(len, prompts)),
+            vocab=config.vocab,
+            **{name: options[name] for name in SAMPLING},
+        )
+        if params.stop and tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
+        if isinstance(until, UntilRule):
+            if until.needs_text and tokenizer is None:
+                name = type(until).__name__
+                raise ValueError(
+                    f"until=csd.{name}() needs a tokenizer, got None: pass tokenizer="
+                )
+            until = until.of(count)
+        seed = options["seed"]
+        if seed is None:
+            seed = int(torch.randint(2**63 - 1, ()))
+        taken: dict[tuple[int, ...], int] = {}  # sample indices of each prompt so far
+        requests = []
+        for i, ids in enumerate(prompts):
+            start = taken.get(tuple(ids), options["first_sample"])
+            taken[tuple(ids)] = start + count
+            requests.append(Request.of(i, ids, params, range(start, start + count), seed))
+        history = options["history"]
+        if history is not None and options["verifier"] != "match":
+            raise ValueError(
+                "history needs verifier='match', whose tokens do not depend on drafts, got "
+                f"verifier={options['verifier']!r}"
+            )
+        give_history(requests, history, many, tokenizer, config.vocab)
+        bar = None
+        if options["progress"]:
+            bar = tqdm(total=count * len(prompts), unit="sample")
+        settings = RunSettings(
+            budget=options["budget"],
+            speculate=options["speculate"],
+            drafter=options["drafter"],
+            verifier=options["verifier"],
+            until=until,
+            on_tokens=_on_tokens(options["callback"], bar, requests),
+            record_top=options["record"] is not None or keeps_top(history),
+            drafts=options["drafts"],
+            tokenizer=tokenizer,
+        )
+        return cls(requests, settings, many, bar, options["record"], history)
+
+    def results(self) -> list[Samples]:
+        """Of each prompt; samples that have not finished are cancelled."""
+        return [request.result() for request in self.requests]
+
+    def finish_sample(self) -> None:
+        """Called when a sample has finished."""
+        if self.bar is not None:
+            _show_tokens(self.bar, self.requests)
+            self.bar.update()
+
+    def close(self) -> None:
+        """Called when the call has ended, by an error or without."""
+        if self.bar is not None:
+            self.bar.close()
+        keep_history(self.requests, self.history)
+        if self.record is not None:
+            write_traces(self.record, map(trace_of, self.requests))
+
+
+def trace_of(request: Request) -> Trace:
+    drawn = request.top.keys() & request.finished.keys()
+    done = [request.finished[i] for i in request.samples if i in drawn]
+    return Trace(
+        problem=request.index,
+        prompt=request.prompt,
+        samples=[s.tokens for s in done],
+        temperature=request.params.temperature,
+        top=[request.top[s.index] for s in done],
+        seed=request.seed,
+        indices=[s.index for s in done],
+        stop_ids=request.params.stopping_ids,
+    )
+
+
+def _on_tokens(callback: Any, bar: tqdm | None, requests: list[Request]) -> OnTokens | None:
+    if callback is None and bar is None:
+        return None
+
+    def on_tokens(request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
+        if bar is not None:
+            _show_tokens(bar, requests)
+            bar.update(0)
+        if callback is not None:
+            callback(request.index, live.index, tokens, text)
+
+    return on_tokens
+
+
+def _show_tokens(bar: tqdm, requests: list[Request]) -> None:
+    drawn = sum(r.stats.tokens for r in requests)
+    steps = sum(r.stats.sample_steps for r in requests)
+    shown = {"tokens": str(drawn), "tau": f"{drawn / max(steps, 1):.2f}"}
+    if any(r.history for r in requests):
+        from_history = sum(r.stats.accepted["history"] for r in requests)
+        shown["history"] = f"{from_history / max(drawn, 1):.0%}"
+    bar.set_postfix(shown, refresh=False)

@@ -1,0 +1,56 @@
+"""CUDA graphs: work recorded once and replayed, on one stream and in one memory."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Captures:
+    """Graphs that never run at once, so that they share what they allocate."""
+
+    stream: Any = None
+    warming: Any = None
+    memory: Any = None
+    graphs: dict = field(default_factory=dict)  # key -> (graph, what its work returned)
+
+    def get(self, key: Any, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """The graph of `run`, recorded under `key` when it was not yet.
+
+        It runs twice before: then every kernel is compiled, and every handle made.
+        """
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(run)
+        return self.graphs[key]
+
+    def _capture(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        # graphs share memory when they are recorded on the same stream
+        self.stream = self.stream or torch.cuda.Stream()
+        self.memory = self.memory or torch.cuda.graph_pool_handle()
+        # cuBLAS has a workspace a stream. Warmed up on the stream that is recorded, it would lie in
+        # ordinary memory, which others in the process may clear and hand out while graphs use it
+        self.warming = self.warming or torch.cuda.Stream()
+        self.warming.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.warming):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream().wait_stream(self.warming)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # a kernel that the collector frees meanwhile would end the capture
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            # other threads may go on using the device
+            options = dict(pool=self.memory, stream=self.stream, capture_error_mode="thread_local")
+            with torch.cuda.graph(graph, **options):
+                result = run()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph, result

@@ -1,0 +1,49 @@
+"""What a step drafted for a sample, kept with `drafts=True`."""
+
+from dataclasses import dataclass
+
+from csd.state.pool import path_probability
+
+# by the codes of `csd.state.pool`
+SOURCES = ("", "own", "sibling", "prompt", "history")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One step's tree of one sample. Lists over its nodes, the root (its last token) first."""
+
+    step: int  # of the call, from 1
+    at: int  # tokens the sample had
+    tokens: list[int]
+    parents: list[int]  # -1 for the root
+    probabilities: list[float]  # the graph's estimate that the sample gets there; 1 for the root
+    sources: list[str]  # "own", "sibling", "prompt" or "history"; "" for the root
+    path: list[int]  # the nodes that were accepted, in order
+
+
+@dataclass(slots=True)
+class Trees:
+    """The trees of all slots of a step, on the host."""
+
+    start: list[int]
+    nodes: list[int]
+    token: list[int]
+    parent: list[int]
+    cost: list[int]
+    source: list[int]
+    accept_row: list[list[int]]
+    accept_count: list[int]
+
+    def draft(self, slot: int, step: int, at: int) -> Draft:
+        start = self.start[slot]
+        rows = slice(start, start + self.nodes[slot])
+        kept = self.accept_row[slot][1 : self.accept_count[slot]]
+        return Draft(
+            step=step,
+            at=at,
+            tokens=self.token[rows],
+            parents=[row - start if row >= 0 else -1 for row in self.parent[rows]],
+            probabilities=[round(path_probability(cost), 6) for cost in self.cost[rows]],
+            sources=[SOURCES[source] for source in self.source[rows]],
+            path=[row - start for row in kept],
+        )

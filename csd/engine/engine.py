@@ -1,0 +1,410 @@
+"""The engine: a model, its slots and caches, and the calls that run over them."""
+
+import threading
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import asdict, replace
+from itertools import count
+from typing import Any, Unpack, overload
+
+import torch
+
+from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool
+from csd.engine.call import Call, RunSettings
+from csd.engine.first_use import require_check
+from csd.engine.memory import Demand, Sizes, slots_that_fit
+from csd.engine.options import Options, shows
+from csd.engine.requests import Request
+from csd.engine.result import Sample, Samples
+from csd.engine.scheduler import Scheduler, clear
+from csd.engine.static_step import StaticStep, sizes_for
+from csd.engine.step import Step
+from csd.engine.step_cost import CostModel
+from csd.engine.time_steps import sizes_to_time, time_steps
+from csd.graph.drafter import StaticDrafter
+from csd.graph.make_drafter import make_drafter
+from csd.kernels.ops import Ops, exact_reference
+from csd.models.exact import ExactProducts, exact_decoder
+from csd.models.load import Loaded, load
+from csd.schema.arguments import check_whole
+from csd.state.device import current, free_bytes, on_device, peak_bytes, stream_of
+from csd.state.kv_cache import PAGE, KVCache
+from csd.state.slots import Slots
+from csd.verify.sampler import Sampler
+
+# the kinds a type checker can distinguish; a tensor is one prompt or many
+OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
+ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
+
+
+class Engine:
+    """Draws samples from one model; calls on one engine run one after another.
+
+    model: a `transformers` model, a local folder, a hub name, a GGUF file, a `csd.models` Decoder,
+        or a `Loaded` with anything that has a decoder's `config`, `forward` and `logits`.
+    dtype: of a model that is loaded by name; by default its checkpoint's on a GPU and on a CPU that
+        multiplies bfloat16 (float32 in place of float16 there), else float32.
+    max_slots: samples in flight at most; fewer where memory is short.
+    memory: share of the free memory that caches and a step's rows may take.
+    prefill_chunk: prompt tokens read at once. A prompt that is longer, when samples are in flight,
+        is read a chunk between two of their steps.
+    kernels: "reference" or "triton"; by default the one that fits the device.
+    static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
+        default on a GPU. Drafters that read the device and other verifiers than "match" run
+        without.
+    lag: steps the host stays behind the device, by default 1 where steps are static. Results do
+        not depend on it.
+    together: samples of a prompt in flight at once, at most, while other prompts wait; by default
+        a quarter of them. Those that come later draft from finished ones. Results do not depend on
+        it, but for the order in which samples finish.
+    self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does; a
+        few seconds, once for each machine and version. Raises RuntimeError where one is wrong.
+    exact: whether tokens and log-probabilities have the same bits whatever is drafted and batched,
+        in bfloat16, float16 and float32, on a CPU. It costs time: docs/exact.md.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        max_slots: int = 64,
+        memory: float = 0.9,
+        prefill_chunk: int = 512,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        revision: str | None = None,
+        drafter: str = "consensus",
+        kernels: str | None = None,
+        static: bool | None = None,
+        lag: int | None = None,
+        together: int | None = None,
+        self_check: bool = True,
+        exact: bool = False,
+    ):
+        check_whole("max_slots", max_slots, 1)
+        check_whole("prefill_chunk", prefill_chunk, 1)
+        if together is not None:
+            check_whole("together", together, 1)
+        if not 0 < memory <= 1:
+            raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
+        loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
+        self.exact = exact
+        self._products = ExactProducts() if exact else None
+        self._take(loaded)
+        self.tokenizer = loaded.tokenizer
+        self.max_slots = max_slots
+        self.memory = memory
+        self.prefill_chunk = prefill_chunk
+        self.together = together
+        self._default_drafter = self._drafter_name = drafter
+        self._ops = Ops.choose(kernels, self.device)
+        if exact:
+            if self._ops.name != "reference":
+                raise ValueError("exact must be False with kernels='triton', got True")
+            self._ops = exact_reference()
+        on_gpu = self.device.type == "cuda"
+        # the references read the device
+        self.static = on_gpu and self._ops.name == "triton" if static is None else static
+        if self.static and on_gpu and self._ops.name == "reference":
+            raise ValueError("static must be False with kernels='reference' on a GPU, got True")
+        if self_check and on_gpu and self._ops.name == "triton":
+            require_check(self.device, self.dtype, self.config)
+        self.lag = int(self.static) if lag is None else lag
+        self._lock = threading.Lock()
+        self._busy: int | None = None  # the thread that holds the lock, or the last one that did
+        self._ended = True  # whether the last call's slots and pages are free again
+        self._cost: CostModel | None = None
+        self._last: torch.cuda.Event | None = None  # when the last call's work was done
+        self._group_keys = count(1)  # never reused, by any call
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def _take(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.decoder, self.config = loaded.decoder, loaded.config
+        if self._products is not None:
+            self.decoder = exact_decoder(loaded, self._products)
+        self.device, self.dtype = loaded.device, loaded.dtype
+        self._drop()
+
+    def _drop(self) -> None:
+        self._step: Step | None = None
+        self._drafter: Any = None
+        self._dropped = 0  # contexts, as of the last call
+
+    @property
+    def ops(self) -> Ops:
+        """The operations of its steps; setting others makes a new step."""
+        return self._ops
+
+    @ops.setter
+    def ops(self, ops: Ops) -> None:
+        self._ops = ops
+        self._drop()
+
+    @property
+    def captured(self) -> dict:
+        """The CUDA graphs of its steps, by pool size and what they do; none on a CPU."""
+        return self._step.captures.graphs if isinstance(self._step, StaticStep) else {}
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's, as it is now."""
+        return self._loaded.current_generation_config()
+
+    def release(self) -> None:
+        """Free the caches. The engine can still be used and allocates new ones."""
+        self._drop()
+        if self.device.type == "cuda":
+            # other processes cannot use what torch keeps of freed tensors
+            torch.cuda.empty_cache()
+
+    def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
+        """A call with its arguments checked, for `draw`. Raises as `generate` does."""
+        try:
+            return Call.read(
+                prompt, options, self.config, self.generation_config, self.tokenizer
+            )
+        except Exception as error:
+            self.refuse(error)
+            raise
+
+    def draw(self, call: Call) -> Generator[tuple[Request, Sample], None, None]:
+        """Run a call; yields each sample as it finishes."""
+        run = self.run(call.requests, call.settings)
+        try:
+            for request, sample in run:
+                call.finish_sample()
+                yield request, sample
+        finally:
+            run.close()
+            call.close()
+
+    @overload
+    def generate(self, prompt: OnePrompt, **options: Unpack[Options]) -> Samples: ...
+    @overload
+    def generate(self, prompt: ManyPrompts, **options: Unpack[Options]) -> list[Samples]: ...
+    @overload
+    def generate(
+        self, prompt: torch.Tensor, **options: Unpack[Options]
+    ) -> Samples | list[Samples]: ...
+    @shows(Options)
+    def generate(self, prompt: Any, **options: Unpack[Options]) -> Samples | list[Samples]:
+        """As `csd.generate`, on this engine.
+
+        {options}
+        """
+        call = self.prepare(prompt, **options)
+        try:
+            for _ in self.draw(call):
+                pass
+        except KeyboardInterrupt:
+            pass
+        results = call.results()
+        return results if call.many else results[0]
+
+    @shows(Options)
+    def stream(
+        self, prompt: Any, **options: Unpack[Options]
+    ) -> Generator[tuple[int, Sample], None, None]:
+        """As `csd.stream`, on this engine.
+
+        {options}
+        """
+        return self._indexed(self.prepare(prompt, **options))
+
+    def _indexed(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
+        # a generator of its own: the arguments are checked before it, and to close it ends the run
+        with closing(self.draw(call)) as drawn:
+            for request, sample in drawn:
+                yield request.index, sample
+
+    def run(
+        self, requests: list[Request], settings: RunSettings
+    ) -> Generator[tuple[Request, Sample], None, None]:
+        """Draw the samples of `requests`; yields each sample as it finishes.
+
+        Closing the iterator cancels what is left. `requests` keep what was drawn until then.
+        """
+        self._not_within_a_stream()
+        with self._lock:
+            self._busy = threading.get_ident()
+            if not self._ended:
+                # the last call was interrupted once more while it was being ended
+                self._drop()
+            self._ended = False
+            stream = stream_of(self.device)
+            if stream is not None and self._last is not None:
+                # the last call may have been made on another one
+                stream.wait_event(self._last)
+            with current(self.device):
+                if self._loaded.refresh():
+                    self._take(self._loaded)
+                step = self._prepare(requests, settings.drafter or self._default_drafter)
+            if settings.speculate:
+                self._fit_history(requests)
+            step = self._step_of_call(step, requests, settings)
+            try:
+                with current(self.device):
+                    budget = self._budget(settings, step)
+                scheduler = Scheduler(
+                    step, requests, settings,
+                    budget=budget,
+                    tokenizer=settings.tokenizer or self.tokenizer,
+                    prefill_chunk=self.prefill_chunk,
+                    together=self.together,
+                    lag=self.lag,
+                    group_keys=self._group_keys,
+                )  # fmt: skip
+                yield from on_device(scheduler.run(), self.device)
+            finally:
+                with current(self.device, stream):
+                    clear(step)
+                    dropped = self._newly_dropped(requests)
+                self._ended = True
+                self._last = None if stream is None else stream.record_event()
+                peak = peak_bytes(self.device)
+                for request in requests:
+                    request.stats.peak_memory = peak
+                    request.stats.contexts_dropped = dropped
+
+    def _step_of_call(self, step: Step, requests: list[Request], settings: RunSettings) -> Step:
+        """The engine's step with the settings of this call, over the same memory."""
+        sampler = None
+        # without drafts, or without chance, every verifier samples the target
+        drawn = settings.speculate and settings.verifier != "match"
+        if drawn and requests[0].params.temperature > 0:
+            sampler = Sampler(settings.verifier, self._drafter, self._ops)
+            if isinstance(step, StaticStep):
+                step = Step(step.decoder, None, step.cache, step.slots, step.ops)
+        return replace(
+            step, drafter=self._drafter, sampler=sampler, drafting=settings.speculate,
+            top=settings.record_top, trees=settings.drafts, seconds=step.no_seconds(),
+        )  # fmt: skip
+
+    def _newly_dropped(self, requests: list[Request]) -> int:
+        """Contexts that the graph had no room for since this was last called.
+
+        On a GPU only calls with a history count them: to read the number, the host waits.
+        """
+        before = self._dropped
+        found = None if self._drafter is None else self._drafter.dropped
+        waits = self.device.type != "cpu" and not any(r.history for r in requests)
+        if found is None or waits:
+            return 0
+        self._dropped = int(found)
+        return self._dropped - before
+
+    def refuse(self, error: Exception) -> None:
+        """Called when a call of this engine is refused for its arguments."""
+
+    def _in_my_call(self) -> bool:
+        """Whether this thread is within a call of this engine."""
+        return self._lock.locked() and self._busy == threading.get_ident()
+
+    def _not_within_a_stream(self) -> None:
+        if self._in_my_call():
+            raise RuntimeError("this engine is in the middle of a stream; close that one first")
+
+    def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
+        sizes = None
+        if isinstance(step, StaticStep) and not step.sampler:
+            sizes = sizes_for(step.slots.count)
+        nodes = settings.budget if settings.speculate else 0
+        if isinstance(nodes, int):
+            return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
+        if self._cost is None:
+            self._cost = self.measure_steps()
+        return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
+
+    def _prepare(self, requests: list[Request], drafter: Any) -> Step:
+        """Caches large enough for `requests`; those at hand are kept when they are."""
+        if drafter != self._drafter_name:
+            self._drafter_name = drafter
+            self._drop()
+        wanted = Sizes.of(requests, self.max_slots)
+        text = _graph_tokens(requests, wanted), any(r.history for r in requests)
+        if self._step is not None:
+            fits = wanted.fit(self._step.cache) and self._drafter.suits(*text)
+            if fits and self._step.cache.k.dtype == self.dtype:
+                return self._step
+            # its memory counts as free below
+            self._drop()
+
+        def demand(slots: int) -> Demand:
+            sizes = replace(wanted, slots=slots)
+            return Demand.of(self.config, self.dtype, **asdict(sizes), rows=self._rows(slots))
+
+        slots = slots_that_fit(demand, wanted.slots, int(self.memory * free_bytes(self.device)))
+        sizes = replace(wanted, slots=slots)
+        # what a call leaves for the next must not be of one caller's inference mode
+        with torch.inference_mode(False):
+            self._drafter = make_drafter(self._drafter_name, self._ops, self.device, *text)
+            self._drafter.check_vocab(self.config.vocab)
+            tables = sizes.slot_pages, sizes.prompt_pages
+            self._step = self._allocate(slots, *tables, sizes.pages, self._drafter.context)
+        return self._step
+
+    def _fit_history(self, requests: list[Request]) -> None:
+        """Leave out the oldest samples that the graph has no room for."""
+        given = [request for request in requests if request.history]
+        if given and not self._drafter.takes_history:
+            raise ValueError(
+                f"history needs the drafter 'consensus', got drafter={self._drafter_name!r}"
+            )
+        groups = min(len(requests), self.max_slots)
+        for request in given:
+            kept = self._drafter.history_that_fits(request.history, groups)
+            left = request.history[kept:]
+            request.history = request.history[:kept]
+            request.stats.history_tokens = sum(map(len, request.history))
+            request.stats.history_left_out = sum(map(len, left))
+
+    def _rows(self, slots: int) -> int:
+        """Of the largest pool, and of a chunk of a prompt."""
+        return max(self.prefill_chunk, slots + 512, sizes_for(slots)[-1])
+
+    def _allocate(
+        self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int
+    ) -> Step:
+        """A step without a drafter, whose slots keep `context` tokens."""
+        cache = KVCache(
+            self.config,
+            slots=slots,
+            pages=pages,
+            prompt_pages=prompt_pages,
+            slot_pages=slot_pages,
+            rows=self._rows(slots),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        state = Slots.empty(
+            slots,
+            self.config.vocab,
+            slot_pages * PAGE,
+            context,
+            torch.promote_types(self.dtype, torch.float32),
+            self.device,
+        )
+        static = self.static and isinstance(self._drafter, StaticDrafter)
+        kind = StaticStep if static else Step
+        return kind(self.decoder, None, cache, state, self._ops)
+
+    def measure_steps(self) -> CostModel:
+        """Seconds of forward and verify over a few pool sizes, on slots that hold nothing."""
+        captured = self.static and self.device.type == "cuda"
+        sizes = sizes_to_time(self.max_slots, captured)
+        with torch.inference_mode(False):
+            step = self._allocate(sizes[-1], 1, 1, 1, 1)
+        return time_steps(step, sizes, captured)
+
+
+def _graph_tokens(requests: list[Request], sizes: Sizes) -> int:
+    """That the graph has to hold: of the slots, and of the groups in flight."""
+    texts = sorted(len(r.prompt) + sum(map(len, r.history)) for r in requests)[-sizes.groups :]
+    return sizes.slots * max(r.params.max_new_tokens for r in requests) + sum(texts)

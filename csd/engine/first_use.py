@@ -1,0 +1,69 @@
+"""The check of a GPU's kernels before the first sample: once a machine and version, then cached.
+
+It runs `csd doctor` in a process of its own, so that a kernel that faults does not take the
+caller's with it.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import triton
+
+from csd.models.config import ModelConfig
+from csd.state.version import __version__
+
+SECONDS = 300
+
+
+def require_check(device: torch.device, dtype: torch.dtype, config: ModelConfig) -> None:
+    """Raises RuntimeError where an operation is wrong on `device`, naming it.
+
+    The result is kept in $XDG_CACHE_HOME/csd, by device, versions, dtype and head sizes.
+    """
+    sizes = dict(heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim)
+    name = str(dtype).removeprefix("torch.")
+    what = {
+        "csd": __version__, "torch": torch.__version__, "triton": triton.__version__,
+        "device": torch.cuda.get_device_name(device), "dtype": name, **sizes,
+    }  # fmt: skip
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    path = _folder() / f"check-{key}.json"
+    if path.exists():
+        return
+    flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
+    command = [sys.executable, "-m", "csd.cli.main", "doctor", "--json", "--kernels=triton"]
+    command += [f"--device={device}", f"--dtype={name}", *flags]
+    error = _error_of(command)
+    if error:
+        raise RuntimeError(
+            f"csd's check of its kernels on {what['device']} failed: {error}. No sample was drawn. "
+            "Engine(..., kernels='reference') runs without Triton, self_check=False without the "
+            "check; please report the output of `csd doctor`"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps(what))
+    fresh.replace(path)
+
+
+def _error_of(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {SECONDS} s"
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        return f"the process ended with code {done.returncode}: {last[0]}"
+    wrong = [c for r in found["reports"] for c in r["checks"] if c["error"] or not c["calls"]]
+    return "; ".join(f"{c['name']}: {c['error'] or 'it was not called'}" for c in wrong) or None
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csd"

@@ -1,0 +1,236 @@
+"""The arguments of `csd.generate`, each defined once.
+
+`Options` is the static type of the keyword arguments, and the `Option` beside each type holds its
+default, its check, its command-line flag and its description. From these come the signatures that
+editors show (`shows`), the checks of a call (`read_options`), the flags of the `csd` command
+(`add_flags`) and the list in `help(csd.generate)`.
+"""
+
+import inspect
+import os
+import textwrap
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
+
+import torch
+
+from csd.engine.earlier import check_history
+from csd.engine.requests import OnText, Until, UntilRule
+from csd.engine.result import Samples
+from csd.graph.make_drafter import DRAFTERS, known
+from csd.schema.arguments import check_budget, check_seed, check_whole
+from csd.traces.history import History
+from csd.verify.sampler import DRAWS
+
+VERIFIERS = ("match", *DRAWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One argument. The names of its flag are "--" and its own with hyphens, and `short`."""
+
+    default: Any
+    help: str
+    # gets the value; raises TypeError or ValueError naming the argument
+    check: Callable[[Any], Any] | None = None
+    # how the command line reads it: a function of the text, bool, or list for a repeatable flag
+    flag: Callable[[str], Any] | None = None
+    short: str | None = None
+
+
+def read_budget(text: str) -> str | int:
+    """A budget as the command line has it."""
+    return text if text == "auto" else int(text)
+
+
+def _check_verifier(value: Any) -> None:
+    if value not in VERIFIERS:
+        raise ValueError(f"verifier must be one of {_listed(VERIFIERS)}, got {value!r}")
+
+
+def _check_drafter(value: Any) -> None:
+    if value is not None and not known(value):
+        raise ValueError(f"drafter must be one of {_listed(DRAFTERS)}, got {value!r}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _check_function(name: str, expected: str, value: Any) -> None:
+    # a class, as in until=csd.Vote, is callable, but it is not a function of samples
+    served = callable(value) or isinstance(value, UntilRule)
+    if value is not None and (not served or isinstance(value, type)):
+        raise TypeError(f"{name} must be {expected}, got {value!r}")
+
+
+def _check_tokenizer(value: Any) -> None:
+    if value is not None and not (callable(value) and hasattr(value, "decode")):
+        raise TypeError(f"tokenizer must be one of transformers', got {value!r}")
+
+
+def _check_record(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"record must be a path, got {value!r}")
+    folder = os.path.dirname(os.path.abspath(value))
+    # not after all has been drawn
+    if os.path.isdir(value) or not os.access(folder, os.W_OK | os.X_OK):
+        raise OSError(f"record must be a file in a folder that can be written to, got {value!r}")
+
+
+def _check_seed(value: Any) -> None:
+    if value is not None:
+        check_seed(value)
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `Engine.generate` and `Engine.stream`."""
+
+    num_samples: Annotated[int, Option(
+        1, "samples of each prompt", partial(check_whole, "num_samples", low=1), int, "-n")]
+    first_sample: Annotated[int, Option(
+        0, "index of the first sample: 0 and then 8 draws 16 in two calls of 8",
+        partial(check_whole, "first_sample", low=0), int)]
+    seed: Annotated[int | None, Option(
+        None, "None draws one from torch's default generator; `out.seed` has it",
+        _check_seed, int)]
+    temperature: Annotated[float | None, Option(
+        None, "0 is greedy. This and the next four are as transformers defines them; left out, "
+        "the model's generation config decides, else they are off", flag=float)]
+    top_k: Annotated[int | None, Option(
+        None, "0 is off; tokens tied at the cut are all kept", flag=int)]
+    top_p: Annotated[float | None, Option(None, "nucleus sampling; 1 is off", flag=float)]
+    min_p: Annotated[float | None, Option(
+        None, "least probability, as a share of the largest; 0 is off", flag=float)]
+    repetition_penalty: Annotated[float | None, Option(None, "1 is off", flag=float)]
+    max_new_tokens: Annotated[int | None, Option(
+        None, "512 when left out, cut at the model's context", flag=int)]
+    min_new_tokens: Annotated[int, Option(0, "no end token is drawn before", flag=int)]
+    stop: Annotated[str | list[str] | None, Option(
+        None, "strings that end a sample", flag=list)]
+    stop_token_ids: Annotated[int | list[int] | None, Option(
+        None, "end tokens beside the model's own")]
+    ignore_eos: Annotated[bool, Option(
+        False, "the model's end tokens do not end a sample", flag=bool)]
+    until: Annotated[UntilRule | Until | None, Option(
+        None, "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
+        "indices: called with the first, the first two, ... once all of these have finished. True "
+        "cancels the rest, so the end is the same for every draft and batch",
+        partial(_check_function, "until", "csd.Vote() or a function of samples"))]
+    speculate: Annotated[bool, Option(True, "False draws without drafts", flag=bool)]
+    verifier: Annotated[str, Option(
+        "match", "`canonical`, `recursive` and `kseq` draw their drafts from the graph and accept "
+        "or resample them (`csd.verify`). The law of the samples is the same, but tokens then "
+        "depend on siblings, batch and budget, and a seed repeats them only for the same call "
+        "with an integer `budget`", _check_verifier)]
+    drafter: Annotated[str | Callable | None, Option(
+        None, f"by default \"consensus\"; for comparison also {_listed(DRAFTERS[1:])}",
+        _check_drafter)]
+    history: Annotated[History | Samples | Sequence[Any] | None, Option(
+        None, "what was sampled earlier of the same prompts; it only drafts, so tokens are the "
+        "same without. A `csd.History` is read before and added to after; else a list of earlier "
+        "samples (token ids, texts or Samples), and for a list of prompts a list of these",
+        check_history)]
+    budget: Annotated[str | int, Option(
+        "auto", "drafted tokens that a step verifies over all samples; \"auto\" takes what pays",
+        check_budget, read_budget)]
+    tokenizer: Annotated[Any, Option(None, "in place of the model's own", _check_tokenizer)]
+    attention_mask: Annotated[torch.Tensor | None, Option(
+        None, "for a 2-D tensor of prompts: 0 where it is padding")]
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Option(
+        None, "for prompts that are messages")]
+    progress: Annotated[bool, Option(False, "show a progress bar")]
+    callback: Annotated[OnText | None, Option(
+        None, "called as callback(prompt index, sample index, new tokens, their text) once a step "
+        "for each sample with new tokens", partial(_check_function, "callback", "a function"))]
+    record: Annotated[str | None, Option(
+        None, "path of a trace file to write", _check_record, str)]
+    drafts: Annotated[bool, Option(
+        False, "keep what each step drafted in `out[i].drafts`", flag=bool)]
+
+
+class GenerateOptions(Options, total=False):
+    """The keyword arguments of `csd.generate` and `csd.stream`, which also load the model."""
+
+    device: Annotated[str | torch.device | None, Option(
+        None, "for a model given by name; by default a GPU if there is one", flag=str)]
+    dtype: Annotated[torch.dtype | None, Option(
+        None, "for a model given by name; by default its checkpoint's on a GPU and on a CPU that "
+        "multiplies bfloat16, else float32")]
+    revision: Annotated[str | None, Option(None, "of a model on the hub", flag=str)]
+
+
+def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
+    """Type and `Option` of each argument in `kind`, in the order of their definition."""
+    hints = get_type_hints(kind, include_extras=True)
+    order = dict.fromkeys(name for base in (Options, kind) for name in base.__annotations__)
+    return {name: get_args(hints[name])[:2] for name in order}
+
+
+def read_options(given: Mapping[str, Any], kind: type = Options) -> dict[str, Any]:
+    """All arguments in `kind`, those not given at their defaults, each checked.
+
+    Raises TypeError for an unknown one.
+    """
+    known_options = options_of(kind)
+    for name in given:
+        if name not in known_options:
+            known_names = ", ".join(sorted(known_options))
+            raise TypeError(f"unknown argument {name!r}; known are {known_names}")
+    found = {}
+    for name, (_, option) in known_options.items():
+        found[name] = given.get(name, option.default)
+        if option.check is not None:
+            option.check(found[name])
+    return found
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def shows(kind: type) -> Callable[[F], F]:
+    """A decorator: the function's signature lists the arguments in `kind`, its docstring too."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        listed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        lines = []
+        for name, (hint, option) in options_of(kind).items():
+            listed.append(inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hint
+            ))  # fmt: skip
+            text = f"{name}: {option.default!r}. {option.help}."
+            lines += textwrap.wrap(text, 92, subsequent_indent="    ")
+        function.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+        arguments = "Keyword arguments, with their defaults:\n\n" + "\n".join(lines)
+        doc = inspect.getdoc(function) or ""
+        function.__doc__ = doc.replace("{options}", arguments)
+        return function
+
+    return decorate
+
+
+def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> None:
+    """A flag for each of `names`; `defaults` replace those of `Options`."""
+    known_options = options_of(GenerateOptions)
+    for name in names:
+        option = known_options[name][1]
+        default = defaults.get(name, option.default)
+        flag = "--" + name.replace("_", "-")
+        if option.flag is bool:
+            if default:
+                parser.add_argument("--no-" + flag[2:], dest=name, action="store_false")
+            else:
+                parser.add_argument(flag, action="store_true", help=option.help)
+        elif option.flag is list:
+            parser.add_argument(flag, action="append", help=option.help + "; repeatable")
+        else:
+            if option.flag is None:
+                raise ValueError(f"{name} has no flag")
+            flags = [flag] if option.short is None else [option.short, flag]
+            parser.add_argument(*flags, type=option.flag, default=default, help=option.help)

@@ -1,0 +1,73 @@
+"""A prompt on its way into the caches, chunk by chunk, so that steps can run in between."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from csd.engine.requests import Request
+from csd.engine.step import Step
+
+
+@dataclass(slots=True)
+class Prefill:
+    """All but the prompt's last token, which is the first root of its samples.
+
+    Chunks begin at multiples of `chunk_size`, whatever else is read or run between two of them, so
+    that a prompt's keys and values are the same in every batch.
+    """
+
+    step: Step
+    request: Request
+    key: int  # the group's, never used before
+    chunk_size: int
+    at: int = 0  # tokens read
+    observed: int = 0  # how far the drafter got with them, as it counts
+    entering: Iterator[int] | None = None  # the pieces of its earlier samples that are left
+
+    @classmethod
+    def begin(
+        cls, step: Step, request: Request, group: int, key: int, chunk_size: int
+    ) -> "Prefill":
+        """Reserve the pages of a group for the request's prompt."""
+        request.group = group
+        tokens = len(request.prompt) - 1
+        request.pages = step.cache.take(step.cache.prompt_pages, group, tokens)
+        # from here on what the drafter keeps of the group is not free for others
+        step.slots.group_key[group].fill_(key)
+        return cls(step, request, key, chunk_size)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of the next chunk, 0 once all are read."""
+        return min(self.chunk_size, len(self.request.prompt) - 1 - self.at)
+
+    def read(self) -> None:
+        """Run the next chunk; keys and values go to the group's pages."""
+        tokens = self.request.prompt[self.at : self.at + self.chunk]
+        self.step.read_prompt(self.request.group, tokens, self.at)
+        self.at += len(tokens)
+        self._observe(self.at)
+
+    def enter_history(self) -> int:
+        """Enter the next piece of the earlier samples once all is read; its rows, 0 at their end.
+
+        What a step waits for is so much whatever the history is.
+        """
+        if self.entering is None:
+            prompt = self.request.prompt
+            self._observe(len(prompt))
+            self.entering = iter(())
+            step, history = self.step, self.request.history
+            if step.drafting and step.drafter is not None and history:
+                self.entering = step.drafter.enter_history(self.key, prompt, history, step.slots)
+        return next(self.entering, 0)
+
+    def end(self) -> None:
+        """The group is there for its samples."""
+        self.step.slots.prompt_len[self.request.group].fill_(len(self.request.prompt) - 1)
+
+    def _observe(self, read: int) -> None:
+        step = self.step
+        if step.drafting and step.drafter is not None:
+            self.observed = step.drafter.observe_prompt(
+                self.key, self.request.prompt, self.observed, read, step.slots
+            )

@@ -1,0 +1,132 @@
+"""What a step decided, copied off the device for the host as one small bundle."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from csd.engine.draft_trees import Trees
+from csd.kernels.snapshot import layout, snapshot_ref
+from csd.state.pool import Pool, path_probability
+from csd.state.verdict import Verdict
+
+
+class Snapshot:
+    """What a step decided: tensors of fixed shapes, made on the device without reading it.
+
+    The integers lie in one tensor and the floats in another, so that two copies take them to the
+    host; `layout` has every field's name, shape and place.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        verdict: Verdict,
+        top: bool = False,
+        trees: bool = False,
+        pack: Callable = snapshot_ref,
+    ):
+        (S, A), M = verdict.accept_row.shape, pool.token.shape[0]
+        self.layout = layout(S, M, A, top, trees)
+        self.ints, self.floats = pack(pool, verdict, top, trees)
+
+
+@dataclass(slots=True)
+class Record:
+    """Lists over the S slots; a slot without rows in the step has count 0."""
+
+    owners: list  # csd.engine.requests.LiveSample or None: what was in each slot in the step
+    count: list[int]
+    nodes: list[int]  # rows of the slot, root included
+    finish: list[int]
+    bad: list[bool]
+    tokens: list[list[int]]  # [S, A]
+    logprobs: list[list[float]]
+    raw_logprobs: list[list[float]]
+    sources: list[list[int]]  # of each committed token: the drafted node it matched, ROOT if none
+    costs: list[int]  # of the drafted nodes, as `Pool.cost`
+    top: tuple[list, list] | None  # token and probability lists [S, A, 8], with record=
+    step: int  # of the call, from 1
+    trees: Trees | None  # with drafts=True
+    rows: int  # of the pool that was run, padding included
+    # where a step is timed by phase: proposing and inserting; all the rest. A static step is timed
+    # as a whole, which counts as the rest
+    draft_seconds: float = 0.0
+    model_seconds: float = 0.0
+
+    @classmethod
+    def read(
+        cls, owners: list, step: int, layout: tuple, ints: torch.Tensor, floats: torch.Tensor
+    ) -> "Record":
+        """From a snapshot's two tensors, on the host."""
+        got = {}
+        for places, values in zip(layout, (ints, floats), strict=True):
+            for name, shape, at in places:
+                got[name] = values[at : at + prod(shape)].view(shape).tolist()
+        trees = None
+        if "token" in got:
+            trees = Trees(
+                start=got["start"], nodes=got["nodes"], token=got["token"], parent=got["parent"],
+                cost=got["path_cost"], source=got["source"], accept_row=got["accept_row"],
+                accept_count=got["count"],
+            )  # fmt: skip
+        return cls(
+            owners=owners,
+            count=got["count"],
+            nodes=got["nodes"],
+            finish=got["finish"],
+            bad=[bool(x) for x in got["bad"]],
+            tokens=got["tokens"],
+            logprobs=got["logprobs"],
+            raw_logprobs=got["raw_logprobs"],
+            sources=got["sources"],
+            costs=[x for x in got["cost"] if x >= 0],
+            top=(got["top_token"], got["top_prob"]) if "top_token" in got else None,
+            step=step,
+            trees=trees,
+            rows=len(got["cost"]),
+        )
+
+    @property
+    def expected(self) -> float:
+        """Drafted tokens that the graph expected to be accepted."""
+        return sum(map(path_probability, self.costs))
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(max(count - 1, 0) for count in self.count)
+
+
+@dataclass(slots=True)
+class PendingRecord:
+    """A launched step's snapshot on its way to the host."""
+
+    owners: list
+    step: int
+    layout: tuple
+    ints: torch.Tensor
+    floats: torch.Tensor
+    # before the step and behind its copies, both with timing
+    begun: torch.cuda.Event | None = None
+    done: torch.cuda.Event | None = None
+    draft_seconds: float = 0.0
+    model_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, owners: Iterable, step: int) -> "PendingRecord":
+        return cls(list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats)
+
+    def read(self) -> Record:
+        """Waits until the copy has arrived."""
+        if self.done is not None:
+            self.done.synchronize()
+            if self.begun is not None:
+                # milliseconds on the device; both have passed, so nothing is waited for
+                self.model_seconds = self.begun.elapsed_time(self.done) / 1000
+        elif self.ints.is_cuda:
+            self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
+        record = Record.read(self.owners, self.step, self.layout, self.ints, self.floats)
+        record.draft_seconds, record.model_seconds = self.draft_seconds, self.model_seconds
+        return record

@@ -1,0 +1,197 @@
+"""Host side of a call: a `Request` is a prompt with its samples, a `LiveSample` is in a slot."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+from csd.engine.draft_trees import SOURCES, Draft
+from csd.engine.result import Sample, Samples, Stats
+from csd.engine.sampling import SamplingParams
+from csd.graph.history import Earlier
+from csd.kernels.noise import prompt_key
+from csd.models.streamed_text import StopStrings, TextStream
+
+# whether the first samples of a prompt are enough
+Until = Callable[[list[Sample]], bool]
+
+
+@runtime_checkable
+class UntilRule(Protocol):
+    """A rule that makes an `Until` for the number of samples of a prompt, as `csd.Vote` does."""
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether it reads the samples' texts."""
+
+    def of(self, total: int) -> Until:
+        """The `until` of a prompt with `total` samples."""
+
+
+# (prompt index, sample index, new tokens, their text), once a step
+OnText = Callable[[int, int, list[int], str], Any]
+
+
+@dataclass(slots=True)
+class Request:
+    """A prompt and its samples, from waiting to finished."""
+
+    index: int
+    prompt: list[int]
+    params: SamplingParams
+    samples: range  # the sample indices to draw
+    seed: int
+    key: int  # of the noise
+    waiting: deque = field(init=False)
+    live: dict = field(default_factory=dict)  # sample index -> LiveSample
+    finished: dict = field(default_factory=dict)  # sample index -> Sample
+    top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
+    history: list[Earlier] = field(default_factory=list)  # of its prompt, newest first
+    checked: int = 0  # the samples of the prefix that `until` has been called with
+    group: int = -1
+    pages: list[int] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(self.samples)
+        self.stats.prompt_tokens = len(self.prompt)
+
+    @classmethod
+    def of(
+        cls, index: int, prompt: list[int], params: SamplingParams, samples: range, seed: int
+    ) -> "Request":
+        """The noise's key follows from the seed and the prompt."""
+        return cls(index, prompt, params, samples, seed, prompt_key(seed, prompt))
+
+    @property
+    def done(self) -> bool:
+        return not self.waiting and not self.live
+
+    def prefix(self) -> list[Sample]:
+        """Finished samples up to the first index that has not finished.
+
+        Which ones finish first depends on lengths, so only this prefix may decide anything.
+        """
+        found = []
+        for i in self.samples:
+            if i not in self.finished:
+                break
+            found.append(self.finished[i])
+        return found
+
+    def decided(self, until: Until) -> bool:
+        """Whether `until` is satisfied, called with each longer prefix in turn.
+
+        How many samples finish at once depends on the batch. The shortest prefix that decides does
+        not, so what finished beyond it is cancelled like the rest.
+        """
+        prefix = self.prefix()
+        while self.checked < len(prefix):
+            self.checked += 1
+            if _is_true(until(prefix[: self.checked])):
+                for i in self.samples[self.checked :]:
+                    if i in self.finished:
+                        self.finished[i] = replace(self.finished[i], finish_reason="cancelled")
+                return True
+        return False
+
+    def result(self) -> Samples:
+        """All samples; those that have not finished are `cancelled` with what they have."""
+        # an interrupt may have come while a sample was neither waiting nor live
+        every = {i: Sample(i, None, [], [], [], "cancelled") for i in self.samples}
+        every |= {i: sample.result("cancelled") for i, sample in self.live.items()}
+        every |= self.finished
+        return Samples([every[i] for i in self.samples], self.seed, self.prompt, self.stats)
+
+
+def _is_true(answer: Any) -> bool:
+    try:
+        return bool(answer)
+    # arrays of several values have no truth
+    except (RuntimeError, ValueError) as error:
+        raise TypeError(
+            f"until must give True or False, got a {type(answer).__name__}: {error}"
+        ) from error
+
+
+class LiveSample:
+    """A sample in flight: what the host has read of it, which may lag behind the device."""
+
+    def __init__(self, request: Request, index: int, pages: list[int], tokenizer: Any):
+        self.request = request
+        self.index = index
+        self.pages = pages
+        self.done = False
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.raw_logprobs: list[float] = []
+        self.sources: list[str] = []
+        self.steps: list[int] = []  # the step that committed each token
+        self.drafts: list[Draft] = []
+        self.top: list[tuple[list[int], list[float]]] = []
+        self._tokenizer = tokenizer
+        self._stream = TextStream(tokenizer) if tokenizer is not None else None
+        self._stop = StopStrings(request.params.stop) if request.params.stop else None
+        self._cut: int | None = None
+
+    def append(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        raw_logprobs: list[float],
+        sources: list[int],
+        stream_text: bool,
+    ) -> str:
+        """Add a step's tokens up to the one that completes a stop string; returns their text."""
+        text = ""
+        for row in zip(tokens, logprobs, raw_logprobs, sources, strict=True):
+            self.tokens.append(row[0])
+            self.logprobs.append(row[1])
+            self.raw_logprobs.append(row[2])
+            self.sources.append(SOURCES[row[3]])
+            if self._stream is not None and (self._stop or stream_text):
+                added = self._stream.push(row[0])
+                text += added
+                if self._stop and added:
+                    self._cut = self._stop.find(self._stream.text, len(added))
+                    if self._cut is not None:
+                        break
+        return text
+
+    @property
+    def stopped(self) -> bool:
+        """Called when a stop string has been found."""
+        return self._cut is not None
+
+    def result(self, reason: str) -> Sample:
+        if reason == "cancelled":
+            self._even()
+        text = None
+        if self._cut is not None and self._stream is not None:
+            text = self._stream.text[: self._cut]
+        elif self._tokenizer is not None:
+            text = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
+        return Sample(
+            self.index,
+            text,
+            self.tokens,
+            self.logprobs,
+            self.raw_logprobs,
+            reason,
+            self.sources,
+            self.steps,
+            self.drafts,
+        )
+
+    def _even(self) -> None:
+        """Drop tokens of which an interrupt let only a part be noted."""
+        lists: list[list] = [
+            self.tokens, self.logprobs, self.raw_logprobs, self.sources, self.steps
+        ]  # fmt: skip
+        shortest = min(map(len, lists))
+        for values in lists:
+            del values[shortest:]
+
+
+# called once a step for each live sample with its new tokens and their text
+OnTokens = Callable[[Request, LiveSample, list[int], str], None]

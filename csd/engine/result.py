@@ -1,0 +1,145 @@
+"""What `csd.generate` returns."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from csd.engine.draft_trees import Draft
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample of a prompt."""
+
+    index: int
+    text: str | None  # without special tokens, cut at a stop string; None without a tokenizer
+    tokens: list[int]  # with the end token, and the token that completes a stop string
+    logprobs: list[float]  # of the processed distribution; the model's own at temperature 0
+    raw_logprobs: list[float]  # of the model at temperature 1
+    finish_reason: str  # "stop", "length" or "cancelled"
+    sources: list[str] = field(repr=False, default_factory=list)  # who drafted each token, or ""
+    steps: list[int] = field(repr=False, default_factory=list)  # of the call, that committed each
+    drafts: list[Draft] = field(repr=False, default_factory=list)  # with drafts=True
+
+
+@dataclass(slots=True)
+class Stats:
+    """What one prompt's samples took. Seconds are those of the whole call."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0  # steps in which the prompt had a sample in flight
+    sample_steps: int = 0  # the same, summed over samples
+    nodes_proposed: int = 0  # drafted tokens that were verified
+    nodes_accepted: int = 0
+    accepted: dict[str, int] = field(
+        default_factory=lambda: {"own": 0, "sibling": 0, "prompt": 0, "history": 0}
+    )
+    history_tokens: int = 0  # of earlier samples that drafts came from
+    history_left_out: int = 0  # of earlier samples for which the graph had no room
+    contexts_dropped: int = 0  # of the whole call, for which the graph had no room
+    seconds: dict[str, float] = field(default_factory=dict)
+    # bytes torch had on the GPU at most, since the process began or its user reset the count
+    peak_memory: int | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau: tokens committed per sample and step; 1 without speculation."""
+        return self.tokens / self.sample_steps if self.sample_steps else 0.0
+
+    def to_dict(self) -> dict:
+        return {**asdict(self), "tokens_per_step": self.tokens_per_step}
+
+
+@dataclass(slots=True)
+class Samples:
+    """The samples of one prompt, in the order of their indices."""
+
+    samples: list[Sample]
+    seed: int
+    prompt_ids: list[int] = field(repr=False)
+    stats: Stats
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> Sample:
+        return self.samples[i]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self.samples)
+
+    @property
+    def texts(self) -> list[str | None]:
+        return [s.text for s in self.samples]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [s.tokens for s in self.samples]
+
+    @property
+    def logprobs(self) -> list[list[float]]:
+        return [s.logprobs for s in self.samples]
+
+    @property
+    def raw_logprobs(self) -> list[list[float]]:
+        return [s.raw_logprobs for s in self.samples]
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        return [s.finish_reason for s in self.samples]
+
+    def to_dict(self) -> dict:
+        return {
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "logprobs": self.logprobs,
+            "raw_logprobs": self.raw_logprobs,
+            "finish_reasons": self.finish_reasons,
+            "sources": [s.sources for s in self.samples],
+            "steps": [s.steps for s in self.samples],
+            "seed": self.seed,
+            "prompt_ids": self.prompt_ids,
+            "stats": self.stats.to_dict(),
+        }
+
+
+def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
+    """What `csd sample --json` prints: `out`, and the text of every token id in it.
+
+    With drafts, also each sample's list of `Draft`.
+    """
+    result = out.to_dict() | {"model": model}
+    ids = {*out.prompt_ids, *(t for tokens in out.tokens for t in tokens)}
+    if drafts:
+        result["drafts"] = [[asdict(d) for d in s.drafts] for s in out]
+        ids.update(t for s in out for d in s.drafts for t in d.tokens)
+    if tokenizer is not None:
+        texts = result["pieces"] = pieces(tokenizer, sorted(ids))
+        result["prompt"] = tokenizer.decode(out.prompt_ids)
+        result["characters"] = [characters(tokenizer, tokens, texts) for tokens in out.tokens]
+    return result
+
+
+def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
+    """The text of each token id within a text; half a character is U+FFFD."""
+    # some tokenizers drop the space a text starts with, so each is decoded after another
+    before = tokenizer.decode(ids[:1])
+    found = {}
+    for i in ids:
+        both = tokenizer.decode([ids[0], i])
+        found[i] = both.removeprefix(before) if both.startswith(before) else tokenizer.decode([i])
+    return found
+
+
+def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
+    """By place, the texts of tokens that are parts of a character: all of it at the last one."""
+    found: dict[int, str] = {}
+    held: list[int] = []
+    for i, token in enumerate(tokens):
+        held = [*held, i] if "\ufffd" in pieces[token] else []
+        text = tokenizer.decode([tokens[j] for j in held]) if held else "\ufffd"
+        if "\ufffd" not in text:
+            found |= dict.fromkeys(held, "") | {i: text}
+            held = []
+    return found

@@ -1,0 +1,260 @@
+"""One call of an engine: admits groups, refills slots, runs steps, reads out finished samples."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from csd.engine.budget import Budget
+from csd.engine.call import RunSettings
+from csd.engine.longest_first import longest_first
+from csd.engine.prefill import Prefill
+from csd.engine.record import PendingRecord, Record
+from csd.engine.requests import LiveSample, Request
+from csd.engine.result import Sample
+from csd.engine.slot_edits import Refill, clear_slot, fill_slots
+from csd.engine.step import Step
+from csd.state.kv_cache import pages_for
+from csd.state.pool import PACE
+from csd.state.verdict import LENGTH, STOP
+
+# rows of earlier samples that are entered between two steps at most
+HISTORY_ROWS = 4096
+
+REASONS = {STOP: "stop", LENGTH: "length"}
+
+
+class Scheduler:
+    """Which sample is in which slot, and when.
+
+    lag: steps the host stays behind the device. group_keys: of new groups, never reused.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        requests: list[Request],
+        settings: RunSettings,
+        *,
+        budget: Budget,
+        tokenizer: Any,
+        prefill_chunk: int,
+        together: int | None,
+        lag: int,
+        group_keys: Iterator[int],
+    ):
+        self.step, self.settings, self.budget = step, settings, budget
+        self.tokenizer, self.prefill_chunk = tokenizer, prefill_chunk
+        self.together, self.lag, self.group_keys = together, lag, group_keys
+        self.queue = deque(longest_first(requests))
+        self.active: list[Request] = []
+        self.owners: list[LiveSample | None] = [None] * step.slots.count
+        self.steps = 0
+        self.prefill: Prefill | None = None  # the prompt that is being read
+        self.read_tokens = 0  # of prompts, since the last step
+        self.entered_rows = 0  # of earlier samples, since the last step
+        self.paced = False  # whether samples that are behind get more nodes
+
+    def run(self) -> Iterator[tuple[Request, Sample]]:
+        """Yields each sample as it finishes."""
+        records: deque[PendingRecord] = deque()
+        while True:
+            self.refill()
+            owned = sum(owner is not None for owner in self.owners)
+            if not owned:
+                return
+            live = self.step.live_slots(owned)
+            if live:
+                self.steps += 1
+                self.set_pace()
+                records.append(self.step.launch(live, self.budget, self.owners, self.steps))
+            # with no slot live on the device only records remain to be read
+            while records and (len(records) > self.lag or not live):
+                record = self.step.read(records.popleft())
+                self.budget.learn(sum(n > 0 for n in record.nodes), record)
+                yield from self.postprocess(record)
+
+    def set_pace(self) -> None:
+        """Samples that are behind get more nodes once no other could use a slot that ends early."""
+        last = not (self.queue or self.prefill or any(r.waiting for r in self.active))
+        if last != self.paced and self.step.paces:
+            self.paced = last
+            self.step.slots.pace.fill_(PACE if last else 0)
+
+    def refill(self) -> None:
+        """Fill free slots, all of them in one copy to the device."""
+        self.read_tokens = self.entered_rows = 0
+        refills = []
+        for s, owner in enumerate(self.owners):
+            if owner is not None:
+                continue
+            request = self.next_request()
+            if request is None:
+                break
+            refills.append(self.assign(request, s))
+        fill_slots(self.step.slots, self.step.cache.slot_pages, refills)
+
+    def next_request(self) -> Request | None:
+        """The request whose next sample gets a free slot; None while its prompt is being read, and
+        when none waits.
+
+        While other prompts wait, only so many samples of one are in flight together, by default a
+        quarter of them: those that come later draft from finished ones.
+        """
+        waiting = [request for request in self.active if request.waiting]
+        for request in waiting:
+            together = self.together or -(-len(request.samples) // 4)
+            if len(request.live) < together:
+                return request
+        if self.queue or self.prefill:
+            return self.admit()
+        return waiting[0] if waiting else None
+
+    def assign(self, request: Request, s: int) -> Refill:
+        """The request's next sample gets slot s and its pages."""
+        index = request.waiting.popleft()
+        pages = self.step.cache.allocator.take(pages_for(request.params.max_new_tokens))
+        live = LiveSample(request, index, pages, self.tokenizer)
+        request.live[index] = self.owners[s] = live
+        return Refill(s, request, index, pages)
+
+    def admit(self) -> Request | None:
+        """The next request once its prompt is read; None while it is not, and when none is left.
+
+        Between two steps no more than a chunk's tokens are read, of one prompt or of several short
+        ones, so no step waits for more. Before the first step none waits: it has its slots filled.
+        """
+        if self.prefill is None:
+            if not self.queue:
+                return None
+            taken = {request.group for request in self.active}
+            group = next(g for g in range(len(self.owners)) if g not in taken)
+            self.prefill = Prefill.begin(
+                self.step, self.queue.popleft(), group, next(self.group_keys), self.prefill_chunk
+            )
+        start = time.perf_counter()
+        if self.read_prompt() and self.enter_history():
+            self.prefill.end()
+            self.active.append(self.prefill.request)
+            self.prefill = None
+        self.step.seconds["prefill"] += time.perf_counter() - start
+        return None if self.prefill else self.active[-1]
+
+    def read_prompt(self) -> bool:
+        """Read as many chunks of the prompt as a step may wait for; True at its end."""
+        assert self.prefill is not None
+        while chunk := self.prefill.chunk:
+            fits = self.read_tokens + chunk <= self.prefill_chunk
+            if not fits and self.steps and any(self.owners):
+                return False
+            self.prefill.read()
+            self.read_tokens += chunk
+        return True
+
+    def enter_history(self) -> bool:
+        """The same for its earlier samples."""
+        assert self.prefill is not None
+        while self.entered_rows < HISTORY_ROWS or not self.steps or not any(self.owners):
+            rows = self.prefill.enter_history()
+            if not rows:
+                return True
+            self.entered_rows += rows
+        return False
+
+    def postprocess(self, record: Record) -> Iterator[tuple[Request, Sample]]:
+        """Append a step's tokens to their samples; yields the samples that finished."""
+        seen = set()
+        for s, live in enumerate(record.owners):
+            if live is None or live.done or not record.nodes[s]:
+                continue
+            if record.bad[s]:
+                raise FloatingPointError(
+                    f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
+                    f"(prompt {live.request.index}, sample {live.index})"
+                )
+            request = live.request
+            had = len(live.tokens)
+            self.append(live, record, s)
+            stats = request.stats
+            new = len(live.tokens) - had
+            stats.tokens += new
+            stats.sample_steps += 1
+            stats.steps += request.index not in seen
+            seen.add(request.index)
+            stats.nodes_proposed += record.nodes[s] - 1
+            for source in live.sources[had:]:
+                if source:
+                    stats.accepted[source] += 1
+                    stats.nodes_accepted += 1
+            reason = "stop" if live.stopped else REASONS.get(record.finish[s])
+            if reason:
+                sample = live.result(reason)
+                # first of all: an interrupt loses no sample
+                request.top[live.index] = live.top
+                request.finished[live.index] = sample
+                self.free(s, live)
+                stats.seconds = dict(self.step.seconds)
+                yield request, sample
+                yield from self.decide(request)
+
+    def append(self, live: LiveSample, record: Record, s: int) -> None:
+        """Append the tokens of slot s to the sample that is in it."""
+        n = record.count[s]
+        had = len(live.tokens)
+        on_tokens = self.settings.on_tokens
+        text = live.append(
+            record.tokens[s][:n],
+            record.logprobs[s][:n],
+            record.raw_logprobs[s][:n],
+            record.sources[s][:n],
+            on_tokens is not None,
+        )
+        new = live.tokens[had:]
+        live.steps += [record.step] * len(new)
+        if record.trees is not None:
+            live.drafts.append(record.trees.draft(s, record.step, had))
+        if record.top is not None:
+            live.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
+        if on_tokens is not None:
+            on_tokens(live.request, live, new, text)
+
+    def decide(self, request: Request) -> Iterator[tuple[Request, Sample]]:
+        """Call `until` with the finished prefix; cancel the rest when it returns true."""
+        until = self.settings.until
+        if until is None or not request.decided(until):
+            return
+        rest = [s for s in request.result() if s.index not in request.finished]
+        request.finished |= {sample.index: sample for sample in rest}
+        for s, live in enumerate(self.owners):
+            if live is not None and live.request is request:
+                self.free(s, live)
+        request.waiting.clear()
+        self.retire(request)
+        for sample in rest:
+            yield request, sample
+
+    def free(self, s: int, live: LiveSample) -> None:
+        """Slot s and its pages are free."""
+        live.done = True
+        self.owners[s] = None
+        clear_slot(self.step.slots, s)
+        self.step.cache.allocator.give_back(live.pages)
+        del live.request.live[live.index]
+        if live.request.done:
+            self.retire(live.request)
+
+    def retire(self, request: Request) -> None:
+        """Free the prompt's pages and the graph of a group without samples."""
+        if request in self.active:
+            self.active.remove(request)
+            self.step.cache.allocator.give_back(request.pages)
+            self.step.slots.group_key[request.group].fill_(-1)
+
+
+def clear(step: Step) -> None:
+    """Free all slots, groups and pages, wherever a call was interrupted."""
+    step.slots.live.fill_(False)
+    step.slots.pace.fill_(0)
+    step.slots.group.fill_(-1)
+    step.slots.group_key.fill_(-1)
+    step.cache.reset()

@@ -1,0 +1,120 @@
+"""The step at fixed pool sizes: nothing in it reads the device, so a CUDA graph can hold it.
+
+A pool has one of a few sizes; what live slots do not fill is padding. On a GPU each size is
+captured once and replayed. The device copies what a step decided behind the step, and the host
+reads the copy one step later, so it never waits for the step it has just launched. Events around a
+replay give its time afterwards.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from csd.engine.budget import Budget
+from csd.engine.cuda_graphs import Captures
+from csd.engine.record import PendingRecord, Record, Snapshot
+from csd.engine.step import Step
+from csd.graph.drafter import StaticDrafter
+from csd.state.pool import Pool
+from csd.state.verdict import Verdict
+
+SIZES = (16, 32, 64, 128, 192, 256, 384, 512)
+
+
+def sizes_for(slots: int) -> list[int]:
+    """Pool sizes, and as many more as `slots` roots need."""
+    sizes = [*SIZES]
+    while sizes[-1] < slots:
+        sizes.append(sizes[-1] + 128)
+    return sizes
+
+
+@dataclass(slots=True)
+class StaticStep(Step):
+    """The five functions over a pool of fixed size."""
+
+    drafter: StaticDrafter | None
+
+    phases: ClassVar[tuple[str, ...]] = ("step",)
+    paces: ClassVar[bool] = True
+
+    captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
+
+    def body(self, rows: int, nodes: int) -> tuple[Pool, Verdict]:
+        """One step over `rows` rows with at most `nodes` drafted ones."""
+        assert self.drafter is not None
+        pool = self.drafter.propose(self.slots, rows, nodes=nodes)
+        verdict = self.ops.verify(self.forward(pool), pool, self.slots)
+        self.commit(verdict)
+        self.insert(pool, verdict)
+        return pool, verdict
+
+    def live_slots(self, owned: int) -> int:
+        """All slots that hold samples for the host, because the device is not read."""
+        return owned
+
+    def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
+        """Launch a step; what it decided is on its way to the host when this returns.
+
+        How many rows the step has depends on records that have been read already.
+        """
+        start = time.perf_counter()
+        rows, nodes = budget.pool(live)
+        pending = self.start(rows, nodes, owners, step)
+        self.seconds["step"] += time.perf_counter() - start
+        return pending
+
+    def read(self, pending: PendingRecord) -> Record:
+        start = time.perf_counter()
+        record = pending.read()
+        self.seconds["step"] += time.perf_counter() - start
+        return record
+
+    def start(self, rows: int, nodes: int, owners: Iterable, step: int) -> PendingRecord:
+        """`launch` at a given size."""
+        if not self.slots.live.is_cuda:
+            start = time.perf_counter()
+            snapshot, _ = self._snapshot(rows, nodes)
+            pending = PendingRecord.of(snapshot, owners, step)
+            pending.model_seconds = time.perf_counter() - start
+            return pending
+        snapshot, begun = self._replay(rows, nodes)
+        pending = PendingRecord.of(snapshot, owners, step)
+        # the next replay overwrites the snapshot, but not before these copies
+        pending.ints, pending.floats = (
+            torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+            for x in (snapshot.ints, snapshot.floats)
+        )
+        pending.begun, pending.done = begun, _event()
+        return pending
+
+    def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
+        key = rows, nodes, self.top, self.trees, self.drafting
+        if key not in self.captures.graphs:
+            # it is recorded on no slot
+            live = self.slots.live.clone()
+            self.slots.live.zero_()
+            try:
+                self.captures.get(key, lambda: self._snapshot(rows, nodes))
+            finally:
+                self.slots.live.copy_(live)
+        graph, (snapshot, _) = self.captures.graphs[key]
+        # behind the capture, which is no part of the step
+        begun = _event()
+        graph.replay()
+        return snapshot, begun
+
+    def _snapshot(self, rows: int, nodes: int) -> tuple[Snapshot, tuple[Pool, Verdict]]:
+        # a graph's pool and verdict are kept: the next graph must not take their memory
+        kept = self.body(rows, nodes)
+        return Snapshot(*kept, self.top, self.trees, self.ops.snapshot), kept
+
+
+def _event() -> torch.cuda.Event:
+    """A point in the current stream, with the time at which the device reaches it."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

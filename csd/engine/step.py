@@ -1,0 +1,173 @@
+"""One step: propose, forward, verify, commit, insert."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from csd.engine.budget import Budget
+from csd.engine.record import PendingRecord, Record, Snapshot
+from csd.graph.drafter import Drafter
+from csd.kernels.chunk_attention import chunk_attention
+from csd.kernels.commit_kv import write_prompt
+from csd.kernels.ops import Ops
+from csd.models.decoder import DecoderLike
+from csd.state.device import upload
+from csd.state.kv_cache import KVCache
+from csd.state.pool import Pool, roots, trim
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+from csd.verify.sampler import Sampler
+
+PHASES = ("propose", "forward", "verify", "commit", "insert")
+
+
+@dataclass(slots=True)
+class Step:
+    """The memory of an engine, the five functions over it, and the reading of a prompt.
+
+    Each call of an engine runs a step of its own over the same memory.
+    """
+
+    # what `seconds` holds beside the prompts'
+    phases: ClassVar[tuple[str, ...]] = PHASES
+    # whether its drafter spreads the nodes by `Slots.pace`
+    paces: ClassVar[bool] = False
+
+    decoder: DecoderLike
+    drafter: Drafter | None  # None where `drafting` is false
+    cache: KVCache
+    slots: Slots
+    ops: Ops
+    sampler: Sampler | None = None  # where drafts are drawn
+    drafting: bool = True  # else the drafter is neither called nor updated
+    top: bool = False  # whether records hold the top 8 of committed tokens
+    trees: bool = False  # and the trees
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seconds = self.seconds or self.no_seconds()
+
+    @classmethod
+    def no_seconds(cls) -> dict[str, float]:
+        return dict.fromkeys(("prefill", *cls.phases), 0.0)
+
+    def __call__(self, live: int, budget: Budget) -> tuple[Pool, Verdict]:
+        """Run one step over `live` live slots; returns what was drafted and what was decided."""
+        clock = _Clock(self.seconds)
+        pool = self.propose(live, budget)
+        clock.lap("propose")
+        logits = self.forward(pool)
+        clock.lap("forward")
+        verify = self.sampler.verify if self.sampler else self.ops.verify
+        verdict = verify(logits, pool, self.slots)
+        clock.lap("verify")
+        self.commit(verdict)
+        clock.lap("commit")
+        self.insert(pool, verdict)
+        clock.lap("insert")
+        return pool, verdict
+
+    def live_slots(self, owned: int) -> int:
+        """How many slots run in the next step, of `owned` that hold samples for the host."""
+        return int(self.slots.live.sum())
+
+    def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
+        """Run a step; `owners` holds each slot's sample, `step` counts from 1."""
+        before = dict(self.seconds)
+        pool, verdict = self(live, budget)
+        took = {phase: self.seconds[phase] - before[phase] for phase in self.phases}
+        snapshot = Snapshot(pool, verdict, self.top, self.trees, self.ops.snapshot)
+        pending = PendingRecord.of(snapshot, owners, step)
+        pending.draft_seconds = took["propose"] + took["insert"]
+        pending.model_seconds = took["forward"] + took["verify"] + took["commit"]
+        return pending
+
+    def read(self, pending: PendingRecord) -> Record:
+        """What a launched step decided, on the host."""
+        return pending.read()
+
+    def propose(self, live: int, budget: Budget) -> Pool:
+        """The draft trees of all live slots in one pool."""
+        if self.sampler:
+            return self.sampler.propose(self.slots, live, budget)
+        nodes = budget.ask(live) if self.drafting else 0
+        if not nodes or self.drafter is None:
+            return roots(self.slots, live)
+        pool = self.drafter.propose(self.slots, live + nodes)
+        drafted = pool.depth > 0
+        keep = budget.choose(live, pool.cost[drafted].tolist())
+        budget.keep(keep)
+        return trim(pool, live + keep)
+
+    def forward(self, pool: Pool) -> torch.Tensor:
+        """Logits [M, V] at every row of the pool."""
+        cache, slots = self.cache, self.slots
+        where = dict(
+            prompt_pages=cache.prompt_pages,
+            prompt_len=slots.prompt_len,
+            slot_pages=cache.slot_pages,
+            slot_len=slots.generated,
+            slot=pool.slot,
+            ancestors=pool.ancestors,
+            slot_start=pool.slot_start,
+            slot_nodes=pool.slot_nodes,
+            group_start=pool.group_start,
+        )
+        config = self.decoder.config
+        work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
+        scale = config.head_dim**-0.5
+        node_k, node_v = cache.node_k[:, : pool.rows], cache.node_v[:, : pool.rows]
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            return self.ops.tree_attention(
+                q, node_k[layer], node_v[layer], cache.k[layer], cache.v[layer], **where,
+                scale=scale, work=work,
+            )  # fmt: skip
+
+        hidden = self.decoder.forward(pool.token, pool.position, attend, node_k, node_v, self.ops)
+        if self.drafting and self.drafter is not None:
+            self.drafter.observe_hidden(hidden)
+        return self.decoder.logits(hidden)
+
+    def read_prompt(self, g: int, chunk: list[int], start: int) -> None:
+        """Keys and values of a prompt's tokens from `start` on, into the pages of group g."""
+        cache, rows, device = self.cache, len(chunk), self.slots.live.device
+        tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
+        position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
+        node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
+        scale = self.decoder.config.head_dim**-0.5
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            k, v, pages = cache.k[layer], cache.v[layer], cache.prompt_pages[g]
+            write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
+            return chunk_attention(q, k, v, pages, start, scale)
+
+        self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
+
+    def commit(self, verdict: Verdict) -> None:
+        """Accepted nodes' keys and values move behind the committed ones; slots move on."""
+        cache = self.cache
+        self.ops.commit_kv(
+            cache.node_k, cache.node_v, cache.k, cache.v, cache.slot_pages,
+            self.slots.generated, verdict.accept_row, verdict.accept_count,
+        )
+        self.ops.advance_slots(self.slots, verdict)
+
+    def insert(self, pool: Pool, verdict: Verdict) -> None:
+        """The new n-grams and the target's top 8 at every node go into the graph."""
+        if self.drafting and self.drafter is not None:
+            self.drafter.insert(pool, self.slots, verdict)
+
+
+class _Clock:
+    def __init__(self, seconds: dict[str, float]):
+        self._seconds = seconds
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._seconds[phase] += now - self._last
+        self._last = now

@@ -1,0 +1,207 @@
+"""What a step costs by its rows: as timed at the first automatic call, and as steps take lately."""
+
+import bisect
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+from csd.schema.check import AtLeast, Between
+from csd.schema.read import read_file
+
+
+class StepTimes(TypedDict):
+    """A file of step times."""
+
+    rows: Annotated[list[Annotated[int, Between(1, 2**31 - 1)]], AtLeast(2)]
+    seconds: Annotated[list[Annotated[float, Between(0, 1e9)]], AtLeast(2)]
+
+
+# a step that takes so many times what was expected, or so much less, is a surprise
+SURPRISE = 1.4
+
+
+class CostModel:
+    """Seconds of a step by its rows, linear between the measured sizes and beyond them."""
+
+    def __init__(self, sizes: list[int], seconds: list[float]):
+        if len(sizes) != len(seconds) or len(sizes) < 2:
+            raise ValueError(
+                f"seconds must be one per size, at least 2, got {len(seconds)} for {len(sizes)}"
+            )
+        if any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError(f"sizes must rise, got {sizes}")
+        if max(seconds) <= 0:
+            raise ValueError("seconds must be more than 0")
+        self.sizes = sizes
+        # noise aside, more rows never cost less
+        self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
+
+    def __call__(self, rows: int) -> float:
+        i = min(max(bisect.bisect_left(self.sizes, rows), 1), len(self.sizes) - 1)
+        (a, b), (ta, tb) = self.sizes[i - 1 : i + 1], self.seconds[i - 1 : i + 1]
+        return max(ta + (tb - ta) * (rows - a) / (b - a), self.seconds[0])
+
+    @cached_property
+    def late(self) -> "LateSteps":
+        """What steps took of late, in all calls that share this table."""
+        return LateSteps(self)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "CostModel":
+        """From a JSON object with `rows` and `seconds`, as `python -m bench.step_times` writes it.
+
+        Raises ValueError, naming the file, for anything else.
+        """
+        try:
+            found = read_file(path, StepTimes)
+            return cls(found["rows"], found["seconds"])
+        except ValueError as error:
+            raise ValueError(f"{path} is not a file of step times: {error}") from error
+
+    @classmethod
+    def measure(
+        cls, run: Callable[[int], None], sizes: list[int], repeats: int = 3, worth: float = math.inf
+    ) -> "CostModel":
+        """Times `run(rows)` for every size, the sizes in turn, and keeps the least: the time that a
+        busy machine adds does not depend on the size.
+
+        worth: sizes beyond the first that takes so many times what the smallest does are left out.
+        """
+        for size in (sizes[0], sizes[1]):
+            run(size)
+        times: dict[int, list[float]] = {size: [] for size in sizes}
+        for _ in range(repeats):
+            for size in [*times]:
+                start = time.perf_counter()
+                run(size)
+                times[size].append(time.perf_counter() - start)
+                if len(times) > 2 and times[size][-1] > worth * min(times[sizes[0]]):
+                    times = {m: found for m, found in times.items() if m <= max(size, sizes[1])}
+                    break
+        sizes = [*times]
+        return cls(sizes, [min(times[size]) for size in sizes])
+
+
+class LateSteps:
+    """Corrects a table by what steps took of late.
+
+    The unit is a step without drafts, so a load that slows every step changes no ratio. Everything
+    is a weighted median: one slow step changes little.
+    """
+
+    def __init__(self, table: CostModel):
+        self._table, self._step = table, 0
+        # (step, seconds for each of the table's) of steps without drafts
+        self._plain: deque[tuple[int, float]] = deque(maxlen=9)
+        self._doubt: tuple[int, float] | None = None  # of them, a surprise that may be an accident
+        # (step, base, rows, level, what it took in plain steps) of steps with drafts
+        self._drafted: deque[tuple[int, int, int, float, float]] = deque(maxlen=24)
+        self._level = 1.0
+        self._curves: dict[tuple[int, int], CostModel] = {}  # until the next step is seen
+
+    @property
+    def known(self) -> bool:
+        """Whether a few steps of both kinds have been seen."""
+        return min(len(self._plain), len(self._drafted)) >= 3
+
+    @property
+    def drafted_age(self) -> float:
+        """Steps since the last one with drafts; infinite before the third."""
+        return self._step - self._drafted[-1][0] if len(self._drafted) >= 3 else math.inf
+
+    def plain(self, rows: int) -> float:
+        """Seconds of a step without drafts."""
+        return self._table(rows) * self._level
+
+    def ratio(self, base: int, rows: int) -> float:
+        """A step over `rows` rows with drafts, in steps over `base` rows without."""
+        if not self._drafted:
+            return self._said(base, rows, self._level)
+        nodes, last = max(rows - base, 1), len(self._drafted) - 1
+        found = []
+        for i, (_, b, m, level, took) in enumerate(self._drafted):
+            said, was_said = self._said(base, rows, level), self._said(b, m, level)
+            if took < was_said and was_said > 1:
+                ratio = 1 + (said - 1) * max(took - 1, 0.0) / (was_said - 1)
+            else:
+                # in proportion up to the nodes that were seen, constant beyond: where nothing is
+                # known the lower value is taken, because only what is tried is measured
+                ratio = said + (took - was_said) * min(nodes / max(m - b, 1), 1.0)
+            near = abs(math.log2(rows / m))
+            found.append((max(ratio, 1.0), 2 ** ((i - last) / 6 - 8 * near)))
+        return _median(found)
+
+    def curve(self, base: int, most: int) -> "CostModel":
+        """`ratio` at the table's sizes, linear between them; fewer rows never cost more."""
+        if (base, most) not in self._curves:
+            inside = [m for m in self._table.sizes if base < m < most]
+            sizes = [base, *inside, max(most, base + 1)]
+            ratios = [self.ratio(base, m) for m in sizes]
+            ratios = [min(ratios[i:]) for i in range(len(ratios))]
+            self._curves[base, most] = CostModel(sizes, ratios)
+        return self._curves[base, most]
+
+    def learn_plain(self, rows: int, seconds: float) -> bool:
+        """From a step without drafts; returns whether it was a surprise."""
+        self._count()
+        found, doubt = seconds / self._table(rows), self._doubt
+        surprise = _differ(found, self._level)
+        if surprise and doubt and (found > self._level) == (doubt[1] > self._level):
+            # a second one in a row: the load has changed, and the steps with drafts since the last
+            # expected one were compared with a level that was gone
+            last = self._plain[-1][0] if self._plain else 0
+            while self._drafted and self._drafted[-1][0] > last:
+                self._drafted.pop()
+            self._plain.clear()
+            surprise = False
+        if doubt:
+            self._plain.append(doubt)
+            self._doubt = None
+        if surprise and self._plain:
+            self._doubt = self._step, found
+            return True
+        self._plain.append((self._step, found))
+        self._level = _median((x, 2 ** ((at - self._step) / 64)) for at, x in self._plain)
+        return False
+
+    def learn_drafted(self, base: int, rows: int, seconds: float) -> bool:
+        """From a step with drafts; returns whether it was a surprise."""
+        self._count()
+        took = seconds / self.plain(base)
+        surprise = _differ(took, self.ratio(base, rows))
+        self._drafted.append((self._step, base, rows, self._level, took))
+        return surprise
+
+    def learn_nothing(self) -> None:
+        """From a step of neither kind."""
+        self._count()
+
+    def _count(self) -> None:
+        self._step += 1
+        self._curves.clear()
+
+    def _said(self, base: int, rows: int, level: float) -> float:
+        """By the table; what plain steps take beyond it is not taken again for more rows."""
+        plain = self._table(base)
+        over = plain * max(level - 1, 0.0)
+        return (self._table(rows) + over) / (plain + over)
+
+
+def _differ(found: float, expected: float) -> bool:
+    return not 1 / SURPRISE < found / expected < SURPRISE
+
+
+def _median(weighted: Iterable[tuple[float, float]]) -> float:
+    """The lower median of (value, weight) pairs."""
+    pairs = sorted(weighted)
+    half = sum(weight for _, weight in pairs) / 2
+    for value, weight in pairs:
+        half -= weight
+        if half <= 0:
+            return value
+    return pairs[-1][0]

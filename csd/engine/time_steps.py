@@ -1,0 +1,50 @@
+"""Times what a step costs by its rows, on slots that hold nothing."""
+
+import torch
+
+from csd.engine.budget import most_nodes
+from csd.engine.cuda_graphs import Captures
+from csd.engine.static_step import sizes_for
+from csd.engine.step import Step
+from csd.engine.step_cost import CostModel
+from csd.state.pool import roots
+
+# a step that takes so many times the smallest is never worth its drafts
+NOT_WORTH = 6.0
+
+
+def sizes_to_time(max_slots: int, captured: bool) -> list[int]:
+    """Rows of the pools that an engine of `max_slots` slots times; captured: the ones it runs."""
+    if captured:
+        return sizes_for(max_slots)
+    sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    return [size for size in sizes if size <= max_slots + most_nodes(max_slots)]
+
+
+def time_steps(step: Step, sizes: list[int], captured: bool) -> CostModel:
+    """Seconds of forward and verify at each size, of a step with as many slots as the largest."""
+    slots, device = step.slots, step.slots.live.device
+    step.drafting = False
+    slots.group.zero_()
+
+    def run(rows: int) -> None:
+        slots.live.copy_(torch.arange(slots.count, device=device) < rows)
+        slots.context[:, 0] = 0
+        pool = roots(slots, rows)
+        step.ops.verify(step.forward(pool), pool, slots)
+
+    if device.type != "cuda":
+        return CostModel.measure(run, sizes, worth=NOT_WORTH)
+    captures = Captures()
+
+    def timed(rows: int) -> None:
+        if captured:
+            captures.get(rows, lambda: run(rows))[0].replay()
+        else:
+            run(rows)
+        torch.cuda.synchronize()
+
+    # what is compiled or captured is so before anything is timed
+    for rows in sizes:
+        timed(rows)
+    return CostModel.measure(timed, sizes)

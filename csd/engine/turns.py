@@ -1,0 +1,109 @@
+"""Which steps draft, where that depends on what drafts bring.
+
+A step without drafts now and then measures what drafts have to beat. A step with drafts that is not
+expected to win is a look: it is taken after 2, 4, .. 16 steps, and only out of a credit, which a
+step raises by SHARE of itself and a look lowers by what it lost. So looks take about that share.
+"""
+
+from csd.engine.step_cost import LateSteps
+
+# drafts pay where they bring so many times the tokens a second
+GAIN = 1.03
+# of the time, for looks; and the credit at first and at most, in steps without drafts
+SHARE, CREDIT = 0.01, 0.5
+# what a look that may have been disturbed is taken to have lost at most
+DOUBTED = 0.25
+# one step in EVERY runs without drafts, and of the first ALTERNATE every second one
+EVERY, ALTERNATE = 64, 8
+# one in CLOSE where the gain is less than MARGINAL
+CLOSE, MARGINAL = 16, 1.15
+# and, after two steps with drafts that were surprises, one in SOON
+SOON = 8
+# a look keeps nodes whatever is expected of them where none were kept for so many steps
+STALE = 32
+
+
+class Turns:
+    """Of one call."""
+
+    def __init__(self, late: LateSteps):
+        self._late = late
+        self._timed = False  # whether any step's time is known
+        self._steps = self._since = 0  # of the call; of them since the last one without drafts
+        self._again = True  # whether a measurement is due: at first, and after a surprise
+        self._misses = self._rest = 0
+        self._credit = CREDIT
+        self._gain = 1.0  # of the last few steps
+        # whether a look has been launched that has not been read
+        self._looking = False
+        self._idle = self._lucky = self._surprised = False
+        self.trial = False  # whether nodes are kept in this step whatever is expected of them
+
+    def take(self) -> bool:
+        """Whether the next step may draft."""
+        self._steps += 1
+        self._credit = min(self._credit + SHARE, CREDIT)
+        self.trial = False
+        if self._rest or self._credit <= 0 or self._looking or self._measures():
+            self._idle = self._idle or not self._looking
+            self._since = 0
+            self._rest = max(self._rest - 1, 0)
+            return False
+        self._since += 1
+        unknown = self._timed and self._late.drafted_age > STALE
+        self.trial = self._lucky or (self._idle and unknown)
+        self._looking = self._timed and self._idle
+        self._idle = False
+        return True
+
+    def read(self, asked: bool) -> None:
+        """Called when a step's record has been read; asked: whether it might draft."""
+        if asked:
+            self._looking = False
+
+    def miss(self) -> None:
+        """Called when a step's drafts are not expected to pay."""
+        self._misses += 1
+        # after n steps in a row without a paying node, drafting resumes only after 2^n steps
+        self._rest = 2 ** min(self._misses, 4)
+
+    def learn_plain(self, surprise: bool) -> None:
+        """From a step without drafts."""
+        self._timed = True
+        self._again = surprise
+
+    def learn_drafted(self, gain: float, tokens: float, took: float, surprise: bool) -> None:
+        """From a step that drafted.
+
+        gain: of tokens a second, as expected of such a step by now. tokens: what a slot got.
+        took: what such a step takes, in steps without drafts.
+        """
+        self._timed = True
+        if surprise and self._surprised and self._since >= SOON:
+            self._again = True
+        self._surprised = surprise
+        self._lucky = False
+        self._gain += 0.2 * (gain - self._gain)
+        if gain > GAIN:
+            self._misses = self._rest = 0
+            return
+        # a surprise may be an accident
+        lost = min(took - tokens, DOUBTED if surprise else 1.0)
+        self._credit = min(self._credit - lost, CREDIT)
+        # more came true than was expected: one more look
+        self._lucky = tokens > GAIN * took
+        if not self._lucky:
+            self.miss()
+
+    def learn_look(self, took: float) -> None:
+        """From a step for which drafts were asked and none kept."""
+        self._timed = True
+        self._credit = min(self._credit - min(max(took - 1, -0.5), 0.5), CREDIT)
+
+    def _measures(self) -> bool:
+        """Whether the next step runs without drafts to be measured."""
+        if not self._timed or not self._since:
+            return False
+        first = self._steps <= ALTERNATE and not self._late.known
+        every = CLOSE if self._gain < MARGINAL else EVERY
+        return first or self._again or self._since >= every

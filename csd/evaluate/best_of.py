@@ -1,0 +1,105 @@
+"""Best-of-N: the sample with the highest score."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from csd.engine.result import Sample
+from csd.evaluate.vote import drawn, text_of
+from csd.schema.check import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    sample: Sample
+    score: float
+    scores: list[float]  # of each sample that was compared
+
+
+def best_of(
+    samples: Iterable[Sample],
+    score: str | Callable[[Sample], float] | torch.nn.Module = "logprob",
+    *,
+    tokenizer: Any = None,
+    prompt: str | list[dict] | None = None,
+) -> Best:
+    """The best of the samples that come before the first cancelled one.
+
+    samples: what `csd.generate` returns for a prompt, or a list of `Sample`.
+    score: "logprob", the mean log-probability of a token; a function of a `Sample`; or a reward
+        model: a `transformers` sequence classification model with one label.
+    tokenizer: the reward model's.
+    prompt: what the reward model reads before each answer. Messages go through the tokenizer's chat
+        template with the answer as the assistant's; a str is put before the answer as it is.
+
+    Ties go to the lowest index. Raises ValueError when no sample has finished, for a score that is
+    NaN, and for a reward model without tokenizer or prompt or with several labels.
+    """
+    compared = drawn(samples)
+    if not compared:
+        raise ValueError("samples must hold at least one that was not cancelled, got none")
+    if score == "logprob":
+        score = mean_logprob
+    elif isinstance(score, torch.nn.Module):
+        score = _reward(score, tokenizer, prompt)
+    elif not callable(score):
+        raise ValueError(
+            f"score must be 'logprob', a function or a sequence classification model, got {score!r}"
+        )
+    scores = [_number(score(s), s) for s in compared]
+    best = max(range(len(scores)), key=scores.__getitem__)
+    return Best(compared[best], scores[best], scores)
+
+
+def _number(score: Any, sample: Sample) -> float:
+    try:
+        value = float(score)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(
+            f"score must give a number, got {shown(score)} for sample {sample.index}"
+        ) from error
+    if math.isnan(value):
+        raise ValueError(f"score must give a number, got NaN for sample {sample.index}")
+    return value
+
+
+def mean_logprob(sample: Sample) -> float:
+    """Mean log-probability of a token, end token included."""
+    if not sample.logprobs:
+        raise ValueError(f"sample {sample.index} has no tokens, so no mean log-probability")
+    return sum(sample.logprobs) / len(sample.logprobs)
+
+
+def _reward(
+    model: torch.nn.Module, tokenizer: Any, prompt: str | list[dict] | None
+) -> Callable[[Sample], float]:
+    if tokenizer is None:
+        raise ValueError("score is a reward model, which needs tokenizer=, got None")
+    if prompt is None:
+        raise ValueError("score is a reward model, which needs prompt=, got None")
+    labels = getattr(getattr(model, "config", None), "num_labels", None)
+    if labels != 1:
+        raise ValueError(f"score must be a model with num_labels 1, got {labels}")
+
+    # one answer at a time: padding would have to fit the model, and drawing takes far longer
+    @torch.inference_mode()
+    def reward(sample: Sample) -> float:
+        text = text_of(sample)
+        if isinstance(prompt, str):
+            inputs = tokenizer(prompt + text, return_tensors="pt")
+        else:
+            inputs = tokenizer.apply_chat_template(
+                [*prompt, {"role": "assistant", "content": text}],
+                tokenize=True, return_dict=True, return_tensors="pt",
+            )  # fmt: skip
+        training = model.training
+        model.eval()
+        try:
+            return model(**inputs.to(model.device)).logits[0, 0].item()
+        finally:
+            model.train(training)
+
+    return reward

@@ -1,0 +1,177 @@
+"""`csd eval`: a file of problems, N samples each; a run that is interrupted can be resumed."""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from csd.engine.engine import Engine
+from csd.engine.result import Samples
+from csd.evaluate.pass_at_k import mean_interval, pass_at_k
+from csd.evaluate.resumed import ResumedFile
+from csd.evaluate.tasks import Problem, Task
+from csd.evaluate.vote import Vote, drawn, vote
+from csd.models.prompts import as_message
+from csd.schema.check import AtLeast, Between, check, shown
+from csd.traces.history import History
+
+
+class Row(TypedDict):
+    """A line of a results file: a problem and what became of its samples."""
+
+    problem: int
+    answer: str
+    vote: str | None
+    vote_correct: bool
+    answers: Annotated[list[str | None], AtLeast(1)]  # of the samples that count
+    correct: Annotated[list[bool], AtLeast(1)]
+    finish_reasons: Annotated[list[str], AtLeast(1)]
+    texts: list[str | None]
+    tokens: Annotated[int, Between(0)]
+    steps: Annotated[int, Between(0)]
+    seconds: Annotated[float, Between(0)]
+
+
+class Results(ResumedFile):
+    """The JSONL file of a run: a line of settings, then one line a problem, in their order.
+
+    Raises ValueError as `ResumedFile` does.
+    """
+
+    def __init__(self, path: str | Path, settings: dict):
+        super().__init__(path, settings, _check_row, "results file of csd eval")
+
+
+def _check_row(index: int, row: Any) -> None:
+    at = row.get("problem") if isinstance(row, dict) else None
+    if at != index:
+        raise ValueError(f"must hold problem {index}, got {shown(at)}")
+    check(row, Row)
+    if len(row["correct"]) != len(row["answers"]):
+        raise ValueError(
+            f"must have an answer for each entry of 'correct', got {len(row['answers'])} for "
+            f"{len(row['correct'])}"
+        )
+
+
+def digest(path: str | Path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def run(
+    engine: Engine,
+    problems: list[Problem],
+    task: Task,
+    results: Results,
+    *,
+    num_samples: int,
+    chat: bool,
+    batch: int = 1,
+    until: Vote | None = None,
+    on_sample: Callable[[], object] = lambda: None,
+    history: History | None = None,
+    **options: Any,
+) -> Iterator[list[dict]]:
+    """Draw what `results` lacks of `problems`, `batch` of them at a time; yields the new rows.
+
+    history: drafts from what it holds of the problems, and gets what is drawn. options: those of
+    `csd.generate`; `seed` must be given. Samples do not depend on where a run was
+    interrupted, nor on `batch`; a problem that occurs again gets new samples.
+    """
+    prompts = [as_message(p.prompt, chat) for p in problems]
+    seen: Counter = Counter()
+    first = []  # of each problem's sample indices
+    for prompt in prompts:
+        key = json.dumps(prompt)
+        first.append(seen[key] * num_samples)
+        seen[key] += 1
+    todo = list(range(len(results.rows), len(problems)))
+    _check([(problems[i].index, prompts[i]) for i in todo], engine, options)
+    while todo:
+        # repeated problems go alone, for their own first_sample
+        take = 1
+        while take < min(batch, len(todo)) and first[todo[take]] == first[todo[0]] == 0:
+            take += 1
+        block, todo = todo[:take], todo[take:]
+        outs, seconds = _draw(
+            engine, [prompts[i] for i in block], on_sample,
+            num_samples=num_samples, first_sample=first[block[0]], until=until, history=history,
+            **options,
+        )  # fmt: skip
+        rows = [
+            _row(problems[i], task, out, seconds / take) for i, out in zip(block, outs, strict=True)
+        ]
+        results.add(rows)
+        yield rows
+
+
+def _check(prompts: list, engine: Engine, options: dict) -> None:
+    """Refuse what cannot be drawn before hours go into the problems in front of it."""
+    for index, prompt in prompts:
+        try:
+            engine.prepare(prompt, **options)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"problem {index}: {error}") from error
+
+
+def _draw(
+    engine: Engine, prompts: list, on_sample: Callable[[], object], **options: Any
+) -> tuple[list[Samples], float]:
+    # not csd.generate, which returns half a problem on Ctrl-C
+    start = time.perf_counter()
+    call = engine.prepare(prompts, **options)
+    for _ in engine.draw(call):
+        on_sample()
+    return call.results(), time.perf_counter() - start
+
+
+def _row(problem: Problem, task: Task, out: Samples, seconds: float) -> dict:
+    decision = vote(out, task.extract)
+    return {
+        "problem": problem.index,
+        "answer": problem.answer,
+        "vote": decision.answer,
+        "vote_correct": decision.answer == problem.answer,
+        "answers": decision.answers,
+        "correct": [a == problem.answer for a in decision.answers],
+        "finish_reasons": out.finish_reasons,
+        "texts": [s.text for s in drawn(out)],
+        "tokens": out.stats.tokens,
+        "steps": out.stats.sample_steps,
+        "seconds": seconds,
+    }
+
+
+def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> dict:
+    """Figures over problems, each (mean, low, high) with its 95% interval.
+
+    With `until`, accuracy and pass@k are over the samples that are drawn whatever their answers:
+    an average over all that were drawn would be biased by the decision to stop.
+    """
+    count = num_samples if until is None else until.least(num_samples)
+    ks = sorted({*(2**i for i in range(count.bit_length())), count})
+    result = {
+        "problems": len(rows),
+        "samples": num_samples,
+        "samples_counted": count,
+        "samples_drawn": sum(len(r["correct"]) for r in rows),
+        f"maj@{num_samples}": mean_interval([float(r["vote_correct"]) for r in rows]),
+    }
+    for k in ks:
+        values = [pass_at_k(r["correct"][:count], k) for r in rows]
+        result["accuracy@1" if k == 1 else f"pass@{k}"] = mean_interval(values, count)
+    reasons = Counter(reason for r in rows for reason in r["finish_reasons"])
+    tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
+    return result | {
+        "answered": sum(a is not None for r in rows for a in r["answers"])
+        / max(1, sum(len(r["answers"]) for r in rows)),
+        # shares of the samples
+        "finish_reasons": {k: n / reasons.total() for k, n in sorted(reasons.items())},
+        "tokens": tokens,
+        "tau": tokens / max(steps, 1),
+        "seconds": seconds,
+        "tokens_per_second": tokens / max(seconds, 1e-9),
+    }

@@ -1,0 +1,59 @@
+"""`csd record`: prompts drawn into a trace file; stopped at any time, it goes on where it was."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from csd.engine.call import trace_of
+from csd.engine.engine import Engine
+from csd.evaluate.resumed import ResumedFile
+from csd.schema.check import Between, check, fits, shown
+from csd.traces.traces import Trace, TraceLine, write_traces
+
+
+def part_of(out: str | Path) -> Path:
+    """Where a run keeps what it has drawn until its trace file is whole."""
+    return Path(f"{out}.part")
+
+
+def record(
+    engine: Engine,
+    prompts: list,
+    out: str | Path,
+    settings: dict,
+    on_sample: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> list[Trace]:
+    """Draw what a stopped run lacks of `prompts`, and write all of it to `out`, in their order.
+
+    settings: what the samples depend on; a run that was stopped goes on with the same ones only.
+    options: those of `csd.generate`; `seed` must be given.
+    """
+    part = ResumedFile(part_of(out), settings, _check_line, "part of a trace file")
+    try:
+        done = {row["problem"] for row in part.rows}
+        if not done <= {*range(len(prompts))}:
+            raise ValueError(f"{part_of(out)} has prompts beyond the {len(prompts)} there are")
+        call = engine.prepare(prompts, record=os.fspath(out), **options)
+        # written below
+        call.record = None
+        call.requests = [r for r in call.requests if r.index not in done]
+        for request, _ in engine.draw(call) if call.requests else ():
+            on_sample()
+            if request.done and len(request.finished) == len(request.samples):
+                part.add([trace_of(request).to_dict()])
+        traces = [Trace.of(cast(TraceLine, row)) for row in part.rows]
+        traces.sort(key=lambda trace: trace.problem)
+        write_traces(out, traces)
+        part_of(out).unlink()
+    finally:
+        part.close()
+    return traces
+
+
+def _check_line(index: int, row: Any) -> None:
+    check(row, TraceLine)
+    number = row.get("problem")
+    if not fits(number, Annotated[int, Between(0)]):
+        raise ValueError(f"must have a prompt's number as 'problem', got {shown(number)}")

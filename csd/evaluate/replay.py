@@ -1,0 +1,220 @@
+"""Replay recorded samples in lockstep: how many tokens a step would have committed.
+
+The default verifier's output does not depend on drafts, so a recording determines which drafted
+tokens would have been accepted. A drafter sees only what has been committed so far.
+
+Where the recording has the target's top probabilities, the noise that led to it is drawn from its
+posterior. With q the target's distribution, the recorded token y, Z a standard Gumbel and h fresh
+Gumbels, the noise of token t is
+
+    g_y = Z - log q_y,    g_t = -log( exp(-Z) + exp(-(log q_t + h_t)) ) - log q_t
+
+since the winning score is a standard Gumbel and the others are Gumbels below it. Tokens of
+unknown probability have g_t = h_t.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from csd.graph.history import Earlier
+from csd.kernels.advance_slots import advance_slots_ref
+from csd.kernels.noise import gumbel, philox_words_ref, prompt_key
+from csd.state.pool import MAX_DEPTH, Pool, joined
+from csd.state.slots import Slots
+from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict
+from csd.traces.traces import Trace
+
+# recorded probabilities have three digits: what a zero stands for
+TINY = 2.5e-4
+# of a recording: a step takes milliseconds, and a position a few hundred bytes
+LONGEST, MOST_POSITIONS = 1 << 17, 1 << 22
+# streams of the posterior's words
+_WINNER, _OTHERS = 1, 0
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The totals of one replay over all its steps."""
+
+    problem: int | str = 0
+    tokens: int = 0  # committed
+    sample_steps: int = 0  # live samples, summed over steps
+    steps: int = 0  # until the last sample ended
+    plain_steps: int = 0  # the same without speculation
+    nodes: int = 0  # drafted
+    rows: list[tuple[int, int]] = field(default_factory=list)  # a step's (live samples, nodes)
+    sources: list[int] = field(default_factory=lambda: [0] * 5)  # committed tokens by node source
+    propose_seconds: float = 0.0
+    insert_seconds: float = 0.0
+    history_seconds: float = 0.0  # to enter earlier samples
+
+    @property
+    def tau(self) -> float:
+        """Tokens committed per sample and step."""
+        return self.tokens / max(self.sample_steps, 1)
+
+    @property
+    def seconds(self) -> float:
+        """The drafter's share of a step."""
+        return (self.propose_seconds + self.insert_seconds) / max(self.steps, 1)
+
+
+class Recording:
+    """A trace's samples as tensors: S samples, T tokens of the longest."""
+
+    def __init__(self, trace: Trace, samples: int, seed: int = 0):
+        lists = trace.samples[:samples]
+        self.temperature, self.prompt = trace.temperature, trace.prompt
+        self.length = torch.tensor([len(x) for x in lists])
+        S, T = len(lists), int(self.length.max())
+        if T > LONGEST or S * T > MOST_POSITIONS:
+            raise ValueError(
+                f"problem {trace.problem!r} must have samples of at most {LONGEST} tokens and "
+                f"{MOST_POSITIONS} tokens in all, got {S} samples of up to {T}"
+            )
+        self.token = torch.full((S, T + MAX_DEPTH + 1), -1, dtype=torch.int32)
+        for s, tokens in enumerate(lists):
+            self.token[s, : len(tokens)] = torch.tensor(tokens)
+        self.has_top = trace.top is not None
+        self.top_token = torch.full((*self.token.shape, TOP), -1, dtype=torch.int32)
+        self.top_prob = torch.zeros(*self.token.shape, TOP)
+        for s, tops in enumerate(trace.top[:samples] if trace.top else []):
+            for i, (tokens, probs) in enumerate(tops[: len(lists[s])]):
+                n = min(len(tokens), TOP)
+                self.top_token[s, i, :n] = torch.tensor(tokens[:n])
+                self.top_prob[s, i, :n] = torch.tensor(probs[:n])
+        # [S, T'] log q of the recorded token and [S, T', 8] of the top ones
+        prob = torch.where(self.top_token >= 0, self.top_prob.double().clamp(min=TINY), 0)
+        rest = (1 - prob.sum(-1)).clamp(min=TINY)
+        scale = prob.sum(-1) + rest
+        hit = (self.top_token == self.token[:, :, None]) & (self.top_token >= 0)
+        mass = torch.where(hit.any(-1), (prob * hit).sum(-1), rest)
+        self.log_drawn = (mass / scale).log()
+        self._log_top = (prob / scale[:, :, None]).log()
+        self._key = torch.tensor(prompt_key(seed, trace.prompt))
+
+    def noise(
+        self, slot: torch.Tensor, position: torch.Tensor, token: torch.Tensor
+    ) -> torch.Tensor:
+        """Posterior Gumbels of tokens [F, W] at positions [F] of slots [F]."""
+        s, i = slot.long(), position.long()
+        at = (s[:, None], i[:, None])
+        word = philox_words_ref(self._key, token, i[:, None], s[:, None], _OTHERS)
+        h = gumbel(word, torch.float64)
+        winner = philox_words_ref(self._key, torch.zeros_like(i), i, s, _WINNER)
+        z = gumbel(winner, torch.float64)[:, None]
+        same = (token[:, :, None] == self.top_token[at]) & (token >= 0)[:, :, None]
+        q = torch.where(same, self._log_top[at], -torch.inf).amax(-1)
+        known = q > -torch.inf
+        q = torch.where(known, q, 0)
+        other = -torch.logaddexp(-z, -(q + h)) - q
+        drawn = z - self.log_drawn[at]
+        g = torch.where(known, other, h)
+        return torch.where(token == self.token[at], drawn, g)
+
+    def slots(self, context: int) -> Slots:
+        """All samples at their start, as slots of one group."""
+        S, T = self.length.shape[0], int(self.length.max())
+        slots = Slots.empty(S, 1, T, context)
+        slots.live.fill_(True)
+        slots.group.fill_(0)
+        slots.sample.copy_(torch.arange(S))
+        tail = torch.tensor(self.prompt[-context:][::-1], dtype=torch.int32)
+        slots.context[:, : tail.shape[0]] = tail
+        # a drafter has the length of the longest sample, not where each ends
+        slots.max_new.fill_(T)
+        slots.temperature.fill_(self.temperature)
+        slots.prompt_len[0] = len(self.prompt) - 1
+        slots.group_key[0] = 1
+        return slots
+
+    def verdict(self, pool: Pool, slots: Slots) -> Verdict:
+        """What verification of `pool` would have decided."""
+        s = pool.slot.clamp(min=0).long()
+        i = (slots.generated[s] + pool.depth).long()
+        # a node is on its sample's path when its parent is and its token is the recorded one
+        recorded = self.token[s, (i - 1).clamp(min=0)]
+        path = joined(pool, (pool.depth == 0) | (pool.token == recorded))
+        row = path.nonzero()[:, 0]
+        accept_row = torch.full((slots.count, MAX_DEPTH + 1), -1, dtype=torch.int32)
+        accept_row[s[row], pool.depth[row].long()] = row.int()
+        left = self.length - slots.generated
+        count = torch.minimum((accept_row >= 0).sum(1), left).clamp(min=0)
+        kept = torch.arange(MAX_DEPTH + 1) < count[:, None]
+        drawn = torch.where(path, self.log_drawn[s, i], 0).float()
+        return Verdict(
+            sample=torch.where(path, self.token[s, i], -1),
+            logprob=drawn,
+            raw_logprob=drawn,
+            top_token=torch.where(path[:, None], self.top_token[s, i], -1),
+            top_prob=torch.where(path[:, None], self.top_prob[s, i], 0),
+            accept_row=torch.where(kept, accept_row, -1),
+            accept_count=count.int(),
+            finish=torch.where(slots.live & (count == left), LENGTH, RUNNING).int(),
+            bad=torch.zeros(slots.count, dtype=torch.bool),
+        )
+
+
+def replay(
+    trace: Trace,
+    drafter: Any,
+    samples: int,
+    nodes: int,
+    *,
+    share: bool = False,
+    pace: int = 0,
+    coupled: bool = True,
+    noise: Callable | None = None,
+    seed: int = 0,
+    history: Sequence[Earlier] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> Replayed:
+    """Advance `samples` samples together with `nodes` drafted tokens a live sample and step.
+
+    drafter: what an engine takes (start, propose, insert), without any text in it. share: the
+    samples that ended leave their nodes to the others. pace: as of `Slots`. coupled: where the
+    trace has `top`, drafts may use the noise that led to the recording, drawn with `seed`, or
+    `noise` in its place. history: earlier samples of the prompt, where the drafter takes them.
+    clock: of the drafter's seconds.
+    """
+    recording = Recording(trace, samples, seed)
+    slots = recording.slots(drafter.context)
+    if noise is None and recording.has_top:
+        noise = recording.noise
+    if noise is None or not coupled:
+        # a drafter couples to nothing where sampling is greedy
+        slots.temperature.fill_(0)
+    slots.pace.fill_(pace)
+    result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))
+    drafter.start(1, trace.prompt, slots)
+    if history:
+        start = clock()
+        for _ in drafter.enter_history(1, trace.prompt, history, slots):
+            pass
+        result.history_seconds = clock() - start
+    while live := int(slots.live.sum()):
+        budget = nodes * (slots.count if share else live)
+        start = clock()
+        pool = drafter.propose(slots, live + budget, noise)
+        result.propose_seconds += clock() - start
+        verdict = recording.verdict(pool, slots)
+        place = torch.arange(1, MAX_DEPTH + 1)
+        row = verdict.accept_row[:, 1:][place < verdict.accept_count[:, None]].long()
+        for source in pool.source[row].tolist():
+            result.sources[source] += 1
+        drafted = int((pool.depth > 0).sum())
+        result.tokens += int(verdict.accept_count.sum())
+        result.sample_steps += live
+        result.steps += 1
+        result.nodes += drafted
+        result.rows.append((live, drafted))
+        advance_slots_ref(slots, verdict)
+        start = clock()
+        drafter.insert(pool, slots, verdict)
+        result.insert_seconds += clock() - start
+    result.sources[0] = result.tokens - sum(result.sources[1:])
+    return result

@@ -1,0 +1,169 @@
+"""What the page shows, counted from the output of `csd sample --json`."""
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from csd.engine.result import Sample
+from csd.evaluate.vote import Decision, vote
+from csd.schema import check as schema
+from csd.schema.check import AtLeast, Between, Token
+
+SOURCES = ("sampled", "own", "sibling", "prompt", "history")
+
+Count = Annotated[int, Between(0, 2**53)]
+# of a page, which has a bar a step
+Step = Annotated[int, Between(1, 10**6)]
+
+
+class _Accepted(TypedDict):
+    own: Count
+    sibling: Count
+    prompt: Count
+    history: NotRequired[Count]
+
+
+class _Stats(TypedDict):
+    tokens: Count
+    steps: Count
+    sample_steps: Count
+    nodes_proposed: Count
+    nodes_accepted: Count
+    tokens_per_step: Annotated[float, Between(0)]
+    accepted: _Accepted
+
+
+class _Draft(TypedDict):
+    step: Step
+    at: Count
+    tokens: list[Token]
+    parents: list[Annotated[int, Between(-1, 63)]]
+    probabilities: list[Annotated[float, Between(0, 1)]]
+    sources: list[Literal["", "own", "sibling", "prompt", "history"]]
+    path: list[Annotated[int, Between(0, 63)]]
+
+
+class Run(TypedDict):
+    """What `csd sample --json` prints; lists over samples, and over their tokens."""
+
+    texts: Annotated[list[str], AtLeast(1)]
+    tokens: list[list[Token]]
+    logprobs: list[list[float]]
+    finish_reasons: list[str]
+    sources: list[list[Literal["", "own", "sibling", "prompt", "history"]]]
+    steps: list[list[Step]]
+    prompt_ids: list[Token]
+    pieces: dict[str, str]  # by token id
+    stats: _Stats
+    seed: int
+    model: NotRequired[str]
+    prompt: NotRequired[str]
+    characters: NotRequired[list[dict[str, str]]]
+    drafts: NotRequired[list[list[_Draft]]]
+
+
+def check(result: Any) -> None:
+    """Raises ValueError when `result` is not what `csd sample --json` prints."""
+    try:
+        schema.check(result, Run)
+        _together(result)
+    except ValueError as error:
+        raise ValueError(f"expected the object of csd sample --json, which {error}") from error
+
+
+def _together(result: Any) -> None:
+    """Lists over the same samples, or the same tokens, are as long as each other."""
+    tokens = result["tokens"]
+    for name in ("texts", "logprobs", "finish_reasons", "sources", "steps", "characters", "drafts"):
+        if len(result.get(name, tokens)) != len(tokens):
+            raise ValueError(
+                f"must have an entry of {name!r} for each of {len(tokens)} samples, got "
+                f"{len(result[name])}"
+            )
+    for name in ("logprobs", "sources", "steps"):
+        for i, (of, ids) in enumerate(zip(result[name], tokens, strict=True)):
+            if len(of) != len(ids):
+                raise ValueError(
+                    f"must have {len(ids)} entries as '{name}[{i}]', one a token, got {len(of)}"
+                )
+    drafts = [draft for sample in result.get("drafts", []) for draft in sample]
+    for draft in drafts:
+        if len({len(draft[n]) for n in ("tokens", "parents", "probabilities", "sources")}) > 1:
+            raise ValueError(f"must have lists of one length in a draft, got {schema.shown(draft)}")
+    texts = (result["prompt_ids"], *tokens, *(draft["tokens"] for draft in drafts))
+    for i in {i for text in texts for i in text}:
+        if str(i) not in result["pieces"]:
+            raise ValueError(f"must have the text of token {i} in 'pieces'")
+
+
+def pieces(result: dict, ids: list[int]) -> list[str]:
+    return [result["pieces"][str(i)] for i in ids]
+
+
+def text_between(result: dict, sample: int, start: int, end: int) -> str:
+    """The text of a sample's tokens from `start` to `end`."""
+    whole = characters(result, sample)
+    texts = pieces(result, result["tokens"][sample][start:end])
+    return "".join(whole.get(str(start + i), text) for i, text in enumerate(texts))
+
+
+def characters(result: dict, sample: int) -> dict[str, str]:
+    """By place, tokens whose text is not their piece: several make up a character."""
+    every = result.get("characters")
+    return every[sample] if every else {}
+
+
+def decision(result: dict) -> Decision:
+    rows = zip(result["texts"], result["finish_reasons"], strict=True)
+    return vote([Sample(i, text, [], [], [], reason) for i, (text, reason) in enumerate(rows)])
+
+
+def tokens_per_step(result: dict) -> dict:
+    """Lists over steps: `live` samples, and tokens committed from each of SOURCES."""
+    last = max((s[-1] for s in result["steps"] if s), default=0)
+    counts = {source: [0] * last for source in SOURCES}
+    live = [0] * last
+    for steps, sources in zip(result["steps"], result["sources"], strict=True):
+        for step, source in zip(steps, sources, strict=True):
+            counts[source or "sampled"][step - 1] += 1
+        for step in set(steps):
+            live[step - 1] += 1
+    return {"live": live, **counts}
+
+
+def divergence(tokens: list[list[int]]) -> list[dict]:
+    """The samples' common prefixes as a tree, each node a run of tokens without a fork.
+
+    A node: id, parent (-1 for the root), samples that pass it, and the tokens [start, end) that
+    they share, at the same places in each of them. The root shares what all samples start with.
+    """
+    nodes: list[dict] = []
+    # not by recursion: samples may fork once each
+    waiting = [(-1, list(range(len(tokens))), 0)]
+    while waiting:
+        parent, samples, start = waiting.pop()
+        end = start
+        while len({_at(tokens[i], end) for i in samples}) == 1 and end < len(tokens[samples[0]]):
+            end += 1
+        number = len(nodes)
+        nodes.append(dict(id=number, parent=parent, samples=samples, start=start, end=end))
+        if len(samples) == 1:
+            continue
+        branches: dict[int | None, list[int]] = {}
+        for i in samples:
+            branches.setdefault(_at(tokens[i], end), []).append(i)
+        # samples equal to their end do not fork any more
+        if len(branches) > 1:
+            waiting += [(number, branch, end) for branch in reversed(branches.values())]
+    return nodes
+
+
+def alone_from(tokens: list[list[int]]) -> list[int | None]:
+    """The place from which on no other sample has the same tokens; None where there is none."""
+    found: list[int | None] = [None] * len(tokens)
+    for node in divergence(tokens):
+        if len(node["samples"]) == 1:
+            found[node["samples"][0]] = node["start"]
+    return found
+
+
+def _at(tokens: list[int], place: int) -> int | None:
+    return tokens[place] if place < len(tokens) else None

@@ -1,0 +1,224 @@
+"use strict";
+const run = JSON.parse(document.getElementById("run").textContent);
+const $ = (id) => document.getElementById(id);
+const piece = (id) => run.pieces[id];
+const options = { displayModeBar: false, responsive: true };
+
+// plotly reads tags and entities in labels, and a space alone cannot be seen
+const plain = (text) =>
+  (text.trim() || text.includes("\n") ? text : text.replaceAll(" ", "␣")).replaceAll("\n", "↵").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+for (const name of ["votes", "steps", "divergence"]) {
+  Plotly.newPlot(name, run.figures[name].data, run.figures[name].layout, options);
+}
+
+const spans = run.samples.map((sample, index) => {
+  const box = document.createElement("div");
+  box.className = "sample";
+  const head = document.createElement("h3");
+  head.textContent = `${index}: ${sample.steps.length} tokens, ${sample.finish} `;
+  if (sample.answer !== null && sample.answer !== undefined) {
+    const answer = document.createElement("em");
+    answer.textContent = sample.answer;
+    answer.classList.toggle("voted", sample.voted);
+    head.append(answer);
+  }
+  const text = document.createElement("p");
+  const tokens = run.tokens[index].map((id, i) => {
+    const span = document.createElement("b");
+    span.textContent = sample.characters[i] ?? piece(id);
+    // drafted tokens are coloured by their source
+    if (sample.sources[i] !== "sampled") span.style.background = run.colours[sample.sources[i]];
+    span.title = `${sample.sources[i]}, step ${sample.steps[i]}, ` +
+      `probability ${Math.exp(sample.logprobs[i]).toFixed(3)}`;
+    if (sample.alone === i) span.classList.add("alone");
+    span.addEventListener("click", () => { pause(); choose(sample.steps[i], index, false); });
+    text.append(span);
+    return span;
+  });
+  box.append(head, text);
+  $("samples").append(box);
+  return { tokens, text, box, from: 0, to: 0, shown: tokens.length };
+});
+
+// a sample's steps ascend: the first of its tokens that was committed at `step` or later
+function place(steps, step) {
+  let low = 0;
+  for (let high = steps.length; low < high;) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] < step) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// outline the tokens of a step; where the run is played, those of later steps are not there yet
+function mark(step, fade) {
+  spans.forEach((s, index) => {
+    const { steps } = run.samples[index];
+    const from = place(steps, step);
+    const to = place(steps, step + 1);
+    const shown = fade ? to : s.tokens.length;
+    for (let i = s.from; i < s.to; i++) s.tokens[i].classList.remove("chosen");
+    for (let i = from; i < to; i++) s.tokens[i].classList.add("chosen");
+    for (let i = s.shown; i < shown; i++) s.tokens[i].classList.remove("later");
+    for (let i = shown; i < s.shown; i++) s.tokens[i].classList.add("later");
+    Object.assign(s, { from, to, shown });
+  });
+  if (!fade) return;
+  // all places are read before anything scrolls, or each sample would be laid out again
+  const ends = spans.filter((s) => s.to > s.from).map((s) =>
+    [s.box, s.tokens[s.to - 1].offsetTop - s.box.offsetTop - s.box.clientHeight + 40]);
+  for (const [box, at] of ends) box.scrollTop = Math.max(0, at);
+}
+
+// the graph of a step: nodes and links of all chosen samples, merged where contexts are the same
+function graph(step, chosen) {
+  const nodes = new Map();
+  const links = new Map();
+  const node = (depth, before, token, source) => {
+    const key = `${depth}|${before}|${token}`;
+    if (!nodes.has(key)) nodes.set(key, { at: nodes.size, token, source, weight: 0 });
+    return nodes.get(key);
+  };
+  const link = (from, to, weight, accepted, sample) => {
+    const key = `${from.at}|${to.at}`;
+    if (!links.has(key)) {
+      links.set(key, { from, to, weight: 0, accepted: [], samples: [] });
+    }
+    const found = links.get(key);
+    found.weight += weight;
+    to.weight += weight;
+    found.samples.push(sample);
+    if (accepted) found.accepted.push(sample);
+  };
+  for (const index of chosen) {
+    const draft = run.drafts[index].find((d) => d.step === step);
+    if (!draft) continue;
+    const before = run.prompt_ids.concat(run.tokens[index].slice(0, draft.at));
+    const path = new Set(draft.path);
+    const rows = [node(0, before.at(-2), draft.tokens[0], "root")];
+    rows[0].weight += 1;
+    const depth = [0];
+    for (let j = 1; j < draft.tokens.length; j++) {
+      const parent = draft.parents[j];
+      depth[j] = depth[parent] + 1;
+      rows[j] = node(depth[j], draft.tokens[parent], draft.tokens[j], draft.sources[j]);
+      link(rows[parent], rows[j], draft.probabilities[j], path.has(j), index);
+    }
+    // what was sampled off the tree
+    const last = draft.path.length ? draft.path.at(-1) : 0;
+    const i = draft.at + draft.path.length;
+    if (i < run.tokens[index].length) {
+      const end = node(depth[last] + 1, draft.tokens[last], run.tokens[index][i], "sampled");
+      if (end.source === "sampled") {
+        link(rows[last], end, Math.exp(run.samples[index].logprobs[i]), true, index);
+      }
+    }
+  }
+  return { nodes: [...nodes.values()], links: [...links.values()] };
+}
+
+function sankey({ nodes, links }) {
+  const colour = (source) => run.colours[source] || "#999999";
+  return {
+    type: "sankey",
+    arrangement: "snap",
+    node: {
+      label: nodes.map((n) => `${plain(piece(n.token))}  ${n.weight.toFixed(2)}`),
+      color: nodes.map((n) => colour(n.source)),
+      align: "left",
+      pad: 12,
+      thickness: 14,
+      hovertemplate: "%{label}<extra></extra>",
+    },
+    link: {
+      source: links.map((l) => l.from.at),
+      target: links.map((l) => l.to.at),
+      // a hair's breadth for what is all but impossible
+      value: links.map((l) => Math.max(l.weight, 0.01)),
+      color: links.map((l) => colour(l.to.source) + (l.accepted.length ? "dd" : "44")),
+      customdata: links.map((l) => [
+        l.weight.toFixed(3),
+        l.samples.join(", "),
+        l.to.source === "sampled" ? "sampled, not drafted"
+          : l.accepted.length ? `accepted by ${l.accepted.join(", ")}` : "rejected",
+      ]),
+      hovertemplate: "%{source.label} → %{target.label}<br>weight %{customdata[0]}, " +
+        "samples %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
+    },
+  };
+}
+
+function choose(step, of, fade) {
+  $("step").value = step;
+  $("of").value = of;
+  $("step-shown").textContent = $("graph-step").textContent = step;
+  mark(step, fade);
+  if (run.drafts && !playing) show(step, of);
+}
+
+function show(step, of) {
+  const chosen = of === "all" ? run.samples.map((_, i) => i) : [Number(of)];
+  const shown = graph(step, chosen);
+  const layout = {
+    margin: { l: 10, r: 10, t: 10, b: 10 },
+    height: Math.min(900, Math.max(200, 24 * shown.nodes.length)),
+    font: { family: "system-ui, sans-serif", size: 12 },
+  };
+  if (!shown.links.length) {
+    layout.annotations = [{ text: "nothing in flight at this step", showarrow: false }];
+  }
+  Plotly.react("graph", shown.links.length ? [sankey(shown)] : [], layout, options);
+}
+
+// the step with most accepted tokens, and among equals with most samples
+function mostAccepted() {
+  const worth = new Map();
+  for (const sample of run.samples) {
+    sample.steps.forEach((step, i) => {
+      worth.set(step, (worth.get(step) ?? 0) + (sample.sources[i] === "sampled" ? 0.01 : 1));
+    });
+  }
+  let best = 1;
+  for (const [step, value] of worth) if (value > (worth.get(best) ?? 0)) best = step;
+  return best;
+}
+
+let playing = null;
+
+function pause() {
+  if (!playing) return;
+  clearInterval(playing);
+  playing = null;
+  $("play").textContent = "▶ play";
+}
+
+function play() {
+  if (playing) { pause(); chosen(); return; }
+  let step = Number($("step").value) < last ? Number($("step").value) : 0;
+  $("play").textContent = "❚❚ pause";
+  // a run takes about ten seconds, whatever its length
+  const stride = Math.ceil(last / 150);
+  playing = setInterval(() => {
+    step = Math.min(last, step + stride);
+    if (step === last) pause();
+    choose(step, $("of").value, true);
+  }, Math.max(60, 10000 / last));
+}
+
+// a call takes only so many arguments: one a sample, not one a token
+const last = Math.max(1, ...run.samples.map((s) => s.steps.at(-1) ?? 1));
+$("step").max = last;
+for (const of of ["all", ...run.samples.keys()]) {
+  const option = document.createElement("option");
+  option.value = of;
+  option.textContent = of === "all" ? "all samples" : `sample ${of}`;
+  $("of").append(option);
+}
+const chosen = () => choose(Number($("step").value), $("of").value, true);
+$("step").addEventListener("input", () => { pause(); chosen(); });
+$("of").addEventListener("change", () => choose(Number($("step").value), $("of").value, false));
+$("play").addEventListener("click", play);
+if (!run.drafts) $("graph").textContent = "Not recorded: draw with csd sample --json --drafts.";
+choose(mostAccepted(), "all", false);

@@ -1,0 +1,45 @@
+"""What drafting would gain on recorded samples: replayed steps, and what a step costs."""
+
+import torch
+
+from csd.engine.step_cost import CostModel
+from csd.evaluate.replay import replay
+from csd.graph.make_drafter import make_drafter
+from csd.kernels.ops import reference
+from csd.traces.traces import Trace
+
+
+def gain(
+    traces: list[Trace],
+    nodes: int,
+    cost: CostModel | None,
+    samples: int | None = None,
+    drafter: str = "consensus",
+) -> dict:
+    """Figures of all traces together, with `nodes` drafted tokens a sample and step at most.
+
+    samples: of each trace, all when None. Returns nodes; tau; nodes_used, what was drafted of them;
+    speedup, over one token a step, by `cost` alone: the drafter's own time is not in it. Without a
+    cost it is None.
+    """
+    tokens = steps = drafted = 0
+    plain = drafting = 0.0
+    for trace in traces:
+        count = len(trace.samples) if samples is None else samples
+        result = replay(
+            trace, make_drafter(drafter, reference(), torch.device("cpu")), count, nodes
+        )
+        tokens, steps = tokens + result.tokens, steps + result.sample_steps
+        drafted += result.nodes
+        if cost is None:
+            continue
+        lengths = [len(x) for x in trace.samples[:count]]
+        in_flight = (sum(x > i for x in lengths) for i in range(max(lengths)))
+        plain += sum(cost(n) for n in in_flight)
+        drafting += sum(cost(live + more) for live, more in result.rows)
+    return {
+        "nodes": nodes,
+        "tau": tokens / steps,
+        "nodes_used": drafted / steps,
+        "speedup": plain / drafting if cost is not None else None,
+    }

@@ -1,0 +1,84 @@
+"""Files of problems: questions, right answers, and when two answers are the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from csd.evaluate.answers import answer_of, canonical, number_of
+from csd.models.prompts import check_prompt
+from csd.schema.check import fits, shown
+from csd.schema.read import naming, read_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    index: int  # line of the file, from 0
+    prompt: str | list[dict]
+    answer: str  # as `Task.extract` writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """question, answer: keys of a line. ask: the instruction behind the question."""
+
+    question: str
+    answer: str
+    ask: str
+    gold: Callable[[str], str]
+    extract: Callable[[str], str | None]
+
+
+def read(path: str | Path, task: Task) -> list[Problem]:
+    """The problems of a JSONL file. Raises ValueError that names the line and the key."""
+    problems: list[Problem] = []
+    for number, row in read_lines(path, dict):
+        with naming(f"{path}, line {number}"):
+            problems.append(_problem(row, len(problems), task))
+    if not problems:
+        raise ValueError(f"{path} holds no problems")
+    return problems
+
+
+def _problem(row: dict, index: int, task: Task) -> Problem:
+    for key in (task.question, task.answer):
+        if key not in row:
+            raise ValueError(f"has no {key!r}")
+    prompt, answer = row[task.question], row[task.answer]
+    check_prompt(prompt, task.question)
+    if not fits(answer, str | int | float):
+        raise ValueError(f"must have a text or a number as {task.answer!r}, got {shown(answer)}")
+    if isinstance(prompt, str):
+        prompt += task.ask
+    return Problem(index, prompt, task.gold(str(answer)))
+
+
+def _gsm8k_gold(answer: str) -> str:
+    found = answer.rpartition("####")[2].strip()
+    if number_of(found) is None:
+        raise ValueError(f"must end its 'answer' in #### and a number, got {answer[-40:]!r}")
+    return canonical(found)
+
+
+def _extract(text: str) -> str | None:
+    found = answer_of(text)
+    return None if found is None else canonical(found)
+
+
+TASKS = {
+    "gsm8k": Task(
+        "question",
+        "answer",
+        '\n\nReason step by step, then end with "The answer is" and the number.',
+        _gsm8k_gold,
+        _extract,
+    ),
+    "math": Task(
+        "problem",
+        "answer",
+        "\n\nReason step by step, and put the final answer within \\boxed{}.",
+        canonical,
+        _extract,
+    ),
+    # prompt: a str or messages, taken as they are
+    "jsonl": Task("prompt", "answer", "", canonical, _extract),
+}

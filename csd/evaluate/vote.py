@@ -1,0 +1,208 @@
+"""Self-consistency: the answer most samples agree on, and when the rest need not be drawn."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+from csd.engine.result import Sample
+from csd.evaluate.answers import (
+    EXTRACTORS,
+    answer_of,
+    boxed,
+    canonical,
+    extractor,
+    last_number,
+    stated,
+)
+from csd.schema.check import shown
+
+__all__ = ["Decision", "Vote", "answer_of", "boxed", "drawn", "last_number", "stated", "vote"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    answer: str | None  # None when no sample has one
+    count: float  # votes, or weight, of the answer
+    total: float  # of all samples that have an answer
+    answers: list[str | None]  # of each sample that was counted
+
+
+def drawn(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples before the first cancelled one; `samples` are in the order of their indices.
+
+    Samples that finish first are shorter and agree more than the rest, so a sample that finished
+    is not counted behind one that did not.
+    """
+    found = []
+    for sample in samples:
+        if not isinstance(sample, Sample):
+            raise TypeError(
+                "samples must be what csd.generate returns for one prompt, or a list of Sample, "
+                f"got a {type(sample).__name__} in it"
+            )
+        if sample.finish_reason == "cancelled":
+            break
+        found.append(sample)
+    return found
+
+
+def probability(sample: Sample) -> float:
+    """exp of the mean log-probability of a token: the weight of Wang et al. 2022 (2203.11171)."""
+    if not sample.logprobs:
+        raise ValueError(f"sample {sample.index} has no tokens, so no mean log-probability")
+    mean = sum(sample.logprobs) / len(sample.logprobs)
+    # a hair above 0 is rounding
+    if not mean < 1e-3:
+        raise ValueError(
+            f"sample {sample.index} has a mean log-probability of {mean}, which is none"
+        )
+    return math.exp(mean)
+
+
+def vote(
+    samples: Iterable[Sample],
+    extract: str | Callable[[str], str | None] = answer_of,
+    weight: str | Callable[[Sample], float] | None = None,
+) -> Decision:
+    """Majority over the answers of the samples that come before the first cancelled one.
+
+    samples: what `csd.generate` returns for a prompt, or a list of `Sample`.
+    extract: the answer in a text, None for none; or "boxed", "stated" (after "the answer is"),
+        "number" (the last), "any" (the first of these that there is). Answers of these four that
+        are written differently (0.5, 1/2, \\frac12) are one, in the spelling of the lowest index;
+        a function's are compared as they are.
+    weight: of a sample; 1 each when not given; "probability" for the exp of its mean
+        log-probability. Ties go to the answer of the lowest index.
+
+    Raises ValueError for a weight that is negative or not finite, and for samples without text.
+    """
+    read, same = extractor(extract), _comparison(extract)
+    if weight == "probability":
+        weight = probability
+    elif weight is not None and not callable(weight):
+        raise ValueError(f"weight must be a function, 'probability' or None, got {weight!r}")
+    voters = drawn(samples)
+    spelling: dict[str, str] = {}
+    answers = []
+    for sample in voters:
+        answer = read(text_of(sample))
+        answers.append(None if answer is None else spelling.setdefault(same(answer), answer))
+    votes: dict[str, float] = {}
+    for sample, answer in zip(voters, answers, strict=True):
+        if answer is not None:
+            votes[answer] = votes.get(answer, 0) + (1 if weight is None else _of(weight, sample))
+    if not votes:
+        return Decision(None, 0, 0, answers)
+    best = _leader(votes)
+    return Decision(best, votes[best], sum(votes.values()), answers)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """`until=csd.Vote()`: stop once the remaining samples cannot change the majority.
+
+    The answer is then the one that all samples would have given. With `confidence`, stop already
+    when the leading answer is the model's more likely one with this probability, by the Beta test
+    of Adaptive-Consistency (Aggarwal et al. 2023, 2305.11860): with a and b votes of the first two
+    answers and a flat prior, P(p > 1/2) for p ~ Beta(a + 1, b + 1).
+
+    Samples are counted in the order of their indices, and never one whose predecessor has not
+    finished, so the decision is the same for every draft, budget and batch.
+    """
+
+    needs_text: ClassVar[bool] = True
+
+    extract: str | Callable[[str], str | None] = answer_of
+    confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        extractor(self.extract)
+        if self.confidence is not None and not 0.5 < self.confidence < 1:
+            raise ValueError(f"confidence must lie in (0.5, 1), got {self.confidence!r}")
+
+    def of(self, total: int) -> Callable[[list[Sample]], bool]:
+        """The `until` of a prompt with `total` samples."""
+        # every prefix holds the one before it: each text is read once
+        once = replace(self, extract=cache(self._read))
+        return lambda prefix: once.decided(prefix, total)
+
+    def _read(self, text: str) -> str | None:
+        answer = extractor(self.extract)(text)
+        return None if answer is None else _comparison(self.extract)(answer)
+
+    def decided(self, prefix: list[Sample], total: int) -> bool:
+        """Whether the first samples, `prefix`, decide among `total`."""
+        votes: dict[str, int] = {}
+        for sample in prefix:
+            answer = self._read(text_of(sample))
+            if answer is not None:
+                votes[answer] = votes.get(answer, 0) + 1
+        if not votes:
+            return len(prefix) >= total
+        order = list(votes)
+        leader = _leader(votes)
+        left = total - len(prefix)
+        # an answer that came later loses a tie; so does one that nobody has given yet
+        settled = left <= votes[leader] and all(
+            votes[a] + left < votes[leader] + (order.index(leader) < order.index(a))
+            for a in order
+            if a != leader
+        )
+        if settled or self.confidence is None:
+            return settled
+        second = max((votes[a] for a in order if a != leader), default=0)
+        return _more_likely(votes[leader], second) >= self.confidence
+
+    def least(self, total: int) -> int:
+        """How many of `total` samples are drawn whatever their answers are.
+
+        The number of samples that were drawn depends on their answers, and so does an average over
+        them. One over these first samples does not.
+        """
+        least = (total + 1) // 2
+        if self.confidence is not None:
+            agreeing = next(n for n in range(1, 64) if _more_likely(n, 0) >= self.confidence)
+            least = min(least, agreeing)
+        return least
+
+
+def _leader(votes: Mapping[str, float]) -> str:
+    # a dict keeps insertion order and max takes the first of equals
+    return max(votes, key=lambda answer: votes[answer])
+
+
+def _comparison(extract: str | Callable) -> Callable[[str], str]:
+    """How answers are compared: those of a user's function as they are."""
+    built_in = isinstance(extract, str) or extract in EXTRACTORS.values()
+    return canonical if built_in else lambda answer: answer
+
+
+def text_of(sample: Sample) -> str:
+    if sample.text is None:
+        raise ValueError(f"sample {sample.index} has no text: generate with tokenizer=")
+    return sample.text
+
+
+def _of(weight: Callable[[Sample], float], sample: Sample) -> float:
+    given = weight(sample)
+    try:
+        value = float(given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"weight must give a number, got {shown(given)} for sample {sample.index}"
+        ) from error
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value < math.inf:
+        raise ValueError(
+            f"weight must be at least 0 and finite, got {value} for sample {sample.index}"
+        )
+    return value
+
+
+def _more_likely(a: int, b: int) -> float:
+    """P(p > 1/2) for p ~ Beta(a + 1, b + 1), which is P(Binomial(a + b + 1, 1/2) <= a)."""
+    n = a + b + 1
+    return sum(math.comb(n, i) for i in range(a + 1)) / 2**n

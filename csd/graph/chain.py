@@ -1,0 +1,66 @@
+"""The consensus graph's likeliest path of each slot, for engines that verify chains only."""
+
+from typing import Any
+
+import numpy as np
+
+from csd.graph.consensus import ConsensusGraph
+from csd.kernels.draft_tree.children import Estimates
+from csd.kernels.draft_tree.constants import max_path_cost
+from csd.kernels.draft_tree.host_pool import Drafted, put_together
+from csd.kernels.draft_tree.reference import cheapest
+from csd.kernels.runs import starts
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.slots import Slots
+
+
+class ConsensusChain(ConsensusGraph):
+    """A node has one child, the likeliest, ties to smaller tokens. On the host, in numpy.
+
+    Of all slots' nodes the likeliest fill the pool, so a slot's chain may end early.
+    """
+
+    def propose(
+        self, slots: Slots, rows: int, noise: Any = None, *, nodes: int | None = None
+    ) -> Pool:
+        state = Estimates(self.table, slots, self.config, noise)
+        live = state.live.nonzero()[0]
+        live = live[state.group[live].argsort(kind="stable")]
+        most = rows - live.size if nodes is None else min(nodes, rows - live.size)
+        drafted = None
+        if live.size and most > 0:
+            # a successor of weight 0 has a score of 0
+            with np.errstate(divide="ignore"):
+                drafted = _grow(state, live, most)
+        return put_together(state, live, drafted, rows)
+
+
+def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
+    """The `budget` cheapest nodes of the slots' chains, best first; None where there are none."""
+    config = state.config
+    limit = np.minimum(state.max_new - 1 - state.generated, min(config.max_depth, MAX_DEPTH))
+    path = max_path_cost(config)
+    cost, parent = np.zeros(slot.size, np.int64), np.full(slot.size, -1)
+    context = state.context[slot]
+    levels: list[Drafted] = []
+    count, depth = 0, 0
+    while True:
+        depth += 1
+        room = limit[slot] >= depth
+        slot, cost, parent, context = slot[room], cost[room], parent[room], context[room]
+        found = state.children(slot, context, depth, path - cost) if slot.size else None
+        if found is None or not found.parent.size:
+            break
+        order = np.lexsort((found.token, found.edge, found.parent))
+        order = order[starts(found.parent[order])]
+        at = found.parent[order]
+        level = Drafted.empty(at.size, context.shape[1])
+        level.cost[:], level.token[:] = cost[at] + found.edge[order], found.token[order]
+        level.slot[:], level.depth[:], level.parent[:] = slot[at], depth, parent[at]
+        level.source[:] = found.source[order]
+        level.context[:, 0], level.context[:, 1:] = level.token, context[at, :-1]
+        levels.append(level)
+        slot, cost, context = level.slot, level.cost, level.context
+        parent = np.arange(at.size) + count
+        count += at.size
+    return cheapest(levels, budget) if levels else None

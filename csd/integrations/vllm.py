@@ -1,0 +1,172 @@
+"""Drafts for vLLM: `speculative_config={"model": "csd.integrations.vllm.Proposer", ...}`."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from csd.graph.capacity import capacity_for
+from csd.graph.chain import ConsensusChain
+from csd.graph.consensus import PIECE, WITH_HISTORY
+from csd.integrations.vllm_rows import Group, Rows, Sample
+from csd.integrations.vllm_step import ENTERED, committed, empty_slots, windows
+from csd.kernels.ops import reference
+from csd.state.context_table import GraphConfig
+from csd.state.pool import MAX_DEPTH
+from csd.state.slots import MAX_STOP_IDS
+from csd.traces.history import History
+
+# pieces of prompts and earlier samples that enter the graph in one call
+PIECES = 8
+
+
+class Proposer:
+    """vLLM's `custom_class` proposer: chains from a consensus graph of each prompt's samples.
+
+    Rows with the same prompt tokens are a group. A group whose samples have ended is kept in
+    `history` for the next samples of its prompt.
+
+    Options are class attributes; `speculative_config` names a subclass to set others.
+
+    step_tokens: that a step verifies at most, a row's last token and its drafts, but no less than a
+        draft a row. The likeliest paths of all rows take them.
+    min_prob: paths less likely than this are not drafted.
+    history_samples, history_tokens: as `csd.History` has them; without samples there is none.
+    patience: calls that do not show a sample before it counts as ended.
+
+    Raises ValueError when `num_speculative_tokens` is not from 1 to 16.
+    """
+
+    step_tokens: ClassVar[int] = 256
+    min_prob: ClassVar[float] = 0.05
+    history_samples: ClassVar[int] = 8
+    history_tokens: ClassVar[int] = 4_000_000
+    patience: ClassVar[int] = 1000
+
+    def __init__(self, vllm_config: Any):
+        k = vllm_config.speculative_config.num_speculative_tokens
+        if not 1 <= k <= MAX_DEPTH:
+            raise ValueError(f"num_speculative_tokens must be from 1 to {MAX_DEPTH}, got {k}")
+        model, rows = vllm_config.model_config, vllm_config.scheduler_config.max_num_seqs
+        self.length: int = model.max_model_len
+        config = GraphConfig(max_depth=k, min_prob=self.min_prob, **WITH_HISTORY)
+        config = replace(config, capacity=capacity_for(rows * self.length, config))
+        self.graph = ConsensusChain(reference(), "cpu", config)
+        self.history: History | None = None
+        if self.history_samples:
+            self.history = History(self.history_samples, self.history_tokens)
+        # a sample may pass the model's length by what its last step drafted
+        self.rows = Rows(
+            rows, self.length + ENTERED, self.patience, max(self.history_samples, 1),
+            self._begin, self._release,
+        )  # fmt: skip
+        self._slots = empty_slots(rows, self.rows.places, config.context)
+        self._ends = end_tokens(model)
+        self._slots.stop_ids[:, : len(self._ends)] = torch.tensor(self._ends, dtype=torch.int32)
+        self._entering: deque[tuple[Group, Iterator]] = deque()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM calls it; a graph has no weights."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: np.ndarray,  # [rows], of each row, the sampled ones included
+        token_ids_cpu: np.ndarray,  # [rows, tokens]
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafted tokens of each row; none where it has sampled none, which is in its prefill."""
+        found = self.rows.find({
+            i: (token_ids_cpu[i, : num_tokens_no_spec[i]], len(new))
+            for i, new in enumerate(sampled_token_ids)
+            if len(new)
+        })  # fmt: skip
+        self._enter()
+        self._observe(found)
+        drafts = self._draft(found)
+        return [drafts.get(i, []) for i in range(len(sampled_token_ids))]
+
+    def _begin(self, group: Group) -> None:
+        self._slots.group_key[group.place] = group.key
+        self._slots.prompt_len[group.place] = group.prompt.size - 1
+        self._entering.append((group, self._pieces(group)))
+
+    def _release(self, group: Group) -> None:
+        self._slots.group_key[group.place] = -1
+        if self.history is not None:
+            self.history.add(group.prompt.tolist(), [ids for _, ids in sorted(group.finished)])
+
+    def _pieces(self, group: Group) -> Iterator:
+        """Enter a group's prompt, then earlier samples of it, a piece at each `next`."""
+        prompt, at = group.prompt.tolist(), 0
+        for read in [*range(PIECE, len(prompt), PIECE), len(prompt)]:
+            at = self.graph.observe_prompt(group.key, prompt, at, read, self._slots)
+            yield
+        if self.history is not None:
+            earlier = self.history.of(prompt)
+            fits = self.graph.history_that_fits(earlier, len(self.rows.groups))
+            yield from self.graph.enter_history(group.key, prompt, earlier[:fits], self._slots)
+
+    def _enter(self) -> None:
+        """Some of what waits, in turns."""
+        left = PIECES
+        while self._entering and left:
+            group, pieces = self._entering.popleft()
+            # a released group's text is of no use
+            if int(self._slots.group_key[group.place]) == group.key and next(pieces, self) != self:
+                self._entering.append((group, pieces))
+                left -= 1
+
+    def _observe(self, found: dict[int, Sample]) -> None:
+        """Count the new tokens of all rows."""
+        most = max((len(s.new) for s in found.values()), default=0)
+        for at in range(0, most, ENTERED):
+            part = {i: s for i, s in found.items() if len(s.new) > at}
+            self._set_slots(part)
+            pool, verdict = committed(part, at, self._slots)
+            self.graph.insert(pool, self._slots, verdict)
+
+    def _draft(self, found: dict[int, Sample]) -> dict[int, list[int]]:
+        """Of the rows that go on, which one that has just sampled an end token rarely does."""
+        part = {i: s for i, s in found.items() if s.new[-1] not in self._ends}
+        if not part:
+            return {}
+        self._set_slots(part)
+        count = len(part)
+        pool = self.graph.propose(self._slots, count + max(self.step_tokens - count, count))
+        token = pool.token.tolist()
+        start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
+        return {i: token[start[i] + 1 : start[i] + nodes[i]] for i in part}
+
+    def _set_slots(self, part: dict[int, Sample]) -> None:
+        """Row i of the batch is slot i; only those of `part` are live."""
+        slots, samples = self._slots, part.values()
+        slots.live.fill_(False)
+        row = torch.tensor(list(part))
+        slots.live[row] = True
+        for name, values in (
+            ("group", [s.group.place for s in samples]),
+            ("sample", [s.number for s in samples]),
+            ("step", [s.calls for s in samples]),
+            ("max_new", [self.length - s.length for s in samples]),
+        ):
+            getattr(slots, name)[row] = torch.tensor(values, dtype=torch.int32)
+        N = slots.context.shape[1]
+        last = np.stack([windows(s, s.length, 1, N)[0] for s in samples])
+        slots.context[row] = torch.from_numpy(last)
+
+
+def end_tokens(model: Any) -> list[int]:
+    """Of vLLM's `ModelConfig`: the checkpoint's end tokens, behind which nothing is drafted."""
+    given = (
+        model.try_get_generation_config().get("eos_token_id"),
+        getattr(model.hf_config, "eos_token_id", None),
+    )
+    ends: set[int] = set()
+    for ids in given:
+        if ids is not None:
+            ends |= set(ids) if isinstance(ids, Iterable) else {ids}
+    return sorted(ends)[:MAX_STOP_IDS]

@@ -1,0 +1,156 @@
+"""Which sample each row of vLLM's batch is.
+
+vLLM gives its proposer rows of token ids, and neither the requests' names nor when they end. So a
+row is known by its text: it goes on with the sample whose text it begins with, wherever that was
+before; else what comes before its new tokens is its prompt, and the prompt's group is joined or
+begun. A sample that no call has shown for `patience` calls has ended, and a group with its last
+sample.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+# tokens that a row may have gained unseen since the last call: vLLM skips the proposer while a row
+# of the batch is near the model's length
+GAP = 64
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """The samples of one prompt."""
+
+    key: int  # never reused
+    place: int  # among the groups in flight
+    prompt: np.ndarray  # [P] int32
+    finished: deque  # of (number, token ids), those that ended last
+    last: int  # the latest call that showed one of its samples
+    begun: int = 0  # samples so far
+
+
+@dataclass(eq=False, slots=True)
+class Sample:
+    group: Group
+    number: int
+    text: np.ndarray  # int32, prompt and tokens, with room for the model's length
+    length: int  # of the text
+    new: list[int] = field(default_factory=list)  # tokens that the latest call has brought
+    calls: int = 0  # that showed it
+    last: int = 0  # the latest of them
+
+    def tail(self, count: int) -> np.ndarray:
+        """The last `count` tokens, or as many as there are."""
+        return self.text[max(self.length - count, 0) : self.length]
+
+
+class Rows:
+    """The samples and groups in flight.
+
+    rows: of a batch at most. length: of a text at most. keep: finished samples of a group at most.
+    begin, release: called with a group when its first sample begins and when its last has ended.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        length: int,
+        patience: int,
+        keep: int,
+        begin: Callable[[Group], None],
+        release: Callable[[Group], None],
+    ):
+        self.length, self.patience, self.keep = length, patience, keep
+        self.places = 2 * rows  # so that one is always free of this call's groups and the last's
+        self.groups: dict[bytes, Group] = {}
+        self.samples: list[Sample] = []  # in the order in which they began
+        self._begin_group, self._release_group = begin, release
+        self._free = list(range(self.places))[::-1]
+        self._at: dict[int, Sample] = {}  # of the rows of the last call
+        self._call = self._keys = 0
+
+    def find(self, texts: dict[int, tuple[np.ndarray, int]]) -> dict[int, Sample]:
+        """The sample of each row, with the tokens that this call brings.
+
+        texts: of each row all of its tokens, and how many of them its last step sampled.
+        """
+        self._call += 1
+        found: dict[int, Sample] = {}
+        # most rows stay where they were
+        for i, (text, new) in texts.items():
+            sample = self._at.get(i)
+            if sample and self._goes_on(sample, text[: text.size - new]):
+                found[i] = self._add(sample, text)
+        moved = [i for i in texts if i not in found]
+        for i in moved:
+            text, new = texts[i]
+            before = text[: text.size - new]
+            known = [s for s in self.samples if self._goes_on(s, before)]
+            if known:
+                found[i] = self._add(max(known, key=lambda s: s.length), text)
+        for i in moved:
+            if i not in found:
+                text, new = texts[i]
+                found[i] = self._add(self._begin(text[: text.size - new]), text)
+        self._at = found
+        self._retire()
+        return found
+
+    def _goes_on(self, sample: Sample, before: np.ndarray) -> bool:
+        """Whether a row with the text `before` its new tokens is this sample, one step on.
+
+        A row that no last call showed was not running, so it has gained nothing since.
+        """
+        n = sample.length
+        gap = GAP if sample.last == self._call - 1 else 0
+        if sample.last == self._call or not before.size - gap <= n <= before.size:
+            return False
+        # texts of other samples mostly differ in their last tokens
+        return before[n - 1] == sample.text[n - 1] and np.array_equal(before[:n], sample.text[:n])
+
+    def _add(self, sample: Sample, text: np.ndarray) -> Sample:
+        new = text[sample.length :]
+        sample.text[sample.length : text.size] = new
+        sample.new, sample.length = new.tolist(), text.size
+        sample.calls, sample.last, sample.group.last = sample.calls + 1, self._call, self._call
+        return sample
+
+    def _begin(self, prompt: np.ndarray) -> Sample:
+        ids = prompt.astype(np.int32)
+        group = self.groups.get(ids.tobytes())
+        if group is None:
+            if not self._free:
+                self._release(min(self.groups.values(), key=lambda g: g.last))
+            self._keys += 1
+            group = Group(self._keys, self._free.pop(), ids, deque(maxlen=self.keep), self._call)
+            self.groups[ids.tobytes()] = group
+            self._begin_group(group)
+        # pages of it are taken as they are written
+        text = np.empty(self.length, np.int32)
+        text[: ids.size] = ids
+        sample = Sample(group, group.begun, text, ids.size)
+        group.begun += 1
+        self.samples.append(sample)
+        return sample
+
+    def _retire(self) -> None:
+        """End the samples and groups that calls show no more."""
+        oldest = self._call - self.patience
+        ended = [s for s in self.samples if s.last < oldest]
+        if ended:
+            self._end(ended)
+        for group in [g for g in self.groups.values() if g.last < oldest]:
+            self._release(group)
+
+    def _end(self, ended: list[Sample]) -> None:
+        for s in ended:
+            s.group.finished.append((s.number, s.text[s.group.prompt.size : s.length].tolist()))
+        gone = set(ended)
+        self.samples = [s for s in self.samples if s not in gone]
+
+    def _release(self, group: Group) -> None:
+        self._end([s for s in self.samples if s.group is group])
+        self._release_group(group)
+        self._free.append(group.place)
+        del self.groups[group.prompt.tobytes()]

@@ -1,0 +1,169 @@
+"""Keys and values behind the tokens already in the pages: accepted nodes, and prompt chunks.
+
+    commit_kv      pages[l, place slot_len[s] + i of slot s] = node[l, accept_row[s, i]]
+                   for i < accept_count[s] and every layer l
+    write_prompt   pages[.., place start + r of a page list] = chunk[.., r]
+
+Place p of a page table is token p % 64 of page table[p // 64]. Nodes live in a scratch of their
+own, so source and target never overlap.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.checks import check_tensor
+from csd.kernels.operator import operator
+from csd.state.kv_cache import PAGE
+
+# accepted rows of a slot that one program moves: most steps accept fewer
+BLOCK_A = 4
+
+
+def commit_kv_ref(
+    node_k: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, D]
+    k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    slot_pages: torch.Tensor,  # [S, SP] int32
+    slot_len: torch.Tensor,  # [S] int32
+    accept_row: torch.Tensor,  # [S, A] int32, -1 padded
+    accept_count: torch.Tensor,  # [S] int32
+) -> None:
+    """Plain PyTorch. `slot_len` is left as it is: the caller moves it when the step is done."""
+    step = torch.arange(accept_row.shape[1], device=accept_row.device)
+    slot, i = (step < accept_count[:, None]).nonzero(as_tuple=True)
+    place = slot_len.long()[slot] + i
+    page = slot_pages[slot, place // PAGE].long()
+    row = accept_row[slot, i].long()
+    for node, pages in ((node_k, k_pages), (node_v, v_pages)):
+        tokens = pages.view(pages.shape[0], -1, *pages.shape[3:])
+        tokens.index_copy_(1, page * PAGE + place % PAGE, node.index_select(1, row))
+
+
+@triton.jit(do_not_specialize=["slot_width", "A"])
+def _commit_kv_kernel(
+    node_k_ptr,  # [L, M, W], W = K * D
+    node_v_ptr,  # [L, M, W]
+    k_pages_ptr,  # [L, n_pages, PAGE, W]
+    v_pages_ptr,  # [L, n_pages, PAGE, W]
+    slot_pages_ptr,  # [S, SP] int32
+    slot_len_ptr,  # [S] int32
+    accept_row_ptr,  # [S, A] int32
+    accept_count_ptr,  # [S] int32
+    node_layer_stride,
+    pages_layer_stride,
+    slot_width,
+    A,
+    W: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    slot = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    # [BLOCK_A]
+    i = tl.program_id(2) * BLOCK_A + tl.arange(0, BLOCK_A)
+    count = tl.minimum(tl.load(accept_count_ptr + slot), A)
+    if tl.program_id(2) * BLOCK_A >= count:
+        return
+    accepted = i < count
+    row = tl.load(accept_row_ptr + slot * A + i, mask=accepted, other=0).to(tl.int64)
+    place = tl.load(slot_len_ptr + slot) + i
+    page = tl.load(slot_pages_ptr + slot * slot_width + place // PAGE, mask=accepted, other=0)
+    source = layer * node_layer_stride + row * W
+    target = layer * pages_layer_stride + (page.to(tl.int64) * PAGE + place % PAGE) * W
+    for w in range(0, W, BLOCK_W):
+        # [BLOCK_A, BLOCK_W]
+        offs_w = w + tl.arange(0, BLOCK_W)[None, :]
+        mask = accepted[:, None] & (offs_w < W)
+        k = tl.load(node_k_ptr + source[:, None] + offs_w, mask=mask)
+        v = tl.load(node_v_ptr + source[:, None] + offs_w, mask=mask)
+        tl.store(k_pages_ptr + target[:, None] + offs_w, k, mask=mask)
+        tl.store(v_pages_ptr + target[:, None] + offs_w, v, mask=mask)
+
+
+def commit_kv_triton(
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slot_pages: torch.Tensor,
+    slot_len: torch.Tensor,
+    accept_row: torch.Tensor,
+    accept_count: torch.Tensor,
+) -> None:
+    """One launch for all layers and slots."""
+    L, W = node_k.shape[0], node_k.shape[2] * node_k.shape[3]
+    S, A = accept_row.shape
+    _commit_kv_kernel[(S, L, triton.cdiv(A, BLOCK_A))](
+        node_k_ptr=node_k,
+        node_v_ptr=node_v,
+        k_pages_ptr=k_pages,
+        v_pages_ptr=v_pages,
+        slot_pages_ptr=slot_pages,
+        slot_len_ptr=slot_len,
+        accept_row_ptr=accept_row,
+        accept_count_ptr=accept_count,
+        node_layer_stride=node_k.stride(0),
+        pages_layer_stride=k_pages.stride(0),
+        slot_width=slot_pages.stride(0),
+        A=A,
+        W=W,
+        PAGE=PAGE,
+        BLOCK_A=BLOCK_A,
+        BLOCK_W=min(1024, triton.next_power_of_2(W)),
+        num_warps=4,
+    )
+
+
+_commit_kv = operator(
+    "commit_kv", commit_kv_ref, commit_kv_triton, written=("k_pages", "v_pages")
+)
+
+
+def commit_kv(
+    node_k: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, D]
+    k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    slot_pages: torch.Tensor,  # [S, SP] int32
+    slot_len: torch.Tensor,  # [S] int32
+    accept_row: torch.Tensor,  # [S, A] int32, -1 padded
+    accept_count: torch.Tensor,  # [S] int32
+) -> None:
+    """Moves the accepted rows of all layers behind their slots' tokens."""
+    if node_k.dim() != 4:
+        raise ValueError(f"node_k must be [L, M, K, D], got {tuple(node_k.shape)}")
+    L, _, K, D = node_k.shape
+    kind, device = node_k.dtype, node_k.device
+    check_tensor("node_k", node_k, node_k.shape, None, device, rows_apart=True)
+    check_tensor("node_v", node_v, node_k.shape, kind, device, rows_apart=True)
+    if L and node_v.stride() != node_k.stride():
+        raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")
+    check_tensor("k_pages", k_pages, (L, None, PAGE, K, D), kind, device)
+    check_tensor("v_pages", v_pages, k_pages.shape, kind, device)
+    check_tensor("slot_len", slot_len, (None,), torch.int32, device)
+    S = slot_len.shape[0]
+    for name, x in (("slot_pages", slot_pages), ("accept_row", accept_row)):
+        check_tensor(name, x, (S, None), torch.int32, device)
+    check_tensor("accept_count", accept_count, (S,), torch.int32, device)
+    _commit_kv(
+        node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count
+    )
+
+
+def write_prompt(
+    k: torch.Tensor,  # [.., R, K, D]
+    v: torch.Tensor,  # [.., R, K, D]
+    k_pages: torch.Tensor,  # [.., n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [.., n_pages, 64, K, D], written in place
+    pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
+    start: int,
+) -> None:
+    """Puts rows 0..R-1 of a prompt chunk at places start.. of a page list; one layer or all."""
+    place = torch.arange(start, start + k.shape[-3], device=k.device)
+    index = pages[place // PAGE].long() * PAGE + place % PAGE
+    for chunk, target in ((k, k_pages), (v, v_pages)):
+        tokens = target.view(*target.shape[:-4], -1, *target.shape[-2:])
+        tokens.index_copy_(tokens.dim() - 3, index, chunk)

@@ -1,0 +1,123 @@
+"""Draft every live slot's tree from the consensus graph: one pool of the likeliest nodes.
+
+A node's contexts of all orders are looked up, and last the one of the group as a whole (order
+0). With W_n the total of its context of order n, w_n(t) the weight of successor t, c the smoothing
+weight and L the most that is trusted, longest first:
+
+    lam_n = L * W_n / (W_n + c)                     0 where the context is absent
+    share_n = lam_n * product of (1 - lam_m) over the longer orders m
+    p(t) = sum over n of share_n * p_n(t)
+
+and the node keeps its MAX_CHILDREN likeliest tokens, ties to smaller tokens. p_n(t) = w_n(t) / W_n
+where the slot is greedy. Where it samples, a context's successors are scored with the very noise g
+that will decide, more sharply in longer contexts (beta_n):
+
+    c_n(t) = exp(beta_n (log v_n(t) + g_t)) / (sum over s of the same
+                                             + exp(beta_n (log max(r_n, 1/1000) + 0.577)))
+    p_n(t) = (1 - u) c_n(t) + u v_n(t)
+
+with r_n = 1 - sum of w_n(s) / W_n, v_n(t) the weights as shares of W_n, those of successors that
+the sample itself has had there multiplied by `own_weight` at the same sum, and u the `uncoupled`
+share. A mixture of coupled contexts guesses better than coupling their mixture: each of them
+either is where the sample stands, and then its distribution is nearly right, or it is not. So it
+is inside a context: its weights are a sum of distributions, of which the sample's may be a sharp
+one that noise would not change; u stands for those.
+
+Every term of p is rounded down to a multiple of 2^-24, so that sums are exact. An edge costs
+round(-log2(p) * 2^16) and the same for `decay`, a path the sum of its edges, so a child never costs
+less than its parent. Neither tokens that end the sample nor paths less likely than 2^-60 are
+drafted.
+
+Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
+rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
+roots leave, with `csd.state.pool.head_starts` added to their costs, so that samples that are
+behind get more of them while the call waits for these alone; ties go by slot, depth, token and
+the parent's rank. Probabilities and noise are float64 before an edge is rounded, so that
+implementations whose logarithms differ in the last bit reach the same integers but for one edge
+in 10^9.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from csd.kernels.draft_tree.constants import DraftNoise
+from csd.kernels.draft_tree.launch import draft_tree_triton, empty_pool
+from csd.kernels.draft_tree.reference import draft_tree_ref
+from csd.kernels.operator import Fields, RecordOperator, numbers
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+
+__all__ = ["DraftNoise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
+
+_SLOTS = (
+    "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
+    "pace", "prompt_len", "group_key",
+)  # fmt: skip
+# what drafting reads of a GraphConfig beside its sizes
+_CONFIG = (
+    "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "frontier",
+    "max_depth", "min_prob",
+)  # fmt: skip
+
+
+def _with_config(run: Callable) -> Callable:
+    def call(table: dict, slots: Any, rows: int, ways: int, *numbers: Any) -> Pool:
+        orders, *drafting, nodes = numbers
+        graph = Table(ways, **table)
+        config = GraphConfig(
+            orders=tuple(orders), capacity=graph.entry_group.shape[0], ways=ways,
+            successors=graph.succ_token.shape[1], **dict(zip(_CONFIG, drafting, strict=True)),
+        )  # fmt: skip
+        return run(graph, slots, rows, config, nodes=nodes)
+
+    return call
+
+
+def _fake(table: Any, slots: Any, rows: int, *rest: Any) -> Pool:
+    groups, context = slots.group_key.shape[0], slots.context.shape[1]
+    return empty_pool(rows, slots.count, groups, context, slots.live.device)
+
+
+_draft_tree = RecordOperator(
+    "draft_tree",
+    (
+        Fields("table", make=dict),
+        Fields("slots", _SLOTS),
+        "SymInt rows",
+        "SymInt ways",
+        "SymInt[] orders",
+        *numbers(GraphConfig, _CONFIG),
+        "SymInt nodes",
+    ),
+    _with_config(draft_tree_ref),
+    _with_config(draft_tree_triton),
+    returns=Pool,
+    fake=_fake,
+)
+
+
+def draft_tree(
+    table: Table, slots: Slots, rows: int, config: GraphConfig, nodes: int | None = None
+) -> Pool:
+    """The likeliest nodes of all live slots' trees, in a pool of `rows` >= live rows.
+
+    nodes: drafted nodes at most, over all slots; as many as fit when not given.
+    """
+    device, sizes = slots.live.device, {"S": slots.count}
+    _draft_tree.check(sizes, device, table, slots)
+    N, E = sizes["N"], sizes["E"]
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, got {rows}")
+    if nodes is not None and nodes < 0:
+        raise ValueError(f"nodes must be at least 0, got {nodes}")
+    if config.context > N:
+        raise ValueError(f"config.orders must be at most {N}, got {config.orders}")
+    if table.ways != config.ways or config.successors != E:
+        raise ValueError(
+            f"config must have ways {table.ways} and successors {E}, as table has, got "
+            f"{config.ways} and {config.successors}"
+        )
+    values = (getattr(config, name) for name in _CONFIG)
+    most = rows if nodes is None else nodes
+    return _draft_tree(table, slots, rows, config.ways, list(config.orders), *values, most)

@@ -1,0 +1,30 @@
+"""What the reference and the kernels of a draft share."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from csd.state.context_table import GraphConfig
+from csd.state.pool import COST_ONE, MOST_AHEAD
+
+# probabilities are multiples of 1 / ONE
+ONE = 1 << 24
+# mean of a Gumbel: what the mass outside a context's successors scores with
+EULER_GAMMA = 0.5772156649015329
+# the least that is left for that mass
+TAIL = 1e-3
+# the highest cost with its head start; of the least likely path; of one of probability 1 / e
+MAX_COST = (1 << 22) - 1
+MAX_PATH_COST = MAX_COST - MOST_AHEAD
+UNIT = COST_ONE / math.log(2)
+
+# g [F, W] float64 of slot [F], position [F] and token [F, W], in place of the slots' keyed noise
+DraftNoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def max_path_cost(config: GraphConfig) -> int:
+    """Of a path that is drafted."""
+    if config.min_prob <= 0:
+        return MAX_PATH_COST
+    return min(MAX_PATH_COST, round(-math.log(config.min_prob) * UNIT))

@@ -1,0 +1,88 @@
+"""A level's frontier: what the graph holds of its contexts, and the frontier that follows."""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.draft_tree.mixture import LAST_TOKEN, NONE
+from csd.kernels.draft_tree.nodes import by_place
+from csd.kernels.graph_lookup import cut_context, hash_tokens, holds_context, probe_entries
+from csd.state import context_table as table
+from csd.state import pool
+
+OWN, SIBLING = tl.constexpr(pool.OWN), tl.constexpr(pool.SIBLING)
+PROMPT = tl.constexpr(pool.PROMPT)
+SAMPLE_BITS = tl.constexpr(table.SAMPLE_BITS)
+ANY = tl.constexpr(table.ANY)
+PROMPT_BIT = tl.constexpr(table.PROMPT_BIT)
+SAMPLES = tl.constexpr((1 << table.PROMPT_BIT) - 1)
+
+
+@triton.jit
+def look_up(
+    context,  # [F, BLOCK_N] int32
+    group,  # [F] int64
+    front,  # contexts there are
+    size,  # [O] int32, tokens of each order
+    whole,  # [O], which of them is the context of the group as a whole
+    sample,
+    entries,  # pointers of the table
+    buckets,
+    HASH: tl.constexpr,
+    WAYS: tl.constexpr,
+    N: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Total [F, O] of each context, 0 where absent; token, weight, whether the sample itself has
+    observed it, and source [F, O, BLOCK_E] of its successors, -1 and 0 where absent."""
+    entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, entry_total_ptr = entries[:4]
+    succ_token_ptr, succ_weight_ptr, succ_source_ptr = entries[4:]
+    offs_e = tl.arange(0, BLOCK_E)[None, None, :]
+    tokens = cut_context(context, size)
+    any_token = whole[None, :, None] & (tl.arange(0, context.shape[1]) == 0)[None, None, :]
+    tokens = tl.where(any_token, ANY, tokens)
+    code = hash_tokens(tokens, group, size, HASH)
+    mask = (tl.arange(0, context.shape[0]) < front)[:, None] & (size > 0)[None, :]
+    entry, found = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
+    # all that an entry holds is on its way before it is known whether it is the context's
+    at = entry[:, :, None] * E + offs_e
+    held = found[:, :, None] & (offs_e < E)
+    token = tl.load(succ_token_ptr + at, mask=held, other=-1)
+    weight = tl.load(succ_weight_ptr + at, mask=held, other=0)
+    bits = tl.load(succ_source_ptr + at, mask=held, other=0)
+    total = tl.load(entry_total_ptr + entry, mask=found, other=0)
+    found = holds_context(entry, found, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
+    token = tl.where(found[:, :, None], token, -1)
+    weight = tl.where(token >= 0, weight, 0)
+    total = tl.where(found, total, 0)
+    by_self = ((bits >> (sample % SAMPLE_BITS).to(tl.int64)) & 1) == 1
+    by_sample = (bits & SAMPLES) != 0
+    by_prompt = ((bits >> PROMPT_BIT) & 1) == 1
+    # two bits hold four sources: HISTORY is 0 until the pool is filled
+    source = tl.where(by_sample, SIBLING, tl.where(by_prompt, PROMPT, 0))
+    source = tl.where(by_self, OWN, source)
+    return total, token, weight, by_self, source
+
+
+@triton.jit
+def next_frontier(nodes, child, rank, context, FRONTIER: tl.constexpr):
+    """How many nodes the next frontier has, their costs [F] and their contexts [F, BLOCK_N]: this
+    level's cheapest children, as far as the list `nodes` holds them."""
+    F: tl.constexpr = context.shape[0]
+    offs_f = tl.arange(0, F)
+    offs_n = tl.arange(0, context.shape[1])
+    last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
+    # [F]
+    chosen = by_place(rank, child, F)
+    ahead = (chosen <= last_node) & (offs_f < FRONTIER)
+    front = tl.sum(ahead.to(tl.int32), 0)
+    chosen = tl.where(ahead, chosen, 0)
+    parent = ((chosen >> 2) & 15).to(tl.int32)
+    # [F, F, BLOCK_N], then [F, BLOCK_N, BLOCK_N]
+    mine = parent[:, None, None] == offs_f[None, :, None]
+    context = tl.sum(tl.where(mine, context[None, :, :], 0), 1)
+    before = offs_n[None, :, None] == offs_n[None, None, :] + 1
+    context = tl.sum(tl.where(before, context[:, None, :], 0), 2)
+    last = ((chosen >> 6) & LAST_TOKEN).to(tl.int32)
+    context = tl.where(offs_n[None, :] == 0, last[:, None], context)
+    return front, chosen >> 41, context

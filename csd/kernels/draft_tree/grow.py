@@ -1,0 +1,168 @@
+"""Grow one slot's tree a program: the first kernel of `csd/kernels/draft_tree/`.
+
+A drafted node is one int64, and nodes go in the order of these:
+
+    cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
+
+the cost with the slot's head start in it. The slot's cheapest nodes of all levels so far are a
+sorted list, into which each level's children are merged. Since a node of the list keeps its
+place among those of its depth, that is its rank in its level's frontier: no link is stored.
+"""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.draft_tree.frontier import look_up, next_frontier
+from csd.kernels.draft_tree.mixture import LAST_TOKEN, NONE, ONE, edge_cost, likeliest, masses
+from csd.kernels.draft_tree.nodes import by_place, ranks
+from csd.kernels.draft_tree.slots import head_start, live_slots
+from csd.kernels.graph_lookup import load_context, order_sizes
+from csd.state import pool
+
+MAX_NODES = tl.constexpr(pool.MAX_NODES)
+MAX_CHILDREN = tl.constexpr(pool.MAX_CHILDREN)
+
+
+@triton.jit
+def _one_a_thread(scratch_ptr, at, value, flat):
+    """The values, stored at `at`, as [C]: one a thread, where before many threads hold the same."""
+    tl.debug_barrier()
+    tl.store(scratch_ptr + at, value)
+    tl.debug_barrier()
+    return tl.load(scratch_ptr + flat)
+
+
+@triton.jit
+def _as_nodes(
+    child,  # [C] int64: q, token and source of the children of MAX_CHILDREN a frontier's node
+    cost,  # [F] int64, of the frontier
+    depth,
+    highest,
+    stop_ids_ptr,  # [STOPS] int32, of the slot
+    LEVEL_COST: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    """[C] int64: the children as nodes, NONE where none is or one costs more than `highest`."""
+    offs_c = tl.arange(0, child.shape[0])
+    q, token = (child >> 33).to(tl.int32), child >> 2 & LAST_TOKEN
+    some = q > 0
+    for i in tl.static_range(STOPS):
+        some = some & (token != tl.load(stop_ids_ptr + i))
+    above = tl.gather(cost, offs_c // MAX_CHILDREN, 0)
+    total = above + edge_cost(tl.where(some, q, ONE)) + LEVEL_COST
+    some = some & (total <= highest)
+    node = (total << 41) | (depth.to(tl.int64) << 37) | (token << 6)
+    node |= (offs_c // MAX_CHILDREN << 2) | (child & 3)
+    return tl.where(some, node, NONE)
+
+
+@triton.jit(do_not_specialize=["slots", "rows", "most", "buckets", "max_depth", "max_cost"])
+def _grow_kernel(
+    live_ptr,  # [S] bool
+    group_ptr,  # [S] int32
+    key_ptr,  # [S] int64
+    sample_ptr,  # [S] int32
+    generated_ptr,  # [S] int32
+    pace_ptr,  # [S] int32
+    max_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    context_ptr,  # [S, N] int32
+    stop_ids_ptr,  # [S, STOPS] int32
+    group_key_ptr,  # [G] int64
+    entry_group_ptr,  # [C] int64
+    entry_hash_ptr,  # [C] int64
+    entry_tokens_ptr,  # [C, N] int32
+    entry_total_ptr,  # [C] int32
+    succ_token_ptr,  # [C, E] int32
+    succ_weight_ptr,  # [C, E] int32
+    succ_source_ptr,  # [C, E] int64
+    nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
+    children_ptr,  # [S, CHILDREN] int64, a level's
+    slots,
+    rows,
+    most,  # drafted nodes of all slots
+    buckets,
+    max_depth,
+    max_cost,  # of a path
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ORDERS: tl.constexpr,  # longest first
+    BLOCK_O: tl.constexpr,
+    HASH: tl.constexpr,
+    WAYS: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    SMOOTHING: tl.constexpr,
+    TRUST: tl.constexpr,
+    OWN_WEIGHT: tl.constexpr,
+    BETAS: tl.constexpr,  # of ORDERS, and of the group as a whole
+    UNCOUPLED: tl.constexpr,
+    LEVEL_COST: tl.constexpr,
+    FRONTIER: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    STOPS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    slot = tl.program_id(0)
+    if tl.load(live_ptr + slot) == 0:
+        return
+    # nodes beyond this place of the list cannot enter the pool
+    room = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
+    width = tl.minimum(MAX_NODES - 1, room)
+    generated = tl.load(generated_ptr + slot)
+    max_depth = tl.minimum(max_depth, tl.load(max_new_ptr + slot) - 1 - generated)
+    key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
+    sampled = tl.load(temperature_ptr + slot) > 0
+    group_key = tl.load(group_key_ptr + tl.load(group_ptr + slot))
+    # longest first, then the group as a whole: what follows ANY
+    CONTEXTS: tl.constexpr = len(ORDERS) + 1
+    offs_o = tl.arange(0, BLOCK_O)
+    whole = offs_o == len(ORDERS)
+    size = tl.where(whole, 1, order_sizes(ORDERS, BLOCK_O))
+
+    offs_f = tl.arange(0, BLOCK_F)
+    offs_p = tl.arange(0, MAX_NODES)
+    CHILDREN: tl.constexpr = BLOCK_F * MAX_CHILDREN
+    offs_c = tl.arange(0, CHILDREN)
+    # [BLOCK_F, MAX_CHILDREN]
+    offs_k = offs_f[:, None] * MAX_CHILDREN + tl.arange(0, MAX_CHILDREN)[None, :]
+    scratch_ptr = children_ptr + slot * CHILDREN
+    entries = (
+        entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, entry_total_ptr, succ_token_ptr,
+        succ_weight_ptr, succ_source_ptr,
+    )  # fmt: skip
+    # [BLOCK_F]: the frontier; at first the root, in every row
+    group = tl.zeros([BLOCK_F], tl.int64) + group_key
+    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S).to(tl.int64)
+    cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
+    context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
+    front = tl.where(width > 0, 1, 0)
+    # [MAX_NODES]
+    nodes = tl.full([MAX_NODES], NONE, tl.int64)
+    depth = tl.zeros((), tl.int32)
+    while (depth < max_depth) & (front > 0):
+        # [BLOCK_F, BLOCK_O], [BLOCK_F, BLOCK_O, BLOCK_E]
+        total, token, weight, by_self, source = look_up(
+            context, group, front, size, whole, sample, entries, buckets, HASH, WAYS, N, E, BLOCK_E
+        )
+        mass = masses(
+            total, token, weight, by_self, key, sample, generated + depth, sampled, CONTEXTS,
+            SMOOTHING, TRUST, OWN_WEIGHT, BETAS, UNCOUPLED,
+        )  # fmt: skip
+        # [BLOCK_F, MAX_CHILDREN]
+        token, q, source = likeliest(token, mass, source)
+        child = (q.to(tl.int64) << 33) | (token.to(tl.int64) & LAST_TOKEN) << 2 | source
+        # [CHILDREN]
+        child = _one_a_thread(scratch_ptr, offs_k, child, offs_c)
+        child = _as_nodes(
+            child, cost, depth, max_cost + first_cost, stop_ids_ptr + slot * STOPS, LEVEL_COST,
+            STOPS,
+        )  # fmt: skip
+        child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
+        # [MAX_NODES]: the cheapest of both
+        rank, place, node_place = ranks(nodes, child)
+        nodes = by_place(place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
+        nodes = tl.where(offs_p < width, nodes, NONE)
+        front, cost, context = next_frontier(nodes, child, rank, context, FRONTIER)
+        depth += 1
+    tl.store(nodes_ptr + slot * MAX_NODES + offs_p, nodes)

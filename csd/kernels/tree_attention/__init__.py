@@ -1,0 +1,143 @@
+"""Attention of every pool row over its prompt, its slot's committed tokens and its tree.
+
+    P(m) = the prompt tokens of row m's group             prompt_pages, prompt_len
+    C(m) = the committed tokens of row m's slot           slot_pages, slot_len
+    N(m) = the nodes j of its slot with bit j of ancestors[m] set     pool row slot_start + j
+    out[m, h] = sum of softmax(scale * q[m, h] . k[t, h // (H / K)]) v[t, h // (H / K)]
+                over t in P(m), C(m) and N(m) together
+
+Rows are ordered by group, then slot; rows of no slot give zeros. The mask is the ancestor word,
+and it is looked at for nodes only.
+
+Two launches. The first walks the step's work list (`plan.py`): a segment is a tile of rows
+that share keys, packed with the query heads of a key-value head into one matrix product, and a run
+of those keys. A prompt's tiles hold rows of all its samples. Scores are in base 2 (scale times
+log2 e); a segment leaves a normalised partial result o and its lse = log2(sum of 2^score). The
+second launch adds them up for each row: sum of 2^(lse - max lse) o over the sum of the weights.
+"""
+
+from typing import Any
+
+import torch
+
+from csd.kernels.checks import check_tensor
+from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.tree_attention.launch import tree_attention_triton
+from csd.kernels.tree_attention.layout import TreeLayout, check_layout
+from csd.kernels.tree_attention.plan import TILE, Work
+from csd.kernels.tree_attention.reference import host_work, tree_attention_ref
+from csd.state.kv_cache import PAGE
+
+__all__ = [
+    "TreeLayout", "host_work", "next_layer_attention", "tree_attention", "tree_attention_ref",
+    "tree_attention_triton",
+]  # fmt: skip
+
+
+def _on_cpu(*args: Any) -> None:
+    *keys, layout, scale, _work, out = args
+    tree_attention_ref(*keys, *layout, scale, out=out)
+
+
+def _on_gpu(*args: Any) -> None:
+    *operands, work, out = args
+    attend: Any = tree_attention_triton
+    attend(*operands, work=Work(*work) if work else None, out=out)
+
+
+_tree_attention = RecordOperator(
+    "tree_attention",
+    (
+        *(f"Tensor {name}" for name in ("q", "node_k", "node_v", "k_pages", "v_pages")),
+        Fields("layout", spread=True, make=TreeLayout),
+        "float scale",
+        "Tensor[] work",
+        "Tensor! out",
+    ),
+    _on_cpu,
+    _on_gpu,
+)
+
+
+def tree_attention(
+    q: torch.Tensor,  # [M, H, D]
+    node_k: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, D]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    layout: TreeLayout,
+    scale: float,
+    work: Work | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of all rows, [M, H, D]. work: the step's `plan_attention`, made here if absent.
+
+    CPU tensors run the reference, which needs no work list. There is no backward.
+    """
+    _refuse_grad(q, node_k, node_v, k_pages, v_pages)
+    _check_rows(q, node_k, node_v)
+    (M, H, D), K, device = q.shape, node_k.shape[1], q.device
+    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
+        check_tensor(name, x, (k_pages.shape[0], PAGE, K, D), q.dtype, device)
+    check_layout(layout, M, device)
+    shapes = ((None, 6), (None, 2), (M, 4))
+    for name, table, shape in zip(Work._fields, work or (), shapes, strict=False):
+        check_tensor(f"work.{name}", table, shape, torch.int32, device)
+    if out is not None:
+        check_tensor("out", out, (M, H, D), q.dtype, device)
+    return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work, out)
+
+
+def next_layer_attention(
+    q: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    layout: TreeLayout,
+    scale: float,
+    work: Work | None = None,
+) -> torch.Tensor:
+    """`tree_attention` of a step's other layers, whose pages and layout its first layer, or who
+    made them, has checked. q, node_k and node_v are checked here."""
+    _refuse_grad(q, node_k, node_v, k_pages, v_pages)
+    _check_rows(q, node_k, node_v)
+    return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work)
+
+
+def _attend(
+    q: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    layout: TreeLayout,
+    scale: float,
+    work: Work | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    tables = list(work) if work else []
+    _tree_attention(q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out)
+    return out
+
+
+def _refuse_grad(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError("tree_attention has no backward: call it under torch.no_grad()")
+
+
+def _check_rows(q: torch.Tensor, node_k: torch.Tensor, node_v: torch.Tensor) -> None:
+    if q.dim() != 3 or node_k.dim() != 3:
+        raise ValueError(
+            f"q and node_k must be [M, H, D] and [M, K, D], got {tuple(q.shape)} and "
+            f"{tuple(node_k.shape)}"
+        )
+    (M, H, D), K, device = q.shape, node_k.shape[1], q.device
+    if not K or H % K or H // K > TILE:
+        raise ValueError(f"H must be 1 to {TILE} times K, got H={H}, K={K}")
+    check_tensor("q", q, (M, H, D), None, device, rows_apart=True)
+    for name, x in (("node_k", node_k), ("node_v", node_v)):
+        check_tensor(name, x, (M, K, D), q.dtype, device, rows_apart=True)
+    if node_k.stride() != node_v.stride():
+        raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")

@@ -1,0 +1,203 @@
+"""The first launch of the tree attention: partial results of every segment of the work list.
+
+The formula and the conventions are in `csd/kernels/tree_attention/`, the work list is in
+`csd/kernels/tree_attention/plan.py`.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add_keys(acc, peak, total, score, v, PRECISION: tl.constexpr):
+    """One step of the online softmax: acc [R, D], peak [R], total [R], score [R, N], v [N, D]."""
+    top = tl.maximum(peak, tl.max(score, 1))
+    # a finite pivot keeps a row that has seen no key yet from computing -inf - -inf
+    pivot = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp2(score - pivot[:, None])
+    shrink = tl.exp2(peak - pivot)
+    total = total * shrink + tl.sum(p, 1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+    return acc, top, total
+
+
+@triton.jit
+def _attend_tile(
+    pointers,
+    results,
+    strides,
+    segment,
+    keys,
+    packed,
+    kv,
+    scale,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One segment for BLOCK_R packed rows of its tile, from row `packed`."""
+    q_ptr, node_k_ptr, node_v_ptr, k_pages_ptr, v_pages_ptr, ancestors_ptr = pointers
+    o_ptr, lse_ptr = results
+    q_stride, node_stride = strides
+    first, rows, low, high, base = segment
+    # the source's row of its page table and its tokens; nodes is 0 where none are in the segment
+    table_ptr, length, node_first, nodes = keys
+    EACH: tl.constexpr = H // K
+    SUBS: tl.constexpr = PAGE // BLOCK_N
+    # [BLOCK_R]
+    offs_r = packed + tl.arange(0, BLOCK_R)
+    mask_r = offs_r < rows * EACH
+    row = first + offs_r // EACH
+    head = kv * EACH + offs_r % EACH
+    # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < D
+    # [BLOCK_N]
+    offs_n = tl.arange(0, BLOCK_N)
+    # [BLOCK_R, BLOCK_D]
+    q = tl.load(
+        q_ptr + row[:, None].to(tl.int64) * q_stride + head[:, None] * D + offs_d[None, :],
+        mask=mask_r[:, None] & mask_d[None, :],
+        other=0.0,
+    ).to(DTYPE)
+    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+
+    pages = tl.cdiv(length, PAGE)
+    end = tl.minimum(high, pages) * SUBS
+    # the page of the next step is loaded a step ahead, so that its latency is not in the loop
+    page = tl.load(table_ptr + low, mask=low < pages, other=0)
+    for i in range(low * SUBS, end):
+        token = i * BLOCK_N + offs_n
+        mask_n = token < length
+        start = (page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N) * (K * D) + kv * D
+        page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
+        # [BLOCK_N, BLOCK_D]
+        offs = offs_n[:, None] * (K * D) + offs_d[None, :]
+        # what lies behind the last valid token may be NaN, and 0 * NaN is not 0
+        mask = mask_n[:, None] & mask_d[None, :]
+        k = tl.load(k_pages_ptr + start + offs, mask=mask, other=0.0).to(DTYPE)
+        v = tl.load(v_pages_ptr + start + offs, mask=mask, other=0.0).to(DTYPE)
+        # [BLOCK_R, BLOCK_N]
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.where(mask_n[None, :], score, float("-inf"))
+        acc, peak, total = _add_keys(acc, peak, total, score, v, PRECISION)
+
+    # [BLOCK_R, 1]
+    word = tl.load(ancestors_ptr + row, mask=mask_r & (nodes > 0), other=0)[:, None]
+    for j in tl.range(0, nodes, BLOCK_N):
+        node = j + offs_n
+        # [BLOCK_N, BLOCK_D]
+        offs = (node_first + node)[:, None].to(tl.int64) * node_stride + kv * D + offs_d[None, :]
+        mask = (node < nodes)[:, None] & mask_d[None, :]
+        k = tl.load(node_k_ptr + offs, mask=mask, other=0.0).to(DTYPE)
+        v = tl.load(node_v_ptr + offs, mask=mask, other=0.0).to(DTYPE)
+        # [BLOCK_R, BLOCK_N]
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        seen = ((word >> node[None, :].to(tl.int64)) & 1) == 1
+        score = tl.where(seen & (node < nodes)[None, :], score, float("-inf"))
+        acc, peak, total = _add_keys(acc, peak, total, score, v, PRECISION)
+
+    # a row without a key (only sub-blocks of other branches) weighs nothing in the merge
+    total = tl.where(total > 0.0, total, 1.0)
+    at = base + offs_r
+    tl.store(
+        o_ptr + at[:, None].to(tl.int64) * D + offs_d[None, :],
+        acc * (1.0 / total)[:, None],
+        mask=mask_r[:, None] & mask_d[None, :],
+    )
+    tl.store(lse_ptr + at, peak + tl.log2(total), mask=mask_r)
+
+
+@triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows"])
+def _tree_attention_kernel(
+    q_ptr,  # [M, H, D]
+    node_k_ptr,  # [M, K, D]
+    node_v_ptr,  # [M, K, D]
+    k_pages_ptr,  # [n_pages, PAGE, K, D]
+    v_pages_ptr,  # [n_pages, PAGE, K, D]
+    prompt_pages_ptr,  # [G, PP] int32
+    prompt_len_ptr,  # [G] int32
+    slot_pages_ptr,  # [S, SP] int32
+    slot_len_ptr,  # [S] int32
+    ancestors_ptr,  # [M] int64
+    slot_start_ptr,  # [S] int32
+    slot_nodes_ptr,  # [S] int32
+    segment_ptr,  # [W, 6] int32
+    program_ptr,  # [programs, 2] int32
+    o_ptr,  # [K, partial rows, D] float32
+    lse_ptr,  # [K, partial rows] float32
+    q_stride,
+    node_stride,
+    G,
+    prompt_width,
+    slot_width,
+    partial_rows,
+    scale,  # times log2 e
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_SMALL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    EACH: tl.constexpr = H // K
+    # neighbours read neighbouring heads of the same tokens
+    pid = tl.program_id(0) // K
+    kv = tl.program_id(0) % K
+    o_ptr += kv.to(tl.int64) * partial_rows * D
+    lse_ptr += kv.to(tl.int64) * partial_rows
+    segment_last = tl.load(program_ptr + pid * 2 + 1)
+    for w in range(tl.load(program_ptr + pid * 2), segment_last):
+        first = tl.load(segment_ptr + w * 6)
+        rows = tl.load(segment_ptr + w * 6 + 1)
+        source = tl.load(segment_ptr + w * 6 + 2)
+        low = tl.load(segment_ptr + w * 6 + 3)
+        high = tl.load(segment_ptr + w * 6 + 4)
+        base = tl.load(segment_ptr + w * 6 + 5)
+        is_slot = source >= G
+        slot = source - G
+        prompt_len = tl.load(prompt_len_ptr + source, mask=source < G, other=0)
+        slot_len = tl.load(slot_len_ptr + slot, mask=is_slot, other=0)
+        length = tl.where(is_slot, slot_len, prompt_len)
+        node_first = tl.load(slot_start_ptr + slot, mask=is_slot, other=0)
+        nodes = tl.load(slot_nodes_ptr + slot, mask=is_slot, other=0)
+        # the unit behind the last page is the slot's nodes
+        nodes = tl.where(high > tl.cdiv(length, PAGE), nodes, 0)
+        if is_slot:
+            table_ptr = slot_pages_ptr + slot.to(tl.int64) * slot_width
+        else:
+            table_ptr = prompt_pages_ptr + source.to(tl.int64) * prompt_width
+        pointers = (q_ptr, node_k_ptr, node_v_ptr, k_pages_ptr, v_pages_ptr, ancestors_ptr)
+        results = (o_ptr, lse_ptr)
+        strides = (q_stride, node_stride)
+        segment = (first, rows, low, high, base)
+        keys = (table_ptr, length, node_first, nodes)
+        if BLOCK_M < PAGE:
+            for packed in range(0, rows * EACH, BLOCK_M):
+                _attend_tile(
+                    pointers, results, strides, segment, keys, packed, kv, scale,
+                    H, K, D, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, DTYPE, PRECISION,
+                )  # fmt: skip
+        elif rows * EACH <= BLOCK_SMALL:
+            _attend_tile(
+                pointers, results, strides, segment, keys, 0, kv, scale,
+                H, K, D, PAGE, BLOCK_SMALL, BLOCK_N, BLOCK_D, DTYPE, PRECISION,
+            )  # fmt: skip
+        else:
+            _attend_tile(
+                pointers, results, strides, segment, keys, 0, kv, scale,
+                H, K, D, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, DTYPE, PRECISION,
+            )  # fmt: skip

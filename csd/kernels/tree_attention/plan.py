@@ -1,0 +1,193 @@
+"""The work list of a step's attention: made once on the device, walked by every layer.
+
+Rows that share keys are tiles of `rows` pool rows, with the H / K query heads of a key-value head
+that is at most 64 rows of a matrix product. A tile's keys are units of 64 tokens (a page):
+
+    a group's tile    ceil(prompt_len / 64) units: its prompt
+    a slot's tile     ceil(slot_len / 64) + 1 units: its committed tokens, then its nodes
+
+All units in one line, group tiles first, both in the order of pool rows, are cut into `programs`
+equal shares. Where tile n meets program p there is one segment of work. Tile and program only
+ever grow along the line, so n + p names the segment, and a tile's or a program's segments follow
+one another. A coincidence of cuts leaves a gap that nobody reads.
+
+    segment[n + p]  = first pool row, pool rows, source (g, or G + s), first unit, last unit + 1,
+                      first row of the partial result
+    program[p]      = first segment, last segment + 1
+    merge[m]        = first row of the partials, splits: of the prompt, then of the slot
+
+A tile's partials are `rows` * H / K rows apart.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+
+from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.target import programs_of
+from csd.kernels.tree_attention.layout import ROWS, TreeLayout, check_rows
+from csd.kernels.tree_attention.plan_kernel import _plan_attention_kernel
+from csd.state.kv_cache import PAGE
+
+TILE = 64
+BLOCK = 32
+
+
+class Work(NamedTuple):
+    segment: torch.Tensor  # [W, 6] int32
+    program: torch.Tensor  # [programs, 2] int32
+    merge: torch.Tensor  # [M, 4] int32
+
+
+def _sizes(layout: TreeLayout) -> tuple[int, int, int]:
+    """Rows, slots and groups."""
+    return layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
+
+
+def tile_rows(heads: int, kv_heads: int) -> int:
+    """Pool rows of a tile: what fits into TILE rows with the query heads of a key-value head."""
+    return TILE // (heads // kv_heads)
+
+
+def programs_for(device: torch.device, kv_heads: int) -> int:
+    """Programs for each of the KV heads, so that all of them fill the device."""
+    return max(1, programs_of(device) // kv_heads)
+
+
+def empty_work(
+    rows: int,
+    slots: int,
+    groups: int,
+    heads: int,
+    kv_heads: int,
+    programs: int,
+    device: torch.device,
+) -> Work:
+    """Room for any work list of a pool of `rows` rows."""
+    full = rows // tile_rows(heads, kv_heads)
+    tiles = min(rows, full + groups) + min(rows, full + slots)
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    return Work(empty(tiles + programs, 6), empty(programs, 2), empty(rows, 4))
+
+
+def plan_attention_ref(
+    layout: TreeLayout,
+    heads: int,
+    kv_heads: int,
+    programs: int | None = None,
+    out: Work | None = None,
+) -> Work:
+    """Plain Python. Entries that nobody reads are -1."""
+    M, S, G = _sizes(layout)
+    programs = programs or programs_for(layout.slot.device, kv_heads)
+    each, rows = heads // kv_heads, tile_rows(heads, kv_heads)
+    work = out or empty_work(M, S, G, heads, kv_heads, programs, layout.slot.device)
+    bounds, starts = layout.group_start.tolist(), layout.slot_start.tolist()
+    nodes, prompt_lens = layout.slot_nodes.tolist(), layout.prompt_len.tolist()
+    parts = (
+        [(bounds[g], bounds[g + 1], g, -(-n // PAGE)) for g, n in enumerate(prompt_lens)],
+        sorted(
+            (starts[s], starts[s] + nodes[s], G + s, -(-n // PAGE) + 1)
+            for s, n in enumerate(layout.slot_len.tolist())
+            if nodes[s]
+        ),
+    )
+    tiles = [
+        (part, first, min(rows, last - first), source, units)
+        for part, sources in enumerate(parts)
+        for start, last, source, units in sources
+        if units
+        for first in range(start, last, rows)
+    ]
+    share = max(1, -(-sum(t[-1] for t in tiles) // programs))
+    segment = [[-1] * 6 for _ in range(work.segment.shape[0])]
+    program = [[0, 0] for _ in range(programs)]
+    merge = [[0, 0, 0, 0] for _ in range(M)]
+    a = 0
+    for n, (part, first, count, source, units) in enumerate(tiles):
+        b = a + units
+        splits = range(a // share, (b - 1) // share + 1)
+        for p in splits:
+            base = (part * M + first + p * rows) * each
+            low, high = max(a, p * share) - a, min(b, (p + 1) * share) - a
+            segment[n + p] = [first, count, source, low, high, base]
+            if p * share >= a:
+                program[p][0] = n + p
+            program[p][1] = n + p + 1
+        for m in range(first, first + count):
+            base = (part * M + m + splits[0] * rows) * each
+            merge[m][2 * part : 2 * part + 2] = [base, len(splits)]
+        a = b
+    for target, values in zip(work, (segment, program, merge), strict=True):
+        target.copy_(torch.tensor(values, dtype=torch.int32).view(target.shape))
+    return work
+
+
+def plan_attention_triton(
+    layout: TreeLayout,
+    heads: int,
+    kv_heads: int,
+    programs: int | None = None,
+    out: Work | None = None,
+) -> Work:
+    """One launch. Entries that nobody reads keep what `out` held."""
+    M, S, G = _sizes(layout)
+    programs = programs or programs_for(layout.slot.device, kv_heads)
+    work = out or empty_work(M, S, G, heads, kv_heads, programs, layout.slot.device)
+    _plan_attention_kernel[(triton.cdiv(M, BLOCK),)](
+        prompt_len_ptr=layout.prompt_len,
+        slot_len_ptr=layout.slot_len,
+        slot_ptr=layout.slot,
+        slot_start_ptr=layout.slot_start,
+        slot_nodes_ptr=layout.slot_nodes,
+        group_start_ptr=layout.group_start,
+        segment_ptr=work.segment,
+        program_ptr=work.program,
+        merge_ptr=work.merge,
+        M=M,
+        S=S,
+        G=G,
+        programs=programs,
+        EACH=heads // kv_heads,
+        ROWS=tile_rows(heads, kv_heads),
+        PAGE=PAGE,
+        BLOCK=BLOCK,
+        BLOCK_Z=64,
+        BLOCK_P=16,
+        num_warps=4,
+    )
+    return work
+
+
+def _fake(layout: TreeLayout, heads: int, kv_heads: int, programs: int) -> Work:
+    return empty_work(*_sizes(layout), heads, kv_heads, programs, layout.slot.device)
+
+
+_plan_attention = RecordOperator(
+    "plan_attention",
+    (Fields("layout", ROWS, spread=True), "SymInt heads", "SymInt kv_heads", "SymInt programs"),
+    plan_attention_ref,
+    plan_attention_triton,
+    returns="(Tensor, Tensor, Tensor)",
+    fake=_fake,
+)
+
+
+def plan_attention(
+    layout: TreeLayout,
+    heads: int,
+    kv_heads: int,
+    programs: int | None = None,
+) -> Work:
+    """The work list for a model of H = heads and K = kv_heads; programs: those of one KV head."""
+    if kv_heads < 1 or heads % kv_heads or heads // kv_heads > TILE:
+        raise ValueError(f"heads must be 1 to {TILE} times kv_heads, got {heads} and {kv_heads}")
+    if programs is not None and programs < 1:
+        raise ValueError(f"programs must be at least 1, got {programs}")
+    check_rows(layout, layout.slot.device)
+    programs = programs or programs_for(layout.slot.device, kv_heads)
+    return Work(*_plan_attention(layout, heads, kv_heads, programs))

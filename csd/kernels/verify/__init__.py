@@ -1,0 +1,76 @@
+"""Sample the target at every row of the pool and descend each tree along what was sampled.
+
+At row m, with x the logits [V] after repetition penalty and banned end tokens, z = x / T and
+top = max z:
+
+    kept   tokens that pass top-k, then top-p, then min-p, each as transformers defines it
+    head   the kept tokens with z >= top - 11.1; with top-k <= 1,024 all kept tokens
+    rest   the other kept tokens, one atom with token id V and mass sum exp(z)
+    sample = argmax( z_t + G_t  for t in head,  log(mass of rest) + G_V )
+
+G is the Gumbel of the word of (key, token, generated position, sample index). Equal scores go to
+the smaller token id. If the rest wins, it is resolved by inverse CDF in token order with a word of
+its own. So a sample is a fixed function of the row's prefix and noise, whatever was drafted.
+Temperature 0 takes the largest x.
+
+A row is accepted when it is a root, or its parent is accepted and sampled this row's token. The
+samples at accepted rows are the committed tokens, cut after an end token and at `max_new`.
+
+On a GPU, four launches: maxima and log-sum-exp (`scan.py`, the first read of the logits), the
+head's list from the groups of 64 that hold some of it (`compact.py`), sampling (`sample.py`), and
+the descent (`descend.py`). A row whose head is too long for its list, or whose top-p cut falls
+below it, is sampled from the logits by the same passes.
+"""
+
+from typing import Any
+
+import torch
+
+from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.verify.launch import empty_verdict, verify_triton
+from csd.kernels.verify.reference import verify_ref
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+__all__ = ["verify", "verify_ref", "verify_triton"]
+
+_POOL = ("token", "parent", "slot", "depth", "ancestors", "slot_start", "slot_nodes")
+_SLOTS = (
+    "live", "key", "sample", "generated", "temperature", "top_k", "top_p", "min_p", "penalty",
+    "seen", "max_new", "min_new", "stop_ids", "ban_ids",
+)  # fmt: skip
+
+
+def _fake(logits: torch.Tensor, pool: Any, slots: Any) -> Verdict:
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return empty_verdict(logits.shape[0], slots.count, logits.device, dtype)
+
+
+_verify = RecordOperator(
+    "verify",
+    ("Tensor logits", Fields("pool", _POOL), Fields("slots", _SLOTS)),
+    verify_ref,
+    verify_triton,
+    returns=Verdict,
+    fake=_fake,
+)
+
+
+def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+    """Samples at every row of `pool` and the paths that they accept.
+
+    logits: [M, V], contiguous; float64 too on a CPU. 16-bit logits are processed in float32.
+    """
+    if logits.dim() != 2 or logits.shape[0] != pool.rows:
+        raise ValueError(f"logits must have shape [{pool.rows}, V], got {tuple(logits.shape)}")
+    if not logits.is_floating_point():
+        raise ValueError(f"logits must be floating point, got {logits.dtype}")
+    if logits.is_cuda and logits.dtype == torch.float64:
+        raise ValueError("logits must be float32, float16 or bfloat16 on a GPU, got float64")
+    if not logits.is_contiguous():
+        raise ValueError(f"logits must be contiguous, got strides {logits.stride()}")
+    words = (logits.shape[1] + 31) // 32
+    sizes = {"M": pool.rows, "S": slots.count, "words": words}
+    _verify.check(sizes, logits.device, pool, slots)
+    return _verify(logits, pool, slots)

@@ -1,0 +1,80 @@
+"""Follow one slot's accepted path a program: the last kernel of `csd/kernels/verify/`."""
+
+import triton
+import triton.language as tl
+
+from csd.state import pool, verdict
+
+MAX_NODES = tl.constexpr(pool.MAX_NODES)
+RUNNING, STOP = tl.constexpr(verdict.RUNNING), tl.constexpr(verdict.STOP)
+LENGTH = tl.constexpr(verdict.LENGTH)
+
+
+@triton.jit
+def _descend_kernel(
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    ancestors_ptr,  # [M] int64
+    slot_start_ptr,  # [S] int32
+    slot_nodes_ptr,  # [S] int32
+    generated_ptr,  # [S] int32
+    max_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    stop_ids_ptr,  # [S, STOPS] int32
+    sample_ptr,  # [M] int32
+    bad_row_ptr,  # [M] int32
+    logprob_ptr,  # [M] float32, in and out: 0 off a greedy path
+    raw_logprob_ptr,  # [M] float32, in and out: 0 off the path
+    accept_row_ptr,  # [S, A] int32, out
+    accept_count_ptr,  # [S] int32, out
+    finish_ptr,  # [S] int32, out
+    bad_ptr,  # [S] bool, out
+    A: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    s = tl.program_id(0)
+    nodes = tl.load(slot_nodes_ptr + s)
+    # [MAX_NODES]
+    i = tl.arange(0, MAX_NODES)
+    mask = i < nodes
+    row = tl.load(slot_start_ptr + s) + i
+    parent = tl.load(parent_ptr + row, mask=mask, other=-1)
+    drawn = tl.load(sample_ptr + parent, mask=mask & (parent >= 0), other=-1)
+    match = mask & ((parent < 0) | (drawn == tl.load(token_ptr + row, mask=mask, other=-2)))
+    # bits of a slot are distinct, so their sum is their union
+    one = tl.full([MAX_NODES], 1, tl.int64)
+    word = tl.sum(tl.where(match, one << i.to(tl.int64), 0), 0)
+    ancestors = tl.load(ancestors_ptr + row, mask=mask, other=0)
+    accepted = mask & ((ancestors & ~word) == 0)
+    depth = tl.load(depth_ptr + row, mask=mask, other=0)
+
+    # [MAX_NODES, BLOCK_A], then [BLOCK_A]: the accepted path, root first
+    offs_a = tl.arange(0, BLOCK_A)
+    here = accepted[:, None] & (depth[:, None] == offs_a[None, :])
+    path_row = tl.sum(tl.where(here, row[:, None], 0), 0)
+    on_path = offs_a < tl.sum(accepted.to(tl.int32), 0)
+    path = tl.load(sample_ptr + path_row, mask=on_path, other=-1)
+    # [BLOCK_A, STOPS]
+    stop_ids = tl.load(stop_ids_ptr + s * STOPS + tl.arange(0, STOPS))
+    ends = on_path & (tl.max((path[:, None] == stop_ids[None, :]).to(tl.int32), 1) > 0)
+    until_end = tl.min(tl.where(ends, offs_a + 1, BLOCK_A + 1), 0)
+    left = tl.load(max_new_ptr + s) - tl.load(generated_ptr + s)
+    committed = tl.minimum(tl.minimum(tl.sum(on_path.to(tl.int32), 0), until_end), left)
+    committed = tl.maximum(committed, 0)
+    finish = tl.where(committed == left, LENGTH, RUNNING)
+    finish = tl.where(until_end <= committed, STOP, finish)
+    live = nodes > 0
+    committed = tl.where(live, committed, 0)
+    tl.store(accept_count_ptr + s, committed)
+    tl.store(finish_ptr + s, tl.where(live, finish, RUNNING))
+    path_row = tl.where(offs_a < committed, path_row, -1)
+    tl.store(accept_row_ptr + s * A + offs_a, path_row, mask=offs_a < A)
+
+    bad = tl.max(tl.load(bad_row_ptr + row, mask=mask, other=0), 0)
+    tl.store(bad_ptr + s, bad > 0)
+    off = mask & ((accepted == 0) | (depth >= committed))
+    tl.store(raw_logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
+    if tl.load(temperature_ptr + s) == 0:
+        tl.store(logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)

@@ -1,0 +1,110 @@
+"""Tokens of one row by tiles, and where top-k and top-p cut them.
+
+The tiles are of the row's list, or of all its logits where the list is not used. A cut is found a
+bit at a time: distances are not negative, so their bits order as integers.
+"""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.verify.row import INF_BITS, distance, load_logits
+
+LAST = tl.constexpr((1 << 31) - 1)
+
+
+@triton.jit
+def load_tile(
+    start,
+    listed,  # how many tokens the list holds, -1 where it is not used
+    source,  # a row as `load_logits` takes it, its list's tokens and distances, temperature, top
+    STOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Tokens and distances [BLOCK] from `start` on, in token order; distance inf beyond the end."""
+    row, list_token_ptr, list_distance_ptr, temperature, top = source
+    offs = start + tl.arange(0, BLOCK)
+    if listed < 0:
+        _, x = load_logits(row, offs, STOPS)
+        token = offs
+        d = distance(x, top, temperature)
+    else:
+        token = tl.load(list_token_ptr + offs, mask=offs < listed, other=LAST)
+        d = tl.load(list_distance_ptr + offs, mask=offs < listed, other=float("inf"))
+    return token, d
+
+
+@triton.jit
+def passes(d, token, kth, cut, cut_token, min_p):
+    """Which tokens every filter keeps."""
+    bits = d.to(tl.int32, bitcast=True)
+    keep = (bits <= kth) & (d < float("inf")) & (tl.exp(-d) >= min_p)
+    return keep & ((bits < cut) | ((bits == cut) & (token >= cut_token)))
+
+
+@triton.jit
+def head_mass(listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of exp(-distance) of the list."""
+    head = tl.zeros((), tl.float32)
+    for start in range(0, listed, BLOCK):
+        _, d = load_tile(start, listed, source, STOPS, BLOCK)
+        head += tl.sum(tl.exp(-d), 0)
+    return head
+
+
+@triton.jit
+def kth_smallest(k, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Bits of the k-th smallest distance, INF_BITS where there are fewer."""
+    kth = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = kth | (1 << (30 - i))
+        below = tl.zeros((), tl.int32)
+        for start in range(0, size, BLOCK):
+            _, d = load_tile(start, listed, source, STOPS, BLOCK)
+            below += tl.sum((d.to(tl.int32, bitcast=True) < larger).to(tl.int32), 0)
+        kth = tl.where(below < k, larger, kth)
+    return tl.minimum(kth, INF_BITS)
+
+
+@triton.jit
+def kept_mass(rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mass of what top-k keeps with `rest`, and the last of the likeliest tokens."""
+    total = rest
+    last = tl.zeros((), tl.int32)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        kept = d.to(tl.int32, bitcast=True) <= kth
+        total += tl.sum(tl.where(kept, tl.exp(-d), 0.0), 0)
+        last = tl.maximum(last, tl.max(tl.where(d == 0, token, 0), 0))
+    return total, last
+
+
+@triton.jit
+def tail_cut(tail, rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Bits of the distance of the last token that top-p keeps, and the first token as far as that
+    which it keeps: all below them have a mass of at most `tail`."""
+    total, last = kept_mass(rest, kth, size, listed, source, STOPS, BLOCK)
+    cut = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = cut | (1 << (30 - i))
+        mass = rest
+        for start in range(0, size, BLOCK):
+            _, d = load_tile(start, listed, source, STOPS, BLOCK)
+            bits = d.to(tl.int32, bitcast=True)
+            mass += tl.sum(tl.where((bits >= larger) & (bits <= kth), tl.exp(-d), 0.0), 0)
+        cut = tl.where(tl.div_rn(mass, total) > tail, larger, cut)
+    below = rest
+    for start in range(0, size, BLOCK):
+        _, d = load_tile(start, listed, source, STOPS, BLOCK)
+        bits = d.to(tl.int32, bitcast=True)
+        below += tl.sum(tl.where((bits > cut) & (bits <= kth), tl.exp(-d), 0.0), 0)
+    # the last of the likeliest stays whatever the rounding
+    cut_token = tl.where(cut == 0, last, LAST)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        equal = d.to(tl.int32, bitcast=True) == cut
+        mass = tl.where(equal, tl.exp(-d), 0.0)
+        upto = below + tl.cumsum(mass, 0)
+        inside = equal & (tl.div_rn(upto, total + 0 * upto) > tail)
+        cut_token = tl.minimum(cut_token, tl.min(tl.where(inside, token, LAST), 0))
+        below += tl.sum(mass, 0)
+    return cut, cut_token

@@ -1,0 +1,142 @@
+"""The four launches of a verification, and what lies between them."""
+
+import torch
+import triton
+
+from csd.kernels.verify.compact import _compact_kernel
+from csd.kernels.verify.descend import _descend_kernel
+from csd.kernels.verify.row import GROUP
+from csd.kernels.verify.sample import _sample_kernel
+from csd.kernels.verify.scan import _scan_kernel
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.slots import Slots
+from csd.state.verdict import TOP, Verdict
+
+# chunks of a row, tokens read at once, tokens that a chunk and a row can list
+SPLITS, BLOCK, CAP, LIST = 16, 1024, 512, 2048
+# tokens that the first read has on their way at once; groups that the list's maker looks at, and
+# the tokens of near ones that it reads
+SCAN = 4096
+COMPACT_TILE, COMPACT, COMPACT_WARPS = 128, 256, 1
+SAMPLE_WARPS = 8
+ACCEPT = MAX_DEPTH + 1
+
+
+def verify_triton(
+    logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict | None = None
+) -> Verdict:
+    """Four launches over logits [M, V], float32, float16 or bfloat16; into `out` where given."""
+    M, V = logits.shape
+    S, device = slots.live.shape[0], logits.device
+    out = out or empty_verdict(M, S, device)
+    groups = triton.cdiv(V, GROUP.value)
+
+    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    tops, raw_tops, raw_sums = (scratch(M, SPLITS) for _ in range(3))
+    group_tops, group_sums = scratch(M, groups), scratch(M, groups)
+    head_tokens = scratch(M, SPLITS, CAP, dtype=torch.int32)
+    head_distances = scratch(M, SPLITS, CAP)
+    head_counts, rests = scratch(M, SPLITS, dtype=torch.int32), scratch(M, SPLITS)
+    bad_rows = scratch(M, dtype=torch.int32)
+
+    row = dict(
+        logits_ptr=logits,
+        token_ptr=pool.token,
+        parent_ptr=pool.parent,
+        slot_ptr=pool.slot,
+        depth_ptr=pool.depth,
+        generated_ptr=slots.generated,
+        min_new_ptr=slots.min_new,
+        temperature_ptr=slots.temperature,
+        penalty_ptr=slots.penalty,
+        seen_ptr=slots.seen,
+        ban_ids_ptr=slots.ban_ids,
+        top_ptr=tops,
+        vocab=V,
+        words=slots.seen.shape[1],
+        # whole blocks, so that a group of tokens lies in one chunk
+        chunk=triton.cdiv(triton.cdiv(V, SPLITS), SCAN) * SCAN,
+        STOPS=slots.ban_ids.shape[1],
+        SPLITS=SPLITS,
+        num_warps=4,
+    )
+    raw = dict(raw_top_ptr=raw_tops, raw_sum_ptr=raw_sums)
+    head = dict(
+        head_token_ptr=head_tokens,
+        head_distance_ptr=head_distances,
+        head_count_ptr=head_counts,
+        rest_ptr=rests,
+        top_k_ptr=slots.top_k,
+        top_p_ptr=slots.top_p,
+        min_p_ptr=slots.min_p,
+        CAP=CAP,
+    )
+    grouped = dict(group_top_ptr=group_tops, group_sum_ptr=group_sums, groups=groups)
+    _scan_kernel[(M, SPLITS)](**row, **raw, **grouped, BLOCK=SCAN, BLOCK_X=BLOCK)
+    _compact_kernel[(M, SPLITS)](
+        **row | {"num_warps": COMPACT_WARPS}, **head, **grouped, BLOCK=COMPACT, TILE=COMPACT_TILE,
+        BLOCK_G=triton.next_power_of_2(groups),
+    )
+    _sample_kernel[(M,)](
+        **row | {"num_warps": SAMPLE_WARPS},
+        **raw,
+        **head,
+        key_ptr=slots.key,
+        index_ptr=slots.sample,
+        list_token_ptr=scratch(M, LIST, dtype=torch.int32),
+        list_distance_ptr=scratch(M, LIST),
+        LIST=LIST,
+        BLOCK=BLOCK,
+        sample_ptr=out.sample,
+        logprob_ptr=out.logprob,
+        raw_logprob_ptr=out.raw_logprob,
+        top_token_ptr=out.top_token,
+        top_prob_ptr=out.top_prob,
+        bad_row_ptr=bad_rows,
+    )
+    _descend_kernel[(S,)](
+        token_ptr=pool.token,
+        parent_ptr=pool.parent,
+        depth_ptr=pool.depth,
+        ancestors_ptr=pool.ancestors,
+        slot_start_ptr=pool.slot_start,
+        slot_nodes_ptr=pool.slot_nodes,
+        generated_ptr=slots.generated,
+        max_new_ptr=slots.max_new,
+        temperature_ptr=slots.temperature,
+        stop_ids_ptr=slots.stop_ids,
+        sample_ptr=out.sample,
+        bad_row_ptr=bad_rows,
+        logprob_ptr=out.logprob,
+        raw_logprob_ptr=out.raw_logprob,
+        accept_row_ptr=out.accept_row,
+        accept_count_ptr=out.accept_count,
+        finish_ptr=out.finish,
+        bad_ptr=out.bad,
+        A=ACCEPT,
+        BLOCK_A=triton.next_power_of_2(ACCEPT),
+        STOPS=slots.stop_ids.shape[1],
+        num_warps=4,
+    )
+    return out
+
+
+def empty_verdict(
+    rows: int, slots: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Verdict:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Verdict(
+        sample=empty(rows),
+        logprob=empty(rows, dtype=dtype),
+        raw_logprob=empty(rows, dtype=dtype),
+        top_token=empty(rows, TOP),
+        top_prob=empty(rows, TOP, dtype=torch.float32),
+        accept_row=empty(slots, ACCEPT),
+        accept_count=empty(slots),
+        finish=empty(slots),
+        bad=empty(slots, dtype=torch.bool),
+    )

@@ -1,0 +1,149 @@
+"""Matrix products whose result for a row does not depend on how many rows there are.
+
+A CPU's library picks its kernel by the number of rows, and other kernels add in other orders. How
+far its results agree differs from machine to machine and is found out here, for each shape of a
+model's weights: a number of rows that is `least` or more and `most` or fewer gives a row the same
+bits. Fewer rows are padded, more are multiplied in blocks.
+
+Seen so far (oneDNN): in bfloat16 all of 1 to 256 with AVX512-BF16, 1 to 32 with AMX; in float32
+all but 1.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from csd.kernels.tree_attention.exact import check_products
+from csd.models.decoder import Decoder
+from csd.models.linear import linear
+from csd.models.load import Loaded
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+# numbers of rows that are tried, and of matrices that are too large for all of them
+SIZES = (1, 2, 3, 4, 5, 8, 13, 16, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 256)
+FEW_SIZES = (1, 2, 3, 8, 16, 31, 32, 33, 64)
+LARGE = 1 << 24
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LEAST = (1, 2, 4, 8, 16, 32)
+
+
+class RowBlocks(NamedTuple):
+    """Numbers of rows among which a row's result has the same bits."""
+
+    least: int
+    most: int
+
+
+def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
+    """`decoder` over the same weights, with products that do not depend on the number of rows.
+
+    products: of an earlier call, with the row blocks found for its shapes.
+
+    Raises ValueError where no number of rows is found that gives a row the same bits at every
+    place in it.
+    """
+    made = copy.copy(decoder)
+    made.linear = products = products or ExactProducts()
+    weights = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
+    for weight in (*weights, decoder.head):
+        products.learn(weight)
+    return made
+
+
+def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:
+    """The loaded decoder by `exact`.
+
+    Raises NotImplementedError on other devices than a CPU, and ValueError for what `exact` does not
+    serve and on a machine where nothing is exact.
+    """
+    if loaded.device.type != "cpu":
+        raise NotImplementedError(f"exact must be False on {loaded.device}: it runs on CPU only")
+    if loaded.dtype not in DTYPES:
+        raise ValueError(f"exact must be False in {loaded.dtype}, got True")
+    if not isinstance(loaded.decoder, Decoder):
+        raise ValueError(f"exact needs a csd Decoder, got {type(loaded.decoder).__name__}")
+    check_products(loaded.config.head_dim)
+    return exact(loaded.decoder, products)
+
+
+class ExactProducts:
+    """`linear` in blocks of rows that agree; finds them for a shape that is new to it."""
+
+    def __init__(self, product: Product = linear):
+        self._product = product
+        self.blocks: dict[tuple, RowBlocks] = {}
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out]."""
+        return in_blocks(self._product, self.learn(weight), x, weight, bias)
+
+    def learn(self, weight: torch.Tensor) -> RowBlocks:
+        """The blocks of products with a matrix such as `weight`."""
+        key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
+        if key not in self.blocks:
+            self.blocks[key] = row_blocks(self._product, weight)
+        return self.blocks[key]
+
+
+def in_blocks(
+    product: Product,
+    blocks: RowBlocks,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    rows = x.shape[0]
+    if blocks.least <= rows <= blocks.most or rows == 0:
+        return product(x, weight, bias)
+    if rows < blocks.least:
+        return product(F.pad(x, (0, 0, 0, blocks.least - rows)), weight, bias)[:rows]
+    parts = (in_blocks(product, blocks, part, weight, bias) for part in x.split(blocks.most))
+    return torch.cat(list(parts))
+
+
+def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
+    """The largest blocks of rows whose results agree bit for bit, tried on random rows."""
+    sizes = FEW_SIZES if weight.shape[0] * weight.shape[1] > LARGE else SIZES
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(sizes[-1], weight.shape[1], generator=generator).to(weight.dtype)
+    # results are kept for the first rows only: where they differ, nearly all do
+    found = {n: product(x[:n], weight, None)[:64] for n in sizes}
+    order = torch.randperm(sizes[-1], generator=generator)
+    for most in reversed(sizes):
+        for least in LEAST:
+            tried = [n for n in sizes if least <= n <= most]
+            # blocks of less than 16 rows would multiply the time of a step
+            if not tried or most < 16 or tried[-1] != most:
+                continue
+            blocks = RowBlocks(least, most)
+            same = all(_same(found[n], found[most]) for n in tried)
+            if same and _any_place(product, blocks, x, weight, order):
+                return blocks
+    raise ValueError(
+        f"exact must be False here: products with a {tuple(weight.shape)} {weight.dtype} matrix "
+        "give a row other bits for every number of rows on this machine"
+    )
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    n = min(a.shape[0], b.shape[0])
+    return torch.equal(a[:n], b[:n])
+
+
+def _any_place(
+    product: Product,
+    blocks: RowBlocks,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    order: torch.Tensor,
+) -> bool:
+    """Whether rows in another order have the same results."""
+    n = blocks.most
+    moved = order[order < n]
+    return torch.equal(product(x[:n][moved], weight, None), product(x[:n], weight, None)[moved])

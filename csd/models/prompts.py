@@ -1,0 +1,207 @@
+"""Prompts as users write them, turned into token ids."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import torch
+
+from csd.schema.check import AtLeast, check, fits, shown
+from csd.schema.read import naming
+
+
+class Message(TypedDict):
+    """What a chat template reads: an assistant's may have `tool_calls` in place of content."""
+
+    role: str
+    content: NotRequired[str | list | None]
+
+
+Messages = Annotated[list[Message], AtLeast(1)]
+
+
+def parse(
+    prompt: Any,
+    tokenizer: Any,
+    vocab: int,
+    attention_mask: torch.Tensor | None = None,
+    chat_template_kwargs: dict | None = None,
+    context: int | None = None,
+) -> tuple[list[list[int]], bool]:
+    """Token ids of every prompt, and whether `prompt` was a list of prompts.
+
+    One prompt is a str (taken as it is), a list of message dicts (through the tokenizer's chat
+    template), or token ids as a list or 1-D tensor. A 2-D tensor is a batch; padded rows need
+    `attention_mask`. context: of the model; texts far beyond it are refused before they are
+    tokenised, which takes seconds a megabyte.
+    """
+    if torch.is_tensor(prompt) and prompt.dim() == 2:
+        rows = _unpad(prompt, attention_mask)
+        return [_check(row, vocab, f"prompt {i}") for i, row in enumerate(rows)], True
+    if attention_mask is not None:
+        raise ValueError("attention_mask goes with a 2-D tensor of prompts only")
+    if _is_one(prompt):
+        return [_one(prompt, tokenizer, vocab, "prompt", chat_template_kwargs, context)], False
+    if not isinstance(prompt, list | tuple):
+        raise TypeError(
+            "prompt must be a str, a list of messages, token ids, or a list of these, got "
+            f"{type(prompt).__name__}"
+        )
+    if not prompt:
+        raise ValueError("prompt is an empty list")
+    return [
+        _one(p, tokenizer, vocab, f"prompt {i}", chat_template_kwargs, context)
+        for i, p in enumerate(prompt)
+    ], True
+
+
+def has_chat(tokenizer: Any) -> bool:
+    """Whether the tokenizer has a template for messages."""
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
+def as_message(prompt: str | list[dict], chat: bool) -> str | list[dict]:
+    """A text as what a user says, where `chat`; messages, and a text elsewhere, as they are."""
+    return [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
+
+
+def _is_one(prompt: Any) -> bool:
+    if isinstance(prompt, str) or torch.is_tensor(prompt):
+        return True
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and (
+        isinstance(prompt[0], Mapping) or _is_id(prompt[0])
+    )
+
+
+def _is_id(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _one(
+    prompt: Any, tokenizer: Any, vocab: int, name: str, chat_template_kwargs: dict | None,
+    context: int | None,
+) -> list[int]:
+    if isinstance(prompt, str):
+        _check_length(prompt, tokenizer, context, name)
+        return _check(_encode(prompt, tokenizer, name), vocab, name)
+    if torch.is_tensor(prompt):
+        if prompt.dim() != 1:
+            raise ValueError(f"{name} must be a 1-D tensor of token ids, got {prompt.dim()}-D")
+        if prompt.is_floating_point():
+            raise TypeError(f"{name} must hold token ids, got dtype {prompt.dtype}")
+        return _check(prompt.tolist(), vocab, name)
+    if not isinstance(prompt, list | tuple):
+        raise TypeError(
+            f"{name} must be a str, a list of messages or token ids, got {type(prompt).__name__}"
+        )
+    if prompt and all(isinstance(m, Mapping) for m in prompt):
+        for message in prompt:
+            _check_length(message.get("content"), tokenizer, context, name)
+        return _check(_chat(prompt, tokenizer, name, chat_template_kwargs or {}), vocab, name)
+    return _check(prompt, vocab, name)
+
+
+def _encode(text: str, tokenizer: Any, name: str) -> list[int]:
+    _need(tokenizer, name)
+    if not text:
+        raise ValueError(f"{name} is empty")
+    # a text that already starts with the beginning token must not get a second one
+    bos = getattr(tokenizer, "bos_token", None)
+    with naming(name):
+        check(text, str)
+    with _no_panic(name):
+        return tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)))["input_ids"]
+
+
+def _chat(messages: Iterable[Mapping], tokenizer: Any, name: str, kwargs: dict) -> list[int]:
+    _need(tokenizer, name)
+    if not has_chat(tokenizer):
+        raise ValueError(f"{name} is a list of messages, but the tokenizer has no chat template")
+    found = [dict(m) for m in messages]
+    with naming(name):
+        check_messages(found)
+    kwargs = {"add_generation_prompt": True, **kwargs}
+    try:
+        with _no_panic(name):
+            return tokenizer.apply_chat_template(
+                found, tokenize=True, return_dict=True, **kwargs
+            )["input_ids"]
+    # a template is a program of its own, and raises what it likes
+    except Exception as error:
+        raise ValueError(
+            f"{name} is not what the chat template reads: {type(error).__name__}: {error}"
+        ) from error
+
+
+@contextmanager
+def _no_panic(name: str) -> Iterator[None]:
+    """A panic of a tokenizer's own language, which is no `Exception`, as a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{name} makes the tokenizer panic: {error}") from error
+
+
+def _check_length(text: object, tokenizer: Any, context: int | None, name: str) -> None:
+    if context is None or not isinstance(text, str) or len(text) <= 64 * context:
+        return
+    vocab: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
+    # a tokenizer may join up to four characters before it looks for tokens
+    longest = 4 * max(map(len, vocab), default=0)
+    if vocab and len(text) > longest * context:
+        raise ValueError(
+            f"{name} has {len(text)} characters, of which the model's context of {context} tokens "
+            f"holds {longest * context} at most"
+        )
+
+
+def check_messages(messages: list[dict]) -> None:
+    """Raises ValueError, naming the message, for one without a role, or with nothing in it."""
+    check(messages, Messages)
+    for i, message in enumerate(messages):
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise ValueError(f"must have a text as '[{i}].content', got {message}")
+
+
+def check_prompt(prompt: Any, name: str) -> None:
+    """What a file has for a prompt: a text that is not blank, or messages."""
+    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt):
+        with naming(f"{name!r}"):
+            check_messages(prompt)
+    elif not (fits(prompt, str) and prompt.strip()):
+        raise ValueError(f"must have a text or messages as {name!r}, got {shown(prompt)}")
+
+
+def _need(tokenizer: Any, name: str) -> None:
+    if tokenizer is None:
+        raise ValueError(f"{name} is text, but there is no tokenizer: pass tokenizer= or token ids")
+
+
+def _unpad(prompt: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
+    if attention_mask is None:
+        raise ValueError("a 2-D tensor of prompts needs attention_mask, which says what is padding")
+    if not torch.is_tensor(attention_mask):
+        raise TypeError(
+            f"attention_mask must be a 2-D tensor, got a {type(attention_mask).__name__}"
+        )
+    if prompt.is_floating_point():
+        raise TypeError(f"prompt must hold token ids, got dtype {prompt.dtype}")
+    if attention_mask.shape != prompt.shape:
+        raise ValueError(
+            f"attention_mask must have shape {tuple(prompt.shape)}, "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    return [row[keep.bool()].tolist() for row, keep in zip(prompt, attention_mask, strict=True)]
+
+
+def _check(ids: list[int] | tuple, vocab: int, name: str) -> list[int]:
+    if not len(ids):
+        raise ValueError(f"{name} is empty")
+    for i in ids:
+        if not _is_id(i):
+            raise TypeError(f"{name} must hold token ids, got {i!r}")
+        if not 0 <= i < vocab:
+            raise ValueError(f"{name} has token id {i}, outside the vocabulary of {vocab}")
+    return list(ids)

@@ -1,0 +1,161 @@
+"""The consensus graph's tensors: a set-associative hash table of contexts.
+
+A context is the last n tokens of a sample in one group. Its entry lives in the bucket that its
+hash picks, one of WAYS neighbours; a lookup reads one bucket and nothing else. An entry is alive
+while its group is in flight: freeing a group leaves its entries behind as room for others.
+
+Weights are fixed point, WEIGHT_ONE a count or a probability of one, so sums are exact in any
+order. A context's total counts every observation of it; what its successors' weights leave of the
+total was seen on other tokens.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from csd.state.pool import COST_ONE
+
+WEIGHT_ONE = 1 << 16
+# a context's weights and total are halved when the total passes this
+MAX_TOTAL = 1 << 30
+# bits of `succ_source`: sample index mod 62, the prompt, or earlier samples of the prompt
+SAMPLE_BITS, PROMPT_BIT, HISTORY_BIT = 62, 62, 63
+# the context of the whole group, which follows any token: this token's, of order 1
+ANY = (1 << 31) - 4
+
+
+@dataclass(frozen=True, slots=True)
+class GraphConfig:
+    """Sizes of the graph, and how it is read and written."""
+
+    orders: tuple[int, ...] = (1, 2, 3, 5, 8)
+    capacity: int = 1 << 17  # contexts, a power of two
+    ways: int = 16  # contexts in a bucket, a power of two
+    successors: int = 16
+    # weights of one observation: all of the target's distribution, or a token where that is not
+    # known; a sampled token beside its distribution; a prompt token; a token of an earlier sample
+    # whose distribution is not known
+    soft_weight: int = WEIGHT_ONE
+    hard_weight: int = WEIGHT_ONE // 2
+    prompt_weight: int = WEIGHT_ONE
+    history_weight: int = WEIGHT_ONE
+    # drafting
+    smoothing: int = WEIGHT_ONE * 7 // 10  # weight of what a context has not seen
+    trust: float = 0.7  # most that a context takes of what longer ones leave
+    own_weight: float = 4.0  # of a successor that the sample itself has had there
+    # how sharply noise decides in a context of order n: beta + n * beta_order
+    beta: float = 0.4
+    beta_order: float = 0.15
+    uncoupled: float = 0.2  # share of a context's estimate that noise does not touch
+    decay: float = 0.8  # factor a level on a path's probability, beside the graph's own
+    frontier: int = 8  # nodes of a slot expanded in each level
+    max_depth: int = 16
+    min_prob: float = 0.0  # paths less likely than this are not drafted
+
+    @property
+    def context(self) -> int:
+        return max(self.orders)
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """Of each order, longest first, and of the group as a whole."""
+        return tuple(self.beta + n * self.beta_order for n in (*self.orders[::-1], 0))
+
+    @property
+    def level_cost(self) -> int:
+        """What a level of depth adds to a path's cost."""
+        return round(-math.log2(self.decay) * COST_ONE)
+
+    def __post_init__(self) -> None:
+        good = list(self.orders) == sorted({*self.orders} & {*range(1, 17)})
+        if not self.orders or not good:
+            raise ValueError(f"orders must be ascending, from 1 to 16, got {self.orders}")
+        for name in ("capacity", "ways"):
+            size = getattr(self, name)
+            if size < 1 or size & (size - 1):
+                raise ValueError(f"{name} must be a power of two, got {size}")
+        # kernels count places in the table in 32 bits
+        places = self.capacity * max(self.successors, self.context)
+        if places >= 1 << 31:
+            raise ValueError(
+                f"capacity must be below 2^31 over the {max(self.successors, self.context)} places "
+                f"of a context, got {self.capacity}"
+            )
+        if self.ways > min(self.capacity, 16):
+            raise ValueError(f"ways must be at most {min(self.capacity, 16)}, got {self.ways}")
+        # what fits into the words that trees are sorted by
+        if not 1 <= self.frontier <= 16:
+            raise ValueError(f"frontier must be from 1 to 16, got {self.frontier}")
+        most = 128 >> len(self.orders).bit_length()
+        if not 1 <= self.successors <= most:
+            raise ValueError(
+                f"successors must be from 1 to {most} with {len(self.orders)} orders, "
+                f"got {self.successors}"
+            )
+        if not 0 < self.trust < 1 or not 0 < self.decay <= 1:
+            raise ValueError(
+                f"trust and decay must lie in (0, 1), got {self.trust} and {self.decay}"
+            )
+        if not 0 <= self.uncoupled <= 1:
+            raise ValueError(f"uncoupled must lie in [0, 1], got {self.uncoupled}")
+
+
+@dataclass(slots=True)
+class Table:
+    """C contexts in buckets of `ways`, N tokens of context at most, E successors each."""
+
+    ways: int
+    entry_group: torch.Tensor  # [C] int64, the group's never-reused key, -1 when empty
+    entry_hash: torch.Tensor  # [C] int64, hash of group and tokens
+    entry_tokens: torch.Tensor  # [C, N] int32, latest first, -1 beyond the context's order
+    entry_total: torch.Tensor  # [C] int32, weight of all observations
+    entry_stamp: torch.Tensor  # [C] int32, the insert that last touched it
+    succ_token: torch.Tensor  # [C, E] int32, heaviest first, -1 where absent
+    succ_weight: torch.Tensor  # [C, E] int32, 0 where absent
+    succ_source: torch.Tensor  # [C, E] int64, bit b: in sample b mod 62, 62: prompt, 63: history
+    step: torch.Tensor  # [1] int32, inserts so far
+    dropped: torch.Tensor  # [1] int64, contexts that found no room
+
+    @classmethod
+    def empty(cls, config: GraphConfig, device: str | torch.device = "cpu") -> "Table":
+        C, N, E = config.capacity, config.context, config.successors
+
+        def full(
+            shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
+        ) -> torch.Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        return cls(
+            ways=config.ways,
+            entry_group=full((C,), -1, torch.int64),
+            entry_hash=full((C,), 0, torch.int64),
+            entry_tokens=full((C, N), -1),
+            entry_total=full((C,), 0),
+            entry_stamp=full((C,), 0),
+            succ_token=full((C, E), -1),
+            succ_weight=full((C, E), 0),
+            succ_source=full((C, E), 0, torch.int64),
+            step=full((1,), 0),
+            dropped=full((1,), 0, torch.int64),
+        )
+
+    @property
+    def buckets(self) -> int:
+        return self.entry_group.shape[0] // self.ways
+
+    def arrays(self) -> Any:
+        """The same table in numpy: the tensors' own memory where it is the host's, else copies."""
+        return self.map(lambda x: x.numpy(force=True))
+
+    def copy_(self, other: "Table") -> None:
+        for name in _TENSORS:
+            getattr(self, name).copy_(getattr(other, name))
+
+    def map(self, function: Callable[[Any], Any]) -> "Table":
+        return Table(self.ways, *(function(getattr(self, name)) for name in _TENSORS))
+
+
+_TENSORS = tuple(f.name for f in fields(Table) if f.name != "ways")

@@ -1,0 +1,157 @@
+"""The node pool: every draft tree of a step in one ragged list of at most M rows.
+
+Rows are ordered by group, then slot; within a slot by falling path probability, so a parent
+always precedes its children and any prefix of a slot's rows is a tree. A slot's first row is its
+root: the last committed token, whose keys and values are not in the cache yet. Padding rows come
+last, with slot -1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from csd.state.slots import Slots
+
+MAX_DEPTH = 16
+MAX_CHILDREN = 8
+MAX_NODES = 64
+# fixed point of Pool.cost: what halving a path's probability adds to it
+COST_ONE = 1 << 16
+
+# A step of fixed shape has as many rows for one sample as for many: a call ends with its last one.
+# So while none waits for a slot, nodes of samples that are ahead of the last one count as less
+# likely: by a 16th of a halving a token, four halvings at most.
+PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
+
+# where a drafted token was seen; the root was not drafted
+ROOT, OWN, SIBLING, PROMPT, HISTORY = 0, 1, 2, 3, 4
+
+
+@dataclass(slots=True)
+class Pool:
+    """One step's draft trees. M rows, S slots, G groups, N the longest context of the graph."""
+
+    token: torch.Tensor  # [M] int32, -1 in padding
+    parent: torch.Tensor  # [M] int32, pool row of the parent, -1 for roots and padding
+    slot: torch.Tensor  # [M] int32, -1 in padding
+    depth: torch.Tensor  # [M] int32, 0 for roots
+    position: torch.Tensor  # [M] int32, place in the sample's sequence, prompt included
+    ancestors: torch.Tensor  # [M] int64, bit j: the slot's node j is this node or above it
+    cost: torch.Tensor  # [M] int32, -log2(estimated path probability) * COST_ONE
+    source: torch.Tensor  # [M] int32, ROOT, OWN, SIBLING, PROMPT or HISTORY
+    context: torch.Tensor  # [M, N] int32, the node's token and those before it, latest first
+    slot_start: torch.Tensor  # [S] int32, first row of the slot
+    slot_nodes: torch.Tensor  # [S] int32, rows of the slot, 0 when it is not live
+    group_start: torch.Tensor  # [G + 1] int32, row ranges of the groups
+
+    @classmethod
+    def empty(
+        cls, rows: int, slots: int, groups: int, context: int, device: str | torch.device = "cpu"
+    ) -> "Pool":
+        """A pool of padding rows only."""
+
+        def full(
+            shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
+        ) -> torch.Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        return cls(
+            token=full((rows,), -1),
+            parent=full((rows,), -1),
+            slot=full((rows,), -1),
+            depth=full((rows,), 0),
+            position=full((rows,), 0),
+            ancestors=full((rows,), 0, torch.int64),
+            cost=full((rows,), 0),
+            source=full((rows,), ROOT),
+            context=full((rows, context), -1),
+            slot_start=full((slots,), 0),
+            slot_nodes=full((slots,), 0),
+            group_start=full((groups + 1,), 0),
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.token.shape[0]
+
+
+def joined(pool: Pool, match: torch.Tensor) -> torch.Tensor:
+    """Rows that, with all rows above them, are in `match`, both [M] bool."""
+    live = pool.slot >= 0
+    s = pool.slot.clamp(min=0).long()
+    node = torch.arange(pool.rows, device=s.device) - pool.slot_start[s]
+    # bits of a slot are distinct, so their sum is their union
+    bits = torch.where(match & live, torch.ones_like(pool.ancestors) << node.clamp(0, 63), 0)
+    word = torch.zeros_like(pool.slot_start, dtype=torch.int64).index_add_(0, s, bits)
+    return live & ((pool.ancestors & ~word[s]) == 0)
+
+
+def path_probability(cost: int) -> float:
+    """The estimate that a `Pool.cost` stands for."""
+    return 2.0 ** (-cost / COST_ONE)
+
+
+def roots(slots: Slots, rows: int) -> Pool:
+    """A pool of the live slots' roots and nothing else, in `rows` >= live rows."""
+    count, groups = slots.count, slots.group_key.shape[0]
+    device = slots.live.device
+    pool = Pool.empty(rows, count, groups, slots.context.shape[1], device)
+    # dead slots sort behind every live one; stable keeps the slots of a group in order
+    rank = torch.where(slots.live, slots.group, groups)
+    order = rank.argsort(stable=True)[:rows]
+    live = slots.live[order]
+    n = order.shape[0]
+    pool.slot[:n] = torch.where(live, order, -1)
+    pool.token[:n] = torch.where(live, slots.context[order, 0], -1)
+    generated = slots.generated[order]
+    pool.position[:n] = torch.where(live, slots.prompt_len[slots.group[order]] + generated, 0)
+    pool.ancestors[:n] = live.long()
+    pool.context[:n] = torch.where(live[:, None], slots.context[order], -1)
+    start = torch.zeros(count, dtype=torch.int64, device=device)
+    start[order] = torch.arange(n, device=device)
+    pool.slot_start.copy_(torch.where(slots.live, start, 0))
+    pool.slot_nodes.copy_(slots.live)
+    bounds = torch.arange(groups + 1, device=device)
+    pool.group_start.copy_(torch.searchsorted(rank[order], bounds.to(rank.dtype)))
+    return pool
+
+
+def head_starts(slots: Slots) -> torch.Tensor:
+    """[S] int32, what is added to the costs of each slot's nodes where a step's are picked.
+
+    min(pace * (generated - the fewest of a live slot), MOST_AHEAD)
+    """
+    fewest = torch.where(slots.live, slots.generated, torch.iinfo(torch.int32).max).amin()
+    return (slots.pace * (slots.generated - fewest)).clamp(0, MOST_AHEAD)
+
+
+def trim(pool: Pool, rows: int) -> Pool:
+    """The `rows` likeliest rows of a pool, in the same order; a slot keeps a prefix of its own."""
+    if rows >= pool.rows:
+        return pool
+    # stable: of equal costs the earlier row stays, so a parent never goes before its child
+    order = torch.where(pool.slot >= 0, pool.cost.long(), 1 << 40).argsort(stable=True)
+    keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
+    keep[order[:rows]] = True
+    row = keep.nonzero()[:, 0]
+    new = keep.cumsum(0) - 1
+    parent = pool.parent[row]
+    slot = pool.slot[row]
+    live = slot >= 0
+    nodes = torch.zeros_like(pool.slot_nodes)
+    nodes.index_add_(0, slot.clamp(min=0).long(), live.to(nodes.dtype))
+    before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+    return Pool(
+        token=pool.token[row],
+        parent=torch.where(parent >= 0, new[parent.clamp(min=0).long()], -1).int(),
+        slot=slot,
+        depth=pool.depth[row],
+        position=pool.position[row],
+        ancestors=pool.ancestors[row],
+        cost=pool.cost[row],
+        source=pool.source[row],
+        context=pool.context[row],
+        slot_start=before[pool.slot_start.long()].int(),
+        slot_nodes=nodes,
+        group_start=before[pool.group_start.long()].int(),
+    )

@@ -1,0 +1,84 @@
+"""State of the slots and groups: one device tensor a property, never a captured scalar.
+
+A slot holds one sample in flight, a group one prompt. Slot s is live when `live[s]` is true; a
+dead slot has no rows in the pool. Everything a kernel needs to know of a sample is here, so that
+a replayed step sees refills and new limits without being captured again.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+MAX_STOP_IDS = 16
+
+
+def _tensor(shape: str, dtype: torch.dtype | None = torch.int32, fill: float = 0) -> Any:
+    """A field: the letters of its shape, and what it holds where a slot is free."""
+    return field(metadata={"shape": shape, "dtype": dtype, "fill": fill})
+
+
+@dataclass(slots=True)
+class Slots:
+    """S slots, G groups, N tokens of context, T tokens at most a sample, V vocabulary.
+
+    I = MAX_STOP_IDS, W = ceil(V / 32). A field without a dtype has that of log-probabilities.
+    """
+
+    # what the sample is
+    live: torch.Tensor = _tensor("S", torch.bool, False)
+    group: torch.Tensor = _tensor("S", fill=-1)  # the group's index, -1 when the slot is free
+    key: torch.Tensor = _tensor("S", torch.int64)  # Philox key of (seed, prompt)
+    sample: torch.Tensor = _tensor("S")  # sample index
+    # where it stands
+    generated: torch.Tensor = _tensor("S")  # tokens generated; also tokens in the slot's KV cache
+    context: torch.Tensor = _tensor("SN", fill=-1)  # its last tokens, latest first, -1 before them
+    step: torch.Tensor = _tensor("S")  # steps the slot has made
+    tokens: torch.Tensor = _tensor("ST", fill=-1)  # what it has generated
+    logprobs: torch.Tensor = _tensor("ST", None)  # of the processed distribution
+    raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model at temperature 1
+    pace: torch.Tensor = _tensor("S")  # its head start a token (`csd.state.pool.head_starts`)
+    # how it samples; float64 holds what the user wrote
+    temperature: torch.Tensor = _tensor("S", torch.float64, 1)  # 0 is greedy
+    top_k: torch.Tensor = _tensor("S")  # 0 is off
+    top_p: torch.Tensor = _tensor("S", torch.float64, 1)  # 1 is off
+    min_p: torch.Tensor = _tensor("S", torch.float64)  # 0 is off
+    penalty: torch.Tensor = _tensor("S", torch.float64, 1)  # repetition penalty, 1 is off
+    seen: torch.Tensor = _tensor("SW")  # bitmap of the tokens in prompt and sample
+    # when it stops
+    max_new: torch.Tensor = _tensor("S")
+    min_new: torch.Tensor = _tensor("S")  # end tokens cannot be sampled before
+    stop_ids: torch.Tensor = _tensor("SI", fill=-1)  # -1 is unused; these end the sample
+    ban_ids: torch.Tensor = _tensor("SI", fill=-1)  # what `min_new` keeps from being sampled
+    # the groups
+    prompt_len: torch.Tensor = _tensor("G")  # tokens in the prompt's pages: all but the last
+    group_key: torch.Tensor = _tensor("G", torch.int64, -1)  # never reused, -1 when free
+
+    @classmethod
+    def empty(
+        cls,
+        slots: int,
+        vocab: int,
+        max_new: int,
+        context: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> "Slots":
+        """All slots free. As many groups as slots: a group in flight has at least one.
+
+        dtype: of log-probabilities, float32 or float64.
+        """
+        sizes = {
+            "S": slots, "G": slots, "N": context, "T": max_new, "W": (vocab + 31) // 32,
+            "I": MAX_STOP_IDS,
+        }  # fmt: skip
+
+        def made(shape: str, fill: float, **kind: torch.dtype | None) -> torch.Tensor:
+            size = [sizes[letter] for letter in shape]
+            return torch.full(size, fill, dtype=kind["dtype"] or dtype, device=device)
+
+        return cls(**{f.name: made(**f.metadata) for f in fields(cls)})
+
+    @property
+    def count(self) -> int:
+        return self.live.shape[0]

@@ -1,0 +1,152 @@
+"""What a group's samples have said, token by token: what the paper's drafter searches.
+
+Every slot owns ROUNDS rows and writes its samples into them in turn, so that what finished samples
+said stays until the slot's ROUNDS-th sample after. A row begins with the last k tokens of the
+prompt, so that a window may begin there; k is the size of the query. Rows of groups that are gone
+are never read: keys are not used again.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from csd.state.context_table import GraphConfig
+from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, Pool
+from csd.state.slots import Slots
+
+ROUNDS = 4
+# a probability of one
+CHANCE_ONE = 1 << 16
+
+
+@dataclass(slots=True)
+class Texts:
+    """R = S * ROUNDS rows of W = k + T places."""
+
+    group_key: torch.Tensor  # [R] int64, -1 in rows that nobody has written
+    sample: torch.Tensor  # [R] int32
+    length: torch.Tensor  # [R] int32, tokens of the row, the prompt's last k included
+    token: torch.Tensor  # [R, W] int32, -1 before the prompt and behind the length
+    chance: torch.Tensor  # [R, W] int32, with which the target drew it, times CHANCE_ONE
+    turn: torch.Tensor  # [S] int32, samples that the slot has begun
+
+    @classmethod
+    def empty(
+        cls, slots: int, tokens: int, k: int, device: str | torch.device = "cpu",
+        rounds: int = ROUNDS,
+    ) -> "Texts":  # fmt: skip
+        """Nothing said yet; tokens: of a sample at most."""
+
+        def full(*shape: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
+
+        rows = slots * rounds
+        return cls(
+            group_key=full(rows, value=-1, dtype=torch.int64),
+            sample=full(rows, value=-1),
+            length=full(rows, value=0),
+            token=full(rows, k + tokens, value=-1),
+            chance=full(rows, k + tokens, value=0),
+            turn=full(slots, value=0),
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.token.shape[0]
+
+    def append(self, pool: Pool, slots: Slots, count: torch.Tensor, k: int) -> None:
+        """The last count [S] tokens of each slot, in place; those of a new sample in a new row.
+
+        pool: of the step, whose roots have the prompt's end before them. Nothing is read back.
+        """
+        S, R = slots.count, self.rows
+        rounds = R // S
+        some = count > 0
+        old = (slots.generated - count).long()
+        fresh = some & (old == 0)
+        self.turn += fresh.int()
+        row = torch.arange(S, device=count.device) * rounds + self.turn % rounds
+        group = slots.group.clamp(min=0).long()
+        for name, value in (("group_key", slots.group_key[group]), ("sample", slots.sample)):
+            field = getattr(self, name)
+            field[row] = torch.where(fresh, value, field[row])
+        self.length[row] = torch.where(some, k + slots.generated, self.length[row])
+
+        # [S, k + A]: the prompt's end where the sample is new, then what was committed
+        root = pool.slot_start.long().clamp(max=pool.rows - 1)
+        before = pool.context[root, :k].flip(1)
+        place = torch.arange(MAX_DEPTH + 1, device=count.device)
+        at = (old[:, None] + place).clamp(0, slots.tokens.shape[1] - 1)
+        said = slots.tokens.gather(1, at)
+        chance = (slots.logprobs.gather(1, at).double().exp() * CHANCE_ONE).round().int()
+        token = torch.cat([before, said], 1)
+        chance = torch.cat([torch.full_like(before, CHANCE_ONE), chance], 1)
+        written = torch.cat(
+            [fresh[:, None].expand(S, k), place < count[:, None]], 1
+        )
+        column = torch.cat([torch.arange(k, device=at.device).expand(S, k), k + at], 1)
+        # what is not written goes where it came from, so no place is written twice with two values
+        column = torch.where(written, column, 0)
+        first = self.token[row, 0], self.chance[row, 0]
+        for field, value, kept in ((self.token, token, first[0]), (self.chance, chance, first[1])):
+            zeroth = torch.where(fresh, value[:, 0], kept)
+            value = torch.where(written, value, zeroth[:, None])
+            field[row[:, None], column] = value
+
+
+class Candidates(NamedTuple):
+    """What may follow each slot, P continuations of at most L tokens."""
+
+    token: torch.Tensor  # [S, P, L] int32, -1 behind a text's end and in candidates that are none
+    chance: torch.Tensor  # [S, P, L] int32, probabilities times CHANCE_ONE, 0 where no token is
+
+
+@dataclass(frozen=True, slots=True)
+class DagConfig:
+    """The paper's method: what is looked up, how edges weigh, and what is extracted."""
+
+    k: int = 4  # tokens of the query
+    edits: int = 1  # eps, how far a match may differ from it
+    alpha: float = 0.5  # share of the target's probability in an edge's weight
+    tree: bool = False  # the paths of largest weight in place of the greedy chain
+    candidates: int = 64  # matches of a slot at most
+    tokens: int = MAX_DEPTH  # layers
+    frontier: int = 8  # nodes of a slot expanded in each level of a tree
+    min_prob: float = 0.0  # paths less likely than this are not drafted
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 16:
+            raise ValueError(f"k must be from 1 to 16, got {self.k}")
+        if not 0 <= self.edits < self.k:
+            raise ValueError(f"edits must be from 0 to {self.k - 1}, got {self.edits}")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be from 0 to 1, got {self.alpha}")
+        if not 1 <= self.candidates <= 256:
+            raise ValueError(f"candidates must be from 1 to 256, got {self.candidates}")
+        if not 1 <= self.tokens <= MAX_DEPTH:
+            raise ValueError(f"tokens must be from 1 to {MAX_DEPTH}, got {self.tokens}")
+        if not 1 <= self.frontier <= 16:
+            raise ValueError(f"frontier must be from 1 to 16, got {self.frontier}")
+
+    @property
+    def share(self) -> int:
+        """alpha as a multiple of 1 / CHANCE_ONE."""
+        return round(self.alpha * CHANCE_ONE)
+
+    @property
+    def width(self) -> int:
+        """Nodes expanded in each level: of a chain, one."""
+        return self.frontier if self.tree else 1
+
+    @property
+    def limits(self) -> GraphConfig:
+        """How far trees grow, as the default's drafting has it."""
+        return GraphConfig(
+            max_depth=self.tokens, frontier=self.width, min_prob=self.min_prob, decay=1.0
+        )
+
+    @property
+    def children(self) -> int:
+        """Of a node, the heaviest."""
+        return MAX_CHILDREN if self.tree else 1

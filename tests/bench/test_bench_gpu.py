@@ -1,0 +1,238 @@
+"""The GPU benchmark on a CPU: every section runs, on a tiny shape."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from step_kernels import STEP
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity
+
+from bench import common
+from bench.gpu import __main__ as gpu
+from bench.gpu import equality, parity, phases
+from bench.gpu.end_to_end import timed
+from bench.gpu.phases import by_phase, phase_of
+from bench.gpu.roofline import parameters, step_seconds
+from bench.gpu.workload import groups
+from bench.shapes import SHAPES
+from csd.traces.traces import Trace
+
+
+def test_quick_run_on_a_cpu(tmp_path, capsys):
+    assert gpu.main(["--out", str(tmp_path), "--quick", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    summary = json.loads(said[-1])
+    assert set(summary["sections"].values()) == {"done"}
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in gpu.BOXES}
+
+    assert all(row["same"] for row in found["parity"]["rows"])
+    assert len(found["parity"]["rows"]) >= 3
+    ends = found["end_to_end"]["rows"]
+    assert {row["N"] for row in ends} == {1, 4}
+    for row in ends:
+        # the tokens are the trace's, whatever the model, so they are the same on both sides
+        assert row["tau"] * row["live"] * row["steps"] == pytest.approx(row["tokens"])
+        assert row["rows"] >= row["live"]
+        assert row["plain steps"] == 10
+        assert row["steps"] <= 10
+    drafted = {row["drafter"]: row for row in found["drafters"]["rows"]}
+    assert {"consensus", "prompt-lookup", "paper", "rest"} <= set(drafted)
+    assert drafted["consensus"]["tau"] >= 1
+    assert all(row["equal_tokens"] == 1 for row in found["equality"]["rows"])
+    assert found["outside"]["rows"][0]["tokens_per_second"] > 0
+    # what needs a GPU is named
+    assert any("attention" in why for why in summary["left out"])
+
+
+def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path, monkeypatch, capsys):
+    def run(section):
+        section.add(what="first")
+        raise FloatingPointError("the second")
+
+    monkeypatch.setattr(equality, "run", run)
+    options = ["--out", str(tmp_path), "--device", "cpu", "--only", "equality", "attention"]
+    assert gpu.main(options) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["sections"] == {"equality": "failed", "attention": "done"}
+    kept = json.loads((tmp_path / "equality.json").read_text())
+    assert kept["rows"] == [{"what": "first"}]
+    assert kept["error"] == "FloatingPointError: the second"
+
+
+def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, capsys):
+    options = ["--out", str(tmp_path), "--device", "cpu", "--processes", "--only", "attention"]
+    assert gpu.main(options) == 0
+    assert json.loads((tmp_path / "attention.json").read_text())["status"] == "done"
+
+    def too_long(command, timeout):
+        assert timeout == 2 * gpu.BOXES["attention"][0]
+        assert command[-2:] == ["--stretch", "2.0"]
+        (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    fake = SimpleNamespace(run=too_long, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu, "subprocess", fake)
+    assert gpu.main([*options, "--stretch", "2"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["sections"] == {"attention": "cut"}
+    assert summary["rows"] == {"attention": 1}
+
+
+@pytest.mark.parametrize(("quick", "most"), [(False, 570), (True, 120)])
+def test_boxes_add_up_to_what_is_promised(quick, most):
+    assert sum(box[quick] for box in gpu.BOXES.values()) <= most - 5
+
+
+def test_a_section_ends_before_its_box_closes(tmp_path, monkeypatch):
+    boxes = []
+    monkeypatch.setattr(gpu.time, "time", lambda: 1002.0)
+    monkeypatch.setattr(equality, "run", lambda section: boxes.append(section.box))
+    options = ["--out", str(tmp_path), "--device", "cpu", "--section", "equality"]
+    assert gpu.main([*options, "--began", "1000"]) == 0
+    assert boxes == [gpu.BOXES["equality"][0] - 2 - gpu.GRACE]
+
+
+def test_a_section_that_dies_has_failed(tmp_path, monkeypatch, capsys):
+    def dies(command, timeout):
+        (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
+        return SimpleNamespace(returncode=-11)
+
+    fake = SimpleNamespace(run=dies, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu, "subprocess", fake)
+    options = ["--out", str(tmp_path), "--device", "cpu", "--processes", "--only", "attention"]
+    assert gpu.main(options) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["sections"] == {"attention": "failed"} and summary["rows"] == {"attention": 1}
+    assert "code -11" in json.loads((tmp_path / "attention.json").read_text())["error"]
+
+
+def test_a_run_that_captures_is_not_what_is_timed():
+    engine = SimpleNamespace(captured={})
+    section = SimpleNamespace(clock=lambda call: call() or len(done))
+    done = []
+
+    def run(new):
+        done.append(new)
+        if new and len(done) == 1:
+            # as many as before, and others
+            engine.captured = {**engine.captured, 1: None} if new == "more" else {2: None}
+        return [f"run {len(done)}"]
+
+    assert timed(section, engine, lambda: run(False)) == (1, ["run 1"])
+    done.clear()
+    assert timed(section, engine, lambda: run("more")) == (2, ["run 2"])
+    done.clear()
+    assert timed(section, engine, lambda: run("other")) == (2, ["run 2"])
+    assert len(engine.captured) == 1
+
+
+def test_the_roofline_of_known_shapes():
+    llama, qwen = SHAPES["llama-3.1-8b"], SHAPES["qwen2.5-7b"]
+    # weights read a step, in GB of bfloat16
+    assert 2 * parameters(llama) / 1e9 == pytest.approx(15.01, abs=0.01)
+    assert 2 * parameters(qwen) / 1e9 == pytest.approx(14.14, abs=0.01)
+    device = dict(bandwidth=4.3e12, flops=790e12)
+    # 16 samples of 1,024 + 1,024 tokens: 3.49 ms of weights, 0.53 of keys and values
+    step = step_seconds(llama, rows=16, live=16, prompts=[1024], context=1024, **device)
+    assert step * 1e3 == pytest.approx(4.02, abs=0.01)
+    # beyond 184 rows a row costs its FLOPs: 19 us
+    more = [
+        step_seconds(llama, rows=m, live=1, prompts=[1], context=1, **device) for m in (400, 500)
+    ]
+    assert (more[1] - more[0]) / 100 * 1e6 == pytest.approx(19.0, abs=0.1)
+
+
+def test_groups_take_one_prompt_where_it_has_enough():
+    traces = [
+        Trace(name, [1], [[i] for i in range(size)], 0.7, None, 1, list(range(size)))
+        for name, size in (("big", 6), ("a", 3), ("b", 3))
+    ]
+    assert [(t.problem, len(t.samples)) for t in groups(traces, 2)] == [("a", 2)]
+    assert [t.problem for t in groups(traces, 2, turn=1)] == ["b"]
+    assert [(t.problem, len(t.samples)) for t in groups(traces, 5, turn=1)] == [("big", 5)]
+    assert [(t.problem, len(t.samples)) for t in groups(traces, 8)] == [("big", 6), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "phase"),
+    [
+        *[
+            (f"_{name}_kernel", phase)
+            for phase, names in STEP.items() if phase != "forward" for name in names
+        ],
+        ("_plan_attention_kernel", "attention"),
+        ("_tree_attention_kernel", "attention"),
+        ("_merge_partials_kernel", "attention"),
+        ("_rms_norm_kernel", "elementwise"),
+        ("_rotary_kernel", "elementwise"),
+        ("_swiglu_kernel", "elementwise"),
+        ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "matrix products"),
+        ("void at::native::vectorized_elementwise_kernel", "other"),
+        ("void at::native::(anonymous namespace)::masked_fill_kernel(at)", "other"),
+        ("Memcpy DtoH (Device -> Pinned)", "other"),
+    ],
+)
+def test_kernels_belong_to_phases(kernel, phase):
+    assert phase_of(kernel) == phase
+
+
+def test_seconds_of_a_profile_are_the_kernels():
+    def event(name, device, start, end):
+        found = FunctionEvent(1, name, 0, start, end, device_type=device, use_device="cuda")
+        # the profiler gives a launch the time of what it launched
+        if device == DeviceType.CPU:
+            found.append_kernel(name, 0, end - start)
+        return found
+
+    events = [
+        event("_rotary_kernel", DeviceType.CUDA, 0, 3),
+        event("cudaGraphLaunch", DeviceType.CPU, 0, 100),
+        event("_swiglu_kernel", DeviceType.CUDA, 3, 5),
+        event("nvjet_tst_64x8", DeviceType.CUDA, 5, 9),
+    ]
+    assert by_phase(events) == pytest.approx({"elementwise": 5e-6, "matrix products": 4e-6})
+
+
+def test_a_profile_without_a_gpu_holds_no_kernel(monkeypatch):
+    monkeypatch.setattr(phases, "ACTIVITIES", [ProfilerActivity.CPU])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ran = []
+    assert phases.device_seconds(lambda: ran.append(torch.ones(3) + 1)) == {} and len(ran) == 1
+
+
+def test_a_gpu_that_is_not_there_is_an_error():
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--out", "unused"],
+        capture_output=True,
+        text=True,
+        env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""},
+    )
+    assert done.returncode == 2
+    assert "needs a GPU" in done.stderr
+
+
+def test_a_copy_without_its_history_is_told_its_commit(monkeypatch):
+    def fails(*args, **kwargs):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(common.subprocess, "run", fails)
+    monkeypatch.delenv("CSD_COMMIT", raising=False)
+    assert common.machine()["commit"] is None
+    monkeypatch.setenv("CSD_COMMIT", "abc1234")
+    assert common.machine()["commit"] == "abc1234"
+
+
+def test_parity_finds_larger_errors_and_no_chance():
+    generator = torch.Generator().manual_seed(0)
+
+    def errors(scale, count):
+        return (scale * torch.randn(count, generator=generator).abs()).tolist()
+
+    # of 48 tokens each, as parity compares them
+    assert all(parity.within(errors(1, 48), errors(1, 48)) for _ in range(200))
+    assert not any(parity.within(errors(4, 48), errors(1, 48)) for _ in range(200))

@@ -1,0 +1,33 @@
+"""`python -m bench.history` on a small trace of our own."""
+
+import json
+from pathlib import Path
+
+from trace_file import trace_file
+
+from bench import history
+
+
+def test_its_table(tmp_path, capsys):
+    text = [5, 6, 7, 8, 9, 10, 11, 12] * 3
+    samples = [[20 + i, *text, 30 + i] for i in range(4)]
+    path, out, plot = (str(tmp_path / n) for n in ("t.jsonl", "out.json", "plot.svg"))
+    others = [[60 + i, 2, 2, 70 + i] for i in range(4)]
+    trace_file(tmp_path / "t.jsonl", {"samples": samples}, {"samples": others})
+    rivals = ["trie", "prompt-lookup"]
+    history.main([path, "--history", "0", "1", "2", "8", "--nodes", "4", "8", "--drafters", *rivals,
+                  "--json", out, "--plot", plot])  # fmt: skip
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == json.loads(Path(out).read_text())
+    rows = found["traces"]["t"]["rows"]
+    ours = {(r["history"], r["nodes"], r["kind"]): r for r in rows if r["drafter"] == "consensus"}
+    # more was asked for than is recorded
+    assert {h for h, _, _ in ours} == {0, 1, 2}
+    for n in (4, 8):
+        assert ours[2, n, "tokens"]["tau"] > 1.2 * ours[0, n, "tokens"]["tau"]
+        assert ours[2, n, "tokens"]["steps"] < ours[0, n, "tokens"]["steps"]
+    assert ours[2, 8, "foreign"]["from_history"] < ours[2, 8, "tokens"]["from_history"]
+    assert ours[2, 8, "tokens"]["best_other"] in rivals
+    given = {(r["drafter"], r["history"]): r["tau"] for r in rows if r["drafter"] in rivals}
+    assert given["trie", 2] > given["trie", 0]
+    assert given["prompt-lookup", 2] > given["prompt-lookup", 0]

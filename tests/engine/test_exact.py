@@ -1,0 +1,113 @@
+"""With `exact=True`, everything a sample is made of has the same bits in every run.
+
+Whatever is drafted, however many samples share a step, in whatever order slots are refilled.
+"""
+
+import os
+
+import checkpoints
+import pytest
+import torch
+from exact_runs import assert_same_bits, run
+
+import csd
+from csd.models.demo import smollm2_path
+from csd.models.exact import ExactProducts
+from csd.models.load import load
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# budget, samples, slots: with few slots samples wait, and later ones draft from finished ones
+RUNS = [(0, 3, 1), (1, 8, 3), (7, 17, 5), (16, 8, 8), (64, 17, 8), ("auto", 3, 2)]
+PROMPTS = [(1, 64), (2, 65), (63, 130), (700,)]
+CASES = [
+    (family, dtype, i) for i, (family, dtype) in
+    enumerate((f, d) for f in ("llama", "qwen2", "qwen3") for d in DTYPES)
+]  # fmt: skip
+
+
+def engine_of(loaded, slots):
+    return csd.Engine(loaded, max_slots=slots, prefill_chunk=256, exact=True)
+
+
+def loaded_of(family, dtype):
+    loaded = load(checkpoints.build(family, dtype=dtype, max_position_embeddings=1024))
+    # nothing else holds the module
+    loaded.module = None
+    return loaded
+
+
+def some_prompts(lengths):
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.randint(3, 97, (n,), generator=generator).tolist() for n in lengths]
+
+
+def options(length=84):
+    # long enough for a second page behind the tail
+    return dict(seed=3, max_new_tokens=length, temperature=0.7, top_p=0.95, ignore_eos=True)
+
+
+@pytest.mark.parametrize(("family", "dtype", "i"), CASES, ids=str)
+def test_a_run_with_drafts_has_the_bits_of_one_without(family, dtype, i):
+    loaded = loaded_of(family, dtype)
+    prompts = some_prompts(PROMPTS[i % 4])
+    chosen = [RUNS[i % 6], RUNS[(i + 3) % 6]]
+    most = max(count for _, count, _ in chosen)
+    plain = run(engine_of(loaded, 8), prompts, most, speculate=False, **options())
+    for budget, count, slots in chosen:
+        drafted = run(engine_of(loaded, slots), prompts, count, budget=budget, **options())
+        if budget not in (0, "auto"):
+            assert sum(out.stats.nodes_accepted for out in drafted[0]) > 0
+        assert_same_bits(drafted, plain)
+
+
+def few_rows(x, weight, bias=None):
+    """A library that adds up in another order from 12 rows on."""
+    if x.shape[0] < 12:
+        y = x @ weight.T
+    else:
+        half = x.shape[1] // 2
+        y = x[:, :half] @ weight[:, :half].T + x[:, half:] @ weight[:, half:].T
+    return y if bias is None else y + bias
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_needs_blocks_of_rows_where_products_differ(kept):
+    loaded = loaded_of("llama", torch.float32)
+    prompts = some_prompts((5,))
+    engine = engine_of(loaded, 8)
+    engine.decoder.linear = ExactProducts(few_rows) if kept else few_rows
+    plain = run(engine, prompts, 4, speculate=False, **options(24))
+    drafted = run(engine, prompts, 4, budget=64, **options(24))
+    if kept:
+        assert_same_bits(drafted, plain)
+    else:
+        with pytest.raises(AssertionError):
+            assert_same_bits(drafted, plain)
+
+
+def test_what_it_does_not_serve():
+    model = checkpoints.build("llama", dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"exact must be False in torch\.float64, got True"):
+        csd.Engine(model, exact=True)
+    with pytest.raises(ValueError, match="exact must be False with kernels='triton', got True"):
+        csd.Engine(loaded_of("llama", torch.float32), exact=True, kernels="triton")
+
+
+@pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_smollm2_in_bfloat16(temperature):
+    """10,000 tokens with "auto" and without drafts."""
+    engine = csd.Engine(smollm2_path(), dtype=torch.bfloat16, device="cpu", exact=True)
+    texts = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "2 + 2 ="]
+    prompts = [engine.tokenizer(text)["input_ids"] for text in texts]
+    length = 100
+    samples = -(-int(os.environ["CSD_TOKENS"]) // (len(prompts) * length))
+    asked = dict(max_new_tokens=length, temperature=temperature, seed=5, ignore_eos=True)
+    drafted, plain = (
+        engine.generate(prompts, num_samples=samples, **asked, **how)
+        for how in (dict(budget="auto"), dict(speculate=False))
+    )
+    assert sum(out.stats.nodes_accepted for out in drafted) > 0
+    for out, want in zip(drafted, plain, strict=True):
+        assert out.tokens == want.tokens
+        assert out.logprobs == want.logprobs and out.raw_logprobs == want.raw_logprobs

@@ -1,0 +1,69 @@
+"""Samples that are behind get more of a step's nodes, while nothing else could use their slots."""
+
+import random
+
+import pytest
+import torch
+from draft_cases import CONFIG, equal_slots, random_graph, random_slots
+
+import csd
+from bench.shapes import random_model
+from csd.engine.static_step import StaticStep
+from csd.kernels.draft_tree import draft_tree_ref
+from csd.state.pool import MOST_AHEAD, PACE, head_starts
+
+
+def test_head_starts_are_counted_from_the_last_live_slot():
+    slots = random_slots(random.Random(0), 4, live=True)
+    slots.generated[:] = torch.tensor([7, 3, 5, 1000])
+    slots.live[1] = False
+    slots.pace[:] = PACE
+    assert head_starts(slots)[[0, 2, 3]].tolist() == [2 * PACE, 0, MOST_AHEAD]
+    slots.pace[:] = 0
+    assert not head_starts(slots).any()
+
+
+def test_of_equal_samples_the_last_gets_most_nodes():
+    rng = random.Random(1)
+    graph, slots = random_graph(rng, groups=(11,)).table(), equal_slots(rng, 3)
+    slots.group[:], slots.group_key[0] = 0, 11
+    slots.generated[:], slots.max_new[:] = torch.tensor([20, 0, 10]), 99
+    nodes = {}
+    costs = set(draft_tree_ref(graph, slots, 3 + 60, CONFIG).cost.tolist())
+    for pace in (0, PACE):
+        slots.pace[:] = pace
+        pool = draft_tree_ref(graph, slots, 3 + 18, CONFIG)
+        nodes[pace] = (pool.slot_nodes - 1).tolist()
+        # what is told of a node is its path's probability, whatever its slot's head start
+        assert set(pool.cost.tolist()) <= costs
+    assert nodes[0] == [6, 6, 6]
+    assert nodes[PACE][1] > nodes[PACE][2] > nodes[PACE][0]
+    assert sum(nodes[PACE]) == 18
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_only_in_steps_of_fixed_shape_and_where_nothing_waits(prompts, monkeypatch):
+    seen = []
+    launch = StaticStep.launch
+
+    def watched(step, *args):
+        pace, = step.slots.pace.unique().tolist()
+        seen.append(pace)
+        return launch(step, *args)
+
+    monkeypatch.setattr(StaticStep, "launch", watched)
+    options = dict(num_samples=4, max_new_tokens=6, seed=1, temperature=1.0, budget=8)
+    asked = [[5, 6, 7 + i] for i in range(prompts)]
+    model = random_model("tiny", dtype=torch.float64)
+    outs = []
+    for static in (True, False):
+        with csd.Engine(model, max_slots=4, static=static) as engine:
+            for _ in range(2):
+                del seen[:]
+                outs.append([x.tokens for x in engine.generate(asked, **options)])
+                if static:
+                    # once the last sample has its slot, to the end
+                    turn = seen.index(PACE)
+                    assert set(seen[:turn]) == ({0} if prompts > 1 else set())
+                    assert set(seen[turn:]) == {PACE}
+    assert all(out == outs[0] for out in outs)

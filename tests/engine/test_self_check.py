@@ -1,0 +1,130 @@
+"""`csd doctor` passes here, and names an operation that is wrong."""
+
+import json
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from csd.cli.main import main
+from csd.engine import first_use, self_check
+from csd.engine.self_check import SMALL, check
+from csd.kernels.ops import Ops, reference
+
+
+def spoil_integers(result):
+    result.token[:1] += 1
+
+
+def spoil_floats(result):
+    result[0, 0] *= 1.5
+
+
+WRONG = {"rms_norm": lambda r: spoil_floats(r[0]), "tree_attention": lambda r: r[0, 0].mul_(1.5),
+         "swiglu": spoil_floats, "draft_tree": spoil_integers}  # fmt: skip
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """spoiled(name): that operation gives wrong results from its second call on."""
+
+    def spoil(name, call=None):
+        right, calls = getattr(reference(), name), []
+
+        def wrong(*args, **options):
+            result = right(*args, **options)
+            calls.append(1)
+            if len(calls) > 1:
+                WRONG[name](result) if call is None else call()
+            return result
+
+        ops = replace(reference(), **{name: wrong})
+        monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: ops))
+
+    return spoil
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_this_machine_passes(dtype):
+    report = check("cpu", dtype, tokens=4)
+    assert not report.failed, report.table()
+    assert {"verify", "draft_tree", "steps of fixed shape"} <= {c.name for c in report.checks}
+    assert all(c.worst <= 1 for c in report.checks)
+    report.raise_failed()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_operation_is_named(name, spoiled):
+    spoiled(name)
+    report = check("cpu", tokens=3)
+    assert report.failed[0].name == name, report.table()
+    assert f"{name} " in report.table() and "FAILED" in report.table()
+    with pytest.raises(RuntimeError, match=f"check of {name} failed on .*kernels='reference'"):
+        report.raise_failed()
+
+
+def test_an_operation_that_raises_is_named(spoiled):
+    def fault():
+        raise ValueError("misaligned address")
+
+    spoiled("verify", fault)
+    failed = check("cpu", tokens=3).failed
+    assert [c.error for c in failed if c.name == "verify"] == ["ValueError: misaligned address"]
+
+
+def test_the_command(capsys, spoiled):
+    flags = ["doctor", "--device", "cpu", "--dtype", "float32", "--json"]
+    assert main([*flags, "--heads", "3", "--kv-heads", "2"]) == 2
+    assert "heads must be a multiple of kv_heads" in capsys.readouterr().err
+    spoiled("swiglu")
+    assert main(flags) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passed"] and found["reports"][0]["versions"]["torch"] == torch.__version__
+
+
+@pytest.fixture
+def first(monkeypatch, tmp_path):
+    """A GPU at its first use; `runs` are the checks that were started."""
+    runs, results = [], []
+
+    def run(command, **options):
+        runs.append(command)
+        return results[-1]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    fake = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(first_use, "subprocess", fake)
+
+    def use(dtype=torch.bfloat16, **result):
+        results.append(SimpleNamespace(**{"returncode": 0, "stdout": "", "stderr": ""} | result))
+        first_use.require_check(torch.device("cuda"), dtype, SMALL)
+
+    return use, runs
+
+
+def output(**rows):
+    checks = [{"name": k, "calls": 1, "error": v} for k, v in rows.items()]
+    return json.dumps({"passed": False, "reports": [{"checks": checks}]})
+
+
+def test_the_first_use_of_a_gpu_is_checked_once(first):
+    use, runs = first
+    with pytest.raises(RuntimeError, match=r"on GPU failed: verify: 3 of 9 integers differ\. No s"):
+        use(stdout=output(verify="3 of 9 integers differ"))
+    with pytest.raises(RuntimeError, match="the process ended with code -11: Segmentation fault"):
+        use(returncode=-11, stderr="a\nSegmentation fault\n")
+    use(stdout=output(verify=None))
+    assert len(runs) == 3 and "--head-dim=16" in runs[0] and "--dtype=bfloat16" in runs[0]
+    # it has passed: another process would not check again, another dtype would
+    use(stdout="")
+    assert len(runs) == 3
+    use(torch.float32, stdout=output(verify=None))
+    assert len(runs) == 4
+
+
+def test_tensors_of_records_are_found():
+    found = self_check._tensors(({"a": torch.ones(1)}, [torch.zeros(2), 3], None))
+    assert [x.shape[0] for x in found] == [1, 2]

@@ -1,0 +1,291 @@
+"""csd eval: figures from rows, and runs that are interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import csd
+from csd.cli.main import main
+from csd.evaluate import evaluation as evaluate
+from csd.evaluate.vote import Vote
+from csd.models.demo import toy
+
+PROBLEMS = 14
+TIMES = ("seconds", "steps")  # how long it took is not what was drawn
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, toy_folder):
+    """A folder with the toy model and a file of problems, two of which are the same."""
+    folder = tmp_path_factory.mktemp("eval")
+    (folder / "toy").symlink_to(toy_folder)
+    rows = [{"prompt": f"Say {i % 13}.", "answer": str(i % 10)} for i in range(PROBLEMS)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    yield folder
+    csd.release()
+
+
+def command(place, out, *more) -> list[str]:
+    return ["eval", str(place / "problems.jsonl"), "--model", str(place / "toy"), "-n", "4",
+            "--max-new-tokens", "24", "--budget", "8", "-o", str(place / out), *more]  # fmt: skip
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def drawn(rows, but=TIMES) -> list[dict]:
+    return [{k: v for k, v in r.items() if k not in but} for r in rows]
+
+
+def numbered(problem, texts=("a",)) -> dict:
+    """A row of a results file."""
+    return dict(problem=problem, answer="7", vote=None, vote_correct=False, answers=[None],
+                correct=[False], finish_reasons=["stop"], texts=list(texts), tokens=1, steps=1,
+                seconds=0.5)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """The rows of a run that nothing interrupts."""
+    assert main(command(place, "whole.jsonl", "--quiet")) == 0
+    return lines(place / "whole.jsonl")
+
+
+# the fifth problem's first sample is its process's last
+KILLED = """
+import os, signal, sys
+from csd.evaluate import evaluation as evaluate
+from csd.cli.main import main
+draw, calls = evaluate._draw, []
+
+def killed(engine, prompts, on_sample, **options):
+    calls.append(prompts)
+    if len(calls) == 5:
+        on_sample = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    return draw(engine, prompts, on_sample, **options)
+
+evaluate._draw = killed
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_that_was_killed_goes_on_and_equals_one_that_was_not(place, whole, capsys):
+    path = place / "killed.jsonl"
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, *command(place, "killed.jsonl", "--quiet")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.returncode == -signal.SIGKILL
+    rows = lines(path)
+    assert len(rows) == 1 + 4
+    # a kill in the middle of a write leaves the start of a line
+    with path.open("a") as f:
+        f.write(json.dumps(whole[len(rows)])[:40])
+
+    assert main(command(place, "killed.jsonl")) == 0
+    streams = capsys.readouterr()
+    assert f"holds {len(rows) - 1} of {PROBLEMS} problems" in streams.err
+    assert "56/56" in streams.err
+    resumed = lines(path)
+    assert resumed[: len(rows)] == rows
+    assert drawn(resumed, but=["seconds"]) == drawn(whole, but=["seconds"])
+    figures = json.loads(streams.out.splitlines()[-1])
+    expected = json.loads((place / "whole.summary.json").read_text())
+    for name, value in expected.items():
+        if "second" not in name:
+            assert figures[name] == value, name
+
+
+def test_rows_are_what_generate_draws(place, whole):
+    assert [r["problem"] for r in whole[1:]] == list(range(PROBLEMS))
+    prompt = [{"role": "user", "content": "Say 0."}]
+    model, tokenizer = toy()
+    options = dict(tokenizer=tokenizer, max_new_tokens=24, seed=0, budget=8)
+    out = csd.generate(model, prompt, num_samples=8, **options)
+    assert whole[1]["texts"] == out.texts[:4]
+    # the 13th problem repeats the 0th and has samples of its own
+    assert whole[14]["texts"] == out.texts[4:]
+    row = whole[1]
+    assert row["correct"] == [a == row["answer"] for a in row["answers"]]
+    assert row["vote"] == csd.vote(list(out)[:4]).answer
+
+
+def test_batches_do_not_change_what_is_drawn(place, whole):
+    assert main(command(place, "batch.jsonl", "--quiet", "--batch", "5")) == 0
+    assert drawn(lines(place / "batch.jsonl")) == drawn(whole)
+
+
+def test_a_history_changes_nothing_of_what_is_drawn(place, whole):
+    history = place / "history.jsonl"
+    for name in ("first.jsonl", "second.jsonl"):
+        assert main(command(place, name, "--quiet", "--history", str(history))) == 0
+    first, second = lines(place / "first.jsonl"), lines(place / "second.jsonl")
+    assert drawn(first) == drawn(second) == drawn(whole)
+    steps = [sum(r["steps"] for r in rows[1:]) for rows in (first, second)]
+    assert steps[1] < steps[0]
+
+
+def test_stopping_at_a_decided_vote_keeps_every_vote(place, whole):
+    assert main(command(place, "decided.jsonl", "--quiet", "--until-decided")) == 0
+    rows = lines(place / "decided.jsonl")[1:]
+    assert [r["vote"] for r in rows] == [r["vote"] for r in whole[1:]]
+    assert sum(len(r["texts"]) for r in rows) < 4 * PROBLEMS
+    figures = json.loads((place / "decided.summary.json").read_text())
+    assert figures["samples_counted"] == 2
+    assert "pass@4" not in figures
+
+
+def test_ctrl_c_leaves_whole_problems(place, whole, monkeypatch, capsys):
+    row = evaluate._row
+    calls = []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return row(*args)
+
+    monkeypatch.setattr(evaluate, "_row", interrupted)
+    assert main(command(place, "stopped.jsonl", "--quiet")) == 130
+    assert "goes on from" in capsys.readouterr().err
+    assert drawn(lines(place / "stopped.jsonl")) == drawn(whole[:3])
+
+
+def test_other_settings_and_a_held_file_are_refused(place, whole, capsys):
+    assert main(command(place, "whole.jsonl", "--seed", "1")) == 2
+    assert "seed 0, now 1; choose another -o" in capsys.readouterr().err
+    held = evaluate.Results(place / "held.jsonl", {})
+    with pytest.raises(ValueError, match="being written by another process"):
+        evaluate.Results(place / "held.jsonl", {})
+    held.close()
+    (place / "other.jsonl").write_text('{"prompt": "mine"}\n')
+    assert main(command(place, "other.jsonl")) == 2
+    assert "not a results file" in capsys.readouterr().err
+    assert (place / "other.jsonl").read_text() == '{"prompt": "mine"}\n'
+    assert main(command(place, "new.jsonl", "-n", "0")) == 2
+    assert "num_samples must be at least 1, got 0" in capsys.readouterr().err
+
+
+FOREIGN = [
+    '{"prompt": "mine"}\n{"prompt": "its last line has no end"}',
+    "a note",
+    '{"settings": {"mine": true}}',
+    "",
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN, ids=["lines", "a line", "like ours", "empty"])
+def test_a_file_that_is_not_a_runs_keeps_every_byte(tmp_path, text):
+    path = tmp_path / "file.jsonl"
+    path.write_text(text)
+    if text:
+        with pytest.raises(ValueError, match="is not a results file of csd eval"):
+            evaluate.Results(path, {"model": "a"})
+        assert path.read_text() == text
+    else:
+        evaluate.Results(path, {"model": "a"}).close()
+
+
+def test_every_torn_write_goes_on(tmp_path):
+    """A file is cut after each of its bytes, as a kill may leave it."""
+    path, settings = tmp_path / "torn.jsonl", {"model": "a"}
+    rows = [numbered(0, ["\u2028 é"]), numbered(1)]
+    results = evaluate.Results(path, settings)
+    results.add(rows)
+    results.close()
+    data = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
+    for size in range(len(data) + 1):
+        path.write_bytes(data[:size])
+        results = evaluate.Results(path, settings)
+        whole = max(sum(end <= size for end in ends) - 1, 0)
+        assert results.rows == rows[:whole]
+        results.add(rows[whole:])
+        results.close()
+        assert path.read_bytes() == data
+
+
+def test_a_damaged_file_says_where(tmp_path):
+    path = tmp_path / "damaged.jsonl"
+    for text, message in [
+        ('{"settings": {}}\n{"problem": 1}\n', "line 2 must hold problem 0, got 1"),
+        ('{"settings": {}}\n{"problem"\n', "line 2 is not JSON"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            evaluate.Results(path, {})
+        assert path.read_text() == text
+
+
+def test_a_problem_that_does_not_fit_is_named_before_anything_is_drawn(place, tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+    rows = [{"prompt": "Say 1.", "answer": "1"}, {"prompt": "x" * 9000, "answer": "2"}]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = tmp_path / "out.jsonl"
+    assert main(["eval", str(path), "--model", str(place / "toy"), "-o", str(out)]) == 2
+    assert "csd: problem 1: the prompt has 90" in capsys.readouterr().err
+    assert len(lines(out)) == 1
+
+
+def test_fewer_problems_of_a_longer_run(place, whole, capsys):
+    """--limit takes the first rows; the file keeps the others."""
+    before = (place / "whole.jsonl").read_bytes()
+    summary = (place / "whole.summary.json").read_bytes()
+    assert main(command(place, "whole.jsonl", "--limit", "3")) == 0
+    streams = capsys.readouterr()
+    assert "holds 3 of 3 problems" in streams.err and "12/12" in streams.err
+    assert json.loads(streams.out.splitlines()[-1])["problems"] == 3
+    assert (place / "whole.jsonl").read_bytes() == before
+    (place / "whole.summary.json").write_bytes(summary)
+
+
+def test_a_file_of_problems_that_has_changed_is_refused(place, whole, tmp_path, capsys):
+    changed = tmp_path / "problems.jsonl"
+    changed.write_text((place / "problems.jsonl").read_text().replace("Say 3.", "Say 4."))
+    arguments = command(place, "whole.jsonl")
+    arguments[1] = str(changed)
+    assert main(arguments) == 2
+    assert "was written with problems_sha256" in capsys.readouterr().err
+
+
+def test_a_run_that_drew_nothing_does_not_bind_the_next(tmp_path):
+    path = tmp_path / "typo.jsonl"
+    evaluate.Results(path, {"model": "smolm2"}).close()
+    results = evaluate.Results(path, {"model": "smollm2"})
+    assert results.rows == []
+    results.add([numbered(0)])
+    results.close()
+    assert lines(path) == [{"settings": {"model": "smollm2"}}, numbered(0)]
+    with pytest.raises(ValueError, match="model 'smollm2', now 'other'"):
+        evaluate.Results(path, {"model": "other"})
+
+
+def row(correct, vote_correct, ends=("stop",)):
+    return dict(correct=correct, vote_correct=vote_correct, answers=[str(c) for c in correct],
+                finish_reasons=list(ends), tokens=30, steps=20, seconds=2.0)  # fmt: skip
+
+
+def test_summary():
+    rows = [
+        row([True, False, False, False], False, ["stop", "length", "length", "length"]),
+        row([True, True, False, True], True, ["stop", "length", "length", "length"]),
+    ]
+    figures = evaluate.summary(rows, 4)
+    assert figures["accuracy@1"][0] == 0.5
+    assert figures["maj@4"][0] == 0.5
+    assert figures["pass@2"][0] == (0.5 + 1) / 2
+    assert figures["pass@4"][0] == 1
+    assert (figures["tau"], figures["tokens_per_second"]) == (1.5, 15)
+    assert figures["finish_reasons"] == {"length": 0.75, "stop": 0.25}
+    mean, low, high = figures["accuracy@1"]
+    assert 0 < low < mean < high < 1
+    # of three samples drawn, the two that are drawn in any case
+    stopped = [row([True, False, True], True)]
+    figures = evaluate.summary(stopped, 4, Vote())
+    assert figures["accuracy@1"][0] == 0.5
+    assert figures["samples_drawn"] == 3

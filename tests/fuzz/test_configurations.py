@@ -1,0 +1,104 @@
+"""Whole configurations at random: in float64 every token is plain sampling's."""
+
+from functools import cache
+
+import oracle
+import pytest
+import torch
+from checkpoints import VOCAB, build
+from fuzzing import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+import csd
+from csd.engine.engine import Engine
+from csd.engine.step_cost import CostModel
+
+FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
+# few different ones, so that n-grams come again
+TOKENS = st.one_of(st.integers(3, 8), st.integers(0, VOCAB - 1))
+
+
+@cache
+def pair(family: str):
+    """The model of the loop, and the same one for csd, which rebinds its parameters."""
+    model, twin = (build(family, dtype=torch.float64) for _ in range(2))
+    for m in (model, twin):
+        m.generation_config.eos_token_id = None
+    return model, twin
+
+
+ENGINE = st.fixed_dictionaries(
+    dict(max_slots=st.sampled_from([1, 2, 3, 8])),
+    optional=dict(
+        prefill_chunk=st.sampled_from([1, 3, 16, 512]),
+        lag=st.integers(0, 4),
+        together=st.integers(1, 4),
+        static=st.booleans(),
+    ),
+)
+FILTERS = st.fixed_dictionaries(
+    dict(temperature=st.one_of(st.just(0), st.floats(0.2, 2))),
+    optional=dict(
+        top_k=st.integers(1, VOCAB + 5),
+        top_p=st.floats(0.05, 1),
+        min_p=st.floats(0, 0.5),
+        repetition_penalty=st.floats(0.6, 1.8),
+        min_new_tokens=st.integers(0, 6),
+    ),
+)
+CALL = st.fixed_dictionaries(
+    dict(
+        num_samples=st.integers(1, 3),
+        max_new_tokens=st.integers(1, 8),
+        seed=st.one_of(st.integers(0, 9), st.integers(-(2**70), 2**70)),
+        budget=st.one_of(st.sampled_from([0, 64, "auto"]), st.integers(1, 20)),
+    ),
+    optional=dict(
+        first_sample=st.integers(0, 5),
+        speculate=st.booleans(),
+        drafter=st.sampled_from(
+            ["consensus", "prompt-lookup", "paper", "paper-tree", "recycling"]
+        ),
+        stop_token_ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
+    ),
+)
+PROMPTS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=2)
+
+
+@examples(few=100, many=10_000)
+@given(
+    st.sampled_from(FAMILIES), PROMPTS, ENGINE, FILTERS, CALL, st.none() | st.integers(1, 3)
+)
+def test_every_token_is_plain_samplings(family, prompts, machine, filters, call, enough):
+    model, twin = pair(family)
+    until = None if enough is None else lambda prefix: len(prefix) >= enough
+    machine = dict(machine)
+    if call.get("drafter", "consensus") != "consensus":
+        machine.pop("static", None)
+    filters = dict(filters)
+    if "min_new_tokens" in filters:
+        filters["min_new_tokens"] = min(filters["min_new_tokens"], call["max_new_tokens"])
+    engine = Engine(twin, **machine)
+    # measured, it would take longer than all else here
+    engine._cost = CostModel([1, 64], [1.0, 2.0])
+    results = csd.generate(engine, prompts, until=until, **filters, **call)
+    seen: dict[tuple, int] = {}
+    for prompt, result in zip(prompts, results, strict=True):
+        start = seen.get(tuple(prompt), call.get("first_sample", 0))
+        seen[tuple(prompt)] = start + call["num_samples"]
+        assert [s.index for s in result] == [*range(start, start + call["num_samples"])]
+        for place, sample in enumerate(result):
+            cancelled = until is not None and place >= enough
+            assert (sample.finish_reason == "cancelled") == cancelled
+            if cancelled and not sample.tokens:
+                continue
+            longest = len(sample.tokens) if cancelled else call["max_new_tokens"]
+            tokens, logprobs, raw, _ = oracle.generate(
+                model, prompt, seed=call["seed"], sample=sample.index, max_new_tokens=longest,
+                end_ids=tuple(call.get("stop_token_ids", ())), **filters,
+            )  # fmt: skip
+            assert sample.tokens == tokens
+            assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)
+            assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
+    engine.release()

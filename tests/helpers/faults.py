@@ -1,0 +1,85 @@
+"""What a fault must leave of an engine, and how often `make test-faults` tries one."""
+
+import os
+import random
+import signal
+import sys
+import time
+
+import csd
+
+MANY = bool(os.environ.get("CSD_FAULTS"))
+
+
+def times(few: int, many: int) -> range:
+    """Numbers of the attempts: `many` of them in `make test-faults`."""
+    return range(many if MANY else few)
+
+
+def assert_usable(engine, prompt, expected, **options) -> None:
+    """Nothing of the call before is left: no page, no slot, no group, no lock."""
+    step = engine._step
+    if step is not None and engine._ended:
+        assert len(step.cache.allocator) == step.cache.k.shape[1]
+        assert not step.slots.live.any()
+        assert (step.slots.group_key == -1).all()
+    assert not engine._lock.locked()
+    assert csd.generate(engine, prompt, **options).tokens == expected
+
+
+class Interrupted:
+    """Raises `error` at the `at`-th line of csd that runs within the block; counts them all.
+
+    at: from 0; none is hit where there are fewer lines, and `hit` says so.
+    """
+
+    def __init__(self, at: int, error=KeyboardInterrupt, folder="/csd/engine/"):
+        self.at, self.error, self.folder = at, error, folder
+        self.lines, self.hit = 0, ""
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *exc):
+        sys.settrace(self._before)
+
+    def _call(self, frame, event, arg):
+        return self._line if self.folder in frame.f_code.co_filename else None
+
+    def _line(self, frame, event, arg):
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at + 1:
+                self.hit = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise self.error
+        return self._line
+
+
+def killed(work, after: float) -> bool:
+    """Runs `work` in a child that is killed after so many seconds; False where it ended first."""
+    child = os.fork()
+    if child == 0:
+        try:
+            # its output is of no use to the parent's test
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            work()
+        finally:
+            os._exit(0)
+    end = time.monotonic() + after
+    while time.monotonic() < end:
+        done, _ = os.waitpid(child, os.WNOHANG)
+        if done:
+            return False
+        time.sleep(0.0005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def moment(rng: random.Random, longest: float) -> float:
+    """Seconds, as often short as long."""
+    return longest * rng.random() ** 2

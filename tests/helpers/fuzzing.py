@@ -1,0 +1,42 @@
+"""How many inputs a fuzzer tries, and how long it may take over one of them."""
+
+import os
+import signal
+from contextlib import contextmanager
+
+from hypothesis import HealthCheck, settings
+
+# `make test-long` sets it; without it a fuzzer tries the same inputs every time
+MANY = float(os.environ.get("CSD_EXAMPLES", 0))
+
+
+def examples(few: int, many: int) -> settings:
+    """`few` inputs, or `many` times CSD_EXAMPLES, a share of one or more, where that is set."""
+    return settings(
+        max_examples=int(many * MANY) or few,
+        derandomize=not MANY,
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@contextmanager
+def at_most(seconds: float):
+    """Raises TimeoutError once the block has computed for so long; waiting does not count."""
+
+    def late(*_):
+        raise TimeoutError(f"still computing after {seconds} s")
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))

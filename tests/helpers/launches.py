@@ -1,0 +1,91 @@
+"""Prints what a static step launches on a GPU, without one: python launches.py SLOTS ROWS
+
+Triton's own launch path runs, up to the binary for sm_90, with a driver that has no device; then
+nothing is launched, and what kernels would have written is zero. One JSON object a launch.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from bench.aot.record import TARGETS, jobs_of
+from bench.aot.shape import Shape
+from bench.shapes import SHAPES, random_model
+from csd.engine.record import Snapshot
+from csd.engine.static_step import StaticStep
+from csd.graph.consensus import ConsensusGraph
+from csd.kernels.ops import triton
+from csd.state.context_table import GraphConfig
+from csd.state.kv_cache import KVCache
+from csd.state.slots import Slots
+
+# SmolLM2's but for the vocabulary, which takes the time, and one layer
+CONFIG = replace(SHAPES["smollm2-135m"], layers=1, vocab=5000, context=512, tied=False)
+SHAPE = Shape.of("smollm2-135m", CONFIG)
+NO_DEVICE = SimpleNamespace(
+    get_current_target=lambda: TARGETS["sm_90"].gpu,
+    get_current_device=lambda: "sm_90",
+    get_current_stream=lambda device=None: 0,
+)
+FILLED = {"empty", "empty_like", "empty_strided", "new_empty"}
+
+
+class Zeros(TorchDispatchMode):
+    """Memory that nothing writes is zero."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        return found.zero_() if func.overloadpacket.__name__ in FILLED else found
+
+
+def watch(ahead: set) -> None:
+    """ahead: the keys of the jobs that `make aot` compiles."""
+    launch = JITFunction.run
+
+    def run(kernel, *args, grid, warmup, **options):
+        compiled = launch(kernel, *args, grid=grid, warmup=True, **options)
+        meta, source = compiled.metadata, compiled.src
+        row = {
+            "kernel": kernel.__name__,
+            "grid": [int(n) for n in grid],
+            "binary": compiled.hash,
+            "ahead": (source.hash(), meta.num_warps, meta.num_stages) in ahead,
+            "signature": {k: str(v) for k, v in source.signature.items()},
+            "attrs": str(source.attrs),
+            "constants": str(source.constants),
+            "shared": meta.shared,
+            "scratch": meta.global_scratch_size,
+        }
+        print(json.dumps(row), flush=True)
+
+    JITFunction.run = run
+
+
+def main(slots: int, rows: int) -> None:
+    dtype = torch.float16
+    graph = ConsensusGraph(triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
+    cache = KVCache(
+        CONFIG, slots=slots, pages=slots + 8, prompt_pages=2, slot_pages=1, rows=rows, dtype=dtype,
+        device="cpu",
+    )  # fmt: skip
+    state = Slots.empty(slots, SHAPE.vocab, 64, graph.context)
+    step = StaticStep(random_model(CONFIG, dtype=dtype), graph, cache, state, triton())
+    driver.set_active(NO_DEVICE)
+    watch({job.key for job in jobs_of("sm_90", SHAPE, "fp16")})
+    with Zeros():
+        for _ in range(2):
+            Snapshot(*step.body(rows, rows), pack=step.ops.snapshot)
+            print(json.dumps({}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

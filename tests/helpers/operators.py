@@ -1,0 +1,37 @@
+"""A step on the public operators, as PyTorch sees them: what `torch.library` knows of each."""
+
+from csd.kernels.advance_slots import advance_slots
+from csd.kernels.commit_kv import commit_kv
+from csd.kernels.draft_tree import draft_tree
+from csd.kernels.graph_insert import graph_insert
+from csd.kernels.observe import observe
+from csd.kernels.ops import Ops
+from csd.kernels.rms_norm import rms_norm
+from csd.kernels.rotary import rotary
+from csd.kernels.snapshot import snapshot
+from csd.kernels.swiglu import swiglu
+from csd.kernels.tree_attention import tree_attention
+from csd.kernels.tree_attention.layout import with_layout
+from csd.kernels.tree_attention.plan import plan_attention
+from csd.kernels.verify import verify
+
+
+def draft(table, slots, rows, config, noise=None, out=None, nodes=None):
+    return draft_tree(table, slots, rows, config, nodes)
+
+
+OPERATORS = Ops(
+    name="operators",
+    rms_norm=rms_norm,
+    rotary=rotary,
+    swiglu=swiglu,
+    plan_attention=with_layout(plan_attention),
+    tree_attention=with_layout(tree_attention),
+    verify=verify,
+    commit_kv=commit_kv,
+    advance_slots=advance_slots,
+    draft_tree=draft,
+    observe=observe,
+    graph_insert=graph_insert,
+    snapshot=snapshot,
+)

@@ -1,0 +1,228 @@
+"""Operations of PyTorch and kernels of Triton, as the GPU of `simulated.py` is told of them."""
+
+import torch
+from host_reads import reads_device
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from triton.runtime.interpreter import GridExecutor
+
+from simulated_gpu.attention import ATTENTION
+from simulated_gpu.memory import Memory, garbage, storage, whole
+from simulated_gpu.streams import Streams
+from simulated_gpu.tensor import (
+    Simulated,
+    cpu_of,
+    held_of,
+    held_of_each,
+    host_like,
+    meta_of,
+    on_gpu,
+)
+
+COPIES = {"copy_", "_to_copy"}
+EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+BY_INDEX = {"index", "index_put_", "_index_put_impl_"}
+
+interpreted = GridExecutor.__call__
+
+
+def is_view(func) -> bool:
+    aliases = [r.alias_info for r in func._schema.returns]
+    return any(a is not None and not a.is_write for a in aliases)
+
+
+def writes(func) -> bool:
+    return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+
+
+def written(func, args, kwargs):
+    """What an operation returns that returns what it writes."""
+    schema = func._schema
+    outs = [a for a, s in zip(args, schema.arguments, strict=False)
+            if s.alias_info is not None and s.alias_info.is_write]  # fmt: skip
+    outs += [kwargs[s.name] for s in schema.arguments
+             if s.name in kwargs and s.alias_info is not None]  # fmt: skip
+    if not schema.returns:
+        return None
+    return outs[0] if len(schema.returns) == 1 else tuple(outs)
+
+
+class Operations(Streams, TorchDispatchMode):
+    """Decides of each operation whether it is queued, done at once, waited for or refused.
+
+    compiled, idle, memory: as `Gpu` has them.
+    """
+
+    def __init__(self, compiled: bool, idle: bool, memory: int):
+        super().__init__()
+        self.compiled, self.idle, self.memory = compiled, idle, Memory(memory)
+        self._within_launch = False
+
+    # what it is told of
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Factories of the device; all else, if it is the device's, comes to `run`."""
+        kwargs = kwargs or {}
+        if self._within_launch:
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        mixed = any(isinstance(x, Simulated) for x in tree_leaves((args, kwargs)))
+        if kwargs.get("pin_memory"):
+            kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+            if not mixed:
+                return self.memory.pin(func(*args, **kwargs))
+            made = func(*tree_map(meta_of, args), **kwargs | {"device": torch.device("meta")})
+            return self.memory.pin(host_like(made))
+        device = kwargs.get("device")
+        if device is not None and on_gpu(device):
+            if name in COPIES:
+                return self._copy(func, args, kwargs)
+            return self.launch(func, args, kwargs, name=name)
+        if mixed and device is not None and name not in COPIES:
+            # a factory like a tensor of the device, on the host
+            return func(*tree_map(cpu_of, args), **kwargs)
+        return func(*args, **kwargs)
+
+    def run(self, func, args, kwargs):
+        """An operation on at least one tensor of the device."""
+        name = func.overloadpacket.__name__
+        if name in COPIES:
+            return self._copy(func, args, kwargs)
+        hargs, hkwargs = tree_map(held_of, (args, kwargs))
+        if is_view(func):
+            return self._own(func(*hargs, **hkwargs))
+        leaves = tree_leaves((args, kwargs))
+        self._one_device(name, leaves)
+        if reads_device(func, args):
+            self.wait(name)
+            return self._own(func(*hargs, **hkwargs))
+        if name in ATTENTION:
+            return ATTENTION[name](self.launch, name, args, kwargs)
+        operator = OPDEFS.get(f"{func.namespace}::{name}")
+        if operator is not None and self.compiled:
+            # what it makes is the device's too
+            TorchDispatchMode.__enter__(self)
+            try:
+                return operator._backend_fns["cuda"](*args, **kwargs)
+            finally:
+                TorchDispatchMode.__exit__(self, None, None, None)
+        if writes(func) and all(r.alias_info is not None for r in func._schema.returns):
+            self.push(lambda: func(*hargs, **hkwargs), name, held_of_each(leaves))
+            return written(func, args, kwargs)
+        return self.launch(func, args, kwargs, name=name)
+
+    def interpret(self, executor, args, kwargs) -> None:
+        """A launch of a Triton kernel."""
+        leaves = tree_leaves((args, kwargs))
+        if not any(isinstance(x, Simulated) for x in leaves):
+            return interpreted(executor, *args, **kwargs)
+        for x in leaves:
+            if isinstance(x, torch.Tensor) and not isinstance(x, Simulated):
+                raise RuntimeError(f"{executor.fn.__name__} got a tensor of the {x.device}")
+        if any(n < 1 for n in executor.grid) or any(n > 65535 for n in executor.grid[1:]):
+            raise RuntimeError(f"{executor.fn.__name__} launched with grid {executor.grid}")
+        hargs, hkwargs = tree_map(held_of, (args, kwargs))
+        run = (lambda *a, **k: None) if self.idle else interpreted
+        self.push(
+            lambda: run(executor, *hargs, **hkwargs), executor.fn.__name__, held_of_each(leaves)
+        )
+
+    # what it does
+
+    def launch(self, func, args, kwargs, like=None, name=None):
+        """Queue one operation. like: tensors of its results' shapes, where meta cannot say."""
+        name = name or func.__name__
+        made = self._on_meta(func, args, kwargs) if like is None else like
+        found = tree_map(lambda x: self._allocate(x) if isinstance(x, torch.Tensor) else x, made)
+        if name in EMPTY:
+            return found
+        targets = held_of_each(tree_leaves(found))
+        hargs, hkwargs = tree_map(held_of, (args, kwargs))
+        if "device" in hkwargs:
+            hkwargs = hkwargs | {"device": torch.device("cpu")}
+
+        def work() -> None:
+            got = [x for x in tree_leaves(func(*hargs, **hkwargs)) if isinstance(x, torch.Tensor)]
+            for target, x in zip(targets, got, strict=True):
+                target.copy_(x)
+
+        self.push(work, name, held_of_each(tree_leaves((args, kwargs))) + targets)
+        return found
+
+    def _on_meta(self, func, args, kwargs):
+        """What it returns, without values."""
+        margs, mkwargs = tree_map(meta_of, (args, kwargs))
+        if "device" in mkwargs:
+            mkwargs = mkwargs | {"device": torch.device("meta")}
+        if mkwargs.get("generator") is not None:
+            mkwargs = mkwargs | {"generator": None}
+        self._within_launch = True
+        try:
+            return func(*margs, **mkwargs)
+        finally:
+            self._within_launch = False
+
+    def _allocate(self, like: torch.Tensor) -> Simulated:
+        held = host_like(like)
+        garbage(whole(held))
+        if self.capturing is not None:
+            self.capturing.given[storage(held)] = held
+        return Simulated(held, self)
+
+    def _own(self, found):
+        """Tensors that were made of held ones, as the device's."""
+        return tree_map(lambda x: Simulated(x, self) if isinstance(x, torch.Tensor) else x, found)
+
+    def _one_device(self, name: str, leaves: list) -> None:
+        for x in leaves:
+            if not isinstance(x, torch.Tensor) or isinstance(x, Simulated):
+                continue
+            if not x.dim():
+                if name == "where":
+                    self.wait("where of a number on the CPU")
+            elif name in BY_INDEX:
+                # the indices are copied first
+                self.wait(f"{name} by indices of the CPU")
+            else:
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device: {name} got {x.device}"
+                )
+
+    def _copy(self, func, args, kwargs):
+        """`copy_(target, source, non_blocking)`, or `_to_copy(source)`, which makes its target."""
+        if func.overloadpacket.__name__ == "copy_":
+            target, source = args[:2]
+            waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+            self._move(target, source, waits)
+            return target
+        source = args[0]
+        options = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format")}
+        made = func(meta_of(source), **options)
+        if on_gpu(kwargs.get("device") or source.device):
+            target = self._allocate(made)
+        else:
+            target = host_like(made)
+            if kwargs.get("pin_memory"):
+                self.memory.pin(target)
+        self._move(target, source, not kwargs.get("non_blocking"))
+        return target
+
+    def _move(self, target, source, waits: bool) -> None:
+        to, of = held_of(target), held_of(source)
+        inward = isinstance(target, Simulated)
+        if inward and isinstance(source, Simulated):
+            self.push(lambda: to.copy_(of), "copy_", [to, of])
+            return
+        self.no_capture("a copy between host and device")
+        pinned = self.memory.is_pinned(of if inward else to)
+        if inward and not pinned:
+            # staged: the host's memory is free when the call returns
+            of = of.clone()
+        self.push(lambda: to.copy_(of), "copy_", [])
+        if waits:
+            self.wait("copy_ between host and device")
+        elif not inward and not pinned:
+            self.wait("copy_ into memory that is not pinned")
+        elif not inward:
+            garbage(to)

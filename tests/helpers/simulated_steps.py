@@ -1,0 +1,87 @@
+"""Engine steps of scripted cost and scripted drafts, for the budgets."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log2
+
+from csd.engine.budget import AutoPool, Budget
+from csd.engine.record import Record
+from csd.state.pool import COST_ONE
+
+
+def costs(*probabilities):
+    return [round(-log2(p) * COST_ONE) for p in probabilities]
+
+
+def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None):
+    """What the host reads of a step that drafted these nodes, in a pool of `rows`."""
+    nodes = 1 + len(probabilities)
+    values = dict(
+        count=[accepted + 1], nodes=[nodes], costs=costs(*probabilities), rows=rows or nodes,
+        draft_seconds=draft_seconds, model_seconds=model_seconds,
+    )  # fmt: skip
+    return Record(**dict.fromkeys(Record.__dataclass_fields__) | values)
+
+
+@dataclass
+class Machine:
+    """Steps over `live` slots. Each slot's nodes have the path probabilities `chain(step)`, and a
+    share `true(step)` of what they promise comes true."""
+
+    seconds: Callable[[int], float]  # of a step by its rows
+    chain: Callable[[int], list[float]]
+    true: Callable[[int], float] = lambda step: 1.0
+    load: Callable[[int], float] = lambda step: 1.0
+    propose: float = 0.0  # seconds
+    live: int = 8
+    noise: float = 0.1  # of a step's logarithm
+    slow: float = 0.02  # share of steps that take four times as long
+    seed: int = 0
+
+    def run(self, budget: Budget | None, steps: int, begin: int = 0) -> "Run":
+        """Tokens and seconds of so many steps; without a budget, without drafts."""
+        run, lag = Run([], [], []), []
+        static = isinstance(budget, AutoPool)
+        for step in range(begin, begin + steps):
+            # the same disturbance whatever the step does
+            rng = random.Random(self.seed * 10_000 + step)
+            rows, kept = self.live, []
+            spent = 0.0
+            if budget and static:
+                rows, nodes = budget.pool(self.live)
+                kept = self.drafted(step)[: max(nodes - self.live, 0)]
+            elif budget and (nodes := budget.ask(self.live)):
+                drafted = self.drafted(step)[:nodes]
+                keep = budget.choose(self.live, costs(*drafted))
+                budget.keep(keep)
+                kept, rows, spent = drafted[:keep], self.live + keep, self.propose
+            spent += self.propose if static and kept else 0.0
+            noisy = self.load(step) * rng.lognormvariate(0, self.noise)
+            if rng.random() < self.slow:
+                noisy *= 4
+            share = self.true(step)
+            accepted = sum(rng.random() < share * p for p in kept)
+            run.tokens.append(self.live + accepted)
+            run.seconds.append((self.seconds(rows) + spent) * noisy)
+            run.nodes.append(len(kept))
+            if budget:
+                draft, model = spent * noisy, self.seconds(rows) * noisy
+                lag.append(record(kept, accepted, draft, model, rows))
+                if len(lag) > static:
+                    budget.learn(self.live, lag.pop(0))
+        return run
+
+    def drafted(self, step: int) -> list[float]:
+        """Path probabilities of all slots' nodes, likeliest first."""
+        return [p for p in sorted(self.chain(step), reverse=True) for _ in range(self.live)]
+
+
+@dataclass
+class Run:
+    tokens: list[int]
+    seconds: list[float]
+    nodes: list[int]
+
+    def rate(self, begin: int = 0, end: int | None = None) -> float:
+        return sum(self.tokens[begin:end]) / sum(self.seconds[begin:end])

@@ -1,0 +1,89 @@
+"""The harness's own self-consistency task runs with the model type `csd`, offline."""
+
+import json
+
+import pytest
+from examples_main import main_of
+
+import csd
+
+pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_the_self_consistency_task(toy_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    problems = tmp_path / "problems.jsonl"
+    rows = [{"question": f"What is {i} + {i}?", "answer": f"#### {2 * i}"} for i in (3, 4)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    groups = []
+    run = csd.Engine.run
+
+    def watched(self, requests, settings):
+        groups.extend((r.seed, r.prompt, r.params, len(r.samples)) for r in requests)
+        return run(self, requests, settings)
+
+    monkeypatch.setattr(csd.Engine, "run", watched)
+    found = main_of("lm_eval_gsm8k.py")(str(problems), toy_folder, gen_kwargs="max_gen_toks=8")
+
+    name = "gsm8k_cot_self_consistency"
+    assert {"exact_match,score-first", "exact_match,maj@64", "exact_match,maj@8"} <= set(
+        found["results"][name]
+    )
+    # 64 repeats of a problem are one group, at the task's own temperature
+    assert [g[3] for g in groups] == [64, 64]
+    assert all(g[2].temperature == 0.2 and g[2].max_new_tokens == 8 for g in groups)
+    samples = {s["doc_id"]: s for s in found["samples"][name] if s["filter"] == "maj@64"}
+    monkeypatch.setattr(csd.Engine, "run", run)
+    for i, (seed, prompt, _, _) in enumerate(groups):
+        expected = csd.generate(
+            toy_folder, prompt, num_samples=64, temperature=0.2, max_new_tokens=8, seed=seed,
+            stop=["Q:", "\n\n"],
+        )  # fmt: skip
+        assert samples[i]["resps"] == [expected.texts]
+        assert rows[i]["question"] in samples[i]["arguments"][0][0]
+
+
+def request(context, **asked):
+    from lm_eval.api.instance import Instance
+
+    return Instance("generate_until", {}, (context, asked), 0)
+
+
+@pytest.fixture(scope="module")
+def model(toy_folder):
+    from csd.integrations.lm_eval import CSDLM
+
+    return CSDLM(toy_folder, device="cpu", dtype="float32", seed=3)
+
+
+def test_requests_in_any_order_keep_their_texts(model):
+    hot = dict(do_sample=True, temperature=1.0, max_gen_toks=12)
+    a, b, greedy = request("one", **hot), request("two", **hot), request("one", max_gen_toks=12)
+    apart = model.generate_until([a, a, b, greedy])
+    mixed = model.generate_until([b, a, greedy, a])
+    assert mixed == [apart[2], apart[0], apart[3], apart[1]]
+    assert apart[0] != apart[1]
+
+
+def test_stop_strings_end_a_text(model):
+    asked = dict(do_sample=True, temperature=1.0, max_gen_toks=60)
+    plain = model.generate_until([request("abc", **asked)])[0]
+    stop = plain[4]
+    assert model.generate_until([request("abc", until=[stop], **asked)])[0] == plain.split(stop)[0]
+
+
+def test_a_long_context_keeps_its_end(model):
+    asked = dict(max_gen_toks=5)
+    room = model.csd.config.context - 5
+    long = "x" * 30 + "y" * room
+    got = model.generate_until([request(long, **asked), request("y" * room, **asked)])
+    assert got[0] == got[1]
+
+
+def test_what_is_not_served_is_refused(model):
+    with pytest.raises(ValueError, match="csd does not serve num_beams=3"):
+        model.generate_until([request("a", num_beams=3)])
+    assert model.generate_until([]) == []

@@ -1,0 +1,142 @@
+"""Ray Data with one engine an actor: rows keep their samples, and an actor may die."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from examples_main import main_of
+from precision import within_eager
+
+import csd
+from csd.models.demo import toy
+
+ray = pytest.importorskip("ray")
+pq = pytest.importorskip("pyarrow.parquet")
+ROOT = Path(__file__).parents[2]
+SAMPLING = dict(num_samples=3, seed=5, temperature=0.8, max_new_tokens=10)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
+    ray.init(
+        num_cpus=3,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"PYTHONPATH": f"{ROOT / 'tests/helpers'}:{ROOT}"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def dying(folder_of_marks):
+    """A Sampler that notes its process in each batch; the first to see row 3 is killed there."""
+    from csd.integrations.ray import Sampler
+
+    class Dying(Sampler):
+        def __call__(self, table):
+            out = super().__call__(table)
+            Path(folder_of_marks, f"{os.getpid()}-{id(table)}").touch()
+            mark = Path(folder_of_marks, "killed")
+            if 3 in table["row"].to_pylist() and not mark.exists():
+                mark.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return out
+
+    return Dying
+
+
+@torch.no_grad()
+def exact_logprobs(toy, prompt, tokens, temperature):
+    """Of the tokens drawn behind a prompt, in float64."""
+    model, tokenizer = toy
+    ids = tokenizer(prompt)["input_ids"]
+    logits = model.double()(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)[torch.arange(len(tokens)), tokens]
+
+
+def test_two_actors_and_one_is_killed(cluster, toy_folder, tmp_path, monkeypatch, capsys):
+    """The example as it stands, but for an actor that is killed when its first work is done."""
+    from csd.integrations import ray as integration
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(integration, "Sampler", dying(str(tmp_path)))
+    prompts = ["one", "Two?", "one", "four and more", "5 + 5", "six", "7", "the eighth"]
+    rows = [{"row": i, "prompt": p, "first_sample": 0} for i, p in enumerate(prompts)]
+    rows[2]["first_sample"] = 3
+    problems, answers = tmp_path / "problems.jsonl", tmp_path / "answers"
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main = main_of("ray_data.py")
+    main(str(problems), str(answers), toy_folder, num_samples=3, max_new_tokens=10, batch_size=2)
+    assert capsys.readouterr().out.count("'one': ") == 2
+
+    found = pq.read_table(answers).to_pylist()
+    assert sorted(r["row"] for r in found) == list(range(8))
+    killed = (tmp_path / "killed").read_text()
+    workers = {p.name.split("-")[0] for p in tmp_path.glob("*-*")}
+    assert killed in workers and len(workers) >= 2  # the killed actor and who drew its rows again
+    model = toy()
+    for row in found:
+        expected = csd.generate(
+            toy_folder, row["prompt"], first_sample=row["first_sample"], num_samples=3,
+            max_new_tokens=10, temperature=0.7, seed=0,
+        )  # fmt: skip
+        assert [list(t) for t in row["tokens"]] == expected.tokens
+        assert list(row["texts"]) == expected.texts
+        assert list(row["finish_reasons"]) == expected.finish_reasons
+        exact = torch.cat([exact_logprobs(model, row["prompt"], t, 0.7) for t in expected.tokens])
+        found = (torch.tensor([x for s in r for x in s], dtype=torch.float64)
+                 for r in (row["logprobs"], expected.logprobs))  # fmt: skip
+        within_eager(*found, exact, model[0].config.intermediate_size, torch.float32)
+
+
+def test_the_example_leaves_a_cpu_to_read_with(monkeypatch):
+    """With as many actors as CPUs, Ray would wait for ever to read the problems."""
+    asked = []
+
+    def init(**options):
+        asked.append(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    main = main_of("ray_data.py")
+    with pytest.raises(KeyboardInterrupt):
+        main("problems.jsonl", "answers", "model", actors=2)
+    assert asked[0]["num_cpus"] > 2
+
+
+def test_unknown_options_are_refused_before_anything_starts(toy_folder):
+    from csd.integrations.ray import Sampler, sample
+
+    for call in (sample, Sampler):
+        args = (None, toy_folder) if call is sample else (toy_folder,)
+        with pytest.raises(TypeError, match="unknown argument 'temprature'"):
+            call(*args, num_samples=2, seed=0, temprature=1.0)
+        with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+            call(*args, num_samples=0, seed=0)
+        with pytest.raises(TypeError, match="budget must be 'auto' or a whole number, got 'big'"):
+            call(*args, num_samples=2, seed=0, budget="big")
+
+
+def test_rows_do_not_depend_on_the_rows_beside_them(toy_folder):
+    """Equal prompts in one batch draw what they would draw alone."""
+    import pyarrow as pa
+
+    from csd.integrations.ray import Sampler
+
+    sampler = Sampler(toy_folder, **SAMPLING)
+    alone = sampler(pa.table({"prompt": ["abc"]})).to_pylist()
+    together = sampler(pa.table({"prompt": ["abc", "x" * 50, "abc"]})).to_pylist()
+    assert together[0]["tokens"] == together[2]["tokens"] == alone[0]["tokens"]
+    chat = pa.table({"prompt": [[{"role": "user", "content": "hi"}]]})
+    ids = pa.table({"prompt": [sampler.engine.tokenizer("user: hi\nassistant: ")["input_ids"]]})
+    assert sampler(chat).to_pylist()[0]["tokens"] == sampler(ids).to_pylist()[0]["tokens"]

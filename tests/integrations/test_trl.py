@@ -1,0 +1,181 @@
+"""TRL's GRPOTrainer with csd drawing the rollouts."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from examples_main import main_of
+from precision import within_eager
+
+import csd
+from csd.models.demo import toy
+
+pytest.importorskip("trl")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def forward_logprobs(model, prompt, completion):
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(completion)), completion]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The example, three steps; each call of the rollout with what it drew and the weights then."""
+    from grpo_rank import Recorded
+
+    class Watched(Recorded):
+        def __call__(self, prompts, trainer):
+            out = super().__call__(prompts, trainer)
+            state = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+            self.drawn[-1] |= {"prompts": prompts, "state": state}
+            return out
+
+    rollout, groups = Watched(), []
+    run = csd.Engine.run
+
+    def watched(self, requests, settings):
+        groups.append([(tuple(request.prompt), request.samples) for request in requests])
+        return run(self, requests, settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csd.Engine, "run", watched)
+        main = main_of("grpo.py")
+        trainer = main(steps=3, tokens=12, rollout=rollout)
+    return SimpleNamespace(trainer=trainer, drawn=rollout.drawn, groups=groups)
+
+
+def test_copies_of_a_prompt_are_one_group(trained):
+    for groups in trained.groups:
+        assert len(groups) == len({prompt for prompt, _ in groups}) == 4
+        assert [samples for _, samples in groups] == [range(8)] * 4
+
+
+def test_seeds_advance_and_samples_differ(trained):
+    assert len({d["seed"] for d in trained.drawn}) == len(trained.drawn) == 3
+    first = trained.drawn[0]
+    rows = {(tuple(p), tuple(c)) for p, c in
+            zip(first["prompt_ids"], first["completion_ids"], strict=True)}  # fmt: skip
+    assert len(rows) == 32
+
+
+def test_logprobs_equal_a_separate_forward_with_the_weights_of_the_step(trained):
+    """A stale weight would show: the forward after the last step is far from the first calls."""
+    model, _ = toy()
+    stale = 0.0
+    last = trained.drawn[-1]["state"]
+    for drawn in trained.drawn:
+        texts = list(zip(drawn["prompt_ids"], drawn["completion_ids"], strict=True))
+        assert all(len(completion) > 0 for _, completion in texts)
+        logprobs = torch.cat([torch.tensor(x) for x in drawn["logprobs"]])
+        model.load_state_dict(drawn["state"])
+        exact = copy.deepcopy(model).double()
+        expected = [torch.cat([forward_logprobs(m, *t) for t in texts]) for m in (model, exact)]
+        within_eager(logprobs, *expected, model.config.intermediate_size)
+        model.load_state_dict(last)
+        other = torch.cat([forward_logprobs(model, *t) for t in texts])
+        stale = max(stale, float((logprobs - other).abs().max()))
+    assert stale > 0.01
+
+
+def test_loss_is_finite_and_weights_move(trained):
+    log = [row for row in trained.trainer.state.log_history if "loss" in row]
+    assert len(log) == 3
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
+    start = toy()[0].state_dict()
+    assert all((trained.drawn[0]["state"][k] == w).all() for k, w in start.items())
+    moved = trained.drawn[1]["state"]
+    assert any((moved[k] != w).any() for k, w in start.items())
+
+
+def test_what_cannot_be_rolled_out_is_refused(trained):
+    from csd.integrations.trl import Rollout
+
+    with pytest.raises(ValueError, match="budget must be at least 0, got -1"):
+        Rollout(budget=-1)
+    trainer = SimpleNamespace(use_vllm=True)
+    with pytest.raises(NotImplementedError, match="use_vllm=True"):
+        Rollout()(["a"], trainer)
+    with pytest.raises(NotImplementedError, match="tools"):
+        Rollout()(["a"], SimpleNamespace(use_vllm=False, tools=[print]))
+    sharded = torch.nn.Linear(1, 1)
+    sharded.weight.ds_id = 0
+    accelerator = SimpleNamespace(unwrap_model=lambda m: m)
+    trainer = SimpleNamespace(tools=None, accelerator=accelerator, model_wrapped=sharded)
+    with pytest.raises(NotImplementedError, match="ZeRO-3"):
+        Rollout()(["a"], trainer)
+
+
+def test_history_is_the_last_epochs_and_changes_nothing(monkeypatch):
+    """The example as it stands: it compares completions and losses itself."""
+    found = main_of("grpo_history.py")(
+        epochs=2, tokens=6, rates=(1e-2,), histories=(0, 2), prompts=2
+    )
+    assert [(r["history"], r["epoch"]) for r in found] == [(0, 1), (0, 2), (2, 1), (2, 2)]
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    import grpo_history
+
+    kept = {}
+
+    class Watched(grpo_history.Measured):
+        def __call__(self, prompts, trainer):
+            out = super().__call__(prompts, trainer)
+            kept["history"], kept["rows"] = self.history, out["prompt_ids"]
+            return out
+
+    monkeypatch.setattr(grpo_history, "Measured", Watched)
+    _, _, completions = grpo_history.train(None, 2, 1e-2, 3, 6, 2)
+    history = kept["history"]
+    assert len(history) == 2
+    for row in kept["rows"]:
+        earlier = history.of(row)
+        assert sorted(e.halved for e in earlier) == [0] * 4 + [1] * 4
+    last = [c for call in completions[-1:] for c in call]
+    newest = [e.tokens.tolist() for r in {tuple(x) for x in kept["rows"]}
+              for e in history.of(r) if not e.halved]  # fmt: skip
+    assert sorted(last) == sorted(newest)
+
+
+def test_evaluation_neither_uses_nor_adds(trained):
+    from csd.integrations.trl import Rollout
+
+    trainer, rollout = trained.trainer, Rollout(history=1)
+    for training, held in ((False, 0), (True, 4)):
+        trainer.model.train(training)
+        rollout(["Write vowels: ", "Sing: ", "aeiou", "Say it with vowels only. "], trainer)
+        assert len(rollout.history) == held
+
+
+def test_processes_share_a_prompts_samples(tmp_path, torchrun):
+    """Two processes hold four copies each of one prompt: together they draw samples 0 to 7."""
+    done = torchrun("grpo_rank.py", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(2)]
+    # either has what both drew, in the order of sample indices
+    assert ranks[0]["history"] == ranks[1]["history"]
+    prompt, newest = ranks[0]["history"]
+    of_both = [
+        c for r in ranks for d in r["drawn"]
+        for p, c in zip(d["prompt_ids"], d["completion_ids"], strict=True) if p == prompt
+    ]  # fmt: skip
+    assert len(newest) == 8 and sorted(newest) == sorted(of_both)
+    assert [r["world"] for r in ranks] == [2, 2]
+    assert ranks[0]["weight"] == ranks[1]["weight"]
+    for a, b in zip(ranks[0]["drawn"], ranks[1]["drawn"], strict=True):
+        assert a["seed"] == b["seed"]
+        assert len({tuple(p) for p in a["prompt_ids"] + b["prompt_ids"]}) == 1
+        assert not {tuple(c) for c in a["completion_ids"]} & {tuple(c) for c in b["completion_ids"]}
+    first = [r["drawn"][0] for r in ranks]
+    model, tokenizer = toy()
+    out = csd.generate(
+        model, first[0]["prompt_ids"][0], num_samples=8, max_new_tokens=12, temperature=1.0,
+        seed=first[0]["seed"], tokenizer=tokenizer,
+    )  # fmt: skip
+    assert first[0]["completion_ids"] + first[1]["completion_ids"] == out.tokens
+    seeds = [d["seed"] for d in ranks[0]["drawn"]]
+    assert len(set(seeds)) == len(seeds) == 2

@@ -1,0 +1,69 @@
+"""Kernels compiled ahead of time fit their chip, spill nothing, and are what a launch finds."""
+
+import pytest
+
+from bench.aot import SHAPES, TARGETS, problems, run, table
+
+OPERATIONS = {
+    "advance_slots", "commit_kv", "draft_tree", "graph_insert", "merge_partials", "observe",
+    "plan_attention", "rms_norm", "rotary", "snapshot", "swiglu", "tree_attention", "verify",
+    "suffix_match", "layered_dag",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(scope="module")
+def rows(cache):
+    tasks = [("sm_90", "bf16", shape) for shape in SHAPES]
+    # one shape a head size is enough for the targets that nobody measures
+    others = [t for t in TARGETS if t != "sm_90"]
+    tasks += [(target, "bf16", SHAPES[i]) for target in others for i in (0, 2)]
+    return run(tasks, cache=str(cache))
+
+
+def test_kernels_compile_fit_and_do_not_spill(rows):
+    bad = [row for row in rows if problems(row)]
+    assert not bad, "\n" + table(bad)
+
+
+def test_every_row_has_a_name_of_its_own(rows):
+    names = [(row["kernel"], row["shape"], row["target"]) for row in rows]
+    assert len(set(names)) == len(names)
+    assert all({n.replace(",", "").split()[0] for n, _, t in names if t == target} == OPERATIONS
+               for target in TARGETS)  # fmt: skip
+
+
+def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
+    found = [row for row in rows if row["kernel"].startswith("tree_attention")]
+    assert {row["target"] for row in found} == set(TARGETS)
+    want = {"sm_90": ("wgmma", True), "sm_80": ("mma", True), "gfx942": ("mfma", False)}
+    for row in found:
+        assert (row["mma"], row["async"]) == want[row["target"]], table([row])
+
+
+def test_binaries_are_kept_where_launches_look(rows, cache):
+    kept = [path.name for path in cache.glob("*/*.cubin")]
+    assert len(kept) == sum(row["target"] != "gfx942" for row in rows)
+
+
+def test_what_moves_most_is_read_16_bytes_at_a_time(rows):
+    """Logits, and keys and values: with narrower loads neither comes near the memory's speed."""
+    found = [row for row in rows if row["target"] == "sm_90"]
+    for kernel, wide in (("verify scan", 5), ("tree_attention", 64)):
+        of_kernel = [row for row in found if row["kernel"].startswith(kernel)]
+        assert of_kernel
+        for row in of_kernel:
+            assert row["wide"] >= wide and not row["narrow"], table([row])
+
+
+def test_problems():
+    good = dict(target="sm_90", dtype="bf16", shared=10, limit=10, spills=0, stack=0)
+    assert not problems(good)
+    assert problems(good | {"shared": 11}) == ["shared memory 11 over 10"]
+    assert problems(good | {"spills": 2, "stack": 8}) == ["2 spills, stack 8"]
+    assert problems({"error": "CompilationError"}) == ["CompilationError"]
+    assert not problems(good | {"spills": 2, "target": "sm_80"})

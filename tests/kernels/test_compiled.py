@@ -1,0 +1,30 @@
+"""Kernels as compiled for GPUs, run without one (`tools/ptx`): a part of `make test-compiled`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# a whole generation, which launches every kernel, and the attention with each kind of product
+TESTS = [
+    "ptx_machine/test_machine.py",
+    "engine/test_engine_triton.py::test_equals_the_references[greedy]",
+    "kernels/test_tree_attention.py::test_tree_attention_triton[(7, 1)-128-torch.float16-64-nodes]",
+    "kernels/test_tree_attention.py::test_tree_attention_triton_bfloat16",
+]
+CHIPS = {"sm_90": TESTS, "sm_80": TESTS[2:]}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_what_is_compiled_does_what_the_references_do(chip):
+    # the interpreter cannot share a process with the compiler
+    env = os.environ | {"CSD_PTX": chip, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    env = {k: v for k, v in env.items() if not k.startswith("PYTEST_")}
+    tests = [str(ROOT / "tests" / name) for name in CHIPS[chip]]
+    run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *tests]
+    done = subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert not done.returncode, done.stdout[-5000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]

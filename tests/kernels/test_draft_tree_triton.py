@@ -1,0 +1,179 @@
+"""The drafting kernels, interpreted, against the reference."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slots, used_pool
+from equal_fields import assert_equal_fields
+
+from csd.kernels import draft_tree as module
+from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
+from csd.kernels.draft_tree.mixture import MAX_CHILDREN, likeliest
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import MAX_NODES
+
+
+def both(table, slots, rows, config=CONFIG):
+    want = draft_tree_ref(table, slots, rows, config)
+    assert_equal_fields(draft_tree_triton(table, slots, rows, config), want)
+    return want
+
+
+@pytest.mark.parametrize(
+    ("seed", "count", "extra", "changes"),
+    [
+        (0, 1, 1, {}),
+        (1, 1, 1, {}),
+        (0, 3, 2, {"frontier": 1, "max_depth": 2}),
+        (1, 3, 2, {"frontier": 1, "max_depth": 2}),
+        (0, 5, 0, {}),
+        (0, 7, 23, {"frontier": 3, "beta": 1.0}),
+        (1, 7, 23, {"frontier": 3, "beta": 1.0}),
+        # more slots than a block, among them every kind of slot
+        (1, 19, 60, {"max_depth": 5}),
+        # more rows than nodes
+        (0, 4, 400, {"frontier": 16}),
+        (1, 4, 400, {"frontier": 16}),
+        (0, 5, 40, {"min_prob": 0.01}),
+        (1, 5, 40, {"min_prob": 0.01}),
+    ],
+    ids=str,
+)
+def test_equals_the_reference(poison, seed, count, extra, changes):
+    rng = random.Random(seed)
+    config = replace(CONFIG, **changes)
+    graph = random_graph(rng, config)
+    slots = random_slots(rng, count, config)
+    slots.live[rng.randrange(count)] = True
+    both(graph.table(), slots, int(slots.live.sum()) + extra, config)
+
+
+@pytest.mark.parametrize(
+    ("orders", "successors"), [((1,), 1), ((2, 5), 3), (tuple(range(1, 9)), 8)], ids=str
+)
+def test_any_orders_and_successors(poison, orders, successors):
+    rng = random.Random(5)
+    config = GraphConfig(
+        orders=orders, capacity=256, ways=4, successors=successors, max_depth=5
+    )
+    graph = random_graph(rng, config, vocab=3)
+    slots = random_slots(rng, 6, config, vocab=3, live=True)
+    slots.max_new[:] = 99
+    pool = both(graph.table(), slots, 50, config)
+    assert pool.depth.max() > 1
+
+
+def test_ties_go_by_slot_depth_token_and_parent(poison):
+    rng = random.Random(0)
+    graph = random_graph(rng, weights=[4096], vocab=4, groups=(11,))
+    slots = equal_slots(rng, 6, vocab=4, groups=(11,))
+    for rows in (10, 40):
+        pool = both(graph.table(), slots, rows, replace(CONFIG, max_depth=6))
+    assert len(pool.cost.unique()) < rows / 2
+
+
+def test_the_64th_node_is_the_sign_bit(poison):
+    graph = random_graph(random.Random(3), groups=(11,))
+    pool = both(graph.table(), one_slot(), 200)
+    assert pool.slot_nodes[0] == MAX_NODES and pool.ancestors[63] < 0
+
+
+@pytest.mark.parametrize("case", ["empty-table", "no-live-slot"])
+def test_roots_alone(poison, case):
+    graph = random_graph(random.Random(1))
+    table = Table.empty(CONFIG) if case == "empty-table" else graph.table()
+    slots = random_slots(random.Random(2), 5, live=case != "no-live-slot")
+    pool = both(table, slots, 12)
+    assert pool.slot_nodes.sum() == (0 if case == "no-live-slot" else 5)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 9])
+def test_fewer_nodes_than_rows(poison, nodes):
+    table = random_graph(random.Random(3)).table()
+    slots = random_slots(random.Random(2), 5, live=True)
+    slots.max_new[:] = 99
+    want = draft_tree_ref(table, slots, 40, CONFIG, nodes=nodes)
+    assert_equal_fields(draft_tree_triton(table, slots, 40, CONFIG, nodes=nodes), want)
+    assert int((want.depth > 0).sum()) == nodes
+    tight = draft_tree_ref(table, slots, 5 + nodes, CONFIG)
+    assert torch.equal(want.token[: 5 + nodes], tight.token)
+
+
+def test_end_tokens_are_not_drafted(poison):
+    graph = random_graph(random.Random(3), groups=(11,))
+    slots = one_slot()
+    slots.stop_ids[0, 15] = 4
+    pool = both(graph.table(), slots, 40)
+    assert pool.slot_nodes[0] > 10 and not (pool.token[1:] == 4).any()
+
+
+def test_out_is_overwritten_whole():
+    graph = random_graph(random.Random(6))
+    slots = random_slots(random.Random(7), 5)
+    out = used_pool(40, 5)
+    assert draft_tree_triton(graph.table(), slots, 40, CONFIG, out=out) is out
+    assert_equal_fields(out, draft_tree_ref(graph.table(), slots, 40, CONFIG))
+
+
+def test_operator():
+    table = random_graph(random.Random(1)).table()
+    slots = random_slots(random.Random(2), 5)
+    want = draft_tree_ref(table, slots, 20, CONFIG)
+    assert_equal_fields(draft_tree(table, slots, 20, CONFIG), want)
+    numbers = (getattr(CONFIG, name) for name in module._CONFIG)
+    sizes = 20, CONFIG.ways, list(CONFIG.orders)
+    args = module._draft_tree.pack(table, slots, *sizes, *numbers, 9)
+    torch.library.opcheck(torch.ops.csd.draft_tree.default, tuple(args))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 0}, "rows must be at least 1, got 0"),
+        ({"config": replace(CONFIG, orders=(1, 9))}, "config.orders must be at most 3"),
+        ({"config": replace(CONFIG, successors=4)}, "successors 8, as table has"),
+        ({"slots": random_slots(random.Random(2), 5, replace(CONFIG, orders=(1, 2)))},
+         r"slots.context must have shape \(5, 3\), got \(5, 2\)"),
+    ],
+)  # fmt: skip
+def test_bad_input(change, message):
+    args = {"table": Table.empty(CONFIG), "slots": random_slots(random.Random(2), 5),
+            "rows": 9, "config": CONFIG}  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        draft_tree(**args | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frontier": 17}, "frontier must be from 1 to 16, got 17"),
+        ({"successors": 33}, "successors must be from 1 to 32 with 3 orders, got 33"),
+    ],
+)
+def test_what_does_not_fit_a_word(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **change)
+
+
+@triton.jit
+def _likeliest_kernel(token_ptr, mass_ptr, out_ptr, O: tl.constexpr):
+    at = tl.arange(0, O)[None, :, None]
+    mass = tl.load(mass_ptr + at)
+    token, q, _source = likeliest(tl.load(token_ptr + at), mass, 0 * mass + 1)
+    k = tl.arange(0, MAX_CHILDREN)[None, :]
+    tl.store(out_ptr + k, tl.where(q > 0, token, -1))
+    tl.store(out_ptr + MAX_CHILDREN + k, q)
+
+
+def test_a_token_counts_in_all_of_sixteen_orders_and_the_group():
+    token = torch.full((32,), -1, dtype=torch.int32)
+    mass = torch.zeros(32, dtype=torch.int32)
+    token[:17], mass[:17] = 5, torch.arange(100, 117)
+    out = torch.full((2, MAX_CHILDREN.value), -7, dtype=torch.int32)
+    _likeliest_kernel[(1,)](token, mass, out, O=32)
+    assert out[0].tolist() == [5] + [-1] * (MAX_CHILDREN.value - 1)
+    assert out[1].tolist() == [sum(range(100, 117))] + [0] * (MAX_CHILDREN.value - 1)

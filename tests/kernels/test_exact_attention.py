@@ -1,0 +1,125 @@
+"""A row's attention has the same bits whatever else the step holds."""
+
+import pytest
+import torch
+
+from csd.kernels.tree_attention import exact, exact_work
+from csd.state.pool import MAX_DEPTH, Pool
+
+H, K, D = 6, 2, 16
+
+
+def tables(lengths):
+    """A page table and how many pages it takes."""
+    need = [-(-n // 64) for n in lengths]
+    table = torch.full((len(lengths), max([1, *need])), -1, dtype=torch.int32)
+    ids = iter(torch.randperm(sum(need), generator=torch.manual_seed(9)).tolist())
+    for i, n in enumerate(need):
+        table[i, :n] = torch.tensor([next(ids) for _ in range(n)], dtype=torch.int32)
+    return table, sum(need)
+
+
+def last_row(generated, depth, others, dtype, prompt=70):
+    """Attention of the row behind `generated` keys, of which the last `depth` + 1 are nodes.
+
+    others: (committed, nodes) of more slots in the same step.
+    """
+    torch.manual_seed(generated)
+    query = torch.randn(H, D).to(dtype)
+    keys, values = torch.randn(2, generated, K, D).to(dtype)
+    prompt_k, prompt_v = torch.randn(2, prompt, K, D).to(dtype)
+    slots = [(generated - depth - 1, depth + 1), *others]
+    committed = [n for n, _ in slots]
+    table, pages = tables([prompt, *committed])
+    M = sum(n for _, n in slots)
+    k_pages, v_pages = torch.full((2, pages, 64, K, D), float("nan")).to(dtype)
+    node_k, node_v = torch.randn(2, M, K, D).to(dtype)
+    q = torch.randn(M, H, D).to(dtype)
+
+    def write(row, k, v):
+        for t in range(len(k)):
+            page = int(table[row, t // 64])
+            k_pages[page, t % 64], v_pages[page, t % 64] = k[t], v[t]
+
+    write(0, prompt_k, prompt_v)
+    write(1, keys[: committed[0]], values[: committed[0]])
+    for row, n in enumerate(committed[1:], 2):
+        write(row, *torch.randn(2, n, K, D).to(dtype))
+    pool = Pool.empty(M, len(slots), 1, 1)
+    at = 0
+    for s, (_, nodes) in enumerate(slots):
+        pool.slot_start[s], pool.slot_nodes[s] = at, nodes
+        pool.slot[at : at + nodes] = s
+        # a chain as deep as a tree may be, and more leaves at its end
+        chain = (1 << MAX_DEPTH) - 1
+        words = [(2 << j) - 1 if j < MAX_DEPTH else chain | 1 << j for j in range(nodes)]
+        pool.ancestors[at : at + nodes] = torch.tensor(words)
+        at += nodes
+    pool.group_start[1] = M
+    node_k[: depth + 1], node_v[: depth + 1] = keys[committed[0] :], values[committed[0] :]
+    q[depth] = query
+    out = exact.tree_attention_exact(
+        q, node_k, node_v, k_pages, v_pages, table[:1], torch.tensor([prompt], dtype=torch.int32),
+        table[1:], torch.tensor(committed, dtype=torch.int32), pool.slot, pool.ancestors,
+        pool.slot_start, pool.slot_nodes, pool.group_start, scale=D**-0.5,
+    )  # fmt: skip
+    return out[depth]
+
+
+# what else the step holds, and how deep in its tree the row is
+STEPS = [
+    (3, []),
+    (16, []),
+    (0, [(5, 1)]),
+    (0, [(400, 1), (0, 9)]),
+    (7, [(130, 40), (64, 3), (17, 1)]),
+    (16, [(300, 17), (2, 60)]),
+]
+
+
+def same_bits(generated, dtype, prompt=70):
+    alone = last_row(generated, 0, [], dtype, prompt)
+    return [
+        torch.equal(last_row(generated, min(depth, generated - 1), others, dtype, prompt), alone)
+        for depth, others in STEPS
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("generated", [1, 2, 17, 18, 64, 81, 82, 210, 350])
+def test_a_row_has_the_same_bits_in_any_step(generated, dtype):
+    assert all(same_bits(generated, dtype))
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 2, 3, 5, 63, 300])
+def test_a_prompt_may_be_of_any_length(prompt):
+    assert all(same_bits(20, torch.float32, prompt))
+
+
+def broken():
+    """Whether some step of float32 gives a row other bits."""
+    return not all(all(same_bits(n, torch.float32)) for n in (18, 82, 210, 350))
+
+
+def test_it_needs_a_tail_that_no_tree_reaches_beyond(monkeypatch):
+    monkeypatch.setattr(exact_work, "TAIL", 1)
+    assert broken()
+
+
+def test_it_needs_products_over_whole_pages(monkeypatch):
+    monkeypatch.setattr(exact, "_body_sums", over_all_pages)
+    assert broken()
+
+
+def over_all_pages(score, most, v_rows, body, kept, i):
+    K, places, each, width = score.shape
+    weight = score.sub_(most.index_select(1, body.row)[..., None]).exp_()
+    values = exact._body_of(v_rows, body, K, score.dtype, kept, ("v", i))
+    acc = exact.batched(weight.view(K * body.token.shape[0], -1, width), values)
+    return weight.sum(-1), acc.reshape(K, places, each, -1)
+
+
+def test_it_needs_a_least_number_of_rows(monkeypatch):
+    monkeypatch.setattr(exact, "LEAST_ROWS", 1)
+    monkeypatch.setattr("test_exact_attention.H", 2)
+    assert broken()

@@ -1,0 +1,64 @@
+"""What is done to a row alone has the same bits whatever else the step holds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from csd.kernels.rms_norm import rms_norm_ref
+from csd.kernels.swiglu import swiglu_ref
+from csd.kernels.verify import reference as verify
+
+
+@pytest.fixture
+def threads():
+    """Two, whatever the tests run with: sums over long rows are split among them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.manual_seed(0)).to(dtype)
+
+
+def same_for_every_number_of_rows(function, x):
+    whole = function(x)
+    return all(
+        torch.equal(function(x[at : at + n].clone()), whole[at : at + n])
+        for at in (0, 3) for n in (1, 2, 3, 8, 27)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_gates_and_norms(threads, dtype):
+    # no multiple of a vector's width, and enough for both threads
+    assert same_for_every_number_of_rows(swiglu_ref, random(40, 2 * 1543, dtype=dtype))
+    weight = random(1543, dtype=dtype)
+    assert same_for_every_number_of_rows(
+        lambda x: rms_norm_ref(x, weight, 1e-5)[0], random(40, 1543, dtype=dtype)
+    )
+
+
+def gate_of(x):
+    return swiglu_ref(torch.cat([x, torch.ones_like(x)]))
+
+
+@pytest.mark.parametrize("gate,same", [(gate_of, True), (F.silu, False)])
+def test_a_gate_does_not_depend_on_its_place(gate, same):
+    x = random(4000)
+    whole = gate(x)
+    assert same == all(torch.equal(gate(x[:n].clone()), whole[:n]) for n in range(1, 70))
+
+
+def test_sums_over_a_vocabulary(threads):
+    x = random(20, 40_000).exp()
+    assert same_for_every_number_of_rows(verify.row_sum, x)
+    assert not same_for_every_number_of_rows(lambda x: x.sum(-1), x)
+
+
+def test_sums_over_heads_of_the_longest_row():
+    x = random(20, 300).exp()
+    longer = [F.pad(x, (0, n)) for n in (0, 1, 7, 64, 724)]
+    assert all(torch.equal(verify.head_sum(y), verify.head_sum(x)) for y in longer)
+    assert not all(torch.equal(y.sum(-1), x.sum(-1)) for y in longer)

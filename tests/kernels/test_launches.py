@@ -1,0 +1,54 @@
+"""What a static step launches compiles as it is launched, and is what `make aot` compiles."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from step_kernels import STEP
+
+from bench.aot import TARGETS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=[(1, 16), (5, 64)], ids=["one slot", "five slots"])
+def launches(request):
+    """Of two equal steps, a list each."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/helpers/launches.py"), *map(str, request.param)],
+        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr[-3000:]
+    steps = [[]]
+    for row in map(json.loads, done.stdout.splitlines()):
+        steps[-1].append(row) if row else steps.append([])
+    assert steps.pop() == []
+    return steps
+
+
+def test_every_launch_compiles_and_fits(launches):
+    first, _ = launches
+    # an integer that is 1 is another specialisation than the one compiled ahead of time
+    assert [row["kernel"] for row in first] == [
+        f"_{name}_kernel" for names in STEP.values() for name in names
+    ]
+    assert all(row["shared"] <= TARGETS["sm_90"].shared for row in first)
+    assert all(min(row["grid"]) >= 1 for row in first)
+    # what Triton would ask an allocator for, which nobody has set
+    assert not any(row["scratch"] for row in first)
+
+
+def test_what_is_launched_is_what_is_compiled_ahead_of_time(launches):
+    # types, alignment, constexprs, warps: a launch finds the binary in Triton's cache
+    other = [row for row in launches[0] if not row["ahead"]]
+    assert not other
+
+
+def test_a_step_that_ran_once_compiles_nothing_more(launches):
+    # a kernel compiled during a capture would end it
+    first, second = ([(r["kernel"], r["binary"], r["grid"]) for r in step] for step in launches)
+    assert second == first

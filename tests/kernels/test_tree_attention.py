@@ -1,0 +1,163 @@
+"""Attention over trees, its reference and its kernel, against all keys gathered."""
+
+import pytest
+import torch
+from attention_cases import attention_case, dense_attention, laid_out
+from triton.runtime.interpreter import InterpretedFunction
+
+from csd.kernels.tree_attention import (
+    host_work,
+    tree_attention,
+    tree_attention_ref,
+    tree_attention_triton,
+)
+from csd.kernels.tree_attention import launch as module
+from csd.kernels.tree_attention.kernel import _tree_attention_kernel
+from csd.kernels.tree_attention.plan import plan_attention_triton
+
+CASES = {
+    "one-row": dict(trees=[{0: 1}], prompt=[0], committed=[0]),
+    "empty-prompt": dict(trees=[{0: 5, 1: 3}], prompt=[0], committed=[70, 1]),
+    "empty-committed": dict(trees=[{0: 4}], prompt=[65], committed=[0]),
+    "roots-only": dict(trees=[{0: 1, 1: 1, 2: 1}], prompt=[9], committed=[3, 0, 64]),
+    "64-nodes": dict(trees=[{0: 64}], prompt=[3], committed=[2]),
+    "groups-out-of-order": dict(
+        trees=[{3: 7, 1: 2}, {}, {0: 3, 4: 1}],
+        prompt=[130, 5, 40],
+        committed=[17, 129, 8, 0, 64],
+        padding=3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("heads", [(2, 2), (3, 1), (14, 2)], ids=str)
+def test_tree_attention_ref_float64(name, heads):
+    case = attention_case(**CASES[name], heads=heads)
+    torch.testing.assert_close(tree_attention_ref(**case), dense_attention(case))
+
+
+def assert_sums_in_float32(out, case):
+    """Within one step of the result's dtype and twice the error of eager sums in float32."""
+    exact = dense_attention(case)
+    sums = (dense_attention(case, torch.float32).double() - exact).abs().max()
+    eps, eps_32 = torch.finfo(out.dtype).eps, torch.finfo(torch.float32).eps
+    limit = eps * exact.abs() + 2 * sums + eps_32 * exact.abs().max()
+    assert ((out.double() - exact).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tree_attention_ref_low_precision(dtype):
+    case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=dtype)
+    out = tree_attention_ref(**case)
+    assert out.dtype == dtype
+    assert_sums_in_float32(out, case)
+
+
+def test_tree_attention_ref_consecutive_pages():
+    shape = dict(CASES["groups-out-of-order"])
+    case = attention_case(**shape, shuffle=False)
+    work = host_work(*laid_out(case)["layout"])
+    assert any(isinstance(s.tokens, slice) and s.count > 64 for g in work for s in g.slots)
+    out = torch.full_like(case["q"], float("nan"))
+    result = tree_attention_ref(**case, work=work, out=out)
+    assert result is out
+    torch.testing.assert_close(out, dense_attention(case))
+
+
+def within_eager(out, case):
+    """No worse than attention computed in the inputs' dtype, but for a rounding of the weights."""
+    exact, dtype = dense_attention(case), case["q"].dtype
+    eager = (dense_attention(case, dtype).double() - exact).abs().max()
+    if dtype == torch.float32:
+        # no order of summation is promised
+        eager = max(eager, (dense_attention(case, dtype, True).double() - exact).abs().max())
+    largest = max(case[n].nan_to_num().abs().max().double() for n in ("v_pages", "node_v"))
+    slack = torch.finfo(out.dtype).eps * largest
+    error = (out.double() - exact).abs().max()
+    assert error <= eager + slack, f"error {error:.2e}, eager {eager:.2e}, slack {slack:.2e}"
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "heads,D,dtype",
+    [
+        ((6, 2), 64, torch.float16),
+        ((7, 1), 128, torch.float16),
+        ((2, 2), 96, torch.float16),
+        ((8, 1), 256, torch.float16),
+        ((3, 1), 8, torch.float32),
+        ((4, 2), 256, torch.float32),
+    ],
+    ids=str,
+)
+def test_tree_attention_triton(name, heads, D, dtype, poison):
+    case = attention_case(**CASES[name], heads=heads, D=D, dtype=dtype)
+    within_eager(tree_attention_triton(**laid_out(case)), case)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 9])
+def test_tree_attention_triton_any_number_of_programs(programs, poison):
+    case = attention_case([{0: 9, 1: 30}, {2: 2}], [300, 70], [200, 64, 0], (5, 1), 32)
+    for key in ("q", "node_k", "node_v", "k_pages", "v_pages"):
+        case[key] = case[key].float()
+    work = plan_attention_triton(laid_out(case)["layout"], 5, 1, programs)
+    out = torch.full_like(case["q"], float("nan"))
+    assert tree_attention_triton(**laid_out(case), work=work, out=out) is out
+    within_eager(out, case)
+
+
+def test_tree_attention_triton_rows_that_see_no_key_in_a_block(monkeypatch):
+    # rows 20 and up see themselves only: every block of keys before is hidden from them
+    small = dict(BLOCK_M=16, BLOCK_N=16, num_warps=4, num_stages=1)
+    monkeypatch.setattr(module, "_tiles", lambda *_: small)
+    case = attention_case([{0: 40}], [0], [0], (1, 1), 16, dtype=torch.float32)
+    words = torch.tensor([1 << j for j in range(40)])
+    case["ancestors"] = words | torch.where(torch.arange(40) < 20, 1, 0)
+    within_eager(tree_attention_triton(**laid_out(case)), case)
+
+
+def test_tree_attention_triton_bfloat16(poison):
+    case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.bfloat16)
+    out = tree_attention_triton(**laid_out(case))
+    within_eager(out, case)
+    if isinstance(_tree_attention_kernel, InterpretedFunction):
+        # its products are float32's; its stores round towards zero, by a whole step
+        assert_sums_in_float32(out, case)
+
+
+def test_tree_attention_triton_without_rows():
+    case = attention_case([{}], [5], [3], (2, 1), 16, dtype=torch.float32)
+    assert tree_attention_triton(**laid_out(case)).shape == (0, 2, 16)
+    assert tree_attention_ref(**case).shape == (0, 2, 16)
+    with pytest.raises(ValueError, match="q must be float16, bfloat16 or float32, got torch"):
+        tree_attention_triton(**laid_out(case | {"q": case["q"].double()}))
+
+
+def test_tree_attention_op():
+    case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.float32)
+    for key in ("q", "node_k", "node_v", "k_pages", "v_pages"):
+        case[key] = case[key].nan_to_num()
+    assert torch.equal(tree_attention(**laid_out(case)), tree_attention_ref(**case))
+    out = torch.empty_like(case["q"])
+    torch.library.opcheck(torch.ops.csd.tree_attention.default, (*case.values(), [], out))
+
+
+@pytest.mark.parametrize(
+    "name,value,message",
+    [
+        ("node_v", torch.zeros(16, 2, 8), r"must have shape \(16, 2, 16\), got \(16, 2, 8\)"),
+        ("k_pages", torch.zeros(9, 32, 2, 16), r"k_pages must have shape \(9, 64, 2, 16\)"),
+        ("ancestors", torch.zeros(16, dtype=torch.int32), r"must be torch\.int64"),
+        ("q", torch.zeros(16, 5, 16), "H must be 1 to 64 times K, got H=5, K=2"),
+        ("q", torch.zeros(16, 96), r"q and node_k must be .* got \(16, 96\)"),
+        ("node_k", torch.zeros(16, 2, 16).half(), r"node_k must be torch\.float32, got"),
+        ("node_k", torch.zeros(16, 16, 2).mT, "node_k must be contiguous, got strides"),
+        ("slot_nodes", torch.zeros(3, dtype=torch.int32), r"must have shape \(5,\), got \(3,\)"),
+    ],
+    ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "",
+)
+def test_tree_attention_errors(name, value, message):
+    case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.float32)
+    with pytest.raises(ValueError, match=message):
+        tree_attention(**laid_out(case | {name: value}))

@@ -1,0 +1,100 @@
+"""Products in blocks of rows that agree, on products that are known to disagree."""
+
+import pytest
+import torch
+
+from csd.models.exact import SIZES, ExactProducts, RowBlocks, exact, row_blocks
+from csd.models.fuse import fuse
+from csd.models.linear import linear
+
+torch.manual_seed(0)
+WEIGHT = torch.randn(24, 96)
+
+
+def halves(x, weight):
+    """Another order of summation than `whole`."""
+    return x[:, :48] @ weight[:, :48].T + x[:, 48:] @ weight[:, 48:].T
+
+
+def by_row(x, weight):
+    return (x[:, None] * weight).cumsum(-1)[..., -1]
+
+
+def other_kernel(least, most):
+    """A library that takes another kernel below `least` and above `most` rows."""
+
+    def product(x, weight, bias):
+        if least <= x.shape[0] <= most:
+            return by_row(x, weight)
+        return torch.cat([halves(row[None], weight) for row in x])
+
+    return product
+
+
+@pytest.mark.parametrize("least,most", [(1, 256), (2, 256), (1, 32), (4, 128), (32, 32), (8, 64)])
+def test_blocks_are_the_largest_that_agree(least, most):
+    assert row_blocks(other_kernel(least, most), WEIGHT) == RowBlocks(least, most)
+
+
+@pytest.mark.parametrize("least,most", [(1, 256), (2, 64), (4, 32), (32, 32)])
+def test_a_row_has_the_same_bits_among_any_others(least, most):
+    product = ExactProducts(other_kernel(least, most))
+    x = torch.randn(300, 96, generator=torch.manual_seed(1))
+    alone = product(x[7:8], WEIGHT)
+    for rows in (1, 2, 3, 17, 31, 33, 65, 292):
+        for at in {0, rows // 2, rows - 1}:
+            first = 7 - at if at <= 7 else 0
+            moved = x[first : first + rows].clone()
+            moved[at] = x[7]
+            assert torch.equal(product(moved, WEIGHT)[at], alone[0])
+
+
+def test_blocks_are_refused_where_the_place_matters():
+    def product(x, weight, bias):
+        # the second half of a block is added up in another order
+        half = x.shape[0] // 2
+        return torch.cat([by_row(x[:half], weight), halves(x[half:], weight)])
+
+    with pytest.raises(ValueError, match="exact must be False here"):
+        row_blocks(product, WEIGHT)
+
+
+def test_a_machine_on_which_nothing_agrees_is_refused():
+    def product(x, weight, bias):
+        return by_row(x, weight) + torch.arange(len(x))[:, None]
+
+    with pytest.raises(ValueError, match=r"\(24, 96\) torch.float32 matrix give a row other bits"):
+        row_blocks(product, WEIGHT)
+
+
+def test_where_every_number_of_rows_has_bits_of_its_own_one_is_kept():
+    def product(x, weight, bias):
+        return by_row(x, weight) + x.shape[0]
+
+    assert row_blocks(product, WEIGHT) == RowBlocks(32, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(48, 40), (97, 33), (640, 576)], ids=str)
+def test_this_machine_s_products(dtype, shape):
+    weight = torch.randn(shape, generator=torch.manual_seed(2)).to(dtype)
+    x = torch.randn(300, shape[1], generator=torch.manual_seed(3)).to(dtype)
+    product = ExactProducts()
+    whole = product(x, weight)
+    for rows in (*SIZES, 7, 40, 200):
+        assert torch.equal(product(x[-rows:], weight), whole[-rows:])
+
+
+def test_a_bias_is_added():
+    product, bias = ExactProducts(), torch.randn(24)
+    x = torch.randn(5, 96)
+    torch.testing.assert_close(product(x, WEIGHT, bias), linear(x, WEIGHT, bias))
+
+
+def test_a_decoder_keeps_its_weights():
+    import checkpoints
+
+    plain = fuse(checkpoints.build("llama"))
+    made = exact(plain)
+    assert made.layers is plain.layers and made.head is plain.head
+    assert isinstance(made.linear, ExactProducts) and plain.linear is linear

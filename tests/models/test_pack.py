@@ -1,0 +1,76 @@
+"""Packed weights: the products of the plain ones, and no second copy."""
+
+import gc
+import weakref
+
+import checkpoints
+import pytest
+import torch
+from dense import Dense, some_tokens
+
+import csd
+from csd.models.fuse import fuse
+from csd.models.linear import linear, onednn_multiplies, packed
+from csd.models.load import load
+from csd.models.pack import pack
+
+DTYPES = [d for d in (torch.float32, torch.bfloat16) if onednn_multiplies(d)]
+pytestmark = pytest.mark.skipif(not DTYPES, reason="this CPU or build has no oneDNN products")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 32, 65])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_packed_product_is_the_plain_one(dtype, rows, biased):
+    generator = torch.manual_seed(0)
+    x, weight = (torch.randn(n, 48, generator=generator).to(dtype) for n in (rows, 40))
+    bias = torch.randn(40, generator=generator).to(dtype) if biased else None
+    got, want = linear(x, packed(weight), bias), linear(x.double(), weight.double())
+    size = x.double().abs() @ weight.double().abs().T
+    if bias is not None:
+        want, size = want + bias.double(), size + bias.double().abs()
+    # a sum of 48 products in float32, and the roundings to the dtype of it and of the bias' sum
+    limit = 49 * torch.finfo(torch.float32).eps * size + torch.finfo(dtype).eps * size
+    assert got.dtype == dtype and got.shape == (rows, 40)
+    assert ((got.double() - want).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_packing_keeps_no_plain_matrix(tied):
+    decoder = fuse(checkpoints.build("qwen2", tied=tied))
+    plain = [weakref.ref(x) for layer in decoder.layers for x in (layer.qkv, layer.gate_up)]
+    before = Dense(decoder).logits(some_tokens(20))
+    pack(decoder)
+    gc.collect()
+    assert not any(ref() for ref in plain)
+    assert all(w.is_mkldnn for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down))
+    assert decoder.head.is_mkldnn and not decoder.embedding.is_mkldnn
+    torch.testing.assert_close(Dense(decoder).logits(some_tokens(20)), before)
+
+
+def test_a_tied_head_stays_plain_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr("csd.models.pack.free_bytes", lambda device: 10_000)
+    decoder = fuse(checkpoints.build("llama", tied=True))
+    pack(decoder)
+    assert decoder.layers[0].qkv.is_mkldnn and not decoder.head.is_mkldnn
+
+
+def test_a_module_s_weights_stay_its_own(checkpoint):
+    module = checkpoints.build("llama")
+    assert not load(module).decoder.layers[0].qkv.is_mkldnn
+    assert load(checkpoint("llama")).decoder.layers[0].qkv.is_mkldnn
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_exact_samples_of_packed_weights_do_not_depend_on_drafts(checkpoint, dtype):
+    with csd.Engine(checkpoint("llama"), dtype=dtype, max_slots=4, exact=True) as engine:
+        assert engine.decoder.layers[0].qkv.is_mkldnn
+        drawn = [
+            csd.generate(
+                engine, [5, 6, 7], num_samples=4, seed=1, max_new_tokens=40, ignore_eos=True,
+                budget=budget,
+            )
+            for budget in (16, 0)
+        ]  # fmt: skip
+    assert drawn[0].stats.nodes_proposed > 0
+    assert drawn[0].tokens == drawn[1].tokens

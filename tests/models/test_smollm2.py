@@ -1,0 +1,107 @@
+"""A real model: SmolLM2-135M-Instruct in float32, from its GGUF file, beside transformers."""
+
+import copy
+import os
+from dataclasses import replace
+
+import oracle
+import pytest
+import torch
+import transformers
+from dense import assert_same_logits, some_tokens, their_logits
+
+import csd
+from bench.shapes import SHAPES
+from csd.models.config import ModelConfig
+from csd.models.demo import smollm2_path
+
+# to look at; `make test-long` asks for 10,000
+TOKENS = int(os.environ.get("CSD_TOKENS", "320"))
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """An engine, and the module as transformers read it: to read the file twice takes long."""
+    found, read = [], transformers.AutoModelForCausalLM.from_pretrained
+
+    def reading(*args, **options):
+        model, seen = read(*args, **options)
+        # csd rebinds the parameters of what it is given
+        found.append(copy.deepcopy(model))
+        return model, seen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", reading)
+        engine = csd.Engine(smollm2_path(), dtype=torch.float32)
+    return engine, *found
+
+
+def test_logits(loaded):
+    engine, module = loaded
+    tokens = some_tokens(45, module.config.vocab_size)
+    exact = their_logits(copy.deepcopy(module).double(), tokens)
+    assert_same_logits(engine.decoder, tokens, their_logits(module, tokens), 40, exact)
+
+
+def test_its_shape_is_the_one_we_time(loaded):
+    config = ModelConfig.from_transformers(loaded[1].config)
+    # the file holds the norm's epsilon in single precision
+    assert config.norm_eps == pytest.approx(SHAPES["smollm2-135m"].norm_eps, rel=1e-6)
+    assert replace(config, norm_eps=1e-5) == SHAPES["smollm2-135m"]
+
+
+def test_samples_are_those_of_plain_sampling(loaded):
+    """Drawn with transformers; a difference is a tie."""
+    engine, module = loaded
+    prompt = engine.tokenizer("The capital of France is")["input_ids"]
+    length = min(TOKENS // 20, 40)
+    out = csd.generate(
+        engine, prompt, num_samples=2, seed=3, max_new_tokens=length, temperature=0.8, budget=8,
+        ignore_eos=True,
+    )  # fmt: skip
+    for sample in out:
+        tokens, _, _, gaps = oracle.generate(
+            module, prompt, seed=3, sample=sample.index, max_new_tokens=length, temperature=0.8
+        )
+        same = [a == b for a, b in zip(sample.tokens, tokens, strict=True)]
+        if not all(same):
+            at = same.index(False)
+            print(f"sample {sample.index} differs at token {at}, score gap {gaps[at]:.2e}")
+            assert gaps[at] < 1e-4
+
+
+@torch.no_grad()
+def test_every_token_follows_its_prefix(loaded):
+    """Each token csd drew, against transformers' logits for the prefix csd had.
+
+    So whole samples are plain sampling's, as by drawing them again, but one forward pass over a
+    sample gives the logits of all its prefixes.
+    """
+    engine, module = loaded
+    texts = [f"Write {n} short sentences about the sea and the people who live by it." for n in
+             ("two", "three", "four", "five", "six", "seven", "eight", "nine")]  # fmt: skip
+    vocab, seen, differ = engine.config.vocab, 0, []
+    for text in texts:
+        prompt = engine.tokenizer(text)["input_ids"]
+        key = oracle.key_of(5, prompt)
+        out = csd.generate(
+            engine, prompt, num_samples=min(8, -(-TOKENS // 160)), seed=5, temperature=0.8,
+            max_new_tokens=160, budget=16, ignore_eos=True,
+        )  # fmt: skip
+        assert out.stats.nodes_accepted > 0
+        for sample in out:
+            ids = torch.tensor([prompt + sample.tokens])
+            logits = module(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            for i, (z, token) in enumerate(zip(logits / 0.8, sample.tokens, strict=True)):
+                drawn, gap = oracle.choose(z.double().numpy(), key, i, sample.index, 0)
+                seen += 1
+                if drawn != token:
+                    differ.append((sample.index, i, gap))
+                    print(f"sample {sample.index} differs at token {i}, score gap {gap:.2e}")
+                    assert gap < 1e-4
+            if seen >= TOKENS:
+                break
+        if seen >= TOKENS:
+            break
+    assert vocab == z.shape[0] and seen >= TOKENS
+    assert len(differ) <= max(1, seen // 10_000)

@@ -1,0 +1,218 @@
+"""CUDA's path on a GPU that is not there (`simulated.py`)."""
+
+from collections import defaultdict
+from functools import partial
+
+import pytest
+import torch
+from engine_cases import PROMPTS, assert_same_samples
+from operators import OPERATORS
+from precision import within_eager
+from simulated_gpu import Gpu
+from simulated_gpu.tensor import CUDA
+from torch.utils._pytree import tree_leaves
+
+import csd
+from bench.forced import forced_requests, forcing
+from bench.shapes import random_model
+from csd.engine import static_step
+from csd.engine.call import RunSettings
+from csd.graph import consensus
+from csd.kernels.merge_partials import merge_partials, merge_partials_ref
+from csd.kernels.ops import triton
+from csd.kernels.rms_norm import rms_norm
+from csd.kernels.rotate import rotate
+from csd.kernels.swiglu import silu_mul
+from csd.state.context_table import GraphConfig
+from csd.traces.traces import Trace
+
+ASKED = dict(num_samples=3, max_new_tokens=20, seed=1, temperature=0.8, top_p=0.9)
+# more samples than slots, a prompt of many chunks, every rule of sampling and stopping
+MANY = dict(
+    prompt=[[5, 6, 7, 5, 6, 7, 5], [i % 90 for i in range(150)], [9, 8, 9]],
+    num_samples=5, max_new_tokens=14, seed=3, temperature=1.0, top_k=30, min_p=0.01,
+    repetition_penalty=1.2, stop_token_ids=[3, 17, 40, 41, 42], min_new_tokens=3,
+)  # fmt: skip
+
+
+def engine(device, **options):
+    model = random_model("tiny", device, torch.float32)
+    return csd.Engine(model, **dict(max_slots=4) | options)
+
+
+def generate(device, how=None, **asked):
+    with engine(device, **(how or {})) as e:
+        return e.generate(**asked)
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch):
+    monkeypatch.setattr(static_step, "SIZES", (16, 32))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return generate("cpu", prompt=PROMPTS, budget=10, **ASKED)
+
+
+@pytest.mark.parametrize("budget", [0, 10, "auto"])
+def test_static_steps_are_captured_and_replayed(plain, budget):
+    with Gpu() as gpu, engine("cuda") as e:
+        assert e.static and e.lag == 1
+        assert_same_samples(e.generate(PROMPTS, budget=budget, **ASKED), plain)
+        first, events = gpu.replays, gpu.events
+        gpu.waits.clear()
+        assert_same_samples(e.generate(PROMPTS, budget=budget, **ASKED), plain)
+        assert gpu.replays - first >= gpu.events - events > 0
+        assert not gpu.waits
+
+
+@pytest.mark.parametrize(("prefill_chunk", "lag"), [(16, 1), (512, 0), (16, 4)])
+def test_slots_are_refilled_and_prompts_read_without_a_wait(prefill_chunk, lag):
+    how = dict(prefill_chunk=prefill_chunk)
+    want = generate("cpu", how, budget=12, **MANY)
+    with Gpu() as gpu, engine("cuda", lag=lag, **how) as e:
+        gpu.waits.clear()
+        assert_same_samples(e.generate(budget=12, **MANY), want)
+        assert not gpu.waits
+
+
+@pytest.mark.parametrize("ops", [triton(), OPERATORS], ids=["kernels", "operators"])
+def test_a_replay_is_kernels_of_csd_and_products(ops):
+    with Gpu(compiled=True, idle=True) as gpu, engine("cuda") as e:
+        e.ops = ops
+        job = forced_requests([Trace("a", [5, 6, 7], [[8, 9]], 0.7, None, 1, [0])])
+        step = e._prepare(job, "consensus")
+        step.drafter = e._drafter
+        step.start(16, 16, [None], 1)
+        (graph, _), = step.captures.graphs.values()
+        layers = e.config.layers
+        rest = {n: k for n, k in graph.names.items() if not n.endswith("_kernel")}
+        assert rest == {"mm": 4 * layers + 1, "clamp": 1, "embedding": 1}
+        assert sum(graph.names.values()) - sum(rest.values()) == 8 * layers + 16
+        assert gpu.launched["_snapshot_kernel"] == 3
+
+
+def test_operators_launch_their_kernels():
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    q, k, table = normal(5, 4, 8), normal(5, 2, 8), normal(2, 5, 8)
+    merge = torch.tensor([[0, 1, 4, 2], [2, 0, 4, 1]], dtype=torch.int32)
+    calls = [
+        (rotate, (q, k, *table)),
+        (silu_mul, (normal(3, 10), normal(3, 10))),
+        (rms_norm, (normal(3, 8), normal(8), 1e-5)),
+        (rms_norm, (normal(3, 8), normal(8), 1e-5, normal(3, 8))),
+        (merge_partials, (normal(2, 12, 8), normal(2, 12), merge, 4, torch.zeros(2, 4, 8))),
+    ]
+    for function, args in calls:
+        want = tree_leaves(function(*args))
+        wide = (x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in args)
+        exactly = merge_partials_ref if function is merge_partials else function
+        exact = tree_leaves(exactly(*wide))
+        with Gpu(compiled=True) as gpu:
+            got = function(*(x.to(CUDA) if isinstance(x, torch.Tensor) else x for x in args))
+            assert any(name.endswith("_kernel") for name in gpu.launched)
+            for a, *others in zip(tree_leaves(got), want, exact, strict=True):
+                within_eager(a.cpu(), *others, 10)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+def test_steps_of_any_shape(kernels, monkeypatch):
+    asked = dict(prompt=PROMPTS, budget=10, **ASKED | dict(max_new_tokens=8))
+    want = generate("cpu", **asked)
+    # the references copy the whole graph
+    monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
+    with Gpu():
+        assert_same_samples(generate("cuda", dict(kernels=kernels, static=False), **asked), want)
+
+
+def test_a_drafter_on_the_host(plain):
+    with Gpu():
+        out = generate("cuda", prompt=PROMPTS, drafter="prompt-lookup", budget=10, **ASKED)
+        assert_same_samples(out, plain)
+
+
+def test_verifiers_that_draw_are_refused():
+    with Gpu(), pytest.raises(NotImplementedError, match="CPU only"):
+        generate("cuda", prompt=PROMPTS, verifier="kseq", **ASKED)
+
+
+def test_what_a_call_is_asked_to_keep():
+    asked = dict(prompt=PROMPTS, budget=10, **ASKED)
+    heard = defaultdict(list)
+
+    def note(p, i, tokens, text):
+        heard[p, i] += tokens
+
+    more = dict(callback=note, until=lambda samples: len(samples) > 1)
+    want = generate("cpu", dict(static=True), **asked, **more)
+    heard.clear()
+    with Gpu() as gpu, engine("cuda") as e:
+        gpu.waits.clear()
+        got = e.generate(**asked, **more)
+        assert_same_samples(got, want)
+        assert got[0].stats.peak_memory > 0
+        for p, out in enumerate(got):
+            for sample in out:
+                if sample.finish_reason != "cancelled":
+                    assert heard[p, sample.index] == sample.tokens
+        # an end that the caller makes
+        stream = csd.stream(e, **asked)
+        next(stream)
+        stream.close()
+        assert_same_samples(e.generate(**asked), generate("cpu", **asked))
+        assert not gpu.waits
+
+
+def test_calls_on_other_streams_follow_each_other(plain):
+    with Gpu(), engine("cuda") as e:
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        stream = csd.stream(e, PROMPTS, budget=10, **ASKED)
+        with torch.cuda.stream(first):
+            next(stream)
+        # a caller may be elsewhere when it asks for more
+        with torch.cuda.stream(second):
+            assert len(list(stream)) == 5
+            assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), plain)
+        assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), plain)
+
+
+def test_memory_is_given_back():
+    with Gpu() as gpu:
+        e = engine("cuda")
+        before = gpu.memory.allocated()
+        e.generate(PROMPTS, budget=4, **ASKED)
+        assert gpu.memory.allocated() > before
+        assert not gpu.launched["empty_cache"]
+        e.release()
+        # to other processes too
+        assert gpu.memory.allocated() == before and gpu.launched["empty_cache"] == 1
+        small = engine("cuda", memory=0.001)
+        gpu.memory.total = 1 << 30
+        with pytest.raises(MemoryError, match="at once need"):
+            small.generate(PROMPTS, **ASKED | {"max_new_tokens": 900})
+
+
+def test_a_forced_run_commits_the_trace():
+    """In bfloat16, behind a prompt of two chunks."""
+    tokens = [[(7 * i + j) % 90 for j in range(9)] for i in range(5)]
+    trace = Trace("a", list(range(20)), tokens, 0.7, None, 1, list(range(5)))
+    with Gpu() as gpu:
+        model = random_model("tiny", "cuda", torch.bfloat16)
+        with csd.Engine(model, max_slots=5) as e, forcing(e, [trace]):
+            for budget in (16, "auto", "auto"):
+                # the first run measures and captures, and the first "auto" what that one did not
+                gpu.waits.clear()
+                jobs = forced_requests([trace], prompt_tokens=600)
+                for _ in e.run(jobs, RunSettings(budget=budget)):
+                    pass
+                assert jobs[0].result().tokens == trace.samples
+            assert not gpu.waits
+        # not what PyTorch would choose
+        assert gpu.launched["_scaled_dot_product_flash_attention"]
+        assert not gpu.launched["scaled_dot_product_attention"]

@@ -1,0 +1,85 @@
+"""Laws in the dtypes that models give: what rounding takes from a sum is no chance of no token."""
+
+from itertools import product
+
+import pytest
+import torch
+from verify_cases import EVERY
+
+from csd.verify import optimal_acceptance
+from csd.verify.scheme import prepare_laws
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+GAPS = [6, 10, 13, 16]
+V = 6
+
+
+def peaked(gap, dtype, seed):
+    """[1, V]: softmax in `dtype` of one logit `gap` above the rest, which differ a little."""
+    logits = torch.randn(V, generator=torch.Generator().manual_seed(seed)) * 0.3
+    logits[seed % V] = logits.max() + gap
+    return logits.to(dtype).softmax(-1)[None]
+
+
+def drawn_law(scheme, name, target, proposal, k):
+    """Law of the output where drafts are drawn from `proposal` as torch.multinomial draws them.
+
+    The weights are taken as they are, over their sum; nothing is ever drawn that is no token.
+    """
+    p = proposal[0].double()
+    law = torch.zeros(V, dtype=torch.float64)
+    total = 0.0
+    for drafts in product(range(V), repeat=k):
+        chance, left = 1.0, p.clone()
+        for x in drafts:
+            chance *= float(left[x] / left.sum()) if left[x] > 0 else 0.0
+            if name == "without-replacement":
+                left[x] = 0
+        if chance:
+            x = torch.tensor([drafts])
+            law += chance * scheme.outcome(x, target, proposal).law(x)[0]
+            total += chance
+    assert abs(total - 1) < 1e-12
+    return law
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_sharp_proposal_keeps_the_target_law(name, gap, dtype, k):
+    for seed in range(3):
+        target, proposal = peaked(2, dtype, seed + 10), peaked(gap, dtype, seed)
+        law = drawn_law(EVERY[name], name, target, proposal, k)
+        whole = target[0].double() / target[0].double().sum()
+        assert (law - whole).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gap", GAPS)
+def test_rounding_is_no_mass_of_no_token(gap, dtype):
+    for seed in range(20):
+        _, p = prepare_laws(peaked(2, dtype, seed), peaked(gap, dtype, seed), 2)
+        assert (p[:, :, -1] == 0).all()
+        assert (p.sum(-1) - 1).abs().max() < 1e-15
+
+
+def test_the_sum_of_a_large_vocabulary_is_whole():
+    """float32 and bfloat16 over 50,000 tokens, flat and peaked."""
+    logits = torch.randn(4, 50_000, generator=torch.Generator().manual_seed(0))
+    logits[2:] *= 6
+    for dtype in (torch.bfloat16, torch.float32):
+        law = logits.to(dtype).softmax(-1)
+        q, p = prepare_laws(law, law, 1)
+        assert (p[:, :, -1] == 0).all()
+        assert (q[:, :-1] - p[:, 0, :-1]).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mass_that_a_proposal_does_lack_stays_a_null_draw(dtype):
+    target = peaked(2, dtype, 1)
+    proposal = (peaked(1, torch.float64, 2) * 0.875).to(dtype)
+    _, p = prepare_laws(target, proposal, 2)
+    assert (p[:, :, -1] - 0.125).abs().max() < 4 * torch.finfo(dtype).eps
+    bound = optimal_acceptance(target, proposal, 2)
+    assert bound < optimal_acceptance(target, proposal.double() / proposal.double().sum(), 2)
