@@ -45,7 +45,7 @@ test-integrations: install-integrations
 
 # in an environment of its own, of some 3 GB: vLLM's CPU build pins its own transformers
 test-vllm: .venv-vllm/.installed
-	TRITON_INTERPRET=0 OMP_NUM_THREADS=2 .venv-vllm/bin/python -m pytest -o addopts=-q -s tests/vllm
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=2 .venv-vllm/bin/python -m pytest -o addopts=-q -s tests/inside_vllm
 
 .venv-vllm/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
