@@ -23,7 +23,7 @@ from csd.engine.step_cost import CostModel
 from csd.engine.time_steps import sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.make_drafter import make_drafter
-from csd.kernels.ops import Ops, exact_reference
+from csd.kernels.ops import Ops
 from csd.models.exact import ExactProducts, exact_decoder
 from csd.models.load import Loaded, load
 from csd.schema.arguments import check_whole
@@ -99,10 +99,8 @@ class Engine:
         self.together = together
         self._default_drafter = self._drafter_name = drafter
         self._ops = Ops.choose(kernels, self.device)
-        if exact:
-            if self._ops.name != "reference":
-                raise ValueError("exact must be False with kernels='triton', got True")
-            self._ops = exact_reference()
+        if exact and self._ops.name != "reference":
+            raise ValueError("exact must be False with kernels='triton', got True")
         on_gpu = self.device.type == "cuda"
         # the references read the device
         self.static = on_gpu and self._ops.name == "triton" if static is None else static
@@ -167,9 +165,7 @@ class Engine:
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
         """A call with its arguments checked, for `draw`. Raises as `generate` does."""
         try:
-            return Call.read(
-                prompt, options, self.config, self.generation_config, self.tokenizer
-            )
+            return Call.read(prompt, options, self.config, self.generation_config, self.tokenizer)
         except Exception as error:
             self.refuse(error)
             raise

@@ -20,7 +20,7 @@ from csd.kernels.tree_attention import (
     TreeLayout,
     next_layer_attention,
     tree_attention,
-    tree_attention_ref,
+    tree_attention_batched,
     tree_attention_triton,
 )
 from csd.kernels.tree_attention.layout import check_layout
@@ -31,7 +31,7 @@ MASK = (1 << 64) - 1
 
 _ATTENTION: dict[str | None, Callable[..., torch.Tensor]] = {
     None: tree_attention,
-    "reference": lambda *args, **named: tree_attention_ref(*args[:5], *args[5], **named),
+    "reference": lambda *args, **named: tree_attention_batched(*args[:5], *args[5], **named),
     "triton": tree_attention_triton,
 }
 

@@ -1,8 +1,7 @@
 """The operations of a step in one implementation: the references or the Triton kernels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -67,20 +66,17 @@ def reference() -> Ops:
     from csd.kernels.rotary import rotary_ref
     from csd.kernels.snapshot import snapshot_ref
     from csd.kernels.swiglu import swiglu_ref
-    from csd.kernels.tree_attention.reference import host_work, tree_attention_ref
+    from csd.kernels.tree_attention.batched import tree_attention_batched
+    from csd.kernels.tree_attention.batched_work import batched_work
     from csd.kernels.verify import verify_ref
-
-    def plan(heads: int, kv_heads: int, **where: torch.Tensor) -> Any:
-        # the reference needs no head counts
-        return host_work(**where)
 
     return Ops(
         name="reference",
         rms_norm=rms_norm_ref,
         rotary=rotary_ref,
         swiglu=swiglu_ref,
-        plan_attention=plan,
-        tree_attention=tree_attention_ref,
+        plan_attention=batched_work,
+        tree_attention=tree_attention_batched,
         verify=verify_ref,
         commit_kv=commit_kv_ref,
         advance_slots=advance_slots_ref,
@@ -89,17 +85,6 @@ def reference() -> Ops:
         graph_insert=graph_insert_ref,
         snapshot=snapshot_ref,
     )
-
-
-def exact_reference() -> Ops:
-    """The references, with attention whose result for a row has the same bits in every step."""
-    from csd.kernels.tree_attention.exact import tree_attention_exact
-    from csd.kernels.tree_attention.exact_work import exact_work
-
-    def plan(heads: int, kv_heads: int, **where: torch.Tensor) -> Any:
-        return exact_work(**where)
-
-    return replace(reference(), plan_attention=plan, tree_attention=tree_attention_exact)
 
 
 def triton() -> Ops:

@@ -26,11 +26,12 @@ def rotary_ref(
     node_v: torch.Tensor,  # [M, K, D], written
 ) -> torch.Tensor:
     """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v."""
-    index = position.long()
-    cos, sin = cos[index][:, None], sin[index][:, None]
-    node_k.copy_(k * cos + _rotate_half(k) * sin)
+    cos, sin = (x.index_select(0, position)[:, None] for x in (cos, sin))
+    half = q.shape[-1] // 2
+    sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+    node_k.copy_(torch.mul(k, cos).addcmul_(k.roll(half, -1), sin))
     node_v.copy_(v)
-    return q * cos + _rotate_half(q) * sin
+    return torch.mul(q, cos).addcmul_(q.roll(half, -1), sin)
 
 
 def _rotate_half(x: torch.Tensor) -> torch.Tensor:
@@ -87,9 +88,7 @@ def _rotary_kernel(
     heads = (kv * EACH + e) * D + offs_d
     mask = (e < EACH) & half
     at_out = row * (EACH * K * D) + heads
-    _rotate(
-        q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h, D
-    )
+    _rotate(q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h, D)
     at_node = row * (K * D) + kv * D + offs_d
     at_k = row * k_stride + kv * D + offs_d
     _rotate(k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, D)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.tree_attention.exact import check_products
+from csd.kernels.tree_attention.batched_check import check_products
 from csd.models.decoder import Decoder
 from csd.models.linear import linear
 from csd.models.load import Loaded

@@ -47,7 +47,8 @@ class PageAllocator:
 class KVCache:
     """L layers, K key-value heads, D head size; page tables are int32, -1 where there is no page.
 
-    k, v: [L, pages, 64, K, D]; node_k, node_v: [L, rows, K, D], the scratch of a step's nodes.
+    k, v: [L, pages, 64, K, D]; node_k, node_v: [L, rows, K, D], the scratch of a step's nodes. A
+    layer's are parts of one tensor, so that one call can gather from all of them.
     """
 
     def __init__(
@@ -63,13 +64,12 @@ class KVCache:
         device: str | torch.device,
     ):
         L, K, D = config.layers, config.kv_heads, config.head_dim
-        self.k = torch.empty(L, pages, PAGE, K, D, dtype=dtype, device=device)
-        self.v = torch.empty_like(self.k)
-        self.node_k = torch.zeros(L, rows, K, D, dtype=dtype, device=device)
-        self.node_v = torch.zeros_like(self.node_k)
-        self.prompt_pages = torch.full(
-            (slots, prompt_pages), -1, dtype=torch.int32, device=device
-        )
+        # [L, keys and values, tokens, K, D]
+        memory = torch.empty(L, 2, pages * PAGE + rows, K, D, dtype=dtype, device=device)
+        committed, nodes = memory.split((pages * PAGE, rows), dim=2)
+        self.k, self.v = committed.unflatten(2, (pages, PAGE)).unbind(1)
+        self.node_k, self.node_v = nodes.zero_().unbind(1)
+        self.prompt_pages = torch.full((slots, prompt_pages), -1, dtype=torch.int32, device=device)
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
 

@@ -6,8 +6,8 @@ from attention_cases import attention_case, dense_attention, laid_out
 from triton.runtime.interpreter import InterpretedFunction
 
 from csd.kernels.tree_attention import (
-    host_work,
     tree_attention,
+    tree_attention_batched,
     tree_attention_ref,
     tree_attention_triton,
 )
@@ -30,11 +30,15 @@ CASES = {
 }
 
 
+EACH = pytest.mark.parametrize("attend", [tree_attention_ref, tree_attention_batched])
+
+
+@EACH
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (14, 2)], ids=str)
-def test_tree_attention_ref_float64(name, heads):
+def test_on_a_cpu_in_float64(attend, name, heads):
     case = attention_case(**CASES[name], heads=heads)
-    torch.testing.assert_close(tree_attention_ref(**case), dense_attention(case))
+    torch.testing.assert_close(attend(**case), dense_attention(case))
 
 
 def assert_sums_in_float32(out, case):
@@ -46,23 +50,34 @@ def assert_sums_in_float32(out, case):
     assert ((out.double() - exact).abs() <= limit).all()
 
 
+@EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_tree_attention_ref_low_precision(dtype):
+def test_on_a_cpu_in_low_precision(attend, dtype):
     case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=dtype)
-    out = tree_attention_ref(**case)
+    out = torch.full_like(case["q"], float("nan"))
+    assert attend(**case, out=out) is out
     assert out.dtype == dtype
     assert_sums_in_float32(out, case)
 
 
-def test_tree_attention_ref_consecutive_pages():
-    shape = dict(CASES["groups-out-of-order"])
-    case = attention_case(**shape, shuffle=False)
-    work = host_work(*laid_out(case)["layout"])
-    assert any(isinstance(s.tokens, slice) and s.count > 64 for g in work for s in g.slots)
-    out = torch.full_like(case["q"], float("nan"))
-    result = tree_attention_ref(**case, work=work, out=out)
-    assert result is out
-    torch.testing.assert_close(out, dense_attention(case))
+def test_batched_over_a_long_sample_and_a_path_deeper_than_any_of_csd():
+    case = attention_case([{0: 64, 1: 2}], [90], [700, 0], heads=(3, 1))
+    case["ancestors"][:64] = torch.tensor([(1 << j + 1) - 1 if j < 63 else -1 for j in range(64)])
+    torch.testing.assert_close(tree_attention_batched(**case), dense_attention(case))
+
+
+def test_batched_within_one_memory():
+    """Pages and nodes that are parts of one tensor, as a KVCache's are."""
+    case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.float32)
+    apart = tree_attention_batched(**case)
+    pages, M = case["k_pages"].shape[0], case["q"].shape[0]
+    memory = torch.full((2, pages * 64 + M, 2, 16), float("nan"))
+    for part, kind in zip(memory, "kv", strict=True):
+        tokens, nodes = part.split((pages * 64, M))
+        tokens.copy_(case[f"{kind}_pages"].flatten(0, 1))
+        nodes.copy_(case[f"node_{kind}"])
+        case |= {f"{kind}_pages": tokens.unflatten(0, (pages, 64)), f"node_{kind}": nodes}
+    assert torch.equal(tree_attention_batched(**case), apart)
 
 
 def within_eager(out, case):
@@ -130,6 +145,7 @@ def test_tree_attention_triton_without_rows():
     case = attention_case([{}], [5], [3], (2, 1), 16, dtype=torch.float32)
     assert tree_attention_triton(**laid_out(case)).shape == (0, 2, 16)
     assert tree_attention_ref(**case).shape == (0, 2, 16)
+    assert tree_attention_batched(**case).shape == (0, 2, 16)
     with pytest.raises(ValueError, match="q must be float16, bfloat16 or float32, got torch"):
         tree_attention_triton(**laid_out(case | {"q": case["q"].double()}))
 
@@ -138,7 +154,7 @@ def test_tree_attention_op():
     case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.float32)
     for key in ("q", "node_k", "node_v", "k_pages", "v_pages"):
         case[key] = case[key].nan_to_num()
-    assert torch.equal(tree_attention(**laid_out(case)), tree_attention_ref(**case))
+    assert torch.equal(tree_attention(**laid_out(case)), tree_attention_batched(**case))
     out = torch.empty_like(case["q"])
     torch.library.opcheck(torch.ops.csd.tree_attention.default, (*case.values(), [], out))
 

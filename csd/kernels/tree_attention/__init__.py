@@ -22,21 +22,22 @@ import torch
 
 from csd.kernels.checks import check_tensor
 from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.tree_attention.batched import tree_attention_batched
 from csd.kernels.tree_attention.launch import tree_attention_triton
 from csd.kernels.tree_attention.layout import TreeLayout, check_layout
 from csd.kernels.tree_attention.plan import TILE, Work
-from csd.kernels.tree_attention.reference import host_work, tree_attention_ref
+from csd.kernels.tree_attention.reference import tree_attention_ref
 from csd.state.kv_cache import PAGE
 
 __all__ = [
-    "TreeLayout", "host_work", "next_layer_attention", "tree_attention", "tree_attention_ref",
-    "tree_attention_triton",
+    "TreeLayout", "next_layer_attention", "tree_attention", "tree_attention_batched",
+    "tree_attention_ref", "tree_attention_triton",
 ]  # fmt: skip
 
 
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out = args
-    tree_attention_ref(*keys, *layout, scale, out=out)
+    tree_attention_batched(*keys, *layout, scale, out=out)
 
 
 def _on_gpu(*args: Any) -> None:

@@ -1,0 +1,133 @@
+"""Where a step's time goes: matrix products, attention, the rest of the layers, and each phase.
+
+    python -m bench.step_parts [MODEL] [--samples 1 4 8 16] [--nodes 0 32 64] [--dtype D] [--json F]
+
+A real generation, word problems at temperature 0.7, with a fixed number of drafted nodes a step;
+the milliseconds are medians over its steps once the first `SKIP` are over. "products" are the
+layers' matrix products, "layers" what is left of the forward pass beside them, attention and the
+head. "over products" is the whole step by all of its matrix products, the head's included.
+SmolLM2-135M when no model is given.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+import csd
+from bench.common import finish, table
+from bench.cpu import PROBLEMS
+from csd.engine.step import PHASES, Step
+from csd.models.demo import smollm2_path
+
+# steps at the start, in which the samples are short and buffers are allocated
+SKIP = 6
+
+
+class Timed(csd.Engine):
+    """An engine that keeps the seconds of each part of each step."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.steps: list[dict[str, float]] = []
+        self._now: dict[str, float] = defaultdict(float)
+        self._phases: dict[str, float] = {}
+        ops = self.ops
+        self.ops = replace(
+            ops,
+            plan_attention=self._timed("attention", ops.plan_attention),
+            tree_attention=self._timed("attention", ops.tree_attention),
+            advance_slots=self._ends_a_step(ops.advance_slots),
+        )
+        product = self.decoder.linear
+
+        def linear(x: torch.Tensor, weight: torch.Tensor, *bias: Any) -> torch.Tensor:
+            head = weight is self.decoder.head
+            return self._timed("head" if head else "products", product)(x, weight, *bias)
+
+        self.decoder.linear = linear
+
+    def _step_of_call(self, *args: Any) -> Step:
+        step = super()._step_of_call(*args)
+        self._phases = step.seconds
+        self.steps.clear()
+        return step
+
+    def _timed(self, name: str, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            out = function(*args, **kwargs)
+            self._now[name] += time.perf_counter() - start
+            return out
+
+        return call
+
+    def _ends_a_step(self, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.steps.append(dict(self._now) | self._phases)
+            self._now.clear()
+            return function(*args, **kwargs)
+
+        return call
+
+    def milliseconds(self) -> dict[str, float]:
+        """Medians over the last call's steps; the phases are running sums."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for before, step in pairwise(self.steps[SKIP:]):
+            for name in ("products", "head", "attention"):
+                found[name].append(step[name])
+            for name in PHASES:
+                found[name].append(step[name] - before[name])
+        return {name: 1e3 * statistics.median(each) for name, each in found.items()}
+
+
+def row(engine: Timed, samples: int, nodes: int, tokens: int) -> dict:
+    chat = [{"role": "user", "content": PROBLEMS[0]}]
+    engine.generate(
+        chat, num_samples=samples, max_new_tokens=tokens, temperature=0.7, seed=0, budget=nodes,
+        speculate=nodes > 0, ignore_eos=True,
+    )  # fmt: skip
+    ms = engine.milliseconds()
+    step = sum(ms[name] for name in PHASES)
+    return {
+        "samples": samples,
+        "nodes": nodes,
+        "products": ms["products"],
+        "head": ms["head"],
+        "attention": ms["attention"],
+        "layers": ms["forward"] - ms["products"] - ms["head"] - ms["attention"],
+        **{name: ms[name] for name in PHASES if name != "forward"},
+        "step": step,
+        "over products": step / (ms["products"] + ms["head"]),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help="as of csd.generate")
+    parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[0, 32, 64])
+    parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--json")
+    args = parser.parse_args(argv)
+    engine = Timed(
+        args.model or smollm2_path(), dtype=args.dtype and getattr(torch, args.dtype),
+        exact=args.exact,
+    )  # fmt: skip
+    rows = [
+        row(engine, samples, nodes, args.tokens) for samples in args.samples for nodes in args.nodes
+    ]
+    print(table(rows))
+    finish({"bench": "step_parts", "dtype": str(engine.dtype), "rows": rows}, args.json)
+
+
+if __name__ == "__main__":
+    main()

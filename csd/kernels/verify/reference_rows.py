@@ -1,0 +1,229 @@
+"""What `verify_ref` does with each row alone: filters, a draw, the likeliest tokens."""
+
+import math
+
+import torch
+
+from csd.kernels.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
+from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import TOP
+
+# tokens that are searched for the head together
+PIECE = 64
+
+
+def sample_rows(
+    logits: torch.Tensor, rows: slice, pool: Pool, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of rows with the logits [R, V]: token, its log-probability and the log of all mass [R], the
+    likeliest tokens and their probabilities [R, 8]."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    s = pool.slot[rows].clamp(min=0).long()
+    position = slots.generated[s] + pool.depth[rows]
+    greedy = slots.temperature[s] == 0
+
+    x = _penalise(logits, rows, pool, slots, s)
+    x = _ban_end_tokens(x, slots, s, position)
+    temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(x.dtype)
+    z = x / temperature[:, None]
+    z -= z.amax(-1, keepdim=True)
+    token, score, rest, rest_mass = _compact(z, slots, s, greedy)
+    log_total = (head_sum(score.exp()) + rest_mass).log()
+
+    # [R, heads + 1]: the head, then the rest as token V
+    vocab = logits.shape[1]
+    atoms = torch.cat([token, torch.full_like(token[:, :1], vocab)], dim=1)
+    mass = torch.cat([score, rest_mass.log()[:, None]], dim=1)
+    word = philox_words_ref(
+        slots.key[s][:, None], atoms, position[:, None], slots.sample[s][:, None], SAMPLE
+    )
+    noisy = torch.where(greedy[:, None], mass, mass + gumbel(word, mass.dtype))
+    noisy[:, -1].masked_fill_(greedy, -torch.inf)
+    # heads are in token order: the first maximum has the smallest id
+    winner = (noisy == noisy.amax(-1, keepdim=True)).int().argmax(-1)
+    sample = atoms.gather(1, winner[:, None])[:, 0]
+    z_sample = mass.gather(1, winner[:, None])[:, 0]
+    from_rest = sample == vocab
+    if bool(from_rest.any()):
+        sample = torch.where(from_rest, _draw_rest(rest, slots, s, position), sample)
+        z_sample = torch.where(from_rest, z.gather(1, sample[:, None])[:, 0], z_sample)
+    likeliest = _likeliest(token, score, log_total, greedy, pool.slot[rows] >= 0)
+    return sample, z_sample - log_total, log_total, *likeliest
+
+
+def row_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sums over the vocabulary, of x [M, V]. The order of a row's does not depend on the others.
+
+    A row alone is added up by several threads, each a part of it; two rows never are.
+    """
+    if x.shape[0] == 1:
+        return x.expand(2, -1).sum(-1)[:1]
+    return x.sum(-1)
+
+
+def head_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sums of x [M, W], one after another: W is the longest row's, zeros at the end are free."""
+    return x.cumsum(-1)[:, -1]
+
+
+def _penalise(
+    logits: torch.Tensor, rows: slice, pool: Pool, slots: Slots, s: torch.Tensor
+) -> torch.Tensor:
+    """Repetition penalty over prompt, sample and the row's own path."""
+    if bool((slots.penalty == 1).all()):
+        return logits
+    vocab = logits.shape[1]
+    bit = torch.arange(32, device=logits.device)
+    seen = ((slots.seen[s][:, :, None] >> bit) & 1).flatten(1)[:, :vocab].bool()
+    # [R, M]: column j is on the path of row m
+    slot = pool.slot[rows, None]
+    node = torch.arange(pool.rows, device=logits.device) - pool.slot_start[s][:, None]
+    same = (slot == pool.slot) & (slot >= 0)
+    on_path = same & (((pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1) == 1)
+    m, j = on_path.nonzero(as_tuple=True)
+    seen[m, pool.token[j].long()] = True
+    penalty = slots.penalty[s].to(logits.dtype)[:, None]
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def _ban_end_tokens(
+    x: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
+) -> torch.Tensor:
+    """End tokens cannot be sampled before `min_new` tokens."""
+    early = position < slots.min_new[s]
+    if not bool(early.any()):
+        return x
+    ban = slots.ban_ids[s].long()
+    hit = (ban >= 0) & early[:, None]
+    m = torch.arange(x.shape[0], device=x.device)[:, None].expand_as(ban)
+    x = x.clone()
+    x[m[hit], ban[hit]] = -torch.inf
+    return x
+
+
+def _compact(
+    z: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Head of every row after the filters, in token order, and what the filters leave beside it.
+
+    z: [R, V], 0 at a row's maximum. Returns token [R, W] (V in padding), score [R, W] (-inf in
+    padding), exp(z) of the rest [R, V], 0 elsewhere, and its sums [R]; W is the longest head.
+    """
+    vocab = z.shape[1]
+    top_k = slots.top_k[s]
+    # filters could only choose among equals of a greedy row
+    top_k = torch.where((top_k > 0) & (top_k < vocab) & ~greedy, top_k, 0)[:, None]
+    # [R, 1] smallest score of the head; comparisons with numbers, not masks, for their speed
+    low = torch.full_like(z[:, :1], -HEAD_WIDTH)
+    # kept tokens outside the head are summed directly: a difference of sums would be rounding
+    rest = z.exp()
+    if bool((top_k > 0).any()):
+        largest = z.topk(int(top_k.max()), dim=-1).values
+        kth = largest.gather(1, (top_k.long() - 1).clamp(min=0))
+        kth = torch.where(top_k > 0, kth, -torch.inf)
+        rest *= torch.ge(z, kth, out=torch.empty_like(z))
+        low = torch.where((top_k > 0) & (top_k <= MAX_HEAD), kth, torch.maximum(low, kth))
+    low = low.clamp(min=torch.finfo(z.dtype).min)
+    rest *= torch.lt(z, low, out=torch.empty_like(z))
+    rest_mass = row_sum(rest)
+    token, score = _gather_head(z, low)
+
+    top_p = torch.where(greedy, 1, slots.top_p[s]).to(z.dtype)
+    if bool((top_p < 1).any()):
+        score, rest, rest_mass = _top_p(token, score, rest, rest_mass, top_p)
+    min_p = torch.where(greedy, 0, slots.min_p[s]).to(z.dtype)[:, None]
+    if bool((min_p > 0).any()):
+        score = torch.where(score.exp() >= min_p, score, -torch.inf)
+        rest = rest.masked_fill_(rest < min_p, 0)
+        rest_mass = row_sum(rest)
+    return token, score, rest, rest_mass
+
+
+def _gather_head(z: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens with z >= low [R, 1], and their scores: `_compact`'s."""
+    # pieces of a row first, few of which hold any
+    width = math.gcd(z.shape[1], PIECE)
+    m, piece = (z.unflatten(1, (-1, width)).amax(-1) >= low).nonzero(as_tuple=True)
+    found = z.unflatten(1, (-1, width))[m, piece]
+    i, place = (found >= low[m]).nonzero(as_tuple=True)
+    m, t = m[i], piece[i] * width + place
+    count = torch.bincount(m, minlength=z.shape[0])
+    place = torch.arange(m.shape[0], device=z.device) - (count.cumsum(0) - count)[m]
+    shape = (z.shape[0], max(int(count.max()), 1))
+    token = torch.full(shape, z.shape[1], device=z.device)
+    score = torch.full(shape, -torch.inf, dtype=z.dtype, device=z.device)
+    token[m, place] = t
+    score[m, place] = z[m, t]
+    return token, score
+
+
+def _top_p(
+    token: torch.Tensor,
+    score: torch.Tensor,
+    rest: torch.Tensor,
+    rest_mass: torch.Tensor,
+    top_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Drop what lies in the lower tail of mass 1 - top_p.
+
+    A token goes when the mass up to and including it, in ascending order, is at most 1 - top_p.
+    Equal values ascend in token order, as in a stable sort. The cut usually falls into the head;
+    a row where it falls below sorts the whole row.
+    """
+    tail = 1 - top_p
+    total = head_sum(score.exp()) + rest_mass
+    ascending, order = score.sort(dim=-1, stable=True)
+    below = (rest_mass[:, None] + ascending.exp().cumsum(-1)) / total[:, None]
+    kept = below > tail[:, None]
+    kept[:, -1] = True
+    kept = torch.zeros_like(kept).scatter_(1, order, kept) | (top_p >= 1)[:, None]
+    score = torch.where(kept, score, -torch.inf)
+
+    deep = (rest_mass / total > tail) & (top_p < 1)
+    shallow = (top_p < 1) & ~deep
+    rest = rest.masked_fill_(shallow[:, None], 0)
+    if bool(deep.any()):
+        row = deep.nonzero()[:, 0]
+        ascending, order = rest[row].sort(dim=-1, stable=True)
+        below = ascending.cumsum(-1) / total[row, None]
+        kept = torch.zeros(below.shape, dtype=torch.bool, device=rest.device)
+        kept.scatter_(1, order, below > tail[row, None])
+        rest = rest.index_put((row,), rest[row] * kept)
+    return score, rest, row_sum(rest)
+
+
+def _draw_rest(
+    rest: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
+) -> torch.Tensor:
+    """A token of the rest by inverse CDF in token order, clamped to its last token."""
+    cdf = rest.cumsum(-1)
+    word = philox_words_ref(
+        slots.key[s], torch.zeros_like(position), position, slots.sample[s], REST
+    )
+    target = uniform(word, rest.dtype)[:, None] * cdf[:, -1:]
+    token = (cdf <= target).sum(-1)
+    ids = torch.arange(rest.shape[1], device=rest.device)
+    return token.minimum(torch.where(rest > 0, ids, 0).amax(-1))
+
+
+def _likeliest(
+    token: torch.Tensor,
+    score: torch.Tensor,
+    log_total: torch.Tensor,
+    greedy: torch.Tensor,
+    live: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Top 8 of the processed distribution; of a greedy row, the one token it takes."""
+    width = min(TOP, token.shape[1])
+    # stable: equal scores stay in token order
+    top, order = score.sort(dim=-1, descending=True, stable=True)
+    pad = (0, TOP - width)
+    top_token = torch.nn.functional.pad(token.gather(1, order[:, :width]), pad, value=-1)
+    top_prob = (top[:, :width] - log_total[:, None]).exp().float()
+    top_prob = torch.nn.functional.pad(top_prob, pad)
+    one_hot = (torch.arange(TOP, device=token.device) == 0).to(top_prob.dtype)
+    top_prob = torch.where(greedy[:, None], one_hot, top_prob)
+    present = (top_prob > 0) & live[:, None]
+    return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)
