@@ -24,7 +24,7 @@ from csd.engine.time_steps import sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.make_drafter import make_drafter
 from csd.kernels.ops import Ops
-from csd.models.exact import ExactProducts, exact_decoder
+from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
 from csd.schema.arguments import check_whole
 from csd.state.device import current, free_bytes, on_device, peak_bytes, stream_of
@@ -60,7 +60,8 @@ class Engine:
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does; a
         few seconds, once for each machine and version. Raises RuntimeError where one is wrong.
     exact: whether tokens and log-probabilities have the same bits whatever is drafted and batched,
-        in bfloat16, float16 and float32, on a CPU. It costs time: docs/exact.md.
+        in bfloat16, float16 and float32, on a CPU. By default where that takes no time, as in
+        bfloat16 on CPUs that multiply it; `engine.exact` is what was taken. See docs/exact.md.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Engine:
         lag: int | None = None,
         together: int | None = None,
         self_check: bool = True,
-        exact: bool = False,
+        exact: bool | None = None,
     ):
         check_whole("max_slots", max_slots, 1)
         check_whole("prefill_chunk", prefill_chunk, 1)
@@ -89,8 +90,9 @@ class Engine:
         if not 0 < memory <= 1:
             raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
-        self.exact = exact
-        self._products = ExactProducts() if exact else None
+        self._exact = exact
+        self._products = ExactProducts()
+        self._ops = Ops.choose(kernels, loaded.device)
         self._take(loaded)
         self.tokenizer = loaded.tokenizer
         self.max_slots = max_slots
@@ -98,9 +100,6 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.together = together
         self._default_drafter = self._drafter_name = drafter
-        self._ops = Ops.choose(kernels, self.device)
-        if exact and self._ops.name != "reference":
-            raise ValueError("exact must be False with kernels='triton', got True")
         on_gpu = self.device.type == "cuda"
         # the references read the device
         self.static = on_gpu and self._ops.name == "triton" if static is None else static
@@ -124,9 +123,10 @@ class Engine:
 
     def _take(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self.decoder, self.config = loaded.decoder, loaded.config
-        if self._products is not None:
-            self.decoder = exact_decoder(loaded, self._products)
+        self.config = loaded.config
+        self.decoder, self.exact = choose_exact(
+            self._exact, loaded, self._ops.name, self._products
+        )
         self.device, self.dtype = loaded.device, loaded.dtype
         self._drop()
 

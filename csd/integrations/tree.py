@@ -69,8 +69,8 @@ class Tree:
         check_tensor("node_k", self.node_k, (None,) * 4, None, device)
         L, M, K, D = self.node_k.shape
         check_tensor("node_v", self.node_v, (L, M, K, D), kind, device)
-        check_tensor("k_pages", self.k_pages, (L, None, PAGE, K, D), kind, device)
-        check_tensor("v_pages", self.v_pages, self.k_pages.shape, kind, device)
+        check_tensor("k_pages", self.k_pages, (L, None, PAGE, K, D), kind, device, rows_apart=True)
+        check_tensor("v_pages", self.v_pages, self.k_pages.shape, kind, device, rows_apart=True)
         check_layout(self.layout, M, device)
         for name in ("token", "position"):
             check_tensor(name, getattr(self, name), (M,), torch.int64, device)

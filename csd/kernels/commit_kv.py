@@ -139,10 +139,11 @@ def commit_kv(
     kind, device = node_k.dtype, node_k.device
     check_tensor("node_k", node_k, node_k.shape, None, device, rows_apart=True)
     check_tensor("node_v", node_v, node_k.shape, kind, device, rows_apart=True)
-    if L and node_v.stride() != node_k.stride():
-        raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")
-    check_tensor("k_pages", k_pages, (L, None, PAGE, K, D), kind, device)
-    check_tensor("v_pages", v_pages, k_pages.shape, kind, device)
+    check_tensor("k_pages", k_pages, (L, None, PAGE, K, D), kind, device, rows_apart=True)
+    check_tensor("v_pages", v_pages, k_pages.shape, kind, device, rows_apart=True)
+    for name, x, k in (("node_v", node_v, node_k), ("v_pages", v_pages, k_pages)):
+        if L and x.stride() != k.stride():
+            raise ValueError(f"{name} must have strides {k.stride()}, got {x.stride()}")
     check_tensor("slot_len", slot_len, (None,), torch.int32, device)
     S = slot_len.shape[0]
     for name, x in (("slot_pages", slot_pages), ("accept_row", accept_row)):

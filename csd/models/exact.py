@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.tree_attention.batched_check import check_products
-from csd.models.decoder import Decoder
+from csd.models.decoder import Decoder, DecoderLike
 from csd.models.linear import linear
 from csd.models.load import Loaded
 
@@ -29,6 +29,9 @@ FEW_SIZES = (1, 2, 3, 8, 16, 31, 32, 33, 64)
 LARGE = 1 << 24
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST = (1, 2, 4, 8, 16, 32)
+HALVES = (torch.bfloat16, torch.float16)
+# blocks of so many rows take no time that can be measured
+FREE_ROWS = 32
 
 
 class RowBlocks(NamedTuple):
@@ -52,6 +55,30 @@ def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
     for weight in (*weights, decoder.head):
         products.learn(weight)
     return made
+
+
+def choose_exact(
+    wanted: bool | None, loaded: Loaded, kernels: str, products: "ExactProducts"
+) -> tuple[DecoderLike, bool]:
+    """The decoder that an engine runs, and whether it is exact. wanted: None takes what is free.
+
+    Raises as `exact_decoder` where `wanted` is true.
+    """
+    if wanted and kernels != "reference":
+        raise ValueError("exact must be False with kernels='triton', got True")
+    # float32 is padded to two rows in most places, which is not free
+    if wanted is False or (wanted is None and loaded.dtype not in HALVES):
+        return loaded.decoder, False
+    if wanted:
+        return exact_decoder(loaded, products), True
+    if kernels != "reference":
+        return loaded.decoder, False
+    try:
+        made = exact_decoder(loaded, products)
+    except (ValueError, NotImplementedError):
+        return loaded.decoder, False
+    free = all(b.least == 1 and b.most >= FREE_ROWS for b in products.blocks.values())
+    return (made, True) if free else (loaded.decoder, False)
 
 
 def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:

@@ -12,7 +12,7 @@ from exact_runs import assert_same_bits, run
 
 import csd
 from csd.models.demo import smollm2_path
-from csd.models.exact import ExactProducts
+from csd.models.exact import ExactProducts, RowBlocks
 from csd.models.load import load
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -91,6 +91,27 @@ def test_what_it_does_not_serve():
         csd.Engine(model, exact=True)
     with pytest.raises(ValueError, match="exact must be False with kernels='triton', got True"):
         csd.Engine(loaded_of("llama", torch.float32), exact=True, kernels="triton")
+
+
+def refused(product, weight):
+    raise ValueError("exact must be False here")
+
+
+@pytest.mark.parametrize(
+    "dtype,found,taken",
+    [
+        (torch.bfloat16, lambda product, weight: RowBlocks(1, 32), True),
+        (torch.bfloat16, lambda product, weight: RowBlocks(2, 256), False),
+        (torch.bfloat16, lambda product, weight: RowBlocks(1, 16), False),
+        (torch.bfloat16, refused, False),
+        (torch.float32, lambda product, weight: RowBlocks(1, 256), False),
+    ],
+)
+def test_it_is_the_default_where_it_is_free(monkeypatch, dtype, found, taken):
+    monkeypatch.setattr("csd.models.exact.row_blocks", found)
+    model = checkpoints.build("llama", dtype=dtype)
+    assert csd.Engine(model).exact == taken
+    assert not csd.Engine(model, exact=False).exact
 
 
 @pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")

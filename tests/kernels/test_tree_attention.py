@@ -5,13 +5,13 @@ import torch
 from attention_cases import attention_case, dense_attention, laid_out
 from triton.runtime.interpreter import InterpretedFunction
 
+from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention import (
     tree_attention,
     tree_attention_batched,
     tree_attention_ref,
     tree_attention_triton,
 )
-from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention.kernel import _tree_attention_kernel
 from csd.kernels.tree_attention.plan import plan_attention_triton
 

@@ -52,7 +52,7 @@ def tree_attention_batched(
     """In the inputs' dtype but at least float32. work: `batched_work` of the step.
 
     Fastest where the pages and the nodes, keys and values, are parts of one tensor, as a
-    `KVCache`'s are; otherwise they are copied into one.
+    `KVCache`'s are.
     """
     H, D = q.shape[1:]
     K = node_k.shape[1]
@@ -67,13 +67,18 @@ def tree_attention_batched(
         out[R:].zero_()
     if R == 0:
         return out
-    memory, places = _one_memory(k_pages, v_pages, node_k, node_v)
-    key = places, q.dtype
+    parts = k_pages, v_pages, node_k, node_v
+    memory, places = _memory(*parts)
+    key = places, memory is None, q.dtype
     if key not in work.kept:
         work.kept[key] = _Layers(work, places, H, K, D, q)
     step: _Layers = work.kept[key]
 
-    torch.index_select(memory, 0, step.index, out=step.found)
+    if memory is None:
+        for x, (at, row) in zip(parts, step.apart(places), strict=True):
+            step.found.index_copy_(0, at, x.reshape(-1, D).index_select(0, row))
+    else:
+        torch.index_select(memory, 0, step.index, out=step.found)
     step.wide[:, :D].copy_(step.found)
     rows = q[:R] if step.row is None else q.index_select(0, step.row)
     step.queries.copy_(rows.view(-1, K, H // K, D).transpose(0, 1)).mul_(scale)
@@ -121,7 +126,7 @@ class _Layers:
     def __init__(
         self,
         work: BatchedWork,
-        places: tuple[int, int, int, int],
+        places: tuple[int, ...],
         H: int,
         K: int,
         D: int,
@@ -143,6 +148,7 @@ class _Layers:
         prompts = [_filled(g.tokens, work.row[g.first * r]) for g in work.groups]
         indices = [_index(x, places, K) for x in (work.token, *prompts)]
         self.index = host(np.concatenate([i.ravel() for i in indices]))
+        self._apart: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self.found = torch.empty(self.index.shape[0], D, dtype=q.dtype, device=device)
         self.wide = whole(self.index.shape[0], D + BEHIND)
         self.wide[:, D:] = 0
@@ -184,12 +190,21 @@ class _Layers:
             )  # fmt: skip
 
 
+    def apart(self, places: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each part of the memory, where its rows go in `found`, and which they are."""
+        if self._apart is None:
+            part = torch.bucketize(self.index, self.index.new_tensor(places), right=True) - 1
+            at = [(part == i).nonzero()[:, 0] for i in range(len(places))]
+            self._apart = [(x, self.index[x] - n) for x, n in zip(at, places, strict=True)]
+        return self._apart
+
+
 def _filled(tokens: np.ndarray, row: int) -> np.ndarray:
     """Tokens of a prompt; of a short one as many as a product needs, a node for those missing."""
     return np.pad(tokens, (0, max(LEAST_KEYS - tokens.size, 0)), constant_values=-1 - row)
 
 
-def _index(token: np.ndarray, places: tuple[int, int, int, int], K: int) -> np.ndarray:
+def _index(token: np.ndarray, places: tuple[int, ...], K: int) -> np.ndarray:
     """Rows of the memory, [2, K, *token.shape]: the keys' and the values', by key-value head."""
     k, v, node_k, node_v = places
     heads = np.arange(K).reshape(-1, *[1] * token.ndim)
@@ -197,8 +212,11 @@ def _index(token: np.ndarray, places: tuple[int, int, int, int], K: int) -> np.n
     return np.stack([np.where(is_node, n, x) + row + heads for x, n in ((k, node_k), (v, node_v))])
 
 
-def _one_memory(*parts: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The parts' last dimension as rows of one matrix, and the row that each begins with."""
+def _memory(*parts: torch.Tensor) -> tuple[torch.Tensor | None, tuple[int, ...]]:
+    """The parts' last dimension as rows of one matrix, and the row that each begins with.
+
+    None where they are not parts of one tensor; the rows are then those of one behind the other.
+    """
     D = parts[0].shape[-1]
     storage = {x.untyped_storage().data_ptr() for x in parts}
     starts = [x.storage_offset() for x in parts]
@@ -208,9 +226,8 @@ def _one_memory(*parts: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
         end = max(start + x.numel() for start, x in zip(starts, parts, strict=True))
         memory = parts[0].as_strided(((end - first) // D, D), (D, 1), first)
         return memory, tuple((start - first) // D for start in starts)
-    rows = [x.reshape(-1, D) for x in parts]
-    counts = np.cumsum([0, *(x.shape[0] for x in rows)])
-    return torch.cat(rows), tuple(counts[:-1].tolist())
+    counts = [x.numel() // D for x in parts]
+    return None, (0, counts[0], sum(counts[:2]), sum(counts[:3]))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
