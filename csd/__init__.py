@@ -7,6 +7,7 @@ from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.vote import Vote, vote
 from csd.generate import generate, release, stream
 from csd.graph.model.draft_model import DraftModel
+from csd.graph.model.eagle import Eagle
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
 from csd.integrations.swap import apply_kernels
@@ -17,6 +18,7 @@ from csd.traces.history import History
 
 __all__ = [
     "DraftModel",
+    "Eagle",
     "Engine",
     "History",
     "Sample",

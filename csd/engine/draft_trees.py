@@ -16,7 +16,7 @@ class Draft:
     at: int  # tokens the sample had
     tokens: list[int]
     parents: list[int]  # -1 for the root
-    probabilities: list[float]  # the graph's estimate that the sample gets there; 1 for the root
+    probabilities: list[float]  # the drafter's estimate that the sample gets there; 1 for the root
     sources: list[str]  # as `Sample.sources`; "" for the root
     path: list[int]  # the nodes that were accepted, in order
 

@@ -38,6 +38,12 @@ class Network(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[M, V] of what follows."""
 
+    def attach(self, decoder: Any) -> None:
+        """The target, before its first forward pass."""
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What it reads of the target's forward pass that has just run; hidden: its result."""
+
 
 class DraftCache:
     """S slots, as many groups; pages as many as the target's cache has."""

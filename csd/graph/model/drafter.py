@@ -75,6 +75,7 @@ class ModelDrafter(Drafter):
         return pages * KVCache.bytes_per_page(self.net.config, self.net.dtype)
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
+        self.net.attach(decoder)
         self.reader.allocate(
             slots=cache.slot_pages.shape[0], pages=cache.k.shape[1],
             slot_pages=cache.slot_pages.shape[1], prompt_pages=cache.prompt_pages.shape[1],
@@ -102,7 +103,7 @@ class ModelDrafter(Drafter):
         return self.graph.enter_history(group_key, prompt, history, slots)
 
     def observe_hidden(self, hidden: torch.Tensor) -> None:
-        self.reader.hidden = hidden
+        self.reader.hidden = self.net.states(hidden)
 
     def propose(self, slots: Slots, rows: int, noise: DraftNoise | None = None) -> Pool:
         """Draft trees of all live slots in at most `rows` rows, roots included."""

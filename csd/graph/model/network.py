@@ -17,7 +17,7 @@ def first_layers(decoder: DecoderLike, layers: int) -> Decoder:
     if not 1 <= layers <= len(decoder.layers):
         raise ValueError(f"layers must be from 1 to {len(decoder.layers)}, got {layers}")
     made = copy.copy(decoder)
-    made.layers = decoder.layers[:layers]
+    made.layers, made.taps, made.tapped = decoder.layers[:layers], (), {}
     made.config = replace(decoder.config, layers=layers)
     return made
 
@@ -38,3 +38,9 @@ class ModelNetwork:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(hidden)
+
+    def attach(self, decoder: Any) -> None:
+        pass
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
