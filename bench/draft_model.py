@@ -27,7 +27,7 @@ import csd
 from bench.common import finish, machine
 from bench.verify import chats, merged
 from bench.verify_figures import read_model, round_matrices
-from bench.verify_tables import _markdown, tau
+from bench.verify_tables import markdown, tau
 from csd.models.demo import smollm2_path
 
 PARTS = ("pool", "sequences")
@@ -93,7 +93,8 @@ def sequences(engine, args) -> list[dict]:
                 engine, prompts, args, drafter=drafter, verifier=verifier, temperature=1.0,
                 top_p=0.95, budget=k * LENGTH * len(prompts) * args.samples,
             )  # fmt: skip
-            row = {"draft": name, "verifier": verifier, "K": k, "laws": heat or "one"}
+            laws = "one" if heat is None else f"at {HOT} and 1.0"
+            row = {"draft": name, "verifier": verifier, "K": k, "laws": laws}
             rows.append(row | found)
             print(name, verifier, k, heat, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s",
                   flush=True)  # fmt: skip
@@ -109,19 +110,18 @@ def tables(result: dict) -> list[str]:
              f"{r['accepted'] / max(r['nodes'], 1):.0%}"]
             for r in result["pool"]
         ]  # fmt: skip
-        out.append(_markdown(["drafter", "tau", "to the graph alone", "nodes accepted"], body))
+        out.append(markdown(["drafter", "tau", "to the graph alone", "nodes accepted"], body))
     if "sequences" in result:
         rows, body = result["sequences"], []
         one = {r["draft"]: r for r in rows if r["verifier"] == "single"}
         for r in rows:
             base = one[r["draft"]]
             rate, model = (_rate(r, d) / _rate(base, d) for d in (True, False))
-            laws = "one law" if r["laws"] == "one" else f"at {HOT} and 1.0"
-            body.append([r["draft"], r["verifier"], str(r["K"]), laws, f"{tau(r):.2f}",
+            body.append([r["draft"], r["verifier"], str(r["K"]), r["laws"], f"{tau(r):.2f}",
                          f"{rate:.2f}", f"{model:.2f}"])  # fmt: skip
-        head = ["draft", "verifier", "K", "drafts", "block efficiency", "token rate to single's",
+        head = ["draft", "verifier", "K", "laws", "block efficiency", "token rate to single's",
                 "without drafting"]  # fmt: skip
-        out.append(_markdown(head, body))
+        out.append(markdown(head, body))
     return out
 
 
@@ -163,16 +163,10 @@ def main() -> None:
         "sequences": ("draft", "verifier", "K", "laws"),
     }
     for part in args.parts or PARTS:
-        rows = json.loads(json.dumps({"pool": pool, "sequences": sequences}[part](engine, args)))
-        result[part] = _merged(result.get(part, []), rows, fields[part])
+        rows = {"pool": pool, "sequences": sequences}[part](engine, args)
+        result[part] = merged(result.get(part, []), rows, fields[part])
         result.setdefault("runs", {})[f"{part} {' '.join(args.drafts)}"] = ran
     finish(result, args.json)
-
-
-def _merged(old: list[dict], new: list[dict], names: tuple[str, ...]) -> list[dict]:
-    # a list of laws is no key
-    keyed = [r | {n: str(r[n]) for n in names} for r in [*old, *new]]
-    return merged([], keyed, names)
 
 
 if __name__ == "__main__":
