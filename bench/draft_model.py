@@ -165,7 +165,8 @@ def main() -> None:
     for part in args.parts or PARTS:
         rows = {"pool": pool, "sequences": sequences}[part](engine, args)
         result[part] = merged(result.get(part, []), rows, fields[part])
-        result.setdefault("runs", {})[f"{part} {' '.join(args.drafts)}"] = ran
+        ways = args.drafts if part == "pool" else [*args.drafts, *args.verifiers]
+        result.setdefault("runs", {})[" ".join([part, *ways])] = ran
     finish(result, args.json)
 
 

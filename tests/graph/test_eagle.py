@@ -129,6 +129,17 @@ def test_with_the_graph_after_pauses_and_from_a_prompt_of_one_token(version, tar
                 assert [r.tokens for r in out] == [r.tokens for r in plain]
 
 
+def test_a_prompt_of_one_token_has_no_state_before_it(target, tmp_path):
+    """Not that of another prompt either, which would draft for this one."""
+    head_of(1, target, tmp_path)
+    options = dict(max_new_tokens=6, temperature=0, budget=4, drafts=True, ignore_eos=True)
+    drafter = csd.Eagle(tmp_path, k=1, depth=3)
+    alone = csd.Engine(target).generate([5], drafter=drafter, **options)
+    e = csd.Engine(target)
+    e.generate(PROMPT, drafter=drafter, **options)
+    assert e.generate([5], drafter=drafter, **options)[0].drafts == alone[0].drafts
+
+
 def refused(target, folder, message, error=ValueError):
     with pytest.raises(error, match=message):
         csd.Engine(target).generate(PROMPT, max_new_tokens=4, drafter=csd.Eagle(folder))

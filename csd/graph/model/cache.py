@@ -28,6 +28,7 @@ class Network(Protocol):
     # whether it reads each token with the target's hidden state of the token before: then keys and
     # values of a drafted token, whose hidden state was guessed, are not those of an accepted one
     wants_hidden: bool
+    state_width: int  # of the target's hidden states; 0 where it wants none
 
     def forward(
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,

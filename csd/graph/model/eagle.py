@@ -49,6 +49,8 @@ class EagleHead:
         self.layer = "midlayer" if self.version == 3 else "layers.0"
         self.config, self.weights, self.name = replace(config, layers=1), weights, name
         self._check()
+        wide = weights["fc.weight"].shape[1]
+        self.state_width = wide if self.version == 3 else wide - config.hidden
         self.dtype, self.device = weights["fc.weight"].dtype, weights["fc.weight"].device
         self.cos, self.sin = rope_tables(config, config.context, self.dtype, self.device, None)
         self.qkv = torch.cat([self._of(f"{x}.weight") for x in _ATTENTION])

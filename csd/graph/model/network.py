@@ -26,6 +26,7 @@ class ModelNetwork:
     """A draft model as `csd.graph.model.cache.Network`: the target's hidden states are not used."""
 
     wants_hidden = False
+    state_width = 0
 
     def __init__(self, decoder: DecoderLike, dtype: torch.dtype):
         self.decoder, self.config, self.dtype = decoder, decoder.config, dtype

@@ -5,8 +5,6 @@ next one drafts; steps that do not draft leave more to read. A network on the ta
 reads each token beside the target's state of the token before it, so those are kept until then.
 """
 
-from typing import Any
-
 import torch
 
 from csd.graph.model.cache import DraftCache, Network
@@ -58,8 +56,9 @@ class Reader:
             cache.read_prompt(
                 group, prompt[at + 1 : stop + 1], self.hidden[at - begin : stop - begin]
             )
-        if self.net.wants_hidden and self.hidden is not None and read >= len(prompt) - 1:
-            self._before.setdefault(group, self.hidden[-1:].clone())
+        if self.net.wants_hidden and read == len(prompt) - 1:
+            assert self.hidden is not None
+            self._before[group] = self.hidden[-1:].clone()
 
     def _allocate_for(self, prompt: list[int], slots: Slots) -> None:
         """Without an engine: as many pages as the slots and a prompt of this length take."""
@@ -84,7 +83,7 @@ class Reader:
             if hidden is not None:
                 if last == 0:
                     self._unread[s] = [self._state_before(host.group[s])]
-                hidden[s] = torch.cat(self._unread.pop(s))
+                hidden[s] = torch.cat([x.to(self.net.dtype) for x in self._unread.pop(s)])
         return cache.read(said, hidden, host)
 
     def observe(self, slots: Slots, paths: list[list[int]]) -> None:
@@ -103,8 +102,8 @@ class Reader:
 
     def _state_before(self, group: int) -> torch.Tensor:
         """Before a prompt of one token there is none: zeros, which only make a worse guess."""
-        found: Any = self._before.get(group)
+        found = self._before.get(group)
         if found is None:
-            assert self.hidden is not None
-            found = torch.zeros_like(self.hidden[:1])
+            width = self.net.state_width
+            found = torch.zeros(1, width, dtype=self.net.dtype, device=self.device)
         return found
