@@ -25,6 +25,7 @@ import torch
 
 import csd
 from bench.common import finish, machine
+from bench.replay import interval
 from bench.verify import chats, merged
 from bench.verify_figures import read_model, round_matrices
 from bench.verify_tables import markdown, tau
@@ -106,23 +107,29 @@ def tables(result: dict) -> list[str]:
     if "pool" in result:
         base = next(r for r in result["pool"] if r["drafter"] == "consensus")
         body = [
-            [r["drafter"], f"{tau(r):.2f}", f"{tau(r) / tau(base):.2f}",
+            [r["drafter"], _with_interval(r), f"{tau(r) / tau(base):.2f}",
              f"{r['accepted'] / max(r['nodes'], 1):.0%}"]
             for r in result["pool"]
         ]  # fmt: skip
-        out.append(markdown(["drafter", "tau", "to the graph alone", "nodes accepted"], body))
+        out.append(markdown(["drafter", "tau (95%)", "to the graph alone", "nodes accepted"], body))
     if "sequences" in result:
         rows, body = result["sequences"], []
         one = {r["draft"]: r for r in rows if r["verifier"] == "single"}
         for r in rows:
             base = one[r["draft"]]
             rate, model = (_rate(r, d) / _rate(base, d) for d in (True, False))
-            body.append([r["draft"], r["verifier"], str(r["K"]), r["laws"], f"{tau(r):.2f}",
-                         f"{rate:.2f}", f"{model:.2f}"])  # fmt: skip
-        head = ["draft", "verifier", "K", "laws", "block efficiency", "token rate to single's",
-                "without drafting"]  # fmt: skip
+            named = [r["draft"], r["verifier"], str(r["K"]), r["laws"]]
+            body.append([*named, _with_interval(r), f"{rate:.2f}", f"{model:.2f}"])
+        head = ["draft", "verifier", "K", "laws", "block efficiency (95%)"]
+        head += ["token rate to single's", "without drafting"]
         out.append(markdown(head, body))
     return out
+
+
+def _with_interval(row: dict) -> str:
+    """tau, with its 95% interval over problems."""
+    low, high = interval(lambda pick: tau(row, pick), len(row["steps"]))
+    return f"{tau(row):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _rate(row: dict, drafting: bool) -> float:
