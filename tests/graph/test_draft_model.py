@@ -181,6 +181,19 @@ def test_automatic_budget_and_triton_free_engines():
     assert out.tokens == plain.tokens
 
 
+def test_kernels_draft_what_the_references_draft():
+    """Steps that are not captured, whatever `static` says."""
+    model, drafts = build("llama"), {}
+    options = dict(num_samples=2, max_new_tokens=5, seed=2, temperature=0.7, budget=8, drafts=True)
+    for kernels in ("reference", "triton"):
+        e = csd.Engine(model, kernels=kernels, static=kernels == "triton")
+        drafter = csd.DraftModel(model, layers=1, k=2, depth=2)
+        out = csd.generate(e, [5, 17, 3, 60], drafter=drafter, **options)
+        drafts[kernels] = [[(d.at, d.tokens, d.parents, d.path) for d in s.drafts] for s in out]
+        assert out.stats.nodes_proposed > 0
+    assert drafts["reference"] == drafts["triton"]
+
+
 def test_its_memory_is_counted():
     e = engine(PrefixSum(), Letters(), memory=1e-9)
     with pytest.raises(MemoryError, match=r"B for a draft model's\)"):
