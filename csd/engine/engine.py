@@ -272,6 +272,7 @@ class Engine:
 
     def _step_of_call(self, step: Step, requests: list[Request], settings: RunSettings) -> Step:
         """The engine's step with the settings of this call, over the same memory."""
+        self._drafter.start_call()
         sampler = None
         # without drafts, or without chance, every verifier samples the target
         drawn = settings.speculate and settings.verifier != "match"

@@ -45,6 +45,10 @@ class Drafter:
         """Called once, before the first prompt: the target, and the cache beside which it may keep
         one of its own."""
 
+    def start_call(self) -> None:
+        """A call begins. It must draft as it would in a new engine: what was learned of the texts
+        of earlier calls is forgotten."""
+
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         """A new group, whose samples start at its prompt's last token."""
         raise NotImplementedError

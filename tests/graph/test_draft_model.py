@@ -164,6 +164,17 @@ def test_both_draft_into_one_pool():
     assert sum(accepted.values()) == out.stats.nodes_accepted
 
 
+def test_a_call_repeats_its_drafts():
+    """Whatever was drawn before it: of one call's texts nothing is left for another's."""
+    e = engine(PrefixSum(sharpness=8.0), Letters(), max_slots=4)
+    drafter = draft(Near(), k=2, graph=True)
+    options = dict(num_samples=3, max_new_tokens=30, seed=1, drafter=drafter, budget=16)
+    first = csd.generate(e, "abcabc", drafts=True, **options)
+    csd.generate(e, "xyzw", **options)
+    again = csd.generate(e, "abcabc", drafts=True, **options)
+    assert [s.drafts for s in first] == [s.drafts for s in again]
+
+
 def test_earlier_samples_draft_beside_the_model():
     e = engine(PrefixSum(sharpness=8.0), Letters())
     options = dict(num_samples=2, max_new_tokens=30, temperature=0, budget=16)

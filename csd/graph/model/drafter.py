@@ -51,7 +51,7 @@ class ModelDrafter(Drafter):
         self.context = graph.context if graph else 1
         self.takes_history = graph is not None
         self.reader = Reader(net, ops, torch.device(device))
-        self.reliability, self.levels = Reliability(), Levels()
+        self.start_call()
         # what the running step has drafted
         self.trees: dict[int, SlotTree] = {}
         self.scratch: Scratch | None = None
@@ -80,6 +80,9 @@ class ModelDrafter(Drafter):
             slots=cache.slot_pages.shape[0], pages=cache.k.shape[1],
             slot_pages=cache.slot_pages.shape[1], prompt_pages=cache.prompt_pages.shape[1],
         )  # fmt: skip
+
+    def start_call(self) -> None:
+        self.reliability, self.levels = Reliability(), Levels()
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         self.observe_prompt(group_key, prompt, 0, len(prompt), slots)
