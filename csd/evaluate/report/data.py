@@ -118,7 +118,8 @@ def decision(result: dict) -> Decision:
 
 
 def tokens_per_step(result: dict) -> dict:
-    """Lists over steps: `live` samples, and tokens committed from each of SOURCES."""
+    """Lists over steps: `live` samples, and tokens committed from each of SOURCES, "model" only
+    where a model drafted."""
     last = max((s[-1] for s in result["steps"] if s), default=0)
     counts = {source: [0] * last for source in SOURCES}
     live = [0] * last
@@ -127,6 +128,8 @@ def tokens_per_step(result: dict) -> dict:
             counts[source or "sampled"][step - 1] += 1
         for step in set(steps):
             live[step - 1] += 1
+    if not any(counts["model"]):
+        del counts["model"]
     return {"live": live, **counts}
 
 

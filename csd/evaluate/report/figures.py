@@ -64,6 +64,7 @@ def steps(result: dict) -> dict:
             "marker": {"color": COLOURS[source]},
         }
         for source in data.SOURCES
+        if source in counts
     ]
     tick = max(1, max(counts["live"], default=1) // 4)
     live = {
