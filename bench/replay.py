@@ -67,7 +67,7 @@ def summary(name: str, results: list[Replayed], samples: int, nodes: int) -> dic
 
     tokens, steps, each = total("tokens"), total("steps"), total("sample_steps")
     accepted = sum(sum(r.sources[1:]) for r in results)
-    sources = [sum(r.sources[i] for r in results) / tokens for i in range(5)]
+    sources = [sum(r.sources[i] for r in results) / tokens for i in range(len(SOURCES))]
     return {
         "drafter": name,
         "samples": samples,

@@ -37,7 +37,7 @@ def tables(result: dict) -> list[str]:
     return out
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -65,7 +65,7 @@ def _acceptance(rows: list[dict]) -> str:
     for scheme, name in NAMES.items():
         cells = [found.get((kind, scheme)) for kind in kinds]
         body.append([name, *(" / ".join(map(_share, c)) if c else "" for c in cells)])
-    return _markdown(["K = 2 / 4 / 8", *kinds], body)
+    return markdown(["K = 2 / 4 / 8", *kinds], body)
 
 
 def _order(rows: list[dict]) -> str:
@@ -79,7 +79,7 @@ def _order(rows: list[dict]) -> str:
             means = zip(found[kind, better], found[kind, worse], strict=True)
             cells.append(shares + (", mean too" if any(a < b for a, b in means) else ""))
         body.append([f"{NAMES[better]} < {NAMES[worse]}", *cells])
-    return _markdown(["share of pairs, K = 2 / 4 / 8", *kinds], body)
+    return markdown(["share of pairs, K = 2 / 4 / 8", *kinds], body)
 
 
 def tau(row: dict, pick=None) -> float:
@@ -105,7 +105,7 @@ def _trees(rows: list[dict]) -> str:
                 low, high = interval(ratio, len(row["steps"]))
                 cells.append(f"{tau(row):.2f}, {ratio():.2f} ({low:.2f} to {high:.2f})")
         body.append([verifier, str(draws or "-"), *cells])
-    return _markdown(["tau, and its ratio to match's", "draws a node", *settings], body)
+    return markdown(["tau, and its ratio to match's", "draws a node", *settings], body)
 
 
 def _times(rows: list[dict]) -> str:
@@ -115,7 +115,7 @@ def _times(rows: list[dict]) -> str:
         [scheme, *(" / ".join(map(_ms, found[size, scheme])) for size in sizes)]
         for scheme in dict.fromkeys(r["scheme"] for r in rows)
     ]
-    return _markdown(["ms, K = 2 / 4 / 8", *(f"{size:,} tokens" for size in sizes)], body)
+    return markdown(["ms, K = 2 / 4 / 8", *(f"{size:,} tokens" for size in sizes)], body)
 
 
 def _choice(result: dict) -> str:
@@ -152,7 +152,7 @@ def _choice(result: dict) -> str:
          f"{_ms(few['recursive'][four])} ms at K = 4, "
          f"{spread(at['canonical'], at['recursive'])} below canonical"],
     ]  # fmt: skip
-    return _markdown(["you have", "use", "because"], rows)
+    return markdown(["you have", "use", "because"], rows)
 
 
 def plot(rows: list[dict], path: str) -> None:

@@ -6,6 +6,8 @@ from csd.evaluate.best_of import best_of
 from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.vote import Vote, vote
 from csd.generate import generate, release, stream
+from csd.graph.model.draft_model import DraftModel
+from csd.graph.model.eagle import Eagle
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
 from csd.integrations.swap import apply_kernels
@@ -15,6 +17,8 @@ from csd.state.version import __version__
 from csd.traces.history import History
 
 __all__ = [
+    "DraftModel",
+    "Eagle",
     "Engine",
     "History",
     "Sample",

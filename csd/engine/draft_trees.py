@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from csd.state.pool import path_probability
 
 # by the codes of `csd.state.pool`
-SOURCES = ("", "own", "sibling", "prompt", "history")
+SOURCES = ("", "own", "sibling", "prompt", "history", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Draft:
     at: int  # tokens the sample had
     tokens: list[int]
     parents: list[int]  # -1 for the root
-    probabilities: list[float]  # the graph's estimate that the sample gets there; 1 for the root
-    sources: list[str]  # "own", "sibling", "prompt" or "history"; "" for the root
+    probabilities: list[float]  # the drafter's estimate that the sample gets there; 1 for the root
+    sources: list[str]  # as `Sample.sources`; "" for the root
     path: list[int]  # the nodes that were accepted, in order
 
 

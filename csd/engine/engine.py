@@ -1,7 +1,7 @@
 """The engine: a model, its slots and caches, and the calls that run over them."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import count
@@ -75,7 +75,7 @@ class Engine:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         revision: str | None = None,
-        drafter: str = "consensus",
+        drafter: str | Callable = "consensus",
         kernels: str | None = None,
         static: bool | None = None,
         lag: int | None = None,
@@ -99,7 +99,8 @@ class Engine:
         self.memory = memory
         self.prefill_chunk = prefill_chunk
         self.together = together
-        self._default_drafter = self._drafter_name = drafter
+        self._default_drafter: Any = drafter
+        self._drafter_name: Any = drafter
         on_gpu = self.device.type == "cuda"
         # the references read the device
         self.static = on_gpu and self._ops.name == "triton" if static is None else static
@@ -271,6 +272,7 @@ class Engine:
 
     def _step_of_call(self, step: Step, requests: list[Request], settings: RunSettings) -> Step:
         """The engine's step with the settings of this call, over the same memory."""
+        self._drafter.start_call()
         sampler = None
         # without drafts, or without chance, every verifier samples the target
         drawn = settings.speculate and settings.verifier != "match"
@@ -332,18 +334,22 @@ class Engine:
             # its memory counts as free below
             self._drop()
 
+        # what a call leaves for the next must not be of one caller's inference mode
+        with torch.inference_mode(False):
+            made = make_drafter(self._drafter_name, self._ops, self.device, *text)
+        made.check_vocab(self.config.vocab)
+
         def demand(slots: int) -> Demand:
             sizes = replace(wanted, slots=slots)
-            return Demand.of(self.config, self.dtype, **asdict(sizes), rows=self._rows(slots))
+            own = Demand.of(self.config, self.dtype, **asdict(sizes), rows=self._rows(slots))
+            return replace(own, drafter=made.cache_bytes(sizes.pages))
 
         slots = slots_that_fit(demand, wanted.slots, int(self.memory * free_bytes(self.device)))
         sizes = replace(wanted, slots=slots)
-        # what a call leaves for the next must not be of one caller's inference mode
         with torch.inference_mode(False):
-            self._drafter = make_drafter(self._drafter_name, self._ops, self.device, *text)
-            self._drafter.check_vocab(self.config.vocab)
-            tables = sizes.slot_pages, sizes.prompt_pages
-            self._step = self._allocate(slots, *tables, sizes.pages, self._drafter.context)
+            self._drafter, tables = made, (sizes.slot_pages, sizes.prompt_pages)
+            self._step = self._allocate(slots, *tables, sizes.pages, made.context)
+            made.attach(self.decoder, self._step.cache)
         return self._step
 
     def _fit_history(self, requests: list[Request]) -> None:

@@ -52,6 +52,7 @@ class Demand:
     new: int  # keys and values of their tokens, reserved whole
     prompts: int  # of the prompts in flight, each stored once
     step: int  # of the rows of a step or a chunk, and their logits
+    drafter: int = 0  # keys and values of a draft model
 
     @classmethod
     def of(
@@ -77,7 +78,7 @@ class Demand:
 
     @property
     def total(self) -> int:
-        return self.new + self.prompts + self.step
+        return self.new + self.prompts + self.step + self.drafter
 
     def check(self, room: int) -> None:
         """Raises MemoryError with the numbers when `room` bytes are too few."""
@@ -85,9 +86,12 @@ class Demand:
             new, prompts, step, total, most = map(
                 _size, (self.new, self.prompts, self.step, self.total, room)
             )
+            step += " for a step"
+            if self.drafter:
+                step += f", {_size(self.drafter)} for a draft model's"
             raise MemoryError(
                 f"{self.slots} at once need {total} beside the weights ({new} for keys and values "
-                f"of new tokens, {prompts} for those of prompts, {step} for a step), {most} may be "
+                f"of new tokens, {prompts} for those of prompts, {step}), {most} may be "
                 "taken: lower max_new_tokens, shorten the prompt, or raise the engine's memory"
             )
 

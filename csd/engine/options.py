@@ -124,12 +124,13 @@ class Options(TypedDict, total=False):
         partial(_check_function, "until", "csd.Vote() or a function of samples"))]
     speculate: Annotated[bool, Option(True, "False draws without drafts", flag=bool)]
     verifier: Annotated[str, Option(
-        "match", "`canonical`, `recursive` and `kseq` draw their drafts from the graph and accept "
-        "or resample them (`csd.verify`). The law of the samples is the same, but tokens then "
-        "depend on siblings, batch and budget, and a seed repeats them only for the same call "
-        "with an integer `budget`", _check_verifier)]
+        "match", "`canonical`, `recursive`, `kseq` and `single` draw their drafts from the graph, "
+        "or from a draft model, and accept or resample them (`csd.verify`). The law of the "
+        "samples is the same, but tokens then depend on siblings, batch and budget, and a seed "
+        "repeats them only for the same call with an integer `budget`", _check_verifier)]
     drafter: Annotated[str | Callable | None, Option(
-        None, f"by default \"consensus\"; for comparison also {_listed(DRAFTERS[1:])}",
+        None, "by default \"consensus\"; `csd.DraftModel(..)` or `csd.Eagle(..)` draft with a "
+        f"model or a trained head; for comparison also {_listed(DRAFTERS[1:])}",
         _check_drafter)]
     history: Annotated[History | Samples | Sequence[Any] | None, Option(
         None, "what was sampled earlier of the same prompts; it only drafts, so tokens are the "

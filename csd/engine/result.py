@@ -33,7 +33,7 @@ class Stats:
     nodes_proposed: int = 0  # drafted tokens that were verified
     nodes_accepted: int = 0
     accepted: dict[str, int] = field(
-        default_factory=lambda: {"own": 0, "sibling": 0, "prompt": 0, "history": 0}
+        default_factory=lambda: dict.fromkeys(("own", "sibling", "prompt", "history", "model"), 0)
     )
     history_tokens: int = 0  # of earlier samples that drafts came from
     history_left_out: int = 0  # of earlier samples for which the graph had no room

@@ -145,7 +145,9 @@ class Step:
             write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
             return chunk_attention(q, k, v, pages, start, scale)
 
-        self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
+        hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
+        if self.drafting and self.drafter is not None:
+            self.drafter.observe_hidden(hidden)
 
     def commit(self, verdict: Verdict) -> None:
         """Accepted nodes' keys and values move behind the committed ones; slots move on."""

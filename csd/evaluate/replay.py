@@ -47,7 +47,7 @@ class Replayed:
     plain_steps: int = 0  # the same without speculation
     nodes: int = 0  # drafted
     rows: list[tuple[int, int]] = field(default_factory=list)  # a step's (live samples, nodes)
-    sources: list[int] = field(default_factory=lambda: [0] * 5)  # committed tokens by node source
+    sources: list[int] = field(default_factory=lambda: [0] * 6)  # committed tokens by node source
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
     history_seconds: float = 0.0  # to enter earlier samples

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -103,7 +103,7 @@ def insert_history(
 class ConsensusGraph(StaticDrafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
-    takes_history: ClassVar[bool] = True
+    takes_history: bool = True
 
     def __init__(
         self,

@@ -1,11 +1,12 @@
 """The interface between a step and a drafter."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from csd.graph.history import Earlier
+from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
@@ -15,7 +16,7 @@ class Drafter:
     """Base of all drafters. An engine keeps one for many calls; groups come and go."""
 
     context: int = 1  # tokens of context that `Slots` must keep
-    takes_history: ClassVar[bool] = False
+    takes_history: bool = False
 
     def suits(self, tokens: int, history: bool) -> bool:
         """Whether it serves a call of so many tokens, of prompts, earlier and new samples.
@@ -35,6 +36,18 @@ class Drafter:
 
     def check_vocab(self, vocab: int) -> None:
         """Raises ValueError when what it drafts from has tokens beyond the `vocab` of the model."""
+
+    def cache_bytes(self, pages: int) -> int:
+        """Memory that keys and values of its own take beside so many pages of the target's."""
+        return 0
+
+    def attach(self, decoder: Any, cache: KVCache) -> None:
+        """Called once, before the first prompt: the target, and the cache beside which it may keep
+        one of its own."""
+
+    def start_call(self) -> None:
+        """A call begins. It must draft as it would in a new engine: what was learned of the texts
+        of earlier calls is forgotten."""
 
     def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
         """A new group, whose samples start at its prompt's last token."""
@@ -67,7 +80,8 @@ class Drafter:
         raise NotImplementedError
 
     def observe_hidden(self, hidden: torch.Tensor) -> None:
-        """The target's last hidden states [M, D] at the rows of the step that is running."""
+        """The target's last hidden states [M, hidden] at the rows of the step that is running, or
+        of the chunk of a prompt that `observe_prompt` is called with next."""
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Update with what the step decided; the slots have advanced."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from csd.graph.drafter import Drafter
+from csd.graph.model.draft_model import Drafting
 from csd.kernels.ops import Ops
 
 DRAFTERS = (
@@ -31,6 +32,8 @@ def make_drafter(
 
     tokens, history: as `Drafter.suits` has them.
     """
+    if isinstance(name, Drafting):
+        return name.make(ops, device, tokens, history)
     if callable(name):
         return name(ops, device)
     if not known(name):

@@ -63,6 +63,9 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
+        # layers whose inputs a drafter reads, and these of the last forward pass, by layer
+        self.taps: tuple[int, ...] = ()
+        self.tapped: dict[int, torch.Tensor] = {}
         # x, weight, bias -> x weight^T + bias; `csd.models.exact` puts another in its place
         self.linear: Callable = linear
         self.cos, self.sin = rope_tables(
@@ -91,6 +94,8 @@ class Decoder:
         linear, residual = self.linear, None
         for i, layer in enumerate(self.layers):
             x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual)
+            if i in self.taps:
+                self.tapped[i] = residual
             qkv = linear(x, layer.qkv, layer.qkv_bias)
             q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
             q = q.view(M, c.heads, c.head_dim)

@@ -23,8 +23,8 @@ COST_ONE = 1 << 16
 # likely: by a 16th of a halving a token, four halvings at most.
 PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
 
-# where a drafted token was seen; the root was not drafted
-ROOT, OWN, SIBLING, PROMPT, HISTORY = 0, 1, 2, 3, 4
+# where a drafted token was seen, or MODEL, which a model drafted; the root was not drafted
+ROOT, OWN, SIBLING, PROMPT, HISTORY, MODEL = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Pool:
     position: torch.Tensor  # [M] int32, place in the sample's sequence, prompt included
     ancestors: torch.Tensor  # [M] int64, bit j: the slot's node j is this node or above it
     cost: torch.Tensor  # [M] int32, -log2(estimated path probability) * COST_ONE
-    source: torch.Tensor  # [M] int32, ROOT, OWN, SIBLING, PROMPT or HISTORY
+    source: torch.Tensor  # [M] int32, ROOT, OWN, SIBLING, PROMPT, HISTORY or MODEL
     context: torch.Tensor  # [M, N] int32, the node's token and those before it, latest first
     slot_start: torch.Tensor  # [S] int32, first row of the slot
     slot_nodes: torch.Tensor  # [S] int32, rows of the slot, 0 when it is not live

@@ -12,8 +12,10 @@ the slot's own in separate streams,
 An accepted draft leads to its child; anything else ends the step. A node that was not expanded
 samples the target directly. Every token on the way has the target's law, whatever was drafted.
 
-A node's proposal lives on the few successors its context keeps, so the scheme sees these and one
-atom for all other tokens, which no draft can be: exact, and independent of the vocabulary.
+A node's proposal lives on the few successors its context keeps, or on a draft model's likeliest
+tokens, so the scheme sees these and one atom for all other tokens, which no draft can be: exact,
+and independent of the vocabulary. Nodes may have fewer drafts than others, each of a law of its own
+where the scheme allows it.
 """
 
 import torch
@@ -79,37 +81,43 @@ def _decide(
     # [n, W + 1]: the kept successors, then everything else
     width = max([len(n.kept.token) for n in nodes if n.children], default=0)
     kept = torch.zeros((len(nodes), width), dtype=torch.int64)
-    proposal = torch.zeros((len(nodes), width + 1), dtype=torch.float64)
-    drafts = torch.full((len(nodes), draws), -1)
     owns = torch.zeros((len(nodes), width), dtype=torch.bool)
     for i, node in enumerate(nodes):
         if node.children:
             w = len(node.kept.token)
             kept[i, :w] = torch.tensor(node.kept.token)
             owns[i, :w] = True
-            proposal[i, :w] = torch.from_numpy(node.kept.law)
-            drafts[i] = torch.tensor(node.drafts)
     # -1 in padding: the place behind the vocabulary takes it
     place = torch.where(owns, kept, law.shape[1])
     wide = torch.nn.functional.pad(law, (0, 1))
     mass = wide.gather(1, place)
     other = wide.scatter(1, place, 0)[:, :-1]
     token = inverse_cdf(other, words(RESIDUAL, [2 * n.rank + 1 for n in nodes]))
-    expanded = [i for i, node in enumerate(nodes) if node.children]
-    if not expanded:
-        return token
-    at = torch.tensor(expanded)
-    target = torch.cat([mass, other.sum(-1, keepdim=True)], 1)[at]
-    noise = Noise(
-        select=words(SELECT, [n.rank for n in nodes])[at],
-        accept=words(ACCEPT, [[n.rank * draws + k for k in range(draws)] for n in nodes])[at],
-        residual=words(RESIDUAL, [2 * n.rank for n in nodes])[at],
-    )
-    found = scheme.decide(drafts[at], target, proposal[at], noise).token
-    inside = found < width
-    drafted = kept[at].gather(1, found.clamp(max=width - 1)[:, None])[:, 0]
-    token[at] = torch.where(inside, drafted, token[at])
+    target = torch.cat([mass, other.sum(-1, keepdim=True)], 1)
+    select = words(SELECT, [n.rank for n in nodes])
+    accept = words(ACCEPT, [[n.rank * draws + k for k in range(draws)] for n in nodes])
+    residual = words(RESIDUAL, [2 * n.rank for n in nodes])
+    # nodes of as many drafts, of one law or of one each
+    alike: dict[tuple[int, int], list[int]] = {}
+    for i, node in enumerate(nodes):
+        if node.children:
+            alike.setdefault((len(node.drafts), node.kept.law.ndim), []).append(i)
+    for (count, _), members in alike.items():
+        at = torch.tensor(members)
+        drafts = torch.tensor([nodes[i].drafts for i in members])
+        noise = Noise(select[at], accept[at, :count], residual[at])
+        proposal = torch.stack([_proposal(nodes[i], width) for i in members])
+        found = scheme.decide(drafts, target[at], proposal, noise).token
+        inside = found < width
+        drafted = kept[at].gather(1, found.clamp(max=width - 1)[:, None])[:, 0]
+        token[at] = torch.where(inside, drafted, token[at])
     return token
+
+
+def _proposal(node: Node, width: int) -> torch.Tensor:
+    """[width + 1] or [K, width + 1]: a node's law, and no mass on everything else."""
+    law = torch.from_numpy(node.kept.law)
+    return torch.nn.functional.pad(law, (0, width + 1 - law.shape[-1]))
 
 
 class _Words:

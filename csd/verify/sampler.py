@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from csd.graph.model.drafter import ModelDrafter
+from csd.graph.model.sequences import Sequences
 from csd.graph.sampled_tree import Drawn, SampledTrees
 from csd.kernels.ops import Ops
 from csd.state.pool import Pool
@@ -19,22 +21,41 @@ DRAWS = {"canonical": 2, "recursive": 2, "kseq": 2, "single": 1}
 class Sampler:
     """Grows trees of draws and descends them under one scheme.
 
-    name: one of DRAWS. drafter: what the draws come from; it must have a graph. ops: of the engine.
+    name: one of DRAWS. drafter: what the draws come from, a consensus graph or a draft model alone.
+    ops: of the engine. draws: of a node, from a graph; a draft model has a number of its own.
     """
 
     def __init__(self, name: str, drafter: Any, ops: Ops, draws: int | None = None):
-        if not hasattr(drafter, "table"):
+        self.scheme, self._ops = make_scheme(name), ops
+        if isinstance(drafter, ModelDrafter):
+            self._check_model(name, drafter)
+            device, self.draws = drafter.reader.device, 1 if name == "single" else drafter.k
+            self._trees: Any = Sequences(drafter, self.draws)
+        elif hasattr(drafter, "table"):
+            device, self.draws = drafter.table.step.device, draws or DRAWS[name]
+            self._trees = SampledTrees(drafter, ops.draft_tree, self.draws)
+        else:
             raise ValueError(
-                f"verifier {name!r} draws from the consensus graph: drafter must be 'consensus', "
-                f"got {type(drafter).__name__}"
+                f"verifier {name!r} draws from a known proposal: drafter must be 'consensus' or a "
+                f"csd.DraftModel, got {type(drafter).__name__}"
             )
-        if drafter.table.step.device.type != "cpu":
+        if device.type != "cpu":
             raise NotImplementedError(
-                f"verifier {name!r} runs on CPU only; on {drafter.table.step.device} use 'match'"
+                f"verifier {name!r} runs on CPU only; on {device} use 'match'"
             )
-        self.scheme, self.draws, self._ops = make_scheme(name), draws or DRAWS[name], ops
-        self._trees = SampledTrees(drafter, ops.draft_tree, self.draws)
         self._drawn = Drawn([], [])
+
+    def _check_model(self, name: str, drafter: ModelDrafter) -> None:
+        if drafter.graph is not None:
+            raise ValueError(
+                f"verifier {name!r} draws from one proposal: graph must be False in {drafter.name}"
+            )
+        several = isinstance(drafter.temperature, tuple)
+        if several and self.scheme.same_proposals:
+            raise ValueError(
+                f"verifier {name!r} needs drafts of one law: temperature must be one number in "
+                f"{drafter.name}, got {drafter.temperature}"
+            )
 
     def propose(self, slots: Slots, live: int, budget: Any) -> Pool:
         """The pool of the step; what it was drawn from is kept for `verify`."""

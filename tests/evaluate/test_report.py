@@ -50,6 +50,12 @@ def test_tokens_per_step_by_source():
     }
 
 
+def test_what_a_draft_model_drafted_has_a_series_of_its_own():
+    result = {"steps": [[1, 1, 2]], "sources": [["model", "", ""]]}
+    assert data.tokens_per_step(result)["model"] == [1, 0]
+    assert "model" in [trace["name"] for trace in figures.steps(result)["data"]]
+
+
 def test_answers_that_look_alike_when_cut_have_bars_of_their_own():
     long = "x" * 60
     bar = figures.votes(Decision(long + "1", 2, 3, [long + "1", long + "2", long + "1", None]))

@@ -142,7 +142,8 @@ def test_what_cannot_be_served():
     with pytest.raises(ValueError, match=message):
         csd.generate(e, "ab", verifier="without")
     for _ in range(2):
-        with pytest.raises(ValueError, match="drafter must be 'consensus', got PromptLookup"):
+        message = r"drafter must be 'consensus' or a csd\.DraftModel, got PromptLookup"
+        with pytest.raises(ValueError, match=message):
             csd.generate(e, "ab", verifier="kseq", drafter="prompt-lookup", max_new_tokens=2)
     elsewhere = SimpleNamespace(table=SimpleNamespace(step=torch.empty(1, device="meta")))
     with pytest.raises(NotImplementedError, match="verifier 'kseq' runs on CPU only"):

@@ -7,7 +7,7 @@ from csd.evaluate.vote import Decision, vote
 from csd.schema import check as schema
 from csd.schema.check import AtLeast, Between, Token
 
-SOURCES = ("sampled", "own", "sibling", "prompt", "history")
+SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model")
 
 Count = Annotated[int, Between(0, 2**53)]
 # of a page, which has a bar a step
@@ -19,6 +19,7 @@ class _Accepted(TypedDict):
     sibling: Count
     prompt: Count
     history: NotRequired[Count]
+    model: NotRequired[Count]
 
 
 class _Stats(TypedDict):
@@ -37,7 +38,7 @@ class _Draft(TypedDict):
     tokens: list[Token]
     parents: list[Annotated[int, Between(-1, 63)]]
     probabilities: list[Annotated[float, Between(0, 1)]]
-    sources: list[Literal["", "own", "sibling", "prompt", "history"]]
+    sources: list[Literal["", "own", "sibling", "prompt", "history", "model"]]
     path: list[Annotated[int, Between(0, 63)]]
 
 
@@ -48,7 +49,7 @@ class Run(TypedDict):
     tokens: list[list[Token]]
     logprobs: list[list[float]]
     finish_reasons: list[str]
-    sources: list[list[Literal["", "own", "sibling", "prompt", "history"]]]
+    sources: list[list[Literal["", "own", "sibling", "prompt", "history", "model"]]]
     steps: list[list[Step]]
     prompt_ids: list[Token]
     pieces: dict[str, str]  # by token id
@@ -117,7 +118,8 @@ def decision(result: dict) -> Decision:
 
 
 def tokens_per_step(result: dict) -> dict:
-    """Lists over steps: `live` samples, and tokens committed from each of SOURCES."""
+    """Lists over steps: `live` samples, and tokens committed from each of SOURCES, "model" only
+    where a model drafted."""
     last = max((s[-1] for s in result["steps"] if s), default=0)
     counts = {source: [0] * last for source in SOURCES}
     live = [0] * last
@@ -126,6 +128,8 @@ def tokens_per_step(result: dict) -> dict:
             counts[source or "sampled"][step - 1] += 1
         for step in set(steps):
             live[step - 1] += 1
+    if not any(counts["model"]):
+        del counts["model"]
     return {"live": live, **counts}
 
 

@@ -7,12 +7,12 @@ from csd.evaluate.report import data
 
 COLOURS = {
     "sampled": "#ececec", "own": "#8ecae6", "sibling": "#f4a259", "prompt": "#b8a1e3",
-    "history": "#9bd18b",
+    "history": "#9bd18b", "model": "#e58fb1",
 }  # fmt: skip
 NAMES = {
     "sampled": "sampled, not drafted", "own": "drafted from the sample itself",
     "sibling": "drafted from a sibling", "prompt": "drafted from the prompt",
-    "history": "drafted from an earlier call's sample",
+    "history": "drafted from an earlier call's sample", "model": "drafted by a draft model",
 }  # fmt: skip
 VOTED = "#2a6f4e"
 FONT = {"family": "system-ui, sans-serif", "size": 13}
@@ -64,6 +64,7 @@ def steps(result: dict) -> dict:
             "marker": {"color": COLOURS[source]},
         }
         for source in data.SOURCES
+        if source in counts
     ]
     tick = max(1, max(counts["live"], default=1) // 4)
     live = {

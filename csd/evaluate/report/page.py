@@ -86,12 +86,13 @@ def _shares(stats: dict) -> str:
     """The page's legend: a bar of where tokens came from."""
     sampled = stats["tokens"] - stats["nodes_accepted"]
     # a run of before there were histories has no count of theirs
-    counts = {"sampled": sampled, "history": 0, **stats["accepted"]}
+    counts = {"sampled": sampled, "history": 0, "model": 0, **stats["accepted"]}
     total = max(stats["tokens"], 1)
     return "".join(
         f'<span style="background:{figures.COLOURS[s]};flex:{counts[s] / total:.4f} 1 0">'
         f"{figures.NAMES[s]} {counts[s] / total:.0%}</span>"
         for s in data.SOURCES
+        if counts[s] or s != "model"
     )
 
 

@@ -1,0 +1,181 @@
+"""Drafts of a model beside the consensus graph's, and sequences of them under every verifier.
+
+    python -m bench.draft_model [pool] [sequences] [--drafts first-20 rounded ...] [--json FILE]
+
+SmolLM2-135M-Instruct answers word problems. It is drafted by its own first layers (first-N: N of
+its 30, below its last norm and head, which nobody has trained for that), and by a copy whose
+matrices are rounded to 4 bits (rounded).
+
+pool       tau, tokens committed per sample and step, with `--nodes` drafted tokens a sample: the
+           graph alone, the model alone, both in one pool. Samples are the same for all of them.
+sequences  block efficiency, which is tau, and tokens a second of K sequences of 5 tokens under the
+           verifiers that draw, at temperature 1.0 and top-p 0.95: Khisti et al.'s Table 1. The rate
+           is also given without the time of drafting, as a share of one draft's: on a CPU a draft
+           model of the target's size takes as long as the target.
+
+What is measured replaces its rows in an existing FILE. `--table FILE` prints its tables instead.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+import csd
+from bench.common import finish, machine
+from bench.replay import interval
+from bench.verify import chats, merged
+from bench.verify_figures import read_model, round_matrices
+from bench.verify_tables import markdown, tau
+from csd.models.demo import smollm2_path
+
+PARTS = ("pool", "sequences")
+LENGTH = 5
+# verifier -> numbers of sequences
+RUNS = [("single", 1), *((v, k) for k in (2, 4) for v in ("canonical", "kseq", "recursive"))]
+HOT = 1.2
+
+
+def draft_of(name: str, engine, **options) -> csd.DraftModel:
+    """first-N or rounded."""
+    if name.startswith("first-"):
+        return csd.DraftModel(engine.decoder, layers=int(name[6:]), **options)
+    model = read_model()
+    round_matrices(model)
+    return csd.DraftModel(model, **options)
+
+
+def drawn(engine, prompts: list, args, **options) -> dict:
+    """Of each problem the tokens and the steps; seconds of the whole call by phase."""
+    start = time.perf_counter()
+    out = csd.generate(
+        engine, prompts, num_samples=args.samples, max_new_tokens=args.tokens, seed=1, **options
+    )
+    seconds = time.perf_counter() - start
+    phases = max((o.stats.seconds for o in out), key=lambda s: sum(s.values()))
+    return {
+        "tokens": [o.stats.tokens for o in out],
+        "steps": [o.stats.sample_steps for o in out],
+        "nodes": sum(o.stats.nodes_proposed for o in out),
+        "accepted": sum(o.stats.nodes_accepted for o in out),
+        "seconds": seconds,
+        "draft_seconds": phases["propose"] + phases["insert"],
+    }
+
+
+def pool(engine, args) -> list[dict]:
+    rows, prompts = [], chats(args.prompts)
+    budget = args.nodes * len(prompts) * args.samples
+    options = dict(budget=budget, temperature=0.7)
+    kinds: list[tuple] = [("consensus", None)]
+    for name in args.drafts:
+        kinds += [(name, dict(graph=False)), (f"consensus+{name}", dict(graph=True))]
+    for kind, changes in kinds:
+        drafter = None
+        if changes is not None:
+            drafter = draft_of(kind.split("+")[-1], engine, k=args.k, depth=LENGTH, **changes)
+        found = drawn(engine, prompts, args, drafter=drafter, **options)
+        rows.append({"drafter": kind, "nodes a sample": args.nodes} | found)
+        print(kind, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s", flush=True)
+    return rows
+
+
+def sequences(engine, args) -> list[dict]:
+    rows, prompts = [], chats(args.prompts)
+    for name in args.drafts:
+        runs = [(v, k, None) for v, k in RUNS]
+        # two drafts of different laws
+        runs += [(v, 2, (HOT, 1.0)) for v in ("canonical", "recursive")]
+        for verifier, k, heat in [r for r in runs if r[0] in args.verifiers]:
+            drafter = draft_of(name, engine, k=k, depth=LENGTH, temperature=heat)
+            found = drawn(
+                engine, prompts, args, drafter=drafter, verifier=verifier, temperature=1.0,
+                top_p=0.95, budget=k * LENGTH * len(prompts) * args.samples,
+            )  # fmt: skip
+            laws = "one" if heat is None else f"at {HOT} and 1.0"
+            row = {"draft": name, "verifier": verifier, "K": k, "laws": laws}
+            rows.append(row | found)
+            print(name, verifier, k, heat, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s",
+                  flush=True)  # fmt: skip
+    return rows
+
+
+def tables(result: dict) -> list[str]:
+    out = []
+    if "pool" in result:
+        base = next(r for r in result["pool"] if r["drafter"] == "consensus")
+        body = [
+            [r["drafter"], _with_interval(r), f"{tau(r) / tau(base):.2f}",
+             f"{r['accepted'] / max(r['nodes'], 1):.0%}"]
+            for r in result["pool"]
+        ]  # fmt: skip
+        out.append(markdown(["drafter", "tau (95%)", "to the graph alone", "nodes accepted"], body))
+    if "sequences" in result:
+        rows, body = result["sequences"], []
+        one = {r["draft"]: r for r in rows if r["verifier"] == "single"}
+        for r in rows:
+            base = one[r["draft"]]
+            rate, model = (_rate(r, d) / _rate(base, d) for d in (True, False))
+            named = [r["draft"], r["verifier"], str(r["K"]), r["laws"]]
+            body.append([*named, _with_interval(r), f"{rate:.2f}", f"{model:.2f}"])
+        head = ["draft", "verifier", "K", "laws", "block efficiency (95%)"]
+        head += ["token rate to single's", "without drafting"]
+        out.append(markdown(head, body))
+    return out
+
+
+def _with_interval(row: dict) -> str:
+    """tau, with its 95% interval over problems."""
+    low, high = interval(lambda pick: tau(row, pick), len(row["steps"]))
+    return f"{tau(row):.2f} ({low:.2f} to {high:.2f})"
+
+
+def _rate(row: dict, drafting: bool) -> float:
+    """Tokens a second."""
+    return sum(row["tokens"]) / (row["seconds"] - (0 if drafting else row["draft_seconds"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="part", help="pool, sequences; or both")
+    parser.add_argument("--drafts", nargs="+", default=["first-20", "rounded"])
+    parser.add_argument("--verifiers", nargs="+", default=sorted({v for v, _ in RUNS}))
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--nodes", type=int, default=8, help="drafted tokens a sample, for pool")
+    parser.add_argument("--k", type=int, default=4, help="children of a node, for pool")
+    parser.add_argument("--json", help="write here, and keep what is there of other rows")
+    parser.add_argument("--table", metavar="FILE", help="print this file's tables instead")
+    args = parser.parse_args()
+    if args.table:
+        print("\n\n".join(tables(json.loads(Path(args.table).read_text()))))
+        return
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"part must be one of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)
+    result: dict = {"bench": "draft_model"}
+    if args.json and Path(args.json).exists():
+        result = json.loads(Path(args.json).read_text())
+    engine = csd.Engine(smollm2_path(), dtype=torch.float32)
+    # reads pages and packs weights once, outside every figure
+    drawn(engine, chats(1), argparse.Namespace(samples=1, tokens=4), speculate=False)
+    arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
+    ran = {"machine": machine(), "arguments": arguments}
+    fields = {
+        "pool": ("drafter", "nodes a sample"),
+        "sequences": ("draft", "verifier", "K", "laws"),
+    }
+    for part in args.parts or PARTS:
+        rows = {"pool": pool, "sequences": sequences}[part](engine, args)
+        result[part] = merged(result.get(part, []), rows, fields[part])
+        ways = args.drafts if part == "pool" else [*args.drafts, *args.verifiers]
+        result.setdefault("runs", {})[" ".join([part, *ways])] = ran
+    finish(result, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Keys and values of a drafting network, beside the target's.
+
+The cache holds the committed tokens of each sample, never a draft: what a step drafts lives in a
+scratch of its own, as the target's nodes do, and what verification rejects goes with the scratch.
+Before a step drafts, it reads what was committed since the last one, the root included.
+"""
+
+from typing import Any, Protocol
+
+import torch
+
+from csd.graph.model.host import HostSlots, SlotRows
+from csd.kernels.chunk_attention import chunk_attention
+from csd.kernels.commit_kv import write_prompt
+from csd.kernels.ops import Ops
+from csd.state.kv_cache import KVCache
+from csd.state.slots import Slots
+
+# rows of a slot that one forward pass reads: bits of an ancestor word, without its sign
+MOST_ROWS = 63
+
+
+class Network(Protocol):
+    """What drafts: a smaller model, or a head on the target's hidden states."""
+
+    config: Any  # layers, heads, kv_heads, head_dim and vocab
+    dtype: torch.dtype
+    # whether it reads each token with the target's hidden state of the token before: then keys and
+    # values of a drafted token, whose hidden state was guessed, are not those of an accepted one
+    wants_hidden: bool
+    state_width: int  # of the target's hidden states; 0 where it wants none
+
+    def forward(
+        self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
+        attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
+    ) -> torch.Tensor:
+        """[M, hidden] of tokens [M] at positions [M]; hidden: of the tokens before them."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, V] of what follows."""
+
+    def attach(self, decoder: Any) -> None:
+        """The target, before its first forward pass."""
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What it reads of the target's forward pass that has just run; hidden: its result."""
+
+
+class DraftCache:
+    """S slots, as many groups; pages as many as the target's cache has."""
+
+    def __init__(
+        self, net: Network, ops: Ops, device: torch.device, *, slots: int, pages: int,
+        slot_pages: int, prompt_pages: int,
+    ):  # fmt: skip
+        self.net, self.ops, self.device = net, ops, device
+        self.kv = KVCache(
+            net.config, slots=slots, pages=pages, prompt_pages=prompt_pages,
+            slot_pages=slot_pages, rows=0, dtype=net.dtype, device=device,
+        )  # fmt: skip
+        self.base = [0] * slots  # of each group, tokens of its prompt that are cached
+        self.length = [0] * slots  # of each slot, tokens behind them
+        self._owner: list[tuple[int, int] | None] = [None] * slots
+        self._slot_pages: list[list[int]] = [[] for _ in range(slots)]
+        self._group_pages: dict[int, tuple[int, list[int]]] = {}  # by group: its key, pages
+
+    # prompts
+
+    def open(self, key: int, tokens: int, slots: Slots) -> int:
+        """Reserve pages for a new group's prompt of so many tokens; returns the group."""
+        self._free_ended(slots)
+        group = slots.group_key.tolist().index(key)
+        count = self.tokens_of(tokens)
+        pages = self.kv.take(self.kv.prompt_pages, group, count)
+        self._group_pages[group] = key, pages
+        self.base[group] = 0
+        return group
+
+    def tokens_of(self, prompt: int) -> int:
+        """Tokens of a prompt that all of its samples share. Each reads the last one anew, and the
+        first, which has no hidden state before it, is not read where there are such."""
+        return max(prompt - 1 - self.net.wants_hidden, 0)
+
+    def holds(self, s: int, owner: tuple[int, int]) -> bool:
+        """Whether slot s has pages for this sample."""
+        return self._owner[s] == owner
+
+    def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:
+        """The prompt's next tokens; hidden: the target's, of the tokens before them."""
+        start, rows = self.base[group], len(chunk)
+        kv, scale = self.kv, self.net.config.head_dim**-0.5
+        node_k, node_v = self._scratch(rows)
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            k, v, pages = kv.k[layer], kv.v[layer], kv.prompt_pages[group]
+            write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
+            return chunk_attention(q, k, v, pages, start, scale)
+
+        token, position = self._ints(chunk), self._ints(range(start, start + rows))
+        self.net.forward(token, position, hidden, attend, node_k, node_v, self.ops)
+        self.base[group] += rows
+
+    # samples
+
+    def claim(self, host: HostSlots, slots: Slots) -> list[int]:
+        """Give new samples their pages; returns their slots."""
+        new = [s for s in host.live if self._owner[s] != host.owner(s)]
+        if new:
+            for s in new:
+                self._release(s)
+            self._free_ended(slots)
+            most = slots.max_new.tolist()
+            for s in new:
+                self._slot_pages[s] = self.kv.take(self.kv.slot_pages, s, most[s])
+                self._owner[s], self.length[s] = host.owner(s), 0
+        return new
+
+    def read(
+        self, said: dict[int, list[int]], hidden: dict[int, torch.Tensor] | None, host: HostSlots
+    ) -> torch.Tensor:
+        """Read committed tokens that are not cached yet, at least one a slot, in place.
+
+        said: by slot, in the order of `host.live`. hidden: [tokens, hidden] of the tokens before
+        them. Returns [slots, hidden] of each slot's last.
+        """
+        last: dict[int, torch.Tensor] = {}
+        while said:
+            piece = {s: tokens[:MOST_ROWS] for s, tokens in said.items()}
+            rows = SlotRows.of(said, {s: len(x) for s, x in piece.items()})
+            words = [(2 << i) - 1 for s in rows.slots for i in range(rows.count[s])]
+            given = None
+            if hidden is not None:
+                given = torch.cat([hidden[s][:MOST_ROWS] for s in rows.slots])
+                hidden = {s: x[MOST_ROWS:] for s, x in hidden.items()}
+            node_k, node_v = self._scratch(rows.total)
+            out = self._forward(
+                rows, words, range(rows.total), [t for s in rows.slots for t in piece[s]],
+                [self._place(s, host) + i for s in rows.slots for i in range(rows.count[s])],
+                given, node_k, node_v, host,
+            )  # fmt: skip
+            taken = {s: list(range(rows.start[s], rows.start[s] + rows.count[s]))
+                     for s in rows.slots}  # fmt: skip
+            self.commit(node_k, node_v, taken)
+            last |= {s: out[taken[s][-1]] for s in rows.slots}
+            said = {s: x[MOST_ROWS:] for s, x in said.items() if len(x) > MOST_ROWS}
+        return torch.stack([last[s] for s in host.live if s in last])
+
+    def commit(
+        self, node_k: torch.Tensor, node_v: torch.Tensor, rows: dict[int, list[int]]
+    ) -> None:
+        """Rows of a scratch, by slot, go behind the slot's tokens."""
+        S, most = len(self.length), max(map(len, rows.values()), default=0)
+        if not most:
+            return
+        path = [rows.get(s, []) for s in range(S)]
+        self.ops.commit_kv(
+            node_k, node_v, self.kv.k, self.kv.v, self.kv.slot_pages, self._ints(self.length),
+            self._ints([[*x, *[-1] * (most - len(x))] for x in path]), self._ints(map(len, path)),
+        )  # fmt: skip
+        for s, x in rows.items():
+            self.length[s] += len(x)
+
+    def _forward(
+        self, rows: SlotRows, words: list[int], at: Any, token: list[int], position: list[int],
+        hidden: torch.Tensor | None, node_k: torch.Tensor, node_v: torch.Tensor, host: HostSlots,
+    ) -> torch.Tensor:  # fmt: skip
+        """Forward of the rows `at`; node_k and node_v have the others' keys and values already."""
+        kv, config = self.kv, self.net.config
+        where = rows.tensors(len(self.length), host.group, self.device) | dict(
+            prompt_pages=kv.prompt_pages,
+            prompt_len=self._ints(self.base),
+            slot_pages=kv.slot_pages,
+            slot_len=self._ints(self.length),
+            ancestors=torch.tensor(words).to(self.device),
+        )
+        work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
+        place = torch.tensor(list(at)).to(self.device)
+        new_k, new_v = self._scratch(len(token))
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            k, v = node_k[layer], node_v[layer]
+            k.index_copy_(0, place, new_k[layer])
+            v.index_copy_(0, place, new_v[layer])
+            # rows of earlier levels have no query any more
+            wide = q.new_zeros(rows.total, *q.shape[1:]).index_copy_(0, place, q)
+            out = self.ops.tree_attention(
+                wide, k, v, kv.k[layer], kv.v[layer], **where,
+                scale=config.head_dim**-0.5, work=work,
+            )  # fmt: skip
+            return out.index_select(0, place)
+
+        return self.net.forward(
+            self._ints(token), self._ints(position), hidden, attend, new_k, new_v, self.ops
+        )
+
+    def _place(self, s: int, host: HostSlots) -> int:
+        """Position of the next token of slot s."""
+        return self.base[host.group[s]] + self.length[s]
+
+    def _scratch(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.net.config
+        shape = (c.layers, rows, c.kv_heads, c.head_dim)
+        k, v = torch.zeros(2, *shape, dtype=self.net.dtype, device=self.device)
+        return k, v
+
+    def _ints(self, values: Any) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.int32).to(self.device)
+
+    def _free_ended(self, slots: Slots) -> None:
+        """Pages of groups and samples that are gone: the target's are free as well."""
+        keys, live = slots.group_key.tolist(), slots.live.tolist()
+        for group, (key, pages) in list(self._group_pages.items()):
+            if keys[group] != key:
+                self.kv.allocator.give_back(pages)
+                del self._group_pages[group]
+        for s, runs in enumerate(live):
+            if not runs:
+                self._release(s)
+
+    def _release(self, s: int) -> None:
+        self.kv.allocator.give_back(self._slot_pages[s])
+        self._slot_pages[s], self._owner[s] = [], None
+
+
+class Scratch:
+    """Keys and values of what a step drafts: nodes of each slot, level by level."""
+
+    def __init__(self, cache: DraftCache, host: HostSlots):
+        self.cache, self.host = cache, host
+        self.words: dict[int, list[int]] = {s: [] for s in host.live}
+        self.rows = SlotRows.of([], {})
+        self.k, self.v = cache._scratch(0)
+
+    def room(self, s: int) -> int:
+        return MOST_ROWS - len(self.words[s])
+
+    def level(
+        self, slot: list[int], parent: list[int], token: list[int], depth: int,
+        hidden: torch.Tensor | None,
+    ) -> tuple[list[int], torch.Tensor]:  # fmt: skip
+        """Read one level's nodes. parent: number of each one's parent in the slot, -1 for none.
+
+        Returns their numbers, and [n, hidden] in the same order.
+        """
+        cache, old = self.cache, self.rows
+        number = []
+        for s, above in zip(slot, parent, strict=True):
+            words = self.words[s]
+            number.append(len(words))
+            words.append(1 << len(words) | (words[above] if above >= 0 else 0))
+        self.rows = rows = SlotRows.of(
+            self.host.live, {s: len(words) for s, words in self.words.items()}
+        )
+        before = [rows.start[s] + i for s in old.slots for i in range(old.count[s])]
+        k, v = cache._scratch(rows.total)
+        if before:
+            moved = torch.tensor(before).to(cache.device)
+            k.index_copy_(1, moved, self.k)
+            v.index_copy_(1, moved, self.v)
+        self.k, self.v = k, v
+        at = [rows.start[s] + n for s, n in zip(slot, number, strict=True)]
+        out = cache._forward(
+            rows, [w for s in rows.slots for w in self.words[s]], at, token,
+            [cache._place(s, self.host) + depth - 1 for s in slot], hidden, k, v, self.host,
+        )  # fmt: skip
+        return number, out
+
+    def keep(self, numbers: dict[int, list[int]]) -> None:
+        """Nodes that were accepted, by slot, go behind its tokens."""
+        rows = {s: [self.rows.start[s] + n for n in path] for s, path in numbers.items() if path}
+        self.cache.commit(self.k, self.v, rows)

@@ -1,0 +1,112 @@
+"""`csd.DraftModel`: a smaller model of the same vocabulary as the `drafter` of a call."""
+
+import os
+from typing import Any
+
+import torch
+
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.model.drafter import ModelDrafter
+from csd.graph.model.network import ModelNetwork, first_layers
+from csd.kernels.ops import Ops
+from csd.models.load import Loaded, load
+from csd.schema.arguments import check_whole
+from csd.state.pool import MAX_CHILDREN, MAX_DEPTH
+
+
+class Drafting:
+    """How a network drafts: `drafter=` of `csd.generate` takes an instance of a subclass.
+
+    k, depth: under "match", a tree of `depth` levels in which `k` paths of a sample go on from each
+    level to the next and every node has at most `k` children; 1 is a chain. Under verifiers that
+    draw, `k` independent sequences of `depth` tokens.
+    temperature: of the drafts; None is the samples' own. Under verifiers that draw also one for
+    each sequence.
+    graph: whether the consensus graph drafts too, into one pool by measured reliability; "match".
+    """
+
+    def __init__(
+        self, *, k: int = 4, depth: int = 5,
+        temperature: float | tuple[float, ...] | list[float] | None = None, graph: bool = False,
+    ):  # fmt: skip
+        check_whole("k", k, 1)
+        check_whole("depth", depth, 1)
+        for name, value, most in (("k", k, MAX_CHILDREN), ("depth", depth, MAX_DEPTH)):
+            if value > most:
+                raise ValueError(f"{name} must be at most {most}, got {value}")
+        several = isinstance(temperature, tuple | list)
+        found: Any = tuple(temperature) if several else temperature  # type: ignore[arg-type]
+        for t in found if several else (found,):
+            real = isinstance(t, int | float) and not isinstance(t, bool)
+            if (t is not None and not (real and 0 < t < float("inf"))) or (several and t is None):
+                raise ValueError(f"temperature must be above 0, got {temperature!r}")
+        if several and len(found) != k:
+            raise ValueError(f"temperature must have one entry for each of k={k}, got {found!r}")
+        self.k, self.depth, self.temperature, self.graph = k, depth, found, graph
+
+    def make(
+        self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
+    ) -> ModelDrafter:
+        """A new drafter; arguments as `make_drafter` has them."""
+        raise NotImplementedError
+
+    def __call__(self, ops: Ops, device: str | torch.device) -> ModelDrafter:
+        return self.make(ops, device)
+
+    def _graph(
+        self, ops: Ops, device: str | torch.device, tokens: int, history: bool
+    ) -> ConsensusGraph | None:
+        if not self.graph:
+            return None
+        return ConsensusGraph(ops, device, tokens=tokens, history=history)
+
+
+class DraftModel(Drafting):
+    """A draft model, with its keys and values beside the target's.
+
+    model: as `csd.generate` has it: a `transformers` model, a folder, a hub name, a GGUF file or a
+    `csd.models` Decoder. It is loaded once, by the first call that drafts with it. layers: its
+    first layers only, below its last norm and head. dtype, revision: of a model given by name.
+
+    The other arguments are those of `Drafting`. Raises ValueError for what cannot be served, and
+    the call does where the vocabularies differ in size, naming both.
+    """
+
+    def __init__(
+        self, model: Any, *, k: int = 4, depth: int = 5,
+        temperature: float | tuple[float, ...] | list[float] | None = None, graph: bool = False,
+        layers: int | None = None, dtype: torch.dtype | None = None, revision: str | None = None,
+    ):  # fmt: skip
+        super().__init__(k=k, depth=depth, temperature=temperature, graph=graph)
+        if layers is not None:
+            check_whole("layers", layers, 1)
+        self.model, self.layers, self.dtype, self.revision = model, layers, dtype, revision
+        self._loaded: Loaded | None = None
+
+    def __repr__(self) -> str:
+        named = isinstance(self.model, str | os.PathLike)
+        model = repr(os.fspath(self.model)) if named else type(self.model).__name__
+        return f"DraftModel({model}, k={self.k}, depth={self.depth})"
+
+    def make(
+        self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
+    ) -> ModelDrafter:
+        if self._loaded is None:
+            named = isinstance(self.model, str | os.PathLike)
+            self._loaded = load(
+                self.model, dtype=self.dtype, device=device if named else None,
+                revision=self.revision,
+            )  # fmt: skip
+        loaded = self._loaded
+        loaded.refresh()
+        if loaded.device != torch.device(device):
+            raise ValueError(f"drafter must be on {device}, where the model is, got {self!r} on "
+                             f"{loaded.device}")  # fmt: skip
+        decoder = loaded.decoder
+        if self.layers is not None:
+            decoder = first_layers(decoder, self.layers)
+        return ModelDrafter(
+            ModelNetwork(decoder, loaded.dtype), ops, device, k=self.k, depth=self.depth,
+            temperature=self.temperature, graph=self._graph(ops, device, tokens, history),
+            name=repr(self),
+        )  # fmt: skip

@@ -1,0 +1,246 @@
+"""A drafting network as a drafter: a tree of each slot, alone or in one pool with the graph's.
+
+A tree grows by levels. Of each slot the `k` likeliest paths of a level are read by the network in
+one forward pass over all slots, and each brings its `k` likeliest children; after `depth` levels
+the likeliest nodes of all slots enter the pool, up to the budget. That is EAGLE-2's dynamic tree
+(arXiv 2406.16858) over all samples at once, with its confidences replaced by what they have been
+worth (`reliability.py`), by which the network's nodes and the graph's compete too. `k = 1` drafts
+chains.
+
+Drafting reads the device, so its steps are not captured.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.drafter import Drafter
+from csd.graph.history import Earlier
+from csd.graph.model.cache import Network, Scratch
+from csd.graph.model.host import HostSlots
+from csd.graph.model.laws import expected, laws
+from csd.graph.model.reader import Reader
+from csd.graph.model.reliability import MODEL, Levels, Reliability
+from csd.graph.model.tree import SlotTree, add_pool, likeliest
+from csd.graph.rivals.host_drafter import pool_of
+from csd.kernels.draft_tree import DraftNoise
+from csd.kernels.ops import Ops
+from csd.state.kv_cache import KVCache
+from csd.state.pool import Pool, roots
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+
+class ModelDrafter(Drafter):
+    """k: children of a node, and paths of a slot that go on; depth: levels at most.
+
+    temperature: of the drafts, one or one a sequence; None is the samples' own. graph: what drafts
+    beside the network. name: of the network, in errors.
+    """
+
+    def __init__(
+        self, net: Network, ops: Ops, device: str | torch.device, *, k: int, depth: int,
+        temperature: float | tuple[float, ...] | None = None,
+        graph: ConsensusGraph | None = None, name: str = "the draft model",
+    ):  # fmt: skip
+        self.net, self.graph, self.name = net, graph, name
+        self.k, self.depth, self.temperature = k, depth, temperature
+        self.context = graph.context if graph else 1
+        self.takes_history = graph is not None
+        self.reader = Reader(net, ops, torch.device(device))
+        self.start_call()
+        # what the running step has drafted
+        self.trees: dict[int, SlotTree] = {}
+        self.scratch: Scratch | None = None
+        self.drawn = False
+
+    def suits(self, tokens: int, history: bool) -> bool:
+        return self.graph is None or self.graph.suits(tokens, history)
+
+    @property
+    def dropped(self) -> torch.Tensor | None:
+        return self.graph.dropped if self.graph else None
+
+    def check_vocab(self, vocab: int) -> None:
+        if self.net.config.vocab != vocab:
+            raise ValueError(
+                f"drafter must have the model's vocabulary: {self.name} has "
+                f"{self.net.config.vocab} tokens, the model has {vocab}"
+            )
+
+    def cache_bytes(self, pages: int) -> int:
+        return pages * KVCache.bytes_per_page(self.net.config, self.net.dtype)
+
+    def attach(self, decoder: Any, cache: KVCache) -> None:
+        self.net.attach(decoder)
+        self.reader.allocate(
+            slots=cache.slot_pages.shape[0], pages=cache.k.shape[1],
+            slot_pages=cache.slot_pages.shape[1], prompt_pages=cache.prompt_pages.shape[1],
+        )  # fmt: skip
+
+    def start_call(self) -> None:
+        self.reliability, self.levels = Reliability(), Levels()
+
+    def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
+        self.observe_prompt(group_key, prompt, 0, len(prompt), slots)
+
+    def observe_prompt(
+        self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
+    ) -> int:
+        """Read as much of a prompt as the target has read."""
+        self.reader.read_prompt(group_key, prompt, read, slots)
+        if self.graph is None:
+            return read
+        return self.graph.observe_prompt(group_key, prompt, observed, read, slots)
+
+    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int:
+        return self.graph.history_that_fits(history, groups) if self.graph else 0
+
+    def enter_history(
+        self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
+    ) -> Iterator[int]:
+        assert self.graph is not None
+        return self.graph.enter_history(group_key, prompt, history, slots)
+
+    def observe_hidden(self, hidden: torch.Tensor) -> None:
+        self.reader.hidden = self.net.states(hidden)
+
+    def propose(self, slots: Slots, rows: int, noise: DraftNoise | None = None) -> Pool:
+        """Draft trees of all live slots in at most `rows` rows, roots included."""
+        host = HostSlots.of(slots)
+        if rows <= len(host.live):
+            return roots(slots, rows)
+        self.begin(host)
+        self._grow(host, slots, noise)
+        if self.graph is not None:
+            add_pool(self.trees, self.graph.propose(slots, rows, noise))
+        kept = likeliest(self.trees, rows - len(host.live), self.reliability)
+        return pool_of(kept, slots, rows)
+
+    def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:
+        """A step's trees, empty. drawn: whether their nodes will be draws."""
+        assert self.reader.cache is not None, "start was not called"
+        self.trees = {s: SlotTree() for s in host.live}
+        self.scratch, self.drawn = Scratch(self.reader.cache, host), drawn
+        return self.scratch
+
+    def _grow(self, host: HostSlots, slots: Slots, noise: DraftNoise | None) -> None:
+        """The network's nodes, level by level."""
+        if isinstance(self.temperature, tuple):
+            raise ValueError(
+                "temperature must be one number with verifier='match', got "
+                f"{len(self.temperature)}: several are for sequences of draws"
+            )
+        hidden = self.reader.catch_up(host, slots)
+        front = [(s, -1) for s in host.live]
+        stops = slots.stop_ids.tolist()
+        for depth in range(1, self.depth + 1):
+            at = [i for i, (s, _) in enumerate(front) if host.room[s] >= depth]
+            if not at:
+                return
+            front, hidden = [front[i] for i in at], hidden[at]
+            slot = [s for s, _ in front]
+            found = laws(self.net.logits(hidden), slot, slots, self.temperature)
+            place = [host.generated[s] + depth - 1 for s in slot]
+            chance = expected(found, slot, place, slots, noise)
+            fresh: list[tuple[int, int, int]] = []
+            for i, (s, node) in enumerate(front):
+                row = self._children(s, node, found.token[i], chance[i], stops[s])
+                fresh += [(s, child, i) for child in row]
+            if depth < self.depth:
+                front, hidden = self._read(fresh, depth, hidden)
+
+    def _children(
+        self, s: int, node: int, token: np.ndarray, chance: np.ndarray, stops: list[int]
+    ) -> list[int]:
+        """Add the `k` likeliest children of a node; returns their numbers."""
+        tree = self.trees[s]
+        out: list[int] = []
+        above = tree.nodes[node].chance if node >= 0 else 1.0
+        # the children of a token that ends the sample are never there
+        for c in (-chance).argsort(kind="stable"):
+            if len(out) == self.k or chance[c] <= 0:
+                break
+            if int(token[c]) not in stops:
+                out.append(tree.add(node, int(token[c])))
+                child = tree.nodes[out[-1]]
+                child.model = float(chance[c])
+                child.chance = above * self.reliability(MODEL, child.estimate)
+        return out
+
+    def _read(
+        self, fresh: list[tuple[int, int, int]], depth: int, hidden: torch.Tensor
+    ) -> tuple[list[tuple[int, int]], torch.Tensor]:
+        """The network reads each slot's `k` likeliest nodes of a level.
+
+        fresh: (slot, node, row of its parent in `hidden`).
+        """
+        assert self.scratch is not None
+        ranked: dict[int, list[tuple[float, int, int]]] = {}
+        for s, n, above in fresh:
+            ranked.setdefault(s, []).append((-self.trees[s].nodes[n].chance, n, above))
+        front, parents = [], []
+        for s, found in ranked.items():
+            for _, n, above in sorted(found)[: min(self.k, self.scratch.room(s))]:
+                front.append((s, n))
+                parents.append(above)
+        if not front:
+            return [], hidden[:0]
+        return front, self.read_nodes(front, depth, hidden[parents])
+
+    def read_nodes(
+        self, front: list[tuple[int, int]], depth: int, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """The network reads nodes (slot, number) of one depth; hidden: of their parents."""
+        assert self.scratch is not None
+        nodes = [self.trees[s].nodes[n] for s, n in front]
+        above = [
+            self.trees[s].nodes[node.parent].number if node.parent >= 0 else -1
+            for (s, _), node in zip(front, nodes, strict=True)
+        ]
+        numbers, out = self.scratch.level(
+            [s for s, _ in front], above, [node.token for node in nodes], depth, hidden
+        )
+        for node, number in zip(nodes, numbers, strict=True):
+            node.number = number
+        return out
+
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+        """Keep what was accepted, and learn what estimates were worth; the slots have advanced."""
+        if self.graph is not None:
+            self.graph.insert(pool, slots, verdict)
+        token = pool.token.tolist()
+        below: dict[int, list[int]] = {}
+        for row, parent in enumerate(pool.parent.tolist()):
+            if parent >= 0:
+                below.setdefault(parent, []).append(token[row])
+        counts, kept = verdict.accept_count.tolist(), {}
+        paths = [row[:n] for row, n in zip(verdict.accept_row.tolist(), counts, strict=True)]
+        for s, tree in self.trees.items():
+            said = [token[r] for r in paths[s][1:]]
+            nodes = tree.path(said)
+            self._learn(tree, nodes, said, [below.get(r, []) for r in paths[s]])
+            numbers = [tree.nodes[n].number for n in nodes]
+            kept[s] = numbers[: (*numbers, -1).index(-1)]
+        if self.scratch is not None and not self.net.wants_hidden:
+            self.scratch.keep(kept)
+        self.trees, self.scratch = {}, None
+        self.reader.observe(slots, paths)
+
+    def _learn(
+        self, tree: SlotTree, nodes: list[int], said: list[int], drafted: list[list[int]]
+    ) -> None:
+        """drafted: tokens below the root, and below each node of the accepted path."""
+        for depth, tokens in enumerate(drafted):
+            parent = nodes[depth - 1] if depth else -1
+            hit = said[depth] if depth < len(said) else None
+            if self.drawn:
+                if tokens:
+                    self.levels.learn(depth, hit is not None)
+                continue
+            for token in tokens:
+                node = tree.nodes[tree.children[parent + 1][token]]
+                self.reliability.learn(node.kind, node.estimate, token == hit)

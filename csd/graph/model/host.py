@@ -1,0 +1,80 @@
+"""What drafting with a model reads of the slots, on the host, and rows of slots as attention has
+them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from csd.state.pool import MAX_DEPTH
+from csd.state.slots import Slots
+
+
+@dataclass(slots=True)
+class HostSlots:
+    """Lists over the slots."""
+
+    live: list[int]  # by group, then slot
+    group: list[int]
+    group_key: list[int]  # over the groups
+    sample: list[int]
+    generated: list[int]
+    room: list[int]  # depth of a tree at most
+
+    @classmethod
+    def of(cls, slots: Slots) -> "HostSlots":
+        group = slots.group.tolist()
+        live = [s for s, runs in enumerate(slots.live.tolist()) if runs]
+        return cls(
+            live=sorted(live, key=lambda s: (group[s], s)),
+            group=group,
+            group_key=slots.group_key.tolist(),
+            sample=slots.sample.tolist(),
+            generated=slots.generated.tolist(),
+            room=(slots.max_new - 1 - slots.generated).clamp(0, MAX_DEPTH).tolist(),
+        )
+
+    def owner(self, s: int) -> tuple[int, int]:
+        """The sample that slot s holds: the key of its group, and its index."""
+        return self.group_key[self.group[s]], self.sample[s]
+
+
+@dataclass(slots=True)
+class SlotRows:
+    """Rows of some slots, one slot behind the other, by group."""
+
+    slots: list[int]
+    start: dict[int, int]
+    count: dict[int, int]
+
+    @classmethod
+    def of(cls, slots: Iterable[int], count: dict[int, int]) -> "SlotRows":
+        """slots: by group, then slot; those without rows are left out."""
+        start, at, kept = {}, 0, []
+        for s in slots:
+            if count.get(s):
+                start[s] = at
+                at += count[s]
+                kept.append(s)
+        return cls(kept, start, {s: count[s] for s in kept})
+
+    @property
+    def total(self) -> int:
+        return sum(self.count.values())
+
+    def tensors(self, slots: int, group: list[int], device: torch.device) -> dict:
+        """slot [M], slot_start [S], slot_nodes [S] and group_start [G + 1], all int32."""
+        start, nodes = [0] * slots, [0] * slots
+        bounds = [0] * (slots + 1)
+        owner: list[int] = []
+        for s in self.slots:
+            start[s], nodes[s] = self.start[s], self.count[s]
+            owner += [s] * self.count[s]
+            bounds[group[s] + 1] += self.count[s]
+        for g in range(slots):
+            bounds[g + 1] += bounds[g]
+        columns = dict(slot=owner, slot_start=start, slot_nodes=nodes, group_start=bounds)
+        return {
+            name: torch.tensor(column, dtype=torch.int32).to(device)
+            for name, column in columns.items()
+        }

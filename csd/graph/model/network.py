@@ -1,0 +1,47 @@
+"""A model as what drafts, and its first layers as a smaller one."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from csd.kernels.ops import Ops
+from csd.models.decoder import Decoder, DecoderLike
+
+
+def first_layers(decoder: DecoderLike, layers: int) -> Decoder:
+    """The first layers of a decoder below its own last norm and head; no weight is copied."""
+    if not isinstance(decoder, Decoder):
+        raise TypeError(f"layers needs a csd Decoder, got {type(decoder).__name__}")
+    if not 1 <= layers <= len(decoder.layers):
+        raise ValueError(f"layers must be from 1 to {len(decoder.layers)}, got {layers}")
+    made = copy.copy(decoder)
+    made.layers, made.taps, made.tapped = decoder.layers[:layers], (), {}
+    made.config = replace(decoder.config, layers=layers)
+    return made
+
+
+class ModelNetwork:
+    """A draft model as `csd.graph.model.cache.Network`: the target's hidden states are not used."""
+
+    wants_hidden = False
+    state_width = 0
+
+    def __init__(self, decoder: DecoderLike, dtype: torch.dtype):
+        self.decoder, self.config, self.dtype = decoder, decoder.config, dtype
+
+    def forward(
+        self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
+        attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
+    ) -> torch.Tensor:  # fmt: skip
+        return self.decoder.forward(token, position, attend, node_k, node_v, ops)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.decoder.logits(hidden)
+
+    def attach(self, decoder: Any) -> None:
+        pass
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden

@@ -1,0 +1,185 @@
+"""K sequences of each slot, drawn from a drafting network, for verifiers that know the proposal.
+
+Sequence k of a slot draws its token at depth d from the network's law after its own tokens, with a
+word of the slot's own:
+
+    word(key, k, position, sample, DRAFT | step << 3)
+
+Sequences with the same tokens so far share one node of the pool, whose drafts are the next tokens
+of all of them: as in SpecInfer (arXiv 2305.09781) and SpecTr (arXiv 2310.15141), a node that was
+accepted goes on with the sequences that run through it. A law is over the network's likeliest
+tokens and renormalised there. How many sequences and levels fit into the budget is decided before
+anything is drawn, and never by what was drawn.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from csd.graph.fill import Row, fill
+from csd.graph.model.drafter import ModelDrafter
+from csd.graph.model.host import HostSlots
+from csd.graph.model.laws import laws
+from csd.graph.sampled_tree import Drawn, Node, draw
+from csd.kernels.noise import DRAFT, philox_words, stepped
+from csd.state.pool import COST_ONE, MAX_NODES, MODEL, ROOT, Pool, roots
+from csd.state.slots import Slots
+
+
+@dataclass(slots=True)
+class Known:
+    """What a node's drafts were drawn from."""
+
+    token: list[int]  # [W]
+    law: np.ndarray  # [W] of all drafts, or [drafts, W] of each
+
+
+@dataclass(slots=True)
+class _Growing:
+    """The running step: each slot's nodes, and the node that each sequence stands at."""
+
+    nodes: dict[int, list[Node]]
+    at: dict[int, list[int]]
+
+
+class Sequences:
+    """Grows the sequences of a step; draws: the most of a node, by which words are numbered."""
+
+    def __init__(self, drafter: ModelDrafter, draws: int):
+        self._drafter, self.draws = drafter, draws
+
+    def grow(self, slots: Slots, live: int, nodes: int, choose: Callable) -> tuple[Pool, Drawn]:
+        """A pool of all live slots' roots and at most `nodes` drafts.
+
+        choose(costs) returns how many of so many rows are worth verifying, given their costs.
+        """
+        drafter, host = self._drafter, HostSlots.of(slots)
+        pool = roots(slots, live + nodes)
+        first = slots.context.tolist()
+        step = _Growing(
+            {s: [Node(first[s][0], s, 0, 0, ROOT, first[s])] for s in host.live}, {}
+        )
+        depth = self._depths(host, nodes, choose)
+        if depth:
+            drafter.begin(host, drawn=True)
+            # slots without a sequence are caught up with too
+            hidden = drafter.reader.catch_up(host, slots)
+            row = {(s, 0): i for i, s in enumerate(host.live)}
+            for s, (count, _) in depth.items():
+                step.at[s] = [0] * count
+            for level in range(1, max(d for _, d in depth.values()) + 1):
+                front = [s for s in host.live if s in depth and depth[s][1] >= level]
+                fresh = self._level(front, level, hidden, row, step, host, slots)
+                more = [x for x in fresh if depth[x[0]][1] > level]
+                if not more:
+                    break
+                # numbers in a draft tree leave out the root
+                parents = [row[s, step.nodes[s][n].parent] for s, n in more]
+                hidden = drafter.read_nodes([(s, n - 1) for s, n in more], level, hidden[parents])
+                row = {x: i for i, x in enumerate(more)}
+        width = pool.context.shape[1]
+        fill(pool, {s: [_row(node, width) for node in tree] for s, tree in step.nodes.items()})
+        flat = [n for tree in step.nodes.values() for n in tree]
+        return pool, Drawn(flat, pool.slot_start.tolist())
+
+    def _depths(
+        self, host: HostSlots, nodes: int, choose: Callable
+    ) -> dict[int, tuple[int, int]]:
+        """(sequences, depth) of each slot that drafts."""
+        each, over = divmod(nodes, max(len(host.live), 1))
+        found = {}
+        for i, s in enumerate(host.live):
+            room = min(each + (i < over), MAX_NODES - 1)
+            count = min(self.draws, room)
+            depth = min(self._drafter.depth, host.room[s], room // max(count, 1))
+            if count and depth:
+                found[s] = count, depth
+        costs = [
+            self._cost(d, count) for count, depth in found.values() for d in range(depth)
+            for _ in range(count)
+        ]  # fmt: skip
+        worth = choose(costs) if costs else 0
+        # whole levels of all slots, from the root down
+        level = 0
+        while True:
+            rows = sum(count * min(depth, level + 1) for count, depth in found.values())
+            if rows > worth or level >= max((d for _, d in found.values()), default=0):
+                break
+            level += 1
+        return {s: (count, min(depth, level)) for s, (count, depth) in found.items() if level}
+
+    def _cost(self, depth: int, count: int) -> int:
+        """Of one of `count` drafts below a node of this depth, by the accepted ones expected."""
+        share = math.prod(self._drafter.levels(d) for d in range(depth + 1)) / count
+        return round(-math.log2(max(share, 2.0**-16)) * COST_ONE)
+
+    def _level(
+        self, front: list[int], level: int, hidden: torch.Tensor, row: dict, step: _Growing,
+        host: HostSlots, slots: Slots,
+    ) -> list[tuple[int, int]]:  # fmt: skip
+        """Draw one token of every sequence; returns the new nodes (slot, number)."""
+        drafter = self._drafter
+        stands = [(s, n) for s in front for n in dict.fromkeys(step.at[s])]
+        logits = drafter.net.logits(hidden[[row[x] for x in stands]])
+        known = self._known(logits, stands, step, slots)
+        fresh = []
+        for s in front:
+            tree, words = step.nodes[s], self._words(s, level, host, slots)
+            for n in dict.fromkeys(step.at[s]):
+                node = tree[n]
+                node.kept = found = known[s, n]
+                through = [k for k, at in enumerate(step.at[s]) if at == n]
+                for i, k in enumerate(through):
+                    law = found.law if found.law.ndim == 1 else found.law[i]
+                    place = draw(law, words[k : k + 1])[0]
+                    node.drafts.append(place)
+                    token = found.token[place]
+                    number = drafter.trees[s].add(n - 1, token) + 1
+                    if number == len(tree):
+                        tree.append(self._child(node, n, token, level, step.at[s], tree))
+                        node.children.append(number)
+                        fresh.append((s, number))
+                    step.at[s][k] = number
+        return fresh
+
+    def _child(
+        self, node: Node, parent: int, token: int, level: int, at: list[int], tree: list[Node]
+    ) -> Node:
+        rank = sum(x.depth == level for x in tree)
+        context = [token, *node.context[:-1]]
+        cost = self._cost(level - 1, len(at))
+        return Node(token, node.slot, level, cost, MODEL, context, parent, rank, row_cost=cost)
+
+    def _known(
+        self, logits: torch.Tensor, stands: list[tuple[int, int]], step: _Growing, slots: Slots
+    ) -> dict[tuple[int, int], Known]:
+        """The proposal of each node, of all drafts or of each."""
+        slot, heat = [s for s, _ in stands], self._drafter.temperature
+        if not isinstance(heat, tuple):
+            found = laws(logits, slot, slots, heat)
+            whole = found.renormalised()
+            return {x: Known(found.token[i].tolist(), whole[i]) for i, x in enumerate(stands)}
+        # the likeliest tokens are the same at every temperature
+        by_heat = [laws(logits, slot, slots, t) for t in heat]
+        each = [found.renormalised() for found in by_heat]
+        out = {}
+        for i, (s, n) in enumerate(stands):
+            through = [k for k, at in enumerate(step.at[s]) if at == n]
+            law = np.stack([each[k][i] for k in through])
+            out[s, n] = Known(by_heat[0].token[i].tolist(), law)
+        return out
+
+    def _words(self, s: int, level: int, host: HostSlots, slots: Slots) -> np.ndarray:
+        """[draws] of a slot's sequences at a depth."""
+        key, number = slots.key[s].numpy(force=True), slots.step[s].numpy(force=True)
+        place = np.array(host.generated[s] + level)
+        index, sample = np.arange(self.draws), np.array(host.sample[s])
+        return philox_words(key, index, place, sample, stepped(DRAFT, number))
+
+
+def _row(node: Node, width: int) -> Row:
+    context = node.context[:width]
+    return Row(node.token, node.parent, node.depth, node.row_cost, node.source, context)

@@ -1,0 +1,99 @@
+"""The drafted tokens of one slot in one step, and which of all slots' tokens enter the pool."""
+
+from dataclasses import dataclass, field
+
+from csd.graph.model.reliability import BOTH, GRAPH, MODEL, Reliability
+from csd.graph.rivals.host_drafter import Tree
+from csd.state import pool
+from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, path_probability
+
+
+@dataclass(slots=True)
+class DraftNode:
+    """A token behind its parent, with the probability that each drafter gave it there."""
+
+    token: int
+    parent: int  # number in the slot, -1 for children of the root
+    depth: int
+    model: float = 0.0  # 0: it did not draft the token
+    graph: float = 0.0
+    source: int = pool.MODEL
+    number: int = -1  # in the scratch of keys and values; -1 where the model has not read it
+    chance: float = 0.0  # of the path
+
+    @property
+    def kind(self) -> int:
+        if self.model and self.graph:
+            return BOTH
+        return MODEL if self.model else GRAPH
+
+    @property
+    def estimate(self) -> float:
+        return min(max(self.model, self.graph), 1.0)
+
+
+@dataclass(slots=True)
+class SlotTree:
+    """Parents come before their children."""
+
+    nodes: list[DraftNode] = field(default_factory=list)
+    children: list[dict[int, int]] = field(default_factory=lambda: [{}])  # the root's first
+
+    def add(self, parent: int, token: int) -> int:
+        """The child of `parent` with `token`, new or not."""
+        known = self.children[parent + 1]
+        if token not in known:
+            depth = self.nodes[parent].depth + 1 if parent >= 0 else 1
+            known[token] = len(self.nodes)
+            self.nodes.append(DraftNode(token, parent, depth))
+            self.children.append({})
+        return known[token]
+
+    def path(self, tokens: list[int]) -> list[int]:
+        """Numbers of the nodes that `tokens` lead to, as far as they are there."""
+        at, out = -1, []
+        for token in tokens:
+            found = self.children[at + 1].get(token)
+            if found is None:
+                break
+            out.append(found)
+            at = found
+        return out
+
+
+def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
+    """The graph's nodes; a path's probability over its parent's is that of the token."""
+    columns = (drafted.slot, drafted.parent, drafted.token, drafted.cost, drafted.source)
+    place: list[int] = []
+    costs = drafted.cost.tolist()
+    for s, parent, token, cost, source in zip(*(x.tolist() for x in columns), strict=True):
+        if s < 0 or parent < 0:
+            place.append(-1)
+            continue
+        tree = trees[s]
+        place.append(tree.add(place[parent], token))
+        node = tree.nodes[place[-1]]
+        node.graph, node.source = path_probability(cost - costs[parent]), source
+
+
+def likeliest(trees: dict[int, SlotTree], nodes: int, reliability: Reliability) -> dict[int, Tree]:
+    """The `nodes` likeliest nodes over all trees by what such estimates have been worth."""
+    for tree in trees.values():
+        for node in tree.nodes:
+            share = tree.nodes[node.parent].chance if node.parent >= 0 else 1.0
+            node.chance = share * reliability(node.kind, node.estimate)
+    ranked = sorted(
+        (-node.chance, s, n) for s, tree in trees.items() for n, node in enumerate(tree.nodes)
+    )
+    kept = {s: Tree(MAX_NODES - 1, MAX_DEPTH) for s in trees}
+    place: dict[tuple[int, int], int] = {(s, -1): -1 for s in trees}
+    for chance, s, n in ranked:
+        node = trees[s].nodes[n]
+        # a parent may have had no room
+        if nodes <= 0 or (s, node.parent) not in place:
+            continue
+        at = kept[s].add(place[s, node.parent], node.token, -chance, node.source)
+        if at >= 0:
+            place[s, n] = at
+            nodes -= 1
+    return kept
