@@ -4,7 +4,7 @@
 
 A line for each test file that bounds floats by arithmetic, in which a count of tests that passed
 stands for each setting of oneDNN's and ATen's instruction sets and of threads. A result file that
-exists is completed: what it holds of other files stays.
+exists is completed: what it holds of other files and settings stays.
 """
 
 import argparse
@@ -13,7 +13,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 from bench.common import finish, table
 
@@ -38,22 +40,28 @@ def files() -> list[str]:
     return [n for n in names if not n.startswith(("tests/bench/", "tests/faults/"))]
 
 
-def run(name: str, setting: dict[str, str]) -> str:
-    """What pytest says of a file: "12" where 12 passed, "11 of 12" where one failed."""
+def run(names: list[str], setting: dict[str, str]) -> dict[str, str]:
+    """What pytest finds of each file: "12" where 12 passed, "11 of 12" where one failed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | setting
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "--benchmark-disable", name],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    lines = done.stdout.strip().splitlines()
-    counts = {what: int(n) for n, what in re.findall(r"(\d+) (\w+)", lines[-1] if lines else "")}
-    passed = counts.get("passed", 0)
-    failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
-    if not passed + failed and done.returncode != 5:
-        raise RuntimeError(f"pytest ran no test of {name}:\n{done.stdout}{done.stderr}")
-    if failed:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--benchmark-disable", f"--junitxml={report}",
+             *names],
+            cwd=ROOT, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"pytest did not run the tests:\n{done.stdout}{done.stderr}")
+        cases = ElementTree.parse(report).getroot().iter("testcase")
+    if done.returncode:
         print(done.stdout, file=sys.stderr)
-    return f"{passed} of {passed + failed}" if failed else str(passed)
+    counts = {name: [0, 0] for name in names}
+    for case in cases:
+        if case.find("skipped") is None:
+            name = case.get("classname", "").replace(".", "/") + ".py"
+            counts[name][0] += case.find("failure") is None and case.find("error") is None
+            counts[name][1] += 1
+    return {n: str(ok) if ok == all_ else f"{ok} of {all_}" for n, (ok, all_) in counts.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -62,16 +70,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--settings", nargs="+", default=[*SETTINGS], choices=SETTINGS)
     parser.add_argument("--json")
     args = parser.parse_args(argv)
-    kept: dict[str, dict] = {}
+    rows: dict[str, dict] = {}
     if args.json and Path(args.json).exists():
-        kept = {row["file"]: row for row in json.loads(Path(args.json).read_text())["rows"]}
-    for name in args.files:
-        row = kept.setdefault(name, {"file": name})
-        for setting in args.settings:
-            row[setting] = run(name, SETTINGS[setting])
-    rows = [kept[name] for name in sorted(kept)]
-    print(table([{"file": r["file"], **{s: r.get(s, "") for s in SETTINGS}} for r in rows]))
-    finish({"bench": "instruction_sets", "settings": SETTINGS, "rows": rows}, args.json)
+        rows = {row["file"]: row for row in json.loads(Path(args.json).read_text())["rows"]}
+    for setting in args.settings:
+        for name, found in run(args.files, SETTINGS[setting]).items():
+            rows.setdefault(name, {"file": name})[setting] = found
+    kept = [rows[name] for name in sorted(rows)]
+    print(table([{"file": r["file"], **{s: r.get(s, "") for s in SETTINGS}} for r in kept]))
+    finish({"bench": "instruction_sets", "settings": SETTINGS, "rows": kept}, args.json)
 
 
 if __name__ == "__main__":
