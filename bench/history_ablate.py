@@ -7,10 +7,12 @@ Live and earlier samples are those of `bench.history`. Without `--set` every lin
 With `--share N ...` no sample has a history, and one sample of each other problem of the file
 enters the contexts of at most 2 tokens, at a quarter of a token's weight or at its whole weight:
 what `share="call"` would do for N samples of a prompt. Ratios are to the first line of each block,
-with the 95% interval of a bootstrap over problems.
+with the 95% interval of a bootstrap over problems. A result file that exists is completed: other
+traces stay.
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +115,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    found = {}
+    found: dict[str, dict] = {}
+    if args.json and Path(args.json).exists():
+        found = json.loads(Path(args.json).read_text())["traces"]
     for path in args.traces:
         traces = list(read_traces(path))[: args.problems]
         if args.share:

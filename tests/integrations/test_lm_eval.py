@@ -93,7 +93,8 @@ def test_history_is_what_earlier_runs_drew(toy_folder, tmp_path, monkeypatch):
     """From the harness's own model arguments; a file serves the next run, and changes no text."""
     from lm_eval.api.registry import get_model
 
-    import csd.integrations.lm_eval  # noqa: F401 registers the type
+    # registers the type
+    import csd.integrations.lm_eval
 
     engine_run, results = csd.Engine.run, []
 
