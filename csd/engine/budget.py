@@ -32,7 +32,7 @@ def most_nodes(live: int) -> int:
 
 
 class Calibration:
-    """Accepted drafted tokens for each one that was expected; about the last 50 of these count."""
+    """Accepted drafted tokens for each one that was expected; about the last 100 of these count."""
 
     def __init__(self) -> None:
         self._expected = self._accepted = 4.0
@@ -42,7 +42,7 @@ class Calibration:
 
     def learn(self, record: Record) -> None:
         expected = record.expected
-        fade = 1 - min(expected, 25.0) / 50
+        fade = 1 - min(expected, 50.0) / 100
         self._expected = self._expected * fade + expected
         self._accepted = self._accepted * fade + record.accepted
 
