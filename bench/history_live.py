@@ -1,13 +1,16 @@
 """A second call with another seed, with the first call's samples as history and without.
 
-    python -m bench.history_live [--prompts 2] [--samples 4] [--tokens 64] [--pairs 3] [--json F]
+    python -m bench.history_live [--prompts 4] [--samples 4] [--tokens 64] [--pairs 5] [--json F]
 
-SmolLM2-135M at temperature 0.7 on word problems. The second calls alternate; tokens are compared.
+SmolLM2-135M in float32 at temperature 0.7, on word problems. The second calls alternate; their
+tokens are compared.
 """
 
 import argparse
 import time
 from statistics import median
+
+import torch
 
 import csd
 from bench.common import finish, table
@@ -24,14 +27,14 @@ PROBLEMS = (
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=len(PROBLEMS))
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--budget", type=int, default=32, help="drafted tokens a step")
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json")
     args = parser.parse_args(argv)
-    engine = csd.Engine(smollm2_path())
+    engine = csd.Engine(smollm2_path(), dtype=torch.float32)
     prompts = [[{"role": "user", "content": p}] for p in PROBLEMS[: args.prompts]]
     options = dict(
         num_samples=args.samples, max_new_tokens=args.tokens, temperature=0.7, top_p=1.0, top_k=0,

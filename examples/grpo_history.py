@@ -4,8 +4,9 @@
 
 needs `pip install csd[trl]`. Trains a model three times at each of two learning rates, with the
 completions of 0, 1 and 2 earlier epochs in `Rollout(history=...)`. Completions and losses are the
-same in all three; tau and the seconds of the rollouts differ, by epoch. The model is a small random
-one, which history cannot help; name another with --model, a folder, a hub name or a GGUF file.
+same in all three, in float32 up to ties, and it stops where they are not; tau and the seconds of
+the rollouts differ, by epoch. The model is a small random one, which history cannot help; name
+another with --model, a folder, a hub name or a GGUF file.
 """
 
 import argparse
@@ -59,6 +60,8 @@ def train(
             place = {"pretrained_model_name_or_path": str(Path(name).parent),
                      "gguf_file": Path(name).name}  # fmt: skip
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        # the weights of a GGUF file are float32 by now, which the trainer does not see
+        model.is_quantized = False
         tokenizer = AutoTokenizer.from_pretrained(**place)
     rollout = Measured(history)
     trainer = GRPOTrainer(
@@ -119,8 +122,14 @@ def main(
             rows, losses, completions = train(model, history, rate, epochs, tokens, prompts)
             if first is None:
                 first = losses, completions
-            if first != (losses, completions):
-                raise RuntimeError(f"history={history} changed completions or losses")
+            for what, here, there in zip(
+                ("losses", "completions"), (losses, completions), first, strict=True
+            ):
+                if here != there:
+                    changed = sum(a != b for a, b in zip(here, there, strict=True))
+                    raise RuntimeError(
+                        f"history={history} changed the {what} of {changed} of {len(here)} calls"
+                    )
             found += [{"learning_rate": rate, "history": history, **row} for row in rows]
             for row in rows:
                 print(f"learning rate {rate:g}, history {history}, epoch {row['epoch']}: "

@@ -1,8 +1,9 @@
 """Which steps draft, where that depends on what drafts bring.
 
 A step without drafts now and then measures what drafts have to beat. A step with drafts that is not
-expected to win is a look: it is taken after 2, 4, .. 16 steps, and only out of a credit, which a
-step raises by SHARE of itself and a look lowers by what it lost. So looks take about that share.
+expected to win is a look: it is taken after 2, 4, .. 16 steps. Any step drafts only out of a
+credit, which a step raises by SHARE of itself, and one with drafts by what it won or lowers by what
+it lost. So looks take about that share, and so do drafts that are believed to pay and do not.
 """
 
 from csd.engine.step_cost import LateSteps
@@ -84,12 +85,13 @@ class Turns:
         self._surprised = surprise
         self._lucky = False
         self._gain += 0.2 * (gain - self._gain)
+        # whatever is expected: drafts that are believed to pay and lose all the same end here. A
+        # surprise may be an accident
+        lost = min(took - tokens, DOUBTED if surprise else 1.0)
+        self._credit = min(self._credit - lost, CREDIT)
         if gain > GAIN:
             self._misses = self._rest = 0
             return
-        # a surprise may be an accident
-        lost = min(took - tokens, DOUBTED if surprise else 1.0)
-        self._credit = min(self._credit - lost, CREDIT)
         # more came true than was expected: one more look
         self._lucky = tokens > GAIN * took
         if not self._lucky:

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from csd.traces.traces import Trace
@@ -61,35 +62,43 @@ class Journal:
             raise
 
     def append(self, trace: Trace) -> None:
-        """On disk when this returns; a crash before leaves the file without it."""
+        """On disk when this returns; a crash or an OSError, which names the file, leaves the file
+        without it."""
         if self.closed:
             raise ValueError(f"the history in {self.path} is closed")
         data, length = _line(trace), self._file.seek(0, os.SEEK_END)
         if length and os.pread(self._file.fileno(), 1, length - 1) != b"\n":
             data = b"\n" + data
-        self._lock.write(str(length).encode())
-        os.fsync(self._lock.fileno())
         try:
-            _write(self._file.fileno(), data)
-            os.fsync(self._file.fileno())
+            with _named(self.path):
+                self._lock.write(str(length).encode())
+                os.fsync(self._lock.fileno())
+                _write(self._file.fileno(), data)
+                os.fsync(self._file.fileno())
         except BaseException:
             self._file.truncate(length)
             raise
         finally:
+            # a part of a mark would be read with the next one
             self._lock.truncate(0)
         self.tokens += _tokens(trace)
 
     def rewrite(self, traces: Iterable[Trace]) -> None:
-        """The file with these traces alone; a crash leaves the old one or the new one."""
+        """The file with these traces alone; a crash or an OSError leaves the old one or the new."""
         new = self.path.with_name(self.path.name + ".new")
-        self.tokens = 0
-        with open(new, "wb") as file:
-            for trace in traces:
-                file.write(_line(trace))
-                self.tokens += _tokens(trace)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.path)
+        tokens = 0
+        try:
+            with _named(new), open(new, "wb") as file:
+                for trace in traces:
+                    file.write(_line(trace))
+                    tokens += _tokens(trace)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self.path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        self.tokens = tokens
         self._file.close()
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
 
@@ -103,6 +112,17 @@ class Journal:
                 if not file.read().endswith(b"\n"):
                     file.truncate(int(mark))
         self._lock.truncate(0)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of writing name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _write(file: int, data: bytes) -> None:

@@ -85,6 +85,42 @@ def test_a_recording_on_a_full_disk(small):
     assert_usable(engine, "ab", expected, **SAY)
 
 
+def test_a_history_on_a_full_disk(small):
+    """An addition is in the file or it is not; the history goes on where there is room."""
+    path = small / "h.jsonl"
+    added = []
+    with csd.History(samples=99, path=path) as h:
+        with pytest.raises(OSError, match=r"No space left.*h.jsonl"):
+            for i in range(99):
+                h.add([1], [[i] * 500])
+                added.append([i] * 500)
+        assert [e.tokens.tolist() for e in h.of([1])][::-1] == added
+        assert [t.samples for t in read_traces(path)] == [[a] for a in added]
+        assert not (small / "h.jsonl.lock").read_bytes()
+        assert subprocess.run(["mount", "-o", "remount,size=64k", str(small)]).returncode == 0
+        h.add([1], [[7] * 500])
+    with csd.History(samples=99, path=path) as h:
+        assert [e.tokens.tolist() for e in h.of([1])][::-1] == [*added, [7] * 500]
+
+
+def test_a_history_that_cannot_be_rewritten(small):
+    """Five lines of 2.4 KB and a mark have room, but not two lines more beside them."""
+    path = small / "h.jsonl"
+    with csd.History(samples=2, tokens=1200, path=path) as h:
+        with pytest.raises(OSError, match=r"No space left.*h.jsonl.new"):
+            for i in range(101, 199):
+                h.add([1], [[i] * 570])
+        # the addition itself is there
+        assert [e.tokens[0] for e in h.of([1])] == [105, 104]
+        assert [t.samples[0][0] for t in read_traces(path)] == [101, 102, 103, 104, 105]
+        assert sorted(p.name for p in small.iterdir()) == ["h.jsonl", "h.jsonl.lock"]
+        assert subprocess.run(["mount", "-o", "remount,size=64k", str(small)]).returncode == 0
+        h.add([1], [[106] * 570])
+    assert [t.samples for t in read_traces(path)] == [[[105] * 570], [[106] * 570]]
+    with csd.History(samples=2, path=path) as h:
+        assert [e.tokens[0] for e in h.of([1])] == [106, 105]
+
+
 def test_a_command_on_a_full_disk(small, toy_folder, capsys):
     problems = small / "problems.jsonl"
     problems.write_text(json.dumps({"prompt": "a", "answer": "1"}) + "\n")
@@ -105,6 +141,7 @@ def test_a_folder_that_is_read_only(read_only, tmp_path, toy_folder, capsys):
         ["eval", str(problems), "--model", toy_folder, "-o", str(out)],
         ["record", toy_folder, str(problems), "-o", str(out)],
         ["sample", toy_folder, "a", "--record", str(out)],
+        ["sample", toy_folder, "a", "--history", str(out)],
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err

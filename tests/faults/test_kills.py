@@ -81,6 +81,35 @@ def test_a_run_that_is_killed_goes_on(place, toy_folder, kind):
     assert kills
 
 
+def test_a_history_that_is_killed_while_it_saves(tmp_path):
+    """Each of two prompts has its newest additions in order; at most the last one is lost."""
+    path, said = tmp_path / "h.jsonl", tmp_path / "said"
+    rng = random.Random(0)
+    count = kills = 0
+
+    def work():
+        # a line is a few writes of a page; every tenth addition or so has the file rewritten
+        with csd.History(samples=2, tokens=2000, path=path) as h, open(said, "wb", 0) as file:
+            for i in range(count, count + 400):
+                h.add([i % 2], [[i] * 400])
+                file.write(b"%d\n" % i)
+
+    for _ in times(3, 50):
+        said.write_bytes(b"")
+        kills += killed(work, moment(rng, 0.4))
+        last = max([count - 1, *map(int, said.read_bytes().split())])
+        with csd.History(samples=2, tokens=2000, path=path) as h:
+            held = [[e.tokens.tolist() for e in h.of([p])] for p in range(2)]
+        newest = max((t for p in held for s in p for t in s), default=-1)
+        # what the child had added and could not say any more
+        assert newest in (last, last + 1)
+        count = newest + 1
+        for p, samples in enumerate(held):
+            want = [i for i in range(newest, -1, -1) if i % 2 == p][:2]
+            assert samples == [[i] * 400 for i in want]
+    assert kills
+
+
 def test_two_processes_on_one_file(tmp_path):
     """The second one fails and says why; the first one's file stays as it is."""
     path = tmp_path / "out.jsonl"

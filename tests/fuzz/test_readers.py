@@ -20,6 +20,7 @@ from csd.evaluate.speedup import gain
 from csd.evaluate.tasks import TASKS, read
 from csd.graph.rivals.rest import Datastore
 from csd.schema.read import naming, read_file
+from csd.traces.history import History
 from csd.traces.traces import read_traces
 
 TRACE = {
@@ -78,6 +79,7 @@ def replay_of(path):
 # the name of a file, what it may hold, its reader
 READERS = {
     "traces": ("t.jsonl", [lines(TRACE), lines(TRACE, TRACE)], lambda p: list(read_traces(p))),
+    "history": ("h.jsonl", [lines(TRACE), lines(TRACE, TRACE)], lambda p: History(path=p).close()),
     "gzipped traces": ("t.jsonl.gz", [gzip.compress(lines(TRACE) * 9, mtime=0)],
                        lambda p: list(read_traces(p))),
     "problems": ("p.jsonl", [lines({"prompt": "6?", "answer": 6}, {"prompt": CHAT, "answer": "1"})],

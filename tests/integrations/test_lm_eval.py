@@ -87,3 +87,45 @@ def test_what_is_not_served_is_refused(model):
     with pytest.raises(ValueError, match="csd does not serve num_beams=3"):
         model.generate_until([request("a", num_beams=3)])
     assert model.generate_until([]) == []
+
+
+def test_history_is_what_earlier_runs_drew(toy_folder, tmp_path, monkeypatch):
+    """From the harness's own model arguments; a file serves the next run, and changes no text."""
+    from lm_eval.api.registry import get_model
+
+    # registers the type
+    import csd.integrations.lm_eval
+
+    engine_run, results = csd.Engine.run, []
+
+    def watched(self, requests, settings):
+        yield from engine_run(self, requests, settings)
+        results.append([request.result() for request in requests])
+
+    monkeypatch.setattr(csd.Engine, "run", watched)
+    path = tmp_path / "history.jsonl"
+    hot = dict(do_sample=True, temperature=0.8, max_gen_toks=24)
+    asked = [request("one", **hot), request("one", **hot), request("two", **hot)]
+
+    def texts(**options):
+        arguments = dict(pretrained=toy_folder, seed=3, budget=24, dtype="float32", **options)
+        pairs = ",".join(f"{name}={value}" for name, value in arguments.items())
+        model = get_model("csd").create_from_arg_string(pairs, {"device": "cpu"})
+        found = model.generate_until(asked)
+        if model.history is not None:
+            model.history.close()
+        return found
+
+    plain = texts()
+    assert texts(history=path) == plain
+    assert texts(history=path) == plain
+    none, first, second = ([out.stats for out in outs] for outs in results)
+    for a, b, c in zip(none, first, second, strict=True):
+        assert a.history_tokens == b.history_tokens == 0
+        assert c.history_tokens == b.tokens and c.accepted["history"] > 0
+        assert c.sample_steps < b.sample_steps == a.sample_steps
+    # two additions of each prompt
+    assert len(path.read_text().splitlines()) == 4
+    path.write_text('{"prompt_ids": []}\n')
+    with pytest.raises(ValueError, match=f"{path}, line 1: the trace must have 'samples'"):
+        texts(history=path)

@@ -140,3 +140,71 @@ def test_rows_do_not_depend_on_the_rows_beside_them(toy_folder):
     chat = pa.table({"prompt": [[{"role": "user", "content": "hi"}]]})
     ids = pa.table({"prompt": [sampler.engine.tokenizer("user: hi\nassistant: ")["input_ids"]]})
     assert sampler(chat).to_pylist()[0]["tokens"] == sampler(ids).to_pylist()[0]["tokens"]
+
+
+def histories(rows):
+    """Columns of earlier samples for rows of the prompts "abc", "Two?", "abc"."""
+    ids, texts = [r["tokens"] for r in rows], [r["texts"] for r in rows]
+    return {
+        "own": [ids[0], ids[1], None],
+        "texts": [texts[0], texts[1], []],
+        "foreign": [ids[1], ids[0], None],
+    }
+
+
+@pytest.mark.parametrize("kind", ["own", "texts", "foreign"])
+def test_a_column_of_history_drafts_for_its_row_alone(toy_folder, monkeypatch, kind):
+    import pyarrow as pa
+
+    from csd.integrations.ray import Sampler
+
+    sampler = Sampler(toy_folder, budget=24, **SAMPLING)
+    draw, results = sampler.draw, []
+    monkeypatch.setattr(sampler, "draw", lambda *a: results.append(draw(*a)) or results[-1])
+    table = pa.table({"prompt": ["abc", "Two?", "abc"]})
+    plain = sampler(table).to_pylist()
+    column = pa.array(histories(plain)[kind])
+    told = sampler(table.append_column("history", column)).to_pylist()
+    for name in ("tokens", "texts", "finish_reasons"):
+        assert [row[name] for row in told] == [row[name] for row in plain]
+    (a, b, c), (a_alone, b_alone, _) = results[1], results[0]
+    assert [r.stats.accepted["history"] for r in results[0]] == [0, 0, 0]
+    assert a.stats.history_tokens > 0 and b.stats.history_tokens > 0
+    # the third row has the first one's prompt, and none of its history
+    assert c.stats.history_tokens == c.stats.accepted["history"] == 0
+    if kind != "foreign":
+        assert a.stats.accepted["history"] > 0 and b.stats.accepted["history"] > 0
+        assert a.stats.sample_steps < a_alone.stats.sample_steps
+        assert b.stats.sample_steps < b_alone.stats.sample_steps
+
+
+def test_bad_history_names_its_row(toy_folder):
+    import pyarrow as pa
+
+    from csd.integrations.ray import Sampler
+
+    sampler = Sampler(toy_folder, **SAMPLING)
+    table = pa.table({"prompt": ["a", "b"], "history": [[[1]], [[1], [5000]]]})
+    with pytest.raises(ValueError, match=r"history\[1\]\[1\] has token id 5000, outside"):
+        sampler(table)
+    table = pa.table({"prompt": ["a", "b"], "history": [1, 2]})
+    with pytest.raises(TypeError, match=r"history\[0\] must be a csd.History or a list"):
+        sampler(table)
+
+
+def test_actors_read_the_column(cluster, toy_folder):
+    """As Ray's own blocks hand it over."""
+    from csd.integrations.ray import sample
+
+    rows = [{"row": i, "prompt": p} for i, p in enumerate(["abc", "Two?", "abc"])]
+    options = dict(batch_size=2, budget=24, **SAMPLING)
+
+    def drawn(rows):
+        found = sample(ray.data.from_items(rows), toy_folder, **options).take_all()
+        return sorted(found, key=lambda row: row["row"])
+
+    plain = drawn(rows)
+    earlier = [[[int(t) for t in s] for s in row["tokens"]] for row in plain]
+    told = drawn([row | {"history": earlier[row["row"]]} for row in rows])
+    for a, b in zip(plain, told, strict=True):
+        assert [list(t) for t in a["tokens"]] == [list(t) for t in b["tokens"]]
