@@ -38,7 +38,8 @@ def commit_kv_ref(
     row = accept_row[slot, i].long()
     for node, pages in ((node_k, k_pages), (node_v, v_pages)):
         tokens = pages.view(pages.shape[0], -1, *pages.shape[3:])
-        tokens.index_copy_(1, page * PAGE + place % PAGE, node.index_select(1, row))
+        # `index_select` would copy all of a tensor whose layers lie apart
+        tokens.index_copy_(1, page * PAGE + place % PAGE, node[:, row])
 
 
 @triton.jit(do_not_specialize=["slot_width", "A"])
