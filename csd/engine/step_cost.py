@@ -121,17 +121,18 @@ class LateSteps:
     def ratio(self, base: int, rows: int) -> float:
         """A step over `rows` rows with drafts, in steps over `base` rows without."""
         if not self._drafted:
-            return self._said(base, rows, self._level)
+            return self._predicted(base, rows, self._level)
         nodes, last = max(rows - base, 1), len(self._drafted) - 1
         found = []
         for i, (_, b, m, level, took) in enumerate(self._drafted):
-            said, was_said = self._said(base, rows, level), self._said(b, m, level)
-            if took < was_said and was_said > 1:
-                ratio = 1 + (said - 1) * max(took - 1, 0.0) / (was_said - 1)
+            predicted = self._predicted(base, rows, level)
+            predicted_then = self._predicted(b, m, level)
+            if took < predicted_then and predicted_then > 1:
+                ratio = 1 + (predicted - 1) * max(took - 1, 0.0) / (predicted_then - 1)
             else:
                 # in proportion up to the nodes that were seen, constant beyond: where nothing is
                 # known the lower value is taken, because only what is tried is measured
-                ratio = said + (took - was_said) * min(nodes / max(m - b, 1), 1.0)
+                ratio = predicted + (took - predicted_then) * min(nodes / max(m - b, 1), 1.0)
             near = abs(math.log2(rows / m))
             found.append((max(ratio, 1.0), 2 ** ((i - last) / 6 - 8 * near)))
         return _median(found)
@@ -185,7 +186,7 @@ class LateSteps:
         self._step += 1
         self._curves.clear()
 
-    def _said(self, base: int, rows: int, level: float) -> float:
+    def _predicted(self, base: int, rows: int, level: float) -> float:
         """By the table; what plain steps take beyond it is not taken again for more rows."""
         plain = self._table(base)
         over = plain * max(level - 1, 0.0)

@@ -1,7 +1,7 @@
-"""What a group's samples have said, token by token: what the paper's drafter searches.
+"""The tokens of a group's samples: what the paper's drafter searches.
 
-Every slot owns ROUNDS rows and writes its samples into them in turn, so that what finished samples
-said stays until the slot's ROUNDS-th sample after. A row begins with the last k tokens of the
+Every slot owns ROUNDS rows and writes its samples into them in turn, so that a finished sample
+stays until the slot's ROUNDS-th sample after it. A row begins with the last k tokens of the
 prompt, so that a window may begin there; k is the size of the query. Rows of groups that are gone
 are never read: keys are not used again.
 """
@@ -36,7 +36,7 @@ class Texts:
         cls, slots: int, tokens: int, k: int, device: str | torch.device = "cpu",
         rounds: int = ROUNDS,
     ) -> "Texts":  # fmt: skip
-        """Nothing said yet; tokens: of a sample at most."""
+        """Empty; tokens: of a sample at most."""
 
         def full(*shape: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
@@ -78,9 +78,9 @@ class Texts:
         before = pool.context[root, :k].flip(1)
         place = torch.arange(MAX_DEPTH + 1, device=count.device)
         at = (old[:, None] + place).clamp(0, slots.tokens.shape[1] - 1)
-        said = slots.tokens.gather(1, at)
+        newest = slots.tokens.gather(1, at)
         chance = (slots.logprobs.gather(1, at).double().exp() * CHANCE_ONE).round().int()
-        token = torch.cat([before, said], 1)
+        token = torch.cat([before, newest], 1)
         chance = torch.cat([torch.full_like(before, CHANCE_ONE), chance], 1)
         written = torch.cat(
             [fresh[:, None].expand(S, k), place < count[:, None]], 1

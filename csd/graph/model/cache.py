@@ -116,17 +116,17 @@ class DraftCache:
         return new
 
     def read(
-        self, said: dict[int, list[int]], hidden: dict[int, torch.Tensor] | None, host: HostSlots
+        self, recent: dict[int, list[int]], hidden: dict[int, torch.Tensor] | None, host: HostSlots
     ) -> torch.Tensor:
         """Read committed tokens that are not cached yet, at least one a slot, in place.
 
-        said: by slot, in the order of `host.live`. hidden: [tokens, hidden] of the tokens before
+        recent: by slot, in the order of `host.live`. hidden: [tokens, hidden] of the tokens before
         them. Returns [slots, hidden] of each slot's last.
         """
         last: dict[int, torch.Tensor] = {}
-        while said:
-            piece = {s: tokens[:MOST_ROWS] for s, tokens in said.items()}
-            rows = SlotRows.of(said, {s: len(x) for s, x in piece.items()})
+        while recent:
+            piece = {s: tokens[:MOST_ROWS] for s, tokens in recent.items()}
+            rows = SlotRows.of(recent, {s: len(x) for s, x in piece.items()})
             words = [(2 << i) - 1 for s in rows.slots for i in range(rows.count[s])]
             given = None
             if hidden is not None:
@@ -142,7 +142,7 @@ class DraftCache:
                      for s in rows.slots}  # fmt: skip
             self.commit(node_k, node_v, taken)
             last |= {s: out[taken[s][-1]] for s in rows.slots}
-            said = {s: x[MOST_ROWS:] for s, x in said.items() if len(x) > MOST_ROWS}
+            recent = {s: x[MOST_ROWS:] for s, x in recent.items() if len(x) > MOST_ROWS}
         return torch.stack([last[s] for s in host.live if s in last])
 
     def commit(

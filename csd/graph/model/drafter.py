@@ -220,9 +220,9 @@ class ModelDrafter(Drafter):
         counts, kept = verdict.accept_count.tolist(), {}
         paths = [row[:n] for row, n in zip(verdict.accept_row.tolist(), counts, strict=True)]
         for s, tree in self.trees.items():
-            said = [token[r] for r in paths[s][1:]]
-            nodes = tree.path(said)
-            self._learn(tree, nodes, said, [below.get(r, []) for r in paths[s]])
+            recent = [token[r] for r in paths[s][1:]]
+            nodes = tree.path(recent)
+            self._learn(tree, nodes, recent, [below.get(r, []) for r in paths[s]])
             numbers = [tree.nodes[n].number for n in nodes]
             kept[s] = numbers[: (*numbers, -1).index(-1)]
         if self.scratch is not None and not self.net.wants_hidden:
@@ -231,12 +231,12 @@ class ModelDrafter(Drafter):
         self.reader.observe(slots, paths)
 
     def _learn(
-        self, tree: SlotTree, nodes: list[int], said: list[int], drafted: list[list[int]]
+        self, tree: SlotTree, nodes: list[int], recent: list[int], drafted: list[list[int]]
     ) -> None:
         """drafted: tokens below the root, and below each node of the accepted path."""
         for depth, tokens in enumerate(drafted):
             parent = nodes[depth - 1] if depth else -1
-            hit = said[depth] if depth < len(said) else None
+            hit = recent[depth] if depth < len(recent) else None
             if self.drawn:
                 if tokens:
                     self.levels.learn(depth, hit is not None)

@@ -73,18 +73,18 @@ class Reader:
         cache = self.cache
         assert cache is not None
         cache.claim(host, slots)
-        tokens, said = slots.tokens.numpy(force=True), {}
+        tokens, recent = slots.tokens.numpy(force=True), {}
         hidden: dict[int, torch.Tensor] | None = {} if self.net.wants_hidden else None
         for s in host.live:
             first, last = cache.length[s], host.generated[s]
-            said[s] = tokens[s, max(first - 1, 0) : last].tolist()
+            recent[s] = tokens[s, max(first - 1, 0) : last].tolist()
             if first == 0:
-                said[s].insert(0, self._last[host.group[s]])
+                recent[s].insert(0, self._last[host.group[s]])
             if hidden is not None:
                 if last == 0:
                     self._unread[s] = [self._state_before(host.group[s])]
                 hidden[s] = torch.cat([x.to(self.net.dtype) for x in self._unread.pop(s)])
-        return cache.read(said, hidden, host)
+        return cache.read(recent, hidden, host)
 
     def observe(self, slots: Slots, paths: list[list[int]]) -> None:
         """A step is done; paths: by slot, the rows whose tokens were committed."""

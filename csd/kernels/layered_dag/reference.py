@@ -103,13 +103,13 @@ def _fill(pool: Pool, trees: dict[int, list[_Node]], ahead: list[int]) -> None:
     group_start = [0, *np.cumsum([1 + len(tree) for tree in trees.values()]).tolist()]
     pool.group_start.copy_(torch.tensor([group_start[i] for i in pool.group_start.tolist()]))
     row = 0
-    for (s, tree), (token, position, said) in zip(trees.items(), heads, strict=True):
+    for (s, tree), (token, position, latest) in zip(trees.items(), heads, strict=True):
         first = row
         pool.slot_start[s], pool.slot_nodes[s] = first, 1 + len(tree)
         at: dict[int, int] = {}  # by identity: equal nodes of different parents are different
         for node in [None, *tree]:
             parent = -1 if node is None else at[id(node.above)] if node.above else first
-            context = said if node is None else [node.token, *pool.context[parent].tolist()[:-1]]
+            context = latest if node is None else [node.token, *pool.context[parent].tolist()[:-1]]
             depth = 0 if node is None else node.depth
             word = 1 << row - first
             if parent >= 0:

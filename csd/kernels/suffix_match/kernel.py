@@ -24,7 +24,7 @@ def _searched(
 
 
 @triton.jit
-def _cell(above, row, window, said, far, I: tl.constexpr, B: tl.constexpr, K: tl.constexpr,
+def _cell(above, row, window, last, far, I: tl.constexpr, B: tl.constexpr, K: tl.constexpr,
           EDITS: tl.constexpr):  # fmt: skip
     """The table's cell (I, J); above: the band of row I - 1, row: that of row I so far."""
     J: tl.constexpr = I + B - EDITS
@@ -33,7 +33,7 @@ def _cell(above, row, window, said, far, I: tl.constexpr, B: tl.constexpr, K: tl
     elif J == 0:
         best = far * 0 + I
     else:
-        best = tl.where(window[J - 1] == said, above[B], above[B] + 1)
+        best = tl.where(window[J - 1] == last, above[B], above[B] + 1)
         # the last tokens are aligned with each other
         if not (I == K and J == K):
             if B < 2 * EDITS:
@@ -75,10 +75,10 @@ def _distance(
         band = band + (tl.where(b >= EDITS, far * 0 + (b - EDITS), far),)  # noqa: RUF005
     for i in tl.static_range(1, K + 1):
         # a context has the latest token first
-        said = tl.load(query_ptr + (K - i))
+        last = tl.load(query_ptr + (K - i))
         row = ()
         for b in tl.static_range(BAND):
-            cell = _cell(band, row, window, said, far, i, b, K, EDITS)
+            cell = _cell(band, row, window, last, far, i, b, K, EDITS)
             row = row + (cell,)  # noqa: RUF005
         band = row
     return tl.where(whole, band[EDITS], far)

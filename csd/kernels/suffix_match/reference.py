@@ -60,9 +60,9 @@ def suffix_match_ref(
         group = int(slots.group_key[slots.group[s]])
         found = []
         for row in ((key == group) & (sample != int(slots.sample[s]))).nonzero()[0].tolist():
-            said = text[row, : length[row]]
+            tokens_of = text[row, : length[row]]
             # something must follow
-            distance = window_distance(said[:-1], query, edits)
+            distance = window_distance(tokens_of[:-1], query, edits)
             found += [(distance[e], row, e) for e in (distance <= edits).nonzero()[0].tolist()]
         for i, (_, row, end) in enumerate(sorted(found)[:most]):
             stop = min(end + 1 + tokens, length[row])
