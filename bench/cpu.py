@@ -1,17 +1,20 @@
 """csd on CPU: with speculation, without, and `transformers` generate, alternated in one run.
 
-    python -m bench.cpu [--samples 1 4 8 16] [--pairs 9] [--json FILE]
+    python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--pairs 9] [--json FILE]
 
-SmolLM2-135M-Instruct, all sides in `--dtype`, or else the one that csd takes on this machine. Word
-problems of our own at temperature 0.7, `--tokens` new tokens a sample at most. Each pair draws the
-same samples with csd and without speculation, in alternating order, then `transformers` draws as
-many in one batch. Reported are medians over the pairs and the median of the paired ratios with its
-bootstrap interval.
+SmolLM2-135M-Instruct when no model is given; all sides in `--dtype`, or else the one that csd takes
+on this machine. Word problems and code, prompts of our own, at temperature 0.7, `--tokens` new
+tokens a sample at most. `--exact on off` runs csd with and without; by default as the engine
+chooses. Each pair draws the same samples with csd and without speculation, in alternating order,
+then `transformers` draws as many in one batch. Reported are medians over the pairs and the median
+of the paired ratios with its bootstrap interval.
 """
 
 import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
@@ -41,6 +44,9 @@ PROBLEMS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help="a folder or a GGUF file")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["words"])
+    parser.add_argument("--exact", nargs="+", choices=("on", "off"))
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=100)
@@ -48,25 +54,40 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
 
-    engine = csd.Engine(smollm2_path(), dtype=args.dtype and getattr(torch, args.dtype))
-    reference = Transformers(engine.tokenizer, engine.dtype)
-    chat = [{"role": "user", "content": PROBLEMS[0]}]
-    csd.generate(engine, chat, num_samples=2, max_new_tokens=8, seed=0)
-    reference.draw(chat, 2, 4, seed=0)
+    path = args.model or smollm2_path()
+    dtype = args.dtype and getattr(torch, args.dtype)
+    choices = [{"on": True, "off": False}[x] for x in args.exact] if args.exact else [None]
+    engines = [csd.Engine(path, dtype=dtype, device="cpu", exact=exact) for exact in choices]
+    reference = Transformers(path, engines[0].tokenizer, engines[0].dtype)
+    warm = [{"role": "user", "content": PROBLEMS[0]}]
+    for engine in engines:
+        csd.generate(engine, warm, num_samples=2, max_new_tokens=8, seed=0)
+    reference.draw(warm, 2, 4, seed=0)
     rows = []
-    for n in args.samples:
-        rows.append(measure(engine, reference, n, args.pairs, args.tokens))
-        print(table(rows[-1:]), flush=True)
+    for task in args.tasks:
+        for n in args.samples:
+            for engine in engines:
+                found = measure(engine, reference, TASKS[task](), n, args.pairs, args.tokens)
+                rows.append({"task": task, "exact": engine.exact} | found)
+                print(table(rows[-1:]), flush=True)
     print(table(rows))
-    finish({"bench": "cpu", "dtype": str(engine.dtype), "rows": rows}, args.json)
+    finish({"bench": "cpu", "dtype": str(engines[0].dtype), "rows": rows}, args.json)
 
 
-def measure(engine, reference, n: int, pairs: int, tokens: int) -> dict:
-    """Tokens per second of the three sides for n samples, over `pairs` problems."""
+def code() -> list[str]:
+    lines = Path(__file__).with_name("prompts").joinpath("code.jsonl").read_text().splitlines()
+    return [json.loads(line)["prompt"] for line in lines]
+
+
+TASKS = {"words": lambda: PROBLEMS, "code": code}
+
+
+def measure(engine, reference, prompts: list[str], n: int, pairs: int, tokens: int) -> dict:
+    """Tokens per second of the three sides for n samples, over `pairs` prompts."""
     rates = {"csd": [], "plain": [], "transformers": []}
     taus, equal, drawn = [], 0, 0
     for i in range(pairs):
-        chat = [{"role": "user", "content": PROBLEMS[i % len(PROBLEMS)]}]
+        chat = [{"role": "user", "content": prompts[i % len(prompts)]}]
         sides = [("csd", True), ("plain", False)]
         outs = {}
         for name, speculate in sides if i % 2 else sides[::-1]:
@@ -99,15 +120,10 @@ def measure(engine, reference, n: int, pairs: int, tokens: int) -> dict:
 
 
 class Transformers:
-    """`generate` of transformers on the same file: one batch of n rows."""
+    """`generate` of transformers on the same file or folder: one batch of n rows."""
 
-    def __init__(self, tokenizer, dtype: torch.dtype):
-        from transformers import AutoModelForCausalLM, GgufConfig
-
-        folder, name = smollm2_path().rsplit("/", 1)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-        )
+    def __init__(self, path: str, tokenizer, dtype: torch.dtype):
+        self.model = module(path, dtype)
         self.tokenizer = tokenizer
 
     def draw(self, chat, n: int, tokens: int, seed: int) -> float:
@@ -126,6 +142,17 @@ class Transformers:
         end = self.model.generation_config.eos_token_id
         ended = (new == end).int().cumsum(1)
         return int(((ended - (new == end).int()) == 0).sum()) / seconds
+
+
+def module(model: str, dtype: torch.dtype):
+    """The model as transformers loads it."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    path, options = Path(model), {}
+    if path.suffix == ".gguf":
+        options = dict(gguf_file=path.name, quantization_config=GgufConfig(dequantize=True))
+        model = str(path.parent)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ one step that take longest.
 
 import argparse
 import statistics
-from pathlib import Path
 
 import torch
 
 import csd
 from bench.common import finish, table
+from bench.cpu import module
 from csd.models.demo import smollm2_path
 
 ROUNDS = 3
@@ -62,17 +62,6 @@ def sides(model: str) -> dict[str, csd.Engine]:
             if dtype != engines["seconds"].dtype:
                 engines[f"{name}, packed"] = csd.Engine(model, dtype=dtype)
     return engines
-
-
-def module(model: str, dtype: torch.dtype):
-    """The model as transformers loads it."""
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    path, options = Path(model), {}
-    if path.suffix == ".gguf":
-        options = dict(gguf_file=path.name, quantization_config=GgufConfig(dequantize=True))
-        model = str(path.parent)
-    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
 
 
 def speed_ups(base: list, other: list) -> list[float]:
