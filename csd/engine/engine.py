@@ -341,7 +341,10 @@ class Engine:
 
         def demand(slots: int) -> Demand:
             sizes = replace(wanted, slots=slots)
-            own = Demand.of(self.config, self.dtype, **asdict(sizes), rows=self._rows(slots))
+            own = Demand.of(
+                self.config, self.dtype, **asdict(sizes), rows=self._rows(slots),
+                gathers=self._ops.name == "reference",
+            )  # fmt: skip
             return replace(own, drafter=made.cache_bytes(sizes.pages))
 
         slots = slots_that_fit(demand, wanted.slots, int(self.memory * free_bytes(self.device)))

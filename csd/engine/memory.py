@@ -65,16 +65,22 @@ class Demand:
         slot_pages: int,
         prompt_pages: int,
         rows: int,
+        gathers: bool = False,
     ) -> "Demand":
-        """slot_pages, prompt_pages: of a sample's tokens and of a prompt; rows: of a step."""
+        """slot_pages, prompt_pages: of a sample's tokens and of a prompt; rows: of a step.
+
+        gathers: whether attention copies a layer's keys and values, as the batched one does: once
+        as they are, and once as float32.
+        """
         page = KVCache.bytes_per_page(config, dtype)
-        return cls(
-            slots=slots,
-            new=slots * slot_pages * page,
-            # each group in flight has at least one slot
-            prompts=min(slots, groups) * prompt_pages * page,
-            step=rows * (page // PAGE + config.vocab * dtype.itemsize),
-        )
+        new = slots * slot_pages * page
+        # each group in flight has at least one slot
+        prompts = min(slots, groups) * prompt_pages * page
+        step = rows * (page // PAGE + config.vocab * dtype.itemsize)
+        if gathers:
+            wide = max(torch.float32.itemsize, dtype.itemsize)
+            step += (new + prompts) // config.layers * (dtype.itemsize + wide) // dtype.itemsize
+        return cls(slots, new, prompts, step)
 
     @property
     def total(self) -> int:

@@ -66,7 +66,7 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch):
     # three pages: the prompt's and two slots'
     two = Demand.of(
         model.config, torch.float64, slots=2, groups=1, slot_pages=1, prompt_pages=1,
-        rows=short._rows(2),
+        rows=short._rows(2), gathers=True,
     )  # fmt: skip
     assert two.new + two.prompts == 3 * page
     monkeypatch.setattr(engine_file, "free_bytes", lambda device: two.total)
