@@ -55,6 +55,14 @@ def poison(monkeypatch):
 
 
 @pytest.fixture
+def ordered_products(monkeypatch):
+    """Interpreted products add up in one order; where kernels are compiled, they do anyway."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", interpreter.ordered_dot)
+
+
+@pytest.fixture
 def few_splits(monkeypatch):
     """Interpreted, a short row of logits is in 2 parts: of 16, as compiled, 15 would be empty."""
     from csd.kernels.verify import launch

@@ -15,6 +15,7 @@ from csd.graph.consensus import WITH_HISTORY
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, triton
 from csd.kernels.rotate import rotate_triton
+from csd.kernels.row_linear import ROW_TILES, row_linear_triton
 from csd.kernels.suffix_match import suffix_match_triton
 from csd.kernels.swiglu import silu_mul_triton
 from csd.state.context_table import GraphConfig, Table
@@ -47,6 +48,8 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
         ("rotate", lambda: rotate_triton(model.q, model.k, *model.cos_sin(ROWS))),
+        ("with bias", lambda: products(model, bias=True)),
+        ("", lambda: products(model, bias=False)),
         ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
     ]
 
@@ -91,6 +94,19 @@ def layered_step(model: _Model, config: DagConfig) -> None:
     texts = Texts.empty(SLOTS, TOKENS, config.k, META)
     sizes = config.k, config.edits, config.candidates, config.tokens
     layered_dag_triton(suffix_match_triton(texts, slots, *sizes), slots, ROWS, config)
+
+
+def products(model: _Model, bias: bool) -> None:
+    """A layer's products with exact rows, K split and not, with tiles of every size."""
+    shape, empty = model.shape, model.empty
+    H, K, D, hidden = shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
+    sizes = (
+        [((H + 2 * K) * D, hidden)] if bias else
+        [(hidden, H * D), (2 * shape.intermediate, hidden), (hidden, shape.intermediate)]
+    )  # fmt: skip
+    for n, k in sizes:
+        for rows in ROW_TILES:
+            row_linear_triton(empty(rows, k), empty(n, k), empty(n) if bias else None)
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:

@@ -43,7 +43,7 @@ TARGETS = {
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
 }
 # constants that a job's name shows, where its kernel has them
-SHOWN = ("F", "D", "ORDERS", "N")
+SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
     with (
         mock.patch.object(driver, "_active", without_device),
         mock.patch("csd.kernels.tree_attention.launch.target_of", lambda device: target),
+        mock.patch("csd.kernels.row_linear.target_of", lambda device: target),
     ):
         knobs.runtime.jit_cache_hook = hook
         try:

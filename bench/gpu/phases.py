@@ -19,6 +19,7 @@ PHASES = {
     "commit": "commit_kv|advance_slots",
     "insert": "observe|claim|lead|allocate|merge",
     "report": "snapshot",
+    "matrix products": "row_linear|add_splits",
 }
 PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
 

@@ -7,7 +7,7 @@ from bench.aot import SHAPES, TARGETS, problems, run, table
 OPERATIONS = {
     "advance_slots", "commit_kv", "draft_tree", "graph_insert", "merge_partials", "observe",
     "plan_attention", "rms_norm", "rotary", "snapshot", "swiglu", "tree_attention", "verify",
-    "suffix_match", "layered_dag",
+    "suffix_match", "layered_dag", "row_linear",
 }  # fmt: skip
 
 
@@ -43,6 +43,16 @@ def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
     want = {"sm_90": ("wgmma", True), "sm_80": ("mma", True), "gfx942": ("mfma", False)}
     for row in found:
         assert (row["mma"], row["async"]) == want[row["target"]], table([row])
+
+
+def test_exact_products_use_the_tensor_cores_and_leave_room_for_a_second_program(rows):
+    found = [r for r in rows if r["kernel"].startswith("row_linear B") and r["target"] == "sm_90"]
+    assert {"16", "32", "64", "128"} == {r["kernel"].partition("=")[2].split(",")[0] for r in found}
+    for row in found:
+        assert (row["mma"], row["async"], row["narrow"]) == ("wgmma", True, 0), table([row])
+        # up to 64 rows two programs of 128 threads fit on a multiprocessor
+        if "128" not in row["kernel"]:
+            assert 2 * row["shared"] <= row["limit"] and row["registers"] <= 255, table([row])
 
 
 def test_binaries_are_kept_where_launches_look(rows, cache):
