@@ -13,7 +13,7 @@ from bench.aot.shape import Shape
 from bench.graphs import DEEP, SHALLOW
 from csd.graph.consensus import WITH_HISTORY
 from csd.kernels.layered_dag import layered_dag_triton
-from csd.kernels.ops import Ops, triton
+from csd.kernels.ops import Ops, exact_triton, triton
 from csd.kernels.rotate import rotate_triton
 from csd.kernels.row_linear import ROW_TILES, row_linear_triton
 from csd.kernels.suffix_match import suffix_match_triton
@@ -45,6 +45,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("tree", lambda: layered_step(model, DagConfig(tree=True))),
         ("", lambda: layer(ops, model, PAGES)),
         ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
+        ("", lambda: layer(exact_triton(), model, PAGES)),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
         ("rotate", lambda: rotate_triton(model.q, model.k, *model.cos_sin(ROWS))),

@@ -66,14 +66,12 @@ def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
 
 
 def choose_exact(
-    wanted: bool | None, loaded: Loaded, kernels: str, products: "ExactProducts"
+    wanted: bool | str | None, loaded: Loaded, kernels: str, products: "ExactProducts"
 ) -> tuple[DecoderLike, bool]:
     """The decoder that an engine runs, and whether it is exact. wanted: None takes what is free.
 
     Raises as `exact_decoder` where `wanted` is true.
     """
-    if wanted and kernels != "reference":
-        raise ValueError("exact must be False with kernels='triton', got True")
     # float32 is padded to two rows in most places, which is not free
     if wanted is False or (wanted is None and loaded.dtype not in HALVES):
         return loaded.decoder, False
@@ -83,7 +81,7 @@ def choose_exact(
         return loaded.decoder, False
     try:
         made = exact_decoder(loaded, products)
-    except (ValueError, NotImplementedError):
+    except ValueError:
         return loaded.decoder, False
     free = all(b.least == 1 and b.most >= FREE_ROWS for b in products.blocks.values())
     return (made, True) if free else (loaded.decoder, False)
@@ -94,6 +92,9 @@ def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:
 
     Raises ValueError for what `exact` does not serve and on a machine where nothing is exact.
     """
+    if products.on_cpu and loaded.device.type != "cpu":
+        where = loaded.device.type
+        raise ValueError(f"exact must be False with kernels='reference' on {where}, got True")
     if loaded.dtype not in DTYPES:
         raise ValueError(f"exact must be False in {loaded.dtype}, got True")
     if not isinstance(loaded.decoder, Decoder):
@@ -126,6 +127,17 @@ class ExactProducts:
         made = cls(row_linear_triton) if kind == "triton" else cls(linear, CUBLAS_ROWS)
         made.on_cpu = False
         return made
+
+    @classmethod
+    def for_kernels(cls, kernels: str, wanted: bool | str | None) -> "ExactProducts":
+        """Those that go with `kernels`; wanted: an engine's argument `exact`."""
+        if wanted not in (None, True, False, "cublas"):
+            raise ValueError(f"exact must be True, False or 'cublas', got {wanted!r}")
+        if kernels != "reference":
+            return cls.of("cublas" if wanted == "cublas" else "triton")
+        if wanted == "cublas":
+            raise ValueError("exact must be True or False with kernels='reference', got 'cublas'")
+        return cls.of("library")
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
