@@ -175,8 +175,11 @@ def in_blocks(
 
 def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
     """The largest blocks of rows whose results agree bit for bit, tried on random rows."""
-    sizes = FEW_SIZES if weight.shape[0] * weight.shape[1] > LARGE else SIZES
-    sizes = GPU_SIZES if product is row_linear_triton else sizes
+    sizes: tuple[int, ...] = SIZES
+    if product is row_linear_triton:
+        sizes = GPU_SIZES
+    elif weight.shape[0] * weight.shape[1] > LARGE:
+        sizes = FEW_SIZES
     x, order = _random_rows(sizes[-1], weight)
     # results are kept for the first rows only: where they differ, nearly all do
     found = {n: product(x[:n], weight, None)[:64].clone() for n in sizes}

@@ -76,7 +76,7 @@ def test_the_work_list(name, heads, long, request):
         request.getfixturevalue("short_cuts")
     layout = laid_out(attention_case(**CASES[name], heads=heads))["layout"]
     want, got = (f(layout, *heads) for f in (plan_exact_ref, plan_exact_triton))
-    assert torch.equal(got.count, want.count) and torch.equal(got.row, want.row)
+    assert torch.equal(got.total, want.total) and torch.equal(got.row, want.row)
     for a, b in ((got.segment, want.segment), (got.tail, want.tail)):
         # what is not written is not read
         assert torch.equal(torch.where(b == -1, -1, a), b)
@@ -87,7 +87,7 @@ def test_segments_cover_each_page_of_a_tile_once(short_cuts):
     layout = laid_out(case)["layout"]
     work = plan_exact_ref(layout, 2, 1)
     seen = {}
-    for first, _, source, low, high, _ in work.segment[: int(work.count)].tolist():
+    for first, _, source, low, high, _ in work.segment[: int(work.total)].tolist():
         seen.setdefault((first, source), []).append((low, high))
     pages = {0: 5, 1: 2, 2 + 0: 6, 2 + 1: 1, 2 + 2: 2}
     assert {source for _, source in seen} == set(pages)
@@ -221,8 +221,8 @@ def test_errors():
     with pytest.raises(ValueError, match=r"heads must be 1 to 64 times kv_heads, got 3 and 2"):
         plan_exact(case["layout"], 3, 2)
     work = plan_exact(case["layout"], 2, 1)
-    with pytest.raises(ValueError, match=r"work\.count must have shape \(1,\), got \(3, 4\)"):
-        exact_attention(**case, work=work._replace(count=work.row))
+    with pytest.raises(ValueError, match=r"work\.total must have shape \(1,\), got \(3, 4\)"):
+        exact_attention(**case, work=work._replace(total=work.row))
 
 
 def test_without_rows():

@@ -85,7 +85,7 @@ def exact_attention_triton(
         prompt_len_ptr=layout.prompt_len,
         slot_pages_ptr=layout.slot_pages,
         segment_ptr=work.segment,
-        count_ptr=work.count,
+        count_ptr=work.total,
         G=G,
         prompt_width=layout.prompt_pages.stride(0),
         slot_width=layout.slot_pages.stride(0),

@@ -5,7 +5,7 @@ and one cut of its pages:
 
     segment[w]   first pool row, pool rows, source (g, or G + s), first page, last page + 1,
                  first row of the partial result
-    count        segments
+    total        segments
     row[m]       cuts of its prompt, cuts of its body, T, keys of its tail
     tail[m]      the tail's keys: place in the pages, or -2 - (pool row) for a node's
 
@@ -35,7 +35,7 @@ BLOCK = 64
 
 class ExactWork(NamedTuple):
     segment: torch.Tensor  # [W, 6] int32
-    count: torch.Tensor  # [1] int32
+    total: torch.Tensor  # [1] int32
     row: torch.Tensor  # [M, 4] int32
     tail: torch.Tensor  # [M, TAIL] int32
 
@@ -84,7 +84,7 @@ def plan_exact_ref(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
         x.fill_(-1)
     if segment:
         work.segment[: len(segment)] = torch.tensor(segment, dtype=torch.int32)
-    work.count.fill_(len(segment))
+    work.total.fill_(len(segment))
     words = zip(layout.slot.tolist(), layout.ancestors.tolist(), strict=True)
     for m, (s, word) in enumerate(words):
         if s < 0:
@@ -117,7 +117,7 @@ def plan_exact_triton(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWor
         slot_nodes_ptr=layout.slot_nodes,
         group_start_ptr=layout.group_start,
         segment_ptr=work.segment,
-        count_ptr=work.count,
+        count_ptr=work.total,
         row_ptr=work.row,
         tail_ptr=work.tail,
         M=M,
