@@ -60,7 +60,9 @@ def test_exact_products_use_the_tensor_cores(rows):
     found = [r for r in rows if r["kernel"].startswith("row_linear B") and r["target"] == "sm_90"]
     assert {"16", "32", "64", "128"} == {r["kernel"].partition("=")[2].split(",")[0] for r in found}
     for row in found:
-        assert (row["mma"], row["async"], row["narrow"]) == ("wgmma", True, 0), table([row])
+        assert (row["mma"], row["async"]) == ("wgmma", True), table([row])
+        # of a tile's 128 biases a thread reads one
+        assert row["narrow"] <= ("with bias" in row["kernel"]), table([row])
 
 
 def test_binaries_are_kept_where_launches_look(rows, cache):

@@ -90,19 +90,30 @@ def test_drafters(section, monkeypatch):
     assert all(row["drafting_us_a_step"] > 0 for row in section.rows if "steps" in row)
 
 
+def called(call):
+    call()
+    return 1.0
+
+
 def test_equality(section, monkeypatch, ordered_products):
     monkeypatch.setattr(exact, "GPU_SIZES", (1, 16, 17, 33))
     monkeypatch.setattr(products, "SIZES", (16,))
     monkeypatch.setattr(products, "copies_for", lambda size: 1)
+    monkeypatch.setattr(products, "replayed", lambda calls, count: [sum(map(called, calls))])
     monkeypatch.setattr(products, "copy_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(products, "shapes", lambda section: {"tiny": TINY})
     monkeypatch.setattr(equality, "SAMPLES", 2)
-    monkeypatch.setattr(equality, "NEW", 6)
+    monkeypatch.setattr(equality, "NEW", 3)
+    # "auto" times steps of every size, interpreted
+    assert set(equality.BUDGETS) == {0, 16, 32, "auto"}
+    monkeypatch.setattr(equality, "BUDGETS", (0, 32))
+    traces = [replace(t, prompt=t.prompt[:12]) for t in equality.recorded(section)]
+    monkeypatch.setattr(equality, "recorded", lambda section: traces)
     monkeypatch.setattr(equality, "shapes", lambda section: {"tiny": TINY})
     equality.run(section)
     drawn = [row for row in section.rows if "product" not in row]
     assert all(row["same_again"] for row in drawn)
-    assert [row["budget"] for row in drawn if row["exact"]] == [0, 16, 32, "auto"]
+    assert [row["budget"] for row in drawn if row["exact"]] == [0, 32]
     assert sum(not row["exact"] for row in drawn) == 3
     assert all(row["equal_samples"] == 1 for row in drawn if row["exact"])
     prices = [row for row in section.rows if "product" in row]
