@@ -15,8 +15,8 @@ a row does not see add exact zeros.
 
 Two launches a layer: `pages` leaves a partial result of every cut, `tail` adds them up and goes on
 with the tail. The work list of both is made once a step (`plan.py`). The reference is
-`tree_attention_batched` of `csd/kernels/tree_attention/batched.py`, which cuts elsewhere: the two agree
-up to rounding, and each with itself to the bit.
+`csd/kernels/tree_attention/batched.py`, which cuts elsewhere: the two agree up to rounding, and
+each with itself to the bit.
 """
 
 from typing import Any
