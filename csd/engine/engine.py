@@ -110,7 +110,7 @@ class Engine:
         if self.static and on_gpu and self._ops.name == "reference":
             raise ValueError("static must be False with kernels='reference' on a GPU, got True")
         if self_check and on_gpu and self._ops.name == "triton":
-            require_check(self.device, self.dtype, self.config, bool(exact))
+            require_check(self.device, self.dtype, self.config, self.exact)
         self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did

@@ -109,7 +109,9 @@ def check(
 
     def draw(compared: bool, static: bool, drafted: bool = True) -> list[list[list[int]]]:
         decoder = random_decoder(config, device, dtype)
-        how: dict[str, Any] = dict(kernels=kernels, static=static, exact=exact, self_check=False)
+        how: dict[str, Any] = dict(
+            kernels=kernels, static=static, exact=exact or None, self_check=False
+        )
         with Engine(decoder, max_slots=4, **how) as e:
             if compared:
                 own = e.ops
