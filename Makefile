@@ -56,11 +56,12 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise graph_insert_triton \
-	merge_partials observe snapshot suffix_match layered_dag tree_attention verify
+KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise exact_tree \
+	graph_insert_triton merge_partials observe row_linear snapshot suffix_match layered_dag tree_attention verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 COMPILED := ptx_machine $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
+	engine/test_exact_triton.py \
 	integrations/test_swap_attention.py integrations/test_swap_kernels.py
 
 test-compiled: install

@@ -18,7 +18,8 @@ pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 LONGEST = [
     "test_verify", "test_compiled", "test_aot", "test_ray", "test_engine_triton", "test_lossless",
     "test_smollm2", "test_draft_tree_triton", "test_tensor_parallel", "test_verify_engine",
-    "test_verify_sequences", "test_engine", "test_distribution",
+    "test_verify_sequences", "test_engine", "test_distribution", "test_exact_tree",
+    "test_exact_triton",
 ]  # fmt: skip
 
 
@@ -52,6 +53,14 @@ def poison(monkeypatch):
 
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+@pytest.fixture
+def ordered_products(monkeypatch):
+    """Interpreted products add up in one order; where kernels are compiled, they do anyway."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", interpreter.ordered_dot)
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 python -m bench.aot --json F [--targets sm_90 ..] [--dtypes bf16 ..] [--shapes smollm2-135m ..]
 
 One row a specialisation: registers, stack, spills, instructions, shared memory against the target's
-limit, loads from global memory of 16 bytes and of one or two, seconds. The exit status is 1 when
-one does not compile, does not fit, or spills in bf16 on sm_90.
+limit, programs that a multiprocessor runs at once, loads from global memory of 16 bytes and of one
+or two, seconds. The exit status is 1 when one does not compile, does not fit, or spills in bf16 on
+sm_90.
 """
 
 import argparse

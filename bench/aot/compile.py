@@ -19,16 +19,31 @@ def compile_job(job: CompileJob, target: str) -> dict:
     kernel = triton.compile(job.source, target=t.gpu, options=job.options)
     seconds = time.perf_counter() - start
     usage = _cuda_usage(kernel) if t.backend == "cuda" else _hip_usage(kernel)
+    shared = kernel.metadata.shared
     return {
         "kernel": job.name,
         "target": target,
         "warps": job.num_warps,
         "stages": job.num_stages,
         **usage,
-        "shared": kernel.metadata.shared,
+        "shared": shared,
         "limit": t.shared,
+        "at once": at_once(job.num_warps, usage["registers"], shared, t.shared)
+        if t.backend == "cuda"
+        else None,
         "seconds": round(seconds, 2),
     }
+
+
+def at_once(warps: int, registers: int, shared: int, limit: int) -> int:
+    """Programs that a multiprocessor of sm_80 or sm_90 runs at once.
+
+    It has 65,536 registers, given to warps by 256; 64 warps; 32 programs; and 1 KiB of shared
+    memory more than a program may use (`limit`), of which each takes 1 KiB. (CUDA C++ Programming
+    Guide, "Compute Capabilities".)
+    """
+    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
+    return min(by_registers, 64 // warps, 32, (limit + 1024) // (shared + 1024))
 
 
 def _cuda_usage(kernel: Any) -> dict:

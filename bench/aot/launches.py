@@ -13,8 +13,9 @@ from bench.aot.shape import Shape
 from bench.graphs import DEEP, SHALLOW
 from csd.graph.consensus import WITH_HISTORY
 from csd.kernels.layered_dag import layered_dag_triton
-from csd.kernels.ops import Ops, triton
+from csd.kernels.ops import Ops, exact_triton, triton
 from csd.kernels.rotate import rotate_triton
+from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
 from csd.kernels.suffix_match import suffix_match_triton
 from csd.kernels.swiglu import silu_mul_triton
 from csd.state.context_table import GraphConfig, Table
@@ -44,9 +45,13 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("tree", lambda: layered_step(model, DagConfig(tree=True))),
         ("", lambda: layer(ops, model, PAGES)),
         ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
+        ("", lambda: layer(exact_triton(), model, PAGES)),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
         ("rotate", lambda: rotate_triton(model.q, model.k, *model.cos_sin(ROWS))),
+        ("split", lambda: products(model, split=True)),
+        ("", lambda: products(model, split=False)),
+        ("with bias", lambda: products(model, split=False, bias=True)),
         ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
     ]
 
@@ -91,6 +96,20 @@ def layered_step(model: _Model, config: DagConfig) -> None:
     texts = Texts.empty(SLOTS, TOKENS, config.k, META)
     sizes = config.k, config.edits, config.candidates, config.tokens
     layered_dag_triton(suffix_match_triton(texts, slots, *sizes), slots, ROWS, config)
+
+
+def products(model: _Model, split: bool, bias: bool = False) -> None:
+    """A layer's products with exact rows whose K is split, or is not; all that have a bias."""
+    shape, empty = model.shape, model.empty
+    H, K, D, hidden = shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
+    biased = [((H + 2 * K) * D, hidden)]
+    inner = shape.intermediate
+    sizes = [*biased, (hidden, H * D), (2 * inner, hidden), (hidden, inner)]
+    for n, k in biased if bias else sizes:
+        if not bias and split != (splits_of(n, k, model.dtype)[0] > 1):
+            continue
+        for rows in ROW_TILES:
+            row_linear_triton(empty(rows, k), empty(n, k), empty(n) if bias else None)
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:

@@ -8,7 +8,7 @@ needs a process in which triton was imported without TRITON_INTERPRET.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -43,7 +43,7 @@ TARGETS = {
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
 }
 # constants that a job's name shows, where its kernel has them
-SHOWN = ("F", "D", "ORDERS", "N")
+SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,17 @@ class CompileJob:
     source: Any
     num_warps: int
     num_stages: int
+    enable_fp_fusion: bool = True  # whether a product and a sum may become one instruction
 
     @property
     def options(self) -> dict:
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        names = "num_warps", "num_stages", "enable_fp_fusion"
+        return {name: getattr(self, name) for name in names}
 
     @property
     def key(self) -> tuple:
         """Equal for jobs, and launches, that share a binary."""
-        return self.source.hash(), self.num_warps, self.num_stages
+        return self.source.hash(), *self.options.values()
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
     def hook(*, fn: Any, compile: dict, **_: Any) -> bool:
         kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
         source = ASTSource(kernel, compile["signature"], constants, attrs)
-        options = compile["num_warps"], compile["num_stages"]
+        options = (compile[name] for name in ("num_warps", "num_stages", "enable_fp_fusion"))
         jobs.append(CompileJob(_name(kernel, constants), source, *options))
         # as if it were compiled: the launch ends here
         return True
@@ -88,6 +90,8 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
     with (
         mock.patch.object(driver, "_active", without_device),
         mock.patch("csd.kernels.tree_attention.launch.target_of", lambda device: target),
+        mock.patch("csd.kernels.row_linear.target_of", lambda device: target),
+        mock.patch("csd.kernels.exact_attention.launch.target_of", lambda device: target),
     ):
         knobs.runtime.jit_cache_hook = hook
         try:
@@ -116,6 +120,6 @@ def jobs_of(target: str, shape: Shape, dtype: str) -> list[CompileJob]:
             launch()
         for job in jobs:
             name = f"{job.name}, {label}" if label else job.name
-            job = CompileJob(name, job.source, job.num_warps, job.num_stages)
+            job = replace(job, name=name)
             found.setdefault(job.key, job)
     return list(found.values())

@@ -119,7 +119,7 @@ def table(rows: list[dict]) -> str:
     lines = [
         f"{'kernel':34} {'shape':13} {'dtype':5} {'target':7} {'warps':>5} {'stages':>6} "
         f"{'regs':>4} {'stack':>5} {'spills':>6} {'instr':>6} {'shared':>7} {'limit':>7} "
-        f"{'mma':>5} {'16 B':>5} {'1-2 B':>5} {'s':>6}"
+        f"{'mma':>5} {'once':>4} {'16 B':>5} {'1-2 B':>5} {'s':>6}"
     ]
     for r in rows:
         head = f"{r['kernel']:34} {r['shape']:13} {r['dtype']:5} {r['target']:7} "
@@ -129,7 +129,7 @@ def table(rows: list[dict]) -> str:
         lines.append(
             head + f"{r['warps']:5} {r['stages']:6} {r['registers']:4} {r['stack']:5} "
             f"{r['spills']:6} {r['instructions']:6} {r['shared']:7} {r['limit']:7} {r['mma']:>5} "
-            f"{r['wide']:5} {r['narrow']:5} {r['seconds']:6.2f}"
+            f"{r['at once'] or '-':>4} {r['wide']:5} {r['narrow']:5} {r['seconds']:6.2f}"
             + "".join(f"  ! {p}" for p in problems(r))
         )
     return "\n".join(lines)

@@ -32,7 +32,7 @@ BOXES = {
     "attention": (75, 12),
     "outside": (55, 12),
     "drafters": (45, 9),
-    "equality": (25, 7),
+    "equality": (35, 9),
 }
 # before its box closes, for a section to end by itself
 GRACE = 3

@@ -1,35 +1,58 @@
-"""The share of tokens that are equal with and without speculation: no traces, the model's own."""
+"""The share of tokens that are equal with and without speculation: no traces, the model's own.
+
+With `exact=True` all must be, at every budget. Beside it, what its products cost: Triton's, and
+cuBLAS's in blocks of 64 rows, next to cuBLAS's own at as many rows as there are.
+"""
 
 import torch
 
 import csd
+from bench.gpu.products import price
 from bench.gpu.section import Section
 from bench.gpu.workload import model, recorded, shapes
 
 SAMPLES, NEW = 8, 128
+BUDGETS = (0, 16, 32, "auto")
 
 
 def run(section: Section) -> None:
-    """bfloat16 on a GPU, where rounding depends on the number of rows; float32 on a CPU."""
+    """bfloat16 on a GPU, where rounding depends on the number of rows; float32 on a CPU.
+
+    Raises AssertionError at the end where tokens differ with `exact=True`.
+    """
     samples, new = (SAMPLES, NEW) if section.cuda else (2, 12)
     for name, config in shapes(section).items():
-        with csd.Engine(model(section, config), max_slots=samples) as engine:
-            for trace in recorded(section)[:3]:
-                if section.left <= 0:
-                    return
-                plain, drafted, again = (
-                    engine.generate(
-                        trace.prompt, num_samples=samples, max_new_tokens=new, temperature=0.7,
-                        seed=1, budget=32, speculate=speculate,
-                    )
-                    for speculate in (False, True, True)
-                )  # fmt: skip
-                section.add(shape=name, prompt=trace.problem, dtype=str(engine.dtype),
-                            **compared(plain, drafted),
-                            same_again=drafted.tokens == again.tokens)  # fmt: skip
-        del engine
-        if section.cuda:
-            torch.cuda.empty_cache()
+        for exact in (True, False):
+            with csd.Engine(model(section, config), max_slots=samples, exact=exact) as engine:
+                for trace in recorded(section)[: 1 if exact else 3]:
+                    if section.left > 0:
+                        compare(section, engine, name, trace, samples, new)
+            del engine
+            if section.cuda:
+                torch.cuda.empty_cache()
+    if section.cuda:
+        price(section)
+    else:
+        section.skip("what exact products cost: cuBLAS needs a GPU")
+    wrong = [r for r in section.rows if r.get("exact") and r["equal_samples"] < 1]
+    assert not wrong, f"with exact=True tokens differ: {wrong}"
+
+
+def compare(section: Section, engine: csd.Engine, name: str, trace, samples: int, new: int) -> None:
+    """A row a budget, against the same samples without drafts."""
+    budgets = BUDGETS if engine.exact else (32,)
+
+    def draw(**how):
+        return engine.generate(
+            trace.prompt, num_samples=samples, max_new_tokens=new, temperature=0.7, seed=1, **how
+        )
+
+    plain = draw(speculate=False)
+    for budget in budgets:
+        drafted, again = draw(budget=budget), draw(budget=budget)
+        section.add(shape=name, prompt=trace.problem, dtype=str(engine.dtype), budget=budget,
+                    exact=engine.exact, **compared(plain, drafted),
+                    same_again=drafted.tokens == again.tokens)  # fmt: skip
 
 
 def compared(plain, drafted) -> dict:

@@ -12,13 +12,14 @@ ACTIVITIES = [ProfilerActivity.CUDA]
 # csd's own kernels by their whole names, others by what their names hold: a name of PyTorch's may
 # contain masked_fill_kernel
 PHASES = {
-    "attention": "tree_attention|plan_attention|merge_partials",
+    "attention": "tree_attention|plan_attention|merge_partials|plan_exact|pages|tail",
     "elementwise": "rms_norm|rotary|swiglu",
     "propose": "grow|fill",
     "verify": "scan|compact|sample|descend",
     "commit": "commit_kv|advance_slots",
     "insert": "observe|claim|lead|allocate|merge",
     "report": "snapshot",
+    "matrix products": "row_linear|add_splits",
 }
 PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
 

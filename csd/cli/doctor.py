@@ -21,6 +21,7 @@ def add(commands: _SubParsersAction) -> None:
     for name in SIZES:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=getattr(SMALL, name), help="of the model")
+    parser.add_argument("--exact", action="store_true", help="as engines with exact=True run")
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.set_defaults(run=_doctor)
 
@@ -31,7 +32,8 @@ def _doctor(args: Namespace) -> int:
         raise ValueError(f"heads must be a multiple of kv_heads, got {sizes}")
     config = replace(SMALL, **sizes)
     dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]
-    reports = [check(args.device, DTYPES[d], config, args.kernels) for d in dtypes]
+    how = dict(config=config, kernels=args.kernels, exact=args.exact)
+    reports = [check(args.device, DTYPES[d], **how) for d in dtypes]
     passed = not any(report.failed for report in reports)
     if args.json:
         print(json.dumps({"passed": passed, "reports": [asdict(r) for r in reports]}))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import count
-from typing import Any, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -23,7 +23,7 @@ from csd.engine.step_cost import CostModel
 from csd.engine.time_steps import sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.make_drafter import make_drafter
-from csd.kernels.ops import Ops
+from csd.kernels.ops import Ops, exact_triton
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
 from csd.schema.arguments import check_whole
@@ -60,8 +60,9 @@ class Engine:
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does; a
         few seconds, once for each machine and version. Raises RuntimeError where one is wrong.
     exact: whether tokens and log-probabilities have the same bits whatever is drafted and batched,
-        in bfloat16, float16 and float32, on a CPU. By default where that takes no time, as in
-        bfloat16 on CPUs that multiply it; `engine.exact` is what was taken. See docs/exact.md.
+        in bfloat16, float16 and float32. By default where that takes no time, as in bfloat16 on
+        CPUs that multiply it; `engine.exact` is what was taken. On a GPU products are Triton's, or
+        with "cublas" cuBLAS's in blocks of 64 rows. See docs/exact.md.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Engine:
         lag: int | None = None,
         together: int | None = None,
         self_check: bool = True,
-        exact: bool | None = None,
+        exact: bool | Literal["cublas"] | None = None,
     ):
         check_whole("max_slots", max_slots, 1)
         check_whole("prefill_chunk", prefill_chunk, 1)
@@ -91,9 +92,11 @@ class Engine:
             raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
         self._exact = exact
-        self._products = ExactProducts()
         self._ops = Ops.choose(kernels, loaded.device)
+        self._products = ExactProducts.for_kernels(self._ops.name, exact)
         self._take(loaded)
+        if self.exact and self._ops.name == "triton":
+            self._ops = exact_triton()
         self.tokenizer = loaded.tokenizer
         self.max_slots = max_slots
         self.memory = memory
@@ -107,7 +110,7 @@ class Engine:
         if self.static and on_gpu and self._ops.name == "reference":
             raise ValueError("static must be False with kernels='reference' on a GPU, got True")
         if self_check and on_gpu and self._ops.name == "triton":
-            require_check(self.device, self.dtype, self.config)
+            require_check(self.device, self.dtype, self.config, self.exact)
         self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did

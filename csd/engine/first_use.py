@@ -20,16 +20,19 @@ from csd.state.version import __version__
 SECONDS = 300
 
 
-def require_check(device: torch.device, dtype: torch.dtype, config: ModelConfig) -> None:
+def require_check(
+    device: torch.device, dtype: torch.dtype, config: ModelConfig, exact: bool = False
+) -> None:
     """Raises RuntimeError where an operation is wrong on `device`, naming it.
 
-    The result is kept in $XDG_CACHE_HOME/csd, by device, versions, dtype and head sizes.
+    The result is kept in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes and
+    `exact`.
     """
     sizes = dict(heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim)
     name = str(dtype).removeprefix("torch.")
     what = {
         "csd": __version__, "torch": torch.__version__, "triton": triton.__version__,
-        "device": torch.cuda.get_device_name(device), "dtype": name, **sizes,
+        "device": torch.cuda.get_device_name(device), "dtype": name, "exact": exact, **sizes,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
     path = _folder() / f"check-{key}.json"
@@ -38,6 +41,7 @@ def require_check(device: torch.device, dtype: torch.dtype, config: ModelConfig)
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
     command = [sys.executable, "-m", "csd.cli.main", "doctor", "--json", "--kernels=triton"]
     command += [f"--device={device}", f"--dtype={name}", *flags]
+    command += ["--exact"] * exact
     error = _error_of(command)
     if error:
         raise RuntimeError(

@@ -21,7 +21,8 @@ from csd.graph.drafter import StaticDrafter
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 
-SIZES = (16, 32, 64, 128, 192, 256, 384, 512)
+# rows between two sizes are padding
+SIZES = (16, 32, 64, 96, 128, 160, 192, 256, 384, 512)
 
 
 def sizes_for(slots: int) -> list[int]:

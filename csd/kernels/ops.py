@@ -1,7 +1,7 @@
 """The operations of a step in one implementation: the references or the Triton kernels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -84,6 +84,18 @@ def reference() -> Ops:
         observe=observe_ref,
         graph_insert=graph_insert_ref,
         snapshot=snapshot_ref,
+    )
+
+
+def exact_triton() -> Ops:
+    """The Triton kernels, with attention whose result for a row has the same bits in every step."""
+    from csd.kernels.exact_attention import exact_attention_triton, plan_exact_triton
+    from csd.kernels.tree_attention.layout import with_layout
+
+    return replace(
+        triton(),
+        plan_attention=with_layout(plan_exact_triton),
+        tree_attention=with_layout(exact_attention_triton),
     )
 
 

@@ -21,7 +21,11 @@ def target_of(device: torch.device) -> str:
 
 @cache
 def programs_of(device: torch.device) -> int:
-    """Programs of a fixed grid: two for each multiprocessor; a few where they are interpreted."""
+    """Programs of a fixed grid, in one wave; a few where they are interpreted.
+
+    A multiprocessor runs two of those with sm_80's and sm_90's tiles, and one with the others'.
+    """
     if device.type != "cuda":
         return 4
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    each = 1 if target_of(device) == "gfx942" else 2
+    return each * torch.cuda.get_device_properties(device).multi_processor_count

@@ -7,6 +7,10 @@ bits. Fewer rows are padded, more are multiplied in blocks.
 
 Seen so far (oneDNN): in bfloat16 all of 1 to 256 with AVX512-BF16, 1 to 32 with AMX; in float32
 all but 1.
+
+Triton's product (`csd.kernels.row_linear`) is made to agree for every number of rows, and is tried
+like the others: whether an instruction for more columns adds in the same order, no manual says.
+cuBLAS picks among many kernels, so its rows are always multiplied CUBLAS_ROWS at once.
 """
 
 import copy
@@ -16,6 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from csd.kernels.row_linear import row_linear_triton
 from csd.kernels.tree_attention.batched_check import check_products
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.linear import linear
@@ -32,6 +37,9 @@ LEAST = (1, 2, 4, 8, 16, 32)
 HALVES = (torch.bfloat16, torch.float16)
 # blocks of so many rows take no time that can be measured
 FREE_ROWS = 32
+# of Triton's product, on both sides of each of its tiles
+GPU_SIZES = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 512)
+CUBLAS_ROWS = 64
 
 
 class RowBlocks(NamedTuple):
@@ -58,14 +66,12 @@ def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
 
 
 def choose_exact(
-    wanted: bool | None, loaded: Loaded, kernels: str, products: "ExactProducts"
+    wanted: bool | str | None, loaded: Loaded, kernels: str, products: "ExactProducts"
 ) -> tuple[DecoderLike, bool]:
     """The decoder that an engine runs, and whether it is exact. wanted: None takes what is free.
 
     Raises as `exact_decoder` where `wanted` is true.
     """
-    if wanted and kernels != "reference":
-        raise ValueError("exact must be False with kernels='triton', got True")
     # float32 is padded to two rows in most places, which is not free
     if wanted is False or (wanted is None and loaded.dtype not in HALVES):
         return loaded.decoder, False
@@ -75,7 +81,7 @@ def choose_exact(
         return loaded.decoder, False
     try:
         made = exact_decoder(loaded, products)
-    except (ValueError, NotImplementedError):
+    except ValueError:
         return loaded.decoder, False
     free = all(b.least == 1 and b.most >= FREE_ROWS for b in products.blocks.values())
     return (made, True) if free else (loaded.decoder, False)
@@ -84,25 +90,54 @@ def choose_exact(
 def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:
     """The loaded decoder by `exact`.
 
-    Raises NotImplementedError on other devices than a CPU, and ValueError for what `exact` does not
-    serve and on a machine where nothing is exact.
+    Raises ValueError for what `exact` does not serve and on a machine where nothing is exact.
     """
-    if loaded.device.type != "cpu":
-        raise NotImplementedError(f"exact must be False on {loaded.device}: it runs on CPU only")
+    if products.on_cpu and loaded.device.type != "cpu":
+        where = loaded.device.type
+        raise ValueError(f"exact must be False with kernels='reference' on {where}, got True")
     if loaded.dtype not in DTYPES:
         raise ValueError(f"exact must be False in {loaded.dtype}, got True")
     if not isinstance(loaded.decoder, Decoder):
         raise ValueError(f"exact needs a csd Decoder, got {type(loaded.decoder).__name__}")
-    check_products(loaded.config.head_dim)
+    if products.on_cpu:
+        check_products(loaded.config.head_dim)
     return exact(loaded.decoder, products)
 
 
 class ExactProducts:
-    """`linear` in blocks of rows that agree; finds them for a shape that is new to it."""
+    """A product in blocks of rows that agree; finds them for a shape that is new to it.
 
-    def __init__(self, product: Product = linear):
+    rows: of every block, where it is not to be found out.
+    """
+
+    on_cpu = True  # whether attention on a CPU goes with it
+
+    def __init__(self, product: Product = linear, rows: int | None = None):
         self._product = product
+        self._rows = rows
         self.blocks: dict[tuple, RowBlocks] = {}
+
+    @classmethod
+    def of(cls, kind: str) -> "ExactProducts":
+        """kind: "library", that of the CPU, "triton", or "cublas"."""
+        if kind == "library":
+            return cls()
+        if kind not in ("triton", "cublas"):
+            raise ValueError(f"kind must be 'library', 'triton' or 'cublas', got {kind!r}")
+        made = cls(row_linear_triton) if kind == "triton" else cls(linear, CUBLAS_ROWS)
+        made.on_cpu = False
+        return made
+
+    @classmethod
+    def for_kernels(cls, kernels: str, wanted: bool | str | None) -> "ExactProducts":
+        """Those that go with `kernels`; wanted: an engine's argument `exact`."""
+        if wanted not in (None, True, False, "cublas"):
+            raise ValueError(f"exact must be True, False or 'cublas', got {wanted!r}")
+        if kernels != "reference":
+            return cls.of("cublas" if wanted == "cublas" else "triton")
+        if wanted == "cublas":
+            raise ValueError("exact must be True or False with kernels='reference', got 'cublas'")
+        return cls.of("library")
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -114,7 +149,11 @@ class ExactProducts:
         """The blocks of products with a matrix such as `weight`."""
         key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
         if key not in self.blocks:
-            self.blocks[key] = row_blocks(self._product, weight)
+            self.blocks[key] = (
+                fixed_blocks(self._product, weight, self._rows)
+                if self._rows
+                else row_blocks(self._product, weight)
+            )
         return self.blocks[key]
 
 
@@ -136,12 +175,14 @@ def in_blocks(
 
 def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
     """The largest blocks of rows whose results agree bit for bit, tried on random rows."""
-    sizes = FEW_SIZES if weight.shape[0] * weight.shape[1] > LARGE else SIZES
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(sizes[-1], weight.shape[1], generator=generator).to(weight.dtype)
+    sizes: tuple[int, ...] = SIZES
+    if product is row_linear_triton:
+        sizes = GPU_SIZES
+    elif weight.shape[0] * weight.shape[1] > LARGE:
+        sizes = FEW_SIZES
+    x, order = _random_rows(sizes[-1], weight)
     # results are kept for the first rows only: where they differ, nearly all do
-    found = {n: product(x[:n], weight, None)[:64] for n in sizes}
-    order = torch.randperm(sizes[-1], generator=generator)
+    found = {n: product(x[:n], weight, None)[:64].clone() for n in sizes}
     for most in reversed(sizes):
         for least in LEAST:
             tried = [n for n in sizes if least <= n <= most]
@@ -152,7 +193,28 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
             same = all(_same(found[n], found[most]) for n in tried)
             if same and _any_place(product, blocks, x, weight, order):
                 return blocks
-    raise ValueError(
+    raise _nothing_agrees(weight)
+
+
+def fixed_blocks(product: Product, weight: torch.Tensor, rows: int) -> RowBlocks:
+    """Blocks of just so many rows; their results must agree at every place."""
+    blocks = RowBlocks(rows, rows)
+    x, order = _random_rows(rows, weight)
+    if not _any_place(product, blocks, x, weight, order):
+        raise _nothing_agrees(weight)
+    return blocks
+
+
+def _random_rows(rows: int, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, in] to multiply with `weight`, and an order of them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, weight.shape[1], generator=generator)
+    order = torch.randperm(rows, generator=generator)
+    return x.to(weight.device, weight.dtype), order.to(weight.device)
+
+
+def _nothing_agrees(weight: torch.Tensor) -> ValueError:
+    return ValueError(
         f"exact must be False here: products with a {tuple(weight.shape)} {weight.dtype} matrix "
         "give a row other bits for every number of rows on this machine"
     )

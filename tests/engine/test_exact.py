@@ -89,8 +89,9 @@ def test_what_it_does_not_serve():
     model = checkpoints.build("llama", dtype=torch.float64)
     with pytest.raises(ValueError, match=r"exact must be False in torch\.float64, got True"):
         csd.Engine(model, exact=True)
-    with pytest.raises(ValueError, match="exact must be False with kernels='triton', got True"):
-        csd.Engine(loaded_of("llama", torch.float32), exact=True, kernels="triton")
+    for exact in ("cublas", "blas"):
+        with pytest.raises(ValueError, match=f"exact must be True.* or .*, got '{exact}'"):
+            csd.Engine(loaded_of("llama", torch.float32), exact=exact)
 
 
 def refused(product, weight):

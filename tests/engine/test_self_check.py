@@ -12,6 +12,7 @@ from csd.cli.main import main
 from csd.engine import first_use, self_check
 from csd.engine.self_check import SMALL, check
 from csd.kernels.ops import Ops, reference
+from csd.models import exact
 
 
 def spoil_integers(result):
@@ -53,6 +54,20 @@ def test_this_machine_passes(dtype):
     assert {"verify", "draft_tree", "steps of fixed shape"} <= {c.name for c in report.checks}
     assert all(c.worst <= 1 for c in report.checks)
     report.raise_failed()
+
+
+def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
+    report = check("cpu", torch.bfloat16, tokens=6, exact=True)
+    assert not report.failed, report.table()
+    assert "drafted against plain tokens" in {c.name for c in report.checks}
+
+    def by_rows(product, blocks, x, weight, bias):
+        # larger steps have other logits, near enough for each operation alone
+        return product(x, weight, bias) * (1 + 0.2 * (x.shape[0] > 3))
+
+    monkeypatch.setattr(exact, "in_blocks", by_rows)
+    failed = check("cpu", torch.bfloat16, tokens=6, exact=True).failed
+    assert [c.name for c in failed] == ["drafted against plain tokens"]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -58,7 +58,8 @@ def watch(ahead: set) -> None:
             "kernel": kernel.__name__,
             "grid": [int(n) for n in grid],
             "binary": compiled.hash,
-            "ahead": (source.hash(), meta.num_warps, meta.num_stages) in ahead,
+            "ahead": (source.hash(), meta.num_warps, meta.num_stages, meta.enable_fp_fusion)
+            in ahead,
             "signature": {k: str(v) for k, v in source.signature.items()},
             "attrs": str(source.attrs),
             "constants": str(source.constants),

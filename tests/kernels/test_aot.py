@@ -3,11 +3,13 @@
 import pytest
 
 from bench.aot import SHAPES, TARGETS, problems, run, table
+from bench.aot.compile import at_once
 
 OPERATIONS = {
     "advance_slots", "commit_kv", "draft_tree", "graph_insert", "merge_partials", "observe",
     "plan_attention", "rms_norm", "rotary", "snapshot", "swiglu", "tree_attention", "verify",
-    "suffix_match", "layered_dag",
+    "suffix_match", "layered_dag", "row_linear", "exact_attention",
+    "plan_exact",
 }  # fmt: skip
 
 
@@ -45,9 +47,47 @@ def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
         assert (row["mma"], row["async"]) == want[row["target"]], table([row])
 
 
+def test_exact_attention_multiplies_with_one_kind_of_instruction(rows):
+    want = {"sm_90": ("wgmma", "mma"), "sm_80": ("mma", "mma"), "gfx942": ("mfma", "mfma")}
+    for target, (pages, tail) in want.items():
+        found = [r for r in rows if r["target"] == target]
+        for name, mma in (("pages", pages), ("tail", tail)):
+            of_kernel = [r for r in found if r["kernel"].startswith(f"exact_attention {name}")]
+            assert of_kernel and {r["mma"] for r in of_kernel} == {mma}, table(of_kernel)
+
+
+def test_exact_products_use_the_tensor_cores(rows):
+    found = [r for r in rows if r["kernel"].startswith("row_linear B") and r["target"] == "sm_90"]
+    assert {"16", "32", "64", "128"} == {r["kernel"].partition("=")[2].split(",")[0] for r in found}
+    for row in found:
+        assert (row["mma"], row["async"]) == ("wgmma", True), table([row])
+        # of a tile's 128 biases a thread reads one
+        assert row["narrow"] <= ("with bias" in row["kernel"]), table([row])
+
+
 def test_binaries_are_kept_where_launches_look(rows, cache):
     kept = [path.name for path in cache.glob("*/*.cubin")]
     assert len(kept) == sum(row["target"] != "gfx942" for row in rows)
+
+
+def test_as_many_programs_run_at_once_as_tiles_are_made_for(rows):
+    """With one program fewer on a multiprocessor, nothing hides its loads' latency."""
+    least = {"tree_attention D=128": 2, "exact_attention pages D=128": 2, "verify scan": 4,
+             "row_linear BLOCK_T=16": 2, "row_linear BLOCK_T=32": 2, "row_linear BLOCK_T=64": 2,
+             "row_linear BLOCK_T=128": 1}  # fmt: skip
+    for kernel, programs in least.items():
+        found = [r for r in rows if r["kernel"].startswith(kernel) and r["target"] == "sm_90"]
+        assert found and min(r["at once"] for r in found) >= programs, table(found)
+
+
+def test_at_once():
+    # registers, shared memory and warps, each where it is the least
+    assert at_once(4, 255, 1024, 227 * 1024) == 2
+    assert at_once(4, 128, 112 * 1024, 227 * 1024) == 2
+    assert at_once(4, 128, 113 * 1024, 227 * 1024) == 2
+    assert at_once(4, 128, 114 * 1024, 227 * 1024) == 1
+    assert at_once(8, 32, 0, 227 * 1024) == 8
+    assert at_once(1, 16, 0, 163 * 1024) == 32
 
 
 def test_what_moves_most_is_read_16_bytes_at_a_time(rows):

@@ -1,9 +1,12 @@
 """The plan of attention's work: kernel against reference, and every key in it once."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from attention_cases import random_pool
 
+from csd.kernels import target
 from csd.kernels.tree_attention.layout import ROWS, TreeLayout
 from csd.kernels.tree_attention.plan import (
     Work,
@@ -137,3 +140,21 @@ def test_plan_attention_errors():
 def test_empty_work_is_large_enough():
     work = empty_work(rows=5, slots=9, groups=9, heads=4, kv_heads=4, programs=3, device="cpu")
     assert [x.shape for x in work] == [(13, 6), (3, 2), (5, 4)]
+
+
+@pytest.mark.parametrize(
+    "capability,hip,each",
+    [((9, 0), None, 2), ((8, 0), None, 2), ((8, 9), None, 1), ((12, 0), None, 1), ((9, 4), "6", 1)],
+)
+def test_a_multiprocessor_gets_as_many_programs_as_fit(monkeypatch, capability, hip, each):
+    for function in (target.target_of, target.programs_of):
+        function.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    chip = SimpleNamespace(multi_processor_count=66)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    try:
+        assert target.programs_of(torch.device("cuda", 0)) == each * 66
+    finally:
+        for function in (target.target_of, target.programs_of):
+            function.cache_clear()

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# a whole generation, which launches every kernel, and the attention with each kind of product
+# a whole generation, which launches every kernel, the attention with each kind of product, and the
+# exact ones
 TESTS = [
     "ptx_machine/test_machine.py",
     "engine/test_engine_triton.py::test_equals_the_references[greedy]",
     "kernels/test_tree_attention.py::test_tree_attention_triton[(7, 1)-128-torch.float16-64-nodes]",
     "kernels/test_tree_attention.py::test_tree_attention_triton_bfloat16",
+    "kernels/test_row_linear.py::test_a_row_has_the_same_bits_among_any_others[40-64-torch.bfloat16]",
+    "kernels/test_exact_tree.py::test_a_row_has_the_same_bits_in_any_step[81-torch.float16]",
 ]
 CHIPS = {"sm_90": TESTS, "sm_80": TESTS[2:]}
 

@@ -169,6 +169,7 @@ def test_tree_attention_op():
         ("q", torch.zeros(16, 96), r"q and node_k must be .* got \(16, 96\)"),
         ("node_k", torch.zeros(16, 2, 16).half(), r"node_k must be torch\.float32, got"),
         ("node_k", torch.zeros(16, 16, 2).mT, "node_k must be contiguous, got strides"),
+        ("scale", -1.0, r"scale must be positive, got -1\.0"),
         ("slot_nodes", torch.zeros(3, dtype=torch.int32), r"must have shape \(5,\), got \(3,\)"),
     ],
     ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from csd.models.exact import SIZES, ExactProducts, RowBlocks, exact, row_blocks
+from csd.models.exact import CUBLAS_ROWS, SIZES, ExactProducts, RowBlocks, exact, row_blocks
 from csd.models.fuse import fuse
 from csd.models.linear import linear
 
@@ -83,6 +83,48 @@ def test_this_machine_s_products(dtype, shape):
     whole = product(x, weight)
     for rows in (*SIZES, 7, 40, 200):
         assert torch.equal(product(x[-rows:], weight), whole[-rows:])
+
+
+def test_cublas_rows_come_in_blocks_of_a_fixed_number():
+    seen = []
+
+    def product(x, weight, bias=None):
+        seen.append(x.shape[0])
+        return by_row(x, weight) + x.shape[0]
+
+    products = ExactProducts(product, CUBLAS_ROWS)
+    x = torch.randn(150, 96)
+    whole = products(x, WEIGHT)
+    assert set(seen) == {CUBLAS_ROWS} and whole.shape == (150, 24)
+    for rows in (1, 63, 64, 65, 149):
+        assert torch.equal(products(x[-rows:], WEIGHT), whole[-rows:])
+    assert set(seen) == {CUBLAS_ROWS}
+
+
+def test_a_fixed_number_of_rows_in_which_the_place_matters_is_refused():
+    def product(x, weight, bias):
+        return by_row(x, weight) + torch.arange(len(x))[:, None]
+
+    with pytest.raises(ValueError, match="exact must be False here"):
+        ExactProducts(product, 64)(WEIGHT[:3], WEIGHT)
+
+
+def test_triton_s_product_agrees_for_every_number_of_rows(ordered_products):
+    products = ExactProducts.of("triton")
+    x = torch.randn(520, 96)
+    whole = products(x, WEIGHT)
+    assert set(products.blocks.values()) == {RowBlocks(1, 512)}
+    for rows in (1, 40, 300, 513):
+        assert torch.equal(products(x[-rows:], WEIGHT), whole[-rows:])
+    torch.testing.assert_close(whole, linear(x, WEIGHT))
+
+
+def test_kinds_of_products():
+    x = torch.randn(3, 96)
+    for kind in ("library", "cublas"):
+        torch.testing.assert_close(ExactProducts.of(kind)(x, WEIGHT), linear(x, WEIGHT))
+    with pytest.raises(ValueError, match="must be 'library', 'triton' or 'cublas', got 'rocblas'"):
+        ExactProducts.of("rocblas")
 
 
 def test_a_bias_is_added():

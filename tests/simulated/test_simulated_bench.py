@@ -15,11 +15,12 @@ from bench.aot import Shape
 from bench.aot.run import OutOfTime
 from bench.attention_job import JobShape
 from bench.gpu import compile as compile_ahead
-from bench.gpu import drafters, end_to_end, equality, outside, parity, workload
+from bench.gpu import drafters, end_to_end, equality, outside, parity, products, workload
 from bench.gpu.section import Section
 from bench.shapes import SHAPES
 from csd.engine import static_step
 from csd.graph import consensus
+from csd.models import exact
 from csd.state.context_table import GraphConfig
 
 TINY = replace(SHAPES["tiny"], context=2048)
@@ -89,12 +90,35 @@ def test_drafters(section, monkeypatch):
     assert all(row["drafting_us_a_step"] > 0 for row in section.rows if "steps" in row)
 
 
-def test_equality(section, monkeypatch):
+def called(call):
+    call()
+    return 1.0
+
+
+def test_equality(section, monkeypatch, ordered_products):
+    monkeypatch.setattr(exact, "GPU_SIZES", (1, 16, 17, 33))
+    monkeypatch.setattr(products, "SIZES", (16,))
+    monkeypatch.setattr(products, "copies_for", lambda size: 1)
+    monkeypatch.setattr(products, "replayed", lambda calls, count: [sum(map(called, calls))])
+    monkeypatch.setattr(products, "copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(products, "shapes", lambda section: {"tiny": TINY})
     monkeypatch.setattr(equality, "SAMPLES", 2)
-    monkeypatch.setattr(equality, "NEW", 6)
+    monkeypatch.setattr(equality, "NEW", 3)
+    # "auto" times steps of every size, interpreted
+    assert set(equality.BUDGETS) == {0, 16, 32, "auto"}
+    monkeypatch.setattr(equality, "BUDGETS", (0, 32))
+    traces = [replace(t, prompt=t.prompt[:12]) for t in equality.recorded(section)]
+    monkeypatch.setattr(equality, "recorded", lambda section: traces)
     monkeypatch.setattr(equality, "shapes", lambda section: {"tiny": TINY})
     equality.run(section)
-    assert len(section.rows) == 3 and all(row["same_again"] for row in section.rows)
+    drawn = [row for row in section.rows if "product" not in row]
+    assert all(row["same_again"] for row in drawn)
+    assert [row["budget"] for row in drawn if row["exact"]] == [0, 32]
+    assert sum(not row["exact"] for row in drawn) == 3
+    assert all(row["equal_samples"] == 1 for row in drawn if row["exact"])
+    prices = [row for row in section.rows if "product" in row]
+    assert [row["product"] for row in prices] == ["qkv", "out", "gate_up", "down"]
+    assert all(row["triton us"] > 0 and row["cublas 64 us"] > 0 for row in prices)
 
 
 def test_compile(section, monkeypatch):

@@ -129,6 +129,18 @@ def fragment_c(crew, gets) -> np.ndarray:
     return parts.transpose(0, 4, 1, 3, 2, 5).reshape(len(words), 16, -1)
 
 
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """[.., R, C] of a [.., R, depth] and b [.., depth, C], added up in the order of the depth.
+
+    NumPy's own product takes an order that changes with R and C, and with a row's place. A GPU's
+    does not change with a row's place; what its own order is, nobody says.
+    """
+    found = a[..., 0, None] * b[..., None, 0, :]
+    for k in range(1, a.shape[-1]):
+        found += a[..., k, None] * b[..., None, k, :]
+    return found
+
+
 def put_c(crew, puts, matrix: np.ndarray, mask) -> None:
     """The inverse of `fragment_c`."""
     parts = matrix.reshape(-1, 2, 8, len(puts) // 4, 4, 2).transpose(0, 2, 4, 3, 1, 5)
@@ -150,7 +162,7 @@ def _mma(i):
         words = np.stack([_warps(crew, get(crew)) for get in b], -1).reshape(-1, 8, 4, 2, 1)
         # register c of lane 4 g + t holds column g, rows 8 c + 2 t, + 1
         right = halves(kind, words).transpose(0, 3, 2, 4, 1).reshape(-1, 16, 8)
-        found = fragment_a(crew, a, kind) @ right + fragment_c(crew, c)
+        found = product(fragment_a(crew, a, kind), right) + fragment_c(crew, c)
         put_c(crew, puts, found, mask)
 
     return multiply

@@ -4,7 +4,7 @@ import numpy as np
 
 from .registers import reader, writer
 from .text import Instruction
-from .warps import Divergence, fragment_a, fragment_c, halves, put_c, together
+from .warps import Divergence, fragment_a, fragment_c, halves, product, put_c, together
 
 
 def compiled(i: Instruction):
@@ -38,7 +38,7 @@ def compiled(i: Instruction):
             a = fragment_a(crew, parts, kind).reshape(-1, 64, 16)
         else:
             a = _tile(crew, left(crew), 64, False, fours[:, 0], kind, i)
-        found = a @ b.swapaxes(1, 2)
+        found = product(a, b.swapaxes(1, 2))
         kept = np.broadcast_to(keep(crew), crew.threads)[::128, None, None]
         found = np.where(kept, found + fragment_c(crew, gets).reshape(-1, 64, columns), found)
         put_c(crew, puts, found.reshape(-1, 16, columns), mask)

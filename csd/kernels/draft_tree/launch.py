@@ -82,6 +82,8 @@ def draft_tree_triton(
         STOPS=MAX_STOP_IDS,
         BLOCK_S=BLOCK_S,
         num_warps=GROW_WARPS,
+        # a product and a sum in one rounding would draft other trees than the reference
+        enable_fp_fusion=False,
     )
     fill_pool(lists, slots, pool, most)
     return pool

@@ -120,6 +120,7 @@ def graph_insert_triton(
         BLOCK_G=16,
         num_warps=4,
     )
+    block_e = triton.next_power_of_2(max(2, E))
     _merge_kernel[(max(1, K),)](
         group_key_ptr=group_key,
         context_ptr=context,
@@ -149,8 +150,8 @@ def graph_insert_triton(
         BLOCK_N=block_n,
         U=U,
         E=E,
-        BLOCK_E=triton.next_power_of_2(E),
-        BLOCK=MERGE,
+        BLOCK_E=block_e,
+        BLOCK=max(MERGE, block_e),
         BLOCK_J=MERGE_J,
         num_warps=MERGE_WARPS,
     )

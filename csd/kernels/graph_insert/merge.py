@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.graph_lookup import order_sizes
-from csd.kernels.keep_largest import keep_largest
+from csd.kernels.keep_largest import keep_largest_sorted
 from csd.state import context_table as table
 
 MAX_TOTAL = tl.constexpr(table.MAX_TOTAL)
@@ -131,7 +131,7 @@ def _merge_kernel(
         code = (tl.sum(weights, 0).to(tl.int64) << 31) | (last_token - tokens)
         code = tl.where((tokens >= 0) & (tl.max(again, 0) == 0), code, -1)
         if tl.max(code, 0) > tl.min(tl.where(offs_e < E, best, 1 << 62), 0):
-            best = keep_largest(code, best, E)
+            best = keep_largest_sorted(code, best, E)
 
     # [BLOCK_E]
     token = tl.where(best >= 0, last_token - (best & LAST_TOKEN), -1).to(tl.int32)

@@ -75,17 +75,12 @@ def tree_attention(
 
     CPU tensors run the reference, which needs no work list. There is no backward.
     """
-    _refuse_grad(q, node_k, node_v, k_pages, v_pages)
-    _check_rows(q, node_k, node_v)
-    (M, H, D), K, device = q.shape, node_k.shape[1], q.device
-    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
-        check_tensor(name, x, (k_pages.shape[0], PAGE, K, D), q.dtype, device)
-    check_layout(layout, M, device)
-    shapes = ((None, 6), (None, 2), (M, 4))
+    check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
+    shapes = ((None, 6), (None, 2), (q.shape[0], 4))
     for name, table, shape in zip(Work._fields, work or (), shapes, strict=False):
-        check_tensor(f"work.{name}", table, shape, torch.int32, device)
+        check_tensor(f"work.{name}", table, shape, torch.int32, q.device)
     if out is not None:
-        check_tensor("out", out, (M, H, D), q.dtype, device)
+        check_tensor("out", out, q.shape, q.dtype, q.device)
     return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work, out)
 
 
@@ -121,6 +116,27 @@ def _attend(
     tables = list(work) if work else []
     _tree_attention(q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out)
     return out
+
+
+def check_operands(
+    q: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    layout: TreeLayout,
+    scale: float,
+) -> None:
+    """Raises as `tree_attention` does for its operands."""
+    _refuse_grad(q, node_k, node_v, k_pages, v_pages)
+    _check_rows(q, node_k, node_v)
+    (M, _, D), K, device = q.shape, node_k.shape[1], q.device
+    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
+        check_tensor(name, x, (k_pages.shape[0], PAGE, K, D), q.dtype, device)
+    check_layout(layout, M, device)
+    # the largest score is found before it is scaled
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}")
 
 
 def _refuse_grad(*tensors: torch.Tensor) -> None:

@@ -9,13 +9,17 @@ import triton.language as tl
 
 
 @triton.jit
-def _add_keys(acc, peak, total, score, v, PRECISION: tl.constexpr):
-    """One step of the online softmax: acc [R, D], peak [R], total [R], score [R, N], v [N, D]."""
+def _add_keys(acc, peak, total, score, v, scale, PRECISION: tl.constexpr):
+    """One step of the online softmax: acc [R, D], peak [R], total [R], score [R, N], v [N, D].
+
+    Scores and their peak are before `scale`, which is one instruction with the difference of both.
+    """
     top = tl.maximum(peak, tl.max(score, 1))
     # a finite pivot keeps a row that has seen no key yet from computing -inf - -inf
     pivot = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(score - pivot[:, None])
-    shrink = tl.exp2(peak - pivot)
+    p = tl.exp2(tl.fma(score, scale, (-pivot * scale)[:, None]))
+    # where the peak stays this is 1, without a rounding
+    shrink = tl.exp2((peak - pivot) * scale)
     total = total * shrink + tl.sum(p, 1)
     acc = acc * shrink[:, None]
     acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
@@ -87,9 +91,9 @@ def _attend_tile(
         k = tl.load(k_pages_ptr + start + offs, mask=mask, other=0.0).to(DTYPE)
         v = tl.load(v_pages_ptr + start + offs, mask=mask, other=0.0).to(DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score = tl.where(mask_n[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, scale, PRECISION)
 
     # [BLOCK_R, 1]
     word = tl.load(ancestors_ptr + row, mask=mask_r & (nodes > 0), other=0)[:, None]
@@ -101,10 +105,10 @@ def _attend_tile(
         k = tl.load(node_k_ptr + offs, mask=mask, other=0.0).to(DTYPE)
         v = tl.load(node_v_ptr + offs, mask=mask, other=0.0).to(DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         seen = ((word >> node[None, :].to(tl.int64)) & 1) == 1
         score = tl.where(seen & (node < nodes)[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, scale, PRECISION)
 
     # a row without a key (only sub-blocks of other branches) weighs nothing in the merge
     total = tl.where(total > 0.0, total, 1.0)
@@ -114,7 +118,7 @@ def _attend_tile(
         acc * (1.0 / total)[:, None],
         mask=mask_r[:, None] & mask_d[None, :],
     )
-    tl.store(lse_ptr + at, peak + tl.log2(total), mask=mask_r)
+    tl.store(lse_ptr + at, peak * scale + tl.log2(total), mask=mask_r)
 
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows"])

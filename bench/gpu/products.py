@@ -1,0 +1,56 @@
+"""What matrix products with exact rows cost, beside cuBLAS, by the number of rows."""
+
+import torch
+import torch.nn.functional as F
+
+from bench.gpu.section import Section
+from bench.gpu.workload import shapes
+from bench.timing import copies_for, copy_bandwidth, replayed
+from csd.engine.static_step import SIZES
+from csd.kernels.row_linear import row_linear_triton
+from csd.models.config import ModelConfig
+from csd.models.exact import CUBLAS_ROWS, RowBlocks, in_blocks
+
+
+def matrices(c: ModelConfig) -> dict[str, tuple[int, int]]:
+    """[out, in] of the products of a layer."""
+    return {
+        "qkv": ((c.heads + 2 * c.kv_heads) * c.head_dim, c.hidden),
+        "out": (c.hidden, c.heads * c.head_dim),
+        "gate_up": (2 * c.intermediate, c.hidden),
+        "down": (c.hidden, c.intermediate),
+    }
+
+
+def cublas_in_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return in_blocks(F.linear, RowBlocks(CUBLAS_ROWS, CUBLAS_ROWS), x, weight, None)
+
+
+PROVIDERS = {"triton": row_linear_triton, "cublas 64": cublas_in_blocks, "cublas": F.linear}
+
+
+def price(section: Section) -> None:
+    """A row a matrix and number of rows: microseconds, and the share of the copy bandwidth."""
+    bandwidth = copy_bandwidth(section.device)
+    for name, config in shapes(section).items():
+        for product, (n, k) in matrices(config).items():
+            weights = [
+                torch.randn(n, k, device=section.device).to(torch.bfloat16)
+                for _ in range(copies_for(2 * n * k))
+            ]
+            for rows in SIZES:
+                if section.left <= 0:
+                    section.skip(f"prices of {product} of {name} from {rows} rows on")
+                    break
+                x = torch.randn(rows, k, device=section.device).to(torch.bfloat16)
+                section.add(shape=name, product=product, rows=rows, **times(x, weights, bandwidth))
+
+
+def times(x: torch.Tensor, weights: list[torch.Tensor], bandwidth: float) -> dict:
+    """Of each provider, over weights that do not fit into the cache together."""
+    row: dict = {}
+    moved = sum(t.numel() * t.element_size() for t in (x, weights[0]))
+    for name, run in PROVIDERS.items():
+        us = replayed([lambda w=w, run=run: run(x, w) for w in weights], 10)[0]
+        row |= {f"{name} us": us, f"{name} share of copy": moved / (us * 1e-6) / bandwidth}
+    return row | {"triton over cublas": row["triton us"] / row["cublas us"]}

@@ -1,0 +1,96 @@
+"""Tree attention on a GPU whose result for a row has the same bits in every step.
+
+The formula is `csd/kernels/tree_attention/`'s, and the layout is. What is fixed here is the order
+in which a row's keys are added up. With n generated keys, those on its path and its own included:
+
+    prompt   its pages by matrix products, cut where the prompt's length says
+    body     the slot's first T = 64 floor(max(n - 17, 0) / 64) tokens: whole pages, by the same
+             products, cut every SLOT_PAGES pages
+    tail     the other 1 to 80 keys, one row's alone, gathered in order of position
+
+A node is at most 16 deep, so the body is committed whatever a step drafts, and a key of the tail is
+read the same way whether it is committed or a node. Partial results are added up in order of
+position. Tiles always have as many rows, so that there is one kind of matrix instruction; keys that
+a row does not see add exact zeros.
+
+Two launches a layer: `pages` leaves a partial result of every cut, `tail` adds them up and goes on
+with the tail. The work list of both is made once a step (`plan.py`). The reference is
+`csd/kernels/tree_attention/batched.py`, which cuts elsewhere: the two agree up to rounding, and
+each with itself to the bit.
+"""
+
+from typing import Any
+
+import torch
+
+from csd.kernels.checks import check_tensor
+from csd.kernels.exact_attention.constants import TAIL
+from csd.kernels.exact_attention.launch import exact_attention_triton
+from csd.kernels.exact_attention.plan import (
+    ExactWork,
+    plan_exact,
+    plan_exact_ref,
+    plan_exact_triton,
+)
+from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.tree_attention import check_operands
+from csd.kernels.tree_attention.batched import tree_attention_batched
+from csd.kernels.tree_attention.layout import TreeLayout
+
+__all__ = [
+    "ExactWork", "exact_attention", "exact_attention_triton", "plan_exact", "plan_exact_ref",
+    "plan_exact_triton",
+]  # fmt: skip
+
+
+def _on_cpu(*args: Any) -> None:
+    *keys, layout, scale, _work, out = args
+    tree_attention_batched(*keys, *layout, scale, out=out)
+
+
+def _on_gpu(*args: Any) -> None:
+    *operands, work, out = args
+    attend: Any = exact_attention_triton
+    attend(*operands, work=ExactWork(*work) if work else None, out=out)
+
+
+_exact_attention = RecordOperator(
+    "exact_attention",
+    (
+        *(f"Tensor {name}" for name in ("q", "node_k", "node_v", "k_pages", "v_pages")),
+        Fields("layout", spread=True, make=TreeLayout),
+        "float scale",
+        "Tensor[] work",
+        "Tensor! out",
+    ),
+    _on_cpu,
+    _on_gpu,
+)
+
+
+def exact_attention(
+    q: torch.Tensor,  # [M, H, D]
+    node_k: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, D]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    layout: TreeLayout,
+    scale: float,
+    work: ExactWork | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of all rows, [M, H, D]. work: the step's `plan_exact`, made here if absent.
+
+    CPU tensors run the reference, which needs no work list. There is no backward. No node may be
+    deeper than MAX_DEPTH.
+    """
+    check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
+    M = q.shape[0]
+    shapes = ((None, 6), (1,), (M, 4), (M, TAIL))
+    for name, table, shape in zip(ExactWork._fields, work or (), shapes, strict=False):
+        check_tensor(f"work.{name}", table, shape, torch.int32, q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    check_tensor("out", out, q.shape, q.dtype, q.device)
+    tables = list(work) if work else []
+    _exact_attention(q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out)
+    return out

@@ -1,0 +1,151 @@
+"""The first launch of the exact attention: a partial result of every segment of the work list."""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.tree_attention.kernel import _add_keys
+
+
+@triton.jit
+def _attend_segment(
+    pointers,
+    results,
+    segment,
+    table_ptr,
+    limit,
+    packed,
+    kv,
+    q_stride,
+    scale,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One segment for BLOCK_R packed rows of its tile, from row `packed`.
+
+    limit: tokens of a prompt; of a slot, where it is -1, each row has its own.
+    """
+    q_ptr, k_pages_ptr, v_pages_ptr, row_ptr = pointers
+    o_ptr, lse_ptr = results
+    first, rows, low, high, base = segment
+    EACH: tl.constexpr = H // K
+    SUBS: tl.constexpr = PAGE // BLOCK_N
+    # [BLOCK_R]
+    offs_r = packed + tl.arange(0, BLOCK_R)
+    mask_r = offs_r < rows * EACH
+    row = first + offs_r // EACH
+    head = kv * EACH + offs_r % EACH
+    own = tl.load(row_ptr + row * 4 + 2, mask=mask_r & (limit < 0), other=0)
+    # [BLOCK_R, 1]: tokens that a row sees
+    sees = tl.where(limit < 0, own, limit)[:, None]
+    most = tl.max(sees)
+    # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < D
+    # [BLOCK_N]
+    offs_n = tl.arange(0, BLOCK_N)
+    # [BLOCK_R, BLOCK_D]
+    q = tl.load(
+        q_ptr + row[:, None].to(tl.int64) * q_stride + head[:, None] * D + offs_d[None, :],
+        mask=mask_r[:, None] & mask_d[None, :],
+        other=0.0,
+    ).to(DTYPE)
+    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    end = high * SUBS
+    # the page of the next step is loaded a step ahead, so that its latency is not in the loop
+    page = tl.load(table_ptr + low)
+    for i in range(low * SUBS, end):
+        token = i * BLOCK_N + offs_n
+        start = (page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N) * (K * D) + kv * D
+        page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
+        # [BLOCK_N, BLOCK_D]
+        offs = offs_n[:, None] * (K * D) + offs_d[None, :]
+        # what no row sees may be NaN, and 0 * NaN is not 0
+        mask = (token < most)[:, None] & mask_d[None, :]
+        k = tl.load(k_pages_ptr + start + offs, mask=mask, other=0.0).to(DTYPE)
+        v = tl.load(v_pages_ptr + start + offs, mask=mask, other=0.0).to(DTYPE)
+        # [BLOCK_R, BLOCK_N]
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        score = tl.where(token[None, :] < sees, score, float("-inf"))
+        acc, peak, total = _add_keys(acc, peak, total, score, v, scale, PRECISION)
+
+    total = tl.where(total > 0.0, total, 1.0)
+    at = base + offs_r
+    tl.store(
+        o_ptr + at[:, None].to(tl.int64) * D + offs_d[None, :],
+        acc * (1.0 / total)[:, None],
+        mask=mask_r[:, None] & mask_d[None, :],
+    )
+    tl.store(lse_ptr + at, peak * scale + tl.log2(total), mask=mask_r)
+
+
+@triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows", "programs"])
+def _pages_kernel(
+    q_ptr,  # [M, H, D]
+    k_pages_ptr,  # [n_pages, PAGE, K, D]
+    v_pages_ptr,  # [n_pages, PAGE, K, D]
+    prompt_pages_ptr,  # [G, PP] int32
+    prompt_len_ptr,  # [G] int32
+    slot_pages_ptr,  # [S, SP] int32
+    segment_ptr,  # [W, 6] int32
+    count_ptr,  # [1] int32
+    row_ptr,  # [M, 4] int32
+    o_ptr,  # [K, partial rows, D] float32
+    lse_ptr,  # [K, partial rows] float32
+    q_stride,
+    G,
+    prompt_width,
+    slot_width,
+    partial_rows,
+    programs,
+    scale,  # times log2 e
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    EACH: tl.constexpr = H // K
+    # neighbours read neighbouring heads of the same tokens
+    kv = tl.program_id(0) % K
+    o_ptr += kv.to(tl.int64) * partial_rows * D
+    lse_ptr += kv.to(tl.int64) * partial_rows
+    count = tl.load(count_ptr)
+    for w in range(tl.program_id(0) // K, count, programs):
+        first = tl.load(segment_ptr + w * 6)
+        rows = tl.load(segment_ptr + w * 6 + 1)
+        source = tl.load(segment_ptr + w * 6 + 2)
+        low = tl.load(segment_ptr + w * 6 + 3)
+        high = tl.load(segment_ptr + w * 6 + 4)
+        base = tl.load(segment_ptr + w * 6 + 5)
+        limit = tl.load(prompt_len_ptr + source, mask=source < G, other=-1)
+        if source >= G:
+            table_ptr = slot_pages_ptr + (source - G).to(tl.int64) * slot_width
+        else:
+            table_ptr = prompt_pages_ptr + source.to(tl.int64) * prompt_width
+        pointers = (q_ptr, k_pages_ptr, v_pages_ptr, row_ptr)
+        results = (o_ptr, lse_ptr)
+        segment = (first, rows, low, high, base)
+        if BLOCK_M < PAGE:
+            for packed in range(0, rows * EACH, BLOCK_M):
+                _attend_segment(
+                    pointers, results, segment, table_ptr, limit, packed, kv, q_stride, scale,
+                    H, K, D, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, DTYPE, PRECISION,
+                )  # fmt: skip
+        else:
+            _attend_segment(
+                pointers, results, segment, table_ptr, limit, 0, kv, q_stride, scale,
+                H, K, D, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, DTYPE, PRECISION,
+            )  # fmt: skip

@@ -1,0 +1,157 @@
+"""The work list of a step's exact attention: made once on the device, walked by every layer.
+
+Tiles are those of `csd/kernels/tree_attention/plan.py`: rows that share keys. A segment is a tile
+and one cut of its pages:
+
+    segment[w]   first pool row, pool rows, source (g, or G + s), first page, last page + 1,
+                 first row of the partial result
+    total        segments
+    row[m]       cuts of its prompt, cuts of its body, T, keys of its tail
+    tail[m]      the tail's keys: place in the pages, or -2 - (pool row) for a node's
+
+The partial result of row m at cut i begins at row (i M + m) H / K; cuts of the body follow those of
+the longest prompt. Who walks a segment changes nothing, so programs take every P-th one.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from csd.kernels.exact_attention.constants import (
+    NEAR,
+    PROMPT_CUTS,
+    PROMPT_PAGES,
+    SLOT_PAGES,
+    TAIL,
+)
+from csd.kernels.exact_attention.plan_kernel import _plan_exact_kernel
+from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.tree_attention.layout import TreeLayout, check_layout
+from csd.kernels.tree_attention.plan import TILE, tile_rows
+from csd.state.kv_cache import PAGE
+
+BLOCK = 64
+
+
+class ExactWork(NamedTuple):
+    segment: torch.Tensor  # [W, 6] int32
+    total: torch.Tensor  # [1] int32
+    row: torch.Tensor  # [M, 4] int32
+    tail: torch.Tensor  # [M, TAIL] int32
+
+
+def cuts(layout: TreeLayout) -> tuple[int, int]:
+    """The most cuts of a prompt, and of a slot's tokens, by the widths of the page tables."""
+    prompt, slot = layout.prompt_pages.shape[1], layout.slot_pages.shape[1]
+    return min(PROMPT_CUTS, -(-prompt // PROMPT_PAGES)), -(-slot // SLOT_PAGES)
+
+
+def empty_exact_work(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
+    """Room for any work list of a pool of as many rows."""
+    M, S, G = layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
+    full, (prompt, slot) = M // tile_rows(heads, kv_heads), cuts(layout)
+    segments = min(M, full + G) * prompt + min(M, full + S) * slot
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=layout.slot.device)
+
+    return ExactWork(empty(max(1, segments), 6), empty(1), empty(M, 4), empty(M, TAIL))
+
+
+def plan_exact_ref(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
+    """Plain Python. Entries that nobody reads are -1."""
+    M, G, rows = layout.slot.shape[0], layout.prompt_len.shape[0], tile_rows(heads, kv_heads)
+    each, before = heads // kv_heads, cuts(layout)[0]
+    work = empty_exact_work(layout, heads, kv_heads)
+    bounds, starts = layout.group_start.tolist(), layout.slot_start.tolist()
+    nodes, lens = layout.slot_nodes.tolist(), layout.slot_len.tolist()
+    prompts = [-(-n // PAGE) for n in layout.prompt_len.tolist()]
+    sources = [
+        (bounds[g], bounds[g + 1], g, pages, max(PROMPT_PAGES, -(-pages // PROMPT_CUTS)), 0)
+        for g, pages in enumerate(prompts)
+    ] + sorted(
+        (starts[s], starts[s] + nodes[s], G + s, n // PAGE, SLOT_PAGES, before)
+        for s, n in enumerate(lens)
+    )
+    segment = [
+        [tile, min(rows, last - tile), source, low, min(low + step, pages),
+         ((at + low // step) * M + tile) * each]
+        for first, last, source, pages, step, at in sources
+        for tile in range(first, last, rows)
+        for low in range(0, pages, step)
+    ]  # fmt: skip
+    for x in work:
+        x.fill_(-1)
+    if segment:
+        work.segment[: len(segment)] = torch.tensor(segment, dtype=torch.int32)
+    work.total.fill_(len(segment))
+    words = zip(layout.slot.tolist(), layout.ancestors.tolist(), strict=True)
+    for m, (s, word) in enumerate(words):
+        if s < 0:
+            work.row[m] = 0
+            continue
+        path = [-2 - (starts[s] + j) for j in range(64) if word >> j & 1]
+        below = max(lens[s] + len(path) - NEAR, 0) // PAGE * PAGE
+        old = [
+            int(layout.slot_pages[s, t // PAGE]) * PAGE + t % PAGE for t in range(below, lens[s])
+        ]
+        pages = prompts[next(g for g in range(G) if bounds[g] <= m < bounds[g + 1])]
+        prompt = -(-pages // max(PROMPT_PAGES, -(-pages // PROMPT_CUTS)))
+        row = prompt, -(-below // (PAGE * SLOT_PAGES)), below, len(old + path)
+        work.row[m] = torch.tensor(row, dtype=torch.int32)
+        work.tail[m, : row[3]] = torch.tensor(old + path, dtype=torch.int32)
+    return work
+
+
+def plan_exact_triton(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
+    """One launch. Entries that nobody reads are not written."""
+    M, S, G = layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
+    work = empty_exact_work(layout, heads, kv_heads)
+    _plan_exact_kernel[(M,)](
+        prompt_len_ptr=layout.prompt_len,
+        slot_len_ptr=layout.slot_len,
+        slot_pages_ptr=layout.slot_pages,
+        slot_ptr=layout.slot,
+        ancestors_ptr=layout.ancestors,
+        slot_start_ptr=layout.slot_start,
+        slot_nodes_ptr=layout.slot_nodes,
+        group_start_ptr=layout.group_start,
+        segment_ptr=work.segment,
+        count_ptr=work.total,
+        row_ptr=work.row,
+        tail_ptr=work.tail,
+        M=M,
+        S=S,
+        G=G,
+        slot_width=layout.slot_pages.stride(0),
+        prompt_cuts=cuts(layout)[0],
+        EACH=heads // kv_heads,
+        ROWS=tile_rows(heads, kv_heads),
+        PAGE=PAGE,
+        NEAR=NEAR,
+        TAIL=TAIL,
+        PROMPT_PAGES=PROMPT_PAGES,
+        PROMPT_CUTS=PROMPT_CUTS,
+        SLOT_PAGES=SLOT_PAGES,
+        BLOCK=BLOCK,
+        num_warps=1,
+    )
+    return work
+
+
+_plan_exact = RecordOperator(
+    "plan_exact",
+    (Fields("layout", spread=True, make=TreeLayout), "SymInt heads", "SymInt kv_heads"),
+    plan_exact_ref,
+    plan_exact_triton,
+    returns="(Tensor, Tensor, Tensor, Tensor)",
+    fake=empty_exact_work,
+)
+
+
+def plan_exact(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
+    """The work list of `exact_attention` for a model of H = heads and K = kv_heads."""
+    if kv_heads < 1 or heads % kv_heads or heads // kv_heads > TILE:
+        raise ValueError(f"heads must be 1 to {TILE} times kv_heads, got {heads} and {kv_heads}")
+    check_layout(layout, layout.slot.shape[0], layout.slot.device)
+    return ExactWork(*_plan_exact(layout, heads, kv_heads))

@@ -1,0 +1,126 @@
+"""Products in which a row's bits do not depend on how many rows there are."""
+
+import os
+
+import pytest
+import torch
+from precision import within_eager
+
+from csd.kernels import row_linear as module
+from csd.kernels.row_linear import row_linear, row_linear_ref, row_linear_triton, splits_of
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+# on both sides of every tile
+ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256)
+# one tile and a part of one, one block and several, K even and not
+SIZES = [(1, 16), (40, 150), (130, 64), (136, 256), (129, 330)]
+
+
+@pytest.fixture
+def split(monkeypatch):
+    """Small matrices are split as large ones are."""
+    monkeypatch.setattr(module, "LEAST_K", 64)
+
+
+def operands(M, N, K, dtype, bias=False, whole=False):
+    g = torch.Generator().manual_seed(M * N + K)
+
+    def made(*size):
+        if whole:
+            return torch.randint(-4, 5, size, generator=g).to(dtype)
+        return torch.randn(size, generator=g).to(dtype)
+
+    return made(M, K), made(N, K), made(N) if bias else None
+
+
+@DTYPES
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("N,K", SIZES, ids=str)
+@pytest.mark.parametrize("M", [1, 5, 33])
+def test_equals_the_reference_where_sums_are_exact(M, N, K, bias, dtype, split, poison):
+    x, weight, b = operands(M, N, K, dtype, bias, whole=True)
+    got, want = row_linear_triton(x, weight, b), row_linear_ref(x, weight, b)
+    # the interpreter's bfloat16 rounds towards zero what has more than 8 bits
+    small = want.float().abs() <= 256
+    assert small.any() and torch.equal(got[small], want[small])
+    assert not got.isnan().any()
+    exact = x.double() @ weight.double().T + (0 if b is None else b.double())
+    within_eager(got, want, exact, K)
+
+
+@DTYPES
+@pytest.mark.parametrize("N,K", SIZES, ids=str)
+def test_is_no_further_from_float64_than_pytorch(N, K, dtype, split):
+    x, weight, bias = operands(9, N, K, dtype, True)
+    eager = torch.nn.functional.linear(x, weight, bias)
+    exact = x.double() @ weight.double().T + bias.double()
+    within_eager(row_linear_ref(x, weight, bias), eager, exact, K)
+    within_eager(row_linear_triton(x, weight, bias), eager, exact, K)
+
+
+@DTYPES
+@pytest.mark.parametrize("N,K", [(40, 64), (129, 330)], ids=str)
+def test_a_row_has_the_same_bits_among_any_others(N, K, dtype, split, ordered_products):
+    x, weight, bias = operands(256, N, K, dtype, True)
+    assert splits_of(129, 330, dtype)[0] > 1 == splits_of(40, 64, dtype)[0]
+    whole = row_linear_triton(x, weight, bias)
+    for M in ROWS if "CSD_PTX" in os.environ or K > 64 else range(1, 257):
+        # the rows are at other places of other tiles
+        assert torch.equal(row_linear_triton(x[-M:], weight, bias), whole[-M:]), f"{M} rows"
+
+
+def test_it_needs_splits_that_do_not_follow_the_rows(monkeypatch, split, ordered_products):
+    x, weight, _ = operands(64, 40, 330, torch.float32)
+    whole = row_linear_triton(x, weight)
+    monkeypatch.setattr(module, "PROGRAMS", 1)
+    assert not torch.equal(row_linear_triton(x[:8], weight), whole[:8])
+
+
+@pytest.mark.parametrize("N", [1, 64, 4096, 28672])
+@pytest.mark.parametrize("K", [1, 16, 576, 1024, 4096, 14336, 18944])
+@DTYPES
+def test_splits_cover_k_once(N, K, dtype):
+    splits, each = splits_of(N, K, dtype)
+    blocks = -(-K // (32 if dtype == torch.float32 else 64))
+    assert 1 <= splits <= module.MOST_SPLITS
+    assert (splits - 1) * each < blocks <= splits * each
+
+
+def test_rows_may_lie_apart(split):
+    x, weight, _ = operands(5, 40, 150, torch.float32)
+    wide = torch.full((5, 200), float("nan"))
+    wide[:, :150] = x
+    assert torch.equal(row_linear_triton(wide[:, :150], weight), row_linear_triton(x, weight))
+
+
+def test_no_rows():
+    x, weight, _ = operands(0, 40, 64, torch.float16)
+    assert row_linear_triton(x, weight).shape == row_linear_ref(x, weight).shape == (0, 40)
+
+
+def test_op():
+    x, weight, bias = operands(3, 8, 16, torch.float32, True)
+    assert torch.equal(row_linear(x, weight, bias), row_linear_ref(x, weight, bias))
+    torch.library.opcheck(torch.ops.csd.row_linear.default, (x, weight, bias))
+    torch.library.opcheck(torch.ops.csd.row_linear.default, (x, weight))
+
+
+@pytest.mark.parametrize(
+    "x,weight,bias,message",
+    [
+        ((3, 4), (5, 6), None, r"x must have shape \(\*, 6\), got \(3, 4\)"),
+        ((3,), (5, 6), None, r"x and weight must be \[M, K\] and .* got \(3,\) and"),
+        ((3, 6), (5, 6), (6,), r"bias must have shape \(5,\), got \(6,\)"),
+    ],
+)
+def test_errors(x, weight, bias, message):
+    with pytest.raises(ValueError, match=message):
+        row_linear(torch.zeros(x), torch.zeros(weight), bias and torch.zeros(bias))
+
+
+def test_other_dtypes_are_errors():
+    double = torch.zeros(2, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"x must be float16, bfloat16 or float32, got torch"):
+        row_linear(double, double)
+    with pytest.raises(ValueError, match=r"weight must be torch\.float32, got torch\.float16"):
+        row_linear(torch.zeros(2, 4), torch.zeros(2, 4).half())
