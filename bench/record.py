@@ -1,10 +1,13 @@
-"""Record the traces of `bench/traces/`: SmolLM2's samples of prompts of our own.
+r"""Record the traces of `bench/traces/`: SmolLM2's samples of prompts of our own.
 
     python -m bench.record [--seconds 600]
+    python -m bench.record --prompts bench/prompts/rewrite.jsonl \
+        --traces bench/traces/rewrite.jsonl.gz
 
-Draws the prompts of `bench/traces/prompts.jsonl` that `bench/traces/smollm2.jsonl.gz` does not hold
-yet, up to four of one temperature at a time, and appends them: it may be stopped and started again.
-Probabilities have four digits; those that round to 0 are left out.
+Draws the prompts of one file (`bench/traces/prompts.jsonl`) that the other
+(`bench/traces/smollm2.jsonl.gz`) does not hold yet, up to 64 samples of one temperature at a time,
+and appends them: it may be stopped and started again. Probabilities have four digits; those that
+round to 0 are left out.
 """
 
 import argparse
@@ -28,28 +31,30 @@ MAX_NEW = 250
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, help="begin nothing new after so long")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--traces", type=Path, default=TRACES, help="file that they are added to")
     args = parser.parse_args()
     engine = csd.Engine(smollm2_path(), max_slots=64, dtype=torch.float32)
     begun = time.perf_counter()
-    for batch in batches(missing()):
+    for batch in batches(missing(args.prompts, args.traces)):
         start = time.perf_counter()
         if args.seconds is not None and start - begun > args.seconds:
             break
         rows = record(engine, batch)
-        with gzip.open(TRACES, "at") as file:
+        with gzip.open(args.traces, "at") as file:
             file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
         tokens = sum(len(s) for row in rows for s in row["samples"])
         names = ", ".join(p["id"] for p in batch)
         print(f"{names}: {tokens} tokens in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def missing() -> list[dict]:
+def missing(prompts_file: Path, traces: Path) -> list[dict]:
     """The prompts that have not been recorded."""
     done = set()
-    if TRACES.exists():
-        with gzip.open(TRACES, "rt") as file:
+    if traces.exists():
+        with gzip.open(traces, "rt") as file:
             done = {json.loads(line)["problem"] for line in file}
-    prompts = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    prompts = [json.loads(line) for line in prompts_file.read_text().splitlines()]
     return [p for p in prompts if p["id"] not in done]
 
 

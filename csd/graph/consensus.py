@@ -23,8 +23,8 @@ from csd.state.verdict import Verdict
 # for few of them, no call adds 2^30 to one context, and the graph is the same for every chunk size
 PIECE = 512
 
-# What an earlier sample drafts goes on for long where it is right: longer contexts, deeper trees.
-WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, trust=0.85)
+# What an earlier sample drafts goes on for long where it is right: deeper trees from the start.
+WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, settle=0, trust=0.85)
 
 
 def insert_step(

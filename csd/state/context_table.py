@@ -23,6 +23,8 @@ WEIGHT_ONE = 1 << 16
 MAX_TOTAL = 1 << 30
 # bits of `succ_source`: sample index mod 62, the prompt, or earlier samples of the prompt
 SAMPLE_BITS, PROMPT_BIT, HISTORY_BIT = 62, 62, 63
+# halves of a token a step for which a level costs what `GraphConfig.decay` says
+USUAL_HALVES = 5
 # the context of the whole group, which follows any token: this token's, of order 1
 ANY = (1 << 31) - 4
 
@@ -31,7 +33,7 @@ ANY = (1 << 31) - 4
 class GraphConfig:
     """Sizes of the graph, and how it is read and written."""
 
-    orders: tuple[int, ...] = (1, 2, 3, 5, 8)
+    orders: tuple[int, ...] = (1, 2, 3, 5, 8, 12, 16)
     capacity: int = 1 << 17  # contexts, a power of two
     ways: int = 16  # contexts in a bucket, a power of two
     successors: int = 16
@@ -50,7 +52,11 @@ class GraphConfig:
     beta: float = 0.4
     beta_order: float = 0.15
     uncoupled: float = 0.2  # share of a context's estimate that noise does not touch
-    decay: float = 0.8  # factor a level on a path's probability, beside the graph's own
+    # factor a level on a path's probability, beside the graph's own, of a sample that commits the
+    # usual 5/2 tokens a step, and steps that this rate counts for beside the sample's own; 0: all
+    # samples have `decay`
+    decay: float = 0.8
+    settle: int = 8
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
     min_prob: float = 0.0  # paths less likely than this are not drafted
@@ -66,7 +72,7 @@ class GraphConfig:
 
     @property
     def level_cost(self) -> int:
-        """What a level of depth adds to a path's cost."""
+        """What a level of depth adds to a path's cost, where a sample commits the usual tokens."""
         return round(-math.log2(self.decay) * COST_ONE)
 
     def __post_init__(self) -> None:
@@ -99,6 +105,8 @@ class GraphConfig:
             raise ValueError(
                 f"trust and decay must lie in (0, 1), got {self.trust} and {self.decay}"
             )
+        if not 0 <= self.settle < 1 << 15:
+            raise ValueError(f"settle must be from 0 to {(1 << 15) - 1}, got {self.settle}")
         if not 0 <= self.uncoupled <= 1:
             raise ValueError(f"uncoupled must lie in [0, 1], got {self.uncoupled}")
 

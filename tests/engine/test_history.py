@@ -192,7 +192,7 @@ def test_capacity_follows_what_the_table_will_hold(model, monkeypatch):
 
 def test_what_has_no_room_is_reported(monkeypatch):
     monkeypatch.setattr("csd.graph.capacity.MOST", 1 << 10)
-    config = GraphConfig()
+    config = GraphConfig(orders=(1, 2, 3, 5, 8))
     history = [Earlier.of([1] * 30) for _ in range(5)]
     assert that_fit(history, 1, config) == 3
     assert that_fit(history, 2, config) == 1

@@ -46,6 +46,7 @@ def random_slots(rng, count, config=CONFIG, vocab=6, groups=(11, 12), live=None)
         slots.key[s] = wrap(rng.getrandbits(64))
         slots.sample[s] = rng.choice([0, 1, 5, 61, 62, 64])
         slots.generated[s] = rng.randrange(40)
+        slots.step[s] = rng.randrange(int(slots.generated[s]) + 1)
         slots.max_new[s] = slots.generated[s] + rng.choice([1, 2, 3, 30])
         slots.temperature[s] = rng.choice([0, 0.7, 1.0])
         short = rng.choice([0, 0, 0, 1])
@@ -64,6 +65,7 @@ def one_slot(config=CONFIG, temperature=0.0, max_new=100, group=11):
     slots.group[0], slots.group_key[0] = 0, group
     slots.context[0] = torch.arange(config.context)
     slots.temperature[0], slots.generated[0], slots.max_new[0] = temperature, 0, max_new
+    slots.step[0] = 0
     slots.stop_ids.fill_(-1)
     slots.sample[0] = 0
     return slots
@@ -72,6 +74,7 @@ def one_slot(config=CONFIG, temperature=0.0, max_new=100, group=11):
 def start_greedily(slots, max_new=30) -> None:
     """At their first token, at temperature 0 and without end tokens."""
     slots.temperature[:], slots.generated[:], slots.max_new[:] = 0, 0, max_new
+    slots.step[:] = 0
     slots.stop_ids.fill_(-1)
 
 

@@ -1,6 +1,7 @@
 """Draft trees in plain Python: slow, obvious, one node at a time."""
 
 import math
+from fractions import Fraction
 
 import torch
 from graph_model import wrap
@@ -47,15 +48,25 @@ def children(graph, slots, s, context, position, noise):
             source.setdefault(token, said)
     q = {t: min(x, 2**24) for t, x in q.items()}
     kept = sorted((t for t in q if q[t] > 0), key=lambda t: (-q[t], t))[:MAX_CHILDREN]
+    level = level_cost(config, int(slots.generated[s]), int(slots.step[s]))
     result = []
     for t in kept:
-        cost = round(-math.log2(q[t] / 2**24) * 2**16) + round(-math.log2(config.decay) * 2**16)
+        cost = round(-math.log2(q[t] / 2**24) * 2**16) + level
         said = source[t]
         earlier = PROMPT if said >> 62 & 1 else HISTORY
         kind = OWN if said & own else SIBLING if said & ((1 << 62) - 1) else earlier
         if t not in slots.stop_ids[s].tolist():
             result.append((t, cost, kind))
     return result
+
+
+def level_cost(config, generated, steps):
+    """More for a sample that has committed less than 2.5 tokens a step, and less for others."""
+    usual = round(-math.log2(config.decay) * 2**16)
+    if config.settle == 0:
+        return usual
+    rate = Fraction(2 * generated + 5 * config.settle, 2 * (steps + config.settle))
+    return min(max(math.floor(usual * Fraction(5, 2) / rate), usual // 4), 3 * usual // 2)
 
 
 def keyed_noise(slots):

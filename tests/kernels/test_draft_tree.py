@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from draft_cases import (
@@ -19,6 +20,7 @@ from equal_fields import assert_equal_fields
 from graph_model import Graph
 
 from csd.kernels.draft_tree import draft_tree_ref
+from csd.kernels.draft_tree.constants import level_cost
 from csd.state.context_table import GraphConfig
 from csd.state.pool import HISTORY, MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING
 
@@ -87,9 +89,9 @@ def test_equals_the_model_at_odd_sizes(seed):
     config = GraphConfig(
         orders=orders, capacity=1 << rng.choice([4, 8, 11]), ways=rng.choice([1, 2, 16]),
         successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8]),
-        decay=rng.choice([1.0, 0.8, 0.3]), uncoupled=rng.choice([0.0, 0.2, 1.0]),
-        own_weight=rng.choice([0.3, 1.0, 4.0]), max_depth=rng.choice([1, 3, 16, 40]),
-        min_prob=rng.choice([0, 0, 0.003]),
+        decay=rng.choice([1.0, 0.8, 0.3]), settle=rng.choice([0, 1, 8]),
+        uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.3, 1.0, 4.0]),
+        max_depth=rng.choice([1, 3, 16, 40]), min_prob=rng.choice([0, 0, 0.003]),
     )  # fmt: skip
     count, vocab = rng.choice([1, 2, 5, 13]), rng.choice([2, 5, 11, 40])
     groups = tuple(range(11, 11 + rng.choice([1, 2, 5])))
@@ -311,3 +313,27 @@ def test_what_is_wholly_uncoupled_is_drafted_as_where_nothing_is_sampled(seed):
     assert torch.equal(some.token, want.token) and torch.equal(some.parent, want.parent)
     assert (some.cost - want.cost).abs().max() <= 16
     assert not torch.equal(half.token, want.token)
+
+
+def test_a_level_costs_less_for_a_sample_that_commits_more():
+    usual = CONFIG.level_cost
+    generated = np.array([0, 20, 60, 100, 1000, 100, 1 << 20])
+    step = np.array([0, 8, 8, 4, 10, 100, 1 << 20])
+    # in proportion to (steps + 8) / (tokens + 20), within bounds
+    most = 3 * usual // 2
+    expected = [usual, usual, usual // 2, usual // 4, usual // 4, most, most]
+    assert level_cost(CONFIG, generated, step).tolist() == expected
+    frozen = replace(CONFIG, settle=0)
+    assert level_cost(frozen, generated, step).tolist() == [usual] * 7
+
+
+def test_a_sample_that_commits_more_drafts_deeper():
+    graph = random_graph(random.Random(1), groups=(11,), tokens=150)
+    means = []
+    for step in (80, 32, 10):
+        slots = one_slot(max_new=200)
+        slots.generated[0], slots.step[0] = 80, step
+        pool = draft_tree_ref(graph.table(), slots, 49, CONFIG)
+        assert_equal_fields(pool, draft(graph, slots, 49))
+        means.append(float(pool.depth.float().mean()))
+    assert means[0] < means[1] < means[2]

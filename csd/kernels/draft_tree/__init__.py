@@ -24,9 +24,16 @@ is inside a context: its weights are a sum of distributions, of which the sample
 one that noise would not change; u stands for those.
 
 Every term of p is rounded down to a multiple of 2^-24, so that sums are exact. An edge costs
-round(-log2(p) * 2^16) and the same for `decay`, a path the sum of its edges, so a child never costs
-less than its parent. Neither tokens that end the sample nor paths less likely than 2^-60 are
-drafted.
+round(-log2(p) * 2^16) and a level's cost, a path the sum of its edges, so a child never costs less
+than its parent. Neither tokens that end the sample nor paths less likely than 2^-60 are drafted.
+
+A level costs D = round(-log2(decay) * 2^16) where a sample commits u = 5/2 tokens a step. A sample
+that copies commits more, and its paths may be longer. With T tokens generated in n steps, and
+`settle` = s steps at the usual rate before them,
+
+    level = D * u (n + s) / (T + u s)    rounded down, from D / 4 to 3 D / 2; D where s = 0
+
+so a tree is as deep as the sample's drafts so far have earned.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
 rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
@@ -52,12 +59,12 @@ __all__ = ["DraftNoise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
 
 _SLOTS = (
     "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
-    "pace", "prompt_len", "group_key",
+    "step", "pace", "prompt_len", "group_key",
 )  # fmt: skip
 # what drafting reads of a GraphConfig beside its sizes
 _CONFIG = (
-    "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "frontier",
-    "max_depth", "min_prob",
+    "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "settle",
+    "frontier", "max_depth", "min_prob",
 )  # fmt: skip
 
 

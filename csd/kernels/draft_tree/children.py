@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from csd.kernels.draft_tree.constants import EULER_GAMMA, ONE, TAIL, UNIT, DraftNoise
+from csd.kernels.draft_tree.constants import (
+    EULER_GAMMA,
+    ONE,
+    TAIL,
+    UNIT,
+    DraftNoise,
+    level_cost,
+)
 from csd.kernels.graph_lookup import find_contexts, hash_contexts, order_masks
 from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
 from csd.kernels.runs import rank_in_run, stable_order, starts
@@ -36,6 +43,7 @@ class Estimates:
     key: np.ndarray
     sample: np.ndarray
     generated: np.ndarray
+    step: np.ndarray
     pace: np.ndarray
     max_new: np.ndarray
     temperature: np.ndarray
@@ -50,6 +58,7 @@ class Estimates:
         self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
         self.sampled = self.temperature > 0
         self.bit = self.sample % SAMPLE_BITS
+        self.level_cost = level_cost(config, self.generated, self.step)
         self.betas = np.array(config.betas)
         self.owner = self.group_key[self.group]
         _, self.inside = order_masks(config.orders[::-1], self.context.shape[1])
@@ -101,7 +110,7 @@ class Estimates:
         q = np.minimum(np.add.reduceat(mass, at), ONE)
         parent, held = node[pair[at]], held[at]
         edge = np.floor(-np.log(np.maximum(q, 1) * (1 / ONE)) * UNIT + 0.5).astype(np.int64)
-        edge += self.config.level_cost
+        edge += self.level_cost[slot[parent]]
         kept = ((edge <= highest[parent]) & (q > 0)).nonzero()[0]
         if kept.size > MAX_CHILDREN:
             kept = kept[_likeliest(parent[kept], q[kept], F)]

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from csd.state.context_table import GraphConfig
+from csd.state.context_table import USUAL_HALVES, GraphConfig
 from csd.state.pool import COST_ONE, MOST_AHEAD
 
 # probabilities are multiples of 1 / ONE
@@ -21,6 +22,16 @@ UNIT = COST_ONE / math.log(2)
 
 # g [F, W] float64 of slot [F], position [F] and token [F, W], in place of the slots' keyed noise
 DraftNoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def level_cost(config: GraphConfig, generated: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """[S] int64: what a level costs slots that have generated so many tokens in so many steps."""
+    usual = np.full(generated.shape, config.level_cost, np.int64)
+    if not config.settle:
+        return usual
+    steps = USUAL_HALVES * (step.astype(np.int64) + config.settle)
+    tokens = 2 * generated.astype(np.int64) + USUAL_HALVES * config.settle
+    return (usual * steps // tokens).clip(usual // 4, 3 * usual // 2)
 
 
 def max_path_cost(config: GraphConfig) -> int:

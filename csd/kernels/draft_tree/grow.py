@@ -15,7 +15,7 @@ import triton.language as tl
 from csd.kernels.draft_tree.frontier import look_up, next_frontier
 from csd.kernels.draft_tree.mixture import LAST_TOKEN, NONE, ONE, edge_cost, likeliest, masses
 from csd.kernels.draft_tree.nodes import by_place, ranks
-from csd.kernels.draft_tree.slots import head_start, live_slots
+from csd.kernels.draft_tree.slots import head_start, level_cost, live_slots
 from csd.kernels.graph_lookup import load_context, order_sizes
 from csd.state import pool
 
@@ -39,7 +39,7 @@ def _as_nodes(
     depth,
     highest,
     stop_ids_ptr,  # [STOPS] int32, of the slot
-    LEVEL_COST: tl.constexpr,
+    level,  # what a level costs
     STOPS: tl.constexpr,
 ):
     """[C] int64: the children as nodes, NONE where none is or one costs more than `highest`."""
@@ -49,7 +49,7 @@ def _as_nodes(
     for i in tl.static_range(STOPS):
         some = some & (token != tl.load(stop_ids_ptr + i))
     above = tl.gather(cost, offs_c // MAX_CHILDREN, 0)
-    total = above + edge_cost(tl.where(some, q, ONE)) + LEVEL_COST
+    total = above + edge_cost(tl.where(some, q, ONE)) + level
     some = some & (total <= highest)
     node = (total << 41) | (depth.to(tl.int64) << 37) | (token << 6)
     node |= (offs_c // MAX_CHILDREN << 2) | (child & 3)
@@ -63,6 +63,7 @@ def _grow_kernel(
     key_ptr,  # [S] int64
     sample_ptr,  # [S] int32
     generated_ptr,  # [S] int32
+    step_ptr,  # [S] int32
     pace_ptr,  # [S] int32
     max_new_ptr,  # [S] int32
     temperature_ptr,  # [S] float64
@@ -98,6 +99,7 @@ def _grow_kernel(
     BETAS: tl.constexpr,  # of ORDERS, and of the group as a whole
     UNCOUPLED: tl.constexpr,
     LEVEL_COST: tl.constexpr,
+    SETTLE: tl.constexpr,
     FRONTIER: tl.constexpr,
     BLOCK_F: tl.constexpr,
     STOPS: tl.constexpr,
@@ -137,6 +139,7 @@ def _grow_kernel(
     cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
     context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
     front = tl.where(width > 0, 1, 0)
+    level = level_cost(generated_ptr, step_ptr, slot, LEVEL_COST, SETTLE)
     # [MAX_NODES]
     nodes = tl.full([MAX_NODES], NONE, tl.int64)
     depth = tl.zeros((), tl.int32)
@@ -155,8 +158,7 @@ def _grow_kernel(
         # [CHILDREN]
         child = _one_a_thread(scratch_ptr, offs_k, child, offs_c)
         child = _as_nodes(
-            child, cost, depth, max_cost + first_cost, stop_ids_ptr + slot * STOPS, LEVEL_COST,
-            STOPS,
+            child, cost, depth, max_cost + first_cost, stop_ids_ptr + slot * STOPS, level, STOPS,
         )  # fmt: skip
         child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
         # [MAX_NODES]: the cheapest of both

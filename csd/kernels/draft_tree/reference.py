@@ -92,7 +92,7 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
         level.context[:, 0], level.context[:, 1:] = token[:cut], context[at, :-1]
         levels.append(level)
         # a child is dearer than its parent by the level at least
-        front = np.arange(total.searchsorted(ceiling - config.level_cost, "right"))
+        front = np.arange(total.searchsorted(ceiling - state.level_cost.min(), "right"))
         if front.size > config.frontier:
             front = front[_rank_in(slot[front]) < config.frontier]
         slot, cost, context = slot[front], total[front], level.context[front]

@@ -1,11 +1,12 @@
-"""What both kernels of a draft read of all slots."""
+"""What the kernels of a draft read of the slots."""
 
 import triton
 import triton.language as tl
 
-from csd.state import pool
+from csd.state import context_table, pool
 
 MOST_AHEAD = tl.constexpr(pool.MOST_AHEAD)
+USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 
 @triton.jit
@@ -29,3 +30,16 @@ def head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.const
         others = tl.load(generated_ptr + offs_s, mask=live, other=(1 << 31) - 1)
         fewest = tl.minimum(fewest, tl.min(others, 0))
     return tl.minimum(tl.load(pace_ptr + slot) * (ahead - fewest), MOST_AHEAD)
+
+
+@triton.jit
+def level_cost(generated_ptr, step_ptr, slot, LEVEL_COST: tl.constexpr, SETTLE: tl.constexpr):
+    """int64, what a level costs the slot: more the fewer tokens it has committed a step."""
+    if SETTLE == 0:
+        cost = tl.full((), LEVEL_COST, tl.int64)
+    else:
+        steps = USUAL_HALVES * (tl.load(step_ptr + slot).to(tl.int64) + SETTLE)
+        tokens = 2 * tl.load(generated_ptr + slot).to(tl.int64) + USUAL_HALVES * SETTLE
+        cost = tl.full((), LEVEL_COST, tl.int64) * steps // tokens
+        cost = tl.minimum(tl.maximum(cost, LEVEL_COST // 4), 3 * LEVEL_COST // 2)
+    return cost
