@@ -149,7 +149,7 @@ def _gather_head(z: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torc
     found = z.unflatten(1, (-1, width))[m, piece]
     i, place = (found >= low[m]).nonzero(as_tuple=True)
     m, t = m[i], piece[i] * width + place
-    count = torch.bincount(m, minlength=z.shape[0])
+    count = torch.zeros_like(z[:, 0], dtype=torch.long).index_add_(0, m, torch.ones_like(m))
     place = torch.arange(m.shape[0], device=z.device) - (count.cumsum(0) - count)[m]
     shape = (z.shape[0], max(int(count.max()), 1))
     token = torch.full(shape, z.shape[1], device=z.device)
