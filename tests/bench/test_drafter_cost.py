@@ -46,7 +46,7 @@ def test_an_observation_is_what_a_replay_inserts():
         advance_slots_ref(slots, verdict)
         graph.insert(pool, slots, verdict)
     assert not slots.live.any()
-    assert slots.context[1].tolist() == trace.samples[1][:-9:-1]
+    assert slots.context[1].tolist() == trace.samples[1][: -graph.context - 1 : -1]
 
     other = ConsensusGraph(reference(), torch.device("cpu"))
     replay(trace, other, 3, 4)

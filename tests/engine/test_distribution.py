@@ -11,7 +11,8 @@ from scripted import LastToken, engine
 import csd
 from csd.kernels import verify as verify_file
 from csd.kernels.noise import philox_words_ref
-from csd.kernels.verify import reference as verify_ref_file
+from csd.kernels.verify import reference_rows
+from csd.kernels.verify.reference import descend
 
 # `make test-long` asks for 20,000
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 2_000))
@@ -65,8 +66,8 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
             children = pool.token[pool.parent == row].tolist()
             if prefix[row] == sibling[:n] and n < len(sibling) and sibling[n] in children:
                 verdict.sample[row] = sibling[n]
-        descend = verify_ref_file.descend(verdict.sample, pool, slots)
-        verdict.accept_row, verdict.accept_count, verdict.finish = descend
+        path = descend(verdict.sample, pool, slots)
+        verdict.accept_row, verdict.accept_count, verdict.finish = path
         if not int(slots.sample[0]):
             rows = verdict.accept_row[0, : int(verdict.accept_count[0])].long()
             first[key] = said + verdict.sample[rows].tolist()
@@ -88,7 +89,7 @@ def words_of(monkeypatch, script):
                 words = torch.where(token == t, word, words)
         return words
 
-    monkeypatch.setattr(verify_ref_file, "philox_words_ref", philox)
+    monkeypatch.setattr(reference_rows, "philox_words_ref", philox)
 
 
 def draw(logits, **options):
