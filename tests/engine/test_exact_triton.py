@@ -1,5 +1,7 @@
 """`exact=True` with the kernels of a GPU, interpreted or compiled: the same bits in every run."""
 
+import os
+
 import checkpoints
 import pytest
 import torch
@@ -27,12 +29,15 @@ def samples(model, exact, count, slots=4, static=False, **options):
         )  # fmt: skip
 
 
+LONG = pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")
+
+
 @pytest.mark.parametrize(
     ("family", "dtype", "exact", "static"),
     [
         ("llama", torch.bfloat16, True, True),
-        ("qwen3", torch.float16, True, False),
-        ("qwen2", torch.float32, "cublas", False),
+        pytest.param("qwen3", torch.float16, True, False, marks=LONG),
+        pytest.param("qwen2", torch.float32, "cublas", False, marks=LONG),
     ],
     ids=str,
 )
