@@ -21,6 +21,7 @@ from bench.common import finish, table
 from bench.forced import forced_requests, forcing
 from csd.engine.call import RunSettings
 from csd.engine.longest_first import longest_first
+from csd.engine.requests import Request
 from csd.evaluate.replay import Recording
 from csd.graph.history import Earlier
 from csd.kernels.draft_tree import draft_tree_ref
@@ -107,12 +108,38 @@ def run(
     nodes: int,
     history: int = 0,
     in_order: bool = False,
+    share: bool = False,
 ) -> dict:
     """One pass of all samples of all traces through an engine of `slots` slots.
 
     history: so many of each prompt's samples, the last ones, are not drawn but known before.
-    in_order: prompts are admitted as they come, not longest first.
+    in_order: prompts are admitted as they come, not longest first. share: whether the call has
+        `share="call"`.
     """
+    requests, watch, dropped = drawn(traces, slots, together, nodes, history, in_order, share)
+    steps = len(watch.live)
+    return {
+        "together": together,
+        "tau": sum(job.stats.tokens for job in requests) / sum(watch.live),
+        "steps": steps,
+        "samples a step": sum(watch.live) / steps,
+        "rows a step": sum(watch.rows) / steps,
+        "prompts a step": sum(watch.prompts) / steps,
+        "contexts left out": dropped,
+    }
+
+
+def drawn(
+    traces: list[Trace],
+    slots: int,
+    together: int | None,
+    nodes: int,
+    history: int = 0,
+    in_order: bool = False,
+    share: bool = False,
+) -> tuple[list[Request], Watch, int]:
+    """The same: its requests, what its steps had, and the contexts that the graph had no room
+    for."""
     given = [[Earlier.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces]
     traces = [_without(t, history) for t in traces]
     # other tools' recordings have no seed; without probabilities drafts couple to nothing
@@ -135,22 +162,14 @@ def run(
         request.history = earlier
     order = list if in_order else longest_first
     with forcing(engine, traces), patch("csd.engine.scheduler.longest_first", order):
-        for _ in engine.run(requests, RunSettings(budget=nodes * slots)):
+        settings = RunSettings(budget=nodes * slots, share="call" if share else None)
+        for _ in engine.run(requests, settings):
             pass
         dropped = int(engine._drafter.table.dropped)
     for job, trace in zip(requests, traces, strict=True):
         if job.result().tokens != trace.samples:
             raise RuntimeError(f"trace {trace.problem!r} was not committed")
-    steps = len(watch.live)
-    return {
-        "together": together,
-        "tau": sum(job.stats.tokens for job in requests) / sum(watch.live),
-        "steps": steps,
-        "samples a step": sum(watch.live) / steps,
-        "rows a step": sum(watch.rows) / steps,
-        "prompts a step": sum(watch.prompts) / steps,
-        "contexts left out": dropped,
-    }
+    return requests, watch, dropped
 
 
 def _without(trace: Trace, last: int) -> Trace:

@@ -27,7 +27,7 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument("-o", "--out", help="results, JSONL; a run that was interrupted goes on")
     parser.add_argument("--limit", type=int, help="the first so many problems")
     parser.add_argument("--batch", type=int, default=1, help="problems drawn at a time")
-    flags = ("num_samples", *OPTIONS, "budget", "device", "revision")
+    flags = ("num_samples", *OPTIONS, "budget", "share", "device", "revision")
     add_flags(parser, flags, num_samples=16, seed=0)
     parser.add_argument("--until-decided", action="store_true",
                         help="stop a problem when its vote cannot change")  # fmt: skip
@@ -72,8 +72,8 @@ def _eval(args: Namespace) -> int:
         ) as bar:
             for _ in evaluate.run(
                 engine, problems, task, results, num_samples=n, chat=chat, batch=args.batch,
-                until=until, budget=args.budget, on_sample=bar.update,
-                history=history, **options,
+                until=until, budget=args.budget, share=args.share,
+                on_sample=bar.update, history=history, **options,
             ):  # fmt: skip
                 figures = evaluate.summary(results.rows, n, until)
                 bar.n = len(results.rows) * n

@@ -26,6 +26,7 @@ class RunSettings:
     speculate: bool = True
     drafter: Any = None  # the engine's own when None
     verifier: str = "match"
+    share: str | None = None  # "call": other prompts draft too
     until: Until | None = None
     on_tokens: OnTokens | None = None
     record_top: bool = False  # keep the target's top 8 at each token
@@ -88,11 +89,12 @@ class Call:
             taken[tuple(ids)] = start + count
             requests.append(Request.of(i, ids, params, range(start, start + count), seed))
         history = options["history"]
-        if history is not None and options["verifier"] != "match":
-            raise ValueError(
-                "history needs verifier='match', whose tokens do not depend on drafts, got "
-                f"verifier={options['verifier']!r}"
-            )
+        for name in ("history", "share"):
+            if options[name] is not None and options["verifier"] != "match":
+                raise ValueError(
+                    f"{name} needs verifier='match', whose tokens do not depend on drafts, got "
+                    f"verifier={options['verifier']!r}"
+                )
         give_history(requests, history, many, tokenizer, config.vocab)
         bar = None
         if options["progress"]:
@@ -102,6 +104,7 @@ class Call:
             speculate=options["speculate"],
             drafter=options["drafter"],
             verifier=options["verifier"],
+            share=options["share"],
             until=until,
             on_tokens=_on_tokens(options["callback"], bar, requests),
             record_top=options["record"] is not None or keeps_top(history),
@@ -162,7 +165,7 @@ def _show_tokens(bar: tqdm, requests: list[Request]) -> None:
     drawn = sum(r.stats.tokens for r in requests)
     steps = sum(r.stats.sample_steps for r in requests)
     shown = {"tokens": str(drawn), "tau": f"{drawn / max(steps, 1):.2f}"}
-    if any(r.history for r in requests):
+    if any(r.history or r.stats.shared_tokens for r in requests):
         from_history = sum(r.stats.accepted["history"] for r in requests)
         shown["history"] = f"{from_history / max(drawn, 1):.0%}"
     bar.set_postfix(shown, refresh=False)

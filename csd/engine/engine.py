@@ -17,6 +17,7 @@ from csd.engine.options import Options, shows
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
+from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
@@ -245,9 +246,10 @@ class Engine:
             with current(self.device):
                 if self._loaded.refresh():
                     self._take(self._loaded)
-                step = self._prepare(requests, settings.drafter or self._default_drafter)
+                drafter = settings.drafter or self._default_drafter
+                step = self._prepare(requests, drafter, settings.share)
             if settings.speculate:
-                self._fit_history(requests)
+                self._fit_history(requests, settings.share)
             step = self._step_of_call(step, requests, settings)
             try:
                 with current(self.device):
@@ -291,11 +293,13 @@ class Engine:
     def _newly_dropped(self, requests: list[Request]) -> int:
         """Contexts that the graph had no room for since this was last called.
 
-        On a GPU only calls with a history count them: to read the number, the host waits.
+        On a GPU only calls with a history or `share` count them: to read it, the host waits.
         """
         before = self._dropped
         found = None if self._drafter is None else self._drafter.dropped
-        waits = self.device.type != "cpu" and not any(r.history for r in requests)
+        waits = self.device.type != "cpu" and not any(
+            r.history or r.stats.shared_tokens for r in requests
+        )
         if found is None or waits:
             return 0
         self._dropped = int(found)
@@ -323,13 +327,16 @@ class Engine:
             self._cost = self.measure_steps()
         return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
-    def _prepare(self, requests: list[Request], drafter: Any) -> Step:
+    def _prepare(self, requests: list[Request], drafter: Any, share: str | None = None) -> Step:
         """Caches large enough for `requests`; those at hand are kept when they are."""
         if drafter != self._drafter_name:
             self._drafter_name = drafter
             self._drop()
         wanted = Sizes.of(requests, self.max_slots)
-        text = _graph_tokens(requests, wanted), any(r.history for r in requests)
+        tokens = _graph_tokens(requests, wanted)
+        if share:
+            tokens += shared_tokens(requests, wanted.groups)
+        text = tokens, any(r.history for r in requests)
         if self._step is not None:
             fits = wanted.fit(self._step.cache) and self._drafter.suits(*text)
             if fits and self._step.cache.k.dtype == self.dtype:
@@ -358,12 +365,13 @@ class Engine:
             made.attach(self.decoder, self._step.cache)
         return self._step
 
-    def _fit_history(self, requests: list[Request]) -> None:
+    def _fit_history(self, requests: list[Request], share: str | None) -> None:
         """Leave out the oldest samples that the graph has no room for."""
         given = [request for request in requests if request.history]
-        if given and not self._drafter.takes_history:
+        if (given or share) and not self._drafter.takes_history:
             raise ValueError(
-                f"history needs the drafter 'consensus', got drafter={self._drafter_name!r}"
+                f"{'history' if given else 'share'} needs the drafter 'consensus', got "
+                f"drafter={self._drafter_name!r}"
             )
         groups = min(len(requests), self.max_slots)
         for request in given:

@@ -56,6 +56,11 @@ def _check_drafter(value: Any) -> None:
         raise ValueError(f"drafter must be one of {_listed(DRAFTERS)}, got {value!r}")
 
 
+def _check_share(value: Any) -> None:
+    if value not in (None, "call"):
+        raise ValueError(f"share must be None or 'call', got {value!r}")
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
@@ -137,6 +142,10 @@ class Options(TypedDict, total=False):
         "same without. A `csd.History` is read before and added to after; else a list of earlier "
         "samples (token ids, texts or Samples), and for a list of prompts a list of these",
         check_history)]
+    share: Annotated[str | None, Option(
+        None, "\"call\": samples also draft, with low weight, from what other prompts of the call "
+        "had said when theirs was admitted; tokens are the same without. None keeps the prompts "
+        "of a call apart", _check_share, str)]
     budget: Annotated[str | int, Option(
         "auto", "drafted tokens that a step verifies over all samples; \"auto\" takes what pays",
         check_budget, read_budget)]

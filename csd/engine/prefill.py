@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from csd.engine.requests import Request
+from csd.engine.shared import Shared
 from csd.engine.step import Step
+from csd.graph.history import Earlier
 
 
 @dataclass(slots=True)
@@ -19,13 +21,20 @@ class Prefill:
     request: Request
     key: int  # the group's, never used before
     chunk_size: int
+    shared: Shared | None = None  # what other prompts of the call said
     at: int = 0  # tokens read
     observed: int = 0  # how far the drafter got with them, as it counts
     entering: Iterator[int] | None = None  # the pieces of its earlier samples that are left
 
     @classmethod
     def begin(
-        cls, step: Step, request: Request, group: int, key: int, chunk_size: int
+        cls,
+        step: Step,
+        request: Request,
+        group: int,
+        key: int,
+        chunk_size: int,
+        shared: Shared | None = None,
     ) -> "Prefill":
         """Reserve the pages of a group for the request's prompt."""
         request.group = group
@@ -33,7 +42,7 @@ class Prefill:
         request.pages = step.cache.take(step.cache.prompt_pages, group, tokens)
         # from here on what the drafter keeps of the group is not free for others
         step.slots.group_key[group].fill_(key)
-        return cls(step, request, key, chunk_size)
+        return cls(step, request, key, chunk_size, shared)
 
     @property
     def chunk(self) -> int:
@@ -56,10 +65,21 @@ class Prefill:
             prompt = self.request.prompt
             self._observe(len(prompt))
             self.entering = iter(())
-            step, history = self.step, self.request.history
-            if step.drafting and step.drafter is not None and history:
-                self.entering = step.drafter.enter_history(self.key, prompt, history, step.slots)
+            step = self.step
+            if step.drafting and step.drafter is not None:
+                history = [*self.request.history, *self._others()]
+                if history:
+                    self.entering = step.drafter.enter_history(
+                        self.key, prompt, history, step.slots
+                    )
         return next(self.entering, 0)
+
+    def _others(self) -> list[Earlier]:
+        if self.shared is None:
+            return []
+        others = self.shared.of(self.request)
+        self.request.stats.shared_tokens = sum(map(len, others))
+        return others
 
     def end(self) -> None:
         """The group is there for its samples."""

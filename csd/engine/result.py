@@ -36,6 +36,7 @@ class Stats:
         default_factory=lambda: dict.fromkeys(("own", "sibling", "prompt", "history", "model"), 0)
     )
     history_tokens: int = 0  # of earlier samples that drafts came from
+    shared_tokens: int = 0  # of the call's other prompts that drafts came from
     history_left_out: int = 0  # of earlier samples for which the graph had no room
     contexts_dropped: int = 0  # of the whole call, for which the graph had no room
     seconds: dict[str, float] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from csd.engine.prefill import Prefill
 from csd.engine.record import PendingRecord, Record
 from csd.engine.requests import LiveSample, Request
 from csd.engine.result import Sample
+from csd.engine.shared import Shared
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
 from csd.engine.step import Step
 from csd.state.kv_cache import pages_for
@@ -53,6 +54,7 @@ class Scheduler:
         self.prefill: Prefill | None = None  # the prompt that is being read
         self.read_tokens = 0  # of prompts, since the last step
         self.entered_rows = 0  # of earlier samples, since the last step
+        self.shared = Shared() if settings.share == "call" else None
         self.paced = False  # whether samples that are behind get more nodes
 
     def run(self) -> Iterator[tuple[Request, Sample]]:
@@ -130,7 +132,8 @@ class Scheduler:
             taken = {request.group for request in self.active}
             group = next(g for g in range(len(self.owners)) if g not in taken)
             self.prefill = Prefill.begin(
-                self.step, self.queue.popleft(), group, next(self.group_keys), self.prefill_chunk
+                self.step, self.queue.popleft(), group, next(self.group_keys), self.prefill_chunk,
+                self.shared,
             )
         start = time.perf_counter()
         if self.read_prompt() and self.enter_history():
@@ -192,6 +195,8 @@ class Scheduler:
                 # first of all: an interrupt loses no sample
                 request.top[live.index] = live.top
                 request.finished[live.index] = sample
+                if self.shared is not None:
+                    self.shared.add(request, sample)
                 self.free(s, live)
                 stats.seconds = dict(self.step.seconds)
                 yield request, sample

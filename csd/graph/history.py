@@ -20,6 +20,8 @@ from csd.state.verdict import TOP
 
 # a sample that is older weighs nothing
 MAX_HALVED = 16
+# tokens of the longest context that another prompt's sample enters
+SHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,19 @@ class Earlier:
     tokens: np.ndarray  # [T] int32
     top: tuple[np.ndarray, np.ndarray] | None = None  # [T, 8] int32, -1 is none, and [T, 8] float16
     halved: int = 0  # how many times its weight is halved, for its age
+    foreign: bool = False  # another prompt's: it enters contexts of at most SHORT tokens
 
     @classmethod
-    def of(cls, tokens: Sequence[int], top: Sequence | None = None, halved: int = 0) -> "Earlier":
+    def of(
+        cls,
+        tokens: Sequence[int],
+        top: Sequence | None = None,
+        halved: int = 0,
+        foreign: bool = False,
+    ) -> "Earlier":
         """From lists; top: (token ids, probabilities) of each position, likeliest first."""
-        return cls(np.asarray(tokens, np.int32), None if top is None else _arrays(top), halved)
+        tops = None if top is None else _arrays(top)
+        return cls(np.asarray(tokens, np.int32), tops, halved, foreign)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -77,8 +87,11 @@ def history_rows(prompt: Sequence[int], earlier: Earlier, config: GraphConfig) -
     """One sample's rows: of its positions, and of what the group says after anything."""
     N, T, halved = config.context, len(earlier.tokens), earlier.halved
     y = earlier.tokens
-    text = np.concatenate([np.full(N, -1), np.asarray(prompt[-N:], np.int32), y])[-(N + T) :]
+    before = [] if earlier.foreign else prompt[-N:]
+    text = np.concatenate([np.full(N, -1), np.asarray(before, np.int32), y])[-(N + T) :]
     context = np.lib.stride_tricks.sliding_window_view(text, N)[:T, ::-1]
+    if earlier.foreign:
+        context = np.where(np.arange(N) < SHORT, context, -1)
     token = np.full((T, SUCCESSORS), -1, np.int32)
     weight = np.zeros((T, SUCCESSORS), np.int32)
     if earlier.top is None:

@@ -117,9 +117,9 @@ class ParallelEngine(Engine):
         self.link.send("end", [(r.seed, r.result(), r.stats) for r in requests])
         self.link.agree(None)
 
-    def _prepare(self, requests: list[Request], drafter: Any) -> Step:
+    def _prepare(self, requests: list[Request], drafter: Any, share: str | None = None) -> Step:
         before = self._step
-        step = super()._prepare(requests, drafter)
+        step = super()._prepare(requests, drafter, share)
         if step is not before:
             cache = step.cache
             tables = (cache.slot_pages.shape[1], cache.prompt_pages.shape[1])

@@ -1,0 +1,161 @@
+"""What other prompts of a call said drafts on request, with low weight, and changes no token."""
+
+import pytest
+import torch
+from checkpoints import build
+from engine_cases import PROMPTS, assert_same_samples
+from scripted import counting, engine
+
+import csd
+from csd.engine import shared
+from csd.engine.requests import Request
+from csd.engine.result import Sample
+from csd.engine.sampling import SamplingParams
+from csd.engine.shared import Shared, shared_tokens
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.history import SHORT, Earlier, history_rows
+from csd.kernels.ops import reference
+from csd.state.context_table import ANY, HISTORY_BIT, WEIGHT_ONE, GraphConfig
+from csd.state.slots import Slots
+
+OPTIONS = dict(num_samples=4, max_new_tokens=24, seed=3, temperature=0.9)
+MANY = [PROMPTS[0], PROMPTS[1], PROMPTS[0][:-1], PROMPTS[1][1:], PROMPTS[0]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = build("llama", dtype=torch.float64)
+    made.generation_config.eos_token_id = None
+    return made
+
+
+@pytest.mark.parametrize("budget", [0, 5, 40])
+@pytest.mark.parametrize("together", [None, 1, 4])
+def test_tokens_are_those_without(model, budget, together):
+    plain = csd.Engine(model).generate(MANY, speculate=False, **OPTIONS)
+    e = csd.Engine(model, max_slots=3, together=together)
+    out = e.generate(MANY, share="call", budget=budget, **OPTIONS)
+    assert_same_samples(out, plain)
+    assert out[0].stats.shared_tokens == 0
+    assert all(o.stats.shared_tokens > 0 for o in out[3:])
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_static_steps_and_lag_draw_the_same(model, lag):
+    plain = csd.Engine(model).generate(MANY, speculate=False, **OPTIONS)
+    for static in (False, True):
+        e = csd.Engine(model, static=static, lag=lag, max_slots=2)
+        assert_same_samples(e.generate(MANY, share="call", budget=16, **OPTIONS), plain)
+
+
+def test_together_with_history(model):
+    e = csd.Engine(model, max_slots=3)
+    first = e.generate(MANY, **OPTIONS)
+    again = e.generate(MANY, share="call", history=first, budget=16, **OPTIONS)
+    assert_same_samples(again, first)
+    own = [sum(map(len, o.tokens)) for o in first]
+    assert [o.stats.history_tokens for o in again] == own
+    assert sum(o.stats.shared_tokens for o in again) > 0
+
+
+def test_a_later_prompt_drafts_from_an_earlier_one_only_when_asked():
+    """The second prompt shares one token with what the first one says."""
+    e = engine(counting(16), max_slots=1)
+    prompts = [[0], [9, 3]]
+    told = e.generate(prompts, share="call", max_new_tokens=8, budget=16)
+    alone = e.generate(prompts, max_new_tokens=8, budget=16)
+    assert told[1].tokens == alone[1].tokens == [[4, 5, 6, 7, 8, 9, 10, 11]]
+    assert told[1].stats.accepted["history"] > 0
+    assert told[1].stats.steps < alone[1].stats.steps
+    assert told[0].stats.accepted["history"] == 0 and told[0].stats.shared_tokens == 0
+    assert told[1].stats.shared_tokens == 8
+    assert alone[1].stats.accepted["history"] == 0 and alone[1].stats.shared_tokens == 0
+
+
+def test_it_ends_with_the_call():
+    e = engine(counting(16), max_slots=1)
+    e.generate([[0], [1]], share="call", max_new_tokens=8, budget=16)
+    out = e.generate([9, 3], share="call", max_new_tokens=8, budget=16)
+    assert out.stats.shared_tokens == 0 and out.stats.accepted["history"] == 0
+
+
+def test_a_prompt_with_a_slot_from_the_start_hears_nothing():
+    e = engine(counting(16), max_slots=2)
+    out = e.generate([[0], [9, 3]], share="call", max_new_tokens=8, budget=16)
+    assert [o.stats.shared_tokens for o in out] == [0, 0]
+
+
+def request(index):
+    return Request.of(index, [1], SamplingParams(max_new_tokens=9), range(1), 0)
+
+
+def sample(tokens):
+    return Sample(0, None, tokens, [], [], "stop")
+
+
+def test_one_sample_of_each_other_prompt_newest_first(monkeypatch):
+    monkeypatch.setattr(shared, "TOKENS", 10)
+    told = Shared()
+    for index, tokens in [(0, [1] * 4), (1, [2] * 3), (1, [3] * 3), (2, [4] * 3), (3, [5] * 40)]:
+        told.add(request(index), sample(tokens))
+
+    def heard(index):
+        return [e.tokens.tolist() for e in told.of(request(index))]
+
+    # a long one fills the room, and what comes before it has none
+    assert heard(0) == [[5] * 10]
+    assert heard(3) == [[4] * 3, [2] * 3, [1] * 4]
+    assert all(e.foreign and e.halved == 2 for e in told.of(request(3)))
+
+
+def test_it_enters_contexts_of_two_tokens_at_a_quarter():
+    config, y = GraphConfig(), [5, 6, 7, 8]
+    rows = history_rows([1, 2, 3], Earlier.of(y, halved=2, foreign=True), config)
+    assert rows.token[:4, 0].tolist() == y and set(rows.total[:4]) == {WEIGHT_ONE // 4}
+    # nothing of the prompt that it is told to
+    assert rows.context[:4, :SHORT].tolist() == [[-1, -1], [5, -1], [6, 5], [7, 6]]
+    assert (rows.context[:4, SHORT:] == -1).all()
+    assert rows.context[4, 0] == ANY and rows.total[4] == len(y) * WEIGHT_ONE // 4
+
+    graph, slots = ConsensusGraph(reference(), "cpu"), Slots.empty(1, 1, 8, config.context)
+    slots.group_key[0] = 7
+    for _ in graph.enter_history(7, [1, 2, 3], [Earlier.of(y, halved=2, foreign=True)], slots):
+        pass
+    table = graph.table
+    used = table.entry_group == 7
+    order = (table.entry_tokens[used] >= 0).sum(1)
+    assert sorted(order.tolist()) == [1, 1, 1, 1, 2, 2]
+    bit = table.succ_source[used][table.succ_token[used] >= 0] >> HISTORY_BIT & 1
+    assert bit.all()
+
+
+def test_the_table_has_room_for_it():
+    jobs = [request(i) for i in range(3)]
+    assert shared_tokens(jobs, 2) == 2 * (9 * 2) // 2
+    long = [Request.of(i, [1], SamplingParams(max_new_tokens=9000), range(1), 0) for i in range(3)]
+    assert shared_tokens(long, 64) == 64 * shared.TOKENS // 2
+    assert shared_tokens(jobs[:1], 1) == 0
+
+
+@pytest.mark.parametrize("verifier", ["canonical", "recursive", "kseq"])
+def test_verifiers_that_draw_their_drafts_refuse_it(model, verifier):
+    with pytest.raises(ValueError, match=f"share needs verifier='match'.*{verifier}"):
+        csd.generate(model, MANY, share="call", verifier=verifier, **OPTIONS)
+
+
+@pytest.mark.parametrize("value", ["engine", True, ""])
+def test_other_values_are_refused(model, value):
+    with pytest.raises(ValueError, match="share must be None or 'call', got"):
+        csd.generate(model, MANY, share=value)
+
+
+def test_drafters_that_take_none_refuse_it(model):
+    e = csd.Engine(model)
+    with pytest.raises(ValueError, match="share needs the drafter 'consensus', got"):
+        e.generate(MANY, share="call", drafter="prompt-lookup")
+    assert len(e.generate(MANY[0], max_new_tokens=2)[0].tokens) == 2
+
+
+def test_without_drafts_nothing_enters(model):
+    out = csd.Engine(model, max_slots=2).generate(MANY, share="call", speculate=False, **OPTIONS)
+    assert all(o.stats.shared_tokens == o.stats.nodes_proposed == 0 for o in out)
