@@ -1,5 +1,7 @@
 """What other prompts of a call said, with `share="call"`: drafts for the prompts admitted later."""
 
+from collections import OrderedDict
+
 from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.graph.history import Earlier
@@ -13,18 +15,26 @@ HALVED = 2
 class Shared:
     """The first sample of each prompt that finished, up to `TOKENS` tokens of it.
 
-    What matters is what prompts have in common, and one sample of each has most of that.
+    What matters is what prompts have in common, and one sample of each has most of that. However
+    many prompts a call has, no more is kept than what one could be told.
     """
 
     def __init__(self) -> None:
-        self._said: dict[int, Earlier] = {}  # by the request's index, in the order of finishing
+        self._known: set[int] = set()  # indices of the requests that have told one
+        self._said: OrderedDict[int, Earlier] = OrderedDict()  # by index, oldest first
+        self._size = 0  # tokens in it
 
     def add(self, request: Request, sample: Sample) -> None:
         """Called when a sample has finished."""
-        if request.index not in self._said:
-            self._said[request.index] = Earlier.of(
-                sample.tokens[:TOKENS], halved=HALVED, foreign=True
-            )
+        if request.index in self._known:
+            return
+        self._known.add(request.index)
+        said = Earlier.of(sample.tokens[:TOKENS], halved=HALVED, foreign=True)
+        self._said[request.index] = said
+        self._size += len(said)
+        # of what is kept, a prompt's own is not for it, and is TOKENS at most
+        while self._size - len(next(iter(self._said.values()))) >= 2 * TOKENS:
+            self._size -= len(self._said.popitem(last=False)[1])
 
     def of(self, request: Request) -> list[Earlier]:
         """What enters the graph of a request: of other prompts, newest first, `TOKENS` in all."""

@@ -108,6 +108,29 @@ def test_one_sample_of_each_other_prompt_newest_first(monkeypatch):
     assert all(e.foreign and e.halved == 2 for e in told.of(request(3)))
 
 
+def test_what_no_prompt_would_be_told_is_not_kept(monkeypatch):
+    monkeypatch.setattr(shared, "TOKENS", 10)
+    told, said = Shared(), []
+    for index in range(50):
+        tokens = [index] * (3 + index % 8)
+        told.add(request(index), sample(tokens))
+        said.append(tokens)
+        # as if all were kept
+        for asked in (index, index - 1, 99):
+            expected, room = [], 10
+            for i in reversed(range(index + 1)):
+                if i != asked:
+                    if len(said[i]) > room:
+                        break
+                    expected.append(said[i])
+                    room -= len(said[i])
+            assert [e.tokens.tolist() for e in told.of(request(asked))] == expected
+    assert len(told._said) <= 2 * 10
+    # one that was dropped does not come back
+    told.add(request(0), sample([7, 7]))
+    assert [7, 7] not in [e.tokens.tolist() for e in told.of(request(99))]
+
+
 def test_it_enters_contexts_of_two_tokens_at_a_quarter():
     config, y = GraphConfig(), [5, 6, 7, 8]
     rows = history_rows([1, 2, 3], Earlier.of(y, halved=2, foreign=True), config)
