@@ -6,7 +6,7 @@ from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.graph.history import Earlier
 
-# of other prompts that enter the graph of one, at most: more gain nothing (`bench.share_call`)
+# of other prompts that enter the graph of one, at most: what an admission takes is bounded by it
 TOKENS = 4096
 # their weight is halved so many times
 HALVED = 2
