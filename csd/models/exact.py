@@ -5,8 +5,8 @@ far its results agree differs from machine to machine and is found out here, for
 model's weights: a number of rows that is `least` or more and `most` or fewer gives a row the same
 bits. Fewer rows are padded, more are multiplied in blocks.
 
-Seen so far (oneDNN): in bfloat16 all of 1 to 256 with AVX512-BF16, 1 to 32 with AMX; in float32
-all but 1.
+Seen so far (oneDNN): in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
+float32 all but 1.
 
 Triton's product (`csd.kernels.row_linear`) is made to agree for every number of rows, and is tried
 like the others: whether an instruction for more columns adds in the same order, no manual says.
@@ -35,7 +35,7 @@ LARGE = 1 << 24
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST = (1, 2, 4, 8, 16, 32)
 HALVES = (torch.bfloat16, torch.float16)
-# blocks of so many rows take no time that can be measured
+# blocks of so many rows, and of two at least, take no time that can be measured
 FREE_ROWS = 32
 # of Triton's product, on both sides of each of its tiles
 GPU_SIZES = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 512)
@@ -72,7 +72,7 @@ def choose_exact(
 
     Raises as `exact_decoder` where `wanted` is true.
     """
-    # float32 is padded to two rows in most places, which is not free
+    # in 16 bits two rows take the time of one; in float32 they do not
     if wanted is False or (wanted is None and loaded.dtype not in HALVES):
         return loaded.decoder, False
     if wanted:
@@ -83,7 +83,7 @@ def choose_exact(
         made = exact_decoder(loaded, products)
     except ValueError:
         return loaded.decoder, False
-    free = all(b.least == 1 and b.most >= FREE_ROWS for b in products.blocks.values())
+    free = all(b.least <= 2 and b.most >= FREE_ROWS for b in products.blocks.values())
     return (made, True) if free else (loaded.decoder, False)
 
 
@@ -181,8 +181,8 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
     elif weight.shape[0] * weight.shape[1] > LARGE:
         sizes = FEW_SIZES
     x, order = _random_rows(sizes[-1], weight)
-    # results are kept for the first rows only: where they differ, nearly all do
-    found = {n: product(x[:n], weight, None)[:64].clone() for n in sizes}
+    interpreted = product is row_linear_triton and weight.device.type == "cpu"
+    found = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
     for most in reversed(sizes):
         for least in LEAST:
             tried = [n for n in sizes if least <= n <= most]
@@ -218,6 +218,14 @@ def _nothing_agrees(weight: torch.Tensor) -> ValueError:
         f"exact must be False here: products with a {tuple(weight.shape)} {weight.dtype} matrix "
         "give a row other bits for every number of rows on this machine"
     )
+
+
+def _in_pieces(product: Product, x: torch.Tensor, weight: torch.Tensor, n: int) -> torch.Tensor:
+    """Results of x's rows, n at a time; a last piece of fewer is left out.
+
+    All rows, since 16 bits show another order of summation in one number of ten thousand only.
+    """
+    return torch.cat([product(piece, weight, None) for piece in x.split(n) if len(piece) == n])
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

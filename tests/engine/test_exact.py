@@ -101,8 +101,8 @@ def refused(product, weight):
 @pytest.mark.parametrize(
     "dtype,found,taken",
     [
-        (torch.bfloat16, lambda product, weight: RowBlocks(1, 32), True),
-        (torch.bfloat16, lambda product, weight: RowBlocks(2, 256), False),
+        (torch.bfloat16, lambda product, weight: RowBlocks(2, 32), True),
+        (torch.bfloat16, lambda product, weight: RowBlocks(4, 256), False),
         (torch.bfloat16, lambda product, weight: RowBlocks(1, 16), False),
         (torch.bfloat16, refused, False),
         (torch.float32, lambda product, weight: RowBlocks(1, 256), False),
@@ -113,6 +113,21 @@ def test_it_is_the_default_where_it_is_free(monkeypatch, dtype, found, taken):
     model = checkpoints.build("llama", dtype=dtype)
     assert csd.Engine(model).exact == taken
     assert not csd.Engine(model, exact=False).exact
+
+
+@pytest.mark.parametrize("samples,tokens", [(1, 60), (4, 20)])
+def test_smollm2_s_logits_do_not_depend_on_drafts(samples, tokens):
+    """Its log-probabilities show other bits long before a token differs."""
+    try:
+        engine = csd.Engine(smollm2_path(), dtype=torch.bfloat16, device="cpu", exact=True)
+    except ValueError as error:
+        pytest.skip(str(error))
+    prompt = engine.tokenizer("A baker makes 6 trays of 12 rolls.")["input_ids"]
+    asked = dict(num_samples=samples, max_new_tokens=tokens, seed=2, ignore_eos=True)
+    drafted = engine.generate(prompt, budget=24, **asked)
+    plain = engine.generate(prompt, speculate=False, **asked)
+    assert drafted.tokens == plain.tokens
+    assert drafted.logprobs == plain.logprobs and drafted.raw_logprobs == plain.raw_logprobs
 
 
 @pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")
