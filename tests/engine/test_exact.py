@@ -115,13 +115,19 @@ def test_it_is_the_default_where_it_is_free(monkeypatch, dtype, found, taken):
     assert not csd.Engine(model, exact=False).exact
 
 
-@pytest.mark.parametrize("samples,tokens", [(1, 60), (4, 20)])
-def test_smollm2_s_logits_do_not_depend_on_drafts(samples, tokens):
-    """Its log-probabilities show other bits long before a token differs."""
+@pytest.fixture(scope="module")
+def smollm2():
     try:
-        engine = csd.Engine(smollm2_path(), dtype=torch.bfloat16, device="cpu", exact=True)
+        return csd.Engine(smollm2_path(), dtype=torch.bfloat16, device="cpu", exact=True)
     except ValueError as error:
+        # a machine whose products agree nowhere
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("samples,tokens", [(1, 50), (4, 12)])
+def test_smollm2_s_logits_do_not_depend_on_drafts(smollm2, samples, tokens):
+    """Its log-probabilities show other bits long before a token differs."""
+    engine = smollm2
     prompt = engine.tokenizer("A baker makes 6 trays of 12 rolls.")["input_ids"]
     asked = dict(num_samples=samples, max_new_tokens=tokens, seed=2, ignore_eos=True)
     drafted = engine.generate(prompt, budget=24, **asked)
@@ -132,9 +138,9 @@ def test_smollm2_s_logits_do_not_depend_on_drafts(samples, tokens):
 
 @pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_smollm2_in_bfloat16(temperature):
+def test_smollm2_in_bfloat16(smollm2, temperature):
     """10,000 tokens with "auto" and without drafts."""
-    engine = csd.Engine(smollm2_path(), dtype=torch.bfloat16, device="cpu", exact=True)
+    engine = smollm2
     texts = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "2 + 2 ="]
     prompts = [engine.tokenizer(text)["input_ids"] for text in texts]
     length = 100
