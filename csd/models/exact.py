@@ -223,7 +223,7 @@ def _nothing_agrees(weight: torch.Tensor) -> ValueError:
 def _in_pieces(product: Product, x: torch.Tensor, weight: torch.Tensor, n: int) -> torch.Tensor:
     """Results of x's rows, n at a time; a last piece of fewer is left out.
 
-    All rows, since 16 bits show another order of summation in one number of ten thousand only.
+    All rows, since results rounded to 16 bits rarely show another order of summation.
     """
     return torch.cat([product(piece, weight, None) for piece in x.split(n) if len(piece) == n])
 

@@ -9,7 +9,7 @@ the sum of the weights comes from the same products.
 The result is a function of the row's own query, keys and values, to the bit: it does not depend on
 the other rows of the step, nor on which of its keys are nodes and which are committed. Products
 that add up their terms in order need no more than that a row's terms stand in the same order, among
-any zeros; libraries do so for up to some number of terms (`BLOCK`, the tail's keys fit in it), so
+any zeros; libraries do so for up to some number of terms, more than `BLOCK` and a tail's keys, so
 the prompt's values, each block of the body's at its fixed place, and the tail's are products of
 their own, added in that order. `check_products` tries all this on the machine at hand.
 """
