@@ -3,34 +3,27 @@
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, Unpack, overload
 
 import torch
 
-from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool
 from csd.engine.call import Call, RunSettings
 from csd.engine.first_use import require_check
-from csd.engine.memory import Demand, Sizes, slots_that_fit
 from csd.engine.options import Options, shows
 from csd.engine.requests import Request
+from csd.engine.resources import Resources
 from csd.engine.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
-from csd.engine.shared import shared_tokens
-from csd.engine.static_step import StaticStep, sizes_for
+from csd.engine.static_step import StaticStep
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
-from csd.engine.time_steps import sizes_to_time, time_steps
-from csd.graph.drafter import StaticDrafter
-from csd.graph.make_drafter import make_drafter
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
 from csd.schema.arguments import check_whole
-from csd.state.device import current, free_bytes, on_device, peak_bytes, stream_of
-from csd.state.kv_cache import PAGE, KVCache
-from csd.state.slots import Slots
+from csd.state.device import current, on_device, peak_bytes, stream_of
 from csd.verify.sampler import Sampler
 
 # the kinds a type checker can distinguish; a tensor is one prompt or many
@@ -38,7 +31,7 @@ OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
 
 
-class Engine:
+class Engine(Resources):
     """Draws samples from one model; calls on one engine run one after another.
 
     model: a `transformers` model, a local folder, a hub name, a GGUF file, a `csd.models` Decoder,
@@ -135,11 +128,6 @@ class Engine:
         self.device, self.dtype = loaded.device, loaded.dtype
         self._drop()
 
-    def _drop(self) -> None:
-        self._step: Step | None = None
-        self._drafter: Any = None
-        self._dropped = 0  # contexts, as of the last call
-
     @property
     def ops(self) -> Ops:
         """The operations of its steps; setting others makes a new step."""
@@ -149,11 +137,6 @@ class Engine:
     def ops(self, ops: Ops) -> None:
         self._ops = ops
         self._drop()
-
-    @property
-    def captured(self) -> dict:
-        """The CUDA graphs of its steps, by pool size and what they do; none on a CPU."""
-        return self._step.captures.graphs if isinstance(self._step, StaticStep) else {}
 
     @property
     def generation_config(self) -> Any:
@@ -290,21 +273,6 @@ class Engine:
             top=settings.record_top, trees=settings.drafts, seconds=step.no_seconds(),
         )  # fmt: skip
 
-    def _newly_dropped(self, requests: list[Request]) -> int:
-        """Contexts that the graph had no room for since this was last called.
-
-        On a GPU only calls with a history or `share` count them: to read it, the host waits.
-        """
-        before = self._dropped
-        found = None if self._drafter is None else self._drafter.dropped
-        waits = self.device.type != "cpu" and not any(
-            r.history or r.stats.shared_tokens for r in requests
-        )
-        if found is None or waits:
-            return 0
-        self._dropped = int(found)
-        return self._dropped - before
-
     def refuse(self, error: Exception) -> None:
         """Called when a call of this engine is refused for its arguments."""
 
@@ -315,112 +283,3 @@ class Engine:
     def _not_within_a_stream(self) -> None:
         if self._in_my_call():
             raise RuntimeError("this engine is in the middle of a stream; close that one first")
-
-    def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
-        sizes = None
-        if isinstance(step, StaticStep) and not step.sampler:
-            sizes = sizes_for(step.slots.count)
-        nodes = settings.budget if settings.speculate else 0
-        if isinstance(nodes, int):
-            return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
-        if self._cost is None:
-            self._cost = self.measure_steps()
-        return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
-
-    def _prepare(self, requests: list[Request], drafter: Any, share: str | None = None) -> Step:
-        """Caches large enough for `requests`; those at hand are kept when they are."""
-        if drafter != self._drafter_name:
-            self._drafter_name = drafter
-            self._drop()
-        wanted = Sizes.of(requests, self.max_slots)
-        tokens = _graph_tokens(requests, wanted)
-        if share:
-            tokens += shared_tokens(requests, wanted.groups)
-        text = tokens, any(r.history for r in requests)
-        if self._step is not None:
-            fits = wanted.fit(self._step.cache) and self._drafter.suits(*text)
-            if fits and self._step.cache.k.dtype == self.dtype:
-                return self._step
-            # its memory counts as free below
-            self._drop()
-
-        # what a call leaves for the next must not be of one caller's inference mode
-        with torch.inference_mode(False):
-            made = make_drafter(self._drafter_name, self._ops, self.device, *text)
-        made.check_vocab(self.config.vocab)
-
-        def demand(slots: int) -> Demand:
-            sizes = replace(wanted, slots=slots)
-            own = Demand.of(
-                self.config, self.dtype, **asdict(sizes), rows=self._rows(slots),
-                gathers=self._ops.name == "reference",
-            )  # fmt: skip
-            return replace(own, drafter=made.cache_bytes(sizes.pages))
-
-        slots = slots_that_fit(demand, wanted.slots, int(self.memory * free_bytes(self.device)))
-        sizes = replace(wanted, slots=slots)
-        with torch.inference_mode(False):
-            self._drafter, tables = made, (sizes.slot_pages, sizes.prompt_pages)
-            self._step = self._allocate(slots, *tables, sizes.pages, made.context)
-            made.attach(self.decoder, self._step.cache)
-        return self._step
-
-    def _fit_history(self, requests: list[Request], share: str | None) -> None:
-        """Leave out the oldest samples that the graph has no room for."""
-        given = [request for request in requests if request.history]
-        if (given or share) and not self._drafter.takes_history:
-            raise ValueError(
-                f"{'history' if given else 'share'} needs the drafter 'consensus', got "
-                f"drafter={self._drafter_name!r}"
-            )
-        groups = min(len(requests), self.max_slots)
-        for request in given:
-            kept = self._drafter.history_that_fits(request.history, groups)
-            left = request.history[kept:]
-            request.history = request.history[:kept]
-            request.stats.history_tokens = sum(map(len, request.history))
-            request.stats.history_left_out = sum(map(len, left))
-
-    def _rows(self, slots: int) -> int:
-        """Of the largest pool, and of a chunk of a prompt."""
-        return max(self.prefill_chunk, slots + 512, sizes_for(slots)[-1])
-
-    def _allocate(
-        self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int
-    ) -> Step:
-        """A step without a drafter, whose slots keep `context` tokens."""
-        cache = KVCache(
-            self.config,
-            slots=slots,
-            pages=pages,
-            prompt_pages=prompt_pages,
-            slot_pages=slot_pages,
-            rows=self._rows(slots),
-            dtype=self.dtype,
-            device=self.device,
-        )
-        state = Slots.empty(
-            slots,
-            self.config.vocab,
-            slot_pages * PAGE,
-            context,
-            torch.promote_types(self.dtype, torch.float32),
-            self.device,
-        )
-        static = self.static and isinstance(self._drafter, StaticDrafter)
-        kind = StaticStep if static else Step
-        return kind(self.decoder, None, cache, state, self._ops)
-
-    def measure_steps(self) -> CostModel:
-        """Seconds of forward and verify over a few pool sizes, on slots that hold nothing."""
-        captured = self.static and self.device.type == "cuda"
-        sizes = sizes_to_time(self.max_slots, captured)
-        with torch.inference_mode(False):
-            step = self._allocate(sizes[-1], 1, 1, 1, 1)
-        return time_steps(step, sizes, captured)
-
-
-def _graph_tokens(requests: list[Request], sizes: Sizes) -> int:
-    """That the graph has to hold: of the slots, and of the groups in flight."""
-    texts = sorted(len(r.prompt) + sum(map(len, r.history)) for r in requests)[-sizes.groups :]
-    return sizes.slots * max(r.params.max_new_tokens for r in requests) + sum(texts)

@@ -11,7 +11,7 @@ from scripted import PrefixSum, engine
 
 import csd
 from csd.engine import cuda_graphs as capture
-from csd.engine import engine as module
+from csd.engine import resources
 from csd.engine.cuda_graphs import Captures
 from csd.state import device
 from csd.state.device import on_device, upload
@@ -122,13 +122,13 @@ def test_old_caches_are_gone_before_new_ones_are_sized(monkeypatch):
     with engine(PrefixSum()) as e:
         csd.generate(e, [1, 2, 3], **ASKED)
         old = weakref.ref(e._step.cache)
-        fit = module.slots_that_fit
+        fit = resources.slots_that_fit
         seen = []
 
         def sized(*args):
             seen.append(old())
             return fit(*args)
 
-        monkeypatch.setattr(module, "slots_that_fit", sized)
+        monkeypatch.setattr(resources, "slots_that_fit", sized)
         csd.generate(e, [1, 2, 3], **ASKED | {"max_new_tokens": 500})
         assert seen == [None]

@@ -6,7 +6,7 @@ from scripted import PrefixSum, engine
 
 import csd
 from bench.shapes import SHAPES
-from csd.engine import engine as engine_file
+from csd.engine import resources
 from csd.engine.memory import Demand, slots_that_fit
 from csd.models.demo import toy
 from csd.state.device import free_bytes, peak_bytes
@@ -69,10 +69,10 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch):
         rows=short._rows(2), gathers=True,
     )  # fmt: skip
     assert two.new + two.prompts == 3 * page
-    monkeypatch.setattr(engine_file, "free_bytes", lambda device: two.total)
+    monkeypatch.setattr(resources, "free_bytes", lambda device: two.total)
     assert csd.generate(short, [1, 2], **options).tokens == expected.tokens
     assert short._step.slots.count == 2
-    monkeypatch.setattr(engine_file, "free_bytes", lambda device: two.step)
+    monkeypatch.setattr(resources, "free_bytes", lambda device: two.step)
     with pytest.raises(MemoryError, match="1 at once need"):
         csd.generate(engine(model), [1, 2], **options)
 
