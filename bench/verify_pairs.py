@@ -76,7 +76,7 @@ class Recorder(ConsensusGraph):
             # key 0 is the sample's own
             keys = slots.key + 0x9E3779B97F * k
             level.key = keys[at]
-            decided = self._ops.verify(self.logits[-1], pool, replace(slots, key=keys))
+            decided = self._ops.verify_all(self.logits[-1], pool, replace(slots, key=keys))
             pad = len(rows) * (1 + MAX_CHILDREN)
             found = self._ops.draft_tree(self.table, level, pad, config)
             first, count = found.slot_start[:, None], found.slot_nodes[:, None]

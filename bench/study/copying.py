@@ -105,7 +105,7 @@ def copying(engine) -> Iterator:
         return made[-1]
 
     before = engine.ops
-    engine.ops = replace(before, verify=Copying(before.verify, made))
+    engine.ops = replace(before, verify=Copying(before.verify_all, made))
     try:
         yield make
     finally:

@@ -12,6 +12,7 @@ sizes by the same rule.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol
 
 from csd.engine.record import Record
@@ -24,6 +25,9 @@ from csd.state.pool import path_probability
 FEW, EACH, MOST, DEAR = 32, 8, 128, 2.0
 # nodes that a trial keeps, where so many are drafted
 TRIED = 4
+# a step asks for twice as many nodes as the last steps kept, and for so many at least: what is
+# drafted and not kept takes time as well
+LEAST = 8
 
 
 def most_nodes(live: int) -> int:
@@ -47,14 +51,21 @@ class Calibration:
         self._accepted = self._accepted * fade + record.accepted
 
 
+Weights = list[float] | None
+
+
 class Budget(Protocol):
     """Decides how many drafted tokens a step verifies."""
 
     def ask(self, live: int) -> int:
         """Drafted tokens to propose for the next step over `live` slots."""
 
-    def choose(self, live: int, costs: list[int]) -> int:
-        """Drafted tokens worth keeping of those proposed, given their costs; changes nothing."""
+    def choose(self, live: int, costs: list[int], weights: Weights = None) -> int:
+        """Drafted tokens worth keeping of those proposed, given their costs.
+
+        weights: what a token of each slot counts, 0 for slots without a sample; the costs are
+        higher by what their slot's weight is lower. None: 1 for all.
+        """
 
     def keep(self, nodes: int) -> None:
         """Called with how many drafted tokens of a step were kept."""
@@ -75,7 +86,7 @@ class FixedBudget(Budget):
     def ask(self, live: int) -> int:
         return self.nodes
 
-    def choose(self, live: int, costs: list[int]) -> int:
+    def choose(self, live: int, costs: list[int], weights: Weights = None) -> int:
         return len(costs)
 
     def keep(self, nodes: int) -> None:
@@ -88,37 +99,49 @@ class FixedBudget(Budget):
         pass
 
 
+@dataclass(slots=True)
+class Asked:
+    """What "auto" did in a step whose record has not been read."""
+
+    drafts: bool  # whether drafts were asked for
+    weights: Weights = None
+    worth: float | None = None  # tokens that the kept ones promise, a weight; None: not known
+
+
 class Learner:
     """What "auto" learns from the records of its steps, and which steps it lets draft."""
 
     def __init__(self, cost: CostModel):
         self.late, self.calibration = cost.late, Calibration()
         self.turns = Turns(self.late)
-        # of each launched step whose record has not been read: whether drafts were asked for
-        self._asked: deque[bool] = deque()
+        self.asked: deque[Asked] = deque()  # of each step whose record has not been read
 
     def drafts(self) -> bool:
         """Whether the next step may draft; called once a step."""
-        drafts = self.turns.take()
-        self._asked.append(drafts)
-        return drafts
+        self.asked.append(Asked(self.turns.take()))
+        return self.asked[-1].drafts
 
     def learn(self, live: int, base: int, record: Record) -> None:
         """From a step over `live` slots; base: rows of one without drafts."""
-        asked = self._asked.popleft() if self._asked else bool(record.costs)
-        self.turns.read(asked)
+        asked = self.asked.popleft() if self.asked else Asked(bool(record.costs))
+        self.turns.read(asked.drafts)
         if record.costs:
             self.calibration.learn(record)
         seconds, live = record.draft_seconds + record.model_seconds, max(live, 1)
         if not seconds:
             return
-        if not asked:
+        if not asked.drafts:
             self.turns.learn_plain(self.late.learn_plain(record.rows, seconds))
         elif record.costs:
             surprise = self.late.learn_drafted(base, record.rows, seconds)
-            tokens = 1 + float(self.calibration) * record.expected / live
+            promised, got = record.expected / live, record.accepted / live
+            if asked.weights is not None and asked.worth is not None:
+                # the slots that are behind, for which the others will wait
+                accepted = (w * max(n - 1, 0) for w, n in zip(asked.weights, record.count, strict=True))
+                promised, got = asked.worth, sum(accepted) / sum(asked.weights)
+            tokens, got = 1 + float(self.calibration) * promised, 1 + got
             took = self.late.ratio(base, record.rows)
-            self.turns.learn_drafted(tokens / took, 1 + record.accepted / live, took, surprise)
+            self.turns.learn_drafted(live, tokens / took, got, took, surprise)
         else:
             self.late.learn_nothing()
             self.turns.learn_look(seconds / self.late.plain(base))
@@ -130,9 +153,12 @@ class AutoBudget(FixedBudget):
     def __init__(self, cost: CostModel):
         super().__init__(FEW)
         self._learner = Learner(cost)
+        self._kept = float(MOST)  # of late
 
     def ask(self, live: int) -> int:
-        return self.most(live) if self._learner.drafts() else 0
+        if not self._learner.drafts():
+            return 0
+        return min(self.most(live), max(LEAST, live, int(2 * self._kept)))
 
     def most(self, live: int) -> int:
         """Drafted tokens worth proposing: while rows are cheap."""
@@ -140,23 +166,27 @@ class AutoBudget(FixedBudget):
         ratio = self._learner.late.curve(live, live + most)
         return next((k for k in range(most, FEW, -1) if ratio(live + k) <= DEAR), FEW)
 
-    def choose(self, live: int, costs: list[int]) -> int:
+    def choose(self, live: int, costs: list[int], weights: Weights = None) -> int:
         learner = self._learner
+        weight = sum(weights) if weights else float(live)
         calibration = float(learner.calibration)
         if learner.turns.trial:
             # what drafts bring may have changed as well
             calibration = max(calibration, 1.0)
         ratio = learner.late.curve(live, live + most_nodes(live))
         least = min(TRIED, len(costs)) if learner.turns.trial else 0
-        best, best_rate, tokens = 0, 0.0 if least else 1.0, float(live)
+        best, best_rate, worth, promised = 0, 0.0 if least else 1.0, 0.0, 0.0
         for k, cost in enumerate(sorted(costs), 1):
-            tokens += calibration * path_probability(cost)
-            rate = tokens / live / ratio(live + k)
+            promised += path_probability(cost) / weight
+            rate = (1 + calibration * promised) / ratio(live + k)
             if rate > best_rate and k >= least:
-                best, best_rate = k, rate
+                best, best_rate, worth = k, rate, promised
+        if learner.asked:
+            learner.asked[-1].weights, learner.asked[-1].worth = weights, worth
         return best
 
     def keep(self, nodes: int) -> None:
+        self._kept = max(nodes, self._kept / 2)
         if not nodes:
             self._learner.turns.miss()
 

@@ -79,7 +79,7 @@ class Scheduler:
     def set_pace(self) -> None:
         """Samples that are behind get more nodes once no other could use a slot that ends early."""
         last = not (self.queue or self.prefill or any(r.waiting for r in self.active))
-        if last != self.paced and self.step.paces:
+        if last != self.paced:
             self.paced = last
             self.step.slots.pace.fill_(PACE if last else 0)
 

@@ -40,7 +40,6 @@ class StaticStep(Step):
     drafter: StaticDrafter | None
 
     phases: ClassVar[tuple[str, ...]] = ("step",)
-    paces: ClassVar[bool] = True
 
     captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
 

@@ -16,7 +16,7 @@ from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool, roots, trim
+from csd.state.pool import COST_ONE, Pool, head_starts, roots, trim
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.verify.sampler import Sampler
@@ -33,8 +33,6 @@ class Step:
 
     # what `seconds` holds beside the prompts'
     phases: ClassVar[tuple[str, ...]] = PHASES
-    # whether its drafter spreads the nodes by `Slots.pace`
-    paces: ClassVar[bool] = False
 
     decoder: DecoderLike
     drafter: Drafter | None  # None where `drafting` is false
@@ -66,7 +64,7 @@ class Step:
         clock.lap("verify")
         self.commit(verdict)
         clock.lap("commit")
-        self.insert(pool, verdict)
+        self.insert(pool, verdict, pool.rows > live)
         clock.lap("insert")
         return pool, verdict
 
@@ -98,9 +96,12 @@ class Step:
             return roots(self.slots, live)
         pool = self.drafter.propose(self.slots, live + nodes)
         drafted = pool.depth > 0
-        keep = budget.choose(live, pool.cost[drafted].tolist())
+        ahead = head_starts(self.slots)
+        cost = pool.cost + torch.where(drafted, ahead[pool.slot.clamp(min=0).long()], 0)
+        weights = torch.where(self.slots.live, torch.exp2(ahead.float() / -COST_ONE), 0)
+        keep = budget.choose(live, cost[drafted].tolist(), weights.tolist())
         budget.keep(keep)
-        return trim(pool, live + keep)
+        return trim(pool, live + keep, cost)
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""
@@ -158,10 +159,11 @@ class Step:
         )
         self.ops.advance_slots(self.slots, verdict)
 
-    def insert(self, pool: Pool, verdict: Verdict) -> None:
-        """The new n-grams and the target's top 8 at every node go into the graph."""
+    def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
+        """The new n-grams and the target's top 8 at the nodes go into the graph."""
         if self.drafting and self.drafter is not None:
-            self.drafter.insert(pool, self.slots, verdict)
+            insert = self.drafter.insert if drafted else self.drafter.insert_later
+            insert(pool, self.slots, verdict)
 
 
 class _Clock:

@@ -10,8 +10,10 @@ from csd.engine.step_cost import LateSteps
 
 # drafts pay where they bring so many times the tokens a second
 GAIN = 1.03
-# of the time, for looks; and the credit at first and at most, in steps without drafts
-SHARE, CREDIT = 0.01, 0.5
+# of the time, for looks; and the credit at first, in steps without drafts
+SHARE, CREDIT = 0.01, 0.4
+# what may be won beyond it, by one sample: what few of them get in a step varies more
+WON = 1.0
 # what a look that may have been disturbed is taken to have lost at most
 DOUBTED = 0.25
 # one step in EVERY runs without drafts, and of the first ALTERNATE every second one
@@ -43,7 +45,7 @@ class Turns:
     def take(self) -> bool:
         """Whether the next step may draft."""
         self._steps += 1
-        self._credit = min(self._credit + SHARE, CREDIT)
+        self._credit = min(self._credit + SHARE, max(self._credit, CREDIT))
         self.trial = False
         if self._rest or self._credit <= 0 or self._looking or self._measures():
             self._idle = self._idle or not self._looking
@@ -73,8 +75,10 @@ class Turns:
         self._timed = True
         self._again = surprise
 
-    def learn_drafted(self, gain: float, tokens: float, took: float, surprise: bool) -> None:
-        """From a step that drafted.
+    def learn_drafted(
+        self, live: int, gain: float, tokens: float, took: float, surprise: bool
+    ) -> None:
+        """From a step over `live` slots that drafted.
 
         gain: of tokens a second, as expected of such a step by now. tokens: what a slot got.
         took: what such a step takes, in steps without drafts.
@@ -88,7 +92,7 @@ class Turns:
         # whatever is expected: drafts that are believed to pay and lose all the same end here. A
         # surprise may be an accident
         lost = min(took - tokens, DOUBTED if surprise else 1.0)
-        self._credit = min(self._credit - lost, CREDIT)
+        self._credit = min(self._credit - lost, CREDIT + WON / live**2)
         if gain > GAIN:
             self._misses = self._rest = 0
             return
@@ -100,7 +104,7 @@ class Turns:
     def learn_look(self, took: float) -> None:
         """From a step for which drafts were asked and none kept."""
         self._timed = True
-        self._credit = min(self._credit - min(max(took - 1, -0.5), 0.5), CREDIT)
+        self._credit = min(self._credit - min(max(took - 1, -0.5), 0.5), max(self._credit, CREDIT))
 
     def _measures(self) -> bool:
         """Whether the next step runs without drafts to be measured."""

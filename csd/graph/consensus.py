@@ -9,6 +9,7 @@ import torch
 from csd.graph.capacity import capacity_for, that_fit
 from csd.graph.drafter import StaticDrafter
 from csd.graph.history import Earlier, Rows, pieces
+from csd.graph.later import Later
 from csd.kernels.draft_tree import DraftNoise
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import SUCCESSORS, any_context
@@ -125,6 +126,10 @@ class ConsensusGraph(StaticDrafter):
         self.context = self.config.context
         self.table = Table.empty(self.config, device)
         self._ops = ops
+        self._later = Later()
+
+    def start_call(self) -> None:
+        self._later.clear()
 
     def suits(self, tokens: int, history: bool) -> bool:
         """Whether it is as large as a new one, and made for history where there is some."""
@@ -176,8 +181,19 @@ class ConsensusGraph(StaticDrafter):
 
         noise: in place of the slots' own. nodes: drafted nodes at most.
         """
+        if self._later.rows:
+            self._insert_waiting(slots)
         return self._ops.draft_tree(self.table, slots, rows, self.config, noise, nodes=nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Every verified node's top 8, and the committed tokens."""
         insert_step(self.table, pool, slots, verdict, self.config, self._ops)
+
+    def insert_later(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+        self._later.add(pool, slots, verdict)
+        if self._later.full:
+            self._insert_waiting(slots)
+
+    def _insert_waiting(self, slots: Slots) -> None:
+        seen = self._later.observe(slots, self.config, self._ops)
+        self._ops.graph_insert(self.table, *seen, slots.group_key, self.config.orders)

@@ -87,6 +87,10 @@ class Drafter:
         """Update with what the step decided; the slots have advanced."""
         raise NotImplementedError
 
+    def insert_later(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+        """The same after a step without drafts, which the next `propose` may not follow soon."""
+        self.insert(pool, slots, verdict)
+
 
 class StaticDrafter(Drafter):
     """A drafter whose shapes are fixed and that never reads the device: a static step can hold it.

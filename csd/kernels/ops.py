@@ -14,7 +14,8 @@ class Ops:
     swiglu: Callable
     plan_attention: Callable
     tree_attention: Callable
-    verify: Callable
+    verify: Callable  # of the rows that decide at least
+    verify_all: Callable  # of all rows
     commit_kv: Callable
     advance_slots: Callable
     draft_tree: Callable
@@ -69,6 +70,7 @@ def reference() -> Ops:
     from csd.kernels.tree_attention.batched import tree_attention_batched
     from csd.kernels.tree_attention.batched_work import batched_work
     from csd.kernels.verify import verify_ref
+    from csd.kernels.verify.on_path import verify_on_path
 
     return Ops(
         name="reference",
@@ -77,7 +79,8 @@ def reference() -> Ops:
         swiglu=swiglu_ref,
         plan_attention=batched_work,
         tree_attention=tree_attention_batched,
-        verify=verify_ref,
+        verify=verify_on_path,
+        verify_all=verify_ref,
         commit_kv=commit_kv_ref,
         advance_slots=advance_slots_ref,
         draft_tree=draft_tree_ref,
@@ -122,6 +125,7 @@ def triton() -> Ops:
         plan_attention=with_layout(plan_attention_triton),
         tree_attention=with_layout(tree_attention_triton),
         verify=verify_triton,
+        verify_all=verify_triton,
         commit_kv=commit_kv_triton,
         advance_slots=advance_slots_triton,
         draft_tree=draft_tree_triton,

@@ -18,7 +18,7 @@ MAX_NODES = 64
 # fixed point of Pool.cost: what halving a path's probability adds to it
 COST_ONE = 1 << 16
 
-# A step of fixed shape has as many rows for one sample as for many: a call ends with its last one.
+# A step takes little less for one sample than for many, and a call ends with its last one.
 # So while none waits for a slot, nodes of samples that are ahead of the last one count as less
 # likely: by a 16th of a halving a token, four halvings at most.
 PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
@@ -125,12 +125,17 @@ def head_starts(slots: Slots) -> torch.Tensor:
     return (slots.pace * (slots.generated - fewest)).clamp(0, MOST_AHEAD)
 
 
-def trim(pool: Pool, rows: int) -> Pool:
-    """The `rows` likeliest rows of a pool, in the same order; a slot keeps a prefix of its own."""
+def trim(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
+    """The `rows` cheapest rows of a pool, in the same order; a slot keeps a prefix of its own.
+
+    cost: [M] int32, the pool's own when not given; no row's may be less than its parent's, and a
+    root's is 0.
+    """
     if rows >= pool.rows:
         return pool
+    cost = pool.cost if cost is None else cost
     # stable: of equal costs the earlier row stays, so a parent never goes before its child
-    order = torch.where(pool.slot >= 0, pool.cost.long(), 1 << 40).argsort(stable=True)
+    order = torch.where(pool.slot >= 0, cost.long(), 1 << 40).argsort(stable=True)
     keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
     keep[order[:rows]] = True
     row = keep.nonzero()[:, 0]

@@ -71,5 +71,5 @@ class Sampler:
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
         """As `csd.kernels.verify`: its top 8 at every row, and the scheme's tokens on the way."""
-        verdict = self._ops.verify(logits, pool, slots)
+        verdict = self._ops.verify_all(logits, pool, slots)
         return descend(self.scheme, self.draws, logits, pool, self._drawn, slots, verdict)

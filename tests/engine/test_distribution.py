@@ -9,9 +9,8 @@ from joint_law import JointLaw
 from scripted import LastToken, engine
 
 import csd
-from csd.kernels import verify as verify_file
 from csd.kernels.noise import philox_words_ref
-from csd.kernels.verify import reference_rows
+from csd.kernels.verify import on_path, reference_rows, verify_ref
 from csd.kernels.verify.reference import descend
 
 # `make test-long` asks for 20,000
@@ -51,7 +50,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
     Both have the same law after the same prefix, so the ratio is 1: what the sibling drew is taken
     wherever it was drafted.
     """
-    right = verify_file.verify_ref
+    right = verify_ref
     first: dict[int, list[int]] = {}
 
     def copying(logits, pool, slots):
@@ -73,7 +72,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
             first[key] = said + verdict.sample[rows].tolist()
         return verdict
 
-    monkeypatch.setattr(verify_file, "verify_ref", copying)
+    monkeypatch.setattr(on_path, "verify_on_path", copying)
     observed, *_ = LAW.draw(400, max_slots=1, budget=6)
     assert equal_share(observed)[1] > 20
     assert LAW.p_value(observed) < 1e-10

@@ -28,6 +28,7 @@ OPERATORS = Ops(
     plan_attention=with_layout(plan_attention),
     tree_attention=with_layout(tree_attention),
     verify=verify,
+    verify_all=verify,
     commit_kv=commit_kv,
     advance_slots=advance_slots,
     draft_tree=draft,

@@ -39,7 +39,7 @@ def test_processed_is_what_verify_samples_from(options):
     logits[:, 41:] -= 15
     rows = (pool.slot >= 0).nonzero()[:, 0]
     law = processed(logits, rows, pool, slots)
-    verdict = reference().verify(logits, pool, slots)
+    verdict = reference().verify_all(logits, pool, slots)
     assert (law.sum(-1) - 1).abs().max() < 1e-12
     top = verdict.top_token[rows].long()
     shown = torch.where(top >= 0, law.gather(1, top.clamp(min=0)), 0)
@@ -63,6 +63,6 @@ def test_processed_excludes_what_verify_excludes():
     drawn = set()
     for i in range(300):
         slots.sample.fill_(i)
-        drawn.add(int(reference().verify(logits, pool, slots).sample[0]))
+        drawn.add(int(reference().verify_all(logits, pool, slots).sample[0]))
     assert drawn == set(law.nonzero()[:, 0].tolist())
     assert len(drawn) < 8

@@ -1,5 +1,7 @@
 """What `csd/kernels/verify/` describes, in plain PyTorch."""
 
+from typing import NamedTuple
+
 import torch
 
 from csd.kernels.verify.reference_rows import row_sum, sample_rows
@@ -11,30 +13,50 @@ from csd.state.verdict import LENGTH, RUNNING, STOP, Verdict
 BLOCK = 1 << 19
 
 
+class Sampled(NamedTuple):
+    """What M rows of a pool drew, each alone."""
+
+    token: torch.Tensor  # [M] int64
+    logprob: torch.Tensor  # [M] of the token
+    log_total: torch.Tensor  # [M] log of the row's mass behind the filters
+    top_token: torch.Tensor  # [M, 8] int64
+    top_prob: torch.Tensor  # [M, 8] float32
+
+
 def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     """Sample at every row and follow the accepted paths.
 
     logits: [M, V]; 16-bit logits are processed in float32, float64 stays float64.
     """
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    return verdict_of(sample_blocks(logits, rows, pool, slots), logits, pool, slots)
+
+
+def sample_blocks(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+) -> Sampled:
+    """Of the pool's `rows` [R], in their order."""
+    most = max(BLOCK // logits.shape[1], 2) if logits.device.type == "cpu" else rows.shape[0]
+    parts = rows.split(max(most, 1))
+    found = (sample_rows(logits.index_select(0, x), x, pool, slots) for x in parts)
+    return Sampled(*(torch.cat(x) for x in zip(*found, strict=True)))
+
+
+def verdict_of(
+    sampled: Sampled, logits: torch.Tensor, pool: Pool, slots: Slots
+) -> Verdict:
+    """The accepted paths, of rows that have been sampled; others have token -1."""
     live = pool.slot >= 0
-    rows = max(BLOCK // logits.shape[1], 2) if logits.device.type == "cpu" else logits.shape[0]
-    blocks = [
-        sample_rows(logits[at : at + rows], slice(at, at + rows), pool, slots)
-        for at in range(0, max(logits.shape[0], 1), max(rows, 1))
-    ]
-    sample, logprob, log_total, top_token, top_prob = (
-        torch.cat(x) for x in zip(*blocks, strict=True)
-    )
     greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
-    sample = torch.where(live, sample, -1)
+    sample = torch.where(live, sampled.token, -1)
     accept_row, accept_count, finish = descend(sample, pool, slots)
-    raw_logprob, bad = _raw_logprob(logits, sample, accept_row, log_total, pool, slots)
+    raw_logprob, bad = _raw_logprob(logits, sample, accept_row, sampled.log_total, pool, slots)
     return Verdict(
         sample=sample.int(),
-        logprob=torch.where(live, torch.where(greedy, raw_logprob, logprob), 0),
+        logprob=torch.where(live, torch.where(greedy, raw_logprob, sampled.logprob), 0),
         raw_logprob=raw_logprob,
-        top_token=top_token.int(),
-        top_prob=top_prob,
+        top_token=sampled.top_token.int(),
+        top_prob=sampled.top_prob,
         accept_row=accept_row,
         accept_count=accept_count,
         finish=finish,

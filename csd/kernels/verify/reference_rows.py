@@ -10,15 +10,15 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import TOP
 
-# tokens that are searched for the head together
+# tokens of a piece of a row
 PIECE = 64
 
 
 def sample_rows(
-    logits: torch.Tensor, rows: slice, pool: Pool, slots: Slots
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of rows with the logits [R, V]: token, its log-probability and the log of all mass [R], the
-    likeliest tokens and their probabilities [R, 8]."""
+    """Of the pool's `rows` [R], with the logits [R, V]: token, its log-probability and the log of
+    all mass [R], the likeliest tokens and their probabilities [R, 8]."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     s = pool.slot[rows].clamp(min=0).long()
     position = slots.generated[s] + pool.depth[rows]
@@ -28,8 +28,10 @@ def sample_rows(
     x = _ban_end_tokens(x, slots, s, position)
     temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(x.dtype)
     z = x / temperature[:, None]
-    z -= z.amax(-1, keepdim=True)
-    token, score, rest, rest_mass = _compact(z, slots, s, greedy)
+    # [R, V / PIECE]: maxima of pieces of a row, few of which hold any of its head
+    pieces = z.unflatten(1, (-1, math.gcd(z.shape[1], PIECE))).amax(-1)
+    most = pieces.amax(-1, keepdim=True)
+    token, score, rest, rest_mass = _compact(z.sub_(most), pieces.sub_(most), slots, s, greedy)
     log_total = (head_sum(score.exp()) + rest_mass).log()
 
     # [R, heads + 1]: the head, then the rest as token V
@@ -69,7 +71,7 @@ def head_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def _penalise(
-    logits: torch.Tensor, rows: slice, pool: Pool, slots: Slots, s: torch.Tensor
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
 ) -> torch.Tensor:
     """Repetition penalty over prompt, sample and the row's own path."""
     if bool((slots.penalty == 1).all()):
@@ -104,12 +106,13 @@ def _ban_end_tokens(
 
 
 def _compact(
-    z: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
+    z: torch.Tensor, pieces: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Head of every row after the filters, in token order, and what the filters leave beside it.
 
-    z: [R, V], 0 at a row's maximum. Returns token [R, W] (V in padding), score [R, W] (-inf in
-    padding), exp(z) of the rest [R, V], 0 elsewhere, and its sums [R]; W is the longest head.
+    z: [R, V], 0 at a row's maximum; pieces: maxima of its pieces. Returns token [R, W] (V in
+    padding), score [R, W] (-inf in padding), exp(z) of the rest [R, V], 0 elsewhere, and its sums
+    [R]; W is the longest head.
     """
     vocab = z.shape[1]
     top_k = slots.top_k[s]
@@ -126,9 +129,10 @@ def _compact(
         rest *= torch.ge(z, kth, out=torch.empty_like(z))
         low = torch.where((top_k > 0) & (top_k <= MAX_HEAD), kth, torch.maximum(low, kth))
     low = low.clamp(min=torch.finfo(z.dtype).min)
-    rest *= torch.lt(z, low, out=torch.empty_like(z))
+    m, t = _find_head(z, pieces, low)
+    rest[m, t] = 0
     rest_mass = row_sum(rest)
-    token, score = _gather_head(z, low)
+    token, score = _line_up(z, m, t)
 
     top_p = torch.where(greedy, 1, slots.top_p[s]).to(z.dtype)
     if bool((top_p < 1).any()):
@@ -141,14 +145,21 @@ def _compact(
     return token, score, rest, rest_mass
 
 
-def _gather_head(z: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens with z >= low [R, 1], and their scores: `_compact`'s."""
-    # pieces of a row first, few of which hold any
-    width = math.gcd(z.shape[1], PIECE)
-    m, piece = (z.unflatten(1, (-1, width)).amax(-1) >= low).nonzero(as_tuple=True)
+def _find_head(
+    z: torch.Tensor, pieces: torch.Tensor, low: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and token of every z >= low [R, 1], in order."""
+    width = z.shape[1] // pieces.shape[1]
+    m, piece = (pieces >= low).nonzero(as_tuple=True)
     found = z.unflatten(1, (-1, width))[m, piece]
     i, place = (found >= low[m]).nonzero(as_tuple=True)
-    m, t = m[i], piece[i] * width + place
+    return m[i], piece[i] * width + place
+
+
+def _line_up(
+    z: torch.Tensor, m: torch.Tensor, t: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_compact`'s tokens and scores, of tokens t in rows m."""
     count = torch.zeros_like(z[:, 0], dtype=torch.long).index_add_(0, m, torch.ones_like(m))
     place = torch.arange(m.shape[0], device=z.device) - (count.cumsum(0) - count)[m]
     shape = (z.shape[0], max(int(count.max()), 1))

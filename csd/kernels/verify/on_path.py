@@ -1,0 +1,44 @@
+"""Verification of the rows that decide: on a CPU, where every row costs what it reads.
+
+Most drafted rows are off the accepted paths, and nothing of them is committed. Rows that are likely
+to be accepted are sampled at once, and then, as long as a path goes on in a row that was not, that
+row: a batch of rows costs little more than one.
+"""
+
+import torch
+
+from csd.kernels.verify.reference import Sampled, sample_blocks, verdict_of
+from csd.state.pool import COST_ONE, Pool, joined
+from csd.state.slots import Slots
+from csd.state.verdict import TOP, Verdict
+
+# rows that are sampled at once: those that are accepted more often than not
+LIKELY = COST_ONE
+
+
+def verify_on_path(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+    """The verdict of `verify_ref`, but that rows beside the accepted paths may not be sampled.
+
+    Those have token -1, no likeliest tokens and log-probability 0, and bad logits there are not
+    seen.
+    """
+    M, device = pool.rows, logits.device
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    live = pool.slot >= 0
+    parent = pool.parent.clamp(min=0).long()
+    drawn = Sampled(
+        token=torch.full((M,), -1, device=device),
+        logprob=torch.zeros(M, dtype=dtype, device=device),
+        log_total=torch.zeros(M, dtype=dtype, device=device),
+        top_token=torch.full((M, TOP), -1, device=device),
+        top_prob=torch.zeros(M, TOP, device=device),
+    )
+    left = live.clone()  # rows that have not been sampled
+    rows = (live & (pool.cost <= LIKELY)).nonzero()[:, 0]
+    while rows.shape[0]:
+        for whole, part in zip(drawn, sample_blocks(logits, rows, pool, slots), strict=True):
+            whole.index_copy_(0, rows, part)
+        left[rows] = False
+        accepted = joined(pool, (pool.parent < 0) | (drawn.token[parent] == pool.token))
+        rows = (left & accepted).nonzero()[:, 0]
+    return verdict_of(drawn, logits, pool, slots)
