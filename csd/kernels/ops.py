@@ -1,7 +1,8 @@
 """The operations of a step in one implementation: the references or the Triton kernels."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -21,6 +22,19 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
+    # functions of the above -> what does their work in fewer launches; one that another replaces,
+    # as a benchmark does, is called
+    joined: Mapping[tuple[Callable, ...], Callable] = field(default_factory=dict, hash=False)
+
+    def insert_observed(
+        self, table: Any, pool: Any, slots: Any, verdict: Any, config: Any
+    ) -> None:
+        """`observe`, and `graph_insert` of what it gives."""
+        joined = self.joined.get((self.observe, self.graph_insert))
+        if joined is not None:
+            return joined(table, pool, slots, verdict, config)
+        seen = self.observe(pool, slots, verdict, config)
+        self.graph_insert(table, *seen, slots.group_key, config.orders)
 
     @classmethod
     def choose(cls, kernels: str | None, device: torch.device) -> "Ops":
@@ -103,7 +117,7 @@ def triton() -> Ops:
     from csd.kernels.advance_slots import advance_slots_triton
     from csd.kernels.commit_kv import commit_kv_triton
     from csd.kernels.draft_tree import draft_tree_triton
-    from csd.kernels.graph_insert import graph_insert_triton
+    from csd.kernels.graph_insert import graph_insert_triton, insert_observed_triton
     from csd.kernels.observe import observe_triton
     from csd.kernels.rms_norm import rms_norm_triton
     from csd.kernels.rotary import rotary_triton
@@ -128,4 +142,5 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
+        joined={(observe_triton, graph_insert_triton): insert_observed_triton},
     )
