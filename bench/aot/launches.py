@@ -83,7 +83,11 @@ def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
     vocab, table = model.shape.vocab, Table.empty(config, META)
     _, slots = _places(config, vocab)
     pool = ops.draft_tree(table, slots, ROWS, config)
-    verdict = ops.verify(model.empty(ROWS, vocab), pool, slots)
+    logits = model.empty(ROWS, vocab)
+    verdict, *_ = ops.decide(logits, pool, slots, False, False)
+    ops.insert_observed(table, pool, slots, verdict, config)
+    # the same one by one, as other callers launch them
+    verdict = ops.verify(logits, pool, slots)
     ops.advance_slots(slots, verdict)
     observed = ops.observe(pool, slots, verdict, config)
     ops.graph_insert(table, *observed, slots.group_key, config.orders)
@@ -135,6 +139,8 @@ def layer(ops: Ops, model: _Model, pages: int) -> None:
     )
     ops.swiglu(empty(ROWS, 2 * shape.intermediate))
     accept_row = empty(SLOTS, 17, dtype=torch.int32)
-    ops.commit_kv(
-        node_k, node_v, k_pages, v_pages, slot_pages, slots.generated, accept_row, slots.step
-    )
+    for moved in (True, False):
+        ops.commit_kv(
+            node_k, node_v, k_pages, v_pages, slot_pages, slots.generated, accept_row, slots.step,
+            moved,
+        )  # fmt: skip

@@ -43,7 +43,7 @@ TARGETS = {
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
 }
 # constants that a job's name shows, where its kernel has them
-SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS")
+SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED")
 
 
 @dataclass(frozen=True, slots=True)

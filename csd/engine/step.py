@@ -79,7 +79,8 @@ class Step:
         before = dict(self.seconds)
         pool, verdict = self(live, budget)
         took = {phase: self.seconds[phase] - before[phase] for phase in self.phases}
-        snapshot = Snapshot(pool, verdict, self.top, self.trees, self.ops.snapshot)
+        told = self.ops.snapshot(pool, verdict, self.top, self.trees)
+        snapshot = Snapshot.of(pool, verdict, told, self.top, self.trees)
         pending = PendingRecord.of(snapshot, owners, step)
         pending.draft_seconds = took["propose"] + took["insert"]
         pending.model_seconds = took["forward"] + took["verify"] + took["commit"]
@@ -151,12 +152,16 @@ class Step:
 
     def commit(self, verdict: Verdict) -> None:
         """Accepted nodes' keys and values move behind the committed ones; slots move on."""
+        self.commit_kv(verdict)
+        self.ops.advance_slots(self.slots, verdict)
+
+    def commit_kv(self, verdict: Verdict, moved: bool = False) -> None:
+        """moved: whether the slots have moved on."""
         cache = self.cache
         self.ops.commit_kv(
             cache.node_k, cache.node_v, cache.k, cache.v, cache.slot_pages,
-            self.slots.generated, verdict.accept_row, verdict.accept_count,
+            self.slots.generated, verdict.accept_row, verdict.accept_count, moved,
         )
-        self.ops.advance_slots(self.slots, verdict)
 
     def insert(self, pool: Pool, verdict: Verdict) -> None:
         """The new n-grams and the target's top 8 at every node go into the graph."""

@@ -36,6 +36,17 @@ class Ops:
         seen = self.observe(pool, slots, verdict, config)
         self.graph_insert(table, *seen, slots.group_key, config.orders)
 
+    def decide(
+        self, logits: torch.Tensor, pool: Any, slots: Any, top: bool, trees: bool
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """`verify`, `advance_slots` and `snapshot`: the verdict, and what the host reads of it."""
+        joined = self.joined.get((self.verify, self.advance_slots, self.snapshot))
+        if joined is not None:
+            return joined(logits, pool, slots, top, trees)
+        verdict = self.verify(logits, pool, slots)
+        self.advance_slots(slots, verdict)
+        return verdict, *self.snapshot(pool, verdict, top, trees)
+
     @classmethod
     def choose(cls, kernels: str | None, device: torch.device) -> "Ops":
         """`kernels` "reference" or "triton"; None takes the one that fits the device."""
@@ -126,7 +137,7 @@ def triton() -> Ops:
     from csd.kernels.tree_attention import tree_attention_triton
     from csd.kernels.tree_attention.layout import with_layout
     from csd.kernels.tree_attention.plan import plan_attention_triton
-    from csd.kernels.verify import verify_triton
+    from csd.kernels.verify import decide_triton, verify_triton
 
     return Ops(
         name="triton",
@@ -142,5 +153,8 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
-        joined={(observe_triton, graph_insert_triton): insert_observed_triton},
+        joined={
+            (observe_triton, graph_insert_triton): insert_observed_triton,
+            (verify_triton, advance_slots_triton, snapshot_triton): decide_triton,
+        },
     )

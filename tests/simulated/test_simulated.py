@@ -90,7 +90,7 @@ def test_a_replay_is_kernels_of_csd_and_products(ops):
         rest = {n: k for n, k in graph.names.items() if not n.endswith("_kernel")}
         assert rest == {"mm": 4 * layers + 1, "clamp": 1, "embedding": 1}
         assert sum(graph.names.values()) - sum(rest.values()) == 8 * layers + 16
-        assert gpu.launched["_snapshot_kernel"] == 3
+        assert gpu.launched["_finish_kernel"] == 3
 
 
 def test_operators_launch_their_kernels():
