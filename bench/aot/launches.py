@@ -47,6 +47,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
         ("", lambda: layer(exact_triton(), model, PAGES)),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
+        ("of rows", lambda: first_norm(ops, model)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
         ("rotate", lambda: rotate_triton(model.q, model.k, *model.cos_sin(ROWS))),
         ("split", lambda: products(model, split=True)),
@@ -92,6 +93,12 @@ def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
     observed = ops.observe(pool, slots, verdict, config)
     ops.graph_insert(table, *observed, slots.group_key, config.orders)
     ops.snapshot(pool, verdict, False, False)
+
+
+def first_norm(ops: Ops, model: _Model) -> None:
+    rows = model.empty(ROWS, dtype=torch.int32)
+    embedding = model.empty(model.shape.vocab, model.shape.hidden)
+    ops.rms_norm(embedding, model.norm, 1e-5, rows=rows)
 
 
 def layered_step(model: _Model, config: DagConfig) -> None:

@@ -45,18 +45,13 @@ class StaticStep(Step):
     captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
 
     def body(self, rows: int, nodes: int) -> tuple[Snapshot, Pool, Verdict]:
-        """One step over `rows` rows with at most `nodes` drafted ones.
-
-        The slots move on before their keys and values do, so that what is told of them takes no
-        launch of its own.
-        """
+        """One step over `rows` rows with at most `nodes` drafted ones."""
         assert self.drafter is not None
         pool = self.drafter.propose(self.slots, rows, nodes=nodes)
-        logits = self.forward(pool)
-        verdict, *told = self.ops.decide(logits, pool, self.slots, self.top, self.trees)
-        self.commit_kv(verdict, moved=True)
+        verdict, snapshot = self.decide(self.forward(pool), pool)
+        self.commit(verdict)
         self.insert(pool, verdict)
-        return Snapshot.of(pool, verdict, (told[0], told[1]), self.top, self.trees), pool, verdict
+        return snapshot, pool, verdict
 
     def live_slots(self, owned: int) -> int:
         """All slots that hold samples for the host, because the device is not read."""

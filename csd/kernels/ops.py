@@ -8,6 +8,17 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """What does the work of several operations in fewer launches.
+
+    of: their functions. Where another replaces one of them, as a benchmark does, it is called.
+    """
+
+    of: tuple[Callable, ...]
+    run: Callable
+
+
+@dataclass(frozen=True, slots=True)
 class Ops:
     name: str
     rms_norm: Callable
@@ -22,17 +33,17 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
-    # functions of the above -> what does their work in fewer launches; one that another replaces,
-    # as a benchmark does, is called
-    joined: Mapping[tuple[Callable, ...], Callable] = field(default_factory=dict, hash=False)
+    # by the name of the method that is to call it
+    joined: Mapping[str, Joined] = field(default_factory=dict, hash=False)
 
     def insert_observed(
         self, table: Any, pool: Any, slots: Any, verdict: Any, config: Any
     ) -> None:
         """`observe`, and `graph_insert` of what it gives."""
-        joined = self.joined.get((self.observe, self.graph_insert))
-        if joined is not None:
-            return joined(table, pool, slots, verdict, config)
+        joined = self.joined.get("insert_observed")
+        if joined is not None and joined.of == (self.observe, self.graph_insert):
+            joined.run(table, pool, slots, verdict, config)
+            return
         seen = self.observe(pool, slots, verdict, config)
         self.graph_insert(table, *seen, slots.group_key, config.orders)
 
@@ -40,9 +51,9 @@ class Ops:
         self, logits: torch.Tensor, pool: Any, slots: Any, top: bool, trees: bool
     ) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """`verify`, `advance_slots` and `snapshot`: the verdict, and what the host reads of it."""
-        joined = self.joined.get((self.verify, self.advance_slots, self.snapshot))
-        if joined is not None:
-            return joined(logits, pool, slots, top, trees)
+        joined = self.joined.get("decide")
+        if joined is not None and joined.of == (self.verify, self.advance_slots, self.snapshot):
+            return joined.run(logits, pool, slots, top, trees)
         verdict = self.verify(logits, pool, slots)
         self.advance_slots(slots, verdict)
         return verdict, *self.snapshot(pool, verdict, top, trees)
@@ -139,6 +150,10 @@ def triton() -> Ops:
     from csd.kernels.tree_attention.plan import plan_attention_triton
     from csd.kernels.verify import decide_triton, verify_triton
 
+    joined = {
+        "insert_observed": Joined((observe_triton, graph_insert_triton), insert_observed_triton),
+        "decide": Joined((verify_triton, advance_slots_triton, snapshot_triton), decide_triton),
+    }
     return Ops(
         name="triton",
         rms_norm=rms_norm_triton,
@@ -153,8 +168,5 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
-        joined={
-            (observe_triton, graph_insert_triton): insert_observed_triton,
-            (verify_triton, advance_slots_triton, snapshot_triton): decide_triton,
-        },
+        joined=joined,
     )

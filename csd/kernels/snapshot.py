@@ -7,8 +7,8 @@ Of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in order:
     cost [M]                                of drafted rows, -1 of roots and padding
 
 beside counts, rows, finish and bad of every slot [S]; with `top` the target's top 8 [S, A, 8] at
-the path's rows, -1 and 0 behind them; with `trees` the pool's trees and all accepted rows. `layout` gives the place of
-each.
+the path's rows, -1 and 0 behind them; with `trees` the pool's trees and all accepted rows. `layout`
+gives the place of each.
 """
 
 from math import prod

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
@@ -89,11 +88,11 @@ class Decoder:
         """
         c = self.config
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
-        # a padding row computes token 0, and nobody looks
-        x = F.embedding(token.clamp(min=0), self.embedding)
-        linear, residual = self.linear, None
+        linear, x, residual = self.linear, self.embedding, None
         for i, layer in enumerate(self.layers):
-            x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual)
+            # a padding row computes token 0, and nobody looks
+            rows = dict(rows=token) if i == 0 else {}
+            x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual, **rows)
             if i in self.taps:
                 self.tapped[i] = residual
             qkv = linear(x, layer.qkv, layer.qkv_bias)

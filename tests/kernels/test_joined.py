@@ -35,7 +35,9 @@ def decided(seed, count=7, rows=30):
 @pytest.mark.parametrize(
     ("seed", "count", "rows"), [(0, 7, 30), (1, 1, 5), (2, 3, 150)], ids=["", "one", "rows"]
 )
-def test_a_verification_moves_slots_on_and_tells_the_host(poison, few_splits, seed, count, rows, told):
+def test_a_verification_moves_slots_on_and_tells_the_host(
+    poison, few_splits, seed, count, rows, told
+):
     logits, pool, slots = decided(seed, count, rows)
     moved = deepcopy(slots)
     verdict = verify_ref(logits, pool, moved)
@@ -47,7 +49,8 @@ def test_a_verification_moves_slots_on_and_tells_the_host(poison, few_splits, se
     for name in ("sample", "accept_row", "accept_count", "finish", "bad", "top_token"):
         assert torch.equal(getattr(got, name), getattr(verdict, name)), name
     assert torch.equal(found[0], want[0])
-    exact = replace(verdict, logprob=got.logprob, raw_logprob=got.raw_logprob, top_prob=got.top_prob)
+    floats = {name: getattr(got, name) for name in ("logprob", "raw_logprob", "top_prob")}
+    exact = replace(verdict, **floats)
     assert torch.equal(found[1], snapshot_ref(pool, exact, *told)[1])
     torch.testing.assert_close(found[1], want[1])
     torch.testing.assert_close(slots.logprobs, moved.logprobs)
@@ -69,7 +72,7 @@ def test_an_idle_slot_stays_as_it_is(poison, few_splits):
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_observed_is_inserted(poison, few_splits, seed):
     """Several steps into one table: contexts are found, made and evicted."""
-    logits, pool, slots = decided(seed)
+    _, pool, slots = decided(seed)
     config = replace(CONFIG, soft_weight=1 << 15)
     table = random_graph(random.Random(seed)).table()
     want = table.map(torch.clone)
