@@ -74,10 +74,20 @@ def _cuda_usage(kernel: Any) -> dict:
         "instructions": len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S", text, re.M)),
         "mma": mma,
         "async": "cp.async" in ptx,
+        **_dependent(ptx),
         # loads from global memory of 16 bytes a thread, and of one or two
         "wide": len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", text)),
         "narrow": len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", text)),
     }
+
+
+def _dependent(ptx: str) -> dict:
+    """Of a kernel that waits for its predecessor: prefetches, and other accesses, before it does."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    if not wait:
+        return {"waits": False}
+    early = re.findall(r"\b(?:ld|st|atom|red|cp\.async\.\w+\.shared)\.global\b", before)
+    return {"waits": True, "prefetches": before.count("prefetch.global"), "early": len(early)}
 
 
 def _hip_usage(kernel: Any) -> dict:
@@ -94,6 +104,7 @@ def _hip_usage(kernel: Any) -> dict:
         "instructions": len(re.findall(r"^\t(?:v|s|ds|global|buffer|flat|scratch)_", text, re.M)),
         "mma": "mfma" if "v_mfma" in text else "-",
         "async": False,
+        "waits": False,
         "wide": len(re.findall(r"\b(?:global|buffer)_load_(?:dwordx4|b128)\b", text)),
         "narrow": len(re.findall(r"\b(?:global|buffer)_load_[us](?:byte|short)", text)),
     }

@@ -12,6 +12,7 @@ import torch
 from bench.aot.shape import Shape
 from bench.graphs import DEEP, SHALLOW
 from csd.graph.consensus import WITH_HISTORY
+from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, exact_triton, triton
 from csd.kernels.rotate import rotate_triton
@@ -53,6 +54,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("split", lambda: products(model, split=True)),
         ("", lambda: products(model, split=False)),
         ("with bias", lambda: products(model, split=False, bias=True)),
+        ("", lambda: gated_products(model)),
         ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
     ]
 
@@ -121,6 +123,14 @@ def products(model: _Model, split: bool, bias: bool = False) -> None:
             continue
         for rows in ROW_TILES:
             row_linear_triton(empty(rows, k), empty(n, k), empty(n) if bias else None)
+
+
+def gated_products(model: _Model) -> None:
+    shape, empty = model.shape, model.empty
+    for rows in ROW_TILES:
+        gated_linear_triton(
+            empty(rows, shape.hidden), empty(2 * shape.intermediate, shape.hidden)
+        )
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:

@@ -19,7 +19,7 @@ PHASES = {
     "commit": "commit_kv|advance_slots",
     "insert": "observe|claim|observe_claim|lead|allocate|merge",
     "report": "snapshot",
-    "matrix products": "row_linear|add_splits",
+    "matrix products": "row_linear|add_splits|gated_linear",
 }
 PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
 

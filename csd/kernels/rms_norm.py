@@ -15,6 +15,7 @@ import triton.language as tl
 from torch.nn.functional import embedding
 
 from csd.kernels.checks import check_tensor
+from csd.kernels.dependent_launch import has_dependent_launch, launch_next
 from csd.kernels.operator import operator
 
 
@@ -52,7 +53,11 @@ def _rms_norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_F: tl.constexpr,
     WIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        # the product behind it may ask for its weights
+        launch_next()
     # [BLOCK_R, 1]
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     at_x = (row // B).to(tl.int64) * x_stride + (row % B).to(tl.int64) * x_stride_b
@@ -111,6 +116,7 @@ def rms_norm_triton(
         BLOCK_R=tiles["BLOCK_R"],
         BLOCK_F=tiles["BLOCK_F"],
         WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32,
+        PDL=has_dependent_launch(_rms_norm_kernel),
         num_warps=tiles["num_warps"],
     )
     return y, x if r is None else r

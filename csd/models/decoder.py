@@ -67,6 +67,8 @@ class Decoder:
         self.tapped: dict[int, torch.Tensor] = {}
         # x, weight, bias -> x weight^T + bias; `csd.models.exact` puts another in its place
         self.linear: Callable = linear
+        # x, gate_up -> SwiGLU of their product, where one function has both
+        self.gated: Callable | None = None
         self.cos, self.sin = rope_tables(
             config, config.context, embedding.dtype, embedding.device, frequencies
         )
@@ -105,7 +107,9 @@ class Decoder:
             q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
             x = linear(attend(i, q).reshape(M, q_width), layer.out)
             x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
-            x = linear(ops.swiglu(linear(x, layer.gate_up)), layer.down)
+            gated = self.gated
+            x = gated(x, layer.gate_up) if gated else ops.swiglu(linear(x, layer.gate_up))
+            x = linear(x, layer.down)
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     @torch.no_grad()

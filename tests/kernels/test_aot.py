@@ -8,7 +8,7 @@ from bench.aot.compile import at_once
 OPERATIONS = {
     "advance_slots", "commit_kv", "draft_tree", "graph_insert", "merge_partials", "observe",
     "plan_attention", "rms_norm", "rotary", "snapshot", "swiglu", "tree_attention", "verify",
-    "suffix_match", "layered_dag", "row_linear", "exact_attention",
+    "suffix_match", "layered_dag", "row_linear", "gated_linear", "exact_attention",
     "plan_exact",
 }  # fmt: skip
 
@@ -57,12 +57,22 @@ def test_exact_attention_multiplies_with_one_kind_of_instruction(rows):
 
 
 def test_exact_products_use_the_tensor_cores(rows):
-    found = [r for r in rows if r["kernel"].startswith("row_linear B") and r["target"] == "sm_90"]
+    found = [r for r in rows if r["kernel"].startswith(("row_linear B", "gated_linear B"))]
+    found = [r for r in found if r["target"] == "sm_90"]
     assert {"16", "32", "64", "128"} == {r["kernel"].partition("=")[2].split(",")[0] for r in found}
     for row in found:
         assert (row["mma"], row["async"]) == ("wgmma", True), table([row])
         # of a tile's 128 biases a thread reads one
         assert row["narrow"] <= ("with bias" in row["kernel"]), table([row])
+
+
+def test_exact_products_ask_for_weights_before_they_wait_for_the_launch_before(rows):
+    found = [r for r in rows if r["kernel"].startswith(("row_linear B", "gated_linear B"))]
+    for row in found:
+        assert row["waits"] == (row["target"] == "sm_90"), table([row])
+        if row["waits"]:
+            # a line of 128 bytes of each row of the weights, for all stages but one
+            assert row["prefetches"] == row["stages"] - 1 and not row["early"], table([row])
 
 
 def test_binaries_are_kept_where_launches_look(rows, cache):
