@@ -82,7 +82,7 @@ def _cuda_usage(kernel: Any) -> dict:
 
 
 def _dependent(ptx: str) -> dict:
-    """Of a kernel that waits for its predecessor: prefetches, and other accesses, before it does."""
+    """Of a kernel that waits for its predecessor: prefetches, and other accesses, before that."""
     before, wait, _ = ptx.partition("griddepcontrol.wait")
     if not wait:
         return {"waits": False}

@@ -15,6 +15,7 @@ from csd.graph.consensus import WITH_HISTORY
 from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, exact_triton, triton
+from csd.kernels.rms_norm import rms_norm_triton
 from csd.kernels.rotate import rotate_triton
 from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
 from csd.kernels.suffix_match import suffix_match_triton
@@ -55,6 +56,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("", lambda: products(model, split=False)),
         ("with bias", lambda: products(model, split=False, bias=True)),
         ("", lambda: gated_products(model)),
+        ("of splits", lambda: norms_of_splits(model)),
         ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
     ]
 
@@ -131,6 +133,16 @@ def gated_products(model: _Model) -> None:
         gated_linear_triton(
             empty(rows, shape.hidden), empty(2 * shape.intermediate, shape.hidden)
         )
+
+
+def norms_of_splits(model: _Model) -> None:
+    """Norms behind the products with exact rows whose K is split."""
+    shape, x = model.shape, model.x
+    for k in (shape.heads * shape.head_dim, shape.intermediate):
+        splits = splits_of(shape.hidden, k, model.dtype)[0]
+        if splits > 1:
+            parts = model.empty(splits, *x.shape, dtype=torch.float32)
+            rms_norm_triton(parts, model.norm, 1e-5, x)
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:

@@ -2,7 +2,10 @@
 
     r = x + residual,    y = weight * ( r / sqrt(mean(r^2) + eps) )
 
-or, before the first layer, with x[max(rows, 0)] in place of r: a padding row takes row 0.
+x may be what `csd.kernels.row_linear` has of a product whose K is split: float32 sums [P, .., F],
+which are added in their order and rounded first.
+
+Before the first layer r is x[max(rows, 0)]: a padding row takes row 0.
 
 The statistics and the division are in float32 whatever the dtype, then y is cast back before the
 weight is applied: transformers' order of casts, which its logits depend on. (Zhang and Sennrich,
@@ -29,6 +32,12 @@ def rms_norm_ref(
     """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows."""
     if rows is not None:
         x = embedding(rows.clamp(min=0), x)
+    if _in_parts(x, residual):
+        assert residual is not None
+        parts, x = x, x[0]
+        for part in parts[1:]:
+            x = x + part
+        x = x.to(residual.dtype)
     # contiguous as the kernel's: sums keep the layout of what is added
     r = x if residual is None else (x + residual).contiguous()
     wide = r.float()
@@ -36,9 +45,13 @@ def rms_norm_ref(
     return (weight * (wide * scale).to(x.dtype)).contiguous(), r
 
 
+def _in_parts(x: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    return residual is not None and x.dim() == residual.dim() + 1
+
+
 @triton.jit(do_not_specialize=["R", "B"])
 def _rms_norm_kernel(
-    x_ptr,  # [R / B, B, F]
+    x_ptr,  # [R / B, B, F], or [PARTS, R, F] float32
     residual_ptr,  # [R, F], or None
     rows_ptr,  # [R] int32, or None
     weight_ptr,  # [F]
@@ -53,6 +66,7 @@ def _rms_norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_F: tl.constexpr,
     WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -70,6 +84,10 @@ def _rms_norm_kernel(
     # [BLOCK_R, BLOCK_F]
     mask = (row < R) & (offs < F)
     x = tl.load(x_ptr + at_x + offs, mask=mask, other=0.0)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * R.to(tl.int64) * F + at + offs, mask=mask, other=0.0)
+        x = x.to(y_ptr.dtype.element_ty)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + at + offs, mask=mask, other=0.0)
         x = (x.to(WIDE) + residual.to(WIDE)).to(x.dtype)
@@ -91,8 +109,13 @@ def rms_norm_triton(
     rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One launch. x may be [M, H, F] with strides of its own: heads in a wider row."""
-    F = x.shape[-1]
-    given = x if x.dim() == 3 else x.reshape(-1, 1, F)
+    F, parts = x.shape[-1], 1
+    if _in_parts(x, residual):
+        assert residual is not None
+        parts, given, x = x.shape[0], x.contiguous(), residual
+        given = given.view(-1, 1, F)[: residual.numel() // F]
+    else:
+        given = x if x.dim() == 3 else x.reshape(-1, 1, F)
     if given.stride(-1) != 1:
         given = given.contiguous()
     shape = x.shape if rows is None else (rows.shape[0], F)
@@ -116,6 +139,7 @@ def rms_norm_triton(
         BLOCK_R=tiles["BLOCK_R"],
         BLOCK_F=tiles["BLOCK_F"],
         WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32,
+        PARTS=parts,
         PDL=has_dependent_launch(_rms_norm_kernel),
         num_warps=tiles["num_warps"],
     )

@@ -169,17 +169,40 @@ def row_linear_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Weight and bias contiguous, x's rows. One launch, two where `splits_of` splits K."""
+    target = row_parts_triton(x, weight, bias)
+    if target.dim() == 2:
+        return target
+    splits, M, N = target.shape
+    y = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    _add_splits_kernel[(M, triton.cdiv(N, SUM_BLOCK))](
+        part_ptr=target,
+        bias_ptr=bias,
+        y_ptr=y,
+        M=M,
+        N=N,
+        PARTS=splits,
+        BLOCK=SUM_BLOCK,
+        num_warps=4,
+    )
+    return y
+
+
+def row_parts_triton(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One launch: the result [M, N], or where K is split the splits' sums [splits, M, N] float32.
+
+    What adds them up, and rounds, has the result of `row_linear_triton` but for the bias.
+    """
     if x.dtype not in DTYPES:
         raise ValueError(f"x must be float16, bfloat16 or float32, got {x.dtype}")
     M, (N, K) = x.shape[0], weight.shape
-    y = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    if M == 0:
-        return y
-    tiles = product_tiles(x, K, _row_linear_kernel)
     splits, blocks = splits_of(N, K, x.dtype)
-    target = y
-    if splits > 1:
-        target = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
+    shape, dtype = ((splits, M, N), torch.float32) if splits > 1 and M else ((M, N), x.dtype)
+    target = torch.empty(shape, dtype=dtype, device=x.device)
+    if M == 0:
+        return target
+    tiles = product_tiles(x, K, _row_linear_kernel)
     grid = triton.cdiv(M, tiles["BLOCK_T"]), triton.cdiv(N, tiles["BLOCK_N"]), splits
     _row_linear_kernel[grid](
         x_ptr=x,
@@ -195,18 +218,7 @@ def row_linear_triton(
         **tiles,
         **dependent_options(_row_linear_kernel),
     )
-    if splits > 1:
-        _add_splits_kernel[(M, triton.cdiv(N, SUM_BLOCK))](
-            part_ptr=target,
-            bias_ptr=bias,
-            y_ptr=y,
-            M=M,
-            N=N,
-            PARTS=splits,
-            BLOCK=SUM_BLOCK,
-            num_warps=4,
-        )
-    return y
+    return target
 
 
 _row_linear = operator(

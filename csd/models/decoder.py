@@ -67,6 +67,8 @@ class Decoder:
         self.tapped: dict[int, torch.Tensor] = {}
         # x, weight, bias -> x weight^T + bias; `csd.models.exact` puts another in its place
         self.linear: Callable = linear
+        # x, weight -> the same, or splits of it that a norm adds up
+        self.parts: Callable | None = None
         # x, gate_up -> SwiGLU of their product, where one function has both
         self.gated: Callable | None = None
         self.cos, self.sin = rope_tables(
@@ -91,6 +93,7 @@ class Decoder:
         c = self.config
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
         linear, x, residual = self.linear, self.embedding, None
+        parts, gated = self.parts or linear, self.gated
         for i, layer in enumerate(self.layers):
             # a padding row computes token 0, and nobody looks
             rows = dict(rows=token) if i == 0 else {}
@@ -105,11 +108,10 @@ class Decoder:
                 q, _ = ops.rms_norm(q, layer.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
             q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
-            x = linear(attend(i, q).reshape(M, q_width), layer.out)
+            x = parts(attend(i, q).reshape(M, q_width), layer.out)
             x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
-            gated = self.gated
             x = gated(x, layer.gate_up) if gated else ops.swiglu(linear(x, layer.gate_up))
-            x = linear(x, layer.down)
+            x = parts(x, layer.down)
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.gated_linear import gated_linear_triton
-from csd.kernels.row_linear import row_linear_triton
+from csd.kernels.row_linear import row_linear_triton, row_parts_triton
 from csd.kernels.tree_attention.batched_check import check_products
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.linear import linear
@@ -62,7 +62,7 @@ def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
     """
     made = copy.copy(decoder)
     made.linear = products = products or ExactProducts()
-    made.gated = products.gated
+    made.gated, made.parts = products.gated, products.parts
     weights = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
     for weight in (*weights, decoder.head):
         products.learn(weight)
@@ -122,6 +122,7 @@ class ExactProducts:
 
     def __init__(self, product: Product = linear, rows: int | None = None):
         self._product = product
+        self._own = product is row_linear_triton
         self._rows = rows
         self.blocks: dict[tuple, RowBlocks] = {}
 
@@ -154,6 +155,17 @@ class ExactProducts:
     ) -> torch.Tensor:
         """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out]."""
         return in_blocks(self._product, self.learn(weight), x, weight, bias)
+
+    @property
+    def parts(self) -> "Callable | None":
+        """The product, or its splits, which a norm adds up in the same order; None has no splits."""
+        return self._parts if self._own else None
+
+    def _parts(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        blocks = self.learn(weight)
+        if blocks.least <= x.shape[0] <= blocks.most:
+            return row_parts_triton(x, weight)
+        return self(x, weight)
 
     def learn(self, weight: torch.Tensor) -> RowBlocks:
         """The blocks of products with a matrix such as `weight`."""

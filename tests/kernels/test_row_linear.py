@@ -7,7 +7,14 @@ import torch
 from precision import within_eager
 
 from csd.kernels import row_linear as module
-from csd.kernels.row_linear import row_linear, row_linear_ref, row_linear_triton, splits_of
+from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
+from csd.kernels.row_linear import (
+    row_linear,
+    row_linear_ref,
+    row_linear_triton,
+    row_parts_triton,
+    splits_of,
+)
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 # on both sides of every tile
@@ -84,6 +91,28 @@ def test_splits_cover_k_once(N, K, dtype):
     blocks = -(-K // (32 if dtype == torch.float32 else 64))
     assert 1 <= splits <= module.MOST_SPLITS
     assert (splits - 1) * each < blocks <= splits * each
+
+
+@DTYPES
+@pytest.mark.parametrize("M,N,K", [(1, 40, 330), (5, 129, 330), (40, 576, 150)], ids=str)
+def test_a_norm_adds_the_splits_up_as_the_product_does(M, N, K, dtype, split, poison):
+    x, weight, _ = operands(M, N, K, dtype)
+    residual, scale, _ = operands(M, 1, N, dtype)
+    parts, whole = row_parts_triton(x, weight), row_linear_triton(x, weight)
+    assert parts.dim() == 3 and parts.dtype == torch.float32
+    want = rms_norm_triton(whole, scale[0], 1e-5, residual)
+    for got, y in zip(rms_norm_triton(parts, scale[0], 1e-5, residual), want, strict=True):
+        assert got.dtype == dtype and torch.equal(got, y)
+    eager = rms_norm_ref(parts, scale[0], 1e-5, residual)
+    r = parts.double().sum(0) + residual.double()
+    exact = scale[0].double() * r / (r.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    within_eager(want[0], eager[0], exact, N)
+    assert eager[1].dtype == dtype
+
+
+def test_a_product_that_is_not_split_has_no_parts():
+    x, weight, bias = operands(3, 40, 64, torch.float16, True)
+    assert torch.equal(row_parts_triton(x, weight, bias), row_linear_triton(x, weight, bias))
 
 
 def test_rows_may_lie_apart(split):
