@@ -158,7 +158,7 @@ class ExactProducts:
 
     @property
     def parts(self) -> "Callable | None":
-        """The product, or its splits, which a norm adds up in the same order; None has no splits."""
+        """The product, or its splits, which a norm adds up in their order; None has no splits."""
         return self._parts if self._own else None
 
     def _parts(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
