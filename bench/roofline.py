@@ -8,7 +8,7 @@ copies and products usually reach; LEAST is what a kernel of a CUDA graph takes 
 one before, however little it does. All three are assumptions. Drafting, inserting and sampling are
 chains of dependent work that bytes do not predict: but for the logits they count as launches only,
 so the prediction is below what a device takes. "exact ms" is the step with `exact=True`: K split
-and added up, by the next norm where one follows, and SwiGLU within its product. With --results, the
+and added up by what follows, and SwiGLU within its product. With --results, the
 folder of `python -m bench.gpu --out DIR`, a column has the device's step of as many samples and
 about as many rows.
 """
@@ -46,7 +46,7 @@ def launches(c: ModelConfig, samples: int, rows: int, exact: bool) -> Iterator[L
     """Of a step over `rows` rows of `samples` samples of one prompt."""
     for _ in range(c.layers):
         for name, (n, k) in matrices(c).items():
-            yield from product(n, k, rows, exact, name)
+            yield from product(n, k, rows, exact, "" if name == "qkv" and c.qk_norm else name)
         yield from attention(c, samples, rows)
         # norms with their residuals, of heads too where there are any; rotary; SwiGLU
         for _ in range(2):
@@ -69,8 +69,8 @@ def product(n: int, k: int, rows: int, exact: bool, name: str = "") -> Iterator[
     if exact and name == "gate_up" and splits == 1:
         partial //= 2
     read = 0
-    if splits > 1 and name in ("out", "down"):
-        # what the norm reads more than a result
+    if splits > 1 and name in ("qkv", "out", "down"):
+        # what the rotary or the norm behind it reads more than a result
         read = partial - result
     yield ITEM * (n * k + rows * k) + partial + read, 2 * rows * n * k
     if splits > 1 and not read:

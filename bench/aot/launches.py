@@ -16,6 +16,7 @@ from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, exact_triton, triton
 from csd.kernels.rms_norm import rms_norm_triton
+from csd.kernels.rotary import rotary_triton
 from csd.kernels.rotate import rotate_triton
 from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
 from csd.kernels.suffix_match import suffix_match_triton
@@ -56,7 +57,8 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("", lambda: products(model, split=False)),
         ("with bias", lambda: products(model, split=False, bias=True)),
         ("", lambda: gated_products(model)),
-        ("of splits", lambda: norms_of_splits(model)),
+        ("of splits", lambda: behind_splits(model)),
+        ("of splits, with bias", lambda: rotary_of_splits(model, bias=True)),
         ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
     ]
 
@@ -135,14 +137,28 @@ def gated_products(model: _Model) -> None:
         )
 
 
-def norms_of_splits(model: _Model) -> None:
-    """Norms behind the products with exact rows whose K is split."""
+def behind_splits(model: _Model) -> None:
+    """What adds up the products with exact rows whose K is split."""
     shape, x = model.shape, model.x
     for k in (shape.heads * shape.head_dim, shape.intermediate):
         splits = splits_of(shape.hidden, k, model.dtype)[0]
         if splits > 1:
             parts = model.empty(splits, *x.shape, dtype=torch.float32)
             rms_norm_triton(parts, model.norm, 1e-5, x)
+    rotary_of_splits(model, bias=False)
+
+
+def rotary_of_splits(model: _Model, bias: bool) -> None:
+    shape = model.shape
+    H, K, D = shape.heads, shape.kv_heads, shape.head_dim
+    splits = splits_of((H + 2 * K) * D, shape.hidden, model.dtype)[0]
+    if splits == 1:
+        return
+    position, node = model.empty(ROWS, dtype=torch.int32), model.empty(2, ROWS, K, D)
+    parts = model.empty(splits, ROWS, (H + 2 * K) * D, dtype=torch.float32)
+    q, k, v = (x.unflatten(-1, (-1, D)) for x in parts.split((H * D, K * D, K * D), dim=-1))
+    added = model.empty((H + 2 * K) * D) if bias else None
+    rotary_triton(q, k, v, position, *model.cos_sin(POSITIONS), *node, added)
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:

@@ -67,7 +67,7 @@ class Decoder:
         self.tapped: dict[int, torch.Tensor] = {}
         # x, weight, bias -> x weight^T + bias; `csd.models.exact` puts another in its place
         self.linear: Callable = linear
-        # x, weight -> the same, or splits of it that a norm adds up
+        # x, weight, bias -> the same, or splits of it that the norm or rotary behind it adds up
         self.parts: Callable | None = None
         # x, gate_up -> SwiGLU of their product, where one function has both
         self.gated: Callable | None = None
@@ -100,14 +100,18 @@ class Decoder:
             x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual, **rows)
             if i in self.taps:
                 self.tapped[i] = residual
-            qkv = linear(x, layer.qkv, layer.qkv_bias)
-            q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
-            q = q.view(M, c.heads, c.head_dim)
-            k, v = k.view(M, c.kv_heads, c.head_dim), v.view(M, c.kv_heads, c.head_dim)
+            # norms of heads take whole ones
+            product = linear if c.qk_norm else parts
+            qkv = product(x, layer.qkv, layer.qkv_bias)
+            q, k, v = (
+                heads.unflatten(-1, (-1, c.head_dim))
+                for heads in qkv.split((q_width, kv_width, kv_width), dim=-1)
+            )
             if c.qk_norm:
                 q, _ = ops.rms_norm(q, layer.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
-            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
+            added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
+            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i], **added)
             x = parts(attend(i, q).reshape(M, q_width), layer.out)
             x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
             x = gated(x, layer.gate_up) if gated else ops.swiglu(linear(x, layer.gate_up))

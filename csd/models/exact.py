@@ -158,14 +158,16 @@ class ExactProducts:
 
     @property
     def parts(self) -> "Callable | None":
-        """The product, or its splits, which a norm adds up in their order; None has no splits."""
+        """The product, or its splits, which what follows adds up; None has no splits."""
         return self._parts if self._own else None
 
-    def _parts(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _parts(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         blocks = self.learn(weight)
         if blocks.least <= x.shape[0] <= blocks.most:
-            return row_parts_triton(x, weight)
-        return self(x, weight)
+            return row_parts_triton(x, weight, bias)
+        return self(x, weight, bias)
 
     def learn(self, weight: torch.Tensor) -> RowBlocks:
         """The blocks of products with a matrix such as `weight`."""
