@@ -3,7 +3,7 @@
 import pytest
 
 from bench.aot import SHAPES, TARGETS, problems, run, table
-from bench.aot.compile import at_once
+from bench.aot.compile import at_once, mma_loops
 
 OPERATIONS = {
     "advance_slots", "commit_kv", "draft_tree", "graph_insert", "merge_partials", "observe",
@@ -45,6 +45,20 @@ def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
     want = {"sm_90": ("wgmma", True), "sm_80": ("mma", True), "gfx942": ("mfma", False)}
     for row in found:
         assert (row["mma"], row["async"]) == want[row["target"]], table([row])
+
+
+def test_a_full_page_of_attention_has_no_mask(rows):
+    for row in rows:
+        if row["kernel"].startswith("tree_attention D=128") and row["target"] == "sm_90":
+            # a slot's small tile and a large one: full pages, the last page, nodes
+            small, last, _, large, masked, _ = row["mma loops"]
+            assert small < 0.85 * last and large < 0.85 * masked, table([row])
+
+
+def test_loops_that_multiply_are_found():
+    lines = ["LDG R0", "HGMMA R1", "@P0 BRA 0x10", "FADD R2", "@P1 BRA 0x30", "BRA 0x0", "EXIT"]
+    sass = "".join(f"  /*{16 * i:04x}*/  {line} ;\n" for i, line in enumerate(lines))
+    assert mma_loops(sass) == [2]
 
 
 def test_exact_attention_multiplies_with_one_kind_of_instruction(rows):
