@@ -28,7 +28,9 @@ def test_launches_are_those_of_a_step():
 @pytest.mark.parametrize("samples,rows", roofline.STEPS)
 def test_a_step_is_no_faster_than_its_bound(name, samples, rows):
     row = roofline.row(name, samples, rows, [])
-    assert row["bound ms"] <= row["predicted ms"] <= row["predicted exact ms"]
+    assert row["bound ms"] <= min(row["predicted ms"], row["predicted exact ms"])
+    # fewer launches win at few rows, the float32 sums of split products cost at many
+    assert (row["predicted ms"] <= row["predicted exact ms"]) == (rows >= 64)
     assert row["predicted over plain"] >= 1 and row["device ms"] is None
 
 
