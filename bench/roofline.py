@@ -8,8 +8,9 @@ copies and products usually reach; LEAST is what a kernel of a CUDA graph takes 
 one before, however little it does. All three are assumptions. Drafting, inserting and sampling are
 chains of dependent work that bytes do not predict: but for the logits they count as launches only,
 so the prediction is below what a device takes. "exact ms" is the step with `exact=True`: K split
-and added up, no tile without all of its rows. With --results, the folder of `python -m bench.gpu
---out DIR`, a column has the device's step of as many samples and about as many rows.
+and added up by what follows, and SwiGLU within its product. With --results, the
+folder of `python -m bench.gpu --out DIR`, a column has the device's step of as many samples and
+about as many rows.
 """
 
 import argparse
@@ -33,9 +34,9 @@ LEAST = 2e-6
 # samples of one prompt, and rows of the step
 STEPS = ((1, 1), (1, 16), (16, 16), (16, 64), (16, 128), (16, 192), (64, 64), (64, 256))
 PROMPT, GENERATED = 1024, 256
-# launches of a step that are of no layer: of propose, plan, commit, insert and the record, and of
-# verify behind the read of all logits (`tests/helpers/step_kernels.py`)
-OTHERS, ITEM = 14, 2
+# launches of a step that are of no layer: of propose, plan, commit and insert, and of verify
+# behind the read of all logits (`tests/helpers/step_kernels.py`)
+OTHERS, ITEM = 11, 2
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")
 
 Launch = tuple[float, float]  # bytes, operations
@@ -44,8 +45,8 @@ Launch = tuple[float, float]  # bytes, operations
 def launches(c: ModelConfig, samples: int, rows: int, exact: bool) -> Iterator[Launch]:
     """Of a step over `rows` rows of `samples` samples of one prompt."""
     for _ in range(c.layers):
-        for n, k in matrices(c).values():
-            yield from product(n, k, rows, exact)
+        for name, (n, k) in matrices(c).items():
+            yield from product(n, k, rows, exact, "" if name == "qkv" and c.qk_norm else name)
         yield from attention(c, samples, rows)
         # norms with their residuals, of heads too where there are any; rotary; SwiGLU
         for _ in range(2):
@@ -53,20 +54,27 @@ def launches(c: ModelConfig, samples: int, rows: int, exact: bool) -> Iterator[L
         for _ in range(2 * c.qk_norm):
             yield 2 * ITEM * rows * c.heads * c.head_dim, 0
         yield 2 * ITEM * rows * (c.heads + 2 * c.kv_heads) * c.head_dim, 0
-        yield 3 * ITEM * rows * c.intermediate, 0
+        if not exact:
+            yield 3 * ITEM * rows * c.intermediate, 0
     yield from product(c.vocab, c.hidden, rows, exact)
-    # the last norm, the embedding, the first read of the logits
-    yield from ((4 * ITEM * rows * c.hidden, 0), (2 * ITEM * rows * c.hidden, 0))
-    yield ITEM * rows * c.vocab, 0
+    # the last norm, the first read of the logits; the first norm reads the embedding
+    yield from ((4 * ITEM * rows * c.hidden, 0), (ITEM * rows * c.vocab, 0))
     yield from ((0, 0) for _ in range(OTHERS))
 
 
-def product(n: int, k: int, rows: int, exact: bool) -> Iterator[Launch]:
+def product(n: int, k: int, rows: int, exact: bool, name: str = "") -> Iterator[Launch]:
     splits = splits_of(n, k, torch.bfloat16)[0] if exact else 1
-    partial = 4 * splits * rows * n if splits > 1 else ITEM * rows * n
-    yield ITEM * (n * k + rows * k) + partial, 2 * rows * n * k
-    if splits > 1:
-        yield partial + ITEM * rows * n, 0
+    result = ITEM * rows * n
+    partial = 4 * splits * rows * n if splits > 1 else result
+    if exact and name == "gate_up" and splits == 1:
+        partial //= 2
+    read = 0
+    if splits > 1 and name in ("qkv", "out", "down"):
+        # what the rotary or the norm behind it reads more than a result
+        read = partial - result
+    yield ITEM * (n * k + rows * k) + partial + read, 2 * rows * n * k
+    if splits > 1 and not read:
+        yield partial + result, 0
 
 
 def attention(c: ModelConfig, samples: int, rows: int) -> Iterator[Launch]:
@@ -102,6 +110,7 @@ def row(name: str, samples: int, rows: int, measured: list[dict]) -> dict:
         "bound ms": bound * 1e3,
         "predicted ms": step * 1e3,
         "predicted share of bound": bound / step,
+        "exact launches": sum(1 for _ in launches(c, samples, rows, True)),
         "predicted exact ms": seconds(c, samples, rows, exact=True) * 1e3,
         "predicted over plain": step / seconds(c, samples, samples),
         "device ms": near[0] if near else None,

@@ -14,7 +14,7 @@ import torch
 from bench.aot import Shape
 from bench.attention_job import PAGE, error_of, limit_for
 from bench.graphs import DEEP, SHALLOW
-from csd.graph.consensus import insert_prompt, insert_step
+from csd.graph.consensus import insert_prompt
 from csd.kernels.ops import Ops, reference
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
@@ -176,14 +176,14 @@ def graph_insert(ops, shape, sizes, device, dtype, seed, graph):
     def call():
         groups.add_(sizes.groups)
         for step in steps:
-            insert_step(state.table, *step, state.config, ops)
+            ops.insert_observed(state.table, *step, state.config)
 
     def check():
         table, _, _ = state.host()
         hosts = [[_host(part) for part in step] for step in steps]
         for host in hosts:
             host[1].group_key[: sizes.groups] += sizes.groups
-            insert_step(table, *host, state.config, reference())
+            reference().insert_observed(table, *host, state.config)
         call()
         _same(state.table, table)
         new = (table.entry_group >= int(hosts[0][1].group_key[0])).sum()

@@ -73,11 +73,39 @@ def _cuda_usage(kernel: Any) -> dict:
         # without the padding behind the last one
         "instructions": len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S", text, re.M)),
         "mma": mma,
+        "mma loops": mma_loops(text),
         "async": "cp.async" in ptx,
+        **_dependent(ptx),
         # loads from global memory of 16 bytes a thread, and of one or two
         "wide": len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", text)),
         "narrow": len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", text)),
     }
+
+
+def mma_loops(sass: str) -> list[int]:
+    """Instructions of each loop that multiplies matrices and holds no other such loop, by place."""
+    lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(\S.*?);", sass, re.M)
+    found = [(int(at, 16), instruction) for at, instruction in lines]
+    loops = []
+    for end, instruction in found:
+        target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
+        begin = int(target[1], 16) if target else end
+        within = [text for at, text in found if begin <= at <= end]
+        if begin < end and any("MMA" in text for text in within):
+            loops.append((begin, end, len(within)))
+    return [
+        n for a, b, n in loops
+        if not any((a, b) != (c, d) and a <= c and d <= b for c, d, _ in loops)
+    ]  # fmt: skip
+
+
+def _dependent(ptx: str) -> dict:
+    """Of a kernel that waits for its predecessor: prefetches, and other accesses, before that."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    if not wait:
+        return {"waits": False}
+    early = re.findall(r"\b(?:ld|st|atom|red|cp\.async\.\w+\.shared)\.global\b", before)
+    return {"waits": True, "prefetches": before.count("prefetch.global"), "early": len(early)}
 
 
 def _hip_usage(kernel: Any) -> dict:
@@ -93,7 +121,9 @@ def _hip_usage(kernel: Any) -> dict:
         "spills": number("vgpr_spill_count"),
         "instructions": len(re.findall(r"^\t(?:v|s|ds|global|buffer|flat|scratch)_", text, re.M)),
         "mma": "mfma" if "v_mfma" in text else "-",
+        "mma loops": [],
         "async": False,
+        "waits": False,
         "wide": len(re.findall(r"\b(?:global|buffer)_load_(?:dwordx4|b128)\b", text)),
         "narrow": len(re.findall(r"\b(?:global|buffer)_load_[us](?:byte|short)", text)),
     }

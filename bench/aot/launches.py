@@ -12,8 +12,11 @@ import torch
 from bench.aot.shape import Shape
 from bench.graphs import DEEP, SHALLOW
 from csd.graph.consensus import WITH_HISTORY
+from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, exact_triton, triton
+from csd.kernels.rms_norm import rms_norm_triton
+from csd.kernels.rotary import rotary_triton
 from csd.kernels.rotate import rotate_triton
 from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
 from csd.kernels.suffix_match import suffix_match_triton
@@ -47,11 +50,15 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
         ("", lambda: layer(exact_triton(), model, PAGES)),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
+        ("of rows", lambda: first_norm(ops, model)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
         ("rotate", lambda: rotate_triton(model.q, model.k, *model.cos_sin(ROWS))),
         ("split", lambda: products(model, split=True)),
         ("", lambda: products(model, split=False)),
         ("with bias", lambda: products(model, split=False, bias=True)),
+        ("", lambda: gated_products(model)),
+        ("of splits", lambda: behind_splits(model)),
+        ("of splits, with bias", lambda: rotary_of_splits(model, bias=True)),
         ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
     ]
 
@@ -83,11 +90,21 @@ def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
     vocab, table = model.shape.vocab, Table.empty(config, META)
     _, slots = _places(config, vocab)
     pool = ops.draft_tree(table, slots, ROWS, config)
-    verdict = ops.verify(model.empty(ROWS, vocab), pool, slots)
+    logits = model.empty(ROWS, vocab)
+    verdict, *_ = ops.decide(logits, pool, slots, False, False)
+    ops.insert_observed(table, pool, slots, verdict, config)
+    # the same one by one, as other callers launch them
+    verdict = ops.verify(logits, pool, slots)
     ops.advance_slots(slots, verdict)
     observed = ops.observe(pool, slots, verdict, config)
     ops.graph_insert(table, *observed, slots.group_key, config.orders)
     ops.snapshot(pool, verdict, False, False)
+
+
+def first_norm(ops: Ops, model: _Model) -> None:
+    rows = model.empty(ROWS, dtype=torch.int32)
+    embedding = model.empty(model.shape.vocab, model.shape.hidden)
+    ops.rms_norm(embedding, model.norm, 1e-5, rows=rows)
 
 
 def layered_step(model: _Model, config: DagConfig) -> None:
@@ -110,6 +127,38 @@ def products(model: _Model, split: bool, bias: bool = False) -> None:
             continue
         for rows in ROW_TILES:
             row_linear_triton(empty(rows, k), empty(n, k), empty(n) if bias else None)
+
+
+def gated_products(model: _Model) -> None:
+    shape, empty = model.shape, model.empty
+    for rows in ROW_TILES:
+        gated_linear_triton(
+            empty(rows, shape.hidden), empty(2 * shape.intermediate, shape.hidden)
+        )
+
+
+def behind_splits(model: _Model) -> None:
+    """What adds up the products with exact rows whose K is split."""
+    shape, x = model.shape, model.x
+    for k in (shape.heads * shape.head_dim, shape.intermediate):
+        splits = splits_of(shape.hidden, k, model.dtype)[0]
+        if splits > 1:
+            parts = model.empty(splits, *x.shape, dtype=torch.float32)
+            rms_norm_triton(parts, model.norm, 1e-5, x)
+    rotary_of_splits(model, bias=False)
+
+
+def rotary_of_splits(model: _Model, bias: bool) -> None:
+    shape = model.shape
+    H, K, D = shape.heads, shape.kv_heads, shape.head_dim
+    splits = splits_of((H + 2 * K) * D, shape.hidden, model.dtype)[0]
+    if splits == 1:
+        return
+    position, node = model.empty(ROWS, dtype=torch.int32), model.empty(2, ROWS, K, D)
+    parts = model.empty(splits, ROWS, (H + 2 * K) * D, dtype=torch.float32)
+    q, k, v = (x.unflatten(-1, (-1, D)) for x in parts.split((H * D, K * D, K * D), dim=-1))
+    added = model.empty((H + 2 * K) * D) if bias else None
+    rotary_triton(q, k, v, position, *model.cos_sin(POSITIONS), *node, added)
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:
@@ -135,6 +184,8 @@ def layer(ops: Ops, model: _Model, pages: int) -> None:
     )
     ops.swiglu(empty(ROWS, 2 * shape.intermediate))
     accept_row = empty(SLOTS, 17, dtype=torch.int32)
-    ops.commit_kv(
-        node_k, node_v, k_pages, v_pages, slot_pages, slots.generated, accept_row, slots.step
-    )
+    for moved in (True, False):
+        ops.commit_kv(
+            node_k, node_v, k_pages, v_pages, slot_pages, slots.generated, accept_row, slots.step,
+            moved,
+        )  # fmt: skip

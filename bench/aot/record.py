@@ -43,7 +43,7 @@ TARGETS = {
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
 }
 # constants that a job's name shows, where its kernel has them
-SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS")
+SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,19 @@ class CompileJob:
     num_warps: int
     num_stages: int
     enable_fp_fusion: bool = True  # whether a product and a sum may become one instruction
+    launch_pdl: bool = False  # whether it begins before its predecessor has ended
 
     @property
     def options(self) -> dict:
         names = "num_warps", "num_stages", "enable_fp_fusion"
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        # not every backend knows it
+        return found | ({"launch_pdl": True} if self.launch_pdl else {})
 
     @property
     def key(self) -> tuple:
         """Equal for jobs, and launches, that share a binary."""
-        return self.source.hash(), *self.options.values()
+        return self.source.hash(), self.num_warps, self.num_stages, self.enable_fp_fusion
 
 
 @contextmanager
@@ -76,7 +79,10 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
         kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
         source = ASTSource(kernel, compile["signature"], constants, attrs)
         options = (compile[name] for name in ("num_warps", "num_stages", "enable_fp_fusion"))
-        jobs.append(CompileJob(_name(kernel, constants), source, *options))
+        # `csd.kernels.dependent_launch` sets both
+        named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+        pdl = bool(named.get("PDL")) and "AHEAD" in named
+        jobs.append(CompileJob(_name(kernel, constants), source, *options, launch_pdl=pdl))
         # as if it were compiled: the launch ends here
         return True
 

@@ -15,11 +15,11 @@ PHASES = {
     "attention": "tree_attention|plan_attention|merge_partials|plan_exact|pages|tail",
     "elementwise": "rms_norm|rotary|swiglu",
     "propose": "grow|fill",
-    "verify": "scan|compact|sample|descend",
+    "verify": "scan|compact|sample|descend|finish",
     "commit": "commit_kv|advance_slots",
-    "insert": "observe|claim|lead|allocate|merge",
+    "insert": "observe|claim|observe_claim|lead|allocate|merge",
     "report": "snapshot",
-    "matrix products": "row_linear|add_splits",
+    "matrix products": "row_linear|add_splits|gated_linear",
 }
 PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
 

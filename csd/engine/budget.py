@@ -137,8 +137,9 @@ class Learner:
             promised, got = record.expected / live, record.accepted / live
             if asked.weights is not None and asked.worth is not None:
                 # the slots that are behind, for which the others will wait
-                accepted = (w * max(n - 1, 0) for w, n in zip(asked.weights, record.count, strict=True))
-                promised, got = asked.worth, sum(accepted) / sum(asked.weights)
+                pairs = zip(asked.weights, record.count, strict=True)
+                accepted = sum(w * max(n - 1, 0) for w, n in pairs)
+                promised, got = asked.worth, accepted / sum(asked.weights)
             tokens, got = 1 + float(self.calibration) * promised, 1 + got
             took = self.late.ratio(base, record.rows)
             self.turns.learn_drafted(live, tokens / took, got, took, surprise)

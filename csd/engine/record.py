@@ -1,17 +1,18 @@
 """What a step decided, copied off the device for the host as one small bundle."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
 from csd.engine.draft_trees import Trees
-from csd.kernels.snapshot import layout, snapshot_ref
+from csd.kernels.snapshot import layout
 from csd.state.pool import Pool, path_probability
 from csd.state.verdict import Verdict
 
 
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a step decided: tensors of fixed shapes, made on the device without reading it.
 
@@ -19,17 +20,18 @@ class Snapshot:
     host; `layout` has every field's name, shape and place.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        verdict: Verdict,
-        top: bool = False,
-        trees: bool = False,
-        pack: Callable = snapshot_ref,
-    ):
+    layout: tuple
+    ints: torch.Tensor
+    floats: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, pool: Pool, verdict: Verdict, told: tuple[torch.Tensor, torch.Tensor], top: bool,
+        trees: bool,
+    ) -> "Snapshot":  # fmt: skip
+        """told: the integers and floats of `csd.kernels.snapshot`."""
         (S, A), M = verdict.accept_row.shape, pool.token.shape[0]
-        self.layout = layout(S, M, A, top, trees)
-        self.ints, self.floats = pack(pool, verdict, top, trees)
+        return cls(layout(S, M, A, top, trees), *told)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
-from csd.kernels.ops import Ops, reference
+from csd.kernels.ops import Joined, Ops, reference
 from csd.models.config import ModelConfig
 from csd.models.random_weights import random_decoder
 from csd.state.version import __version__
@@ -32,7 +32,7 @@ SMALL = ModelConfig(
 PROMPTS = ([5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8])
 SAMPLES, NODES = 3, 16
 # what the caller or another operation makes of a device's own plan has no reference
-UNCHECKED = {"plan_attention"}
+UNCHECKED = {"plan_attention", "verify_all"}
 # what only hands intermediate results on
 HANDED_ON = {"tree_attention": ("work", "partials")}
 
@@ -105,7 +105,7 @@ def check(
     config = replace(config, vocab=min(config.vocab, 499), layers=2, context=1024)
     ops = Ops.choose(kernels, device)
     report = Report(_name(device), str(dtype).removeprefix("torch."), ops.name, _versions(device))
-    found = {name: Check(name) for name in _operations() if name not in UNCHECKED}
+    found = {n: Check(n) for n in (*_operations(), *ops.joined) if n not in UNCHECKED}
 
     def draw(compared: bool, static: bool, drafted: bool = True) -> list[list[list[int]]]:
         decoder = random_decoder(config, device, dtype)
@@ -114,11 +114,7 @@ def check(
         )
         with Engine(decoder, max_slots=4, **how) as e:
             if compared:
-                own = e.ops
-                e.ops = Ops(ops.name, **{
-                    name: _compared(getattr(own, name), getattr(reference(), name), found.get(name))
-                    for name in _operations()
-                })  # fmt: skip
+                e.ops = _compared_ops(e.ops, found)
             params = SamplingParams(temperature=0.8, max_new_tokens=tokens)
             requests = [
                 Request.of(i, [t % config.vocab for t in ids], params, range(SAMPLES), seed=1)
@@ -156,7 +152,40 @@ def check(
 
 
 def _operations() -> list[str]:
-    return [f.name for f in fields(Ops) if f.name != "name"]
+    return [f.name for f in fields(Ops) if f.name not in ("name", "joined")]
+
+
+class _ComparedOps(Ops):
+    """Operations one by one, and before them, on copies, what does the work of several."""
+
+    def insert_observed(self, *args: Any) -> None:
+        self._compare_joined("insert_observed", args)
+        Ops.insert_observed(self, *args)
+
+    def decide(self, *args: Any) -> Any:
+        self._compare_joined("decide", args)
+        return Ops.decide(self, *args)
+
+    def _compare_joined(self, name: str, args: tuple) -> None:
+        joined = self.joined.get(name)
+        if joined is not None:
+            joined.run(*_mapped(args, torch.clone))
+
+
+def _compared_ops(own: Ops, found: dict[str, Check]) -> Ops:
+    plain = reference()
+    if own.name != plain.name:
+        # kernels sample every row
+        plain = replace(plain, verify=plain.verify_all)
+    each = {
+        name: _compared(getattr(own, name), getattr(plain, name), found.get(name))
+        for name in _operations()
+    }
+    joined = {
+        name: Joined((), _compared(whole.run, getattr(plain, name), found.get(name)))
+        for name, whole in own.joined.items()
+    }
+    return _ComparedOps(own.name, **each, joined=joined)
 
 
 def _compared(run: Callable, oracle: Callable, row: Check | None) -> Callable:

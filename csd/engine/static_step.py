@@ -43,14 +43,14 @@ class StaticStep(Step):
 
     captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
 
-    def body(self, rows: int, nodes: int) -> tuple[Pool, Verdict]:
+    def body(self, rows: int, nodes: int) -> tuple[Snapshot, Pool, Verdict]:
         """One step over `rows` rows with at most `nodes` drafted ones."""
         assert self.drafter is not None
         pool = self.drafter.propose(self.slots, rows, nodes=nodes)
-        verdict = self.ops.verify(self.forward(pool), pool, self.slots)
+        verdict, snapshot = self.decide(self.forward(pool), pool)
         self.commit(verdict)
         self.insert(pool, verdict)
-        return pool, verdict
+        return snapshot, pool, verdict
 
     def live_slots(self, owned: int) -> int:
         """All slots that hold samples for the host, because the device is not read."""
@@ -77,7 +77,7 @@ class StaticStep(Step):
         """`launch` at a given size."""
         if not self.slots.live.is_cuda:
             start = time.perf_counter()
-            snapshot, _ = self._snapshot(rows, nodes)
+            snapshot, *_ = self.body(rows, nodes)
             pending = PendingRecord.of(snapshot, owners, step)
             pending.model_seconds = time.perf_counter() - start
             return pending
@@ -98,19 +98,15 @@ class StaticStep(Step):
             live = self.slots.live.clone()
             self.slots.live.zero_()
             try:
-                self.captures.get(key, lambda: self._snapshot(rows, nodes))
+                # a graph's pool and verdict are kept: the next must not take their memory
+                self.captures.get(key, lambda: self.body(rows, nodes))
             finally:
                 self.slots.live.copy_(live)
-        graph, (snapshot, _) = self.captures.graphs[key]
+        graph, (snapshot, *_) = self.captures.graphs[key]
         # behind the capture, which is no part of the step
         begun = _event()
         graph.replay()
         return snapshot, begun
-
-    def _snapshot(self, rows: int, nodes: int) -> tuple[Snapshot, tuple[Pool, Verdict]]:
-        # a graph's pool and verdict are kept: the next graph must not take their memory
-        kept = self.body(rows, nodes)
-        return Snapshot(*kept, self.top, self.trees, self.ops.snapshot), kept
 
 
 def _event() -> torch.cuda.Event:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -52,21 +52,20 @@ class Step:
     def no_seconds(cls) -> dict[str, float]:
         return dict.fromkeys(("prefill", *cls.phases), 0.0)
 
-    def __call__(self, live: int, budget: Budget) -> tuple[Pool, Verdict]:
-        """Run one step over `live` live slots; returns what was drafted and what was decided."""
+    def __call__(self, live: int, budget: Budget) -> Snapshot:
+        """Run one step over `live` live slots; returns what the host reads of it."""
         clock = _Clock(self.seconds)
         pool = self.propose(live, budget)
         clock.lap("propose")
         logits = self.forward(pool)
         clock.lap("forward")
-        verify = self.sampler.verify if self.sampler else self.ops.verify
-        verdict = verify(logits, pool, self.slots)
+        verdict, snapshot = self.decide(logits, pool)
         clock.lap("verify")
         self.commit(verdict)
         clock.lap("commit")
         self.insert(pool, verdict, pool.rows > live)
         clock.lap("insert")
-        return pool, verdict
+        return snapshot
 
     def live_slots(self, owned: int) -> int:
         """How many slots run in the next step, of `owned` that hold samples for the host."""
@@ -75,9 +74,8 @@ class Step:
     def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
         """Run a step; `owners` holds each slot's sample, `step` counts from 1."""
         before = dict(self.seconds)
-        pool, verdict = self(live, budget)
+        snapshot = self(live, budget)
         took = {phase: self.seconds[phase] - before[phase] for phase in self.phases}
-        snapshot = Snapshot(pool, verdict, self.top, self.trees, self.ops.snapshot)
         pending = PendingRecord.of(snapshot, owners, step)
         pending.draft_seconds = took["propose"] + took["insert"]
         pending.model_seconds = took["forward"] + took["verify"] + took["commit"]
@@ -150,14 +148,19 @@ class Step:
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
 
+    def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
+        """What is committed; the slots move on."""
+        ops = replace(self.ops, verify=self.sampler.verify) if self.sampler else self.ops
+        verdict, *told = ops.decide(logits, pool, self.slots, self.top, self.trees)
+        return verdict, Snapshot.of(pool, verdict, (told[0], told[1]), self.top, self.trees)
+
     def commit(self, verdict: Verdict) -> None:
-        """Accepted nodes' keys and values move behind the committed ones; slots move on."""
+        """Accepted nodes' keys and values move behind the committed ones of slots that moved on."""
         cache = self.cache
         self.ops.commit_kv(
             cache.node_k, cache.node_v, cache.k, cache.v, cache.slot_pages,
-            self.slots.generated, verdict.accept_row, verdict.accept_count,
+            self.slots.generated, verdict.accept_row, verdict.accept_count, True,
         )
-        self.ops.advance_slots(self.slots, verdict)
 
     def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
         """The new n-grams and the target's top 8 at the nodes go into the graph."""

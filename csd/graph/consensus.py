@@ -28,14 +28,6 @@ PIECE = 512
 WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, settle=0, trust=0.85)
 
 
-def insert_step(
-    table: Table, pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, ops: Ops
-) -> None:
-    """What a step has shown: the target's top 8 at every row, the drawn token at kept ones."""
-    seen = ops.observe(pool, slots, verdict, config)
-    ops.graph_insert(table, *seen, slots.group_key, config.orders)
-
-
 def insert_prompt(
     table: Table,
     group_key: int,
@@ -187,7 +179,7 @@ class ConsensusGraph(StaticDrafter):
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Every verified node's top 8, and the committed tokens."""
-        insert_step(self.table, pool, slots, verdict, self.config, self._ops)
+        self._ops.insert_observed(self.table, pool, slots, verdict, self.config)
 
     def insert_later(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         self._later.add(pool, slots, verdict)

@@ -10,6 +10,8 @@ For slot s with c = accept_count[s] and committed tokens y_0 .. y_{c-1}:
 All in place; a slot without rows in the pool stays as it is.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -60,12 +62,13 @@ def mark_seen(seen: torch.Tensor, token: torch.Tensor) -> None:
         seen.scatter_(1, word, (seen.gather(1, word).long() | bit).int())
 
 
-@triton.jit(do_not_specialize=["tokens", "words"])
-def _advance_slots_kernel(
-    accept_row_ptr,  # [S, A] int32
-    accept_count_ptr,  # [S] int32
-    finish_ptr,  # [S] int32
-    sample_ptr,  # [M] int32
+@triton.jit
+def advance_slot(
+    s,
+    row,  # [BLOCK_A]: the path's rows, any behind `count`
+    token,  # [BLOCK_A]: their samples, any behind `count`
+    count,
+    finish,
     logprob_ptr,  # [M]
     raw_logprob_ptr,  # [M]
     penalty_ptr,  # [S] float64
@@ -79,19 +82,15 @@ def _advance_slots_kernel(
     raw_logprobs_ptr,  # [S, tokens], out
     tokens,
     words,
-    A: tl.constexpr,
-    BLOCK_A: tl.constexpr,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    s = tl.program_id(0)
-    count = tl.load(accept_count_ptr + s)
+    """Moves slot s on."""
     generated = tl.load(generated_ptr + s)
+    step, live = tl.load(step_ptr + s), tl.load(live_ptr + s) != 0
     # [BLOCK_A]
-    offs_a = tl.arange(0, BLOCK_A)
+    offs_a = tl.arange(0, row.shape[0])
     mask = offs_a < count
-    row = tl.load(accept_row_ptr + s * A + offs_a, mask=mask, other=0)
-    token = tl.load(sample_ptr + row, mask=mask, other=-1)
     at = s.to(tl.int64) * tokens + generated + offs_a
     tl.store(tokens_ptr + at, token, mask=mask)
     tl.store(logprobs_ptr + at, tl.load(logprob_ptr + row, mask=mask, other=0), mask=mask)
@@ -110,19 +109,55 @@ def _advance_slots_kernel(
     tl.store(context_ptr + s * N + offs_n, tl.where(offs_n < count, new, old), mask=offs_n < N)
 
     if tl.load(penalty_ptr + s) != 1.0:
-        bit = tl.full([BLOCK_A], 1, tl.int32) << (token % 32)
+        bit = tl.full([row.shape[0]], 1, tl.int32) << (token % 32)
         # tokens may share a word
         tl.atomic_or(seen_ptr + s * words + token // 32, bit, mask=mask)
-    tl.store(step_ptr + s, tl.load(step_ptr + s) + (count > 0).to(tl.int32))
+    tl.store(step_ptr + s, step + (count > 0).to(tl.int32))
     tl.store(generated_ptr + s, generated + count)
-    running = tl.load(finish_ptr + s) == RUNNING
-    tl.store(live_ptr + s, (tl.load(live_ptr + s) != 0) & running)
+    tl.store(live_ptr + s, live & (finish == RUNNING))
+
+
+@triton.jit(do_not_specialize=["tokens", "words"])
+def _advance_slots_kernel(
+    accept_row_ptr,  # [S, A] int32
+    accept_count_ptr,  # [S] int32
+    finish_ptr,  # [S] int32
+    sample_ptr,  # [M] int32
+    logprob_ptr,
+    raw_logprob_ptr,
+    penalty_ptr,
+    generated_ptr,
+    step_ptr,
+    live_ptr,
+    context_ptr,
+    seen_ptr,
+    tokens_ptr,
+    logprobs_ptr,
+    raw_logprobs_ptr,
+    tokens,
+    words,
+    A: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    s = tl.program_id(0)
+    count = tl.load(accept_count_ptr + s)
+    # [BLOCK_A]
+    offs_a = tl.arange(0, BLOCK_A)
+    mask = offs_a < count
+    row = tl.load(accept_row_ptr + s * A + offs_a, mask=mask, other=0)
+    token = tl.load(sample_ptr + row, mask=mask, other=-1)
+    advance_slot(
+        s, row, token, count, tl.load(finish_ptr + s), logprob_ptr, raw_logprob_ptr, penalty_ptr,
+        generated_ptr, step_ptr, live_ptr, context_ptr, seen_ptr, tokens_ptr, logprobs_ptr,
+        raw_logprobs_ptr, tokens, words, N, BLOCK_N,
+    )  # fmt: skip
 
 
 def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:
     """Apply `verdict` to `slots` in place, in one launch."""
     S, A = verdict.accept_row.shape
-    N = slots.context.shape[1]
     _advance_slots_kernel[(S,)](
         accept_row_ptr=verdict.accept_row,
         accept_count_ptr=verdict.accept_count,
@@ -130,6 +165,17 @@ def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:
         sample_ptr=verdict.sample,
         logprob_ptr=verdict.logprob,
         raw_logprob_ptr=verdict.raw_logprob,
+        **slot_arguments(slots),
+        A=A,
+        BLOCK_A=triton.next_power_of_2(A),
+        num_warps=1,
+    )
+
+
+def slot_arguments(slots: Slots) -> dict[str, Any]:
+    """What `advance_slot` takes of the slots."""
+    N = slots.context.shape[1]
+    return dict(
         penalty_ptr=slots.penalty,
         generated_ptr=slots.generated,
         step_ptr=slots.step,
@@ -141,11 +187,8 @@ def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:
         raw_logprobs_ptr=slots.raw_logprobs,
         tokens=slots.tokens.shape[1],
         words=slots.seen.shape[1],
-        A=A,
-        BLOCK_A=triton.next_power_of_2(A),
         N=N,
         BLOCK_N=triton.next_power_of_2(N),
-        num_warps=1,
     )
 
 

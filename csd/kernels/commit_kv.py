@@ -1,7 +1,8 @@
 """Keys and values behind the tokens already in the pages: accepted nodes, and prompt chunks.
 
     commit_kv      pages[l, place slot_len[s] + i of slot s] = node[l, accept_row[s, i]]
-                   for i < accept_count[s] and every layer l
+                   for i < accept_count[s] and every layer l; with `moved`, slot_len counts the
+                   accepted rows already
     write_prompt   pages[.., place start + r of a page list] = chunk[.., r]
 
 Place p of a page table is token p % 64 of page table[p // 64]. Nodes live in a scratch of their
@@ -29,8 +30,11 @@ def commit_kv_ref(
     slot_len: torch.Tensor,  # [S] int32
     accept_row: torch.Tensor,  # [S, A] int32, -1 padded
     accept_count: torch.Tensor,  # [S] int32
+    moved: bool = False,
 ) -> None:
-    """Plain PyTorch. `slot_len` is left as it is: the caller moves it when the step is done."""
+    """Plain PyTorch. `slot_len` is left as it is: the caller moves it, before this or later."""
+    if moved:
+        slot_len = slot_len - accept_count
     step = torch.arange(accept_row.shape[1], device=accept_row.device)
     slot, i = (step < accept_count[:, None]).nonzero(as_tuple=True)
     place = slot_len.long()[slot] + i
@@ -56,6 +60,7 @@ def _commit_kv_kernel(
     pages_layer_stride,
     slot_width,
     A,
+    MOVED: tl.constexpr,
     W: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_A: tl.constexpr,
@@ -71,6 +76,8 @@ def _commit_kv_kernel(
     accepted = i < count
     row = tl.load(accept_row_ptr + slot * A + i, mask=accepted, other=0).to(tl.int64)
     place = tl.load(slot_len_ptr + slot) + i
+    if MOVED:
+        place -= tl.load(accept_count_ptr + slot)
     page = tl.load(slot_pages_ptr + slot * slot_width + place // PAGE, mask=accepted, other=0)
     source = layer * node_layer_stride + row * W
     target = layer * pages_layer_stride + (page.to(tl.int64) * PAGE + place % PAGE) * W
@@ -93,6 +100,7 @@ def commit_kv_triton(
     slot_len: torch.Tensor,
     accept_row: torch.Tensor,
     accept_count: torch.Tensor,
+    moved: bool = False,
 ) -> None:
     """One launch for all layers and slots."""
     L, W = node_k.shape[0], node_k.shape[2] * node_k.shape[3]
@@ -110,6 +118,7 @@ def commit_kv_triton(
         pages_layer_stride=k_pages.stride(0),
         slot_width=slot_pages.stride(0),
         A=A,
+        MOVED=moved,
         W=W,
         PAGE=PAGE,
         BLOCK_A=BLOCK_A,
@@ -132,8 +141,12 @@ def commit_kv(
     slot_len: torch.Tensor,  # [S] int32
     accept_row: torch.Tensor,  # [S, A] int32, -1 padded
     accept_count: torch.Tensor,  # [S] int32
+    moved: bool = False,
 ) -> None:
-    """Moves the accepted rows of all layers behind their slots' tokens."""
+    """Moves the accepted rows of all layers behind their slots' tokens.
+
+    moved: whether slot_len counts the accepted rows already, as after `advance_slots`.
+    """
     if node_k.dim() != 4:
         raise ValueError(f"node_k must be [L, M, K, D], got {tuple(node_k.shape)}")
     L, _, K, D = node_k.shape
@@ -151,8 +164,9 @@ def commit_kv(
         check_tensor(name, x, (S, None), torch.int32, device)
     check_tensor("accept_count", accept_count, (S,), torch.int32, device)
     _commit_kv(
-        node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count
-    )
+        node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count,
+        moved,
+    )  # fmt: skip
 
 
 def write_prompt(

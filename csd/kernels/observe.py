@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from csd.kernels.observe_rows import observe_rows
 from csd.kernels.operator import Fields, RecordOperator
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
 from csd.state.pool import Pool
@@ -146,84 +147,37 @@ def _observe_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    # [BLOCK_R]
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    inside = r < rows + slots
-    node = r < rows
-    slot = tl.load(slot_ptr + r, mask=node, other=0)
-    slot = tl.where(node, tl.maximum(slot, 0), tl.minimum(r - rows, slots - 1))
-    group = tl.maximum(tl.load(group_ptr + slot), 0)
-    key = tl.load(group_key_ptr + group)
-    bit = tl.load(sample_index_ptr + slot) % SAMPLE_BITS
-    depth = tl.load(depth_ptr + r, mask=node, other=0)
-    accepted = node & (tl.load(accept_row_ptr + slot * A + depth) == r)
-    drawn = tl.load(sample_ptr + r, mask=node, other=-1)
-
-    # [BLOCK_R, BLOCK_U]
-    u = tl.arange(0, BLOCK_U)[None, :]
-    likely = node[:, None] & (u < TOP)
-    at = r[:, None] * TOP + u
-    scaled = tl.load(top_prob_ptr + at, mask=likely, other=0.0).to(tl.float64) * SOFT
-    whole = tl.floor(scaled)
-    left = scaled - whole
-    top = whole.to(tl.int32)
-    up = (left > 0.5) | ((left == 0.5) & (top % 2 == 1))
-    top += up.to(tl.int32)
-    known = tl.max(top, 1) > 0
-    hard = tl.where(accepted, tl.where(known, HARD, SOFT), 0)
-    token = tl.load(top_token_ptr + at, mask=likely, other=-1)
-    equal = likely & (token == drawn[:, None])
-    weight = top + tl.where(equal, hard[:, None], 0)
-    ninth = hard - tl.sum(tl.where(equal, hard[:, None], 0), 1)
-    weight = tl.where(u == TOP, ninth[:, None], weight)
-    token = tl.where(u == TOP, drawn[:, None], token)
-    total = hard + tl.where(known, SOFT, 0)
-
-    # a slot's own row; many slots of a group take turns
-    own_group = tl.load(group_ptr + slot)
-    # [BLOCK_R, BLOCK_S]: those that have a path, and those of them before the slot
-    mates = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
-    before = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
-    # programs that have nodes alone look at none
-    some = (tl.program_id(0) + 1) * BLOCK_R > rows
-    for start in range(0, slots * some.to(tl.int32), BLOCK_S):
-        s = start + tl.arange(0, BLOCK_S)[None, :]
-        path = tl.load(accept_row_ptr + s * A, mask=s < slots, other=-1) >= 0
-        mate = path & (tl.load(group_ptr + s, mask=s < slots, other=-1) == own_group[:, None])
-        mates += mate.to(tl.int32)
-        before += (mate & (s < slot[:, None])).to(tl.int32)
-    turns = tl.maximum((tl.sum(mates, 1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-    turn = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % turns == 0
-    of_slot = (inside & (r >= rows))[:, None] & (u <= TOP)
-    path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=of_slot, other=-1)
-    word = tl.load(sample_ptr + tl.maximum(path, 0), mask=of_slot, other=-1)
-    update = tl.where((path >= 0) & turn[:, None], ONE, 0)
-    token = tl.where(node[:, None], token, word)
-    weight = tl.where(node[:, None], weight, update)
-    total = tl.where(node, total, tl.sum(update, 1))
-
-    tl.store(out_key_ptr + r, tl.where(total > 0, key, -1), mask=inside)
-    tl.store(out_total_ptr + r, total, mask=inside)
-    tl.store(out_bit_ptr + r, bit, mask=inside)
-    out = r[:, None] * (TOP + 1) + u
-    written = inside[:, None] & (u <= TOP)
-    tl.store(out_token_ptr + out, token, mask=written)
-    tl.store(out_weight_ptr + out, weight, mask=written)
-    # [BLOCK_R, BLOCK_N]
-    n = tl.arange(0, BLOCK_N)[None, :]
-    at = r[:, None] * N + n
-    before = tl.load(context_ptr + at, mask=node[:, None] & (n < N), other=-1)
-    anything = (r >= rows)[:, None] & (n == 0)
-    tl.store(
-        out_context_ptr + at, tl.where(anything, ANY, before), mask=inside[:, None] & (n < N)
-    )
+    observe_rows(
+        r,
+        slot_ptr, depth_ptr, context_ptr, group_ptr, sample_index_ptr, group_key_ptr, step_ptr,
+        sample_ptr, top_token_ptr, top_prob_ptr, accept_row_ptr, out_key_ptr, out_context_ptr,
+        out_token_ptr, out_weight_ptr, out_total_ptr, out_bit_ptr, rows, slots, SOFT, HARD, ONE,
+        ANY, SAMPLE_BITS, GROUP_SLOTS, A, N, BLOCK_N, TOP, BLOCK_U, BLOCK_R, BLOCK_S,
+    )  # fmt: skip
 
 
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """One launch."""
+    out = observed_rows(pool, slots)
+    _observe_kernel[(triton.cdiv(pool.rows + slots.count, BLOCK_R),)](
+        **observe_arguments(pool, slots, verdict, config, out), BLOCK_R=BLOCK_R, num_warps=1
+    )
+    return out
+
+
+def observed_rows(pool: Pool, slots: Slots) -> Observed:
+    """Memory of what a kernel writes."""
     M, N = pool.context.shape
-    out = _empty(M, slots.count, N, pool.context.device)
-    _observe_kernel[(triton.cdiv(M + slots.count, BLOCK_R),)](
+    return _empty(M, slots.count, N, pool.context.device)
+
+
+def observe_arguments(
+    pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, out: Observed
+) -> dict[str, Any]:
+    """What `observe_rows` takes, but for the rows."""
+    M, N = pool.context.shape
+    return dict(
         slot_ptr=pool.slot,
         depth_ptr=pool.depth,
         context_ptr=pool.context.contiguous(),
@@ -254,11 +208,8 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
         BLOCK_N=triton.next_power_of_2(N),
         TOP=TOP,
         BLOCK_U=triton.next_power_of_2(SUCCESSORS),
-        BLOCK_R=BLOCK_R,
         BLOCK_S=BLOCK_S,
-        num_warps=1,
     )
-    return out
 
 
 def _fake(pool: Any, slots: Any, verdict: Any, weights: Any) -> Observed:

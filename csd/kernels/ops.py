@@ -1,9 +1,21 @@
 """The operations of a step in one implementation: the references or the Triton kernels."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What does the work of several operations in fewer launches.
+
+    of: their functions. Where another replaces one of them, as a benchmark does, it is called.
+    """
+
+    of: tuple[Callable, ...]
+    run: Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,30 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
+    # by the name of the method that is to call it
+    joined: Mapping[str, Joined] = field(default_factory=dict, hash=False)
+
+    def insert_observed(
+        self, table: Any, pool: Any, slots: Any, verdict: Any, config: Any
+    ) -> None:
+        """`observe`, and `graph_insert` of what it gives."""
+        joined = self.joined.get("insert_observed")
+        if joined is not None and joined.of == (self.observe, self.graph_insert):
+            joined.run(table, pool, slots, verdict, config)
+            return
+        seen = self.observe(pool, slots, verdict, config)
+        self.graph_insert(table, *seen, slots.group_key, config.orders)
+
+    def decide(
+        self, logits: torch.Tensor, pool: Any, slots: Any, top: bool, trees: bool
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """`verify`, `advance_slots` and `snapshot`: the verdict, and what the host reads of it."""
+        joined = self.joined.get("decide")
+        if joined is not None and joined.of == (self.verify, self.advance_slots, self.snapshot):
+            return joined.run(logits, pool, slots, top, trees)
+        verdict = self.verify(logits, pool, slots)
+        self.advance_slots(slots, verdict)
+        return verdict, *self.snapshot(pool, verdict, top, trees)
 
     @classmethod
     def choose(cls, kernels: str | None, device: torch.device) -> "Ops":
@@ -106,7 +142,7 @@ def triton() -> Ops:
     from csd.kernels.advance_slots import advance_slots_triton
     from csd.kernels.commit_kv import commit_kv_triton
     from csd.kernels.draft_tree import draft_tree_triton
-    from csd.kernels.graph_insert import graph_insert_triton
+    from csd.kernels.graph_insert import graph_insert_triton, insert_observed_triton
     from csd.kernels.observe import observe_triton
     from csd.kernels.rms_norm import rms_norm_triton
     from csd.kernels.rotary import rotary_triton
@@ -115,8 +151,12 @@ def triton() -> Ops:
     from csd.kernels.tree_attention import tree_attention_triton
     from csd.kernels.tree_attention.layout import with_layout
     from csd.kernels.tree_attention.plan import plan_attention_triton
-    from csd.kernels.verify import verify_triton
+    from csd.kernels.verify import decide_triton, verify_triton
 
+    joined = {
+        "insert_observed": Joined((observe_triton, graph_insert_triton), insert_observed_triton),
+        "decide": Joined((verify_triton, advance_slots_triton, snapshot_triton), decide_triton),
+    }
     return Ops(
         name="triton",
         rms_norm=rms_norm_triton,
@@ -132,4 +172,5 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
+        joined=joined,
     )

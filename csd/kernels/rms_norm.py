@@ -2,6 +2,11 @@
 
     r = x + residual,    y = weight * ( r / sqrt(mean(r^2) + eps) )
 
+x may be what `csd.kernels.row_linear` has of a product whose K is split: float32 sums [P, .., F],
+which are added in their order and rounded first.
+
+Before the first layer r is x[max(rows, 0)]: a padding row takes row 0.
+
 The statistics and the division are in float32 whatever the dtype, then y is cast back before the
 weight is applied: transformers' order of casts, which its logits depend on. (Zhang and Sennrich,
 "Root mean square layer normalization", 2019.)
@@ -10,8 +15,10 @@ weight is applied: transformers' order of casts, which its logits depend on. (Zh
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import embedding
 
 from csd.kernels.checks import check_tensor
+from csd.kernels.dependent_launch import has_dependent_launch, launch_next
 from csd.kernels.operator import operator
 
 
@@ -20,8 +27,17 @@ def rms_norm_ref(
     weight: torch.Tensor,  # [F]
     eps: float,
     residual: torch.Tensor | None = None,  # [.., F]
+    rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual."""
+    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows."""
+    if rows is not None:
+        x = embedding(rows.clamp(min=0), x)
+    if _in_parts(x, residual):
+        assert residual is not None
+        parts, x = x, x[0]
+        for part in parts[1:]:
+            x = x + part
+        x = x.to(residual.dtype)
     # contiguous as the kernel's: sums keep the layout of what is added
     r = x if residual is None else (x + residual).contiguous()
     wide = r.float()
@@ -29,13 +45,18 @@ def rms_norm_ref(
     return (weight * (wide * scale).to(x.dtype)).contiguous(), r
 
 
+def _in_parts(x: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    return residual is not None and x.dim() == residual.dim() + 1
+
+
 @triton.jit(do_not_specialize=["R", "B"])
 def _rms_norm_kernel(
-    x_ptr,  # [R / B, B, F]
+    x_ptr,  # [R / B, B, F], or [PARTS, R, F] float32
     residual_ptr,  # [R, F], or None
+    rows_ptr,  # [R] int32, or None
     weight_ptr,  # [F]
     y_ptr,  # [R, F]
-    sum_ptr,  # [R, F], or None without a residual
+    sum_ptr,  # [R, F], or None without a residual and rows
     R,
     B,
     x_stride,
@@ -45,19 +66,32 @@ def _rms_norm_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_F: tl.constexpr,
     WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        # the product behind it may ask for its weights
+        launch_next()
     # [BLOCK_R, 1]
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     at_x = (row // B).to(tl.int64) * x_stride + (row % B).to(tl.int64) * x_stride_b
+    if rows_ptr is not None:
+        of = tl.load(rows_ptr + row, mask=row < R, other=0)
+        at_x = tl.maximum(of, 0).to(tl.int64) * x_stride
     at = row.to(tl.int64) * F
     # [1, BLOCK_F]
     offs = tl.arange(0, BLOCK_F)[None, :]
     # [BLOCK_R, BLOCK_F]
     mask = (row < R) & (offs < F)
     x = tl.load(x_ptr + at_x + offs, mask=mask, other=0.0)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * R.to(tl.int64) * F + at + offs, mask=mask, other=0.0)
+        x = x.to(y_ptr.dtype.element_ty)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + at + offs, mask=mask, other=0.0)
         x = (x.to(WIDE) + residual.to(WIDE)).to(x.dtype)
+    if sum_ptr is not None:
         tl.store(sum_ptr + at + offs, x, mask=mask)
     wide = x.to(tl.float32)
     # [BLOCK_R, 1]
@@ -72,31 +106,41 @@ def rms_norm_triton(
     weight: torch.Tensor,
     eps: float,
     residual: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One launch. x may be [M, H, F] with strides of its own: heads in a wider row."""
-    F = x.shape[-1]
-    rows = x if x.dim() == 3 else x.reshape(-1, 1, F)
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    r = None if residual is None else torch.empty_like(y)
+    F, parts = x.shape[-1], 1
+    if _in_parts(x, residual):
+        assert residual is not None
+        parts, given, x = x.shape[0], x.contiguous(), residual
+        given = given.view(-1, 1, F)[: residual.numel() // F]
+    else:
+        given = x if x.dim() == 3 else x.reshape(-1, 1, F)
+    if given.stride(-1) != 1:
+        given = given.contiguous()
+    shape = x.shape if rows is None else (rows.shape[0], F)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
+    r = None if residual is None and rows is None else torch.empty_like(y)
     tiles = _tiles(F)
-    R = rows.shape[0] * rows.shape[1]
+    R = given.shape[0] * given.shape[1] if rows is None else rows.shape[0]
     _rms_norm_kernel[(triton.cdiv(R, tiles["BLOCK_R"]),)](
-        x_ptr=rows,
+        x_ptr=given,
         residual_ptr=None if residual is None else residual.contiguous(),
+        rows_ptr=rows,
         weight_ptr=weight,
         y_ptr=y,
         sum_ptr=r,
         R=R,
-        B=rows.shape[1],
-        x_stride=rows.stride(0),
-        x_stride_b=rows.stride(1),
+        B=given.shape[1],
+        x_stride=given.stride(0),
+        x_stride_b=given.stride(1),
         eps=eps,
         F=F,
         BLOCK_R=tiles["BLOCK_R"],
         BLOCK_F=tiles["BLOCK_F"],
         WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32,
+        PARTS=parts,
+        PDL=has_dependent_launch(_rms_norm_kernel),
         num_warps=tiles["num_warps"],
     )
     return y, x if r is None else r
@@ -172,14 +216,20 @@ def rms_norm(
     weight: torch.Tensor,  # [F]
     eps: float,
     residual: torch.Tensor | None = None,  # [.., F]
+    rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual.
+    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows.
 
     Has a backward, in plain PyTorch.
     """
     if x.dim() < 1 or not x.is_floating_point():
         raise ValueError(f"x must be floating point of shape [.., F], got {x.dtype} {[*x.shape]}")
     check_tensor("weight", weight, x.shape[-1:], x.dtype, x.device)
+    if rows is not None:
+        if residual is not None or x.dim() != 2:
+            raise ValueError("rows need x [V, F] and no residual")
+        check_tensor("rows", rows, (None,), torch.int32, x.device)
+        x = embedding(rows.clamp(min=0), x)
     if residual is None:
         return _rms_norm(x, weight, eps), x
     if residual.shape != x.shape or residual.dtype != x.dtype:

@@ -3,6 +3,9 @@
     rot(x)_j = x_j cos(p w_j) - x_{j + D/2} sin(p w_j)              j < D/2
                x_j cos(p w_{j - D/2}) + x_{j - D/2} sin(p w_{j - D/2})    j >= D/2
 
+q, k and v may be what `csd.kernels.row_linear` has of a product whose K is split: float32 sums
+[P, M, ..], which are added in their order, with the product's bias, and rounded first.
+
 cos and sin come from tables [positions, D] computed in float32 and held in the model's dtype. (Su
 et al., "RoFormer", 2021, in the half-split form that Llama checkpoints use.)
 """
@@ -24,8 +27,11 @@ def rotary_ref(
     sin: torch.Tensor,  # [positions, D]
     node_k: torch.Tensor,  # [M, K, D], written
     node_v: torch.Tensor,  # [M, K, D], written
+    bias: torch.Tensor | None = None,  # [(H + 2 K) D], of sums
 ) -> torch.Tensor:
     """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v."""
+    if q.dim() == 4:
+        q, k, v = _added_up((q, k, v), bias, node_k.dtype)
     cos, sin = (x.index_select(0, position)[:, None] for x in (cos, sin))
     half = q.shape[-1] // 2
     sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
@@ -34,26 +40,63 @@ def rotary_ref(
     return torch.mul(q, cos).addcmul_(q.roll(half, -1), sin)
 
 
+def _added_up(
+    parts: tuple[torch.Tensor, ...], bias: torch.Tensor | None, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    found, at = [], 0
+    for part in parts:
+        x = part[0]
+        for other in part[1:]:
+            x = x + other
+        if bias is not None:
+            width = x[0].numel()
+            x = x + bias[at : at + width].view(x.shape[1:]).to(x.dtype)
+            at += width
+        found.append(x.to(dtype))
+    return found
+
+
 def _rotate_half(x: torch.Tensor) -> torch.Tensor:
     low, high = x.chunk(2, dim=-1)
     return torch.cat((-high, low), dim=-1)
 
 
 @triton.jit
-def _rotate(x_ptr, y_ptr, at_x, at_y, mask, cos_l, cos_h, sin_l, sin_h, D: tl.constexpr):
+def _added(
+    x_ptr, at, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
+):
+    """What is at `at`, of parts their sum in order, with the bias."""
+    x = tl.load(x_ptr + at, mask=mask)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * part_stride + at, mask=mask)
+        if bias_ptr is not None:
+            x += tl.load(bias_ptr + at_bias, mask=mask).to(tl.float32)
+        x = x.to(kind)
+    return x
+
+
+@triton.jit
+def _rotate(
+    x_ptr, y_ptr, at_x, at_y, mask, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr, at_bias,
+    D: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     # both halves of the heads in one tile each: [heads, BLOCK_D]
-    low = tl.load(x_ptr + at_x, mask=mask).to(cos_l.dtype)
-    high = tl.load(x_ptr + at_x + D // 2, mask=mask).to(cos_l.dtype)
-    kind = y_ptr.dtype.element_ty
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    half: tl.constexpr = D // 2
+    low = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
+    high = _added(x_ptr, at_x + half, mask, part_stride, bias_ptr, at_bias + half, kind, PARTS)
+    low, high = low.to(cos_l.dtype), high.to(cos_l.dtype)
     tl.store(y_ptr + at_y, (low * cos_l - high * sin_l).to(kind), mask=mask)
     tl.store(y_ptr + at_y + D // 2, (high * cos_h + low * sin_h).to(kind), mask=mask)
 
 
 @triton.jit
 def _rotary_kernel(
-    q_ptr,  # [M, H, D]
+    q_ptr,  # [M, H, D], or with k and v [PARTS, M, ..] float32
     k_ptr,  # [M, K, D]
     v_ptr,  # [M, K, D], or None
+    bias_ptr,  # [(H + 2 K) D], or None
     position_ptr,  # [M] int32, or None: the row itself
     cos_ptr,  # [positions, D]
     sin_ptr,  # [positions, D]
@@ -63,12 +106,14 @@ def _rotary_kernel(
     q_stride,
     k_stride,
     v_stride,
+    part_stride,
     EACH: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     kv = tl.program_id(1)
@@ -88,14 +133,25 @@ def _rotary_kernel(
     heads = (kv * EACH + e) * D + offs_d
     mask = (e < EACH) & half
     at_out = row * (EACH * K * D) + heads
-    _rotate(q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h, D)
+    _rotate(
+        q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h,
+        part_stride, bias_ptr, heads, D, PARTS,
+    )  # fmt: skip
     at_node = row * (K * D) + kv * D + offs_d
     at_k = row * k_stride + kv * D + offs_d
-    _rotate(k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, D)
+    # columns of the product: queries, keys, values
+    in_keys = (EACH * K + kv) * D + offs_d
+    _rotate(
+        k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr,
+        in_keys, D, PARTS,
+    )  # fmt: skip
     if v_ptr is not None:
         at_v = row * v_stride + kv * D + offs_d
         for i in tl.static_range(2):
-            v = tl.load(v_ptr + at_v + i * (D // 2), mask=half)
+            v = _added(
+                v_ptr, at_v + i * (D // 2), half, part_stride, bias_ptr,
+                in_keys + K * D + i * (D // 2), node_v_ptr.dtype.element_ty, PARTS,
+            )  # fmt: skip
             tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
 
 
@@ -108,29 +164,34 @@ def rotary_triton(
     sin: torch.Tensor,
     node_k: torch.Tensor,
     node_v: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One launch. A row of q, k or v is contiguous; rows may lie apart, as in a fused product."""
-    (M, H, D), K = q.shape, k.shape[1]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    (M, H, D), K = q.shape[-3:], k.shape[-2]
+    parts, part_stride = (q.shape[0], q.stride(0)) if q.dim() == 4 else (1, 0)
+    out = torch.empty(M, H, D, dtype=node_k.dtype, device=q.device)
     _rotary_kernel[(M, K)](
         q_ptr=q,
         k_ptr=k,
         v_ptr=v,
+        bias_ptr=bias if parts > 1 else None,
         position_ptr=position,
         cos_ptr=cos,
         sin_ptr=sin,
         out_ptr=out,
         node_k_ptr=node_k,
         node_v_ptr=node_v,
-        q_stride=q.stride(0),
-        k_stride=k.stride(0),
-        v_stride=v.stride(0),
+        q_stride=q.stride(-3),
+        k_stride=k.stride(-3),
+        v_stride=v.stride(-3),
+        part_stride=part_stride,
         EACH=H // K,
         K=K,
         D=D,
         BLOCK_E=triton.next_power_of_2(H // K),
         BLOCK_D=triton.next_power_of_2(D // 2),
         WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        PARTS=parts,
         num_warps=2,
     )
     return out

@@ -40,6 +40,7 @@ def rotate_triton(
         q_ptr=q,
         k_ptr=k,
         v_ptr=None,
+        bias_ptr=None,
         position_ptr=None,
         cos_ptr=cos,
         sin_ptr=sin,
@@ -49,12 +50,14 @@ def rotate_triton(
         q_stride=q.stride(0),
         k_stride=k.stride(0),
         v_stride=0,
+        part_stride=0,
         EACH=H // K,
         K=K,
         D=D,
         BLOCK_E=triton.next_power_of_2(H // K),
         BLOCK_D=triton.next_power_of_2(D // 2),
         WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        PARTS=1,
         num_warps=2,
     )
     return out_q, out_k

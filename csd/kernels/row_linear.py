@@ -11,11 +11,19 @@ One launch, and one more where K is split. (Thinking Machines, "Defeating nondet
 inference", 2025, has the argument for fixed tiles and fixed splits.)
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from csd.kernels.checks import check_tensor
+from csd.kernels.dependent_launch import (
+    dependent_options,
+    launch_next,
+    prefetch,
+    wait_for_previous,
+)
 from csd.kernels.operator import operator
 from csd.kernels.target import target_of
 
@@ -67,6 +75,8 @@ def _row_linear_kernel(
     EVEN: tl.constexpr,
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -79,6 +89,11 @@ def _row_linear_kernel(
     w_at = w_ptr + tl.minimum(offs_n, N - 1).to(tl.int64)[:, None] * K + offs_k[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     first = split * blocks
+    if PDL:
+        launch_next()
+        row = w_ptr + tl.minimum(offs_n, N - 1).to(tl.int64) * K + first * BLOCK_K
+        prefetch(row, K - first * BLOCK_K, BLOCK_K, AHEAD)
+        wait_for_previous()
     for i in range(first, tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))):
         k = i * BLOCK_K
         if EVEN:
@@ -132,26 +147,64 @@ def _stages(target: str, dtype: torch.dtype) -> int:
     return 2 if target == "gfx942" else 4
 
 
+def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
+    """What a kernel of products with x [M, K] is specialised on."""
+    narrow = x.dtype == torch.float32
+    block_n, block_k = NARROW_TILE if narrow else TILE
+    # the interpreter multiplies bfloat16 wrongly, without an error
+    wide = x.dtype == torch.bfloat16 and not isinstance(kernel, triton.JITFunction)
+    return dict(
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        BLOCK_T=row_tile(x.shape[0], x.dtype),
+        EVEN=K % block_k == 0,
+        DTYPE=tl.float32 if wide else getattr(tl, str(x.dtype).removeprefix("torch.")),
+        PRECISION="ieee" if narrow else "tf32",
+        num_warps=4,
+        num_stages=_stages(target_of(x.device), x.dtype),
+    )
+
+
 def row_linear_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Weight and bias contiguous, x's rows. One launch, two where `splits_of` splits K."""
+    target = row_parts_triton(x, weight, bias)
+    if target.dim() == 2:
+        return target
+    splits, M, N = target.shape
+    y = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    _add_splits_kernel[(M, triton.cdiv(N, SUM_BLOCK))](
+        part_ptr=target,
+        bias_ptr=bias,
+        y_ptr=y,
+        M=M,
+        N=N,
+        PARTS=splits,
+        BLOCK=SUM_BLOCK,
+        num_warps=4,
+    )
+    return y
+
+
+def row_parts_triton(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One launch: the result [M, N], or where K is split the splits' sums [splits, M, N] float32.
+
+    What adds them up, and rounds, has the result of `row_linear_triton` but for the bias.
+    """
     if x.dtype not in DTYPES:
         raise ValueError(f"x must be float16, bfloat16 or float32, got {x.dtype}")
     M, (N, K) = x.shape[0], weight.shape
-    y = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    if M == 0:
-        return y
-    narrow = x.dtype == torch.float32
-    block_n, block_k = NARROW_TILE if narrow else TILE
-    tile = row_tile(M, x.dtype)
     splits, blocks = splits_of(N, K, x.dtype)
-    target = y
-    if splits > 1:
-        target = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
-    # the interpreter multiplies bfloat16 wrongly, without an error
-    wide = x.dtype == torch.bfloat16 and not isinstance(_row_linear_kernel, triton.JITFunction)
-    _row_linear_kernel[(triton.cdiv(M, tile), triton.cdiv(N, block_n), splits)](
+    shape, dtype = ((splits, M, N), torch.float32) if splits > 1 and M else ((M, N), x.dtype)
+    target = torch.empty(shape, dtype=dtype, device=x.device)
+    if M == 0:
+        return target
+    tiles = product_tiles(x, K, _row_linear_kernel)
+    grid = triton.cdiv(M, tiles["BLOCK_T"]), triton.cdiv(N, tiles["BLOCK_N"]), splits
+    _row_linear_kernel[grid](
         x_ptr=x,
         w_ptr=weight,
         bias_ptr=bias if splits == 1 else None,
@@ -161,27 +214,11 @@ def row_linear_triton(
         K=K,
         x_stride=x.stride(0),
         blocks=blocks,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        BLOCK_T=tile,
-        EVEN=K % block_k == 0,
-        DTYPE=tl.float32 if wide else getattr(tl, str(x.dtype).removeprefix("torch.")),
-        PRECISION="ieee" if narrow else "tf32",
-        num_warps=4,
-        num_stages=_stages(target_of(x.device), x.dtype),
+        AHEAD=tiles["num_stages"] - 1,
+        **tiles,
+        **dependent_options(_row_linear_kernel),
     )
-    if splits > 1:
-        _add_splits_kernel[(M, triton.cdiv(N, SUM_BLOCK))](
-            part_ptr=target,
-            bias_ptr=bias,
-            y_ptr=y,
-            M=M,
-            N=N,
-            PARTS=splits,
-            BLOCK=SUM_BLOCK,
-            num_warps=4,
-        )
-    return y
+    return target
 
 
 _row_linear = operator(
@@ -198,6 +235,12 @@ def row_linear(
     bias: torch.Tensor | None = None,  # [N]
 ) -> torch.Tensor:
     """x weight^T + bias, [M, N], of one dtype: float16, bfloat16 or float32."""
+    check_product(x, weight, bias)
+    return _row_linear(x, weight, bias)
+
+
+def check_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raises ValueError for what `row_linear` does not multiply."""
     if x.dim() != 2 or weight.dim() != 2:
         raise ValueError(
             f"x and weight must be [M, K] and [N, K], got {tuple(x.shape)} and "
@@ -209,4 +252,3 @@ def row_linear(
     check_tensor("weight", weight, weight.shape, x.dtype, x.device)
     if bias is not None:
         check_tensor("bias", bias, (weight.shape[0],), x.dtype, x.device)
-    return _row_linear(x, weight, bias)

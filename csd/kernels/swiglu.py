@@ -35,6 +35,12 @@ def silu_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
+def silu_times(gate, up):
+    # exp overflows to infinity for very negative gates, and the quotient is 0 as it should be
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def _swiglu_kernel(
     gate_ptr,  # [R, ROW]
     up_ptr,  # [R, ROW], or None: WIDTH behind the gate
@@ -54,9 +60,7 @@ def _swiglu_kernel(
         up = tl.load(gate_ptr + at + WIDTH, mask=mask, other=0.0).to(WIDE)
     else:
         up = tl.load(up_ptr + at, mask=mask, other=0.0).to(WIDE)
-    # exp overflows to infinity for very negative gates, and the quotient is 0 as it should be
-    y = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(y_ptr + row * WIDTH + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + row * WIDTH + offs, silu_times(gate, up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def swiglu_triton(gate_up: torch.Tensor) -> torch.Tensor:

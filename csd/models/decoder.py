@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
@@ -68,6 +67,10 @@ class Decoder:
         self.tapped: dict[int, torch.Tensor] = {}
         # x, weight, bias -> x weight^T + bias; `csd.models.exact` puts another in its place
         self.linear: Callable = linear
+        # x, weight, bias -> the same, or splits of it that the norm or rotary behind it adds up
+        self.parts: Callable | None = None
+        # x, gate_up -> SwiGLU of their product, where one function has both
+        self.gated: Callable | None = None
         self.cos, self.sin = rope_tables(
             config, config.context, embedding.dtype, embedding.device, frequencies
         )
@@ -89,24 +92,30 @@ class Decoder:
         """
         c = self.config
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
-        # a padding row computes token 0, and nobody looks
-        x = F.embedding(token.clamp(min=0), self.embedding)
-        linear, residual = self.linear, None
+        linear, x, residual = self.linear, self.embedding, None
+        parts, gated = self.parts or linear, self.gated
         for i, layer in enumerate(self.layers):
-            x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual)
+            # a padding row computes token 0, and nobody looks
+            rows = dict(rows=token) if i == 0 else {}
+            x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual, **rows)
             if i in self.taps:
                 self.tapped[i] = residual
-            qkv = linear(x, layer.qkv, layer.qkv_bias)
-            q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
-            q = q.view(M, c.heads, c.head_dim)
-            k, v = k.view(M, c.kv_heads, c.head_dim), v.view(M, c.kv_heads, c.head_dim)
+            # norms of heads take whole ones
+            product = linear if c.qk_norm else parts
+            qkv = product(x, layer.qkv, layer.qkv_bias)
+            q, k, v = (
+                heads.unflatten(-1, (-1, c.head_dim))
+                for heads in qkv.split((q_width, kv_width, kv_width), dim=-1)
+            )
             if c.qk_norm:
                 q, _ = ops.rms_norm(q, layer.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
-            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
-            x = linear(attend(i, q).reshape(M, q_width), layer.out)
+            added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
+            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i], **added)
+            x = parts(attend(i, q).reshape(M, q_width), layer.out)
             x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
-            x = linear(ops.swiglu(linear(x, layer.gate_up)), layer.down)
+            x = gated(x, layer.gate_up) if gated else ops.swiglu(linear(x, layer.gate_up))
+            x = parts(x, layer.down)
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     @torch.no_grad()

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.row_linear import row_linear_triton
+from csd.kernels.gated_linear import gated_linear_triton
+from csd.kernels.row_linear import row_linear_triton, row_parts_triton
 from csd.kernels.tree_attention.batched_check import check_products
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.linear import linear
@@ -39,6 +40,8 @@ HALVES = (torch.bfloat16, torch.float16)
 FREE_ROWS = 32
 # of Triton's product, on both sides of each of its tiles
 GPU_SIZES = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 512)
+# on a GPU, the products that are ours; rows of cuBLAS's blocks
+TRITON = (row_linear_triton, gated_linear_triton)
 CUBLAS_ROWS = 64
 
 
@@ -59,9 +62,13 @@ def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
     """
     made = copy.copy(decoder)
     made.linear = products = products or ExactProducts()
+    made.gated, made.parts = products.gated, products.parts
     weights = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
     for weight in (*weights, decoder.head):
         products.learn(weight)
+    if products.gated:
+        for layer in decoder.layers:
+            products.gated.learn(layer.gate_up)
     return made
 
 
@@ -111,9 +118,11 @@ class ExactProducts:
     """
 
     on_cpu = True  # whether attention on a CPU goes with it
+    gated: "ExactProducts | None" = None  # of gate and up, through their activation
 
     def __init__(self, product: Product = linear, rows: int | None = None):
         self._product = product
+        self._own = product is row_linear_triton
         self._rows = rows
         self.blocks: dict[tuple, RowBlocks] = {}
 
@@ -126,6 +135,8 @@ class ExactProducts:
             raise ValueError(f"kind must be 'library', 'triton' or 'cublas', got {kind!r}")
         made = cls(row_linear_triton) if kind == "triton" else cls(linear, CUBLAS_ROWS)
         made.on_cpu = False
+        if kind == "triton":
+            made.gated = cls(gated_linear_triton)
         return made
 
     @classmethod
@@ -144,6 +155,19 @@ class ExactProducts:
     ) -> torch.Tensor:
         """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out]."""
         return in_blocks(self._product, self.learn(weight), x, weight, bias)
+
+    @property
+    def parts(self) -> "Callable | None":
+        """The product, or its splits, which what follows adds up; None has no splits."""
+        return self._parts if self._own else None
+
+    def _parts(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        blocks = self.learn(weight)
+        if blocks.least <= x.shape[0] <= blocks.most:
+            return row_parts_triton(x, weight, bias)
+        return self(x, weight, bias)
 
     def learn(self, weight: torch.Tensor) -> RowBlocks:
         """The blocks of products with a matrix such as `weight`."""
@@ -176,12 +200,12 @@ def in_blocks(
 def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
     """The largest blocks of rows whose results agree bit for bit, tried on random rows."""
     sizes: tuple[int, ...] = SIZES
-    if product is row_linear_triton:
+    if product in TRITON:
         sizes = GPU_SIZES
     elif weight.shape[0] * weight.shape[1] > LARGE:
         sizes = FEW_SIZES
     x, order = _random_rows(sizes[-1], weight)
-    interpreted = product is row_linear_triton and weight.device.type == "cpu"
+    interpreted = product in TRITON and weight.device.type == "cpu"
     found = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
     for most in reversed(sizes):
         for least in LEAST:

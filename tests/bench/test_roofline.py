@@ -17,15 +17,20 @@ def test_launches_are_those_of_a_step():
     # the read of the logits is counted by its bytes
     assert len(others) - 1 == roofline.OTHERS
     found = list(roofline.launches(config, 16, 64, False))
-    # two norms, rotary, SwiGLU, two of attention and four products a layer; embedding, norm, head
-    assert len(found) == 10 * config.layers + 3 + len(others)
+    # two norms, rotary, SwiGLU, two of attention and four products a layer; the last norm, the head
+    assert len(found) == 10 * config.layers + 2 + len(others)
+    # SwiGLU has none, and what follows a split product adds it up
+    exact = list(roofline.launches(config, 16, 64, True))
+    assert len(exact) == len(found) - config.layers
 
 
 @pytest.mark.parametrize("name", roofline.LARGE)
 @pytest.mark.parametrize("samples,rows", roofline.STEPS)
 def test_a_step_is_no_faster_than_its_bound(name, samples, rows):
     row = roofline.row(name, samples, rows, [])
-    assert row["bound ms"] <= row["predicted ms"] <= row["predicted exact ms"]
+    assert row["bound ms"] <= min(row["predicted ms"], row["predicted exact ms"])
+    # fewer launches win at few rows, the float32 sums of split products cost at many
+    assert (row["predicted ms"] <= row["predicted exact ms"]) == (rows >= 64)
     assert row["predicted over plain"] >= 1 and row["device ms"] is None
 
 

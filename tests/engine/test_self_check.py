@@ -11,7 +11,7 @@ import torch
 from csd.cli.main import main
 from csd.engine import first_use, self_check
 from csd.engine.self_check import SMALL, check
-from csd.kernels.ops import Ops, reference
+from csd.kernels.ops import Joined, Ops, reference
 from csd.models import exact
 
 
@@ -78,6 +78,27 @@ def test_a_wrong_operation_is_named(name, spoiled):
     assert f"{name} " in report.table() and "FAILED" in report.table()
     with pytest.raises(RuntimeError, match=f"check of {name} failed on .*kernels='reference'"):
         report.raise_failed()
+
+
+@pytest.mark.parametrize("name", ["decide", "insert_observed"])
+def test_launches_that_do_the_work_of_several_operations_are_checked(name, monkeypatch):
+    """References in the place of kernels, of which one makes something of its own."""
+    ops, calls = reference(), []
+
+    def whole(*args):
+        result = getattr(ops, name)(*args)
+        calls.append(1)
+        if len(calls) > 2:
+            # the verdict's samples, or the table's weights
+            (result[0].sample if result else args[0].succ_weight).view(-1)[:1] += 1
+        return result
+
+    own = {"decide": (ops.verify, ops.advance_slots, ops.snapshot),
+           "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
+    wrong = replace(ops, joined={name: Joined(own[name], whole)})
+    monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: wrong))
+    failed = check("cpu", tokens=3).failed
+    assert failed[0].name == name and "1 of" in failed[0].error and len(calls) > 2
 
 
 def test_an_operation_that_raises_is_named(spoiled):

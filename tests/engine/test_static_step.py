@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 import csd
 from bench.shapes import random_model
 from csd.engine.cuda_graphs import Captures
-from csd.engine.record import Snapshot
 from csd.engine.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph
 from csd.models.config import ModelConfig
@@ -127,7 +126,7 @@ def test_a_step_says_what_it_took(monkeypatch):
 def test_events_around_a_replay_say_what_it_took(monkeypatch):
     """Scripted: a device that counts a millisecond for each thing it is told to do."""
     step = tiny_step()
-    snapshot = Snapshot(*step.body(16, 13))
+    snapshot, *_ = step.body(16, 13)
     told, empty_like = [], torch.empty_like
 
     class Event:
@@ -195,7 +194,7 @@ def test_shapes_do_not_depend_on_values(monkeypatch):
     with FakeTensorMode():
         step = tiny_step()
         for rows in (16, 32):
-            pool, verdict = step.body(rows, rows)
+            _, pool, verdict = step.body(rows, rows)
             assert pool.token.shape == verdict.sample.shape == (rows,)
 
 
@@ -216,7 +215,8 @@ def test_a_step_stays_on_its_device(monkeypatch, nodes):
     monkeypatch.setattr(torch, "Generator", lambda device: cpu)
     step = tiny_step(device="meta")
     with OneDevice():
-        snapshot = Snapshot(*step.body(16, nodes), True, True)
+        step.top = step.trees = True
+        snapshot, *_ = step.body(16, nodes)
         assert snapshot.ints.is_meta and snapshot.floats.is_meta
         with pytest.raises(AssertionError, match="of the cpu"):
             step.slots.group[torch.tensor([1])]

@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import csd
 from bench.study.record import TRACES
-from csd.engine.record import Snapshot
 from csd.evaluate.replay import replay
 from csd.graph.layered import LayeredDag
 from csd.graph.rivals.paper import Paper
@@ -105,7 +104,7 @@ def test_a_static_step_drafts_what_an_eager_one_does():
         # of the two likeliest tokens each, so that samples say the same again
         step.slots.top_k.fill_(2)
         for _ in range(16):
-            pool, _ = step.body(rows, 9)
+            _, pool, _ = step.body(rows, 9)
         pools.append(pool)
     used = int(pools[0].slot_nodes.sum())
     assert used > 3
@@ -119,7 +118,7 @@ def test_shapes_do_not_depend_on_values(monkeypatch):
     with FakeTensorMode():
         step = step_with(drafter(tree=True))
         for rows in (16, 32):
-            pool, verdict = step.body(rows, rows)
+            _, pool, verdict = step.body(rows, rows)
             assert pool.token.shape == verdict.sample.shape == (rows,)
 
 
@@ -128,5 +127,6 @@ def test_a_step_stays_on_its_device(monkeypatch):
     monkeypatch.setattr(torch, "Generator", lambda device: cpu)
     step = step_with(drafter(tree=True), device="meta")
     with OneDevice():
-        snapshot = Snapshot(*step.body(16, 16), True, True)
+        step.top = step.trees = True
+        snapshot, *_ = step.body(16, 16)
         assert snapshot.ints.is_meta and snapshot.floats.is_meta

@@ -36,7 +36,9 @@ def recorded():
         for s, count in enumerate(verdict.accept_count.tolist()):
             for i in range(count):
                 row = int(verdict.accept_row[s, i])
-                at = int(slots.key[s]), int(slots.sample[s]), int(slots.generated[s]) + i
+                # the slots have moved on
+                place = int(slots.generated[s]) - count + i
+                at = int(slots.key[s]), int(slots.sample[s]), place
                 rows[at] = hidden[row].clone(), logits[row].clone()
         commit(self, verdict)
 

@@ -4,8 +4,8 @@ STEP = {
     "propose": ["grow", "fill"],
     "forward": ["plan_attention", "rms_norm", "rotary", "tree_attention", "merge_partials",
                 "rms_norm", "swiglu", "rms_norm"],
-    "verify": ["scan", "compact", "sample", "descend"],
-    "commit": ["commit_kv", "advance_slots"],
-    "insert": ["observe", "claim", "lead", "allocate", "merge"],
-    "report": ["snapshot"],
+    # the end of a verification also moves the slots on and tells the host
+    "verify": ["scan", "compact", "sample", "finish"],
+    "commit": ["commit_kv"],
+    "insert": ["observe_claim", "lead", "allocate", "merge"],
 }  # fmt: skip

@@ -3,12 +3,12 @@
 import pytest
 
 from bench.aot import SHAPES, TARGETS, problems, run, table
-from bench.aot.compile import at_once
+from bench.aot.compile import at_once, mma_loops
 
 OPERATIONS = {
     "advance_slots", "commit_kv", "draft_tree", "graph_insert", "merge_partials", "observe",
     "plan_attention", "rms_norm", "rotary", "snapshot", "swiglu", "tree_attention", "verify",
-    "suffix_match", "layered_dag", "row_linear", "exact_attention",
+    "suffix_match", "layered_dag", "row_linear", "gated_linear", "exact_attention",
     "plan_exact",
 }  # fmt: skip
 
@@ -47,6 +47,20 @@ def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
         assert (row["mma"], row["async"]) == want[row["target"]], table([row])
 
 
+def test_a_full_page_of_attention_has_no_mask(rows):
+    for row in rows:
+        if row["kernel"].startswith("tree_attention D=128") and row["target"] == "sm_90":
+            # a slot's small tile and a large one: full pages, the last page, nodes
+            small, last, _, large, masked, _ = row["mma loops"]
+            assert small < 0.85 * last and large < 0.85 * masked, table([row])
+
+
+def test_loops_that_multiply_are_found():
+    lines = ["LDG R0", "HGMMA R1", "@P0 BRA 0x10", "FADD R2", "@P1 BRA 0x30", "BRA 0x0", "EXIT"]
+    sass = "".join(f"  /*{16 * i:04x}*/  {line} ;\n" for i, line in enumerate(lines))
+    assert mma_loops(sass) == [2]
+
+
 def test_exact_attention_multiplies_with_one_kind_of_instruction(rows):
     want = {"sm_90": ("wgmma", "mma"), "sm_80": ("mma", "mma"), "gfx942": ("mfma", "mfma")}
     for target, (pages, tail) in want.items():
@@ -57,12 +71,22 @@ def test_exact_attention_multiplies_with_one_kind_of_instruction(rows):
 
 
 def test_exact_products_use_the_tensor_cores(rows):
-    found = [r for r in rows if r["kernel"].startswith("row_linear B") and r["target"] == "sm_90"]
+    found = [r for r in rows if r["kernel"].startswith(("row_linear B", "gated_linear B"))]
+    found = [r for r in found if r["target"] == "sm_90"]
     assert {"16", "32", "64", "128"} == {r["kernel"].partition("=")[2].split(",")[0] for r in found}
     for row in found:
         assert (row["mma"], row["async"]) == ("wgmma", True), table([row])
         # of a tile's 128 biases a thread reads one
         assert row["narrow"] <= ("with bias" in row["kernel"]), table([row])
+
+
+def test_exact_products_ask_for_weights_before_they_wait_for_the_launch_before(rows):
+    found = [r for r in rows if r["kernel"].startswith(("row_linear B", "gated_linear B"))]
+    for row in found:
+        assert row["waits"] == (row["target"] == "sm_90"), table([row])
+        if row["waits"]:
+            # a line of 128 bytes of each row of the weights, for all stages but one
+            assert row["prefetches"] == row["stages"] - 1 and not row["early"], table([row])
 
 
 def test_binaries_are_kept_where_launches_look(rows, cache):

@@ -42,6 +42,15 @@ def test_commit_kv(run, name):
     assert torch.equal(case["slot_len"], before)
 
 
+@pytest.mark.parametrize("run", [commit_kv_ref, commit_kv_triton, commit_kv])
+def test_lengths_that_count_the_accepted_rows(run):
+    case = commit_case([60, 2], [5, 1])
+    k, v = copied(case)
+    case["slot_len"] += case["accept_count"]
+    run(**case, moved=True)
+    assert same(case["k_pages"], k) and same(case["v_pages"], v)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("heads", [(1, 96), (8, 256)], ids=str)
 def test_commit_kv_triton_widths(dtype, heads):

@@ -41,6 +41,30 @@ def test_rms_norm(shape, has_residual, dtype, poison):
     assert torch.equal(r, r_triton) and torch.equal(r.double(), total)
 
 
+@DTYPES
+@pytest.mark.parametrize("M,V,width", [(1, 1, 8), (5, 30, 576), (9, 4, 63)], ids=str)
+def test_rms_norm_of_rows_of_a_table(M, V, width, dtype, poison):
+    table, weight = normal(V, width, dtype=dtype), normal(width, dtype=dtype)
+    rows = torch.randint(-1, V, (M,), generator=torch.Generator().manual_seed(M)).int()
+    taken = table[rows.clamp(min=0).long()]
+    want = rms_norm_triton(taken, weight, 1e-5)[0]
+    for run in (rms_norm_triton, rms_norm, rms_norm_ref):
+        y, r = run(table, weight, 1e-5, rows=rows)
+        assert torch.equal(r, taken)
+        if run is rms_norm_triton:
+            assert torch.equal(y, want)
+        else:
+            assert torch.equal(y, rms_norm_ref(taken, weight, 1e-5)[0])
+
+
+def test_rms_norm_of_rows_takes_no_residual():
+    x, weight, rows = normal(3, 8), normal(8), torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"rows need x \[V, F\] and no residual"):
+        rms_norm(x, weight, 1e-5, x, rows)
+    with pytest.raises(ValueError, match=r"rows must be torch\.int32, got torch\.int64"):
+        rms_norm(x, weight, 1e-5, rows=rows.long())
+
+
 def test_rms_norm_of_heads_in_a_wider_row():
     qkv = normal(5, 300)
     heads = qkv[:, 40:232].view(5, 3, 64)

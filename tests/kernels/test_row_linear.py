@@ -4,10 +4,19 @@ import os
 
 import pytest
 import torch
+from elementwise_cases import rotary_case
 from precision import within_eager
 
 from csd.kernels import row_linear as module
-from csd.kernels.row_linear import row_linear, row_linear_ref, row_linear_triton, splits_of
+from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
+from csd.kernels.rotary import rotary_ref, rotary_triton
+from csd.kernels.row_linear import (
+    row_linear,
+    row_linear_ref,
+    row_linear_triton,
+    row_parts_triton,
+    splits_of,
+)
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 # on both sides of every tile
@@ -84,6 +93,56 @@ def test_splits_cover_k_once(N, K, dtype):
     blocks = -(-K // (32 if dtype == torch.float32 else 64))
     assert 1 <= splits <= module.MOST_SPLITS
     assert (splits - 1) * each < blocks <= splits * each
+
+
+@DTYPES
+@pytest.mark.parametrize("M,N,K", [(1, 40, 330), (5, 129, 330), (40, 576, 150)], ids=str)
+def test_a_norm_adds_the_splits_up_as_the_product_does(M, N, K, dtype, split, poison):
+    x, weight, _ = operands(M, N, K, dtype)
+    residual, scale, _ = operands(M, 1, N, dtype)
+    parts, whole = row_parts_triton(x, weight), row_linear_triton(x, weight)
+    assert parts.dim() == 3 and parts.dtype == torch.float32
+    want = rms_norm_triton(whole, scale[0], 1e-5, residual)
+    for got, y in zip(rms_norm_triton(parts, scale[0], 1e-5, residual), want, strict=True):
+        assert got.dtype == dtype and torch.equal(got, y)
+    eager = rms_norm_ref(parts, scale[0], 1e-5, residual)
+    r = parts.double().sum(0) + residual.double()
+    exact = scale[0].double() * r / (r.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    within_eager(want[0], eager[0], exact, N)
+    assert eager[1].dtype == dtype
+
+
+@DTYPES
+@pytest.mark.parametrize("M,H,K,D,bias", [(1, 2, 1, 16, True), (5, 6, 2, 32, False)], ids=str)
+def test_rotary_adds_the_splits_up_as_the_product_does(M, H, K, D, bias, dtype, split, poison):
+    widths = (H * D, K * D, K * D)
+    x, weight, b = operands(M, sum(widths), 330, dtype, bias)
+    case = rotary_case(M, H, K, D, dtype)
+    parts = row_parts_triton(x, weight, b)
+    assert parts.dim() == 3
+
+    def rotated(qkv, run=rotary_triton, **options):
+        node_k, node_v = torch.full((2, M, K, D), torch.nan, dtype=dtype)
+        q, k, v = (y.unflatten(-1, (-1, D)) for y in qkv.split(widths, dim=-1))
+        where = case["position"], case["cos"], case["sin"], node_k, node_v
+        return run(q, k, v, *where, **options), node_k, node_v
+
+    whole = rotated(row_linear_triton(x, weight, b))
+    for got, want in zip(rotated(parts, bias=b), whole, strict=True):
+        assert got.dtype == dtype and torch.equal(got, want)
+    eager = rotated(parts, rotary_ref, bias=b)
+    exact = x.double() @ weight.double().T + (0 if b is None else b.double())
+    wide = [y.double() for y in (case["cos"], case["sin"])]
+    q, k, v = (y.unflatten(-1, (-1, D)) for y in exact.split(widths, dim=-1))
+    node_k, node_v = torch.empty(2, M, K, D, dtype=torch.float64)
+    exact_q = rotary_ref(q, k, v, case["position"], *wide, node_k, node_v)
+    for got, ours, right in zip(whole, eager, (exact_q, node_k, node_v), strict=True):
+        within_eager(got, ours, right, 330)
+
+
+def test_a_product_that_is_not_split_has_no_parts():
+    x, weight, bias = operands(3, 40, 64, torch.float16, True)
+    assert torch.equal(row_parts_triton(x, weight, bias), row_linear_triton(x, weight, bias))
 
 
 def test_rows_may_lie_apart(split):

@@ -11,7 +11,8 @@ from .text import Code, Instruction
 
 MEMORY = {"ld", "st", "atom"}
 # orders memory as seen by other units: here there is one order
-NOTHING = {"fence", "membar"}
+# launches follow each other here, and memory has no caches
+NOTHING = {"fence", "membar", "griddepcontrol", "prefetch"}
 # of threads that run at once; a bound on what their registers take
 THREADS = 4096
 

@@ -1,14 +1,24 @@
-"""The four launches of an insert, and what lies between them."""
+"""The four launches of an insert, and what lies between them.
+
+What a step observed is observed and claimed by one launch; a prompt's rows are only claimed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 
 from csd.kernels.graph_insert.allocate import _allocate_kernel
-from csd.kernels.graph_insert.claim import _claim_kernel
+from csd.kernels.graph_insert.claim import _claim_kernel, _observe_claim_kernel
 from csd.kernels.graph_insert.lead import _lead_kernel
 from csd.kernels.graph_insert.merge import _merge_kernel
 from csd.kernels.graph_lookup import hash_factors
-from csd.state.context_table import Table
+from csd.kernels.observe import Observed, observe_arguments, observed_rows
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
 
 # keys a program, and keys it compares them with at once
 BLOCK_K = 16
@@ -16,6 +26,50 @@ BLOCK_J = 512
 LEAD_WARPS = 8
 # successors that a program merges at once, and those it compares them with at once
 MERGE, MERGE_J, MERGE_WARPS = 32, 32, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """Hashes and entries [K] of the keys of R rows, and the sizes that kernels need of them."""
+
+    code: torch.Tensor
+    entry: torch.Tensor
+    orders: tuple[int, ...]
+    rows: int
+
+    @classmethod
+    def empty(cls, rows: int, orders: tuple[int, ...], device: torch.device) -> "_Claimed":
+        K = rows * len(orders)
+        code = torch.empty(K, dtype=torch.int64, device=device)
+        return cls(code, torch.empty(K, dtype=torch.int32, device=device), tuple(orders), rows)
+
+    @property
+    def block_o(self) -> int:
+        return triton.next_power_of_2(len(self.orders))
+
+    @property
+    def block_r(self) -> int:
+        return max(1, BLOCK_K // self.block_o)
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (max(1, triton.cdiv(self.rows, self.block_r)),)
+
+    def arguments(self, table: Table, N: int) -> dict[str, Any]:
+        return dict(
+            entry_group_ptr=table.entry_group,
+            entry_hash_ptr=table.entry_hash,
+            entry_tokens_ptr=table.entry_tokens,
+            code_ptr=self.code,
+            entry_ptr=self.entry,
+            buckets=table.buckets,
+            ORDERS=self.orders,
+            BLOCK_O=self.block_o,
+            HASH=hash_factors(N),
+            WAYS=table.ways,
+            BLOCK_R=self.block_r,
+            num_warps=4,
+        )
 
 
 def graph_insert_triton(
@@ -31,55 +85,59 @@ def graph_insert_triton(
 ) -> None:
     """Four launches, whatever the rows."""
     R, N = context.shape
-    U, E = succ_token.shape[1], table.succ_token.shape[1]
-    O, K = len(orders), R * len(orders)
-    device = context.device
-    group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups = (
-        x.contiguous()
-        for x in (
-            group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups,
-        )
-    )  # fmt: skip
-    code = torch.empty(K, dtype=torch.int64, device=device)
+    given = (group_key, context, succ_token, succ_weight, row_total, source_bit)
+    rows = Observed(*(x.contiguous() for x in given))
+    claimed = _Claimed.empty(R, orders, context.device)
+    _claim_kernel[claimed.grid](
+        group_key_ptr=rows.group_key,
+        context_ptr=rows.context,
+        rows=R,
+        N=N,
+        BLOCK_N=triton.next_power_of_2(N),
+        **claimed.arguments(table, N),
+    )
+    _merge_claimed(table, rows, claimed, live_groups.contiguous())
+
+
+def insert_observed_triton(
+    table: Table, pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig
+) -> None:
+    """`observe` and `graph_insert` of what it gives, in four launches."""
+    rows = observed_rows(pool, slots)
+    R, N = rows.context.shape
+    claimed = _Claimed.empty(R, config.orders, rows.context.device)
+    _observe_claim_kernel[claimed.grid](
+        **observe_arguments(pool, slots, verdict, config, rows), **claimed.arguments(table, N)
+    )
+    _merge_claimed(table, rows, claimed, slots.group_key)
+
+
+def _merge_claimed(
+    table: Table, rows: Observed, claimed: _Claimed, live_groups: torch.Tensor
+) -> None:
+    """The other three launches."""
+    (K,), N = claimed.code.shape, rows.context.shape[1]
+    U, E = rows.succ_token.shape[1], table.succ_token.shape[1]
+    device = claimed.code.device
     # each begins at a multiple of 16 bytes whatever K is: kernels are specialised on that
-    entry, want, place, start, count, total, bit = torch.empty(
-        (7, 4 * triton.cdiv(K, 4)), dtype=torch.int32, device=device
+    want, place, start, count, total, bit = torch.empty(
+        (6, 4 * triton.cdiv(K, 4)), dtype=torch.int32, device=device
     )
     update_token, update_weight = torch.empty(
         (2, 4 * triton.cdiv(K * U, 4)), dtype=torch.int32, device=device
     )
     now = torch.empty(1, dtype=torch.int32, device=device)
-    block_o, block_n = triton.next_power_of_2(O), triton.next_power_of_2(N)
-    block_r = max(1, BLOCK_K // block_o)
-    _claim_kernel[(max(1, triton.cdiv(R, block_r)),)](
-        group_key_ptr=group_key,
-        context_ptr=context,
-        entry_group_ptr=table.entry_group,
-        entry_hash_ptr=table.entry_hash,
-        entry_tokens_ptr=table.entry_tokens,
-        code_ptr=code,
-        entry_ptr=entry,
-        rows=R,
-        buckets=table.buckets,
-        N=N,
-        BLOCK_N=block_n,
-        ORDERS=tuple(orders),
-        BLOCK_O=block_o,
-        HASH=hash_factors(N),
-        WAYS=table.ways,
-        BLOCK_R=block_r,
-        num_warps=4,
-    )
+    block_o, block_n = claimed.block_o, triton.next_power_of_2(N)
     programs = max(1, triton.cdiv(K, BLOCK_K))
     _lead_kernel[(programs,)](
-        group_key_ptr=group_key,
-        context_ptr=context,
-        succ_token_ptr=succ_token,
-        succ_weight_ptr=succ_weight,
-        row_total_ptr=row_total,
-        source_bit_ptr=source_bit,
-        code_ptr=code,
-        entry_ptr=entry,
+        group_key_ptr=rows.group_key,
+        context_ptr=rows.context,
+        succ_token_ptr=rows.succ_token,
+        succ_weight_ptr=rows.succ_weight,
+        row_total_ptr=rows.row_total,
+        source_bit_ptr=rows.source_bit,
+        code_ptr=claimed.code,
+        entry_ptr=claimed.entry,
         step_ptr=table.step,
         entry_stamp_ptr=table.entry_stamp,
         want_ptr=want,
@@ -93,7 +151,7 @@ def graph_insert_triton(
         now_ptr=now,
         keys=K,
         buckets=table.buckets,
-        ORDERS=tuple(orders),
+        ORDERS=claimed.orders,
         BLOCK_O=block_o,
         N=N,
         BLOCK_N=block_n,
@@ -122,9 +180,9 @@ def graph_insert_triton(
     )
     block_e = triton.next_power_of_2(max(2, E))
     _merge_kernel[(max(1, K),)](
-        group_key_ptr=group_key,
-        context_ptr=context,
-        code_ptr=code,
+        group_key_ptr=rows.group_key,
+        context_ptr=rows.context,
+        code_ptr=claimed.code,
         want_ptr=want,
         place_ptr=place,
         start_ptr=start,
@@ -144,7 +202,7 @@ def graph_insert_triton(
         succ_source_ptr=table.succ_source,
         step_ptr=table.step,
         keys=K,
-        ORDERS=tuple(orders),
+        ORDERS=claimed.orders,
         BLOCK_O=block_o,
         N=N,
         BLOCK_N=block_n,

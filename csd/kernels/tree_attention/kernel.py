@@ -79,7 +79,23 @@ def _attend_tile(
     end = tl.minimum(high, pages) * SUBS
     # the page of the next step is loaded a step ahead, so that its latency is not in the loop
     page = tl.load(table_ptr + low, mask=low < pages, other=0)
-    for i in range(low * SUBS, end):
+    # pages that are full need no mask, which is a quarter of a page's instructions
+    whole = tl.maximum(tl.minimum(length // PAGE, high), low) * SUBS
+    for i in range(low * SUBS, whole):
+        start = (page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N) * (K * D) + kv * D
+        page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
+        # [BLOCK_N, BLOCK_D]
+        offs = offs_n[:, None] * (K * D) + offs_d[None, :]
+        if BLOCK_D == D:
+            k = tl.load(k_pages_ptr + start + offs).to(DTYPE)
+            v = tl.load(v_pages_ptr + start + offs).to(DTYPE)
+        else:
+            k = tl.load(k_pages_ptr + start + offs, mask=mask_d[None, :], other=0.0).to(DTYPE)
+            v = tl.load(v_pages_ptr + start + offs, mask=mask_d[None, :], other=0.0).to(DTYPE)
+        # [BLOCK_R, BLOCK_N]
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, scale, PRECISION)
+    for i in range(whole, end):
         token = i * BLOCK_N + offs_n
         mask_n = token < length
         start = (page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N) * (K * D) + kv * D
@@ -97,7 +113,8 @@ def _attend_tile(
 
     # [BLOCK_R, 1]
     word = tl.load(ancestors_ptr + row, mask=mask_r & (nodes > 0), other=0)[:, None]
-    for j in tl.range(0, nodes, BLOCK_N):
+    # seldom more than one step, so that stages only take code
+    for j in tl.range(0, nodes, BLOCK_N, num_stages=2):
         node = j + offs_n
         # [BLOCK_N, BLOCK_D]
         offs = (node_first + node)[:, None].to(tl.int64) * node_stride + kv * D + offs_d[None, :]

@@ -18,7 +18,8 @@ samples at accepted rows are the committed tokens, cut after an end token and at
 
 On a GPU, four launches: maxima and log-sum-exp (`scan.py`, the first read of the logits), the
 head's list from the groups of 64 that hold some of it (`compact.py`), sampling (`sample.py`), and
-the descent (`descend.py`). A row whose head is too long for its list, or whose top-p cut falls
+the descent (`descend.py`), which in an engine's step also advances the slots and tells the host
+(`finish.py`). A row whose head is too long for its list, or whose top-p cut falls
 below it, is sampled from the logits by the same passes.
 """
 
@@ -27,13 +28,13 @@ from typing import Any
 import torch
 
 from csd.kernels.operator import Fields, RecordOperator
-from csd.kernels.verify.launch import empty_verdict, verify_triton
+from csd.kernels.verify.launch import decide_triton, empty_verdict, verify_triton
 from csd.kernels.verify.reference import verify_ref
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-__all__ = ["verify", "verify_ref", "verify_triton"]
+__all__ = ["decide_triton", "verify", "verify_ref", "verify_triton"]
 
 _POOL = ("token", "parent", "slot", "depth", "ancestors", "slot_start", "slot_nodes")
 _SLOTS = (

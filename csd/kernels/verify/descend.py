@@ -1,4 +1,4 @@
-"""Follow one slot's accepted path a program: the last kernel of `csd/kernels/verify/`."""
+"""Follow one slot's accepted path a program: the last kernel of a verification."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,8 @@ LENGTH = tl.constexpr(verdict.LENGTH)
 
 
 @triton.jit
-def _descend_kernel(
+def descend_slot(
+    s,
     token_ptr,  # [M] int32
     parent_ptr,  # [M] int32
     depth_ptr,  # [M] int32
@@ -34,7 +35,8 @@ def _descend_kernel(
     BLOCK_A: tl.constexpr,
     STOPS: tl.constexpr,
 ):
-    s = tl.program_id(0)
+    """Follows the path of slot s. Returns its rows and their samples [BLOCK_A], the rows -1 and the
+    samples any behind what is committed; how much that is; how it ends; whether a row is bad."""
     nodes = tl.load(slot_nodes_ptr + s)
     # [MAX_NODES]
     i = tl.arange(0, MAX_NODES)
@@ -68,13 +70,48 @@ def _descend_kernel(
     live = nodes > 0
     committed = tl.where(live, committed, 0)
     tl.store(accept_count_ptr + s, committed)
-    tl.store(finish_ptr + s, tl.where(live, finish, RUNNING))
+    finish = tl.where(live, finish, RUNNING)
+    tl.store(finish_ptr + s, finish)
     path_row = tl.where(offs_a < committed, path_row, -1)
     tl.store(accept_row_ptr + s * A + offs_a, path_row, mask=offs_a < A)
 
-    bad = tl.max(tl.load(bad_row_ptr + row, mask=mask, other=0), 0)
-    tl.store(bad_ptr + s, bad > 0)
+    bad = tl.max(tl.load(bad_row_ptr + row, mask=mask, other=0), 0) > 0
+    tl.store(bad_ptr + s, bad)
     off = mask & ((accepted == 0) | (depth >= committed))
     tl.store(raw_logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
     if tl.load(temperature_ptr + s) == 0:
         tl.store(logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
+    return path_row, path, committed, finish, bad
+
+
+@triton.jit
+def _descend_kernel(
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    ancestors_ptr,  # [M] int64
+    slot_start_ptr,  # [S] int32
+    slot_nodes_ptr,  # [S] int32
+    generated_ptr,  # [S] int32
+    max_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    stop_ids_ptr,  # [S, STOPS] int32
+    sample_ptr,  # [M] int32
+    bad_row_ptr,  # [M] int32
+    logprob_ptr,  # [M] float32, in and out: 0 off a greedy path
+    raw_logprob_ptr,  # [M] float32, in and out: 0 off the path
+    accept_row_ptr,  # [S, A] int32, out
+    accept_count_ptr,  # [S] int32, out
+    finish_ptr,  # [S] int32, out
+    bad_ptr,  # [S] bool, out
+    A: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    descend_slot(
+        tl.program_id(0),
+        token_ptr, parent_ptr, depth_ptr, ancestors_ptr, slot_start_ptr, slot_nodes_ptr,
+        generated_ptr, max_new_ptr, temperature_ptr, stop_ids_ptr, sample_ptr, bad_row_ptr,
+        logprob_ptr, raw_logprob_ptr, accept_row_ptr, accept_count_ptr, finish_ptr, bad_ptr, A,
+        BLOCK_A, STOPS,
+    )  # fmt: skip

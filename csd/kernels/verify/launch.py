@@ -1,10 +1,15 @@
 """The four launches of a verification, and what lies between them."""
 
+from typing import Any
+
 import torch
 import triton
 
+from csd.kernels.advance_slots import slot_arguments
+from csd.kernels.snapshot import empty_snapshot, snapshot_arguments, snapshot_grid
 from csd.kernels.verify.compact import _compact_kernel
 from csd.kernels.verify.descend import _descend_kernel
+from csd.kernels.verify.finish import _finish_kernel
 from csd.kernels.verify.row import GROUP
 from csd.kernels.verify.sample import _sample_kernel
 from csd.kernels.verify.scan import _scan_kernel
@@ -26,9 +31,32 @@ def verify_triton(
     logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict | None = None
 ) -> Verdict:
     """Four launches over logits [M, V], float32, float16 or bfloat16; into `out` where given."""
-    M, V = logits.shape
-    S, device = slots.live.shape[0], logits.device
-    out = out or empty_verdict(M, S, device)
+    out = out or empty_verdict(pool.rows, slots.count, logits.device)
+    bad_rows = _sample_triton(logits, pool, slots, out)
+    _descend_kernel[(slots.count,)](**_descent(pool, slots, out, bad_rows))
+    return out
+
+
+def decide_triton(
+    logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
+) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
+    """`verify`, `advance_slots` and `snapshot` in four launches."""
+    verdict = empty_verdict(pool.rows, slots.count, logits.device)
+    bad_rows = _sample_triton(logits, pool, slots, verdict)
+    told = empty_snapshot(pool, verdict, top, trees)
+    _finish_kernel[snapshot_grid(pool, slots.count)](
+        **_descent(pool, slots, verdict, bad_rows)
+        | slot_arguments(slots)
+        | snapshot_arguments(pool, verdict, told, top, trees)
+    )
+    return verdict, *told
+
+
+def _sample_triton(
+    logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
+) -> torch.Tensor:
+    """The first three launches, which sample at every row. Returns the bad rows [M] int32."""
+    (M, V), device = logits.shape, logits.device
     groups = triton.cdiv(V, GROUP.value)
 
     def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -96,7 +124,11 @@ def verify_triton(
         top_prob_ptr=out.top_prob,
         bad_row_ptr=bad_rows,
     )
-    _descend_kernel[(S,)](
+    return bad_rows
+
+
+def _descent(pool: Pool, slots: Slots, out: Verdict, bad_rows: torch.Tensor) -> dict[str, Any]:
+    return dict(
         token_ptr=pool.token,
         parent_ptr=pool.parent,
         depth_ptr=pool.depth,
@@ -120,7 +152,6 @@ def verify_triton(
         STOPS=slots.stop_ids.shape[1],
         num_warps=4,
     )
-    return out
 
 
 def empty_verdict(
