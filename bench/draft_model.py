@@ -24,11 +24,11 @@ from pathlib import Path
 import torch
 
 import csd
-from bench.common import finish, machine
-from bench.replay import interval
-from bench.verify import chats, merged
+from bench.common import finish, machine, markdown, merged
+from bench.replay_rows import interval
+from bench.verify import chats
 from bench.verify_figures import read_model, round_matrices
-from bench.verify_tables import markdown, tau
+from bench.verify_tables import tau
 from csd.models.demo import smollm2_path
 
 PARTS = ("pool", "sequences")
