@@ -2,16 +2,19 @@
 
     python -m bench.draft_model [pool] [sequences] [--drafts first-20 rounded ...] [--json FILE]
 
-SmolLM2-135M-Instruct answers word problems. It is drafted by its own first layers (first-N: N of
-its 30, below its last norm and head, which nobody has trained for that), and by a copy whose
-matrices are rounded to 4 bits (rounded).
+SmolLM2-135M-Instruct answers word problems in float32. It is drafted by its own first layers
+(first-N: N of its 30, below its last norm and head, which nobody has trained for that), by a copy
+in bfloat16, and by copies whose matrices are rounded, each row with a scale of its own: to 8 bits
+(int8) or 4 (rounded). Rounded weights are kept and multiplied in float32, so such a copy has the
+drafts of an integer one and not its speed.
 
 pool       tau, tokens committed per sample and step, with `--nodes` drafted tokens a sample: the
            graph alone, the model alone, both in one pool. Samples are the same for all of them.
 sequences  block efficiency, which is tau, and tokens a second of K sequences of 5 tokens under the
-           verifiers that draw, at temperature 1.0 and top-p 0.95: Khisti et al.'s Table 1. The rate
-           is also given without the time of drafting, as a share of one draft's: on a CPU a draft
-           model of the target's size takes as long as the target.
+           verifiers that draw, at temperature 1.0 and top-p 0.95: Khisti et al.'s Table 1; also
+           with drafts at another temperature, all at 1.2 or the first of two. The rate is also
+           given without the time of drafting, as a share of one draft's: on a CPU a draft model of
+           the target's size takes as long as the target.
 
 What is measured replaces its rows in an existing FILE. `--table FILE` prints its tables instead.
 """
@@ -36,14 +39,21 @@ LENGTH = 5
 # verifier -> numbers of sequences
 RUNS = [("single", 1), *((v, k) for k in (2, 4) for v in ("canonical", "kseq", "recursive"))]
 HOT = 1.2
+# as papers of drafters report a drafter
+METRICS = ["accepted length", "acceptance", "nodes", "draft, ms"]
+# of copies whose matrices are rounded
+BITS = {"int8": 8, "rounded": 4}
 
 
 def draft_of(name: str, engine, **options) -> csd.DraftModel:
-    """first-N or rounded."""
+    """first-N, bfloat16, int8 or rounded."""
     if name.startswith("first-"):
         return csd.DraftModel(engine.decoder, layers=int(name[6:]), **options)
     model = read_model()
-    round_matrices(model)
+    if name == "bfloat16":
+        model = model.bfloat16()
+    else:
+        round_matrices(model, BITS[name])
     return csd.DraftModel(model, **options)
 
 
@@ -86,7 +96,8 @@ def sequences(engine, args) -> list[dict]:
     rows, prompts = [], chats(args.prompts)
     for name in args.drafts:
         runs = [(v, k, None) for v, k in RUNS]
-        # two drafts of different laws
+        # drafts of another law than the target's, and two of different laws
+        runs += [("single", 1, HOT), *((v, 2, HOT) for v in ("canonical", "kseq", "recursive"))]
         runs += [(v, 2, (HOT, 1.0)) for v in ("canonical", "recursive")]
         for verifier, k, heat in [r for r in runs if r[0] in args.verifiers]:
             drafter = draft_of(name, engine, k=k, depth=LENGTH, temperature=heat)
@@ -94,7 +105,7 @@ def sequences(engine, args) -> list[dict]:
                 engine, prompts, args, drafter=drafter, verifier=verifier, temperature=1.0,
                 top_p=0.95, budget=k * LENGTH * len(prompts) * args.samples,
             )  # fmt: skip
-            laws = "one" if heat is None else f"at {HOT} and 1.0"
+            laws = {None: "one", HOT: f"all at {HOT}"}.get(heat, f"at {HOT} and 1.0")
             row = {"draft": name, "verifier": verifier, "K": k, "laws": laws}
             rows.append(row | found)
             print(name, verifier, k, heat, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s",
@@ -107,23 +118,32 @@ def tables(result: dict) -> list[str]:
     if "pool" in result:
         base = next(r for r in result["pool"] if r["drafter"] == "consensus")
         body = [
-            [r["drafter"], _with_interval(r), f"{tau(r) / tau(base):.2f}",
-             f"{r['accepted'] / max(r['nodes'], 1):.0%}"]
+            [r["drafter"], _with_interval(r), f"{tau(r) / tau(base):.2f}", *_metrics(r)]
             for r in result["pool"]
-        ]  # fmt: skip
-        out.append(markdown(["drafter", "tau (95%)", "to the graph alone", "nodes accepted"], body))
+        ]
+        out.append(markdown(["drafter", "tau (95%)", "to the graph alone", *METRICS], body))
     if "sequences" in result:
         rows, body = result["sequences"], []
-        one = {r["draft"]: r for r in rows if r["verifier"] == "single"}
+        one = {r["draft"]: r for r in rows if r["verifier"] == "single" and r["laws"] == "one"}
         for r in rows:
             base = one[r["draft"]]
             rate, model = (_rate(r, d) / _rate(base, d) for d in (True, False))
             named = [r["draft"], r["verifier"], str(r["K"]), r["laws"]]
-            body.append([*named, _with_interval(r), f"{rate:.2f}", f"{model:.2f}"])
-        head = ["draft", "verifier", "K", "laws", "block efficiency (95%)"]
+            body.append([*named, _with_interval(r), *_metrics(r), f"{rate:.2f}", f"{model:.2f}"])
+        head = ["draft", "verifier", "K", "laws", "block efficiency (95%)", *METRICS]
         head += ["token rate to single's", "without drafting"]
         out.append(markdown(head, body))
     return out
+
+
+def _metrics(row: dict) -> list[str]:
+    """Accepted drafts of a sample and step, their share of its nodes, these, and the milliseconds
+    of one sample's draft and of what the drafter keeps of it."""
+    steps = sum(row["steps"])
+    return [
+        f"{row['accepted'] / steps:.2f}", f"{row['accepted'] / max(row['nodes'], 1):.0%}",
+        f"{row['nodes'] / steps:.1f}", f"{1e3 * row['draft_seconds'] / steps:.1f}",
+    ]  # fmt: skip
 
 
 def _with_interval(row: dict) -> str:

@@ -4,6 +4,10 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
+import torch
+from checkpoints import build
+
 import csd
 from bench import draft_model
 from csd.models.demo import toy
@@ -34,7 +38,8 @@ def test_every_run_commits_what_was_asked_for():
     ran = [(r["verifier"], r["K"], r["laws"]) for r in result["sequences"]]
     assert ran == [
         ("single", 1, "one"), ("kseq", 2, "one"), ("recursive", 2, "one"), ("kseq", 4, "one"),
-        ("recursive", 4, "one"), ("recursive", 2, "at 1.2 and 1.0"),
+        ("recursive", 4, "one"), ("single", 1, "all at 1.2"), ("kseq", 2, "all at 1.2"),
+        ("recursive", 2, "all at 1.2"), ("recursive", 2, "at 1.2 and 1.0"),
     ]  # fmt: skip
     for r in [*result["pool"], *result["sequences"]]:
         assert sum(r["tokens"]) >= sum(r["steps"]) > 0
@@ -42,4 +47,26 @@ def test_every_run_commits_what_was_asked_for():
     # same samples under match, whatever drafts
     assert len({tuple(r["tokens"]) for r in result["pool"]}) == 1
     pool, sequences = draft_model.tables(result)
-    assert pool.count("\n") == 4 and sequences.count("\n") == 7
+    assert pool.count("\n") == 4 and sequences.count("\n") == 10
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("rounded", 4)])
+def test_copies_are_rounded_row_by_row(name, bits, monkeypatch):
+    """A copy differs from the model by half a step of each row's scale at most, and does differ."""
+    model = build("llama")
+    monkeypatch.setattr(draft_model, "read_model", lambda: build("llama"))
+    copied = draft_model.draft_of(name, None).model
+    steps = 0.0
+    for weight, rounded in zip(model.parameters(), copied.parameters(), strict=True):
+        if weight.ndim == 2 and weight is not model.get_input_embeddings().weight:
+            step = weight.detach().abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+            off = ((weight - rounded).detach().abs() / step).max()
+            steps = max(steps, float(off))
+    assert 0.4 < steps < 0.5001
+
+
+def test_a_copy_in_bfloat16_is_one(monkeypatch):
+    monkeypatch.setattr(draft_model, "read_model", lambda: build("llama"))
+    assert {w.dtype for w in draft_model.draft_of("bfloat16", None).model.parameters()} == {
+        torch.bfloat16
+    }
