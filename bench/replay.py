@@ -9,18 +9,20 @@ as papers of drafters report: accepted drafted tokens per sample and step (lengt
 the drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds),
 which is without inserting.
 
-What is replayed replaces its rows in an existing F, so a long run can be split by trace, drafter,
-samples and nodes. `--table F` prints the tables of such a file instead.
+What is replayed replaces its rows in an existing F, row by row, so a long run can be split by
+trace, drafter, samples and nodes, and what was cut short keeps what it had. `--table F` prints the
+tables of such a file instead.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from bench.common import finish, machine, merged
+from bench.common import finish, machine, merged, write
 from bench.replay_rows import KEY, add_ratios, interval, tables, text
 from bench.rivals import RIVALS, make_rival
 from csd.engine.draft_trees import SOURCES
@@ -119,14 +121,16 @@ def main(argv: list[str] | None = None) -> None:
         result = json.loads(Path(args.json).read_text())
     arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
     arguments["traces"] = [_name(path) for path in args.traces]
-    rows, start = [], time.time()
-    for path in args.traces:
-        rows += _rows(path, args)
-    result["rows"] = merged(result["rows"], rows, KEY)
-    add_ratios(result["rows"])
-    ran = {"machine": machine(), "arguments": arguments, "seconds": time.time() - start}
     what = [*arguments["traces"], *args.drafters, *map(str, [*args.samples, *args.nodes])]
-    result.setdefault("runs", {})[" ".join(what)] = ran
+    start = time.time()
+    for path in args.traces:
+        for row in _rows(path, args):
+            result["rows"] = merged(result["rows"], [row], KEY)
+            ran = {"machine": machine(), "arguments": arguments, "seconds": time.time() - start}
+            result.setdefault("runs", {})[" ".join(what)] = ran
+            write(result, args.json)
+            print(text([row]), flush=True)
+    add_ratios(result["rows"])
     finish(result, args.json)
 
 
@@ -134,7 +138,7 @@ def _name(path: str) -> str:
     return Path(path).name.split(".jsonl")[0]
 
 
-def _rows(path: str, args) -> list[dict]:
+def _rows(path: str, args) -> Iterator[dict]:
     """Every drafter over one file, at every number of samples that it holds and every budget."""
     traces = list(read_traces(path))
     if args.without_top:
@@ -144,14 +148,11 @@ def _rows(path: str, args) -> list[dict]:
     # a datastore has the problems that are not replayed too
     others, traces = traces, traces[args.skip : stop]
     recorded = min(len(t.samples) for t in traces)
-    rows = []
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             for name in args.drafters:
                 found = run(name, traces, samples, nodes, args.share, args.seed, others)
-                rows.append({"trace": _name(path)} | summary(name, found, samples, nodes))
-                print(text(rows[-1:]), flush=True)
-    return rows
+                yield {"trace": _name(path)} | summary(name, found, samples, nodes)
 
 
 if __name__ == "__main__":
