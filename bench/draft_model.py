@@ -22,6 +22,7 @@ What is measured replaces its rows in an existing FILE. `--table FILE` prints it
 import argparse
 import json
 import time
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -49,12 +50,16 @@ def draft_of(name: str, engine, **options) -> csd.DraftModel:
     """first-N, bfloat16, int8 or rounded."""
     if name.startswith("first-"):
         return csd.DraftModel(engine.decoder, layers=int(name[6:]), **options)
+    return csd.DraftModel(copy_of(name), **options)
+
+
+@cache
+def copy_of(name: str) -> torch.nn.Module:
     model = read_model()
     if name == "bfloat16":
-        model = model.bfloat16()
-    else:
-        round_matrices(model, BITS[name])
-    return csd.DraftModel(model, **options)
+        return model.bfloat16()
+    round_matrices(model, BITS[name])
+    return model
 
 
 def drawn(engine, prompts: list, args, **options) -> dict:

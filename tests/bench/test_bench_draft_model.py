@@ -55,7 +55,7 @@ def test_copies_are_rounded_row_by_row(name, bits, monkeypatch):
     """A copy differs from the model by half a step of each row's scale at most, and does differ."""
     model = build("llama")
     monkeypatch.setattr(draft_model, "read_model", lambda: build("llama"))
-    copied = draft_model.draft_of(name, None).model
+    copied = draft_model.copy_of.__wrapped__(name)
     steps = 0.0
     for weight, rounded in zip(model.parameters(), copied.parameters(), strict=True):
         if weight.ndim == 2 and weight is not model.get_input_embeddings().weight:
@@ -67,6 +67,5 @@ def test_copies_are_rounded_row_by_row(name, bits, monkeypatch):
 
 def test_a_copy_in_bfloat16_is_one(monkeypatch):
     monkeypatch.setattr(draft_model, "read_model", lambda: build("llama"))
-    assert {w.dtype for w in draft_model.draft_of("bfloat16", None).model.parameters()} == {
-        torch.bfloat16
-    }
+    copied = draft_model.copy_of.__wrapped__("bfloat16")
+    assert {w.dtype for w in copied.parameters()} == {torch.bfloat16}
