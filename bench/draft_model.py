@@ -2,11 +2,11 @@
 
     python -m bench.draft_model [pool] [sequences] [--drafts first-20 rounded ...] [--json FILE]
 
-SmolLM2-135M-Instruct answers word problems in float32. It is drafted by its own first layers
-(first-N: N of its 30, below its last norm and head, which nobody has trained for that), by a copy
-in bfloat16, and by copies whose matrices are rounded, each row with a scale of its own: to 8 bits
-(int8) or 4 (rounded). Rounded weights are kept and multiplied in float32, so such a copy has the
-drafts of an integer one and not its speed.
+SmolLM2-135M-Instruct answers word problems, or another `--task`'s prompts, in float32. It is
+drafted by its own first layers (first-N: N of its 30, below its last norm and head, which nobody
+has trained for that), by a copy in bfloat16, and by copies whose matrices are rounded, each row
+with a scale of its own: to 8 bits (int8) or 4 (rounded). Rounded weights are kept and multiplied in
+float32, so such a copy has the drafts of an integer one and not its speed.
 
 pool       tau, tokens committed per sample and step, with `--nodes` drafted tokens a sample: the
            graph alone, the model alone, both in one pool. Samples are the same for all of them.
@@ -27,23 +27,31 @@ from pathlib import Path
 
 import torch
 
+import bench
 import csd
-from bench.common import finish, machine, markdown, merged
-from bench.replay_rows import interval
+from bench.common import finish, machine, merged
+from bench.draft_model_tables import WORDS, tables
 from bench.verify import chats
 from bench.verify_figures import read_model, round_matrices
 from bench.verify_tables import tau
 from csd.models.demo import smollm2_path
 
 PARTS = ("pool", "sequences")
+PROMPTS = Path(bench.__file__).parent / "prompts"
+TASKS = ("code", "writing", "commonsense", "medical")
 LENGTH = 5
 # verifier -> numbers of sequences
 RUNS = [("single", 1), *((v, k) for k in (2, 4) for v in ("canonical", "kseq", "recursive"))]
 HOT = 1.2
-# as papers of drafters report a drafter
-METRICS = ["accepted length", "acceptance", "nodes", "draft, ms"]
 # of copies whose matrices are rounded
 BITS = {"int8": 8, "rounded": 4}
+
+
+def prompts_of(args) -> list:
+    if args.task == WORDS:
+        return chats(args.prompts)
+    lines = (PROMPTS / f"{args.task}.jsonl").read_text().splitlines()[: args.prompts]
+    return [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
 
 
 def draft_of(name: str, engine, **options) -> csd.DraftModel:
@@ -81,7 +89,7 @@ def drawn(engine, prompts: list, args, **options) -> dict:
 
 
 def pool(engine, args) -> list[dict]:
-    rows, prompts = [], chats(args.prompts)
+    rows, prompts = [], prompts_of(args)
     budget = args.nodes * len(prompts) * args.samples
     options = dict(budget=budget, temperature=0.7)
     kinds: list[tuple] = [("consensus", None)]
@@ -92,13 +100,14 @@ def pool(engine, args) -> list[dict]:
         if changes is not None:
             drafter = draft_of(kind.split("+")[-1], engine, k=args.k, depth=LENGTH, **changes)
         found = drawn(engine, prompts, args, drafter=drafter, **options)
-        rows.append({"drafter": kind, "nodes a sample": args.nodes} | found)
+        row = {"task": args.task, "drafter": kind, "nodes a sample": args.nodes}
+        rows.append(row | found)
         print(kind, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s", flush=True)
     return rows
 
 
 def sequences(engine, args) -> list[dict]:
-    rows, prompts = [], chats(args.prompts)
+    rows, prompts = [], prompts_of(args)
     for name in args.drafts:
         runs = [(v, k, None) for v, k in RUNS]
         # drafts of another law than the target's, and two of different laws
@@ -111,60 +120,17 @@ def sequences(engine, args) -> list[dict]:
                 top_p=0.95, budget=k * LENGTH * len(prompts) * args.samples,
             )  # fmt: skip
             laws = {None: "one", HOT: f"all at {HOT}"}.get(heat, f"at {HOT} and 1.0")
-            row = {"draft": name, "verifier": verifier, "K": k, "laws": laws}
+            row = {"task": args.task, "draft": name, "verifier": verifier, "K": k, "laws": laws}
             rows.append(row | found)
             print(name, verifier, k, heat, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s",
                   flush=True)  # fmt: skip
     return rows
 
 
-def tables(result: dict) -> list[str]:
-    out = []
-    if "pool" in result:
-        base = next(r for r in result["pool"] if r["drafter"] == "consensus")
-        body = [
-            [r["drafter"], _with_interval(r), f"{tau(r) / tau(base):.2f}", *_metrics(r)]
-            for r in result["pool"]
-        ]
-        out.append(markdown(["drafter", "tau (95%)", "to the graph alone", *METRICS], body))
-    if "sequences" in result:
-        rows, body = result["sequences"], []
-        one = {r["draft"]: r for r in rows if r["verifier"] == "single" and r["laws"] == "one"}
-        for r in rows:
-            base = one[r["draft"]]
-            rate, model = (_rate(r, d) / _rate(base, d) for d in (True, False))
-            named = [r["draft"], r["verifier"], str(r["K"]), r["laws"]]
-            body.append([*named, _with_interval(r), *_metrics(r), f"{rate:.2f}", f"{model:.2f}"])
-        head = ["draft", "verifier", "K", "laws", "block efficiency (95%)", *METRICS]
-        head += ["token rate to single's", "without drafting"]
-        out.append(markdown(head, body))
-    return out
-
-
-def _metrics(row: dict) -> list[str]:
-    """Accepted drafts of a sample and step, their share of its nodes, these, and the milliseconds
-    of one sample's draft and of what the drafter keeps of it."""
-    steps = sum(row["steps"])
-    return [
-        f"{row['accepted'] / steps:.2f}", f"{row['accepted'] / max(row['nodes'], 1):.0%}",
-        f"{row['nodes'] / steps:.1f}", f"{1e3 * row['draft_seconds'] / steps:.1f}",
-    ]  # fmt: skip
-
-
-def _with_interval(row: dict) -> str:
-    """tau, with its 95% interval over problems."""
-    low, high = interval(lambda pick: tau(row, pick), len(row["steps"]))
-    return f"{tau(row):.2f} ({low:.2f} to {high:.2f})"
-
-
-def _rate(row: dict, drafting: bool) -> float:
-    """Tokens a second."""
-    return sum(row["tokens"]) / (row["seconds"] - (0 if drafting else row["draft_seconds"]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="part", help="pool, sequences; or both")
+    parser.add_argument("--task", default=WORDS, choices=[WORDS, *TASKS])
     parser.add_argument("--drafts", nargs="+", default=["first-20", "rounded"])
     parser.add_argument("--verifiers", nargs="+", default=sorted({v for v, _ in RUNS}))
     parser.add_argument("--prompts", type=int, default=4)
@@ -191,13 +157,16 @@ def main() -> None:
     arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
     ran = {"machine": machine(), "arguments": arguments}
     fields = {
-        "pool": ("drafter", "nodes a sample"),
-        "sequences": ("draft", "verifier", "K", "laws"),
+        "pool": ("task", "drafter", "nodes a sample"),
+        "sequences": ("task", "draft", "verifier", "K", "laws"),
     }
     for part in args.parts or PARTS:
         rows = {"pool": pool, "sequences": sequences}[part](engine, args)
-        result[part] = merged(result.get(part, []), rows, fields[part])
+        # the first rows were all of one task
+        old = [{"task": WORDS} | row for row in result.get(part, [])]
+        result[part] = merged(old, rows, fields[part])
         ways = args.drafts if part == "pool" else [*args.drafts, *args.verifiers]
+        ways = ways if args.task == WORDS else [args.task, *ways]
         result.setdefault("runs", {})[" ".join([part, *ways])] = ran
     finish(result, args.json)
 

@@ -27,7 +27,7 @@ def test_the_page_shows_what_was_measured():
 def test_every_run_commits_what_was_asked_for():
     model, tokenizer = toy()
     args = Namespace(
-        prompts=1, samples=2, tokens=12, nodes=4, k=2, drafts=["first-1"],
+        task="code", prompts=1, samples=2, tokens=12, nodes=4, k=2, drafts=["first-1"],
         verifiers=["single", "kseq", "recursive"],
     )  # fmt: skip
     with csd.Engine(model, tokenizer=tokenizer) as engine:
@@ -44,6 +44,7 @@ def test_every_run_commits_what_was_asked_for():
     for r in [*result["pool"], *result["sequences"]]:
         assert sum(r["tokens"]) >= sum(r["steps"]) > 0
         assert 0 < r["draft_seconds"] < r["seconds"]
+    assert {r["task"] for r in [*result["pool"], *result["sequences"]]} == {"code"}
     # same samples under match, whatever drafts
     assert len({tuple(r["tokens"]) for r in result["pool"]}) == 1
     pool, sequences = draft_model.tables(result)
