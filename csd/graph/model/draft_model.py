@@ -107,12 +107,12 @@ class DraftModel(Drafting):
         decoder = loaded.decoder
         if self.layers is not None:
             decoder = first_layers(decoder, self.layers)
-        net = ModelNetwork(decoder, loaded.dtype)
-        shape = dict(k=self.k, depth=self.depth, name=repr(self))
-        one = not isinstance(self.temperature, tuple)
-        if torch.device(device).type == "cuda" and one and not self.graph:
-            return DeviceModelDrafter(net, ops, device, temperature=self.temperature, **shape)
+        net, heat = ModelNetwork(decoder, loaded.dtype), self.temperature
+        if torch.device(device).type == "cuda" and not self.graph and not isinstance(heat, tuple):
+            return DeviceModelDrafter(
+                net, ops, device, k=self.k, depth=self.depth, temperature=heat, name=repr(self)
+            )
         return ModelDrafter(
-            net, ops, device, temperature=self.temperature,
-            graph=self._graph(ops, device, tokens, history), **shape,
+            net, ops, device, k=self.k, depth=self.depth, temperature=heat,
+            graph=self._graph(ops, device, tokens, history), name=repr(self),
         )  # fmt: skip
