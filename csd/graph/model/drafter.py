@@ -21,7 +21,7 @@ from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import Earlier
 from csd.graph.model.cache import Network, Scratch
-from csd.graph.model.host import HostSlots
+from csd.graph.model.host import HostSlots, take
 from csd.graph.model.laws import expected, laws
 from csd.graph.model.reader import Reader
 from csd.graph.model.reliability import MODEL, Levels, Reliability
@@ -149,7 +149,7 @@ class ModelDrafter(NetworkDrafter):
             at = [i for i, (s, _) in enumerate(front) if host.room[s] >= depth]
             if not at:
                 return
-            front, hidden = [front[i] for i in at], hidden[at]
+            front, hidden = [front[i] for i in at], take(hidden, at)
             slot = [s for s, _ in front]
             found = laws(self.net.logits(hidden), slot, slots, self.temperature)
             place = [host.generated[s] + depth - 1 for s in slot]
@@ -197,7 +197,7 @@ class ModelDrafter(NetworkDrafter):
                 parents.append(above)
         if not front:
             return [], hidden[:0]
-        return front, self.read_nodes(front, depth, hidden[parents])
+        return front, self.read_nodes(front, depth, take(hidden, parents))
 
     def read_nodes(
         self, front: list[tuple[int, int]], depth: int, hidden: torch.Tensor
