@@ -21,6 +21,7 @@ What is measured replaces its rows in an existing FILE. `--table FILE` prints it
 
 import argparse
 import json
+import os
 import time
 from functools import cache
 from pathlib import Path
@@ -85,6 +86,7 @@ def drawn(engine, prompts: list, args, **options) -> dict:
         "accepted": sum(o.stats.nodes_accepted for o in out),
         "seconds": seconds,
         "draft_seconds": phases["propose"] + phases["insert"],
+        "load": os.getloadavg()[0],
     }
 
 

@@ -6,8 +6,8 @@ Samples of a problem advance together; a step drafts at most `nodes` tokens a li
 the roots. tau is tokens committed per sample and step, with the 95% interval of a bootstrap over
 problems; the ratios to the best other drafters have their own, over the same problems. Beside it,
 as papers of drafters report: accepted drafted tokens per sample and step (length), their share of
-the drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds),
-which is without inserting.
+the drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds of
+the processor, which other programs change little), which is without inserting.
 
 What is replayed replaces its rows in an existing F, row by row, so a long run can be split by
 trace, drafter, samples and nodes, and what was cut short keeps what it had. `--table F` prints the
@@ -50,8 +50,8 @@ def run(name, traces, samples, nodes, share=False, seed=0, others=None) -> list[
         drafter = make(base, others or traces, trace.problem)
         if name == "consensus-counts":
             trace = Trace(trace.problem, trace.prompt, trace.samples, trace.temperature, None)
-        coupled = name not in ABLATIONS
-        out.append(replay(trace, drafter, samples, nodes, share=share, coupled=coupled, seed=seed))
+        options = dict(share=share, coupled=name not in ABLATIONS, seed=seed)
+        out.append(replay(trace, drafter, samples, nodes, clock=time.process_time, **options))
     return out
 
 
