@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +31,7 @@ import torch
 
 import bench
 import csd
-from bench.common import finish, machine, merged
+from bench.common import finish, machine, merged, write
 from bench.draft_model_tables import WORDS, tables
 from bench.verify import chats
 from bench.verify_figures import read_model, round_matrices
@@ -90,8 +91,8 @@ def drawn(engine, prompts: list, args, **options) -> dict:
     }
 
 
-def pool(engine, args) -> list[dict]:
-    rows, prompts = [], prompts_of(args)
+def pool(engine, args) -> Iterator[dict]:
+    prompts = prompts_of(args)
     budget = args.nodes * len(prompts) * args.samples
     options = dict(budget=budget, temperature=0.7)
     kinds: list[tuple] = [("consensus", None)]
@@ -102,19 +103,17 @@ def pool(engine, args) -> list[dict]:
         if changes is not None:
             drafter = draft_of(kind.split("+")[-1], engine, k=args.k, depth=LENGTH, **changes)
         found = drawn(engine, prompts, args, drafter=drafter, **options)
-        row = {"task": args.task, "drafter": kind, "nodes a sample": args.nodes}
-        rows.append(row | found)
-        print(kind, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s", flush=True)
-    return rows
+        yield {"task": args.task, "drafter": kind, "nodes a sample": args.nodes} | found
 
 
-def sequences(engine, args) -> list[dict]:
-    rows, prompts = [], prompts_of(args)
+def sequences(engine, args) -> Iterator[dict]:
+    prompts = prompts_of(args)
     for name in args.drafts:
         runs = [(v, k, None) for v, k in RUNS]
-        # drafts of another law than the target's, and two of different laws
-        runs += [("single", 1, HOT), *((v, 2, HOT) for v in ("canonical", "kseq", "recursive"))]
-        runs += [(v, 2, (HOT, 1.0)) for v in ("canonical", "recursive")]
+        if args.task == WORDS:
+            # drafts of another law than the target's, and two of different laws
+            runs += [(v, k, HOT) for v, k in RUNS if k < 4]
+            runs += [(v, 2, (HOT, 1.0)) for v in ("canonical", "recursive")]
         for verifier, k, heat in [r for r in runs if r[0] in args.verifiers]:
             drafter = draft_of(name, engine, k=k, depth=LENGTH, temperature=heat)
             found = drawn(
@@ -123,10 +122,7 @@ def sequences(engine, args) -> list[dict]:
             )  # fmt: skip
             laws = {None: "one", HOT: f"all at {HOT}"}.get(heat, f"at {HOT} and 1.0")
             row = {"task": args.task, "draft": name, "verifier": verifier, "K": k, "laws": laws}
-            rows.append(row | found)
-            print(name, verifier, k, heat, f"tau {tau(rows[-1]):.3f} {found['seconds']:.0f} s",
-                  flush=True)  # fmt: skip
-    return rows
+            yield row | found
 
 
 def main() -> None:
@@ -163,13 +159,16 @@ def main() -> None:
         "sequences": ("task", "draft", "verifier", "K", "laws"),
     }
     for part in args.parts or PARTS:
-        rows = {"pool": pool, "sequences": sequences}[part](engine, args)
-        # the first rows were all of one task
-        old = [{"task": WORDS} | row for row in result.get(part, [])]
-        result[part] = merged(old, rows, fields[part])
         ways = args.drafts if part == "pool" else [*args.drafts, *args.verifiers]
         ways = ways if args.task == WORDS else [args.task, *ways]
         result.setdefault("runs", {})[" ".join([part, *ways])] = ran
+        # the first rows were all of one task
+        result[part] = [{"task": WORDS} | row for row in result.get(part, [])]
+        for row in {"pool": pool, "sequences": sequences}[part](engine, args):
+            result[part] = merged(result[part], [row], fields[part])
+            write(result, args.json)
+            named = [str(row[name]) for name in fields[part]]
+            print(*named, f"tau {tau(row):.3f} {row['seconds']:.0f} s", flush=True)
     finish(result, args.json)
 
 
