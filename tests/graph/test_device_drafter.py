@@ -1,5 +1,7 @@
 """A draft model whose steps never read the device: the host drafter's trees, in fixed shapes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from checkpoints import build
@@ -53,6 +55,19 @@ def test_trees_are_the_host_drafters(family, k, depth, budget):
     assert host.stats.nodes_proposed > 0
     assert drafts(host) == drafts(device)
     assert host.tokens == device.tokens
+
+
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+def test_a_draft_model_of_a_shorter_context(device):
+    """Its tables of positions end before the sample does."""
+    config = replace(CONFIG, context=20)
+    small = random_model(config, dtype=torch.float64, seed=1)
+    make = on_device(small, k=2, depth=4)[device]
+    asked = dict(num_samples=3, max_new_tokens=30, seed=1, temperature=1.0)
+    with csd.Engine(random_model(CONFIG, dtype=torch.float64), max_slots=2) as e:
+        out = e.generate([5, 17, 3], drafter=make, budget=20, **asked)
+        assert out.tokens == e.generate([5, 17, 3], speculate=False, **asked).tokens
+        assert out.stats.nodes_proposed > 0
 
 
 @pytest.mark.parametrize("pause", [1, 2, 9])
