@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.replay import main, run, summary
-from bench.replay_rows import add_ratios, tables, text
+from bench.replay_rows import add_ratios, metrics, tables, text
 from csd.traces.traces import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +57,19 @@ def test_the_pages_show_what_was_replayed():
     for trace in {r["trace"] for r in rows}:
         have = {r["drafter"] for r in rows if r["trace"] == trace}
         assert {"consensus", "paper", "paper-tree", "prompt-lookup", "rest"} <= have
+
+
+def test_the_table_of_samples_that_copy_is_of_its_files():
+    files = ("replay_copying", "replay_deeper")
+    rows = [
+        r for name in files
+        for r in json.loads((ROOT / f"bench/results/{name}.json").read_text())["rows"]
+        if r["nodes"] == 16 and (r["samples"] == 8 or "classeval" in r["trace"])
+    ]  # fmt: skip
+    page = (ROOT / "docs/experiments.md").read_text()
+    for drafter in ("suffix-tree", "trie-prompt", "consensus"):
+        cells = [metrics(r) for r in rows if r["drafter"] == drafter]
+        assert len(cells) == 4 and f"| {drafter} | {' | '.join(cells)} |" in page
 
 
 def test_ratios_are_over_the_same_problems_and_by_who_published():
