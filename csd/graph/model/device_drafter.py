@@ -9,7 +9,8 @@ import torch
 
 from csd.graph.drafter import StaticDrafter
 from csd.graph.model.cache import MOST_ROWS, Network
-from csd.graph.model.device_cache import DeviceCache, Order
+from csd.graph.model.device_cache import DeviceCache
+from csd.graph.model.device_order import Order
 from csd.graph.model.device_pool import Drafted, pool_of_drafted
 from csd.graph.model.drafter import NetworkDrafter
 from csd.graph.model.laws import expected_tensors, law_tensors

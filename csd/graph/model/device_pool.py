@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from csd.graph.model.device_cache import Order
+from csd.graph.model.device_order import Order
 from csd.state.pool import COST_ONE, MAX_NODES, MODEL, Pool, head_starts, roots
 from csd.state.slots import Slots
 
