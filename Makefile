@@ -57,7 +57,8 @@ test-vllm: .venv-vllm/.installed
 	touch $@
 
 KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise exact_tree gated_linear joined \
-	graph_insert_triton merge_partials observe row_linear snapshot suffix_match layered_dag tree_attention verify
+	graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
+	tree_attention verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 COMPILED := ptx_machine $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \

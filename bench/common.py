@@ -79,6 +79,18 @@ def _cell(x) -> str:
     return f"{x:.3g}" if isinstance(x, float) else str(x)
 
 
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table as the documentation has it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[dict]:
+    """Rows of both; a new one replaces an old one that agrees in `fields`."""
+    named = {tuple(r[f] for f in fields): r for r in [*old, *new]}
+    return list(named.values())
+
+
 def finish(result: dict, path: str | Path | None = None) -> None:
     """Print the result as one JSON object on the last line, and write it to `path`."""
     print(json.dumps(write(result, path)))

@@ -8,27 +8,32 @@ replaced. They are put into the drafter up to a history's length; then steps are
 `--nodes` drafted nodes over all samples. At a `--temperature` above 0 the graph's estimates are
 coupled to the noise that will decide, as where samples are drawn. `consensus` runs its CPU
 references, whole: look-up, trees, pool, insertion. Of the others only the calls of their own are
-timed (`draft` and `extend` of each sample), not the pool that is made of them: `suffix`,
-SuffixDecoding in C++, where arctic-inference is installed, and the source paper's drafter, whose
-search reads all texts.
+timed (`draft` and `extend` of each sample), not the pool that is made of them: `suffix-tree`,
+SuffixDecoding in C++, where arctic-inference is installed; the source paper's drafter on the host,
+to the letter and with k shrinking, whose search reads all texts; prompt lookup; and REST, whose
+datastore has as many tokens as the samples.
 
 Beside the graph's time stand the contexts that an insertion touches and the successors that these
 hold, which it merges with the new ones: at most `--successors` a context, fewer while history is
-short.
+short. What is measured replaces its rows in an existing F.
 """
 
 import argparse
+import json
 import random
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
-from bench.common import finish, table
+from bench.common import finish, merged, table
 from csd.evaluate.replay import Recording
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.make_drafter import make_drafter
-from csd.graph.rivals.host_drafter import Tree
+from csd.graph.rivals.host_drafter import HostDrafter, Tree
+from csd.graph.rivals.paper import Paper
+from csd.graph.rivals.rest import Datastore, Rest
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig, Table
@@ -40,14 +45,14 @@ NODES = 256  # the default
 VOCAB, TEXTS, LENGTH, CHANGED = 32000, 8, 512, 0.03
 # tokens that are left for the timed steps
 SPARE = 200
-# the paper's drafter takes seconds a step beyond
-PAPER_SAMPLES = 16
-DRAFTERS = ("consensus", "suffix-tree", "paper-shrinking")
+# beyond, the paper's drafter takes seconds a step, and REST's datastore a minute to be made
+FEW = {"paper": 16, "paper-shrinking": 16, "rest": 16}
+DRAFTERS = ("consensus", "suffix-tree", "paper", "paper-shrinking", "prompt-lookup", "rest")
 
 
-def synthetic(samples: int, length: int) -> Trace:
+def synthetic(samples: int, length: int, seed: int = 0) -> Trace:
     """Samples that agree in places, of `length` tokens."""
-    rng = random.Random(samples)
+    rng = random.Random(samples + 1000 * seed)
     texts = [[rng.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(TEXTS)]
     drawn = []
     for _ in range(samples):
@@ -141,7 +146,7 @@ def host(
     name: str, trace: Trace, histories: list[int], steps: int, total: int = NODES
 ) -> list[dict]:
     """Rows of a drafter of Python lists: `draft` and `extend` of every sample, nothing else."""
-    drafter = make_drafter(name, None, None)
+    drafter = _made(name, trace)
     group = drafter.open(trace.prompt)
     at = 0
     rows = []
@@ -166,6 +171,15 @@ def host(
             at += 2
         rows.append(row(name, trace, history, found))
     return rows
+
+
+def _made(name: str, trace: Trace) -> HostDrafter:
+    if name == "paper":
+        return Paper()
+    if name == "rest":
+        others = synthetic(len(trace.samples), max(map(len, trace.samples)), seed=1)
+        return Rest(Datastore(others.samples))
+    return make_drafter(name, None, None)
 
 
 def row(name: str, trace: Trace, history: int, found: list[tuple]) -> dict:
@@ -194,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="of the graph's slots")
     parser.add_argument("--successors", type=int, default=GraphConfig().successors)
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=DRAFTERS)
-    parser.add_argument("--json")
+    parser.add_argument("--json", help="write here, and keep what is there of other rows")
     args = parser.parse_args(argv)
     config = GraphConfig(successors=args.successors)
     torch.set_num_threads(1)
@@ -208,7 +222,7 @@ def main(argv: list[str] | None = None) -> None:
         for name in args.drafters:
             if name == "consensus":
                 continue
-            if name == "paper-shrinking" and samples > PAPER_SAMPLES:
+            if samples > FEW.get(name, samples):
                 continue
             try:
                 rows += host(name, trace, sorted(args.history), args.steps, args.nodes)
@@ -216,6 +230,10 @@ def main(argv: list[str] | None = None) -> None:
                 if str(error) not in left_out:
                     left_out.append(str(error))
     print(table(rows))
+    old = []
+    if args.json and Path(args.json).exists():
+        old = json.loads(Path(args.json).read_text())["rows"]
+    rows = merged(old, rows, ("drafter", "N", "history"))
     result = {
         "bench": "drafter_cost", "nodes": args.nodes, "temperature": args.temperature,
         "left out": left_out, "rows": rows,

@@ -4,21 +4,26 @@ python -m bench.replay TRACES --drafters consensus prompt-lookup --samples 8 --n
 
 Samples of a problem advance together; a step drafts at most `nodes` tokens a live sample, without
 the roots. tau is tokens committed per sample and step, with the 95% interval of a bootstrap over
-problems; the ratio to the best other drafter has its own, over the same problems. Beside it, as
-papers of drafters report: accepted drafted tokens per sample and step (length), their share of the
-drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds), which
-is without inserting.
+problems; the ratios to the best other drafters have their own, over the same problems. Beside it,
+as papers of drafters report: accepted drafted tokens per sample and step (length), their share of
+the drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds of
+the processor, which other programs change little), which is without inserting.
+
+What is replayed replaces its rows in an existing F, row by row, so a long run can be split by
+trace, drafter, samples and nodes, and what was cut short keeps what it had. `--table F` prints the
+tables of such a file instead.
 """
 
 import argparse
-import random
+import json
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from bench.common import finish, write
+from bench.common import finish, machine, merged, write
+from bench.replay_rows import KEY, add_ratios, interval, tables, text
 from bench.rivals import RIVALS, make_rival
 from csd.engine.draft_trees import SOURCES
 from csd.evaluate.replay import Replayed, replay
@@ -45,20 +50,13 @@ def run(name, traces, samples, nodes, share=False, seed=0, others=None) -> list[
         drafter = make(base, others or traces, trace.problem)
         if name == "consensus-counts":
             trace = Trace(trace.problem, trace.prompt, trace.samples, trace.temperature, None)
-        coupled = name not in ABLATIONS
-        out.append(replay(trace, drafter, samples, nodes, share=share, coupled=coupled, seed=seed))
+        options = dict(share=share, coupled=name not in ABLATIONS, seed=seed)
+        out.append(replay(trace, drafter, samples, nodes, clock=time.process_time, **options))
     return out
 
 
 def tau(results: list[Replayed]) -> float:
     return sum(r.tokens for r in results) / sum(r.sample_steps for r in results)
-
-
-def interval(statistic, count: int, draws: int = 2000) -> tuple[float, float]:
-    """95% bootstrap interval of statistic(list of problem indices)."""
-    rng = random.Random(0)
-    found = sorted(statistic(rng.choices(range(count), k=count)) for _ in range(draws))
-    return found[int(0.025 * draws)], found[int(0.975 * draws)]
 
 
 def summary(name: str, results: list[Replayed], samples: int, nodes: int) -> dict:
@@ -83,49 +81,16 @@ def summary(name: str, results: list[Replayed], samples: int, nodes: int) -> dic
         "plain_makespan": total("plain_steps"),
         "sources": dict(zip(("target", *SOURCES[1:]), sources, strict=True)),
         "problems": len(results),
+        "by_problem": {
+            field: [getattr(r, field) for r in results]
+            for field in ("problem", "tokens", "sample_steps")
+        },
     }
 
 
-def against(ours: list[Replayed], others: dict[str, list[Replayed]]) -> dict:
-    """tau of `ours` over that of the best other drafter."""
-    best = max(others, key=lambda name: tau(others[name]))
-    theirs = others[best]
-
-    def ratio(pick):
-        return tau([ours[i] for i in pick]) / tau([theirs[i] for i in pick])
-
-    return {
-        "best_other": best,
-        "ratio": ratio(range(len(ours))),
-        "ratio_interval": interval(ratio, len(ours)),
-    }
-
-
-def table(rows: list[dict]) -> str:
-    lines = [
-        f"{'trace':28} {'drafter':20} {'N':>3} {'K':>3} {'tau':>6} {'95%':>13} {'nodes':>6} "
-        f"{'length':>6} {'accept':>6} {'draft':>7} "
-        f"{'us/step':>8} {'steps':>6} {'own':>5} {'sibl':>5} {'prom':>5}  ratio to best other"
-    ]
-    for r in rows:
-        low, high = r["interval"]
-        line = (
-            f"{r['trace'][:28]:28} {r['drafter']:20} {r['samples']:3} {r['nodes']:3} "
-            f"{r['tau']:6.3f} {low:6.3f}-{high:6.3f} {r['nodes_used']:6.2f} "
-            f"{r['accepted_length']:6.3f} {r['acceptance']:6.1%} {r['draft_microseconds']:7.0f} "
-            f"{r['microseconds']:8.0f} {r['makespan']:6}"
-            + "".join(f" {r['sources'][s]:5.2f}" for s in ("own", "sibling", "prompt"))
-        )
-        if "ratio" in r:
-            low, high = r["ratio_interval"]
-            line += f"  {r['ratio']:.3f} ({low:.3f}-{high:.3f}) {r['best_other']}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("traces", nargs="+")
+    parser.add_argument("traces", nargs="*")
     parser.add_argument(
         "--drafters",
         nargs="+",
@@ -142,40 +107,52 @@ def main() -> None:
     )
     parser.add_argument("--without-top", action="store_true", help="ignore recorded probabilities")
     parser.add_argument("--seed", type=int, default=0, help="of the posterior noise")
-    parser.add_argument("--json")
-    args = parser.parse_args()
+    parser.add_argument("--json", help="write here, and keep what is there of other rows")
+    parser.add_argument("--table", metavar="FILE", help="print this file's tables instead")
+    args = parser.parse_args(argv)
+    if args.table:
+        print("\n\n".join(tables(json.loads(Path(args.table).read_text())["rows"])))
+        return
+    if not args.traces:
+        parser.error("give a file of traces, or --table FILE")
     torch.set_num_threads(1)
-    rows, start = [], time.time()
+    result: dict = {"bench": "replay", "runs": {}, "rows": []}
+    if args.json and Path(args.json).exists():
+        result = json.loads(Path(args.json).read_text())
+    arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
+    arguments["traces"] = [_name(path) for path in args.traces]
+    what = [*arguments["traces"], *args.drafters, *map(str, [*args.samples, *args.nodes])]
+    start = time.time()
     for path in args.traces:
-        traces = list(read_traces(path))
-        if args.without_top:
-            for trace in traces:
-                trace.top = None
-        stop = None if args.problems is None else args.skip + args.problems
-        # a datastore has the problems that are not replayed too
-        others, traces = traces, traces[args.skip : stop]
-        recorded = min(len(t.samples) for t in traces)
-        for samples in args.samples:
-            if samples > recorded:
-                continue
-            for nodes in args.nodes:
-                found = {
-                    name: run(name, traces, samples, nodes, args.share, args.seed, others)
-                    for name in args.drafters
-                }
-                rivals = {n: r for n, r in found.items() if not n.startswith("consensus")}
-                for name, results in found.items():
-                    row = {"trace": Path(path).stem} | summary(name, results, samples, nodes)
-                    if name == "consensus" and rivals:
-                        row |= against(results, rivals)
-                    row["by_problem"] = [asdict(r) | {"rows": len(r.rows)} for r in results]
-                    rows.append(row)
-                print(table(rows[-len(found) :]), flush=True)
-    result = {"share": args.share, "seed": args.seed, "seconds": time.time() - start}
-    write(result | {"rows": rows}, args.json, indent=1)
-    for row in rows:
-        del row["by_problem"]
-    finish(result | {"rows": rows})
+        for row in _rows(path, args):
+            result["rows"] = merged(result["rows"], [row], KEY)
+            ran = {"machine": machine(), "arguments": arguments, "seconds": time.time() - start}
+            result.setdefault("runs", {})[" ".join(what)] = ran
+            write(result, args.json)
+            print(text([row]), flush=True)
+    add_ratios(result["rows"])
+    finish(result, args.json)
+
+
+def _name(path: str) -> str:
+    return Path(path).name.split(".jsonl")[0]
+
+
+def _rows(path: str, args) -> Iterator[dict]:
+    """Every drafter over one file, at every number of samples that it holds and every budget."""
+    traces = list(read_traces(path))
+    if args.without_top:
+        for trace in traces:
+            trace.top = None
+    stop = None if args.problems is None else args.skip + args.problems
+    # a datastore has the problems that are not replayed too
+    others, traces = traces, traces[args.skip : stop]
+    recorded = min(len(t.samples) for t in traces)
+    for samples in (n for n in args.samples if n <= recorded):
+        for nodes in args.nodes:
+            for name in args.drafters:
+                found = run(name, traces, samples, nodes, args.share, args.seed, others)
+                yield {"trace": _name(path)} | summary(name, found, samples, nodes)
 
 
 if __name__ == "__main__":

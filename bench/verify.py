@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 
 import csd
-from bench.common import finish, machine, table
+from bench.common import finish, machine, merged, table
 from bench.cpu import PROBLEMS
 from bench.verify_drawing import draw
 from bench.verify_drawing import tables as figure_tables
@@ -165,12 +165,6 @@ def times(rows: int = 16, repeats: int = 9) -> list[dict]:
             out.append(row)
     print(table(out), flush=True)
     return out
-
-
-def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[dict]:
-    """Rows of both; a new one replaces an old one that agrees in `fields`."""
-    named = {tuple(r[f] for f in fields): r for r in [*old, *new]}
-    return list(named.values())
 
 
 def measure(args, result: dict) -> None:

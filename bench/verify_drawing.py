@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bench.common import markdown
 from bench.verify_figures import DRAFTS, FIXED, PLOTTED, REGION_DRAFTS, fewest, simplex
 
 COLOURS = {2: "#08519c", 3: "#3182bd", 4: "#6baed6", 8: "#bdd7e7"}
@@ -14,11 +15,6 @@ NAMES = {
 }
 SWEPT = {"alphabet": "alphabet, s = 5", "s": "s, alphabet 40"}
 CORNERS = {"a": (-0.05, -0.05), "b": (1.02, -0.05), "c": (0.48, 0.89)}
-
-
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _share(x: float) -> str:
@@ -50,10 +46,10 @@ def tables(result: dict) -> list[str]:
         for row in result["truncation"]
     ]
     return [
-        _markdown(["moves", "the other is", *(f"K = {k}" for k in REGION_DRAFTS)], regions),
-        _markdown(["K = 2 / 4 / 8", *heads], same),
-        _markdown(["K = 2", *heads], other),
-        _markdown(["swept", "value", "K = 2", "K = 4"], cut),
+        markdown(["moves", "the other is", *(f"K = {k}" for k in REGION_DRAFTS)], regions),
+        markdown(["K = 2 / 4 / 8", *heads], same),
+        markdown(["K = 2", *heads], other),
+        markdown(["swept", "value", "K = 2", "K = 4"], cut),
     ]
 
 

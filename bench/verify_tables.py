@@ -2,7 +2,8 @@
 
 from itertools import pairwise
 
-from bench.replay import interval
+from bench.common import markdown
+from bench.replay_rows import interval
 
 DRAFTS = (2, 4, 8)
 # what the paper orders
@@ -35,11 +36,6 @@ def tables(result: dict) -> list[str]:
     if {"acceptance", "trees", "time"} <= set(result):
         out.insert(0, _choice(result))
     return out
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _three(row: dict, unit: str = "") -> list[float]:

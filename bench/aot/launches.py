@@ -12,6 +12,7 @@ import torch
 from bench.aot.shape import Shape
 from bench.graphs import DEEP, SHALLOW
 from csd.graph.consensus import WITH_HISTORY
+from csd.graph.model.laws import CANDIDATES
 from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, exact_triton, triton
@@ -19,6 +20,7 @@ from csd.kernels.rms_norm import rms_norm_triton
 from csd.kernels.rotary import rotary_triton
 from csd.kernels.rotate import rotate_triton
 from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
+from csd.kernels.sample_words import sample_words_triton
 from csd.kernels.suffix_match import suffix_match_triton
 from csd.kernels.swiglu import silu_mul_triton
 from csd.state.context_table import GraphConfig, Table
@@ -46,6 +48,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("with history", lambda: graph_step(ops, model, GraphConfig(**WITH_HISTORY))),
         ("chain", lambda: layered_step(model, DagConfig())),
         ("tree", lambda: layered_step(model, DagConfig(tree=True))),
+        ("", lambda: draft_model_words(model)),
         ("", lambda: layer(ops, model, PAGES)),
         ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
         ("", lambda: layer(exact_triton(), model, PAGES)),
@@ -113,6 +116,14 @@ def layered_step(model: _Model, config: DagConfig) -> None:
     texts = Texts.empty(SLOTS, TOKENS, config.k, META)
     sizes = config.k, config.edits, config.candidates, config.tokens
     layered_dag_triton(suffix_match_triton(texts, slots, *sizes), slots, ROWS, config)
+
+
+def draft_model_words(model: _Model) -> None:
+    """What `drafter=csd.DraftModel(..)` launches beside the draft model's own layers."""
+    slots = Slots.empty(SLOTS, model.shape.vocab, TOKENS, 1, device=META)
+    slot, place = (model.empty(ROWS, dtype=torch.int32) for _ in range(2))
+    token = model.empty(ROWS, CANDIDATES, dtype=torch.int32)
+    sample_words_triton(slots.key, slots.sample, slot, place, token)
 
 
 def products(model: _Model, split: bool, bias: bool = False) -> None:

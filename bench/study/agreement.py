@@ -9,7 +9,7 @@ from bench.study.record import TEMPERATURES
 from csd.evaluate.replay import replay
 from csd.traces.traces import Trace
 
-DRAFTERS = ("consensus", "paper-shrinking-tree", "trie-prompt", "prompt-lookup")
+DRAFTERS = ("consensus", "paper", "paper-shrinking-tree", "rest", "trie-prompt", "prompt-lookup")
 SAMPLES, NODES = 8, 8
 
 

@@ -10,7 +10,10 @@ from bench.study.box import Box
 from bench.study.measure import figures, likeness, mean, replayed
 from bench.study.record import TASKS
 
-DRAFTERS = ("consensus", "consensus-counts", "paper-shrinking-tree", "trie-prompt", "prompt-lookup")
+DRAFTERS = (
+    "consensus", "consensus-counts", "paper", "paper-shrinking-tree", "rest", "trie-prompt",
+    "prompt-lookup",
+)  # fmt: skip
 SETS = [(task, 0.7) for task in TASKS] + [("writing", 1.3)]
 SAMPLES = 8
 

@@ -4,8 +4,13 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
+import torch
+from checkpoints import build
+
 import csd
 from bench import draft_model
+from bench.draft_model_tables import WORDS
 from csd.models.demo import toy
 
 ROOT = Path(__file__).parents[2]
@@ -20,26 +25,50 @@ def test_the_page_shows_what_was_measured():
         assert table in shown
 
 
-def test_every_run_commits_what_was_asked_for():
+@pytest.mark.parametrize("task", [WORDS, "code"])
+def test_every_run_commits_what_was_asked_for(task):
     model, tokenizer = toy()
     args = Namespace(
-        prompts=1, samples=2, tokens=12, nodes=4, k=2, drafts=["first-1"],
+        task=task, prompts=1, samples=2, tokens=12, nodes=4, k=2, drafts=["first-1"],
         verifiers=["single", "kseq", "recursive"],
     )  # fmt: skip
     with csd.Engine(model, tokenizer=tokenizer) as engine:
         parts = {"pool": draft_model.pool, "sequences": draft_model.sequences}
-        result = {name: measure(engine, args) for name, measure in parts.items()}
+        result = {name: list(measure(engine, args)) for name, measure in parts.items()}
     kinds = [r["drafter"] for r in result["pool"]]
     assert kinds == ["consensus", "first-1", "consensus+first-1"]
     ran = [(r["verifier"], r["K"], r["laws"]) for r in result["sequences"]]
     assert ran == [
         ("single", 1, "one"), ("kseq", 2, "one"), ("recursive", 2, "one"), ("kseq", 4, "one"),
-        ("recursive", 4, "one"), ("recursive", 2, "at 1.2 and 1.0"),
-    ]  # fmt: skip
+        ("recursive", 4, "one"), ("single", 1, "all at 1.2"), ("kseq", 2, "all at 1.2"),
+        ("recursive", 2, "all at 1.2"), ("recursive", 2, "at 1.2 and 1.0"),
+    ][: 9 if task == WORDS else 5]  # fmt: skip
     for r in [*result["pool"], *result["sequences"]]:
         assert sum(r["tokens"]) >= sum(r["steps"]) > 0
         assert 0 < r["draft_seconds"] < r["seconds"]
+    assert {r["task"] for r in [*result["pool"], *result["sequences"]]} == {task}
     # same samples under match, whatever drafts
     assert len({tuple(r["tokens"]) for r in result["pool"]}) == 1
     pool, sequences = draft_model.tables(result)
-    assert pool.count("\n") == 4 and sequences.count("\n") == 7
+    assert pool.count("\n") == 4 and sequences.count("\n") == 1 + len(ran)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("rounded", 4)])
+def test_copies_are_rounded_row_by_row(name, bits, monkeypatch):
+    """A copy differs from the model by half a step of each row's scale at most, and does differ."""
+    model = build("llama")
+    monkeypatch.setattr(draft_model, "read_model", lambda: build("llama"))
+    copied = draft_model.copy_of.__wrapped__(name)
+    steps = 0.0
+    for weight, rounded in zip(model.parameters(), copied.parameters(), strict=True):
+        if weight.ndim == 2 and weight is not model.get_input_embeddings().weight:
+            step = weight.detach().abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+            off = ((weight - rounded).detach().abs() / step).max()
+            steps = max(steps, float(off))
+    assert 0.4 < steps < 0.5001
+
+
+def test_a_copy_in_bfloat16_is_one(monkeypatch):
+    monkeypatch.setattr(draft_model, "read_model", lambda: build("llama"))
+    copied = draft_model.copy_of.__wrapped__("bfloat16")
+    assert {w.dtype for w in copied.parameters()} == {torch.bfloat16}

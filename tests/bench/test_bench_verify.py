@@ -8,7 +8,8 @@ import torch
 from scripted import LastToken, engine
 from verify_cases import EVERY, enumerate_law, laws
 
-from bench.verify import acceptance, main, merged, without_replacement
+from bench.common import merged
+from bench.verify import acceptance, main, without_replacement
 from bench.verify_pairs import Pairs, record
 from bench.verify_tables import plot, tables
 from csd.verify import optimal_acceptance

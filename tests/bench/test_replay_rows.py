@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay import run, summary, table
+from bench.replay import main, run, summary
+from bench.replay_rows import add_ratios, metrics, tables, text
 from csd.traces.traces import Trace
 
 ROOT = Path(__file__).parents[2]
+REPLAY = ROOT / "bench/results/replay.json"
 
 
 def test_a_row_has_the_metrics_that_papers_of_drafters_report():
     """Two samples that say the same: the later steps of each are drafted by the other."""
-    text = [[5, 6, 7, 8] * 5, [9, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6]]
-    traces = [Trace(i, [1, 2, 3, 4], text, 0.7, None) for i in range(2)]
+    said = [[5, 6, 7, 8] * 5, [9, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6]]
+    traces = [Trace(i, [1, 2, 3, 4], said, 0.7, None) for i in range(2)]
     results = run("paper", traces, 2, 8)
     row = summary("paper", results, 2, 8)
     accepted = sum(sum(r.sources[1:]) for r in results)
@@ -27,13 +29,13 @@ def test_a_row_has_the_metrics_that_papers_of_drafters_report():
     assert row["draft_microseconds"] * steps / 1e6 == pytest.approx(
         sum(r.propose_seconds for r in results)
     )
-    printed = table([{"trace": "t"} | row]).splitlines()
+    printed = text([{"trace": "t"} | row]).splitlines()
     assert f"{row['accepted_length']:.3f}" in printed[1] and "accept" in printed[0]
 
 
 def test_a_datastore_has_the_problems_that_are_not_replayed():
     texts = [[[5, 6, 7, 8] * 5], [[5, 6, 7, 8] * 6]]
-    traces = [Trace(i, [1, 2, 3, 4], text, 0.7, None) for i, text in enumerate(texts)]
+    traces = [Trace(i, [1, 2, 3, 4], said, 0.7, None) for i, said in enumerate(texts)]
     (alone,) = run("rest", traces[:1], 1, 8)
     (beside,) = run("rest", traces[:1], 1, 8, others=traces)
     assert alone.nodes == 0 and alone.tau == 1
@@ -43,29 +45,84 @@ def test_a_datastore_has_the_problems_that_are_not_replayed():
     assert own.nodes == 0
 
 
-def test_the_page_shows_the_rows_of_the_file():
-    rows = json.loads((ROOT / "bench/results/replay_metrics.json").read_text())["rows"]
+def test_the_pages_show_what_was_replayed():
+    """`python -m bench.replay --table bench/results/replay.json`, table by table."""
+    rows = json.loads(REPLAY.read_text())["rows"]
     page = (ROOT / "docs/experiments.md").read_text()
-    assert {"paper", "paper-tree", "rest"} <= {row["drafter"] for row in rows}
-    for drafter in dict.fromkeys(row["drafter"] for row in rows):
-        cells = [
-            f"{r['tau']:.2f} / {r['accepted_length']:.2f} / {r['acceptance']:.1%} / "
-            f"{r['nodes_used']:.1f} / {r['draft_microseconds']:.0f}"
-            for r in rows
-            if r["drafter"] == drafter
-        ]
-        assert f"| {drafter} | {' | '.join(cells)} |" in page
+    found = tables(rows)
+    # a table a trace, and the ratios
+    assert len(found) == 1 + len({r["trace"] for r in rows})
+    for table in found:
+        assert table in page
+    for trace in {r["trace"] for r in rows}:
+        have = {r["drafter"] for r in rows if r["trace"] == trace}
+        assert {"consensus", "paper", "paper-tree", "prompt-lookup", "rest"} <= have
+
+
+def test_the_table_of_samples_that_copy_is_of_its_files():
+    files = ("replay_copying", "replay_deeper")
+    rows = [
+        r for name in files
+        for r in json.loads((ROOT / f"bench/results/{name}.json").read_text())["rows"]
+        if r["nodes"] == 16 and (r["samples"] == 8 or "classeval" in r["trace"])
+    ]  # fmt: skip
+    page = (ROOT / "docs/experiments.md").read_text()
+    for drafter in ("suffix-tree", "trie-prompt", "consensus"):
+        cells = [metrics(r) for r in rows if r["drafter"] == drafter]
+        assert len(cells) == 4 and f"| {drafter} | {' | '.join(cells)} |" in page
+
+
+def test_ratios_are_over_the_same_problems_and_by_who_published():
+    def row(drafter, tokens, problems=(1, 2), nodes=8):
+        return {
+            "trace": "t", "samples": 2, "nodes": nodes, "drafter": drafter,
+            "tau": sum(tokens) / 20,
+            "by_problem": {"problem": [*problems], "tokens": tokens, "sample_steps": [10, 10]},
+        }  # fmt: skip
+
+    ours = row("consensus", [30, 30])
+    rows = [
+        ours, row("rest", [20, 10]), row("trie-prompt", [20, 20]),
+        row("consensus-counts", [40, 40]), row("suffix", [50, 50], problems=(3, 4)),
+        row("trie", [60, 60], nodes=4),
+    ]  # fmt: skip
+    add_ratios(rows)
+    assert (ours["best_published"], ours["ratio_published"]) == ("rest", 2.0)
+    assert ours["ratio_published_interval"] == (1.5, 3.0)
+    assert (ours["best_any"], ours["ratio_any"]) == ("trie-prompt", 1.5)
+    assert ours["ratio_any_interval"] == (1.5, 1.5)
+    assert not any("ratio_any" in r for r in rows[1:])
+
+
+def test_what_is_replayed_replaces_its_rows(tmp_path, capsys):
+    traces, out = tmp_path / "few.jsonl", str(tmp_path / "out.json")
+    lines = [
+        {"problem": i, "prompt_ids": [1, 2], "samples": [[5, 6, 7, 8] * 4] * 2, "temperature": 0.7}
+        for i in range(2)
+    ]
+    traces.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    asked = [str(traces), "--samples", "2", "--nodes", "4", "--json", out, "--drafters"]
+    main([*asked, "prompt-lookup", "rest"])
+    main([*asked, "consensus", "rest"])
+    found = json.loads(Path(out).read_text())
+    assert [r["drafter"] for r in found["rows"]] == ["prompt-lookup", "rest", "consensus"]
+    assert found["rows"][2]["ratio_published"] > 0 and found["machine"]["cpu"]
+    assert [run["arguments"]["drafters"] for run in found["runs"].values()] == [
+        ["prompt-lookup", "rest"], ["consensus", "rest"],
+    ]  # fmt: skip
+    capsys.readouterr()
+    main(["--table", out])
+    assert capsys.readouterr().out.count("| few") == 1
 
 
 def test_what_does_not_reproduce_is_what_the_files_hold():
-    """docs/papers.md: the chain that shrinks k, and the literal one, beside prompt lookup."""
+    """docs/papers.md: the literal chain and the one that shrinks k, beside prompt lookup."""
     page = (ROOT / "docs/papers.md").read_text()
-    rows = json.loads((ROOT / "bench/results/replay.json").read_text())["rows"]
-    rows = [r for r in rows if r["nodes"] == 16]
-    found = {(r["trace"][:4], r["samples"], r["drafter"]): r["tau"] for r in rows}
-    for trace, counts in (("smol", (4, 8, 16)), ("qwen", (4, 8))):
+    rows = [r for r in json.loads(REPLAY.read_text())["rows"] if r["nodes"] == 16]
+    found = {(r["trace"].split("_")[0], r["samples"], r["drafter"]): r["tau"] for r in rows}
+    names = ("paper", "paper-shrinking", "prompt-lookup", "rest")
+    for trace, counts in (("smollm2-135m", (4, 8, 16)), ("qwen2.5-math", (4, 8))):
         for n in counts:
-            names = ("paper-shrinking", "prompt-lookup", "rest")
             cells = " | ".join(f"{found[trace, n, name]:.2f}" for name in names)
             assert f"N = {n} | {cells} |" in page
     strict = json.loads((ROOT / "bench/results/study.json").read_text())["sections"]["strictness"]

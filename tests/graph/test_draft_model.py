@@ -9,6 +9,8 @@ from scripted import VOCAB, Letters, PrefixSum, engine
 import csd
 from csd.engine.budget import FixedBudget
 from csd.graph.model.network import first_layers
+from csd.graph.model.reliability import GRAPH, MODEL, Reliability
+from csd.graph.model.tree import SlotTree, likeliest
 from csd.models.fuse import fuse
 from csd.models.load import Loaded
 
@@ -162,6 +164,41 @@ def test_both_draft_into_one_pool():
     accepted = out.stats.accepted
     assert accepted["model"] > 0 and accepted["own"] + accepted["sibling"] > 0
     assert sum(accepted.values()) == out.stats.nodes_accepted
+
+
+@pytest.mark.parametrize("worth", [GRAPH, MODEL])
+def test_what_estimates_were_worth_decides_who_gets_nodes(worth):
+    """Four tokens of the graph's and four of the model's, all expected with 0.5: by turns before
+    anything has been seen, those of the reliable one once it has."""
+
+    def kept(reliability):
+        tree = SlotTree()
+        for token in range(8):
+            node = tree.nodes[tree.add(-1, token)]
+            node.model, node.graph = (0.5, 0.0) if token % 2 else (0.0, 0.5)
+        return likeliest({0: tree}, 4, reliability)[0].token
+
+    reliability = Reliability()
+    assert kept(reliability) == [0, 1, 2, 3]
+    for _ in range(40):
+        reliability.learn(worth, 0.5, True)
+        reliability.learn(1 - worth, 0.5, False)
+    assert kept(reliability) == ([1, 3, 5, 7] if worth == MODEL else [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize(("model", "most"), [("foreign", 1.1), ("target", 0.8)])
+def test_the_pool_of_both_follows_the_better_one(model, most):
+    """A model that knows nothing costs the graph few steps, one that knows all saves many."""
+    e = engine(PrefixSum(sharpness=8.0), Letters(), max_slots=4)
+    small = PrefixSum(sharpness=8.0)
+    if model == "foreign":
+        small.table = small.table.flip(0)
+    options = dict(num_samples=4, max_new_tokens=100, seed=1, temperature=0.5, budget=24)
+    steps = {}
+    for name, drafter in (("graph", None), ("both", draft(small, k=2, graph=True))):
+        out = csd.generate(e, ["abcabcabc", "xyxyxy"], drafter=drafter, **options)
+        steps[name] = sum(r.stats.sample_steps for r in out)
+    assert steps["both"] <= most * steps["graph"]
 
 
 def test_a_call_repeats_its_drafts():

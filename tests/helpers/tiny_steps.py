@@ -23,12 +23,15 @@ class OneDevice(TorchDispatchMode):
         return found
 
 
+CONFIG = ModelConfig(
+    family="llama", vocab=97, hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2,
+    head_dim=16, context=512, norm_eps=1e-5, rope_theta=10000.0,
+)  # fmt: skip
+
+
 def step_with(make, slots=3, device="cpu"):
     """make(ops, device) returns the drafter; all slots are live in one group."""
-    config = ModelConfig(
-        family="llama", vocab=97, hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2,
-        head_dim=16, context=512, norm_eps=1e-5, rope_theta=10000.0,
-    )  # fmt: skip
+    config = CONFIG
     decoder = random_model(config, device, torch.float32)
     drafter = make(OPERATORS, torch.device(device))
     cache = KVCache(
@@ -44,5 +47,6 @@ def step_with(make, slots=3, device="cpu"):
     cache.prompt_pages.fill_(4)
     cache.k.zero_(), cache.v.zero_()
     cache.slot_pages.copy_(torch.arange(slots, device=device)[:, None])
+    drafter.attach(decoder, cache)
     drafter.start(1, [3] * 8, state)
     return StaticStep(decoder, drafter, cache, state, OPERATORS)

@@ -9,7 +9,7 @@ OPERATIONS = {
     "advance_slots", "commit_kv", "draft_tree", "graph_insert", "merge_partials", "observe",
     "plan_attention", "rms_norm", "rotary", "snapshot", "swiglu", "tree_attention", "verify",
     "suffix_match", "layered_dag", "row_linear", "gated_linear", "exact_attention",
-    "plan_exact",
+    "plan_exact", "sample_words",
 }  # fmt: skip
 
 

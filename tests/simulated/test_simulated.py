@@ -140,6 +140,33 @@ def test_a_drafter_on_the_host(plain):
         assert_same_samples(out, plain)
 
 
+@pytest.mark.parametrize("budget", [10, "auto"])
+def test_a_draft_model_alone_is_captured(plain, budget):
+    """Prompts are read and samples refilled without a wait, as with the graph."""
+    with Gpu() as gpu, engine("cuda") as e:
+        small = random_model("tiny", "cuda", torch.float32, seed=1)
+        drafter = csd.DraftModel(small, layers=1, k=2, depth=3)
+        for waits in (True, False):
+            replays = gpu.replays
+            gpu.waits.clear()
+            out = e.generate(PROMPTS, drafter=drafter, budget=budget, **ASKED)
+            assert_same_samples(out, plain)
+            # the first call compiles, and makes the cache
+            assert waits or not gpu.waits
+            assert e.captured and gpu.replays > replays
+            if budget == 10:
+                assert sum(r.stats.nodes_proposed for r in out) > 0
+
+
+def test_a_draft_model_beside_the_graph_runs_eagerly(plain):
+    with Gpu(), engine("cuda") as e:
+        small = random_model("tiny", "cuda", torch.float32, seed=1)
+        drafter = csd.DraftModel(small, layers=1, k=2, depth=3, graph=True)
+        out = e.generate(PROMPTS, drafter=drafter, budget=10, **ASKED)
+        assert_same_samples(out, plain)
+        assert not e.captured
+
+
 def test_verifiers_that_draw_are_refused():
     with Gpu(), pytest.raises(NotImplementedError, match="CPU only"):
         generate("cuda", prompt=PROMPTS, verifier="kseq", **ASKED)

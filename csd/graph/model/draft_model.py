@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.model.drafter import ModelDrafter
+from csd.graph.model.device_drafter import DeviceModelDrafter
+from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
 from csd.graph.model.network import ModelNetwork, first_layers
 from csd.kernels.ops import Ops
 from csd.models.load import Loaded, load
@@ -46,11 +47,11 @@ class Drafting:
 
     def make(
         self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
-    ) -> ModelDrafter:
+    ) -> NetworkDrafter:
         """A new drafter; arguments as `make_drafter` has them."""
         raise NotImplementedError
 
-    def __call__(self, ops: Ops, device: str | torch.device) -> ModelDrafter:
+    def __call__(self, ops: Ops, device: str | torch.device) -> NetworkDrafter:
         return self.make(ops, device)
 
     def _graph(
@@ -67,6 +68,7 @@ class DraftModel(Drafting):
     model: as `csd.generate` has it: a `transformers` model, a folder, a hub name, a GGUF file or a
     `csd.models` Decoder. It is loaded once, by the first call that drafts with it. layers: its
     first layers only, below its last norm and head. dtype, revision: of a model given by name.
+    Alone and on a GPU it drafts without the host, so its steps are captured.
 
     The other arguments are those of `Drafting`. Raises ValueError for what cannot be served, and
     the call does where the vocabularies differ in size, naming both.
@@ -90,7 +92,7 @@ class DraftModel(Drafting):
 
     def make(
         self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
-    ) -> ModelDrafter:
+    ) -> NetworkDrafter:
         if self._loaded is None:
             named = isinstance(self.model, str | os.PathLike)
             self._loaded = load(
@@ -105,8 +107,12 @@ class DraftModel(Drafting):
         decoder = loaded.decoder
         if self.layers is not None:
             decoder = first_layers(decoder, self.layers)
+        net, heat = ModelNetwork(decoder, loaded.dtype), self.temperature
+        if torch.device(device).type == "cuda" and not self.graph and not isinstance(heat, tuple):
+            return DeviceModelDrafter(
+                net, ops, device, k=self.k, depth=self.depth, temperature=heat, name=repr(self)
+            )
         return ModelDrafter(
-            ModelNetwork(decoder, loaded.dtype), ops, device, k=self.k, depth=self.depth,
-            temperature=self.temperature, graph=self._graph(ops, device, tokens, history),
-            name=repr(self),
+            net, ops, device, k=self.k, depth=self.depth, temperature=heat,
+            graph=self._graph(ops, device, tokens, history), name=repr(self),
         )  # fmt: skip

@@ -7,7 +7,8 @@ the likeliest nodes of all slots enter the pool, up to the budget. That is EAGLE
 worth (`reliability.py`), by which the network's nodes and the graph's compete too. `k = 1` drafts
 chains.
 
-Drafting reads the device, so its steps are not captured.
+Drafting reads the device, so its steps are not captured. A draft model alone has another drafter
+on a GPU, which does not (`device_drafter.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import Earlier
 from csd.graph.model.cache import Network, Scratch
-from csd.graph.model.host import HostSlots
+from csd.graph.model.host import HostSlots, take
 from csd.graph.model.laws import expected, laws
 from csd.graph.model.reader import Reader
 from csd.graph.model.reliability import MODEL, Levels, Reliability
@@ -34,7 +35,24 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
 
-class ModelDrafter(Drafter):
+class NetworkDrafter(Drafter):
+    """What a drafting network asks of the engine."""
+
+    net: Network
+    name: str
+
+    def check_vocab(self, vocab: int) -> None:
+        if self.net.config.vocab != vocab:
+            raise ValueError(
+                f"drafter must have the model's vocabulary: {self.name} has "
+                f"{self.net.config.vocab} tokens, the model has {vocab}"
+            )
+
+    def cache_bytes(self, pages: int) -> int:
+        return pages * KVCache.bytes_per_page(self.net.config, self.net.dtype)
+
+
+class ModelDrafter(NetworkDrafter):
     """k: children of a node, and paths of a slot that go on; depth: levels at most.
 
     temperature: of the drafts, one or one a sequence; None is the samples' own. graph: what drafts
@@ -63,16 +81,6 @@ class ModelDrafter(Drafter):
     @property
     def dropped(self) -> torch.Tensor | None:
         return self.graph.dropped if self.graph else None
-
-    def check_vocab(self, vocab: int) -> None:
-        if self.net.config.vocab != vocab:
-            raise ValueError(
-                f"drafter must have the model's vocabulary: {self.name} has "
-                f"{self.net.config.vocab} tokens, the model has {vocab}"
-            )
-
-    def cache_bytes(self, pages: int) -> int:
-        return pages * KVCache.bytes_per_page(self.net.config, self.net.dtype)
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
         self.net.attach(decoder)
@@ -141,7 +149,7 @@ class ModelDrafter(Drafter):
             at = [i for i, (s, _) in enumerate(front) if host.room[s] >= depth]
             if not at:
                 return
-            front, hidden = [front[i] for i in at], hidden[at]
+            front, hidden = [front[i] for i in at], take(hidden, at)
             slot = [s for s, _ in front]
             found = laws(self.net.logits(hidden), slot, slots, self.temperature)
             place = [host.generated[s] + depth - 1 for s in slot]
@@ -189,7 +197,7 @@ class ModelDrafter(Drafter):
                 parents.append(above)
         if not front:
             return [], hidden[:0]
-        return front, self.read_nodes(front, depth, hidden[parents])
+        return front, self.read_nodes(front, depth, take(hidden, parents))
 
     def read_nodes(
         self, front: list[tuple[int, int]], depth: int, hidden: torch.Tensor

@@ -10,6 +10,11 @@ from csd.state.pool import MAX_DEPTH
 from csd.state.slots import Slots
 
 
+def take(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Those rows of x; their numbers are moved to its device before it is read."""
+    return x.index_select(0, torch.tensor(rows, dtype=torch.int64).to(x.device))
+
+
 @dataclass(slots=True)
 class HostSlots:
     """Lists over the slots."""

@@ -47,6 +47,17 @@ def laws(
     The repetition penalty is left out: a draft is only ever a guess.
     """
     s = torch.tensor(slot).to(logits.device)
+    token, log = law_tensors(logits, s, slots, temperature, candidates)
+    found = log.numpy(force=True)
+    rest = 1 - np.exp(found).sum(1)
+    return Laws(token.numpy(force=True), found, rest.clip(min=0))
+
+
+def law_tensors(
+    logits: torch.Tensor, s: torch.Tensor, slots: Slots, temperature: float | None,
+    candidates: int = CANDIDATES,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Tokens [F, C] int64 and log q [F, C] float64 of nodes of slots s [F], on the device."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     own = slots.temperature[s].to(z.dtype)
     greedy = own <= 0
@@ -60,10 +71,7 @@ def laws(
     kept = (k <= 0) | (rank < k)
     kept &= q.cumsum(-1) - q < slots.top_p[s][:, None]
     kept &= q >= slots.min_p[s][:, None] * q[:, :1]
-    log = torch.where(kept | greedy[:, None], log, -torch.inf)
-    found = log.double().numpy(force=True)
-    rest = 1 - np.exp(found).sum(1)
-    return Laws(top.indices.numpy(force=True), found, rest.clip(min=0))
+    return top.indices, torch.where(kept | greedy[:, None], log, -torch.inf).double()
 
 
 def expected(
@@ -87,3 +95,18 @@ def expected(
     coupled = score / (score.sum(1) + np.where(cut, 0, rest))[:, None]
     greedy = slots.temperature.numpy(force=True)[s] <= 0
     return np.where(greedy[:, None], np.exp(found.log), coupled)
+
+
+def expected_tensors(
+    log: torch.Tensor, word: torch.Tensor, greedy: torch.Tensor
+) -> torch.Tensor:
+    """`expected` on the device: [F, C] of log q [F, C], the words of the tokens' noise and the
+    nodes whose samples are greedy [F]."""
+    q = log.exp()
+    # as `gumbel_words` has it
+    u = ((0xFFFFFFFF - word).double() + 0.5) * 2.0**-32
+    score = (BETA * (log - (-u.log()).log())).exp()
+    rest = (BETA * ((1 - q.sum(1)).clamp(min=TAIL).log() + EULER_GAMMA)).exp()
+    rest = torch.where(log.isneginf().any(1), 0, rest)
+    coupled = score / (score.sum(1) + rest)[:, None]
+    return torch.where(greedy[:, None], q, coupled)

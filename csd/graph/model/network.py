@@ -35,6 +35,8 @@ class ModelNetwork:
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
         attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
     ) -> torch.Tensor:  # fmt: skip
+        # beyond its own context it guesses as at its end; also nodes that no slot has room for
+        position = position.clamp(max=self.config.context - 1)
         return self.decoder.forward(token, position, attend, node_k, node_v, ops)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

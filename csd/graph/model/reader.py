@@ -8,7 +8,7 @@ reads each token beside the target's state of the token before it, so those are 
 import torch
 
 from csd.graph.model.cache import DraftCache, Network
-from csd.graph.model.host import HostSlots
+from csd.graph.model.host import HostSlots, take
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import pages_for
 from csd.state.slots import Slots
@@ -98,7 +98,7 @@ class Reader:
             fresh = host.generated[s] == len(rows)
             if fresh and not self.cache.holds(s, host.owner(s)):
                 self._unread[s] = [self._state_before(host.group[s])]
-            self._unread.setdefault(s, []).append(self.hidden[rows])
+            self._unread.setdefault(s, []).append(take(self.hidden, rows))
 
     def _state_before(self, group: int) -> torch.Tensor:
         """Before a prompt of one token there is none: zeros, which only make a worse guess."""

@@ -12,6 +12,8 @@ bin count.
 
 import math
 
+import torch
+
 GRAPH, MODEL, BOTH = 0, 1, 2
 BINS, PRIOR, LATEST = 24, 8.0, 512
 
@@ -40,6 +42,38 @@ class Reliability:
         if self.seen[kind][at] > LATEST:
             self.hits[kind][at] /= 2
             self.seen[kind][at] /= 2
+
+
+class DeviceReliability:
+    """Of what a model alone drafts, on the device: float64 counts at fixed addresses."""
+
+    def __init__(self, device: torch.device):
+        self.hits, self.seen = torch.zeros(2, BINS, dtype=torch.float64, device=device)
+
+    def forget(self) -> None:
+        self.hits.zero_()
+        self.seen.zero_()
+
+    def __call__(self, p: torch.Tensor) -> torch.Tensor:
+        """Of estimates of any shape, float64."""
+        at = self._bin(p)
+        return (self.hits[at] + PRIOR * p) / (self.seen[at] + PRIOR)
+
+    def learn(self, p: torch.Tensor, tested: torch.Tensor, hit: torch.Tensor) -> None:
+        """Tokens [M] that were tested, and those that were sampled. The sums are of whole numbers,
+        so their order changes nothing."""
+        bins = torch.arange(BINS, device=p.device)
+        mine = (self._bin(p)[:, None] == bins) & tested[:, None]
+        self.hits.add_((mine & hit[:, None]).sum(0))
+        self.seen.add_(mine.sum(0))
+        half = torch.where(self.seen > LATEST, 0.5, 1.0)
+        self.hits.mul_(half)
+        self.seen.mul_(half)
+
+    @staticmethod
+    def _bin(p: torch.Tensor) -> torch.Tensor:
+        """`bin_of`."""
+        return (-2 * p.clamp(min=1e-9).log2()).long().clamp(max=BINS - 1)
 
 
 class Levels:

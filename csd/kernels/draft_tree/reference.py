@@ -29,16 +29,7 @@ def draft_tree_ref(
     noise(slot [F], position [F], token [F, W]) returns g [F, W] float64 in place of the slots'
     keyed noise, for replaying recorded samples.
     """
-    state = Estimates(table, slots, config, noise)
-    live = state.live.nonzero()[0]
-    live = live[state.group[live].argsort(kind="stable")]
-    most = rows - live.size if nodes is None else min(nodes, rows - live.size)
-    drafted = None
-    if live.size and most > 0:
-        # a successor of weight 0 has a score of 0
-        with np.errstate(divide="ignore"):
-            drafted = _grow(state, live, most)
-    pool = put_together(state, live, drafted, rows)
+    pool = draft_trees(Estimates(table, slots, config, noise), rows, nodes)
     target = slots.live.device
     if out is None:
         if target.type == "cpu":
@@ -47,6 +38,19 @@ def draft_tree_ref(
     for field in fields(Pool):
         getattr(out, field.name).copy_(getattr(pool, field.name))
     return out
+
+
+def draft_trees(state: Estimates, rows: int, nodes: int | None = None) -> Pool:
+    """The pool on the host of the likeliest nodes, as `state` estimates them."""
+    live = state.live.nonzero()[0]
+    live = live[state.group[live].argsort(kind="stable")]
+    most = rows - live.size if nodes is None else min(nodes, rows - live.size)
+    drafted = None
+    if live.size and most > 0:
+        # a successor of weight 0 has a score of 0
+        with np.errstate(divide="ignore"):
+            drafted = _grow(state, live, most)
+    return put_together(state, live, drafted, rows)
 
 
 def _head_starts(state: Estimates, live: np.ndarray) -> np.ndarray:

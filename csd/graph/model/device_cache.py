@@ -1,0 +1,183 @@
+"""A draft model's keys and values on the device: fixed shapes, and nothing is read back.
+
+Its pages have the numbers of the target's, so the target's page tables serve both and nothing is
+reserved or freed here. All rows of a forward pass stand slot by slot, as many of every live slot:
+
+    reading    up to R committed tokens that were not read yet, the root last where they are all
+    a level    the nodes of this step so far; those of earlier levels have keys and no query
+
+What a step commits is read again when the next one drafts, in one pass with the root, so a
+rejected draft leaves nothing. A slot that is more than R tokens behind, after steps without drafts,
+drafts nothing until it has caught up.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from csd.graph.model.cache import Network
+from csd.graph.model.device_order import Order
+from csd.graph.model.reader import CHUNK
+from csd.kernels.chunk_attention import chunk_attention
+from csd.kernels.commit_kv import write_prompt
+from csd.kernels.ops import Ops
+from csd.state.device import upload
+from csd.state.kv_cache import KVCache
+from csd.state.slots import Slots
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Keys and values of the nodes that a step has read so far, as many of every slot."""
+
+    k: torch.Tensor  # [L, S, n, K, D]
+    v: torch.Tensor
+    words: torch.Tensor  # [S, read] int64, bit j: node j is this node or above it
+
+
+class DeviceCache:
+    """Beside `cache`, the target's. tokens: R, that a step reads of a slot at most."""
+
+    def __init__(
+        self, net: Network, ops: Ops, cache: KVCache, tokens: int, device: torch.device
+    ):
+        self.net, self.ops, self.tokens, self.device = net, ops, tokens, device
+        self.prompt_pages, self.slot_pages = cache.prompt_pages, cache.slot_pages
+        S, G = self.slot_pages.shape[0], self.prompt_pages.shape[0]
+        own = KVCache(
+            net.config, slots=1, pages=cache.k.shape[1], prompt_pages=1, slot_pages=1, rows=0,
+            dtype=net.dtype, device=device,
+        )  # fmt: skip
+        self.k, self.v = own.k, own.v
+
+        def full(size: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.full((size,), value, dtype=dtype, device=device)
+
+        self.length = full(S, 0)  # tokens behind the prompt's, of each slot
+        self.key, self.sample = full(S, -1, torch.int64), full(S, -1)  # of the sample it is of
+        self.last = full(G, 0)  # each prompt's last token, the first that a slot reads
+
+    def read_prompt(
+        self, key: int, prompt: list[int], begin: int, end: int, slots: Slots
+    ) -> None:
+        """The prompt's tokens begin .. end - 1; the target's pages for them are reserved."""
+        group = (slots.group_key == key).int().argmax()[None]
+        self.last.index_fill_(0, group, prompt[-1])
+        pages = self.prompt_pages.index_select(0, group)[0]
+        scale = self.net.config.head_dim**-0.5
+        for at in range(begin, end, CHUNK):
+            chunk = torch.tensor(prompt[at : min(at + CHUNK, end)], dtype=torch.int32)
+            token = upload(chunk, self.device)
+            place = torch.arange(at, at + len(chunk), dtype=torch.int32, device=self.device)
+            node_k, node_v = self._scratch(len(chunk))
+
+            def attend(
+                layer: int, q: torch.Tensor, at: int = at, k: torch.Tensor = node_k,
+                v: torch.Tensor = node_v,
+            ) -> torch.Tensor:  # fmt: skip
+                target = self.k[layer], self.v[layer]
+                write_prompt(k[layer], v[layer], *target, pages, at)
+                return chunk_attention(q, *target, pages, at, scale)
+
+            self.net.forward(token, place, None, attend, node_k, node_v, self.ops)
+
+    def read(self, order: Order, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read what was committed; [S, hidden] at the roots and [S] bool, whether they were
+        reached, both in the order's places."""
+        S, R = self.length.shape[0], self.tokens
+        group = slots.group.clamp(min=0).long()
+        key = slots.group_key[group]
+        # a new sample in the slot
+        self.length.masked_fill_((self.key != key) | (self.sample != slots.sample), 0)
+        self.key.copy_(key)
+        self.sample.copy_(slots.sample)
+        unread = slots.generated - self.length + 1
+        count = torch.where(slots.live, unread.clamp(max=R), 0)
+        step = torch.arange(R, dtype=torch.int32, device=self.device)
+        # [S, R], numbers of the tokens; rows behind the root's repeat it and are not kept
+        at = torch.minimum(self.length[:, None] + step, slots.generated[:, None])
+        token = slots.tokens.gather(1, (at.long() - 1).clamp(min=0))
+        token = torch.where(at == 0, self.last[group][:, None], token).clamp(min=0)
+        place = slots.prompt_len[group][:, None] + at
+        where = order.layout(R)
+        words = ((2 << step.long()) - 1).expand(S, R).reshape(-1)
+        where, work = self._plan(where, words, slots)
+        node_k, node_v = self._scratch(S * R)
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            return self._attend(layer, q, node_k[layer], node_v[layer], where, work)
+
+        hidden = self.net.forward(
+            token[order.slot].reshape(-1), place[order.slot].reshape(-1), None, attend, node_k,
+            node_v, self.ops,
+        )  # fmt: skip
+        row = torch.where(step < count[:, None], where["slot_start"][:, None] + step, -1)
+        self.ops.commit_kv(
+            node_k, node_v, self.k, self.v, self.slot_pages, self.length, row, count
+        )
+        self.length.add_(count)
+        root = (unread[order.slot] - 1).clamp(0, R - 1).long()
+        found = hidden.unflatten(0, (S, R))[torch.arange(S, device=self.device), root]
+        return found, order.live & (unread[order.slot] <= R)
+
+    def nodes(self, count: int) -> Nodes:
+        """Room for `count` nodes a slot."""
+        S = self.length.shape[0]
+        k, v = (x.unflatten(1, (S, count)) for x in self._scratch(S * count))
+        return Nodes(k, v, torch.zeros(S, 0, dtype=torch.int64, device=self.device))
+
+    def read_level(
+        self, order: Order, nodes: Nodes, token: torch.Tensor, above: torch.Tensor,
+        position: torch.Tensor, slots: Slots,
+    ) -> torch.Tensor:  # fmt: skip
+        """Read one level, F nodes of every slot; [S, F, hidden].
+
+        token [S, F]; above: their parents' words [S, F], 0 below the root; position [S].
+        """
+        (S, F), begin = token.shape, nodes.words.shape[1]
+        end = begin + F
+        bit = torch.ones_like(above) << torch.arange(begin, end, device=self.device)
+        nodes.words = torch.cat([nodes.words, above | bit], 1)
+        where, work = self._plan(order.layout(end), nodes.words.reshape(-1), slots)
+        new_k, new_v = self._scratch(S * F)
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            for new, old in ((new_k, nodes.k), (new_v, nodes.v)):
+                old[layer, :, begin:end].copy_(new[layer].unflatten(0, (S, F)))
+            k, v = (x[layer, :, :end].reshape(S * end, *x.shape[3:]) for x in (nodes.k, nodes.v))
+            # nodes of earlier levels have no query any more
+            wide = q.new_zeros(S, end, *q.shape[1:])
+            wide[:, begin:].copy_(q.unflatten(0, (S, F)))
+            out = self._attend(layer, wide.flatten(0, 1), k, v, where, work)
+            return out.unflatten(0, (S, end))[:, begin:].flatten(0, 1)
+
+        place = position[:, None].expand(S, F).reshape(-1)
+        hidden = self.net.forward(
+            token.reshape(-1), place, None, attend, new_k, new_v, self.ops
+        )
+        return hidden.unflatten(0, (S, F))
+
+    def _plan(self, where: dict, words: torch.Tensor, slots: Slots) -> tuple[dict, Any]:
+        """What attention takes beside queries and keys, all layers the same."""
+        config = self.net.config
+        where = where | dict(
+            prompt_pages=self.prompt_pages, prompt_len=slots.prompt_len,
+            slot_pages=self.slot_pages, slot_len=self.length, ancestors=words,
+        )  # fmt: skip
+        heads = dict(heads=config.heads, kv_heads=config.kv_heads)
+        return where, self.ops.plan_attention(**heads, **where)
+
+    def _attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: dict, work: Any
+    ) -> torch.Tensor:
+        scale = self.net.config.head_dim**-0.5
+        return self.ops.tree_attention(
+            q, k, v, self.k[layer], self.v[layer], **where, scale=scale, work=work
+        )
+
+    def _scratch(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.net.config
+        shape = (c.layers, rows, c.kv_heads, c.head_dim)
+        k, v = torch.zeros(2, *shape, dtype=self.net.dtype, device=self.device)
+        return k, v

@@ -1,0 +1,155 @@
+"""A draft model's trees on the device, in fixed shapes: a static step can hold it.
+
+The same trees as `drafter.py` has for a model alone. Every live slot has as many candidates; those
+that are none have probability 0 and never enter the pool. Of each slot the `k` likeliest nodes of a
+level are read whatever they are worth, as long as 63 have not been read.
+"""
+
+import torch
+
+from csd.graph.drafter import StaticDrafter
+from csd.graph.model.cache import MOST_ROWS, Network
+from csd.graph.model.device_cache import DeviceCache
+from csd.graph.model.device_order import Order
+from csd.graph.model.device_pool import Drafted, pool_of_drafted
+from csd.graph.model.drafter import NetworkDrafter
+from csd.graph.model.laws import expected_tensors, law_tensors
+from csd.graph.model.reliability import DeviceReliability
+from csd.kernels.ops import Ops
+from csd.kernels.sample_words import sample_words, sample_words_ref, sample_words_triton
+from csd.models.decoder import DecoderLike
+from csd.state.kv_cache import KVCache
+from csd.state.pool import Pool, roots
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+WORDS = {"reference": sample_words_ref, "triton": sample_words_triton}
+
+
+class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
+    """k: children of a node, and paths of a slot that go on; depth: levels at most.
+
+    temperature: of the drafts; None is the samples' own. name: of the network, in errors.
+    """
+
+    def __init__(
+        self, net: Network, ops: Ops, device: str | torch.device, *, k: int, depth: int,
+        temperature: float | None = None, name: str = "the draft model",
+    ):  # fmt: skip
+        self.net, self.ops, self.name, self.device = net, ops, name, torch.device(device)
+        self.k, self.depth, self.temperature = k, depth, temperature
+        self.reliability = DeviceReliability(self.device)
+        self.cache: DeviceCache | None = None
+        # the public operator takes what fits the device
+        self._words = WORDS.get(ops.name, sample_words)
+        # [S, 1 + n], of the running step's nodes, by slot; None without any
+        self._estimate: torch.Tensor | None = None
+
+    def attach(self, decoder: DecoderLike, cache: KVCache) -> None:
+        self.cache = DeviceCache(self.net, self.ops, cache, self.depth + 1, self.device)
+
+    def start_call(self) -> None:
+        self.reliability.forget()
+
+    def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
+        self.observe_prompt(group_key, prompt, 0, len(prompt), slots)
+
+    def observe_prompt(
+        self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
+    ) -> int:
+        """Read as much of a prompt as the target has read, without its last token."""
+        assert self.cache is not None, "attach was not called"
+        end = min(read, len(prompt) - 1)
+        self.cache.read_prompt(group_key, prompt, observed, end, slots)
+        return end
+
+    def propose(
+        self, slots: Slots, rows: int, noise: object = None, *, nodes: int | None = None
+    ) -> Pool:
+        """Draft trees of all live slots in `rows` rows. Noise is the slots' own."""
+        assert self.cache is not None, "attach was not called"
+        self._estimate = None
+        if nodes == 0:
+            return roots(slots, rows)
+        order = Order.of(slots)
+        pool, self._estimate = pool_of_drafted(
+            self._grow(order, slots), order, slots, rows, nodes
+        )
+        return pool
+
+    def _grow(self, order: Order, slots: Slots) -> Drafted:
+        cache = self.cache
+        assert cache is not None
+        hidden, ready = cache.read(order, slots)
+        S, device = ready.shape[0], self.device
+        generated = slots.generated[order.slot]
+        room = (slots.max_new - 1 - slots.generated)[order.slot]
+        position = slots.prompt_len[order.group] + generated
+        # nodes that levels read: `k` each, until there is no more room
+        reads = [min(self.k, MOST_ROWS - d * self.k) for d in range(self.depth - 1)]
+        reads = [n for n in reads if n > 0]
+        nodes = cache.nodes(max(sum(reads), 1))
+        # the front: numbers, ancestor words and chances of the nodes whose children come next
+        number = torch.full((S, 1), -1, dtype=torch.int64, device=device)
+        word, chance = torch.zeros_like(number), ready.double()[:, None]
+        hidden, levels, parts, begin = hidden[:, None], [], [], 0
+        for depth in range(1, min(self.depth, len(reads) + 1) + 1):
+            token, estimate = self._children(hidden, generated + depth - 1, order, slots)
+            path = chance[..., None] * self.reliability(estimate) * (estimate > 0)
+            path = path * (room >= depth)[:, None, None]
+            F, width = token.shape[1:]
+            above = number[..., None].expand(S, F, width)
+            level = [x.reshape(S, F * width) for x in (token, above, path, estimate)]
+            parts.append(level)
+            levels.append(F * width)
+            if depth > len(reads):
+                break
+            # stable: of equal ones the earlier goes first
+            best = (-level[2]).argsort(dim=1, stable=True)[:, : reads[depth - 1]]
+            parent = best // width
+            hidden = cache.read_level(
+                order, nodes, level[0].gather(1, best), word.gather(1, parent), position + depth,
+                slots,
+            )  # fmt: skip
+            word = nodes.words[:, -best.shape[1] :]
+            number, chance = begin + best, level[2].gather(1, best)
+            begin += F * width
+        token, above, path, estimate = (torch.cat(x, 1) for x in zip(*parts, strict=True))
+        return Drafted(token.int(), above, path, estimate, levels)
+
+    def _children(
+        self, hidden: torch.Tensor, place: torch.Tensor, order: Order, slots: Slots
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each node [S, F] the `k` likeliest children: tokens and estimates [S, F, k].
+
+        hidden: [S, F, hidden]; place: [S], the number of the token that comes next.
+        """
+        S, F = hidden.shape[:2]
+        slot = order.slot[:, None].expand(S, F).reshape(-1)
+        logits = self.net.logits(hidden.flatten(0, 1))
+        token, log = law_tensors(logits, slot, slots, self.temperature)
+        at = place[:, None].expand(S, F).reshape(-1)
+        word = self._words(
+            slots.key, slots.sample, slot.int(), at.int().contiguous(), token.int()
+        )
+        chance = expected_tensors(log, word, slots.temperature[slot] <= 0)
+        # the children of a token that ends the sample are never there
+        ends = (token[..., None] == slots.stop_ids[slot][:, None]).any(2)
+        chance = torch.where(ends, 0, chance)
+        best = (-chance).argsort(dim=1, stable=True)[:, : self.k]
+        return token.gather(1, best).view(S, F, -1), chance.gather(1, best).view(S, F, -1)
+
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+        """Learn what estimates were worth: of nodes whose parent was reached."""
+        if self._estimate is None:
+            return
+        rows, path = pool.rows, verdict.accept_row
+        step = torch.arange(path.shape[1], device=path.device)
+        at = torch.where(step < verdict.accept_count[:, None], path, rows).long()
+        reached = torch.zeros(rows + 1, dtype=torch.bool, device=path.device)
+        reached.index_fill_(0, at.reshape(-1), True)
+        tested = (pool.depth > 0) & reached[pool.parent.clamp(min=0).long()]
+        s = pool.slot.clamp(min=0).long()
+        node = torch.arange(rows, device=path.device) - pool.slot_start[s]
+        estimate = self._estimate[s, node.clamp(0, self._estimate.shape[1] - 1)]
+        self.reliability.learn(estimate, tested, reached[:rows])
