@@ -18,7 +18,7 @@ from bench.replay import tau
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
-from csd.state.pool import COST_ONE, PACE, Pool, path_probability, trim
+from csd.state.pool import COST_ONE, PACE, Pool, acceptance, path_probability, trim
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.traces.traces import Trace, read_traces
@@ -34,6 +34,7 @@ class Watched(ConsensusGraph):
         super().__init__(reference(), torch.device("cpu"))
         self.drafted = [0] * BINS
         self.expected = [0.0] * BINS
+        self.calibrated = [0.0] * BINS
         self.true = [0] * BINS
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
@@ -45,6 +46,7 @@ class Watched(ConsensusGraph):
                 at = min(cost // COST_ONE, BINS - 1)
                 self.drafted[at] += 1
                 self.expected[at] += path_probability(cost)
+                self.calibrated[at] += acceptance(cost)
                 self.true[at] += came
         super().insert(pool, slots, verdict)
 
@@ -140,21 +142,21 @@ def rules(traces: list[Trace], samples: int, nodes: int) -> list[dict]:
 
 
 def reliability(traces: list[Trace], samples: int, nodes: int) -> list[dict]:
-    """A row a bin of path probability: the mean that was expected, and the share that came true."""
+    """A row a bin of path probability: its mean, what budgets expect, what share came true."""
     seen = [Watched() for _ in traces]
     for trace, drafter in zip(traces, seen, strict=True):
         replay(trace, drafter, samples, nodes)
     rows = []
     for i in range(BINS):
-        drafted, expected, true = (
-            sum(getattr(x, name)[i] for x in seen) for name in ("drafted", "expected", "true")
-        )
+        names = ("drafted", "expected", "calibrated", "true")
+        drafted, expected, calibrated, true = (sum(getattr(x, n)[i] for x in seen) for n in names)
         if drafted:
             least = f"{2.0 ** -(i + 1):.3g}" if i < BINS - 1 else "0"
             rows.append({
                 "path probability from": least,
                 "nodes": drafted,
                 "expected": expected / drafted,
+                "calibrated": calibrated / drafted,
                 "true": true / drafted,
             })  # fmt: skip
     return rows
@@ -166,14 +168,17 @@ def plot(found: dict, path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, ax = plt.subplots(figsize=(5, 4.5))
-    for name, part in found.items():
-        rows = part["reliability"]
-        ax.plot([r["expected"] for r in rows], [r["true"] for r in rows], marker="o", label=name)
-    ax.plot([0, 1], [0, 1], color="gray", linewidth=0.8)
-    ax.set(xlabel="path probability, as drafted", ylabel="share of paths that came true")
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=7)
+    fig, both = plt.subplots(1, 2, figsize=(9, 4.5), sharey=True)
+    titles = {"expected": "path probability, as drafted", "calibrated": "as budgets read it"}
+    for ax, (key, title) in zip(both, titles.items(), strict=True):
+        for name, part in found.items():
+            rows = part["reliability"]
+            ax.plot([r[key] for r in rows], [r["true"] for r in rows], marker="o", label=name)
+        ax.plot([0.005, 1], [0.005, 1], color="gray", linewidth=0.8)
+        ax.set(xscale="log", yscale="log", xlabel=title)
+        ax.grid(alpha=0.3)
+    both[0].set(ylabel="share of paths that came true")
+    both[0].legend(fontsize=7)
     fig.tight_layout()
     fig.savefig(path, dpi=90)
 

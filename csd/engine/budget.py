@@ -1,6 +1,7 @@
 """How many drafted tokens a step verifies.
 
-A node whose path has probability p commits p tokens on average, so the best pool maximises
+A node that is accepted with probability p commits p tokens on average. With p what its cost says of
+recorded samples (`csd.state.pool.acceptance`), the best pool maximises
 
     ( live + c * sum of the k largest p ) / q(live + k)          over k >= 0
 
@@ -18,7 +19,7 @@ from typing import Protocol
 from csd.engine.record import Record
 from csd.engine.step_cost import CostModel
 from csd.engine.turns import Turns
-from csd.state.pool import path_probability
+from csd.state.pool import acceptance
 
 # most drafted tokens of a step whose shapes are not fixed: at least FEW, else up to EACH a live
 # slot, MOST in all, while such a step takes at most DEAR times one of the roots alone
@@ -178,7 +179,7 @@ class AutoBudget(FixedBudget):
         least = min(TRIED, len(costs)) if learner.turns.trial else 0
         best, best_rate, worth, promised = 0, 0.0 if least else 1.0, 0.0, 0.0
         for k, cost in enumerate(sorted(costs), 1):
-            promised += path_probability(cost) / weight
+            promised += acceptance(cost) / weight
             rate = (1 + calibration * promised) / ratio(live + k)
             if rate > best_rate and k >= least:
                 best, best_rate, worth = k, rate, promised
@@ -210,7 +211,7 @@ class FixedPool(FixedBudget):
 class AutoPool(FixedPool):
     """The pool size of most expected tokens a second; drafts fill it.
 
-    The value of nodes comes from an earlier step: its path probabilities, as many a live slot as
+    The value of nodes comes from an earlier step: what its costs promise, as many a live slot as
     then, times the share of expected nodes that were accepted so far. Nodes beyond those that were
     drafted count half as much as the last of them.
     """
@@ -218,7 +219,7 @@ class AutoPool(FixedPool):
     def __init__(self, cost: CostModel, sizes: list[int]):
         super().__init__(0, sizes)
         self._learner = Learner(cost)
-        self._worth: list[float] = []  # path probabilities of a step, falling
+        self._worth: list[float] = []  # acceptance of a step's nodes, falling
         self._live = 1  # slots it had
 
     def expect(self, live: int, nodes: int) -> float:
@@ -251,5 +252,5 @@ class AutoPool(FixedPool):
         base = next((size for size in self.sizes if size >= live), self.sizes[-1])
         self._learner.learn(live, base, record)
         if record.costs:
-            worth = map(path_probability, record.costs)
+            worth = map(acceptance, record.costs)
             self._worth, self._live = sorted(worth, reverse=True), max(live, 1)

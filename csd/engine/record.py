@@ -8,7 +8,7 @@ import torch
 
 from csd.engine.draft_trees import Trees
 from csd.kernels.snapshot import layout
-from csd.state.pool import Pool, path_probability
+from csd.state.pool import Pool, acceptance
 from csd.state.verdict import Verdict
 
 
@@ -92,8 +92,8 @@ class Record:
 
     @property
     def expected(self) -> float:
-        """Drafted tokens that the graph expected to be accepted."""
-        return sum(map(path_probability, self.costs))
+        """Drafted tokens that are accepted where all is as usual."""
+        return sum(map(acceptance, self.costs))
 
     @property
     def accepted(self) -> int:

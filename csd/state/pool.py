@@ -91,6 +91,16 @@ def path_probability(cost: int) -> float:
     return 2.0 ** (-cost / COST_ONE)
 
 
+def acceptance(cost: int) -> float:
+    """How likely a drafted node of such a `Pool.cost` is to be accepted.
+
+    (p / 0.8)^0.9, at most 1, with p the path probability. Of the costs of levels that p holds, one
+    is taken out and a tenth of all the rest: fitted to recorded samples (docs/experiments.md,
+    allocation of a step's nodes). It falls with the cost, so the order of nodes is the pool's.
+    """
+    return min(1.25 * path_probability(cost), 1.0) ** 0.9
+
+
 def roots(slots: Slots, rows: int) -> Pool:
     """A pool of the live slots' roots and nothing else, in `rows` >= live rows."""
     count, groups = slots.count, slots.group_key.shape[0]

@@ -5,13 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import log2
 
+import pytest
+
 from csd.engine.budget import AutoPool, Budget
 from csd.engine.record import Record
-from csd.state.pool import COST_ONE
+from csd.state.pool import COST_ONE, acceptance
 
 
 def costs(*probabilities):
-    return [round(-log2(p) * COST_ONE) for p in probabilities]
+    """`Pool.cost` of nodes that are accepted so often where all is as usual."""
+    found = [round(-log2(p ** (1 / 0.9) / 1.25) * COST_ONE) for p in probabilities]
+    assert [acceptance(cost) for cost in found] == pytest.approx(probabilities, abs=1e-5)
+    return found
 
 
 def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None):
@@ -26,8 +31,8 @@ def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=N
 
 @dataclass
 class Machine:
-    """Steps over `live` slots. Each slot's nodes have the path probabilities `chain(step)`, and a
-    share `true(step)` of what they promise comes true."""
+    """Steps over `live` slots. Each slot's nodes are accepted as often as `chain(step)`
+    has it, times `true(step)`."""
 
     seconds: Callable[[int], float]  # of a step by its rows
     chain: Callable[[int], list[float]]
