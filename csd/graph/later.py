@@ -4,7 +4,7 @@ A step without drafts then takes what it takes without a graph, and many updates
 little more than one.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import torch
 
@@ -19,37 +19,15 @@ from csd.state.verdict import Verdict
 MOST_ROWS = 256
 
 
-class _Slots(NamedTuple):
-    """What `observe` reads of `Slots`, as they were in the step."""
-
-    group: torch.Tensor
-    sample: torch.Tensor
-    group_key: torch.Tensor
-    step: torch.Tensor
-
-    @property
-    def count(self) -> int:
-        return self.group.shape[0]
-
-
-class _Pool(NamedTuple):
-    slot: torch.Tensor
-    depth: torch.Tensor
-    context: torch.Tensor
-
-
-class _Verdict(NamedTuple):
-    sample: torch.Tensor
-    top_token: torch.Tensor
-    top_prob: torch.Tensor
-    accept_row: torch.Tensor
+# what `observe` reads of slots, which go on changing
+HELD = ("group", "sample", "group_key", "step")
 
 
 class Later:
     """The waiting steps."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Pool, _Slots, Verdict]] = []
+        self._steps: list[tuple[Pool, dict[str, torch.Tensor], Verdict]] = []
         self.rows = 0
 
     @property
@@ -62,8 +40,8 @@ class Later:
 
     def add(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """The pool and the verdict must not change any more; the slots may."""
-        held = (getattr(slots, name).clone() for name in _Slots._fields)
-        self._steps.append((pool, _Slots(*held), verdict))
+        held = {name: getattr(slots, name).clone() for name in HELD}
+        self._steps.append((pool, held, verdict))
         self.rows += max(pool.rows, slots.count)
 
     def observe(self, slots: Slots, config: GraphConfig, ops: Ops) -> Observed:
@@ -71,26 +49,37 @@ class Later:
 
         All steps are observed as one, in which each has slots and groups of its own.
         """
-        pools, before, verdicts = zip(*self._steps, strict=True)
-        S, G, made = slots.count, slots.group_key.shape[0], []
-        row = 0
-        for i, (pool, old, verdict) in enumerate(self._steps):
-            slot = torch.where(pool.slot >= 0, pool.slot + i * S, -1)
-            group = torch.where(old.group >= 0, old.group + i * G, -1)
-            accept_row = torch.where(verdict.accept_row >= 0, verdict.accept_row + row, -1)
-            made.append((slot, group, accept_row))
+        S, G, row = slots.count, slots.group_key.shape[0], 0
+        made = []
+        for i, (pool, held, verdict) in enumerate(self._steps):
+            made.append({
+                "slot": torch.where(pool.slot >= 0, pool.slot + i * S, -1),
+                "depth": pool.depth,
+                "context": pool.context,
+                "group": torch.where(held["group"] >= 0, held["group"] + i * G, -1),
+                "sample": held["sample"],
+                "group_key": held["group_key"],
+                "step": held["step"],
+                "drawn": verdict.sample,
+                "top_token": verdict.top_token,
+                "top_prob": verdict.top_prob,
+                "accept_row": torch.where(verdict.accept_row >= 0, verdict.accept_row + row, -1),
+            })  # fmt: skip
             row += pool.rows
-        slot, group, accept_row = map(torch.cat, zip(*made, strict=True))
-        key = _joined(before, "group_key")
-        key = torch.where(torch.isin(key, slots.group_key), key, -1)
+        x = {name: torch.cat([each[name] for each in made]) for name in made[0]}
+        key = torch.where(torch.isin(x["group_key"], slots.group_key), x["group_key"], -1)
+        pool, _, verdict = self._steps[-1]
         self.clear()
+        # only what is replaced is read
         return ops.observe(
-            _Pool(slot, _joined(pools, "depth"), _joined(pools, "context")),
-            _Slots(group, _joined(before, "sample"), key, _joined(before, "step")),
-            _Verdict(*(_joined(verdicts, name) for name in _Verdict._fields[:3]), accept_row),
+            replace(pool, slot=x["slot"], depth=x["depth"], context=x["context"]),
+            replace(
+                slots, live=x["group"] >= 0, group=x["group"], sample=x["sample"],
+                group_key=key, step=x["step"],
+            ),
+            replace(
+                verdict, sample=x["drawn"], top_token=x["top_token"], top_prob=x["top_prob"],
+                accept_row=x["accept_row"],
+            ),
             config,
-        )
-
-
-def _joined(records: Any, name: str) -> torch.Tensor:
-    return torch.cat([getattr(record, name) for record in records])
+        )  # fmt: skip
