@@ -42,6 +42,9 @@ class Recorder(ConsensusGraph):
         super().__init__(ops, device)
         self.logits, self.laws, self.hits, self.positions = logits, [], [], 0
 
+    def insert_later(self, *step) -> None:
+        self.insert(*step)
+
     def insert(self, pool, slots, verdict) -> None:
         # slots have moved on since the step was decided
         slots_then = replace(slots, generated=slots.generated - verdict.accept_count)

@@ -8,7 +8,7 @@ replay give its time afterwards.
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from csd.engine.cuda_graphs import Captures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.engine.step import Step
 from csd.graph.drafter import StaticDrafter
+from csd.kernels.verify.on_path import verify_on_path
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 
@@ -42,6 +43,12 @@ class StaticStep(Step):
     phases: ClassVar[tuple[str, ...]] = ("step",)
 
     captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
+
+    def __post_init__(self) -> None:
+        Step.__post_init__(self)
+        if self.ops.verify is verify_on_path:
+            # on a CPU too it does what it does on a GPU
+            self.ops = replace(self.ops, verify=self.ops.verify_all)
 
     def body(self, rows: int, nodes: int) -> tuple[Snapshot, Pool, Verdict]:
         """One step over `rows` rows with at most `nodes` drafted ones."""

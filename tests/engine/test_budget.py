@@ -9,6 +9,7 @@ from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, most
 from csd.engine.static_step import sizes_for
 from csd.engine.step_cost import CostModel
 from csd.engine.time_steps import sizes_to_time
+from csd.state.pool import COST_ONE
 
 
 def flat():
@@ -223,6 +224,51 @@ def test_a_step_has_64_rows_where_they_cost_what_one_does():
     budget = AutoBudget(CostModel([1, 8, 64, 96, 128], [1.0, 1.0, 1.0, 2.0, 3.0]))
     assert budget.ask(8) >= 56
     assert budget.choose(8, costs(*[0.2] * 64)) == 56
+
+
+def test_a_step_asks_for_twice_what_the_last_ones_kept():
+    budget = AutoBudget(CostModel([1, 256], [1.0, 1.0]))
+    assert budget.ask(4) == 32
+    for _ in range(8):
+        budget.keep(5)
+    assert budget.ask(4) == 10
+    assert budget.ask(12) == 12
+    budget.keep(1)
+    budget.keep(1)
+    assert budget.ask(4) == 8
+    budget.keep(30)
+    assert budget.ask(4) == 32
+
+
+def test_tokens_of_samples_that_are_ahead_count_less():
+    # a row takes a tenth of a step; 4 slots get 0.2 of a token each
+    cost = CostModel([4, 64], [1.0, 7.0])
+    assert AutoBudget(cost).choose(4, costs(0.2, 0.2, 0.2, 0.2)) == 0
+    behind, *ahead = costs(0.2, 0.2, 0.2, 0.2)
+    weights = [1.0, 1 / 16, 1 / 16, 0.0, 1 / 16]
+    paced = [behind, *(x + 4 * COST_ONE for x in ahead)]
+    assert AutoBudget(cost).choose(4, paced, weights) == 1
+
+
+def test_what_samples_ahead_were_given_does_not_pay():
+    """Drafts that come true for samples that are ahead alone lose, and end."""
+    nodes = {}
+    for weights in (None, [1.0, *[1 / 16] * 7]):
+        budget, kept = AutoBudget(CostModel([8, 64], [1.0, 1.0 + 56 * 0.05])), 0
+        for _ in range(200):
+            nodes_of_step = 0
+            if budget.ask(8):
+                nodes_of_step = budget.choose(8, costs(*[0.9] * 8), weights)
+                budget.keep(nodes_of_step)
+            kept += nodes_of_step
+            rows = 8 + nodes_of_step
+            found = record([0.9] * nodes_of_step, 0, 0.0, 1 + 0.05 * nodes_of_step, rows)
+            # all but the first slot's come true
+            found.count, found.nodes = [1, *[2 if nodes_of_step > 1 else 1] * 7], [2] * 8
+            budget.learn(8, found)
+        nodes[weights is None] = kept
+    assert nodes[True] > 1000
+    assert nodes[False] < nodes[True] / 3
 
 
 def test_the_first_steps_alternate_and_one_in_64_is_without_drafts():

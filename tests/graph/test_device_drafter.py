@@ -140,7 +140,7 @@ def test_padding_changes_no_tree():
     for rows in (16, 32):
         step = drafting_step()
         for _ in range(5):
-            pool, _ = step.body(rows, 9)
+            _, pool, _ = step.body(rows, 9)
         pools.append(pool)
     used = int(pools[0].slot_nodes.sum())
     assert used > 3

@@ -176,7 +176,7 @@ def test_what_estimates_were_worth_decides_who_gets_nodes(worth):
         for token in range(8):
             node = tree.nodes[tree.add(-1, token)]
             node.model, node.graph = (0.5, 0.0) if token % 2 else (0.0, 0.5)
-        return likeliest({0: tree}, 4, reliability)[0].token
+        return likeliest({0: tree}, 4, reliability, [0])[0].token
 
     reliability = Reliability()
     assert kept(reliability) == [0, 1, 2, 3]

@@ -109,8 +109,8 @@ class DeviceCache:
             return self._attend(layer, q, node_k[layer], node_v[layer], where, work)
 
         hidden = self.net.forward(
-            token[order.slot].reshape(-1), place[order.slot].reshape(-1), None, attend, node_k,
-            node_v, self.ops,
+            token[order.slot].reshape(-1).int(), place[order.slot].reshape(-1), None, attend,
+            node_k, node_v, self.ops,
         )  # fmt: skip
         row = torch.where(step < count[:, None], where["slot_start"][:, None] + step, -1)
         self.ops.commit_kv(
@@ -154,7 +154,7 @@ class DeviceCache:
 
         place = position[:, None].expand(S, F).reshape(-1)
         hidden = self.net.forward(
-            token.reshape(-1), place, None, attend, new_k, new_v, self.ops
+            token.reshape(-1).int(), place, None, attend, new_k, new_v, self.ops
         )
         return hidden.unflatten(0, (S, F))
 

@@ -30,7 +30,7 @@ from csd.graph.rivals.host_drafter import pool_of
 from csd.kernels.draft_tree import DraftNoise
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool, roots
+from csd.state.pool import Pool, head_starts, roots
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
@@ -125,7 +125,8 @@ class ModelDrafter(NetworkDrafter):
         self._grow(host, slots, noise)
         if self.graph is not None:
             add_pool(self.trees, self.graph.propose(slots, rows, noise))
-        kept = likeliest(self.trees, rows - len(host.live), self.reliability)
+        ahead = head_starts(slots).tolist()
+        kept = likeliest(self.trees, rows - len(host.live), self.reliability, ahead)
         return pool_of(kept, slots, rows)
 
     def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:

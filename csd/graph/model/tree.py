@@ -76,23 +76,31 @@ def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
         node.graph, node.source = path_probability(cost - costs[parent]), source
 
 
-def likeliest(trees: dict[int, SlotTree], nodes: int, reliability: Reliability) -> dict[int, Tree]:
-    """The `nodes` likeliest nodes over all trees by what such estimates have been worth."""
+def likeliest(
+    trees: dict[int, SlotTree], nodes: int, reliability: Reliability, ahead: list[int]
+) -> dict[int, Tree]:
+    """The `nodes` likeliest nodes over all trees by what such estimates have been worth.
+
+    ahead: of all slots, as `csd.state.pool.head_starts`.
+    """
+    weight = [path_probability(cost) for cost in ahead]
     for tree in trees.values():
         for node in tree.nodes:
             share = tree.nodes[node.parent].chance if node.parent >= 0 else 1.0
             node.chance = share * reliability(node.kind, node.estimate)
     ranked = sorted(
-        (-node.chance, s, n) for s, tree in trees.items() for n, node in enumerate(tree.nodes)
+        (-node.chance * weight[s], s, n)
+        for s, tree in trees.items()
+        for n, node in enumerate(tree.nodes)
     )
     kept = {s: Tree(MAX_NODES - 1, MAX_DEPTH) for s in trees}
     place: dict[tuple[int, int], int] = {(s, -1): -1 for s in trees}
-    for chance, s, n in ranked:
+    for _, s, n in ranked:
         node = trees[s].nodes[n]
         # a parent may have had no room
         if nodes <= 0 or (s, node.parent) not in place:
             continue
-        at = kept[s].add(place[s, node.parent], node.token, -chance, node.source)
+        at = kept[s].add(place[s, node.parent], node.token, node.chance, node.source)
         if at >= 0:
             place[s, n] = at
             nodes -= 1
