@@ -104,7 +104,7 @@ class Decoder:
             product = linear if c.qk_norm else parts
             qkv = product(x, layer.qkv, layer.qkv_bias)
             q, k, v = (
-                heads.unflatten(-1, (-1, c.head_dim))
+                heads.view(*heads.shape[:-1], -1, c.head_dim)
                 for heads in qkv.split((q_width, kv_width, kv_width), dim=-1)
             )
             if c.qk_norm:
