@@ -16,7 +16,7 @@ from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
-from csd.state.pool import COST_ONE, Pool, head_starts, roots, trim
+from csd.state.pool import Pool, head_starts, path_probability, roots, trim
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.verify.sampler import Sampler
@@ -96,8 +96,11 @@ class Step:
         drafted = pool.depth > 0
         ahead = head_starts(self.slots)
         cost = pool.cost + torch.where(drafted, ahead[pool.slot.clamp(min=0).long()], 0)
-        weights = torch.where(self.slots.live, torch.exp2(ahead.float() / -COST_ONE), 0)
-        keep = budget.choose(live, cost[drafted].tolist(), weights.tolist())
+        # one copy for the host: the nodes' costs, then the slots' head starts
+        told = torch.cat([cost[drafted], torch.where(self.slots.live, ahead, -1)]).tolist()
+        costs, starts = told[: -ahead.shape[0]], told[-ahead.shape[0] :]
+        weights = [path_probability(start) if start >= 0 else 0.0 for start in starts]
+        keep = budget.choose(live, costs, weights)
         budget.keep(keep)
         return trim(pool, live + keep, cost)
 

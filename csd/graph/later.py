@@ -17,8 +17,6 @@ from csd.state.verdict import Verdict
 
 # rows of all waiting steps at most; observing takes memory by their square
 MOST_ROWS = 256
-
-
 # what `observe` reads of slots, which go on changing
 HELD = ("group", "sample", "group_key", "step")
 

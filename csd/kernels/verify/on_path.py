@@ -7,7 +7,13 @@ row: a batch of rows costs little more than one.
 
 import torch
 
-from csd.kernels.verify.reference import Sampled, sample_blocks, verdict_of
+from csd.kernels.verify.reference import (
+    Sampled,
+    block_rows,
+    sample_blocks,
+    verdict_of,
+    verify_ref,
+)
 from csd.state.pool import COST_ONE, Pool, joined
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
@@ -23,8 +29,11 @@ def verify_on_path(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     seen.
     """
     M, device = pool.rows, logits.device
-    dtype = torch.promote_types(logits.dtype, torch.float32)
     live = pool.slot >= 0
+    rows = (live & (pool.cost <= LIKELY)).nonzero()[:, 0]
+    if rows.shape[0] == M:
+        return verify_ref(logits, pool, slots)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
     parent = pool.parent.clamp(min=0).long()
     drawn = Sampled(
         token=torch.full((M,), -1, device=device),
@@ -34,9 +43,9 @@ def verify_on_path(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
         top_prob=torch.zeros(M, TOP, device=device),
     )
     left = live.clone()  # rows that have not been sampled
-    rows = (live & (pool.cost <= LIKELY)).nonzero()[:, 0]
     while rows.shape[0]:
-        for whole, part in zip(drawn, sample_blocks(logits, rows, pool, slots), strict=True):
+        blocks = rows.split(block_rows(logits))
+        for whole, part in zip(drawn, sample_blocks(logits, blocks, pool, slots), strict=True):
             whole.index_copy_(0, rows, part)
         left[rows] = False
         accepted = joined(pool, (pool.parent < 0) | (drawn.token[parent] == pool.token))

@@ -1,5 +1,6 @@
 """What `csd/kernels/verify/` describes, in plain PyTorch."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -28,23 +29,24 @@ def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
 
     logits: [M, V]; 16-bit logits are processed in float32, float64 stays float64.
     """
-    rows = torch.arange(logits.shape[0], device=logits.device)
-    return verdict_of(sample_blocks(logits, rows, pool, slots), logits, pool, slots)
+    M, most = logits.shape[0], block_rows(logits)
+    blocks = [slice(at, at + most) for at in range(0, max(M, 1), most)]
+    return verdict_of(sample_blocks(logits, blocks, pool, slots), logits, pool, slots)
 
 
-def sample_blocks(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
-) -> Sampled:
-    """Of the pool's `rows` [R], in their order."""
-    most = max(BLOCK // logits.shape[1], 2) if logits.device.type == "cpu" else rows.shape[0]
-    parts = rows.split(max(most, 1))
-    found = (sample_rows(logits.index_select(0, x), x, pool, slots) for x in parts)
+def block_rows(logits: torch.Tensor) -> int:
+    """Rows that are sampled at a time."""
+    M, V = logits.shape
+    return max(BLOCK // V, 2) if logits.device.type == "cpu" else max(M, 1)
+
+
+def sample_blocks(logits: torch.Tensor, blocks: Iterable, pool: Pool, slots: Slots) -> Sampled:
+    """blocks: slices or numbers [R] of the pool's rows."""
+    found = (sample_rows(logits[rows], rows, pool, slots) for rows in blocks)
     return Sampled(*(torch.cat(x) for x in zip(*found, strict=True)))
 
 
-def verdict_of(
-    sampled: Sampled, logits: torch.Tensor, pool: Pool, slots: Slots
-) -> Verdict:
+def verdict_of(sampled: Sampled, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     """The accepted paths, of rows that have been sampled; others have token -1."""
     live = pool.slot >= 0
     greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0

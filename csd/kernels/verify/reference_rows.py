@@ -15,7 +15,7 @@ PIECE = 64
 
 
 def sample_rows(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+    logits: torch.Tensor, rows: slice | torch.Tensor, pool: Pool, slots: Slots
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of the pool's `rows` [R], with the logits [R, V]: token, its log-probability and the log of
     all mass [R], the likeliest tokens and their probabilities [R, 8]."""
@@ -71,7 +71,7 @@ def head_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def _penalise(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
+    logits: torch.Tensor, rows: slice | torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
 ) -> torch.Tensor:
     """Repetition penalty over prompt, sample and the row's own path."""
     if bool((slots.penalty == 1).all()):
