@@ -19,7 +19,7 @@ from typing import Protocol
 from csd.engine.record import Record
 from csd.engine.step_cost import CostModel
 from csd.engine.turns import Turns
-from csd.state.pool import acceptance
+from csd.state.pool import PACE, acceptance, path_probability
 
 # most drafted tokens of a step whose shapes are not fixed: at least FEW, else up to EACH a live
 # slot, MOST in all, while such a step takes at most DEAR times one of the roots alone
@@ -45,14 +45,25 @@ class Calibration:
     def __float__(self) -> float:
         return self._accepted / self._expected
 
-    def learn(self, record: Record) -> None:
-        expected = record.expected
+    def learn(self, expected: float, accepted: float) -> None:
         fade = 1 - min(expected, 50.0) / 100
         self._expected = self._expected * fade + expected
-        self._accepted = self._accepted * fade + record.accepted
+        self._accepted = self._accepted * fade + accepted
 
 
-Weights = list[float] | None
+# of each slot `csd.state.pool.head_starts`, -1 without a sample; None while samples wait for a slot
+Starts = list[int] | None
+
+
+def progress(starts: list[int], counts: list[int]) -> float:
+    """Tokens by which the last slot of a step moved on.
+
+    min(a + n), with a the tokens by which a slot was ahead of the last one and n those that it got.
+    A call ends with its last sample: over its steps these add up to its length, and a sample that
+    got more than others waits for them.
+    """
+    pairs = zip(starts, counts, strict=True)
+    return min((start / PACE + n for start, n in pairs if start >= 0), default=0.0)
 
 
 class Budget(Protocol):
@@ -61,11 +72,10 @@ class Budget(Protocol):
     def ask(self, live: int) -> int:
         """Drafted tokens to propose for the next step over `live` slots."""
 
-    def choose(self, live: int, costs: list[int], weights: Weights = None) -> int:
+    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
         """Drafted tokens worth keeping of those proposed, given their costs.
 
-        weights: what a token of each slot counts, 0 for slots without a sample; the costs are
-        higher by what their slot's weight is lower. None: 1 for all.
+        starts: of each slot; the costs have their slot's in them.
         """
 
     def keep(self, nodes: int) -> None:
@@ -87,7 +97,7 @@ class FixedBudget(Budget):
     def ask(self, live: int) -> int:
         return self.nodes
 
-    def choose(self, live: int, costs: list[int], weights: Weights = None) -> int:
+    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
         return len(costs)
 
     def keep(self, nodes: int) -> None:
@@ -105,8 +115,8 @@ class Asked:
     """What "auto" did in a step whose record has not been read."""
 
     drafts: bool  # whether drafts were asked for
-    weights: Weights = None
-    worth: float | None = None  # tokens that the kept ones promise, a weight; None: not known
+    starts: Starts = None
+    worth: float | None = None  # tokens that the kept ones promise a slot; None: not known
 
 
 class Learner:
@@ -126,21 +136,22 @@ class Learner:
         """From a step over `live` slots; base: rows of one without drafts."""
         asked = self.asked.popleft() if self.asked else Asked(bool(record.costs))
         self.turns.read(asked.drafts)
+        live = max(live, 1)
+        promised, got = record.expected / live, record.accepted / live
+        counted = float(live)
+        if asked.starts is not None and asked.worth is not None:
+            promised, got = asked.worth, progress(asked.starts, record.count) - 1
+            # a step says of the slots that are behind what it says of a few nodes
+            counted = min(counted, 4.0)
         if record.costs:
-            self.calibration.learn(record)
-        seconds, live = record.draft_seconds + record.model_seconds, max(live, 1)
+            self.calibration.learn(promised * counted, got * counted)
+        seconds = record.draft_seconds + record.model_seconds
         if not seconds:
             return
         if not asked.drafts:
             self.turns.learn_plain(self.late.learn_plain(record.rows, seconds))
         elif record.costs:
             surprise = self.late.learn_drafted(base, record.rows, seconds)
-            promised, got = record.expected / live, record.accepted / live
-            if asked.weights is not None and asked.worth is not None:
-                # the slots that are behind, for which the others will wait
-                pairs = zip(asked.weights, record.count, strict=True)
-                accepted = sum(w * max(n - 1, 0) for w, n in pairs)
-                promised, got = asked.worth, accepted / sum(asked.weights)
             tokens, got = 1 + float(self.calibration) * promised, 1 + got
             took = self.late.ratio(base, record.rows)
             self.turns.learn_drafted(live, tokens / took, got, took, surprise)
@@ -168,9 +179,11 @@ class AutoBudget(FixedBudget):
         ratio = self._learner.late.curve(live, live + most)
         return next((k for k in range(most, FEW, -1) if ratio(live + k) <= DEAR), FEW)
 
-    def choose(self, live: int, costs: list[int], weights: Weights = None) -> int:
+    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
         learner = self._learner
-        weight = sum(weights) if weights else float(live)
+        weight = float(live)
+        if starts is not None:
+            weight = sum(path_probability(start) for start in starts if start >= 0)
         calibration = float(learner.calibration)
         if learner.turns.trial:
             # what drafts bring may have changed as well
@@ -184,7 +197,7 @@ class AutoBudget(FixedBudget):
             if rate > best_rate and k >= least:
                 best, best_rate, worth = k, rate, promised
         if learner.asked:
-            learner.asked[-1].weights, learner.asked[-1].worth = weights, worth
+            learner.asked[-1].starts, learner.asked[-1].worth = starts, worth
         return best
 
     def keep(self, nodes: int) -> None:

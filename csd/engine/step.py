@@ -16,7 +16,7 @@ from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool, head_starts, path_probability, roots, trim
+from csd.state.pool import Pool, head_starts, roots, trim
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.verify.sampler import Sampler
@@ -96,11 +96,11 @@ class Step:
         drafted = pool.depth > 0
         ahead = head_starts(self.slots)
         cost = pool.cost + torch.where(drafted, ahead[pool.slot.clamp(min=0).long()], 0)
-        # one copy for the host: the nodes' costs, then the slots' head starts
-        told = torch.cat([cost[drafted], torch.where(self.slots.live, ahead, -1)]).tolist()
-        costs, starts = told[: -ahead.shape[0]], told[-ahead.shape[0] :]
-        weights = [path_probability(start) if start >= 0 else 0.0 for start in starts]
-        keep = budget.choose(live, costs, weights)
+        # one copy for the host: the slots' head starts, whether there are any, the nodes' costs
+        starts = torch.where(self.slots.live, ahead, -1)
+        told = torch.cat([starts, self.slots.pace[:1], cost[drafted]]).tolist()
+        S = self.slots.count
+        keep = budget.choose(live, told[S + 1 :], told[:S] if told[S] else None)
         budget.keep(keep)
         return trim(pool, live + keep, cost)
 

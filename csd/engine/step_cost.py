@@ -91,7 +91,8 @@ class LateSteps:
     """Corrects a table by what steps took of late.
 
     The unit is a step without drafts, so a load that slows every step changes no ratio. Everything
-    is a weighted median: one slow step changes little.
+    is a weighted mean of what is near the median: one slow step changes nothing, and steps that are
+    often a little slower, as those of many rows are, count as they are.
     """
 
     def __init__(self, table: CostModel):
@@ -135,7 +136,7 @@ class LateSteps:
                 ratio = predicted + (took - predicted_then) * min(nodes / max(m - b, 1), 1.0)
             near = abs(math.log2(rows / m))
             found.append((max(ratio, 1.0), 2 ** ((i - last) / 6 - 8 * near)))
-        return _median(found)
+        return _usual(found)
 
     def curve(self, base: int, most: int) -> "CostModel":
         """`ratio` at the table's sizes, linear between them; fewer rows never cost more."""
@@ -167,7 +168,7 @@ class LateSteps:
             self._doubt = self._step, found
             return True
         self._plain.append((self._step, found))
-        self._level = _median((x, 2 ** ((at - self._step) / 64)) for at, x in self._plain)
+        self._level = _usual((x, 2 ** ((at - self._step) / 64)) for at, x in self._plain)
         return False
 
     def learn_drafted(self, base: int, rows: int, seconds: float) -> bool:
@@ -197,12 +198,14 @@ def _differ(found: float, expected: float) -> bool:
     return not 1 / SURPRISE < found / expected < SURPRISE
 
 
-def _median(weighted: Iterable[tuple[float, float]]) -> float:
-    """The lower median of (value, weight) pairs."""
+def _usual(weighted: Iterable[tuple[float, float]]) -> float:
+    """Of (value, weight) pairs the mean of those that are no surprise beside the lower median."""
     pairs = sorted(weighted)
-    half = sum(weight for _, weight in pairs) / 2
+    median, half = pairs[-1][0], sum(weight for _, weight in pairs) / 2
     for value, weight in pairs:
         half -= weight
         if half <= 0:
-            return value
-    return pairs[-1][0]
+            median = value
+            break
+    near = [(value, weight) for value, weight in pairs if not _differ(value, median)]
+    return sum(value * weight for value, weight in near) / sum(weight for _, weight in near)

@@ -5,11 +5,11 @@ from statistics import mean
 import pytest
 from simulated_steps import Machine, costs, record
 
-from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, most_nodes
+from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, most_nodes, progress
 from csd.engine.static_step import sizes_for
 from csd.engine.step_cost import CostModel
 from csd.engine.time_steps import sizes_to_time
-from csd.state.pool import COST_ONE
+from csd.state.pool import COST_ONE, PACE
 
 
 def flat():
@@ -245,20 +245,38 @@ def test_tokens_of_samples_that_are_ahead_count_less():
     cost = CostModel([4, 64], [1.0, 7.0])
     assert AutoBudget(cost).choose(4, costs(0.2, 0.2, 0.2, 0.2)) == 0
     behind, *ahead = costs(0.2, 0.2, 0.2, 0.2)
-    weights = [1.0, 1 / 16, 1 / 16, 0.0, 1 / 16]
+    # 64 tokens ahead: a 16th
+    starts = [0, 4 * COST_ONE, 4 * COST_ONE, -1, 4 * COST_ONE]
     paced = [behind, *(x + 4 * COST_ONE for x in ahead)]
-    assert AutoBudget(cost).choose(4, paced, weights) == 1
+    assert AutoBudget(cost).choose(4, paced, starts) == 1
+
+
+@pytest.mark.parametrize(
+    ("ahead", "counts", "want"),
+    [
+        ([0], [3], 3),
+        ([0, 40], [1, 9], 1),
+        ([0, 40], [4, 1], 4),
+        # the second is the last one then
+        ([0, 2], [9, 1], 3),
+        # two at one place wait for each other
+        ([0, 0], [2, 40], 2),
+    ],
+)
+def test_a_call_ends_sooner_by_what_its_last_samples_get(ahead, counts, want):
+    starts = [-1, *(PACE * a for a in ahead)]
+    assert progress(starts, [0, *counts]) == want
 
 
 def test_what_samples_ahead_were_given_does_not_pay():
     """Drafts that come true for samples that are ahead alone lose, and end."""
     nodes = {}
-    for weights in (None, [1.0, *[1 / 16] * 7]):
+    for starts in (None, [0, *[4 * COST_ONE] * 7]):
         budget, kept = AutoBudget(CostModel([8, 64], [1.0, 1.0 + 56 * 0.05])), 0
         for _ in range(200):
             nodes_of_step = 0
             if budget.ask(8):
-                nodes_of_step = budget.choose(8, costs(*[0.9] * 8), weights)
+                nodes_of_step = budget.choose(8, costs(*[0.9] * 8), starts)
                 budget.keep(nodes_of_step)
             kept += nodes_of_step
             rows = 8 + nodes_of_step
@@ -266,7 +284,7 @@ def test_what_samples_ahead_were_given_does_not_pay():
             # all but the first slot's come true
             found.count, found.nodes = [1, *[2 if nodes_of_step > 1 else 1] * 7], [2] * 8
             budget.learn(8, found)
-        nodes[weights is None] = kept
+        nodes[starts is None] = kept
     assert nodes[True] > 1000
     assert nodes[False] < nodes[True] / 3
 
