@@ -2,9 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
+
+from csd.kernels.cpu import compiles
+
+# PyTorch's threads beyond which its own operations are faster than loops in one thread
+MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,12 @@ class Ops:
 
     @classmethod
     def choose(cls, kernels: str | None, device: torch.device) -> "Ops":
-        """`kernels` "reference" or "triton"; None takes the one that fits the device."""
+        """`kernels` "reference" or "triton"; None takes what fits the device.
+
+        On a CPU that is the references, some of them as numba's loops where it is installed.
+        """
+        if kernels is None and device.type == "cpu":
+            return compiled_loops() if compiles() else reference()
         if kernels is None:
             kernels = "triton" if device.type == "cuda" else "reference"
         if kernels not in ("reference", "triton"):
@@ -124,6 +135,34 @@ def reference() -> Ops:
         graph_insert=graph_insert_ref,
         snapshot=snapshot_ref,
     )
+
+
+def compiled_loops() -> Ops:
+    """The references, with loops in place of what takes the most of a step on few cores.
+
+    A loop runs in one thread. Where several wait, or rows are so cheap that steps have many (AMX),
+    attention is left to batched products.
+    """
+    from csd.kernels.cpu.attention import plan_attention, tree_attention
+    from csd.kernels.cpu.heads import PASSES
+    from csd.kernels.cpu.layers import rms_norm, rotary, swiglu
+    from csd.kernels.verify import verify_ref
+    from csd.kernels.verify.on_path import verify_on_path
+
+    threads = torch.get_num_threads()
+    if threads > MOST_THREADS:
+        return reference()
+    ops = replace(
+        reference(),
+        rms_norm=rms_norm,
+        rotary=rotary,
+        swiglu=swiglu,
+        verify=partial(verify_on_path, passes=PASSES),
+        verify_all=partial(verify_ref, passes=PASSES),
+    )
+    if threads > 2 or torch.cpu._is_amx_tile_supported():
+        return ops
+    return replace(ops, plan_attention=plan_attention, tree_attention=tree_attention)
 
 
 def exact_triton() -> Ops:

@@ -1,14 +1,21 @@
-"""Norm, rotary embedding and SwiGLU, interpreted: no further from float64 than eager is."""
+"""Norm, rotary embedding and SwiGLU, interpreted and as loops of a CPU: no further from float64 than
+eager is."""
 
 import pytest
 import torch
 from elementwise_cases import normal, rotary_case
 
+from csd.kernels.cpu import layers as loops
 from csd.kernels.rms_norm import rms_norm, rms_norm_ref, rms_norm_triton
 from csd.kernels.rotary import rotary, rotary_ref, rotary_triton
 from csd.kernels.swiglu import swiglu, swiglu_ref, swiglu_triton
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+
+
+def each(triton, loop):
+    """Triton's kernel in the interpreter, and the CPU's loop."""
+    return pytest.mark.parametrize("run", [triton, loop], ids=["triton", "loop"])
 
 
 def within_eager(got, eager, exact):
@@ -31,14 +38,15 @@ def exact_norm(x, weight, eps, residual=None):
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 1), (3, 576), (5, 63), (2, 3, 1000), (1, 2050)], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
-def test_rms_norm(shape, has_residual, dtype, poison):
+@each(rms_norm_triton, loops.rms_norm)
+def test_rms_norm(run, shape, has_residual, dtype, poison):
     x, weight = 3 * normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype)
     residual = normal(*shape, dtype=dtype, seed=1) if has_residual else None
     exact, total = exact_norm(x, weight, 1e-5, residual)
     eager, r = rms_norm_ref(x, weight, 1e-5, residual)
-    y, r_triton = rms_norm_triton(x, weight, 1e-5, residual)
+    y, r_run = run(x, weight, 1e-5, residual)
     within_eager(y, eager, exact)
-    assert torch.equal(r, r_triton) and torch.equal(r.double(), total)
+    assert torch.equal(r, r_run) and torch.equal(r.double(), total)
 
 
 @DTYPES
@@ -47,14 +55,12 @@ def test_rms_norm_of_rows_of_a_table(M, V, width, dtype, poison):
     table, weight = normal(V, width, dtype=dtype), normal(width, dtype=dtype)
     rows = torch.randint(-1, V, (M,), generator=torch.Generator().manual_seed(M)).int()
     taken = table[rows.clamp(min=0).long()]
-    want = rms_norm_triton(taken, weight, 1e-5)[0]
-    for run in (rms_norm_triton, rms_norm, rms_norm_ref):
+    for run in (rms_norm_triton, loops.rms_norm, rms_norm, rms_norm_ref):
         y, r = run(table, weight, 1e-5, rows=rows)
         assert torch.equal(r, taken)
-        if run is rms_norm_triton:
-            assert torch.equal(y, want)
-        else:
-            assert torch.equal(y, rms_norm_ref(taken, weight, 1e-5)[0])
+        # without rows, the operator's results must not be its arguments
+        of_rows = rms_norm_ref if run is rms_norm else run
+        assert torch.equal(y, of_rows(taken, weight, 1e-5)[0])
 
 
 def test_rms_norm_of_rows_takes_no_residual():
@@ -120,31 +126,59 @@ def exact_rotary(x, case):
     "M,H,K,D", [(1, 1, 1, 2), (3, 9, 3, 64), (2, 14, 2, 96), (5, 8, 1, 128)]
 )
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
-def test_rotary(M, H, K, D, fused, dtype, poison):
+@each(rotary_triton, loops.rotary)
+def test_rotary(run, M, H, K, D, fused, dtype, poison):
     case = rotary_case(M, H, K, D, dtype, fused)
     exact_q, exact_k = exact_rotary(case["q"], case), exact_rotary(case["k"], case)
     eager_q = rotary_ref(**case)
     eager_k = case["node_k"].clone()
     assert torch.equal(case["node_v"], case["v"])
     case["node_k"].fill_(float("nan")), case["node_v"].fill_(float("nan"))
-    within_eager(rotary_triton(**case), eager_q, exact_q)
+    within_eager(run(**case), eager_q, exact_q)
     within_eager(case["node_k"], eager_k, exact_k)
     assert torch.equal(case["node_v"], case["v"])
 
 
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 2), (3, 126), (2, 2, 3000)], ids=str)
-def test_swiglu(shape, dtype, poison):
+@each(swiglu_triton, loops.swiglu)
+def test_swiglu(run, shape, dtype, poison):
     x = 4 * normal(*shape, dtype=dtype)
     gate, up = x.double().chunk(2, -1)
     exact = gate / (1 + (-gate).exp()) * up
-    within_eager(swiglu_triton(x), swiglu_ref(x), exact)
+    within_eager(run(x), swiglu_ref(x), exact)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-def test_swiglu_saturates():
+@each(swiglu_triton, loops.swiglu)
+def test_swiglu_saturates(run):
     x = torch.tensor([[-200.0, 200.0, 0.0, 1.0, 1.0, 7.0]])
-    assert torch.equal(swiglu_triton(x), torch.tensor([[0.0, 200.0, 0.0]]))
+    assert torch.equal(run(x), torch.tensor([[0.0, 200.0, 0.0]]))
+
+
+@each(swiglu_triton, loops.swiglu)
+def test_swiglu_keeps_what_is_no_number(run):
+    x = torch.tensor([[float("nan"), float("inf"), 1.0, 1.0]])
+    assert run(x)[0].isnan().tolist() == [True, False] and run(x)[0, 1] == float("inf")
+
+
+@pytest.mark.parametrize("width", [64, 1543])
+def test_loops_in_bfloat16_round_as_the_references_do(width):
+    x, weight = 3 * normal(9, width, dtype=torch.bfloat16), normal(width, dtype=torch.bfloat16)
+    (y, r), (want, total) = loops.rms_norm(x, weight, 1e-5, x), rms_norm_ref(x, weight, 1e-5, x)
+    # the statistics are a sum, whose order is free
+    assert torch.equal(r, total) and ((y - want).abs() <= 2**-7 * want.abs()).all()
+    case = rotary_case(9, 6, 2, 64, torch.bfloat16, True)
+    want = rotary_ref(**case), case["node_k"].clone(), case["node_v"].clone()
+    got = loops.rotary(**case), case["node_k"], case["node_v"]
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    # rounding keeps what is no number, and carries into infinity
+    x = torch.tensor([[float("nan"), 3.389e38, -0.0, 1e-40]])
+    halves = torch.cat([x, torch.full_like(x, 1.0)], 1).bfloat16()
+    assert loops.swiglu(halves).isnan().tolist() == swiglu_ref(halves).isnan().tolist()
+    x = x.bfloat16()
+    twice = loops.rms_norm(x, x[0], 1e-5, x)[1]
+    assert str(twice.tolist()) == str((x + x).tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

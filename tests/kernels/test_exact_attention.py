@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from numba import njit
 
+from csd.kernels.cpu import attention
+from csd.kernels.cpu.numbers import added
 from csd.kernels.tree_attention import batched, batched_work, tree_attention_batched
 from csd.state.pool import MAX_DEPTH, Pool
 
@@ -19,7 +22,7 @@ def tables(lengths):
     return table, sum(need)
 
 
-def last_row(generated, depth, others, dtype, prompt=70):
+def last_row(generated, depth, others, dtype, prompt=70, attend=tree_attention_batched):
     """Attention of the row behind `generated` keys, of which the last `depth` + 1 are nodes.
 
     others: (committed, nodes) of more slots in the same step.
@@ -58,10 +61,12 @@ def last_row(generated, depth, others, dtype, prompt=70):
     pool.group_start[1] = M
     node_k[: depth + 1], node_v[: depth + 1] = keys[committed[0] :], values[committed[0] :]
     q[depth] = query
-    out = tree_attention_batched(
-        q, node_k, node_v, k_pages, v_pages, table[:1], torch.tensor([prompt], dtype=torch.int32),
-        table[1:], torch.tensor(committed, dtype=torch.int32), pool.slot, pool.ancestors,
-        pool.slot_start, pool.slot_nodes, pool.group_start, scale=D**-0.5,
+    out = attend(
+        q, node_k, node_v, k_pages, v_pages, prompt_pages=table[:1],
+        prompt_len=torch.tensor([prompt], dtype=torch.int32), slot_pages=table[1:],
+        slot_len=torch.tensor(committed, dtype=torch.int32), slot=pool.slot,
+        ancestors=pool.ancestors, slot_start=pool.slot_start, slot_nodes=pool.slot_nodes,
+        group_start=pool.group_start, scale=D**-0.5,
     )  # fmt: skip
     return out[depth]
 
@@ -77,28 +82,49 @@ STEPS = [
 ]
 
 
-def same_bits(generated, dtype, prompt=70):
-    alone = last_row(generated, 0, [], dtype, prompt)
-    return [
-        torch.equal(last_row(generated, min(depth, generated - 1), others, dtype, prompt), alone)
+def same_bits(generated, dtype, prompt=70, attend=tree_attention_batched):
+    alone = last_row(generated, 0, [], dtype, prompt, attend)
+    rows = (
+        last_row(generated, min(depth, generated - 1), others, dtype, prompt, attend)
         for depth, others in STEPS
-    ]
+    )
+    return [torch.equal(row, alone) for row in rows]
 
 
+EACH = pytest.mark.parametrize(
+    "attend", [tree_attention_batched, attention.tree_attention], ids=["batched", "loop"]
+)
+
+
+@EACH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("generated", [1, 2, 17, 18, 64, 70, 81, 82, 210, 350])
-def test_a_row_has_the_same_bits_in_any_step(generated, dtype):
-    assert all(same_bits(generated, dtype))
+def test_a_row_has_the_same_bits_in_any_step(generated, dtype, attend):
+    assert all(same_bits(generated, dtype, attend=attend))
 
 
+@EACH
 @pytest.mark.parametrize("prompt", [0, 1, 2, 3, 5, 63, 300])
-def test_a_prompt_may_be_of_any_length(prompt):
-    assert all(same_bits(20, torch.float32, prompt))
+def test_a_prompt_may_be_of_any_length(prompt, attend):
+    assert all(same_bits(20, torch.float32, prompt, attend))
 
 
-def broken():
+def broken(attend=tree_attention_batched):
     """Whether some step of float32 gives a row other bits."""
-    return not all(all(same_bits(n, torch.float32)) for n in (18, 70, 210, 350))
+    return not all(all(same_bits(n, torch.float32, attend=attend)) for n in (18, 70, 210, 350))
+
+
+def test_the_loop_needs_weights_added_by_position(monkeypatch):
+    softmax = attention._softmax
+
+    @njit
+    def apart(x, old, word, line):
+        softmax(x, old, word, line)
+        return added(x[:old]) + added(x[old:])
+
+    monkeypatch.setattr(attention, "_softmax", apart)
+    monkeypatch.setattr(attention, "_attend", njit(attention._attend.py_func))
+    assert broken(attention.tree_attention)
 
 
 def test_it_needs_a_tail_that_no_tree_reaches_beyond(monkeypatch):

@@ -5,6 +5,7 @@ import torch
 from attention_cases import attention_case, dense_attention, laid_out
 from triton.runtime.interpreter import InterpretedFunction
 
+from csd.kernels.cpu import attention
 from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention import (
     tree_attention,
@@ -30,7 +31,10 @@ CASES = {
 }
 
 
-EACH = pytest.mark.parametrize("attend", [tree_attention_ref, tree_attention_batched])
+EACH = pytest.mark.parametrize(
+    "attend", [tree_attention_ref, tree_attention_batched, attention.tree_attention],
+    ids=["reference", "batched", "loop"],
+)  # fmt: skip
 
 
 @EACH
@@ -60,10 +64,11 @@ def test_on_a_cpu_in_low_precision(attend, dtype):
     assert_sums_in_float32(out, case)
 
 
-def test_batched_over_a_long_sample_and_a_path_deeper_than_any_of_csd():
+@EACH
+def test_a_long_sample_and_a_path_deeper_than_any_of_csd(attend):
     case = attention_case([{0: 64, 1: 2}], [90], [700, 0], heads=(3, 1))
     case["ancestors"][:64] = torch.tensor([(1 << j + 1) - 1 if j < 63 else -1 for j in range(64)])
-    torch.testing.assert_close(tree_attention_batched(**case), dense_attention(case))
+    torch.testing.assert_close(attend(**case), dense_attention(case))
 
 
 def test_batched_within_one_memory():

@@ -7,13 +7,8 @@ row: a batch of rows costs little more than one.
 
 import torch
 
-from csd.kernels.verify.reference import (
-    Sampled,
-    block_rows,
-    sample_blocks,
-    verdict_of,
-    verify_ref,
-)
+from csd.kernels.verify.reference import Sampled, sample_blocks, verdict_of, verify_ref
+from csd.kernels.verify.reference_rows import REFERENCE, Passes
 from csd.state.pool import COST_ONE, Pool, joined
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
@@ -22,7 +17,9 @@ from csd.state.verdict import TOP, Verdict
 LIKELY = 3 * COST_ONE // 2
 
 
-def verify_on_path(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+def verify_on_path(
+    logits: torch.Tensor, pool: Pool, slots: Slots, passes: Passes = REFERENCE
+) -> Verdict:
     """The verdict of `verify_ref`, but that rows beside the accepted paths may not be sampled.
 
     Those have token -1, no likeliest tokens and log-probability 0, and bad logits there are not
@@ -32,7 +29,7 @@ def verify_on_path(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     live = pool.slot >= 0
     rows = (live & (pool.cost <= LIKELY)).nonzero()[:, 0]
     if rows.shape[0] == M:
-        return verify_ref(logits, pool, slots)
+        return verify_ref(logits, pool, slots, passes)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     parent = pool.parent.clamp(min=0).long()
     drawn = Sampled(
@@ -44,10 +41,10 @@ def verify_on_path(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     )
     left = live.clone()  # rows that have not been sampled
     while rows.shape[0]:
-        blocks = rows.split(block_rows(logits))
-        for whole, part in zip(drawn, sample_blocks(logits, blocks, pool, slots), strict=True):
+        found = sample_blocks(logits, rows, pool, slots, passes)
+        for whole, part in zip(drawn, found, strict=True):
             whole.index_copy_(0, rows, part)
         left[rows] = False
         accepted = joined(pool, (pool.parent < 0) | (drawn.token[parent] == pool.token))
         rows = (left & accepted).nonzero()[:, 0]
-    return verdict_of(drawn, logits, pool, slots)
+    return verdict_of(drawn, logits, pool, slots, passes)

@@ -1,11 +1,10 @@
 """What `csd/kernels/verify/` describes, in plain PyTorch."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
-from csd.kernels.verify.reference_rows import row_sum, sample_rows
+from csd.kernels.verify.reference_rows import REFERENCE, Passes, sample_rows
 from csd.state.pool import MAX_DEPTH, Pool, joined
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP, Verdict
@@ -24,35 +23,39 @@ class Sampled(NamedTuple):
     top_prob: torch.Tensor  # [M, 8] float32
 
 
-def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+def verify_ref(
+    logits: torch.Tensor, pool: Pool, slots: Slots, passes: Passes = REFERENCE
+) -> Verdict:
     """Sample at every row and follow the accepted paths.
 
     logits: [M, V]; 16-bit logits are processed in float32, float64 stays float64.
     """
-    M, most = logits.shape[0], block_rows(logits)
-    blocks = [slice(at, at + most) for at in range(0, max(M, 1), most)]
-    return verdict_of(sample_blocks(logits, blocks, pool, slots), logits, pool, slots)
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    return verdict_of(sample_blocks(logits, rows, pool, slots, passes), logits, pool, slots, passes)
 
 
-def block_rows(logits: torch.Tensor) -> int:
-    """Rows that are sampled at a time."""
-    M, V = logits.shape
-    return max(BLOCK // V, 2) if logits.device.type == "cpu" else max(M, 1)
-
-
-def sample_blocks(logits: torch.Tensor, blocks: Iterable, pool: Pool, slots: Slots) -> Sampled:
-    """blocks: slices or numbers [R] of the pool's rows."""
-    found = (sample_rows(logits[rows], rows, pool, slots) for rows in blocks)
+def sample_blocks(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, passes: Passes
+) -> Sampled:
+    """rows: [R] of the pool's."""
+    most = max(rows.shape[0], 1)
+    if passes is REFERENCE and logits.device.type == "cpu":
+        most = max(BLOCK // logits.shape[1], 2)
+    found = (sample_rows(logits[part], part, pool, slots, passes) for part in rows.split(most))
     return Sampled(*(torch.cat(x) for x in zip(*found, strict=True)))
 
 
-def verdict_of(sampled: Sampled, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+def verdict_of(
+    sampled: Sampled, logits: torch.Tensor, pool: Pool, slots: Slots, passes: Passes
+) -> Verdict:
     """The accepted paths, of rows that have been sampled; others have token -1."""
     live = pool.slot >= 0
     greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
     sample = torch.where(live, sampled.token, -1)
     accept_row, accept_count, finish = descend(sample, pool, slots)
-    raw_logprob, bad = _raw_logprob(logits, sample, accept_row, sampled.log_total, pool, slots)
+    raw_logprob, bad = _raw_logprob(
+        logits, sample, accept_row, sampled.log_total, pool, slots, passes
+    )
     return Verdict(
         sample=sample.int(),
         logprob=torch.where(live, torch.where(greedy, raw_logprob, sampled.logprob), 0),
@@ -106,14 +109,14 @@ def _raw_logprob(
     log_total: torch.Tensor,
     pool: Pool,
     slots: Slots,
+    passes: Passes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of the committed samples at temperature 1, and which slots went bad."""
     rows = accept_row[accept_row >= 0].long()
     raw = torch.zeros_like(log_total)
-    chosen = logits[rows].to(raw.dtype)
-    most = chosen.amax(-1)
-    log_sum = row_sum((chosen - most[:, None]).exp_()).log() + most
-    raw[rows] = chosen.gather(1, sample[rows].long()[:, None])[:, 0] - log_sum
+    chosen = logits[rows]
+    of_sample = chosen.gather(1, sample[rows].long()[:, None])[:, 0].to(raw.dtype)
+    raw[rows] = of_sample - passes.log_sum(chosen)
     live = pool.slot >= 0
     broken = live & ~log_total.isfinite()
     bad = torch.zeros(slots.count, dtype=torch.int32, device=logits.device)

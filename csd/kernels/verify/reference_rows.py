@@ -1,6 +1,8 @@
 """What `verify_ref` does with each row alone: filters, a draw, the likeliest tokens."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -14,24 +16,44 @@ from csd.state.verdict import TOP
 PIECE = 64
 
 
+class Heads(NamedTuple):
+    """Of rows of scores z, 0 at a row's maximum: tokens of large z, and what is left of the mass.
+
+    W is the longest head.
+    """
+
+    token: torch.Tensor  # [R, W] in order, V in padding
+    score: torch.Tensor  # [R, W] their z, -inf in padding
+    rest_mass: torch.Tensor  # [R] sum of exp(z) of the others that the filters keep
+
+
+class Passes(NamedTuple):
+    """What reads whole rows of logits."""
+
+    # x [R, V], temperature [R], slots, slot [R], greedy [R]
+    heads: Callable[[torch.Tensor, torch.Tensor, Slots, torch.Tensor, torch.Tensor], Heads]
+    # x [R, V] to log sum exp(x) [R], at least float32
+    log_sum: Callable[[torch.Tensor], torch.Tensor]
+
+
 def sample_rows(
-    logits: torch.Tensor, rows: slice | torch.Tensor, pool: Pool, slots: Slots
+    logits: torch.Tensor,
+    rows: slice | torch.Tensor,
+    pool: Pool,
+    slots: Slots,
+    passes: Passes,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of the pool's `rows` [R], with the logits [R, V]: token, its log-probability and the log of
     all mass [R], the likeliest tokens and their probabilities [R, 8]."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     s = pool.slot[rows].clamp(min=0).long()
     position = slots.generated[s] + pool.depth[rows]
     greedy = slots.temperature[s] == 0
 
     x = _penalise(logits, rows, pool, slots, s)
     x = _ban_end_tokens(x, slots, s, position)
-    temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(x.dtype)
-    z = x / temperature[:, None]
-    # [R, V / PIECE]: maxima of pieces of a row, few of which hold any of its head
-    pieces = z.unflatten(1, (-1, math.gcd(z.shape[1], PIECE))).amax(-1)
-    most = pieces.amax(-1, keepdim=True)
-    token, score, rest, rest_mass = _compact(z.sub_(most), pieces.sub_(most), slots, s, greedy)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(dtype)
+    token, score, rest_mass = passes.heads(x, temperature, slots, s, greedy)
     log_total = (head_sum(score.exp()) + rest_mass).log()
 
     # [R, heads + 1]: the head, then the rest as token V
@@ -47,12 +69,39 @@ def sample_rows(
     winner = (noisy == noisy.amax(-1, keepdim=True)).int().argmax(-1)
     sample = atoms.gather(1, winner[:, None])[:, 0]
     z_sample = mass.gather(1, winner[:, None])[:, 0]
-    from_rest = sample == vocab
-    if bool(from_rest.any()):
-        sample = torch.where(from_rest, _draw_rest(rest, slots, s, position), sample)
-        z_sample = torch.where(from_rest, z.gather(1, sample[:, None])[:, 0], z_sample)
+    if bool((sample == vocab).any()):
+        of = (sample == vocab).nonzero()[:, 0]
+        z, _, rest = _heads(x[of], temperature[of], slots, s[of], greedy[of])
+        sample[of] = _draw_rest(rest, slots, s[of], position[of])
+        z_sample[of] = z.gather(1, sample[of, None])[:, 0]
     likeliest = _likeliest(token, score, log_total, greedy, pool.slot[rows] >= 0)
     return sample, z_sample - log_total, log_total, *likeliest
+
+
+def heads_ref(
+    x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
+) -> Heads:
+    return _heads(x, temperature, slots, s, greedy)[1]
+
+
+def _heads(
+    x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
+) -> tuple[torch.Tensor, Heads, torch.Tensor]:
+    """z [R, V], the heads, and exp(z) of the rest [R, V], 0 elsewhere."""
+    z = x.to(temperature.dtype) / temperature[:, None]
+    # [R, V / PIECE]: maxima of pieces of a row, few of which hold any of its head
+    pieces = z.unflatten(1, (-1, math.gcd(z.shape[1], PIECE))).amax(-1)
+    most = pieces.amax(-1, keepdim=True)
+    return _compact(z.sub_(most), pieces.sub_(most), slots, s, greedy)
+
+
+def log_sum_ref(x: torch.Tensor) -> torch.Tensor:
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    most = x.amax(-1)
+    return row_sum((x - most[:, None]).exp_()).log() + most
+
+
+REFERENCE = Passes(heads_ref, log_sum_ref)
 
 
 def row_sum(x: torch.Tensor) -> torch.Tensor:
@@ -76,6 +125,7 @@ def _penalise(
     """Repetition penalty over prompt, sample and the row's own path."""
     if bool((slots.penalty == 1).all()):
         return logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     vocab = logits.shape[1]
     bit = torch.arange(32, device=logits.device)
     seen = ((slots.seen[s][:, :, None] >> bit) & 1).flatten(1)[:, :vocab].bool()
@@ -107,13 +157,8 @@ def _ban_end_tokens(
 
 def _compact(
     z: torch.Tensor, pieces: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Head of every row after the filters, in token order, and what the filters leave beside it.
-
-    z: [R, V], 0 at a row's maximum; pieces: maxima of its pieces. Returns token [R, W] (V in
-    padding), score [R, W] (-inf in padding), exp(z) of the rest [R, V], 0 elsewhere, and its sums
-    [R]; W is the longest head.
-    """
+) -> tuple[torch.Tensor, Heads, torch.Tensor]:
+    """`_heads`, of z [R, V] and the maxima of its pieces."""
     vocab = z.shape[1]
     top_k = slots.top_k[s]
     # filters could only choose among equals of a greedy row
@@ -142,7 +187,7 @@ def _compact(
         score = torch.where(score.exp() >= min_p, score, -torch.inf)
         rest = rest.masked_fill_(rest < min_p, 0)
         rest_mass = row_sum(rest)
-    return token, score, rest, rest_mass
+    return z, Heads(token, score, rest_mass), rest
 
 
 def _find_head(

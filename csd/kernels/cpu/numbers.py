@@ -1,0 +1,168 @@
+"""Numbers in numba's loops: what they are read as, how they are rounded, and exp.
+
+numba has no bfloat16. Its bits are the upper half of a float32's, so tensors of it are read as
+uint16 and rounded to the nearest, ties to even, as PyTorch does.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload, register_jitable
+
+# dtypes that loops read; float16 is left to the references
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+LOG2_E = np.float32(1.4426950408889634)
+# ln 2 in two parts
+LN_2_HIGH, LN_2_LOW = np.float32(355 / 512), np.float32(-2.12194440054690583e-4)
+
+# added and taken away again, it leaves a float32 a whole number
+ROUND = np.float32(1.5 * 2**23)
+
+
+def loop(function: Any) -> Any:
+    """`function` compiled at its first call, once for all processes, without Python's lock.
+
+    Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
+    is taken from the end. So loops run over slices.
+    """
+    return njit(function, nogil=True, cache=True, error_model="numpy", boundscheck=False)
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    """The tensor's memory, bfloat16 as uint16."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def read(x: Any) -> Any:
+    """A number of an array: float32, or float64 where the array is."""
+
+
+def rounded(value: Any, like: Any) -> Any:
+    """`value` as a number of the array `like`."""
+
+
+def exp(x: Any) -> Any:
+    """e^x within an ulp or two; 0 below float32's normal numbers."""
+
+
+def ordered(x: Any) -> Any:
+    """An integer for each number, larger for larger ones: a compiler makes vectors of these."""
+
+
+def number(x: Any) -> Any:
+    """What `ordered` was given."""
+
+
+@overload(ordered)
+def _ordered(x):
+    if x == types.float64:
+        return lambda x: _flip_double(np.float64(x).view(np.int64))
+    return lambda x: _flip_single(np.float32(x).view(np.int32))
+
+
+@overload(number)
+def _number(x):
+    if x == types.int64:
+        return lambda x: np.int64(_flip_double(np.int64(x))).view(np.float64)
+    return lambda x: np.int32(_flip_single(np.int32(x))).view(np.float32)
+
+
+@register_jitable
+def _flip_single(bits):
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@register_jitable
+def _flip_double(bits):
+    return np.int64(bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF)))
+
+
+@overload(read)
+def _read(x):
+    if x == types.uint16:
+        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    return lambda x: x
+
+
+@overload(rounded)
+def _rounded(value, like):
+    if like.dtype == types.float64:
+        return lambda value, like: np.float64(value)
+    if like.dtype == types.float32:
+        return lambda value, like: np.float32(value)
+
+    def bfloat16(value, like):
+        bits = np.float32(value).view(np.uint32)
+        odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
+        up = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+        return np.uint16(up) if value == value else np.uint16(0x7FC0)
+
+    return bfloat16
+
+
+@overload(exp)
+def _exp(x):
+    return exp_single if x == types.float32 else lambda x: np.exp(x)
+
+
+@loop
+def peak(x):
+    """The largest of x, or NaN where there is one that is positive."""
+    most = ordered(x[0])
+    for j in range(1, x.shape[0]):
+        value = ordered(x[j])
+        most = value if value > most else most
+    return number(most)
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def added(x):
+    """The sum of x, in an order that its length decides."""
+    total = x[0]
+    for j in range(1, x.shape[0]):
+        total += x[j]
+    return total
+
+
+@intrinsic
+def fma(typing_context, a, b, c):
+    """a b + c, rounded once, wherever the compiler puts it."""
+
+    def generate(context, builder, signature, args):
+        kind = context.get_value_type(signature.return_type)
+        function = builder.module.declare_intrinsic(
+            "llvm.fma", [kind], ir.FunctionType(kind, [kind] * 3)
+        )
+        return builder.call(function, args)
+
+    return a(a, a, a), generate
+
+
+@register_jitable
+def exp_single(x):
+    """2^n e^r, x = n ln 2 + r: Taylor's polynomial of degree 7 is off by 5e-9 at |r| = ln 2 / 2."""
+    given = x
+    x = x if x > np.float32(-87) else np.float32(-87)
+    x = x if x < np.float32(89) else np.float32(89)
+    n = fma(x, LOG2_E, ROUND) - ROUND
+    r = fma(n, -LN_2_LOW, fma(n, -LN_2_HIGH, x))
+    p = fma(r, np.float32(1 / 5040), np.float32(1 / 720))
+    p = fma(p, r, np.float32(1 / 120))
+    p = fma(p, r, np.float32(1 / 24))
+    p = fma(p, r, np.float32(1 / 6))
+    p = fma(p, r, np.float32(1 / 2))
+    p = fma(fma(p, r, np.float32(1)), r, np.float32(1))
+    # 2^128 is no float32, but its two halves are
+    half = np.int32(n) >> np.int32(1)
+    p = p * _power(half) * _power(np.int32(n) - half)
+    p = p if given > np.float32(-87) else np.float32(0)
+    return p if given == given else given
+
+
+@register_jitable
+def _power(n):
+    return np.uint32(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)).view(np.float32)
