@@ -1,12 +1,13 @@
 """Where a step's time goes: matrix products, attention, the rest of the layers, and each phase.
 
-    python -m bench.step_parts [MODEL] [--samples 1 4 8 16] [--nodes 0 32 64] [--dtype D] [--json F]
+    python -m bench.step_parts [MODEL] [--samples 1 4 8 16] [--nodes 0 32 64] [--dtype D]
+        [--kernels default reference] [--json F]
 
 A real generation, word problems at temperature 0.7, with a fixed number of drafted nodes a step;
 the milliseconds are medians over its steps once the first `SKIP` are over. "products" are the
 layers' matrix products, "layers" what is left of the forward pass beside them, attention and the
 head. "over products" is the whole step by all of its matrix products, the head's included.
-SmolLM2-135M when no model is given.
+SmolLM2-135M when no model is given. Several `--kernels` take turns; figures are medians of ROUNDS.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from csd.models.demo import smollm2_path
 
 # steps at the start, in which the samples are short and buffers are allocated
 SKIP = 6
+# of each row, where two kinds of kernels are compared
+ROUNDS = 3
 
 
 class Timed(csd.Engine):
@@ -115,18 +118,35 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[0, 32, 64])
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
-    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--exact", action="store_true", default=None)
+    parser.add_argument("--kernels", nargs="+", default=["default"])
     parser.add_argument("--json")
     args = parser.parse_args(argv)
-    engine = Timed(
-        args.model or smollm2_path(), dtype=args.dtype and getattr(torch, args.dtype),
-        exact=args.exact,
-    )  # fmt: skip
-    rows = [
-        row(engine, samples, nodes, args.tokens) for samples in args.samples for nodes in args.nodes
-    ]
+    dtype = args.dtype and getattr(torch, args.dtype)
+    engines = {
+        name: Timed(
+            args.model or smollm2_path(), dtype=dtype, exact=args.exact,
+            kernels=None if name == "default" else name,
+        )
+        for name in args.kernels
+    }  # fmt: skip
+    rows = []
+    for samples in args.samples:
+        for nodes in args.nodes:
+            rounds = [
+                {name: row(engine, samples, nodes, args.tokens) for name, engine in engines.items()}
+                for _ in range(ROUNDS if len(engines) > 1 else 1)
+            ]
+            for name in engines:
+                found = [each[name] for each in rounds]
+                rows.append(
+                    {"kernels": name}
+                    | {key: statistics.median(each[key] for each in found) for key in found[0]}
+                )
+            print(table(rows[-len(engines) :]), flush=True)
     print(table(rows))
-    finish({"bench": "step_parts", "dtype": str(engine.dtype), "rows": rows}, args.json)
+    dtype = next(iter(engines.values())).dtype
+    finish({"bench": "step_parts", "dtype": str(dtype), "rows": rows}, args.json)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class Engine(Resources):
     memory: share of the free memory that caches and a step's rows may take.
     prefill_chunk: prompt tokens read at once. A prompt that is longer, when samples are in flight,
         is read a chunk between two of their steps.
-    kernels: "reference" or "triton"; by default the one that fits the device.
+    kernels: "reference" or "triton"; by default what fits the device: on a CPU the references, some
+        of them as numba's loops where it is installed (`csd/kernels/cpu`).
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
         default on a GPU. Drafters that read the device and other verifiers than "match" run
         without.

@@ -53,7 +53,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
     right = verify_ref
     first: dict[int, list[int]] = {}
 
-    def copying(logits, pool, slots):
+    def copying(logits, pool, slots, *_, **__):
         verdict = right(logits, pool, slots)
         key, said = int(slots.key[0]), slots.tokens[0, : int(slots.generated[0])].tolist()
         sibling = first.get(key, []) if int(slots.sample[0]) else []

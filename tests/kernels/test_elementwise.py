@@ -1,4 +1,4 @@
-"""Norm, rotary embedding and SwiGLU, interpreted and as loops of a CPU: no further from float64 than
+"""Norm, rotary embedding and SwiGLU, interpreted and as a CPU's loops: no further from float64 than
 eager is."""
 
 import pytest

@@ -1,13 +1,19 @@
-"""RMS norm, rotary embedding and SwiGLU, one call each; the formulas are in `csd/kernels`."""
+"""RMS norm, rotary embedding and SwiGLU, one call each; the formulas are in `csd/kernels`.
+
+Not in float64: there a norm's statistics, which are float32 in any dtype, are what differs most
+from transformers', and the reference adds them up as transformers does.
+"""
 
 import numpy as np
 import torch
 from numba import njit
 
-from csd.kernels.cpu.numbers import DTYPES, array, exp, loop, read, rounded
+from csd.kernels.cpu.numbers import array, exp, loop, read, rounded
 from csd.kernels.rms_norm import rms_norm_ref
 from csd.kernels.rotary import rotary_ref
 from csd.kernels.swiglu import swiglu_ref
+
+LOW = (torch.bfloat16, torch.float32)
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
@@ -51,7 +57,7 @@ def rms_norm(
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm_ref`."""
-    if x.dtype not in DTYPES:
+    if x.dtype not in LOW:
         return rms_norm_ref(x, weight, eps, residual, rows)
     if rows is not None:
         x = torch.nn.functional.embedding(rows.clamp(min=0), x)
@@ -120,7 +126,7 @@ def rotary(
     node_v: torch.Tensor,
 ) -> torch.Tensor:
     """`rotary_ref`."""
-    if q.dtype not in DTYPES:
+    if q.dtype not in LOW:
         return rotary_ref(q, k, v, position, cos, sin, node_k, node_v)
     out = torch.empty(q.shape, dtype=q.dtype)
     _rotary(
@@ -149,7 +155,7 @@ def _swiglu(gate_up, y):
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """`swiglu_ref`."""
-    if gate_up.dtype not in DTYPES:
+    if gate_up.dtype not in LOW:
         return swiglu_ref(gate_up)
     y = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2, dtype=gate_up.dtype)
     _swiglu(
