@@ -12,10 +12,12 @@ likely (`csd.state.pool.head_starts`). The engine's own queue runs with
                 earlier samples had left there, 0 where it is longer than all of them
     true        by tokens left, as recorded: more than any rule can have
 
-All prompts of a file are one call; `--apart`: each is a call, and steps are their sum.
+All prompts of a file are one call; `--apart`: each is a call, and steps are their sum. A result
+file that exists is completed: other calls stay.
 """
 
 import argparse
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,17 +105,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    found = {}
+    found: dict[str, dict] = {}
+    if args.json and Path(args.json).exists():
+        found = json.loads(Path(args.json).read_text())["calls"]
     for path in args.traces:
         traces = [first(t, args.live + args.history) for t in read_traces(path)][: args.problems]
         calls = [[t] for t in traces] if args.apart else [traces]
         rows = [steps(calls, rule, args) for rule in RULES]
         for row in rows:
             row["to position"] = row["steps"] / rows[0]["steps"]
-        name = Path(path).name.split(".jsonl")[0]
-        found[name] = {"problems": len(traces), "rows": rows}
+        name = Path(path).name.split(".jsonl")[0] + ", apart" * args.apart
+        options = {n: getattr(args, n) for n in ("live", "history", "slots", "nodes")}
+        found[name] = {"problems": len(traces), **options, "rows": rows}
         print(name, table(rows), sep="\n", flush=True)
-    finish({"bench": "history_ends", "options": vars(args), "traces": found}, args.json)
+    finish({"bench": "history_ends", "calls": found}, args.json)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,12 @@ def test_its_table(tmp_path, capsys, apart):
             for i in (1, 2)]  # fmt: skip
     path, out = trace_file(tmp_path / "t.jsonl", *rows), tmp_path / "out.json"
     given = [str(path), "--live", "3", "--history", "1", "--nodes", "2", "--json", str(out)]
+    out.write_text('{"calls": {"another": {}}}')
     history_ends.main(given + ["--apart"] * apart)
-    found = json.loads(out.read_text())["traces"]["t"]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["traces"]["t"] == found
+    calls = json.loads(out.read_text())["calls"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["calls"] == calls
+    assert list(calls) == ["another", "t, apart" if apart else "t"]
+    found = list(calls.values())[1]
     assert [r["rule"] for r in found["rows"]] == list(RULES)
     assert found["problems"] == 2
     # what csd does is what its queue does unpatched
