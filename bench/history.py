@@ -16,7 +16,7 @@ same without history. Kinds of history:
 
 The other drafters get the same history: `bench.history_rivals`. Propose is CPU time a step, its
 ratio the median over problems, whose replays alternate. A result file that exists is completed:
-other traces stay.
+other traces stay, and drafters and numbers of nodes that are not replayed again.
 """
 
 import argparse
@@ -246,6 +246,9 @@ def main(argv: list[str] | None = None) -> None:
         wanted = cases(traces, counts, args.nodes, args.drafters)
         results = replay_all(traces, wanted, args.workers)
         rows = list(rows_of(results, live))
+        if name in found and found[name]["problems"] == len(traces):
+            again = {(r["drafter"], r["nodes"]) for r in rows}
+            rows += [r for r in found[name]["rows"] if (r["drafter"], r["nodes"]) not in again]
         found[name] = {"problems": len(traces), "copies": copies, "rows": rows}
         print(f"{name}: {len(traces)} problems, {copies} exact copies among their samples")
         print(table([shown(r) for r in rows]), flush=True)
