@@ -15,10 +15,12 @@ same without history. Kinds of history:
     together   live samples beside the others, in place of history
 
 The other drafters get the same history: `bench.history_rivals`. Propose is CPU time a step, its
-ratio the median over problems, whose replays alternate.
+ratio the median over problems, whose replays alternate. A result file that exists is completed:
+other traces stay, and drafters and numbers of nodes that are not replayed again.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -232,7 +234,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     counts = sorted({0, *args.history})
-    found = {}
+    found: dict[str, dict] = {}
+    if args.json and Path(args.json).exists():
+        found = json.loads(Path(args.json).read_text())["traces"]
     problems = [*args.problems, *args.problems[-1:] * len(args.traces)]
     for path, most in zip(args.traces, problems, strict=False):
         traces = list(read_traces(path))[:most]
@@ -242,13 +246,15 @@ def main(argv: list[str] | None = None) -> None:
         wanted = cases(traces, counts, args.nodes, args.drafters)
         results = replay_all(traces, wanted, args.workers)
         rows = list(rows_of(results, live))
+        if name in found and found[name]["problems"] == len(traces):
+            again = {(r["drafter"], r["nodes"]) for r in rows}
+            rows += [r for r in found[name]["rows"] if (r["drafter"], r["nodes"]) not in again]
         found[name] = {"problems": len(traces), "copies": copies, "rows": rows}
         print(f"{name}: {len(traces)} problems, {copies} exact copies among their samples")
         print(table([shown(r) for r in rows]), flush=True)
-    result = {"bench": "history", "traces": found}
     if args.plot:
         plot(found, args.plot)
-    finish(result, args.json)
+    finish({"bench": "history", "traces": found}, args.json)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,12 @@ CHANGES = [
     {"orders": (1, 2, 4, 8, 12)},
     {"orders": (1, 3, 6, 10, 16)},
     {"orders": (2, 4, 8, 16)},
+    {"orders": (1, 2, 4, 8, 12, 16)},
+    {"settle": 0},
+    {"decay": 0.85},
+    {"decay": 0.95},
+    {"trust": 0.75},
+    {"trust": 0.95},
 ]
 # tokens of the longest context that other prompts enter
 SHORT = 2

@@ -21,7 +21,7 @@ from csd.engine.earlier import check_history
 from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
 from csd.graph.make_drafter import DRAFTERS, known
-from csd.schema.arguments import check_budget, check_seed, check_whole
+from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
 from csd.traces.history import History
 from csd.verify.sampler import DRAWS
 
@@ -54,11 +54,6 @@ def _check_verifier(value: Any) -> None:
 def _check_drafter(value: Any) -> None:
     if value is not None and not known(value):
         raise ValueError(f"drafter must be one of {_listed(DRAFTERS)}, got {value!r}")
-
-
-def _check_share(value: Any) -> None:
-    if value not in (None, "call"):
-        raise ValueError(f"share must be None or 'call', got {value!r}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -145,7 +140,7 @@ class Options(TypedDict, total=False):
     share: Annotated[str | None, Option(
         None, "\"call\": samples also draft, with low weight, from what other prompts of the call "
         "had said when theirs was admitted; tokens are the same without. None keeps the prompts "
-        "of a call apart", _check_share, str)]
+        "of a call apart", check_share, str)]
     budget: Annotated[str | int, Option(
         "auto", "drafted tokens that a step verifies over all samples; \"auto\" takes what pays",
         check_budget, read_budget)]

@@ -9,7 +9,7 @@ from csd.engine.engine import Engine
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
-from csd.schema.arguments import check_budget, check_seed, check_whole
+from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
 from csd.traces.history import History
 
 
@@ -26,13 +26,14 @@ def draw(
 
     history: as `csd.generate` has it for a list of prompts. keep: whether a `History` also gets
         what is drawn.
-    running: `budget`, `speculate`, `drafter`, `on_tokens`, as `csd.engine.call.RunSettings` has
-        them.
+    running: `budget`, `speculate`, `drafter`, `share`, `on_tokens`, as
+        `csd.engine.call.RunSettings` has them.
 
-    Raises TypeError or ValueError for a seed, a budget or a first sample that is none.
+    Raises TypeError or ValueError for a seed, a budget, a share or a first sample that is none.
     """
     check_seed(seed)
     check_budget(running.get("budget", "auto"))
+    check_share(running.get("share"))
     for _, _, samples in prompts:
         check_whole("first_sample", samples.start, 0)
     requests = [
@@ -59,6 +60,7 @@ def draw_rows(
     speculate: bool = True,
     on_tokens: Callable | None = None,
     history: History | None = None,
+    share: str | None = None,
     keep: bool = True,
 ) -> list[Sample]:
     """One sample for each row, in the order of `rows`.
@@ -66,7 +68,7 @@ def draw_rows(
     rows: token ids without padding. Rows that are equal, adjacent or not, are one group: they share
         its prompt's keys and values and its graph, and take consecutive sample indices.
     first_sample: the index of each group's first sample, or one index for each distinct row.
-    on_tokens: as `csd.engine.call.RunSettings` has it. history, keep: as of `draw`.
+    on_tokens: as `csd.engine.call.RunSettings` has it. history, keep, share: as of `draw`.
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -78,7 +80,7 @@ def draw_rows(
         prompts.append((list(ids), params, range(first, first + len(places))))
     results = draw(
         engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens,
-        history=history, keep=keep,
+        history=history, share=share, keep=keep,
     )  # fmt: skip
     drawn: dict[int, Sample] = {}
     for places, samples in zip(members.values(), results, strict=True):

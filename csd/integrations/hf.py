@@ -32,6 +32,7 @@ def hf_generate(
     budget: str | int = "auto",
     speculate: bool = True,
     history: History | None = None,
+    share: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """A decoding method for the `custom_generate` argument of `transformers`' `generate`.
@@ -46,8 +47,8 @@ def hf_generate(
 
     seed: drawn from torch's default generator when None, so `torch.manual_seed` governs it.
     first_sample: index of each prompt's first sample: 0 and then 8 draws 16 in two calls of 8.
-    budget, speculate: as in `csd.generate`. history: a `csd.History`, read before and added to
-        after.
+    budget, speculate, share: as in `csd.generate`; the rows of a batch are one call. history: a
+        `csd.History`, read before and added to after.
 
     Returns what `generate` returns: [batch, longest] ids, padded with `pad_token_id`, or the first
     end id; with `return_dict_in_generate` an output object. `output_scores` and `output_logits`
@@ -100,6 +101,7 @@ def hf_generate(
         speculate=speculate,
         on_tokens=_to_streamer(streamer),
         history=history,
+        share=share,
     )
     if streamer is not None:
         streamer.end()

@@ -17,7 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from csd.engine.engine import Engine
 from csd.engine.sampling import FILTERS, SamplingParams, resolve
 from csd.integrations.groups import draw
-from csd.schema.arguments import check_budget, check_seed
+from csd.schema.arguments import check_budget, check_seed, check_share
 from csd.traces.history import History
 
 
@@ -27,7 +27,7 @@ class CSDLM(HFLM):
 
     pretrained and the other arguments: as `hf` takes them. seed: of the samples; drawn from torch's
     default generator, which the harness seeds, when None. max_slots, memory: as `csd.Engine` takes
-    them; budget, speculate: as `csd.generate`. history: the file of a `csd.History`.
+    them; budget, speculate, share: as `csd.generate`. history: the file of a `csd.History`.
 
     A task's generation arguments are followed: until, max_gen_toks, do_sample, temperature, top_k,
     top_p, min_p, repetition_penalty; others are refused. A filter that neither the task nor the
@@ -44,14 +44,16 @@ class CSDLM(HFLM):
         budget: str | int = "auto",
         speculate: bool = True,
         history: str | None = None,
+        share: str | None = None,
         **options: Any,
     ):
         check_budget(budget)
+        check_share(share)
         if seed is not None:
             check_seed(seed)
         super().__init__(pretrained, **options)
         self.seed = seed
-        self.running: dict[str, Any] = dict(budget=budget, speculate=speculate)
+        self.running: dict[str, Any] = dict(budget=budget, speculate=speculate, share=share)
         self.history = None if history is None else History(path=history)
         model = self.accelerator.unwrap_model(self.model) if self._world_size > 1 else self.model
         self.csd = Engine(model, tokenizer=self.tokenizer, max_slots=max_slots, memory=memory)

@@ -14,9 +14,9 @@ from csd.engine.engine import Engine
 from csd.engine.sampling import SAMPLING, resolve
 from csd.integrations.groups import draw
 from csd.models.prompts import parse
-from csd.schema.arguments import check_budget, check_seed, check_whole
+from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
 
-_RUNNING = {"budget", "speculate", "drafter"}
+_RUNNING = {"budget", "speculate", "drafter", "share"}
 
 
 def sample(
@@ -68,8 +68,9 @@ class Sampler:
         lists of token ids or texts, or None; they only draft.
     prompt: the name of the prompts' column. chat_template_kwargs: for prompts that are messages.
     engine: options of `csd.Engine`.
-    options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, as in
-        `csd.generate`.
+    options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, share, as
+        in `csd.generate`. With share="call" the rows of a batch draft for each other, so it is for
+        datasets that are one user's; their tokens are the same in any batch.
 
     Adds the columns `texts` [num_samples], `tokens` and `logprobs` [num_samples, length] and
     `finish_reasons` [num_samples].
@@ -145,3 +146,4 @@ def _check(options: dict) -> None:
         known = ", ".join(sorted(SAMPLING | _RUNNING | own))
         raise TypeError(f"unknown argument {unknown[0]!r}; known are {known}")
     check_budget(options.get("budget", "auto"))
+    check_share(options.get("share"))

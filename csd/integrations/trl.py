@@ -10,7 +10,7 @@ from csd.engine.sampling import resolve
 from csd.generate import engine_for
 from csd.integrations.groups import draw_rows
 from csd.kernels.noise import prompt_key
-from csd.schema.arguments import check_budget, check_whole
+from csd.schema.arguments import check_budget, check_share, check_whole
 from csd.traces.history import History
 
 
@@ -23,9 +23,10 @@ class Rollout:
     so calls differ and a resumed run goes on as it would have. csd reads the trainer's own weights,
     fresh after each optimiser step, in their dtype.
 
-    budget, speculate: as in `csd.generate`. history: epochs whose completions of a prompt draft
-        for its next ones, on whichever process; 0 is none. Completions and losses are the same
-        with any. Evaluation neither uses nor adds any.
+    budget, speculate, share: as in `csd.generate`; what a process draws at once is a call.
+        history: epochs whose completions of a prompt draft for its next ones, on whichever process;
+        0 is none. Completions and losses are the same with any. Evaluation neither uses nor adds
+        any.
 
     tokens, sample_steps: of the last call; the one over the other is tau.
 
@@ -34,9 +35,15 @@ class Rollout:
     """
 
     def __init__(
-        self, *, budget: str | int = "auto", speculate: bool = True, history: int = 0
+        self,
+        *,
+        budget: str | int = "auto",
+        speculate: bool = True,
+        history: int = 0,
+        share: str | None = None,
     ):
         self.budget, self.speculate = check_budget(budget), speculate
+        self.share = check_share(share)
         self.history: History | None = None
         if check_whole("history", history, 0):
             # as many of an epoch as the trainer draws
@@ -80,6 +87,7 @@ class Rollout:
             budget=self.budget,
             speculate=self.speculate,
             history=history,
+            share=self.share,
             keep=False,
         )
         self.tokens = sum(len(s.tokens) for s in drawn)

@@ -52,7 +52,9 @@ class Proposer:
             raise ValueError(f"num_speculative_tokens must be from 1 to {MAX_DEPTH}, got {k}")
         model, rows = vllm_config.model_config, vllm_config.scheduler_config.max_num_seqs
         self.length: int = model.max_model_len
-        config = GraphConfig(max_depth=k, min_prob=self.min_prob, **WITH_HISTORY)
+        # min_prob cuts chains by their cost, so a level costs all rows the same
+        made_for = WITH_HISTORY | {"settle": 0}
+        config = GraphConfig(max_depth=k, min_prob=self.min_prob, **made_for)
         config = replace(config, capacity=capacity_for(rows * self.length, config))
         self.graph = ConsensusChain(reference(), "cpu", config)
         self.history: History | None = None

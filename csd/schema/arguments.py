@@ -24,6 +24,13 @@ def check_budget(value: Any) -> str | int:
     return check_whole("budget", _check_integer("budget", value, "'auto' or a whole number"), 0)
 
 
+def check_share(value: Any) -> str | None:
+    """Raises ValueError unless None or "call"."""
+    if value not in (None, "call"):
+        raise ValueError(f"share must be None or 'call', got {value!r}")
+    return value
+
+
 def check_number(
     name: str, value: Any, low: float, high: float = math.inf, above: bool = False
 ) -> float:

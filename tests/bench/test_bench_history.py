@@ -31,3 +31,15 @@ def test_its_table(tmp_path, capsys):
     given = {(r["drafter"], r["history"]): r["tau"] for r in rows if r["drafter"] in rivals}
     assert given["trie", 2] > given["trie", 0]
     assert given["prompt-lookup", 2] > given["prompt-lookup", 0]
+    # a file is completed: another trace joins it
+    other = trace_file(tmp_path / "u.jsonl", {"samples": samples})
+    history.main([str(other), "--nodes", "8", "--drafters", "--json", out])
+    both = json.loads(Path(out).read_text())["traces"]
+    assert both["t"] == found["traces"]["t"] and both["u"]["problems"] == 1
+    # and a drafter that is left out stays
+    history.main([path, "--history", "0", "2", "--nodes", "8", "--drafters", "trie", "--json", out])
+    rows = json.loads(Path(out).read_text())["traces"]["t"]["rows"]
+    assert [r for r in rows if r["drafter"] == "prompt-lookup"] == [
+        r for r in both["t"]["rows"] if r["drafter"] == "prompt-lookup"
+    ]
+    assert sum(r["drafter"] == "trie" for r in rows) == 2

@@ -8,6 +8,7 @@ import transformers
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 import csd
+from csd.generate import engine_for
 
 ROWS = [[5, 9, 23], [7, 40, 3, 11, 60], [31, 8, 8, 77, 50, 12, 6, 90, 4]]
 
@@ -284,3 +285,33 @@ def test_a_history_drafts_and_changes_nothing(model):
     assert len(h) == 3 and [e.halved for e in h.of(ROWS[0])] == [0, 0, 1, 1]
     with pytest.raises(TypeError, match=r"history must be a csd\.History, got list"):
         generate(model, ROWS, history=[[1]])
+
+
+@pytest.fixture
+def stats(monkeypatch):
+    """Of each prompt of each call of an engine."""
+    run, found = csd.Engine.run, []
+
+    def watched(self, requests, settings):
+        yield from run(self, requests, settings)
+        found.append([request.stats for request in requests])
+
+    monkeypatch.setattr(csd.Engine, "run", watched)
+    return found
+
+
+def test_rows_draft_for_each_other_on_request(model, stats, monkeypatch):
+    # some are admitted when others have finished
+    engine = engine_for(model)
+    engine.release()
+    monkeypatch.setattr(engine, "max_slots", 2)
+    rows = [[5, 9, 23 + i] for i in range(4)]
+    asked = dict(num_return_sequences=2, max_new_tokens=16, budget=16)
+    plain = generate(model, rows, **asked)
+    assert generate(model, rows, share="call", **asked).equal(plain)
+    alone, told = stats
+    assert all(s.shared_tokens == 0 for s in alone)
+    assert told[0].shared_tokens == 0 < told[-1].shared_tokens
+    with pytest.raises(ValueError, match="share must be None or 'call', got 'batch'"):
+        generate(model, ROWS, share="batch")
+    engine.release()

@@ -129,3 +129,32 @@ def test_history_is_what_earlier_runs_drew(toy_folder, tmp_path, monkeypatch):
     path.write_text('{"prompt_ids": []}\n')
     with pytest.raises(ValueError, match=f"{path}, line 1: the trace must have 'samples'"):
         texts(history=path)
+
+
+def test_requests_draft_for_each_other_on_request(toy_folder, monkeypatch):
+    from lm_eval.api.registry import get_model
+
+    # registers the type
+    import csd.integrations.lm_eval
+
+    engine_run, stats = csd.Engine.run, []
+
+    def watched(self, requests, settings):
+        yield from engine_run(self, requests, settings)
+        stats.append([request.stats for request in requests])
+
+    monkeypatch.setattr(csd.Engine, "run", watched)
+    hot = dict(do_sample=True, temperature=0.8, max_gen_toks=24)
+    asked = [request(context, **hot) for context in ("one", "one", "two", "three", "four")]
+
+    def texts(**options):
+        arguments = dict(pretrained=toy_folder, seed=3, budget=24, dtype="float32", max_slots=2)
+        pairs = ",".join(f"{name}={value}" for name, value in (arguments | options).items())
+        model = get_model("csd").create_from_arg_string(pairs, {"device": "cpu"})
+        return model.generate_until(asked)
+
+    assert texts(share="call") == texts()
+    told, alone = ([s.shared_tokens for s in call] for call in stats)
+    assert told[0] == 0 < told[-1] and alone == [0] * 4
+    with pytest.raises(ValueError, match="share must be None or 'call', got 'task'"):
+        texts(share="task")

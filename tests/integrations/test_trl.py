@@ -151,6 +151,30 @@ def test_evaluation_neither_uses_nor_adds(trained):
         assert len(rollout.history) == held
 
 
+def test_prompts_draft_for_each_other_on_request(trained, monkeypatch):
+    from csd.generate import engine_for
+    from csd.integrations.trl import Rollout
+
+    run, stats = csd.Engine.run, []
+
+    def watched(self, requests, settings):
+        yield from run(self, requests, settings)
+        stats.append([request.stats for request in requests])
+
+    monkeypatch.setattr(csd.Engine, "run", watched)
+    trainer = trained.trainer
+    engine = engine_for(trainer.accelerator.unwrap_model(trainer.model))
+    engine.release()
+    monkeypatch.setattr(engine, "max_slots", 2)
+    prompts = ["Write vowels: ", "Sing: ", "aeiou", "Say it with vowels only. "]
+    plain, told = (Rollout(budget=16, share=share)(prompts, trainer) for share in (None, "call"))
+    assert told == plain
+    alone, heard = ([s.shared_tokens for s in call] for call in stats)
+    assert alone == [0] * 4 and heard[0] == 0 < heard[-1]
+    with pytest.raises(ValueError, match="share must be None or 'call', got True"):
+        Rollout(share=True)
+
+
 def test_processes_share_a_prompts_samples(tmp_path, torchrun):
     """Two processes hold four copies each of one prompt: together they draw samples 0 to 7."""
     done = torchrun("grpo_rank.py", tmp_path)
