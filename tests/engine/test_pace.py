@@ -1,6 +1,7 @@
 """Samples that are behind get more of a step's nodes, while nothing else could use their slots."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,21 +25,41 @@ def test_head_starts_are_counted_from_the_last_live_slot():
 
 
 def test_of_equal_samples_the_last_gets_most_nodes():
+    config = replace(CONFIG, lead=0)
     rng = random.Random(1)
     graph, slots = random_graph(rng, groups=(11,)).table(), equal_slots(rng, 3)
     slots.group[:], slots.group_key[0] = 0, 11
     slots.generated[:], slots.max_new[:] = torch.tensor([20, 0, 10]), 99
     nodes = {}
-    costs = set(draft_tree_ref(graph, slots, 3 + 60, CONFIG).cost.tolist())
+    costs = set(draft_tree_ref(graph, slots, 3 + 60, config).cost.tolist())
     for pace in (0, PACE):
         slots.pace[:] = pace
-        pool = draft_tree_ref(graph, slots, 3 + 18, CONFIG)
+        pool = draft_tree_ref(graph, slots, 3 + 18, config)
         nodes[pace] = (pool.slot_nodes - 1).tolist()
         # what is told of a node is its path's probability, whatever its slot's head start
         assert set(pool.cost.tolist()) <= costs
     assert nodes[0] == [6, 6, 6]
     assert nodes[PACE][1] > nodes[PACE][2] > nodes[PACE][0]
     assert sum(nodes[PACE]) == 18
+
+
+def test_without_noise_the_last_of_a_group_gets_most_nodes():
+    rng = random.Random(1)
+    graph, slots = random_graph(rng, groups=(11,)).table(), equal_slots(rng, 4)
+    slots.group[:] = torch.tensor([0, 0, 0, 1])
+    slots.group_key[0], slots.max_new[:] = 11, 99
+    # the last sample, which is in another group, says nothing of the others
+    slots.generated[:], slots.pace[:] = torch.tensor([20, 4, 10, 0]), 0
+    got = {}
+    for temperature in (0.0, 0.7):
+        for config in (CONFIG, replace(CONFIG, lead=0)):
+            slots.temperature[:] = temperature
+            pool = draft_tree_ref(graph, slots, 4 + 18, config)
+            got[temperature, config.lead] = (pool.slot_nodes - 1).tolist()
+    first, last, middle, alone = got[0.0, CONFIG.lead]
+    assert last > middle > first and alone == 0
+    assert got[0.0, 0] == [6, 6, 6, 0]
+    assert got[0.7, CONFIG.lead] == got[0.7, 0]
 
 
 @pytest.mark.parametrize("prompts", [1, 3])

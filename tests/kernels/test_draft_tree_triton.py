@@ -153,6 +153,7 @@ def test_bad_input(change, message):
         ({"frontier": 17}, "frontier must be from 1 to 16, got 17"),
         ({"successors": 33}, "successors must be from 1 to 32 with 3 orders, got 33"),
         ({"settle": -1}, "settle must be from 0 to 32767, got -1"),
+        ({"lead": 131073}, "lead must be from 0 to 131072, got 131073"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
