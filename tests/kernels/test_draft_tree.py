@@ -90,7 +90,8 @@ def test_equals_the_model_at_odd_sizes(seed):
         orders=orders, capacity=1 << rng.choice([4, 8, 11]), ways=rng.choice([1, 2, 16]),
         successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8]),
         decay=rng.choice([1.0, 0.8, 0.3]), settle=rng.choice([0, 1, 8]),
-        lead=rng.choice([0, 3000, 8192, 131072]), uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.3, 1.0, 4.0]),
+        uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.3, 1.0, 4.0]),
+        lead=rng.choice([0, 3000, 8192, 131072]),
         max_depth=rng.choice([1, 3, 16, 40]), min_prob=rng.choice([0, 0, 0.003]),
     )  # fmt: skip
     count, vocab = rng.choice([1, 2, 5, 13]), rng.choice([2, 5, 11, 40])

@@ -44,9 +44,9 @@ than it counts; one that is behind has what its siblings said at the very place.
 
     min(lead * (generated - the fewest of a live slot of the group), MOST_LEAD)
 
-is added in its place, where that is more. Ties go by slot, depth, token and the parent's rank. Probabilities and noise are float64 before an edge is rounded, so that
-implementations whose logarithms differ in the last bit reach the same integers but for one edge
-in 10^9.
+is added in its place, where that is more. Ties go by slot, depth, token and the parent's rank.
+Probabilities and noise are float64 before an edge is rounded, so that implementations whose
+logarithms differ in the last bit reach the same integers but for one edge in 10^9.
 """
 
 from collections.abc import Callable
