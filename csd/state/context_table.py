@@ -57,8 +57,9 @@ class GraphConfig:
     # samples have `decay`
     decay: float = 0.8
     settle: int = 8
-    # where noise does not decide: what each token by which a sample is ahead of the last one of its
-    # group adds to its nodes' costs while a step's are picked, `csd.state.pool.MOST_LEAD` at most
+    # where noise does not decide and all samples are of one prompt: what each token by which a
+    # sample is ahead of the last one that began with it adds to its nodes' costs while a step's are
+    # picked, `csd.state.pool.MOST_LEAD` at most
     lead: int = COST_ONE // 8
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16

@@ -43,23 +43,29 @@ def test_of_equal_samples_the_last_gets_most_nodes():
     assert sum(nodes[PACE]) == 18
 
 
-def test_without_noise_the_last_of_a_group_gets_most_nodes():
-    rng = random.Random(1)
-    graph, slots = random_graph(rng, groups=(11,)).table(), equal_slots(rng, 4)
-    slots.group[:] = torch.tensor([0, 0, 0, 1])
-    slots.group_key[0], slots.max_new[:] = 11, 99
-    # the last sample, which is in another group, says nothing of the others
-    slots.generated[:], slots.pace[:] = torch.tensor([20, 4, 10, 0]), 0
-    got = {}
-    for temperature in (0.0, 0.7):
-        for config in (CONFIG, replace(CONFIG, lead=0)):
-            slots.temperature[:] = temperature
-            pool = draft_tree_ref(graph, slots, 4 + 18, config)
-            got[temperature, config.lead] = (pool.slot_nodes - 1).tolist()
-    first, last, middle, alone = got[0.0, CONFIG.lead]
-    assert last > middle > first and alone == 0
-    assert got[0.0, 0] == [6, 6, 6, 0]
-    assert got[0.7, CONFIG.lead] == got[0.7, 0]
+def test_without_noise_the_last_sample_of_one_prompt_gets_most_nodes():
+    # one level cost for all
+    even, rng = replace(CONFIG, settle=0), random.Random(1)
+    graph, slots = random_graph(rng, groups=(11, 12)).table(), equal_slots(rng, 4)
+    slots.group[:], slots.step[:], slots.pace[:] = 0, 4, 0
+    slots.group_key[:2], slots.max_new[:] = torch.tensor([11, 12]), 99
+    slots.generated[:], slots.live[3] = torch.tensor([20, 4, 10, 0]), False
+
+    def nodes(config=even):
+        return (draft_tree_ref(graph, slots, 3 + 18, config).slot_nodes - 1)[:3].tolist()
+
+    first, last, middle = nodes()
+    assert last > middle > first
+    as_ever = nodes(replace(even, lead=0))
+    assert as_ever == [6, 6, 6]
+    # samples that began in other steps say nothing
+    slots.step[:3] = torch.tensor([4, 1, 2])
+    assert nodes() == as_ever
+    # nor does anything where noise decides, or where there are two prompts
+    slots.step[:], slots.temperature[:] = 4, 0.7
+    assert nodes() == nodes(replace(even, lead=0))
+    slots.temperature[:], slots.group[2] = 0, 1
+    assert nodes() == nodes(replace(even, lead=0))
 
 
 @pytest.mark.parametrize("prompts", [1, 3])

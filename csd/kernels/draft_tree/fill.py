@@ -82,6 +82,7 @@ def _fill_kernel(
     live_ptr,  # [S] bool
     group_ptr,  # [S] int32
     generated_ptr,  # [S] int32
+    step_ptr,  # [S] int32
     pace_ptr,  # [S] int32
     temperature_ptr,  # [S] float64
     slot_context_ptr,  # [S, N] int32
@@ -143,7 +144,9 @@ def _fill_kernel(
     up = _parents(node, depth, mask, drafted)
     word = _ancestor_words(up)
     base = tl.load(prompt_len_ptr + group) + tl.load(generated_ptr + me)
-    lead = lead_cost(live_ptr, group_ptr, generated_ptr, temperature_ptr, me, slots, LEAD, BLOCK_S)
+    lead = lead_cost(
+        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, me, slots, LEAD, BLOCK_S
+    )
     first_cost = head_start(live_ptr, generated_ptr, pace_ptr, me, slots, BLOCK_S)
     first_cost = tl.maximum(first_cost, lead)
     cost = tl.where(drafted, (node >> 41).to(tl.int32) - first_cost, 0)

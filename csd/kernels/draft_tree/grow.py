@@ -137,7 +137,7 @@ def _grow_kernel(
     # [BLOCK_F]: the frontier; at first the root, in every row
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
     lead = lead_cost(
-        live_ptr, group_ptr, generated_ptr, temperature_ptr, slot, slots, LEAD, BLOCK_S
+        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots, LEAD, BLOCK_S
     )
     first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S)
     first_cost = tl.maximum(first_cost, lead).to(tl.int64)

@@ -103,6 +103,7 @@ def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int, lead: in
         live_ptr=slots.live,
         group_ptr=slots.group,
         generated_ptr=slots.generated,
+        step_ptr=slots.step,
         pace_ptr=slots.pace,
         temperature_ptr=slots.temperature,
         slot_context_ptr=slots.context,

@@ -54,14 +54,14 @@ def draft_trees(state: Estimates, rows: int, nodes: int | None = None) -> Pool:
 
 
 def _head_starts(state: Estimates, live: np.ndarray) -> np.ndarray:
-    """[S] int64, of live slots: as `csd.state.pool.head_starts`, or the lead in the group."""
+    """[S] int64, of live slots: as `csd.state.pool.head_starts`, or by the lead in the group."""
     ahead = state.generated - state.generated[live].min()
     pace = (state.pace * ahead).clip(0, MOST_AHEAD).astype(np.int64)
-    if not state.config.lead:
+    if not state.config.lead or (state.group[live] != state.group[live[0]]).any():
         return pace
-    fewest = np.full(state.group_key.size, state.generated.max(initial=0), np.int64)
-    np.minimum.at(fewest, state.group[live], state.generated[live])
-    lead = (state.generated - fewest[state.group]) * state.config.lead
+    mates = state.live & (state.step[:, None] == state.step)
+    fewest = np.where(mates, state.generated, state.generated[:, None]).min(1)
+    lead = (state.generated - fewest).astype(np.int64) * state.config.lead
     return np.maximum(pace, np.where(state.sampled, 0, lead.clip(0, MOST_LEAD)))
 
 
