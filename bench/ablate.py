@@ -4,10 +4,12 @@
 
 Each line is tau over all problems of a file, and its ratio to the graph as it is. Without `--set`
 every line of `CHANGES` runs. Values are Python's; weights count `WEIGHT_ONE` for one observation.
+Files that an existing F already has keep their columns, so a long run can be split by trace.
 """
 
 import argparse
 import ast
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +38,7 @@ CHANGES = [
     {"orders": (1, 2, 3)},
     {"orders": (1, 2, 3, 5, 8)},
     {"orders": (1, 2, 4, 8, 16)},
+    {"lead": 0},
     {"smoothing": ONE * 35 // 100},
     {"smoothing": ONE * 14 // 10},
     {"hard_weight": 0},
@@ -75,6 +78,18 @@ def parse(text: str) -> dict:
             raise argparse.ArgumentTypeError(f"must be FIELD=VALUE of GraphConfig, got {part!r}")
         change[name] = ast.literal_eval(value)
     return change
+
+
+def joined(old: dict, new: dict) -> dict:
+    """Columns of both; a file's new column replaces its old one. Rows are those of `new`."""
+    was = {row["change"]: row for row in old["rows"]}
+    out = new | {"seconds": old["seconds"] + new["seconds"]}
+    for name in ("samples", "problems"):
+        out[name] = old[name] | new[name]
+    for row in new["rows"]:
+        for name in ("tau", "ratio"):
+            row[name] = was.get(row["change"], {}).get(name, {}) | row[name]
+    return out
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -118,6 +133,8 @@ def main(argv: list[str] | None = None) -> None:
         "seconds": time.time() - start,
         "rows": rows,
     }
+    if args.json and Path(args.json).exists():
+        result = joined(json.loads(Path(args.json).read_text()), result)
     write(result, args.json, indent=1)
 
 

@@ -8,6 +8,7 @@ paths that was accepted, by the probability they were drafted with.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,11 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     found = {}
+    if args.json and Path(args.json).exists():
+        # the parts of files that are not replayed now stay
+        old = json.loads(Path(args.json).read_text())
+        parts = {name: part for name, part in old.items() if isinstance(part, dict)}
+        found = {name: part for name, part in parts.items() if "reliability" in part}
     for path in args.traces:
         traces = list(read_traces(path))[: args.problems]
         samples = min(args.samples, *(len(t.samples) for t in traces))

@@ -9,6 +9,7 @@ reported is tokens by time, 1 without drafts. Samples go on as if all nodes had 
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.common import table, write
+from bench.common import merged, table, write
 from csd.evaluate.replay import replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
@@ -95,6 +96,9 @@ def main(argv: list[str] | None = None) -> None:
                 "ratio": after / before,
             })  # fmt: skip
         print(table(rows[-len(SLOPES) :]), flush=True)
+    if args.json and Path(args.json).exists():
+        old = json.loads(Path(args.json).read_text())["rows"]
+        rows = merged(old, rows, ("trace", "slope"))
     result = {"nodes": args.nodes, "samples": args.samples, "seconds": time.time() - start}
     write(result | {"rows": rows}, args.json, indent=1)
 

@@ -4,8 +4,8 @@
 
 Sections, each with a budget of seconds and each in F row by row: strictness of the paper's drafter;
 diversity of what is drawn; agreement taken away on purpose; other tasks; live runs beside their
-replay; families. A section that F holds whole is kept unless `--only` names it; strictness goes on
-where it was cut short.
+replay; families. A section that F holds whole is kept unless `--only` names it; strictness and
+agreement go on where they were cut short.
 Traces: `bench/traces/study.jsonl.gz`, and further files, whose first problems are replayed too.
 `--quick` is for tests: a toy model, a few tokens.
 """
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             write(result, args.json, indent=1)
 
         box = Box(seconds, args.quick, args.traces, args.prompts, save=save)
-        if name == "strictness" and not whole:
+        if name in ("strictness", "agreement") and not whole:
             box.rows = result["sections"].get(name, {}).get("rows", [])
         importlib.import_module(f"bench.study.{name}").run(box)
         save(box, whole=not box.cut_short)

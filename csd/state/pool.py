@@ -22,6 +22,8 @@ COST_ONE = 1 << 16
 # So while none waits for a slot, nodes of samples that are ahead of the last one count as less
 # likely: by a 16th of a halving a token, four halvings at most.
 PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
+# of the consensus graph's own head starts (`csd.state.context_table.GraphConfig.lead`)
+MOST_LEAD = 2 * COST_ONE
 
 # where a drafted token was seen, or MODEL, which a model drafted; the root was not drafted
 ROOT, OWN, SIBLING, PROMPT, HISTORY, MODEL = 0, 1, 2, 3, 4, 5

@@ -50,3 +50,16 @@ def test_a_column_for_each_temperature(tmp_path):
     assert found["samples"] == {"two, T=0.3": 3, "two, T=1.0": 1}
     assert found["problems"] == {"two, T=0.3": 1, "two, T=1.0": 1}
     assert found["rows"][0]["tau"]["two, T=0.3"] > 1.5
+
+
+def test_a_file_s_column_joins_those_of_other_files(tmp_path, traces):
+    out = tmp_path / "out.json"
+    other = trace_file(tmp_path / "other.jsonl", {"samples": [[3, 4, 5] * 9] * 3})
+    for path, change in ((traces, "beta=0.3"), (other, "beta=0.3"), (traces, "max_depth=1")):
+        main([str(path), "--samples", "4", "--json", str(out), "--set", "lead=0", change])
+    found = json.loads(out.read_text())
+    assert found["samples"] == {"sentence": 4, "other": 3}
+    as_is, even, shallow = (row["ratio"] for row in found["rows"])
+    # what was not asked for again is not kept, and a file's new column replaces its old one
+    assert as_is == even == {"sentence": 1, "other": 1}
+    assert list(shallow) == ["sentence"] and shallow["sentence"] < 0.7

@@ -32,6 +32,11 @@ def test_every_rule_has_a_row_and_paths_are_counted(tmp_path, capsys):
     assert rows["half of the samples run ahead"]["tau"] > first
     assert rows["a quarter at a time"]["tau"] > rows["half of the samples run ahead"]["tau"]
     assert all(0 <= row["true"] <= 1 for row in found["reliability"])
+    # a file's part stays when another file is replayed into the same results
+    other = trace_file(tmp_path / "other.jsonl", {"samples": [[3, 4, 5] * 3] * 4})
+    main([str(other), "--samples", "4", "--nodes", "2", "--json", str(out)])
+    both = json.loads(out.read_text())
+    assert both["sentence"] == found and both["other"]["problems"] == 1
 
 
 def test_a_path_comes_true_only_in_whole():

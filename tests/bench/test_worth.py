@@ -44,3 +44,9 @@ def test_a_row_for_each_slope(tmp_path):
     # samples that repeat themselves are worth drafting for, the more the cheaper rows are
     rates = [row["acceptance"] for row in rows]
     assert rates == sorted(rates, reverse=True) and rates[-1] > 1
+    other = trace_file(tmp_path / "other.jsonl", {"samples": [[3, 4, 5] * 9] * 3})
+    for _ in range(2):
+        main([str(other), "--json", str(out)])
+    found = json.loads(out.read_text())["rows"]
+    assert found[: len(SLOPES)] == rows
+    assert [row["trace"] for row in found[len(SLOPES) :]] == ["other"] * len(SLOPES)

@@ -1,6 +1,7 @@
 """Samples that are behind get more of a step's nodes, while nothing else could use their slots."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,21 +25,47 @@ def test_head_starts_are_counted_from_the_last_live_slot():
 
 
 def test_of_equal_samples_the_last_gets_most_nodes():
+    config = replace(CONFIG, lead=0)
     rng = random.Random(1)
     graph, slots = random_graph(rng, groups=(11,)).table(), equal_slots(rng, 3)
     slots.group[:], slots.group_key[0] = 0, 11
     slots.generated[:], slots.max_new[:] = torch.tensor([20, 0, 10]), 99
     nodes = {}
-    costs = set(draft_tree_ref(graph, slots, 3 + 60, CONFIG).cost.tolist())
+    costs = set(draft_tree_ref(graph, slots, 3 + 60, config).cost.tolist())
     for pace in (0, PACE):
         slots.pace[:] = pace
-        pool = draft_tree_ref(graph, slots, 3 + 18, CONFIG)
+        pool = draft_tree_ref(graph, slots, 3 + 18, config)
         nodes[pace] = (pool.slot_nodes - 1).tolist()
         # what is told of a node is its path's probability, whatever its slot's head start
         assert set(pool.cost.tolist()) <= costs
     assert nodes[0] == [6, 6, 6]
     assert nodes[PACE][1] > nodes[PACE][2] > nodes[PACE][0]
     assert sum(nodes[PACE]) == 18
+
+
+def test_without_noise_the_last_sample_of_one_prompt_gets_most_nodes():
+    # one level cost for all
+    even, rng = replace(CONFIG, settle=0), random.Random(1)
+    graph, slots = random_graph(rng, groups=(11, 12)).table(), equal_slots(rng, 4)
+    slots.group[:], slots.step[:], slots.pace[:] = 0, 4, 0
+    slots.group_key[:2], slots.max_new[:] = torch.tensor([11, 12]), 99
+    slots.generated[:], slots.live[3] = torch.tensor([20, 4, 10, 0]), False
+
+    def nodes(config=even):
+        return (draft_tree_ref(graph, slots, 3 + 18, config).slot_nodes - 1)[:3].tolist()
+
+    first, last, middle = nodes()
+    assert last > middle > first
+    as_ever = nodes(replace(even, lead=0))
+    assert as_ever == [6, 6, 6]
+    # samples that began in other steps say nothing
+    slots.step[:3] = torch.tensor([4, 1, 2])
+    assert nodes() == as_ever
+    # nor does anything where noise decides, or where there are two prompts
+    slots.step[:], slots.temperature[:] = 4, 0.7
+    assert nodes() == nodes(replace(even, lead=0))
+    slots.temperature[:], slots.group[2] = 0, 1
+    assert nodes() == nodes(replace(even, lead=0))
 
 
 @pytest.mark.parametrize("prompts", [1, 3])

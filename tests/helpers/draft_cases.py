@@ -46,7 +46,9 @@ def random_slots(rng, count, config=CONFIG, vocab=6, groups=(11, 12), live=None)
         slots.key[s] = wrap(rng.getrandbits(64))
         slots.sample[s] = rng.choice([0, 1, 5, 61, 62, 64])
         slots.generated[s] = rng.randrange(40)
-        slots.step[s] = rng.randrange(int(slots.generated[s]) + 1)
+        step = rng.randrange(int(slots.generated[s]) + 1)
+        # many began together
+        slots.step[s] = 1 if step % 2 else step
         slots.max_new[s] = slots.generated[s] + rng.choice([1, 2, 3, 30])
         slots.temperature[s] = rng.choice([0, 0.7, 1.0])
         short = rng.choice([0, 0, 0, 1])

@@ -115,6 +115,13 @@ def draft(graph, slots, rows, noise=None) -> Pool:
     head_start = {
         s: min(int(slots.pace[s]) * (int(slots.generated[s]) - last), 4 * 65536) for s in trees
     }
+    # where noise does not decide, also for those by which it leads those that began with it
+    alone = len({int(slots.group[s]) for s in trees}) == 1
+    for s in trees:
+        if alone and slots.temperature[s] == 0:
+            mates = [t for t in trees if slots.step[t] == slots.step[s]]
+            ahead = int(slots.generated[s] - min(slots.generated[t] for t in mates))
+            head_start[s] = max(head_start[s], min(config.lead * ahead, 2 * 65536))
     for x in everything:
         x["total"] = x["cost"] + head_start[x["slot"]]
     everything.sort(key=lambda x: (x["total"], x["slot"], x["depth"], x["token"], x["rank"]))

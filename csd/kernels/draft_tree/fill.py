@@ -9,7 +9,7 @@ import triton.language as tl
 
 from csd.kernels.draft_tree.cut import find_cut, share_rows
 from csd.kernels.draft_tree.mixture import LAST_TOKEN
-from csd.kernels.draft_tree.slots import head_start, live_slots
+from csd.kernels.draft_tree.slots import head_start, lead_cost, live_slots
 from csd.state import pool
 
 MAX_NODES = tl.constexpr(pool.MAX_NODES)
@@ -82,7 +82,9 @@ def _fill_kernel(
     live_ptr,  # [S] bool
     group_ptr,  # [S] int32
     generated_ptr,  # [S] int32
+    step_ptr,  # [S] int32
     pace_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
     slot_context_ptr,  # [S, N] int32
     prompt_len_ptr,  # [G] int32
     token_ptr,  # [M] int32, out
@@ -103,6 +105,7 @@ def _fill_kernel(
     most,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    LEAD: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     me = tl.program_id(0)
@@ -141,7 +144,11 @@ def _fill_kernel(
     up = _parents(node, depth, mask, drafted)
     word = _ancestor_words(up)
     base = tl.load(prompt_len_ptr + group) + tl.load(generated_ptr + me)
+    lead = lead_cost(
+        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, me, slots, LEAD, BLOCK_S
+    )
     first_cost = head_start(live_ptr, generated_ptr, pace_ptr, me, slots, BLOCK_S)
+    first_cost = tl.maximum(first_cost, lead)
     cost = tl.where(drafted, (node >> 41).to(tl.int32) - first_cost, 0)
     parent = tl.where(drafted, first + up, -1)
     source = (node & 3).to(tl.int32)

@@ -15,7 +15,7 @@ import triton.language as tl
 from csd.kernels.draft_tree.frontier import look_up, next_frontier
 from csd.kernels.draft_tree.mixture import LAST_TOKEN, NONE, ONE, edge_cost, likeliest, masses
 from csd.kernels.draft_tree.nodes import by_place, ranks
-from csd.kernels.draft_tree.slots import head_start, level_cost, live_slots
+from csd.kernels.draft_tree.slots import head_start, lead_cost, level_cost, live_slots
 from csd.kernels.graph_lookup import load_context, order_sizes
 from csd.state import pool
 
@@ -100,6 +100,7 @@ def _grow_kernel(
     UNCOUPLED: tl.constexpr,
     LEVEL_COST: tl.constexpr,
     SETTLE: tl.constexpr,
+    LEAD: tl.constexpr,
     FRONTIER: tl.constexpr,
     BLOCK_F: tl.constexpr,
     STOPS: tl.constexpr,
@@ -135,7 +136,11 @@ def _grow_kernel(
     )  # fmt: skip
     # [BLOCK_F]: the frontier; at first the root, in every row
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
-    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S).to(tl.int64)
+    lead = lead_cost(
+        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots, LEAD, BLOCK_S
+    )
+    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S)
+    first_cost = tl.maximum(first_cost, lead).to(tl.int64)
     cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
     context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
     front = tl.where(width > 0, 1, 0)

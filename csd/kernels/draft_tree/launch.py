@@ -79,6 +79,7 @@ def draft_tree_triton(
         UNCOUPLED=config.uncoupled,
         LEVEL_COST=config.level_cost,
         SETTLE=config.settle,
+        LEAD=config.lead,
         FRONTIER=config.frontier,
         BLOCK_F=block_f,
         STOPS=MAX_STOP_IDS,
@@ -87,19 +88,24 @@ def draft_tree_triton(
         # a product and a sum in one rounding would draft other trees than the reference
         enable_fp_fusion=False,
     )
-    fill_pool(lists, slots, pool, most)
+    fill_pool(lists, slots, pool, most, config.lead)
     return pool
 
 
-def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int) -> None:
-    """Launch the fill: the cheapest `most` nodes of all slots' sorted lists [S, MAX_NODES]."""
+def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int, lead: int = 0) -> None:
+    """Launch the fill: the cheapest `most` nodes of all slots' sorted lists [S, MAX_NODES].
+
+    lead: as of `GraphConfig`, which the nodes' costs in the lists hold.
+    """
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     _fill_kernel[(max(S, G + 1),)](
         nodes_ptr=lists,
         live_ptr=slots.live,
         group_ptr=slots.group,
         generated_ptr=slots.generated,
+        step_ptr=slots.step,
         pace_ptr=slots.pace,
+        temperature_ptr=slots.temperature,
         slot_context_ptr=slots.context,
         prompt_len_ptr=slots.prompt_len,
         token_ptr=pool.token,
@@ -120,6 +126,7 @@ def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int) -> None:
         most=most,
         N=N,
         BLOCK_N=triton.next_power_of_2(N),
+        LEAD=lead,
         BLOCK_S=FILL_S,
         num_warps=FILL_WARPS,
     )

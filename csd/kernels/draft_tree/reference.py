@@ -9,7 +9,7 @@ from csd.kernels.draft_tree.constants import MAX_COST, DraftNoise, max_path_cost
 from csd.kernels.draft_tree.host_pool import Drafted, put_together
 from csd.kernels.runs import rank_in_run, stable_order, starts
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, Pool
+from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, Pool
 from csd.state.slots import Slots
 
 
@@ -54,9 +54,15 @@ def draft_trees(state: Estimates, rows: int, nodes: int | None = None) -> Pool:
 
 
 def _head_starts(state: Estimates, live: np.ndarray) -> np.ndarray:
-    """[S] int64, as `csd.state.pool.head_starts`."""
+    """[S] int64, of live slots: as `csd.state.pool.head_starts`, or by the lead in the group."""
     ahead = state.generated - state.generated[live].min()
-    return (state.pace * ahead).clip(0, MOST_AHEAD).astype(np.int64)
+    pace = (state.pace * ahead).clip(0, MOST_AHEAD).astype(np.int64)
+    if not state.config.lead or (state.group[live] != state.group[live[0]]).any():
+        return pace
+    mates = state.live & (state.step[:, None] == state.step)
+    fewest = np.where(mates, state.generated, state.generated[:, None]).min(1)
+    lead = (state.generated - fewest).astype(np.int64) * state.config.lead
+    return np.maximum(pace, np.where(state.sampled, 0, lead.clip(0, MOST_LEAD)))
 
 
 def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:

@@ -84,8 +84,8 @@ def layered_dag_triton(
 
 
 _SLOTS = (
-    "live", "group", "generated", "pace", "max_new", "context", "stop_ids", "prompt_len",
-    "group_key",
+    "live", "group", "generated", "step", "pace", "max_new", "temperature", "context",
+    "stop_ids", "prompt_len", "group_key",
 )  # fmt: skip
 
 
