@@ -36,7 +36,7 @@ STEPS = ((1, 1), (1, 16), (16, 16), (16, 64), (16, 128), (16, 192), (64, 64), (6
 PROMPT, GENERATED = 1024, 256
 # launches of a step that are of no layer: of propose, plan, commit and insert, and of verify
 # behind the read of all logits (`tests/helpers/step_kernels.py`)
-OTHERS, ITEM = 11, 2
+OTHERS, ITEM = 12, 2
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")
 
 Launch = tuple[float, float]  # bytes, operations
