@@ -8,9 +8,11 @@ copies and products usually reach; LEAST is what a kernel of a CUDA graph takes 
 one before, however little it does. All three are assumptions. Drafting, inserting and sampling are
 chains of dependent work that bytes do not predict: but for the logits they count as launches only,
 so the prediction is below what a device takes. "exact ms" is the step with `exact=True`: K split
-and added up by what follows, and SwiGLU within its product. With --results, the
-folder of `python -m bench.gpu --out DIR`, a column has the device's step of as many samples and
-about as many rows.
+and added up by what follows, and SwiGLU within its product. "gated ms" is the default's step with
+SwiGLU within its product alone, were that product as fast as cuBLAS's; nothing is gained once it
+takes longer by the share "gated product may be slower". With --results, the folder of
+`python -m bench.gpu --out DIR`, a column has the device's step of as many samples and about as
+many rows.
 """
 
 import argparse
@@ -36,16 +38,22 @@ STEPS = ((1, 1), (1, 16), (16, 16), (16, 64), (16, 128), (16, 192), (64, 64), (6
 PROMPT, GENERATED = 1024, 256
 # launches of a step that are of no layer: of propose, plan, commit and insert, and of verify
 # behind the read of all logits (`tests/helpers/step_kernels.py`)
-OTHERS, ITEM = 11, 2
+OTHERS, ITEM = 12, 2
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")
 
 Launch = tuple[float, float]  # bytes, operations
 
 
-def launches(c: ModelConfig, samples: int, rows: int, exact: bool) -> Iterator[Launch]:
-    """Of a step over `rows` rows of `samples` samples of one prompt."""
+def launches(
+    c: ModelConfig, samples: int, rows: int, exact: bool, gated: bool = False
+) -> Iterator[Launch]:
+    """Of a step over `rows` rows of `samples` samples of one prompt; gated: SwiGLU within its
+    product, which `exact` always has."""
     for _ in range(c.layers):
         for name, (n, k) in matrices(c).items():
+            if gated and name == "gate_up":
+                yield ITEM * (n * k + rows * (k + n // 2)), 2 * rows * n * k
+                continue
             yield from product(n, k, rows, exact, "" if name == "qkv" and c.qk_norm else name)
         yield from attention(c, samples, rows)
         # norms with their residuals, of heads too where there are any; rotary; SwiGLU
@@ -54,7 +62,7 @@ def launches(c: ModelConfig, samples: int, rows: int, exact: bool) -> Iterator[L
         for _ in range(2 * c.qk_norm):
             yield 2 * ITEM * rows * c.heads * c.head_dim, 0
         yield 2 * ITEM * rows * (c.heads + 2 * c.kv_heads) * c.head_dim, 0
-        if not exact:
+        if not exact and not gated:
             yield 3 * ITEM * rows * c.intermediate, 0
     yield from product(c.vocab, c.hidden, rows, exact)
     # the last norm, the first read of the logits; the first norm reads the embedding
@@ -86,9 +94,18 @@ def attention(c: ModelConfig, samples: int, rows: int) -> Iterator[Launch]:
     yield partial + ITEM * rows * c.heads * c.head_dim, 0
 
 
-def seconds(c: ModelConfig, samples: int, rows: int, exact: bool = False) -> float:
-    found = launches(c, samples, rows, exact)
+def seconds(
+    c: ModelConfig, samples: int, rows: int, exact: bool = False, gated: bool = False
+) -> float:
+    found = launches(c, samples, rows, exact, gated)
     return sum(max(b / BANDWIDTH, f / RATE, LEAST) for b, f in found)
+
+
+def gated_product(c: ModelConfig, rows: int) -> float:
+    """Seconds of a layer's product of gate and up, with SwiGLU within it."""
+    n, k = matrices(c)["gate_up"]
+    moved = ITEM * (n * k + rows * (k + n // 2))
+    return max(moved / BANDWIDTH, 2 * rows * n * k / RATE, LEAST)
 
 
 def row(name: str, samples: int, rows: int, measured: list[dict]) -> dict:
@@ -97,7 +114,7 @@ def row(name: str, samples: int, rows: int, measured: list[dict]) -> dict:
         c, rows=rows, live=samples, prompts=[PROMPT], context=GENERATED, bandwidth=BANDWIDTH,
         flops=RATE,
     )  # fmt: skip
-    step = seconds(c, samples, rows)
+    step, gated = seconds(c, samples, rows), seconds(c, samples, rows, gated=True)
     near = [
         r["step ms"] for r in measured
         if r["shape"] == name and r["N"] == samples and abs(r["rows"] - rows) <= rows / 8
@@ -112,6 +129,8 @@ def row(name: str, samples: int, rows: int, measured: list[dict]) -> dict:
         "predicted share of bound": bound / step,
         "exact launches": sum(1 for _ in launches(c, samples, rows, True)),
         "predicted exact ms": seconds(c, samples, rows, exact=True) * 1e3,
+        "predicted gated ms": gated * 1e3,
+        "gated product may be slower": (step - gated) / (c.layers * gated_product(c, rows)),
         "predicted over plain": step / seconds(c, samples, samples),
         "device ms": near[0] if near else None,
     }

@@ -114,7 +114,7 @@ def _name(kernel: Any, constants: dict) -> str:
     named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
     sizes = [f"{size}={named[size]}" for size in SHOWN if size in named and "ORDERS" not in named]
     if "ORDERS" in named:
-        sizes = [f"O={len(named['ORDERS'])}"]
+        sizes = [f"O={len(named['ORDERS'])}"] + ["resumed"] * named.get("RESUMED", False)
     return " ".join([name, *sizes])
 
 

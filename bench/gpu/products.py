@@ -1,4 +1,10 @@
-"""What matrix products with exact rows cost, beside cuBLAS, by the number of rows."""
+"""What matrix products with exact rows cost, beside cuBLAS, by the number of rows.
+
+"gate_up, SwiGLU" is one launch of Triton's beside cuBLAS and a launch of SwiGLU. Engines that are
+not exact take the latter: `python -m bench.roofline` has how much slower the former may be.
+"""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +13,9 @@ from bench.gpu.section import Section
 from bench.gpu.workload import shapes
 from bench.timing import copies_for, copy_bandwidth, replayed
 from csd.engine.static_step import SIZES
+from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.row_linear import row_linear_triton
+from csd.kernels.swiglu import swiglu_triton
 from csd.models.config import ModelConfig
 from csd.models.exact import CUBLAS_ROWS, RowBlocks, in_blocks
 
@@ -27,6 +35,11 @@ def cublas_in_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 PROVIDERS = {"triton": row_linear_triton, "cublas 64": cublas_in_blocks, "cublas": F.linear}
+GATED = {
+    "triton": gated_linear_triton,
+    "cublas 64": lambda x, weight: swiglu_triton(cublas_in_blocks(x, weight)),
+    "cublas": lambda x, weight: swiglu_triton(F.linear(x, weight)),
+}
 
 
 def price(section: Section) -> None:
@@ -43,14 +56,21 @@ def price(section: Section) -> None:
                     section.skip(f"prices of {product} of {name} from {rows} rows on")
                     break
                 x = torch.randn(rows, k, device=section.device).to(torch.bfloat16)
-                section.add(shape=name, product=product, rows=rows, **times(x, weights, bandwidth))
+                of = {product: PROVIDERS}
+                if product == "gate_up":
+                    of["gate_up, SwiGLU"] = GATED
+                for label, providers in of.items():
+                    row = times(providers, x, weights, bandwidth)
+                    section.add(shape=name, product=label, rows=rows, **row)
 
 
-def times(x: torch.Tensor, weights: list[torch.Tensor], bandwidth: float) -> dict:
+def times(
+    providers: dict[str, Callable], x: torch.Tensor, weights: list[torch.Tensor], bandwidth: float
+) -> dict:
     """Of each provider, over weights that do not fit into the cache together."""
     row: dict = {}
     moved = sum(t.numel() * t.element_size() for t in (x, weights[0]))
-    for name, run in PROVIDERS.items():
+    for name, run in providers.items():
         us = replayed([lambda w=w, run=run: run(x, w) for w in weights], 10)[0]
         row |= {f"{name} us": us, f"{name} share of copy": moved / (us * 1e-6) / bandwidth}
     return row | {"triton over cublas": row["triton us"] / row["cublas us"]}

@@ -25,13 +25,14 @@ def keep_largest(
 def keep_largest_sorted(
     code,  # [B] int64, all that are not negative different
     best,  # [N] int64, those of earlier blocks, down, which none of `code` equals
+    earlier,  # whether there were any: one block alone is sorted once
     COUNT: tl.constexpr,
 ):
     """As `keep_largest`, in a quarter of its instructions where one warp has the block and COUNT is
     16; it takes registers that a kernel of eight warps does not have. B >= N > 1."""
     N: tl.constexpr = best.shape[0]
-    # what a reduction has left in every lane is in one each behind a gather
-    code = tl.topk(tl.gather(code, tl.arange(0, code.shape[0]), 0), N, 0)
-    # of two falling rows, the larger of each pair are the N largest
-    best = tl.sort(tl.maximum(best, tl.flip(code, 0)), 0, descending=True)
-    return tl.where(tl.arange(0, N) < COUNT, tl.maximum(best, -1), -1)
+    largest = tl.topk(code, N, 0)
+    if earlier:
+        # of two falling rows, the larger of each pair are the N largest
+        largest = tl.sort(tl.maximum(best, tl.flip(largest, 0)), 0, descending=True)
+    return tl.where(tl.arange(0, N) < COUNT, tl.maximum(largest, -1), -1)

@@ -140,11 +140,11 @@ def row_tile(M: int, dtype: torch.dtype) -> int:
     return next((n for n in sizes if n >= M), sizes[-1])
 
 
-def _stages(target: str, dtype: torch.dtype) -> int:
-    if dtype == torch.float32:
+def _stages(target: str, dtype: torch.dtype, rows: int) -> int:
+    if dtype == torch.float32 or target == "gfx942":
         return 2
-    # a stage is 24 KiB at 64 rows, and 32 KiB at 128
-    return 2 if target == "gfx942" else 4
+    # a stage is 24 KiB at 64 rows, and 32 KiB at 128, where two programs fit with one stage less
+    return 3 if target == "sm_90" and rows == 128 else 4
 
 
 def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
@@ -153,15 +153,16 @@ def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
     block_n, block_k = NARROW_TILE if narrow else TILE
     # the interpreter multiplies bfloat16 wrongly, without an error
     wide = x.dtype == torch.bfloat16 and not isinstance(kernel, triton.JITFunction)
+    block_t = row_tile(x.shape[0], x.dtype)
     return dict(
         BLOCK_N=block_n,
         BLOCK_K=block_k,
-        BLOCK_T=row_tile(x.shape[0], x.dtype),
+        BLOCK_T=block_t,
         EVEN=K % block_k == 0,
         DTYPE=tl.float32 if wide else getattr(tl, str(x.dtype).removeprefix("torch.")),
         PRECISION="ieee" if narrow else "tf32",
         num_warps=4,
-        num_stages=_stages(target_of(x.device), x.dtype),
+        num_stages=_stages(target_of(x.device), x.dtype, block_t),
     )
 
 

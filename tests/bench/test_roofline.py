@@ -22,6 +22,7 @@ def test_launches_are_those_of_a_step():
     # SwiGLU has none, and what follows a split product adds it up
     exact = list(roofline.launches(config, 16, 64, True))
     assert len(exact) == len(found) - config.layers
+    assert len(list(roofline.launches(config, 16, 64, False, gated=True))) == len(exact)
 
 
 @pytest.mark.parametrize("name", roofline.LARGE)
@@ -31,6 +32,11 @@ def test_a_step_is_no_faster_than_its_bound(name, samples, rows):
     assert row["bound ms"] <= min(row["predicted ms"], row["predicted exact ms"])
     # fewer launches win at few rows, the float32 sums of split products cost at many
     assert (row["predicted ms"] <= row["predicted exact ms"]) == (rows >= 64)
+    # a product that is slower by as much as may be takes what the launch of SwiGLU did
+    assert row["bound ms"] <= row["predicted gated ms"] < row["predicted ms"]
+    lost = row["gated product may be slower"] * roofline.gated_product(SHAPES[name], rows)
+    gained = (row["predicted ms"] - row["predicted gated ms"]) / 1e3
+    assert SHAPES[name].layers * lost == pytest.approx(gained)
     assert row["predicted over plain"] >= 1 and row["device ms"] is None
 
 

@@ -1,7 +1,7 @@
 """The kernels of csd in a static step of a model of one layer, as they are launched, by phase."""
 
 STEP = {
-    "propose": ["grow", "fill"],
+    "propose": ["grow", "grow", "fill"],
     "forward": ["plan_attention", "rms_norm", "rotary", "tree_attention", "merge_partials",
                 "rms_norm", "swiglu", "rms_norm"],
     # the end of a verification also moves the slots on and tells the host

@@ -98,7 +98,7 @@ def test_as_many_programs_run_at_once_as_tiles_are_made_for(rows):
     """With one program fewer on a multiprocessor, nothing hides its loads' latency."""
     least = {"tree_attention D=128": 2, "exact_attention pages D=128": 2, "verify scan": 4,
              "row_linear BLOCK_T=16": 2, "row_linear BLOCK_T=32": 2, "row_linear BLOCK_T=64": 2,
-             "row_linear BLOCK_T=128": 1}  # fmt: skip
+             "row_linear BLOCK_T=128": 2, "gated_linear BLOCK_T=128": 2}  # fmt: skip
     for kernel, programs in least.items():
         found = [r for r in rows if r["kernel"].startswith(kernel) and r["target"] == "sm_90"]
         assert found and min(r["at once"] for r in found) >= programs, table(found)

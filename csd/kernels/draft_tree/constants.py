@@ -15,6 +15,8 @@ ONE = 1 << 24
 EULER_GAMMA = 0.5772156649015329
 # the least that is left for that mass
 TAIL = 1e-3
+# levels that every slot is grown before all slots' lists are cut
+FIRST_LEVELS = 4
 # the highest cost with its head start; of the least likely path; of one of probability 1 / e
 MAX_COST = (1 << 22) - 1
 MAX_PATH_COST = MAX_COST - MOST_AHEAD

@@ -65,16 +65,40 @@ def look_up(
 
 
 @triton.jit
-def next_frontier(nodes, child, rank, context, FRONTIER: tl.constexpr):
+def _expanded(nodes, chosen, width, level, highest, FRONTIER: tl.constexpr):
+    """Which [F] of a level's cheapest children `chosen`, NONE where none is, are expanded: those
+    that the list `nodes` of `width` places holds, as far as theirs may enter it and cost no more
+    than `highest`."""
+    last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
+    # of the list's last place; above all costs where it is empty
+    end = tl.min(tl.where(tl.arange(0, nodes.shape[0]) == width - 1, nodes, NONE), 0) >> 41
+    ahead = (chosen <= last_node) & (tl.arange(0, chosen.shape[0]) < FRONTIER)
+    return ahead & ((chosen >> 41) + level <= tl.minimum(end, highest))
+
+
+@triton.jit
+def load_frontier(
+    nodes, depth, width, level, highest, FRONTIER: tl.constexpr, BLOCK_F: tl.constexpr
+):
+    """How many nodes of this depth in the list `nodes` are expanded, and their costs [BLOCK_F]."""
+    there = (nodes < NONE) & ((nodes >> 37 & 15) == depth - 1)
+    rank = tl.cumsum(there.to(tl.int32), 0) - 1
+    chosen = by_place(tl.where(there, rank, -1), nodes, BLOCK_F)
+    chosen = tl.where(tl.arange(0, BLOCK_F) < tl.sum(there.to(tl.int32), 0), chosen, NONE)
+    ahead = _expanded(nodes, chosen, width, level, highest, FRONTIER)
+    return tl.sum(ahead.to(tl.int32), 0), tl.where(ahead, chosen, 0) >> 41
+
+
+@triton.jit
+def next_frontier(nodes, child, rank, context, width, level, highest, FRONTIER: tl.constexpr):
     """How many nodes the next frontier has, their costs [F] and their contexts [F, BLOCK_N]: this
-    level's cheapest children, as far as the list `nodes` holds them."""
+    level's children that are expanded."""
     F: tl.constexpr = context.shape[0]
     offs_f = tl.arange(0, F)
     offs_n = tl.arange(0, context.shape[1])
-    last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
     # [F]
     chosen = by_place(rank, child, F)
-    ahead = (chosen <= last_node) & (offs_f < FRONTIER)
+    ahead = _expanded(nodes, chosen, width, level, highest, FRONTIER)
     front = tl.sum(ahead.to(tl.int32), 0)
     chosen = tl.where(ahead, chosen, 0)
     parent = ((chosen >> 2) & 15).to(tl.int32)

@@ -1,4 +1,9 @@
-"""Grow one slot's tree a program: the first kernel of `csd/kernels/draft_tree/`.
+"""Grow one slot's tree a program: the first two launches of `csd/kernels/draft_tree/`.
+
+The first launch grows FIRST_LEVELS levels. The second one cuts all slots' lists where the pool
+would end if no more nodes came, and goes on from nodes whose children may be cheaper than that: no
+other could enter the pool, so the pool is the same as without the cut. What a level costs is the
+least that a child adds to its parent.
 
 A drafted node is one int64, and nodes go in the order of these:
 
@@ -12,7 +17,9 @@ place among those of its depth, that is its rank in its level's frontier: no lin
 import triton
 import triton.language as tl
 
-from csd.kernels.draft_tree.frontier import look_up, next_frontier
+from csd.kernels.draft_tree import constants
+from csd.kernels.draft_tree.cut import find_cut
+from csd.kernels.draft_tree.frontier import load_frontier, look_up, next_frontier
 from csd.kernels.draft_tree.mixture import LAST_TOKEN, NONE, ONE, edge_cost, likeliest, masses
 from csd.kernels.draft_tree.nodes import by_place, ranks
 from csd.kernels.draft_tree.slots import head_start, lead_cost, level_cost, live_slots
@@ -21,6 +28,7 @@ from csd.state import pool
 
 MAX_NODES = tl.constexpr(pool.MAX_NODES)
 MAX_CHILDREN = tl.constexpr(pool.MAX_CHILDREN)
+FIRST_LEVELS = tl.constexpr(constants.FIRST_LEVELS)
 
 
 @triton.jit
@@ -77,7 +85,9 @@ def _grow_kernel(
     succ_token_ptr,  # [C, E] int32
     succ_weight_ptr,  # [C, E] int32
     succ_source_ptr,  # [C, E] int64
+    seen_ptr,  # [S, MAX_NODES] int64: the first launch's nodes
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
+    front_ptr,  # [S, BLOCK_F, BLOCK_N] int32: contexts of the frontier that the first launch leaves
     children_ptr,  # [S, CHILDREN] int64, a level's
     slots,
     rows,
@@ -105,6 +115,7 @@ def _grow_kernel(
     BLOCK_F: tl.constexpr,
     STOPS: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    RESUMED: tl.constexpr,  # whether it is the second launch
 ):
     slot = tl.program_id(0)
     if tl.load(live_ptr + slot) == 0:
@@ -134,20 +145,32 @@ def _grow_kernel(
         entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, entry_total_ptr, succ_token_ptr,
         succ_weight_ptr, succ_source_ptr,
     )  # fmt: skip
-    # [BLOCK_F]: the frontier; at first the root, in every row
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
     lead = lead_cost(
         live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots, LEAD, BLOCK_S
     )
     first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S)
     first_cost = tl.maximum(first_cost, lead).to(tl.int64)
-    cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
-    context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
-    front = tl.where(width > 0, 1, 0)
     level = level_cost(generated_ptr, step_ptr, slot, LEVEL_COST, SETTLE)
-    # [MAX_NODES]
-    nodes = tl.full([MAX_NODES], NONE, tl.int64)
-    depth = tl.zeros((), tl.int32)
+    highest = max_cost + first_cost
+    # [BLOCK_F, BLOCK_N]
+    front_ptr += (slot * BLOCK_F + offs_f[:, None]) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    if RESUMED:
+        cut, _ = find_cut(seen_ptr, live_ptr, slots, room, BLOCK_S)
+        highest = tl.minimum(highest, cut.to(tl.int64))
+        # [MAX_NODES]
+        nodes = tl.load(seen_ptr + slot * MAX_NODES + offs_p)
+        context = tl.load(front_ptr)
+        front, cost = load_frontier(nodes, FIRST_LEVELS, width, level, highest, FRONTIER, BLOCK_F)
+        depth = tl.full((), FIRST_LEVELS, tl.int32)
+    else:
+        nodes = tl.full([MAX_NODES], NONE, tl.int64)
+        context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
+        # the root, in every row
+        front = tl.where(width > 0, 1, 0)
+        cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
+        depth = tl.zeros((), tl.int32)
+        max_depth = tl.minimum(max_depth, FIRST_LEVELS)
     while (depth < max_depth) & (front > 0):
         # [BLOCK_F, BLOCK_O], [BLOCK_F, BLOCK_O, BLOCK_E]
         total, token, weight, by_self, source = look_up(
@@ -163,13 +186,17 @@ def _grow_kernel(
         # [CHILDREN]
         child = _one_a_thread(scratch_ptr, offs_k, child, offs_c)
         child = _as_nodes(
-            child, cost, depth, max_cost + first_cost, stop_ids_ptr + slot * STOPS, level, STOPS,
+            child, cost, depth, highest, stop_ids_ptr + slot * STOPS, level, STOPS,
         )  # fmt: skip
         child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
         # [MAX_NODES]: the cheapest of both
         rank, place, node_place = ranks(nodes, child)
         nodes = by_place(place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_p < width, nodes, NONE)
-        front, cost, context = next_frontier(nodes, child, rank, context, FRONTIER)
+        front, cost, context = next_frontier(
+            nodes, child, rank, context, width, level, highest, FRONTIER
+        )
         depth += 1
     tl.store(nodes_ptr + slot * MAX_NODES + offs_p, nodes)
+    if not RESUMED:
+        tl.store(front_ptr, context)

@@ -1,4 +1,6 @@
-"""The two launches of a draft: every slot's tree, then the pool."""
+"""The three launches of a draft: every slot's tree up to a cut and beyond it, then the pool."""
+
+from functools import partial
 
 import torch
 import triton
@@ -25,7 +27,7 @@ def draft_tree_triton(
     out: Pool | None = None,
     nodes: int | None = None,
 ) -> Pool:
-    """Two launches: every slot's tree, then the pool."""
+    """Three launches: every slot's tree up to a cut and beyond it, then the pool."""
     if noise is not None:
         raise ValueError("noise must be None: the kernel draws the slots' own")
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
@@ -33,10 +35,12 @@ def draft_tree_triton(
     device = slots.live.device
     pool = out or empty_pool(rows, S, G, N, device)
     most = rows if nodes is None else nodes
-    lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
+    seen, lists = torch.empty((2, S, MAX_NODES), dtype=torch.int64, device=device)
     block_n, block_f = triton.next_power_of_2(N), triton.next_power_of_2(config.frontier)
     children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
-    _grow_kernel[(S,)](
+    front = torch.empty((S, block_f, block_n), dtype=torch.int32, device=device)
+    grow = partial(
+        _grow_kernel[(S,)],
         live_ptr=slots.live,
         group_ptr=slots.group,
         key_ptr=slots.key,
@@ -56,7 +60,8 @@ def draft_tree_triton(
         succ_token_ptr=table.succ_token,
         succ_weight_ptr=table.succ_weight,
         succ_source_ptr=table.succ_source,
-        nodes_ptr=lists,
+        seen_ptr=seen,
+        front_ptr=front,
         children_ptr=children,
         slots=S,
         rows=rows,
@@ -88,6 +93,8 @@ def draft_tree_triton(
         # a product and a sum in one rounding would draft other trees than the reference
         enable_fp_fusion=False,
     )
+    grow(nodes_ptr=seen, RESUMED=False)
+    grow(nodes_ptr=lists, RESUMED=True)
     fill_pool(lists, slots, pool, most, config.lead)
     return pool
 

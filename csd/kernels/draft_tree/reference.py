@@ -53,7 +53,7 @@ def draft_trees(state: Estimates, rows: int, nodes: int | None = None) -> Pool:
     return put_together(state, live, drafted, rows)
 
 
-def _head_starts(state: Estimates, live: np.ndarray) -> np.ndarray:
+def starts_ahead(state: Estimates, live: np.ndarray) -> np.ndarray:
     """[S] int64, of live slots: as `csd.state.pool.head_starts`, or by the lead in the group."""
     ahead = state.generated - state.generated[live].min()
     pace = (state.pace * ahead).clip(0, MOST_AHEAD).astype(np.int64)
@@ -69,7 +69,7 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
     """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
     config = state.config
     budget = min(budget, (MAX_NODES - 1) * slot.size)
-    head_start = _head_starts(state, slot)
+    head_start = starts_ahead(state, slot)
     limit = np.minimum(state.max_new - 1 - state.generated, min(config.max_depth, MAX_DEPTH))
     path = max_path_cost(config) + head_start
     # of nodes dearer than the budget's last one so far, none can enter the pool
@@ -104,7 +104,7 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
         # a child is dearer than its parent by the level at least
         front = np.arange(total.searchsorted(ceiling - state.level_cost.min(), "right"))
         if front.size > config.frontier:
-            front = front[_rank_in(slot[front]) < config.frontier]
+            front = front[rank_in(slot[front]) < config.frontier]
         slot, cost, context = slot[front], total[front], level.context[front]
         parent = front + count
         count += at.size
@@ -115,7 +115,7 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
     return nodes
 
 
-def _rank_in(slot: np.ndarray) -> np.ndarray:
+def rank_in(slot: np.ndarray) -> np.ndarray:
     """How many earlier elements have the same slot."""
     order = slot.argsort(kind="stable")
     rank = np.empty_like(slot)
@@ -132,7 +132,7 @@ def _threshold(levels: list[Drafted], cost: np.ndarray, slot: np.ndarray, budget
         slot = np.concatenate([*(n.slot for n in levels), slot])
         if np.bincount(slot).max() >= MAX_NODES:
             order = cost.argsort(kind="stable")
-            cost = cost[order[_rank_in(slot[order]) < MAX_NODES - 1]]
+            cost = cost[order[rank_in(slot[order]) < MAX_NODES - 1]]
             if cost.size < budget:
                 return MAX_COST
     return int(np.partition(cost, budget - 1)[budget - 1])
@@ -145,7 +145,7 @@ def cheapest(levels: list[Drafted], budget: int) -> Drafted:
     # stable: equal (cost, slot) stay in order of depth, token and parent's rank
     order = stable_order(nodes.cost << 16 | nodes.slot, (MAX_COST + 1) << 16)
     if order.size >= MAX_NODES and budget >= MAX_NODES:
-        order = order[_rank_in(nodes.slot[order]) < MAX_NODES - 1]
+        order = order[rank_in(nodes.slot[order]) < MAX_NODES - 1]
     order = order[:budget]
     # of a root's child the last place is read
     place = np.full(cells.shape[1] + 1, -1)

@@ -24,8 +24,9 @@ from csd.state.verdict import Verdict
 BLOCK_K = 16
 BLOCK_J = 512
 LEAD_WARPS = 8
-# successors that a program merges at once, and those it compares them with at once
-MERGE, MERGE_J, MERGE_WARPS = 32, 32, 1
+# successors that a program merges at once, and those it compares them with at once: with more of
+# these a sum is left in all lanes in place of one each, with fewer there are more rounds
+MERGE, MERGE_J, MERGE_WARPS = 32, 8, 1
 
 
 @dataclass(frozen=True, slots=True)

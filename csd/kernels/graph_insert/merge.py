@@ -131,16 +131,16 @@ def _merge_kernel(
         code = (tl.sum(weights, 0).to(tl.int64) << 31) | (last_token - tokens)
         code = tl.where((tokens >= 0) & (tl.max(again, 0) == 0), code, -1)
         if tl.max(code, 0) > tl.min(tl.where(offs_e < E, best, 1 << 62), 0):
-            best = keep_largest_sorted(code, best, E)
+            best = keep_largest_sorted(code, best, first > 0, E)
 
     # [BLOCK_E]
     token = tl.where(best >= 0, last_token - (best & LAST_TOKEN), -1).to(tl.int32)
     weight = tl.where(best >= 0, best >> 31, 0)
-    # [BLOCK_E, BLOCK]
-    source = tl.zeros([BLOCK_E, BLOCK], tl.int64)
+    # [BLOCK_E, BLOCK_J]
+    source = tl.zeros([BLOCK_E, BLOCK_J], tl.int64)
     total = tl.load(entry_total_ptr + entry, mask=held > 0, other=0).to(tl.int64)
-    for other in range(0, elements, BLOCK):
-        i = other + tl.arange(0, BLOCK)[None, :]
+    for other in range(0, elements, BLOCK_J):
+        i = other + tl.arange(0, BLOCK_J)[None, :]
         of_token, _ = _successors(
             i, held_token_ptr, held_weight_ptr, token_ptr, weight_ptr, held, updates, BLOCK_E
         )

@@ -181,11 +181,13 @@ def _take_kernel(
         distance = _distance(
             text_ptr + row * width, context_ptr + slot * N, ends, ends < end, K, EDITS
         )
-        # [BLOCK_T, LEVELS]
-        hit = (distance[:, None] == level[None, :]) & (level <= EDITS)[None, :]
-        rank = tl.cumsum(hit.to(tl.int32), 0) - 1 + place[None, :]
-        place += tl.sum(hit.to(tl.int32), 0)
-        to = tl.sum(tl.where(hit, rank, 0), 1)
+        # [BLOCK_T]; a scan for each distance, because Triton 3.6 compiles none of few columns
+        to = tl.zeros([BLOCK_T], tl.int32)
+        for near in tl.static_range(EDITS + 1):
+            hit = (distance == near).to(tl.int32)
+            first = tl.sum(tl.where(level == near, place, 0), 0)
+            to += hit * (first + tl.cumsum(hit, 0) - 1)
+            place += tl.where(level == near, tl.sum(hit, 0), 0)
         taken = (distance <= EDITS) & (to < P)
         # [BLOCK_T, BLOCK_L]
         source = ends[:, None] + 1 + offs_l[None, :]
