@@ -30,7 +30,7 @@ import torch
 from bench.common import finish, table
 from bench.queue import drawn
 from bench.share_call import first
-from csd.kernels.draft_tree.reference import _head_starts
+from csd.kernels.draft_tree.reference import starts_ahead
 from csd.kernels.noise import prompt_key
 from csd.state.pool import MOST_AHEAD
 from csd.traces.traces import Trace, read_traces
@@ -72,12 +72,12 @@ class Left:
 @contextmanager
 def preferring(rule: str, traces: list[Trace], history: int) -> Iterator[None]:
     if rule == "position":
-        starts = _head_starts
+        starts = starts_ahead
     elif rule == "none":
         starts = lambda state, live: np.zeros(state.live.size, np.int64)  # noqa: E731
     else:
         starts = Left(traces, history, rule).head_starts
-    with patch("csd.kernels.draft_tree.reference._head_starts", starts):
+    with patch("csd.kernels.draft_tree.reference.starts_ahead", starts):
         yield
 
 

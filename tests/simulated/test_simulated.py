@@ -93,7 +93,7 @@ def test_a_replay_is_kernels_of_csd_and_products(ops):
         found = {"mm": 4 * layers + 1} | ({} if whole else {"clamp": 1, "embedding": 1})
         assert rest == found
         launched = sum(graph.names.values()) - sum(rest.values())
-        assert launched == 8 * layers + (13 if whole else 16)
+        assert launched == 8 * layers + (14 if whole else 17)
         assert gpu.launched["_finish_kernel" if whole else "_snapshot_kernel"] == 3
 
 
@@ -180,7 +180,8 @@ def test_what_a_call_is_asked_to_keep():
         heard[p, i] += tokens
 
     more = dict(callback=note, until=lambda samples: len(samples) > 1)
-    want = generate("cpu", dict(static=True), **asked, **more)
+    # where a sample is cut off depends on what was drafted, down to how probabilities are rounded
+    want = generate("cpu", dict(static=True, kernels="reference"), **asked, **more)
     heard.clear()
     with Gpu() as gpu, engine("cuda") as e:
         gpu.waits.clear()

@@ -28,7 +28,6 @@ def _attend(
     slot_len,  # [S] int32
     slot,  # [M] int32
     ancestors,  # [M] int64
-    slot_start,  # [S] int32
     slot_nodes,  # [S] int32
     group_start,  # [G + 1] int32
     scale,
@@ -174,13 +173,13 @@ def _softmax(x, old, word, line):
 
 
 LAYOUT = (
-    "prompt_pages", "prompt_len", "slot_pages", "slot_len", "slot", "ancestors", "slot_start",
-    "slot_nodes", "group_start",
+    "prompt_pages", "prompt_len", "slot_pages", "slot_len", "slot", "ancestors", "slot_nodes",
+    "group_start",
 )  # fmt: skip
 
 
 def plan_attention(heads: int, kv_heads: int, **layout: torch.Tensor) -> tuple[np.ndarray, ...]:
-    """A step's layout as the loop takes it; layout: the tensors that `LAYOUT` names."""
+    """A step's layout as the loop takes it; layout: `LAYOUT`'s tensors and others."""
     return tuple(layout[name].numpy() for name in LAYOUT)
 
 

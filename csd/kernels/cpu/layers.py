@@ -6,9 +6,8 @@ from transformers', and the reference adds them up as transformers does.
 
 import numpy as np
 import torch
-from numba import njit
 
-from csd.kernels.cpu.numbers import array, exp, loop, read, rounded
+from csd.kernels.cpu.numbers import any_order, array, exp, loop, read, rounded
 from csd.kernels.rms_norm import rms_norm_ref
 from csd.kernels.rotary import rotary_ref
 from csd.kernels.swiglu import swiglu_ref
@@ -16,9 +15,8 @@ from csd.kernels.swiglu import swiglu_ref
 LOW = (torch.bfloat16, torch.float32)
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@any_order
 def _squares(x):
-    # the order of the sum is the compiler's, the same for every row of a length
     total = np.float32(0)
     for j in range(x.shape[0]):
         total += x[j] * x[j]

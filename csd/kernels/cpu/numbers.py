@@ -29,7 +29,21 @@ def loop(function: Any) -> Any:
     Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
     is taken from the end. So loops run over slices.
     """
-    return njit(function, nogil=True, cache=True, error_model="numpy", boundscheck=False)
+    return compiled(function)
+
+
+def any_order(function: Any) -> Any:
+    """A `loop` whose sums the compiler may reorder; a length has one order."""
+    return compiled(function, fastmath={"reassoc"})
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    options = dict(nogil=True, error_model="numpy", boundscheck=False) | options
+    try:
+        return njit(function, cache=True, **options)
+    except RuntimeError:
+        # neither the package's folder nor the user's can be written: once a process, then
+        return njit(function, **options)
 
 
 def array(x: torch.Tensor) -> np.ndarray:
@@ -119,7 +133,7 @@ def peak(x):
     return number(most)
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@any_order
 def added(x):
     """The sum of x, in an order that its length decides."""
     total = x[0]
