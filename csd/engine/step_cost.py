@@ -97,6 +97,7 @@ class LateSteps:
 
     def __init__(self, table: CostModel):
         self._table, self._step = table, 0
+        self.credit = math.inf  # for drafts, that the last call left (csd/engine/turns.py)
         # (step, seconds for each of the table's) of steps without drafts
         self._plain: deque[tuple[int, float]] = deque(maxlen=9)
         self._doubt: tuple[int, float] | None = None  # of them, a surprise that may be an accident

@@ -3,7 +3,8 @@
 A step without drafts now and then measures what drafts have to beat. A step with drafts that is not
 expected to win is a look: it is taken after 2, 4, .. 16 steps. Any step drafts only out of a
 credit, which a step raises by SHARE of itself, and one with drafts by what it won or lowers by what
-it lost. So looks take about that share, and so do drafts that are believed to pay and do not.
+it lost. So looks take about that share, and so do drafts that are believed to pay and do not. A call
+begins with what the last one left of its credit, a quarter at least.
 """
 
 from csd.engine.step_cost import LateSteps
@@ -35,7 +36,7 @@ class Turns:
         self._steps = self._since = 0  # of the call; of them since the last one without drafts
         self._again = True  # whether a measurement is due: at first, and after a surprise
         self._misses = self._rest = 0
-        self._credit = CREDIT
+        self._credit = min(max(late.credit, CREDIT / 4), CREDIT)
         self._gain = 1.0  # of the last few steps
         # whether a look has been launched that has not been read
         self._looking = False
@@ -93,6 +94,7 @@ class Turns:
         # surprise may be an accident
         lost = min(took - tokens, DOUBTED if surprise else 1.0)
         self._credit = min(self._credit - lost, CREDIT + WON / live**2)
+        self._late.credit = self._credit
         if gain > GAIN:
             self._misses = self._rest = 0
             return

@@ -336,6 +336,15 @@ eager_and_static = pytest.mark.parametrize("kind", ["eager", "static"])
 seeds = pytest.mark.parametrize("seed", range(4))
 
 
+def test_a_call_looks_less_where_drafts_of_the_last_one_lost():
+    machine, cost = Machine(dear, weak, lambda step: 0.31, propose=0.4), table(dear, 1.0)
+    drafted = [sum(n > 0 for n in machine.run(AutoBudget(cost), 60).nodes) for _ in range(3)]
+    assert 0 < drafted[1] + drafted[2] < drafted[0]
+    # and drafts as much as ever where they pay
+    machine = Machine(cheap, strong, propose=0.05)
+    assert machine.run(AutoBudget(cost), 300).rate() > 1.4 * machine.run(None, 300).rate()
+
+
 @eager_and_static
 @pytest.mark.parametrize("load", [None, doubled], ids=["idle", "doubled"])
 @pytest.mark.parametrize("disturbed", [0.5, 1.0, 2.0])
