@@ -3,8 +3,8 @@
 A step without drafts now and then measures what drafts have to beat. A step with drafts that is not
 expected to win is a look: it is taken after 2, 4, .. 16 steps. Any step drafts only out of a
 credit, which a step raises by SHARE of itself, and one with drafts by what it won or lowers by what
-it lost. So looks take about that share, and so do drafts that are believed to pay and do not. A call
-begins with what the last one left of its credit, a quarter at least.
+it lost. So looks take about that share, and so do drafts that are believed to pay and do not. A
+call begins with what the last one left of its credit, a quarter at least.
 """
 
 from csd.engine.step_cost import LateSteps
