@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 def worker(path: str, part: int, parts: int) -> None:
     """Compiles every `parts`-th job of the tasks at `path`; one JSON object a line."""
     with open(path) as file:
-        tasks = json.load(file)
+        tasks, without = json.load(file)
     seen: set[tuple] = set()
     for target, dtype, sizes in tasks:
         for job in jobs_of(target, Shape(**sizes), dtype):
             # a kernel that does not depend on the shape or the dtype is compiled once
-            if (target, *job.key) in seen:
+            if (target, *job.key) in seen or any(name in job.name for name in without):
                 continue
             seen.add((target, *job.key))
             if len(seen) % parts != part:
@@ -49,18 +49,21 @@ def run(
     processes: int = 2,
     cache: str | None = None,
     timeout: float | None = None,
+    without: tuple[str, ...] = (),
 ) -> list[dict]:
     """Rows of all tasks (target, dtype, shape), compiled in `processes` processes.
 
     cache: the folder for the binaries, where launches with this TRITON_CACHE_DIR find them; without
     one they are compiled afresh and not kept. timeout: seconds after which the processes are ended,
-    and OutOfTime is raised with the rows that were finished, in the order of the tasks.
+    and OutOfTime is raised with the rows that were finished, in the order of the tasks. without:
+    parts of the names of kernels that are left out.
     """
     late = []
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tasks.json")
         with open(path, "w") as file:
-            json.dump([(target, dtype, asdict(shape)) for target, dtype, shape in tasks], file)
+            sizes = [(target, dtype, asdict(shape)) for target, dtype, shape in tasks]
+            json.dump([sizes, without], file)
         # the interpreter cannot share a process with the compiler
         env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache or folder}
         if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):

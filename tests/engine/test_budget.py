@@ -382,7 +382,7 @@ def test_drafts_that_lose_cost_at_most_three_percent_where_steps_vary_by_a_third
 def test_drafts_that_no_longer_come_true_cost_at_most_three_percent(kind, noise):
     """In the 100 steps that follow, although the nodes' probabilities do not change."""
     shares = []
-    for seed in range(24):
+    for seed in range(12):
         machine = Machine(cheap, strong, propose=0.05, seed=seed, noise=noise)
         machine.true = lambda step: 1.0 if in_the_middle(step) else 0.05
         plain, run = machine.run(None, 400), machine.run(auto(kind, cheap, 1.0), 400)

@@ -63,7 +63,11 @@ def gate_of(x):
     return swiglu_ref(torch.cat([x, torch.ones_like(x)]))
 
 
-@pytest.mark.parametrize("gate,same", [(gate_of, True), (F.silu, False)])
+# without vectors nothing is left behind them
+SCALAR = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+
+
+@pytest.mark.parametrize("gate,same", [(gate_of, True), (F.silu, SCALAR)])
 def test_a_gate_does_not_depend_on_its_place(gate, same):
     x = random(4000)
     whole = gate(x)
