@@ -104,7 +104,8 @@ class Forced:
 def forcing(engine: Engine, traces: list[Trace]) -> Iterator[None]:
     """Within the block, `engine` commits what `traces` hold for the jobs of `forced_requests`."""
     before = engine.ops
-    engine.ops = replace(before, verify=Forced(before.verify, traces, engine.device))
+    forced = Forced(before.verify, traces, engine.device)
+    engine.ops = replace(before, verify=forced, verify_all=forced)
     try:
         yield
     finally:

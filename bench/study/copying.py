@@ -105,7 +105,8 @@ def copying(engine) -> Iterator:
         return made[-1]
 
     before = engine.ops
-    engine.ops = replace(before, verify=Copying(before.verify_all, made))
+    copying = Copying(before.verify_all, made)
+    engine.ops = replace(before, verify=copying, verify_all=copying)
     try:
         yield make
     finally:

@@ -18,7 +18,6 @@ from csd.engine.cuda_graphs import Captures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.engine.step import Step
 from csd.graph.drafter import StaticDrafter
-from csd.kernels.verify.on_path import verify_on_path
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 
@@ -46,9 +45,8 @@ class StaticStep(Step):
 
     def __post_init__(self) -> None:
         Step.__post_init__(self)
-        if self.ops.verify is verify_on_path:
-            # on a CPU too it does what it does on a GPU
-            self.ops = replace(self.ops, verify=self.ops.verify_all)
+        # rows that decide are not known before: it samples all of them
+        self.ops = replace(self.ops, verify=self.ops.verify_all)
 
     def body(self, rows: int, nodes: int) -> tuple[Snapshot, Pool, Verdict]:
         """One step over `rows` rows with at most `nodes` drafted ones."""

@@ -37,7 +37,8 @@ def recorded(tmp_path_factory):
     """A live run, what it took, and its traces."""
     path = tmp_path_factory.mktemp("traces") / "traces.jsonl"
     with csd.Engine(build("llama").double(), max_slots=4) as engine:
-        engine.ops = replace(engine.ops, verify=ShowsThePath(engine.ops.verify))
+        shows = ShowsThePath(engine.ops.verify)
+        engine.ops = replace(engine.ops, verify=shows, verify_all=shows)
         out = engine.generate(
             PROMPTS, num_samples=3, max_new_tokens=NEW, temperature=0.7, seed=4, budget=9,
             first_sample=2, record=path,

@@ -37,7 +37,7 @@ def verify_ref(
 def sample_blocks(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, passes: Passes
 ) -> Sampled:
-    """rows: [R] of the pool's."""
+    """Of the pool's `rows` [R], in their order."""
     most = max(rows.shape[0], 1)
     if passes is REFERENCE and logits.device.type == "cpu":
         most = max(BLOCK // logits.shape[1], 2)

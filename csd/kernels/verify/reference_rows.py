@@ -38,7 +38,7 @@ class Passes(NamedTuple):
 
 def sample_rows(
     logits: torch.Tensor,
-    rows: slice | torch.Tensor,
+    rows: torch.Tensor,
     pool: Pool,
     slots: Slots,
     passes: Passes,
@@ -120,7 +120,7 @@ def head_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def _penalise(
-    logits: torch.Tensor, rows: slice | torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
 ) -> torch.Tensor:
     """Repetition penalty over prompt, sample and the row's own path."""
     if bool((slots.penalty == 1).all()):
