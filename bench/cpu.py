@@ -1,18 +1,21 @@
-"""csd on CPU: with speculation, without, and `transformers` generate, alternated in one run.
+"""csd on CPU: with speculation, without, `transformers` generate and llama.cpp, alternated.
 
-    python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--pairs 9] [--json FILE]
+    python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--pairs 9] [--llama]
+        [--json FILE]
 
 SmolLM2-135M-Instruct when no model is given; all sides in `--dtype`, or else the one that csd takes
 on this machine. Word problems and code, prompts of our own, at temperature 0.7, `--tokens` new
 tokens a sample at most. `--exact on off` runs csd with and without; by default as the engine
 chooses. Each pair draws the same samples with csd and without speculation, in alternating order,
-then `transformers` draws as many in one batch. Reported are medians over the pairs and the median
+then `transformers` draws as many in one batch, and with `--llama` llama.cpp does
+(`pip install llama-cpp-python`; of a GGUF file). Reported are medians over the pairs and the median
 of the paired ratios with its bootstrap interval.
 """
 
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +23,7 @@ import torch
 
 import csd
 from bench.common import bootstrap, finish, table
+from bench.llama_cpp import LlamaCpp, copy_in
 from csd.models.demo import smollm2_path
 
 PROBLEMS = [
@@ -51,6 +55,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--llama", action="store_true", help="llama.cpp too")
     parser.add_argument("--json")
     args = parser.parse_args()
 
@@ -58,16 +63,21 @@ def main() -> None:
     dtype = args.dtype and getattr(torch, args.dtype)
     choices = [{"on": True, "off": False}[x] for x in args.exact] if args.exact else [None]
     engines = [csd.Engine(path, dtype=dtype, device="cpu", exact=exact) for exact in choices]
-    reference = Transformers(path, engines[0].tokenizer, engines[0].dtype)
+    others = {"transformers": Transformers(path, engines[0].tokenizer, engines[0].dtype)}
+    if args.llama:
+        with tempfile.TemporaryDirectory() as folder:
+            same = copy_in(path, engines[0].dtype, Path(folder, "model.gguf"))
+            others["llama.cpp"] = LlamaCpp(same, engines[0].tokenizer, max(args.samples))
     warm = [{"role": "user", "content": PROBLEMS[0]}]
     for engine in engines:
         csd.generate(engine, warm, num_samples=2, max_new_tokens=8, seed=0)
-    reference.draw(warm, 2, 4, seed=0)
+    for other in others.values():
+        other.draw(warm, 2 if max(args.samples) > 1 else 1, 4, seed=0)
     rows = []
     for task in args.tasks:
         for n in args.samples:
             for engine in engines:
-                found = measure(engine, reference, TASKS[task](), n, args.pairs, args.tokens)
+                found = measure(engine, others, TASKS[task](), n, args.pairs, args.tokens)
                 rows.append({"task": task, "exact": engine.exact} | found)
                 print(table(rows[-1:]), flush=True)
     print(table(rows))
@@ -82,9 +92,9 @@ def code() -> list[str]:
 TASKS = {"words": lambda: PROBLEMS, "code": code}
 
 
-def measure(engine, reference, prompts: list[str], n: int, pairs: int, tokens: int) -> dict:
-    """Tokens per second of the three sides for n samples, over `pairs` prompts."""
-    rates = {"csd": [], "plain": [], "transformers": []}
+def measure(engine, others: dict, prompts: list[str], n: int, pairs: int, tokens: int) -> dict:
+    """Tokens per second of all sides for n samples, over `pairs` prompts."""
+    rates = {name: [] for name in ("csd", "plain", *others)}
     taus, equal, drawn = [], 0, 0
     for i in range(pairs):
         chat = [{"role": "user", "content": prompts[i % len(prompts)]}]
@@ -101,20 +111,21 @@ def measure(engine, reference, prompts: list[str], n: int, pairs: int, tokens: i
         pairs_of = list(zip(outs["csd"].tokens, outs["plain"].tokens, strict=True))
         equal += sum(a == b for a, b in pairs_of)
         drawn += len(pairs_of)
-        rates["transformers"].append(reference.draw(chat, n, tokens, seed=i))
-    ratio = [a / b for a, b in zip(rates["csd"], rates["plain"], strict=True)]
-    outside = [a / b for a, b in zip(rates["csd"], rates["transformers"], strict=True)]
-    low, high = bootstrap(ratio)
+        for name, other in others.items():
+            rates[name].append(other.draw(chat, n, tokens, seed=i))
+
+    def over(name: str) -> list[float]:
+        return [a / b for a, b in zip(rates["csd"], rates[name], strict=True)]
+
+    low, high = bootstrap(over("plain"))
     return {
         "samples": n,
-        "csd tok/s": statistics.median(rates["csd"]),
-        "plain tok/s": statistics.median(rates["plain"]),
-        "transformers tok/s": statistics.median(rates["transformers"]),
+        **{f"{name} tok/s": statistics.median(found) for name, found in rates.items()},
         "tau": statistics.median(taus),
-        "csd/plain": statistics.median(ratio),
+        "csd/plain": statistics.median(over("plain")),
         "low": low,
         "high": high,
-        "csd/transformers": statistics.median(outside),
+        **{f"csd/{name}": statistics.median(over(name)) for name in others},
         "equal samples": f"{equal}/{drawn}",
     }
 

@@ -26,7 +26,7 @@ from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.evaluate.replay import Recording
 from csd.kernels.noise import prompt_key
-from csd.kernels.verify.reference import descend
+from csd.kernels.verify.reference_paths import descend_ref
 from csd.state.pool import MAX_DEPTH, Pool, joined
 from csd.state.slots import Slots
 from csd.state.verdict import RUNNING, STOP, Verdict
@@ -81,7 +81,7 @@ class Forced:
         top_token = torch.where(on[:, None], self._top_token[r, place], -1)
         top_prob = torch.where(on[:, None], self._top_prob[r, place], 0)
         logprob = torch.where(on, self._logprob[r, place], 0).to(verdict.logprob.dtype)
-        rows, count, finish = descend(sample, pool, slots)
+        rows, count, finish = descend_ref(sample, pool, slots)
         left = (self._length[entry] - slots.generated).clamp(min=0)
         cut = known & (pool.slot_nodes > 0) & (count >= left)
         # where the slot's own rules end it there too, they give the reason

@@ -3,8 +3,8 @@
     python -m bench.instruction_sets [--files tests/models/test_pack.py ...] [--json F]
 
 A line for each test file that bounds floats by arithmetic, in which a count of tests that passed
-stands for each setting of oneDNN's and ATen's instruction sets and of threads. A result file that
-exists is completed: what it holds of other files and settings stays.
+stands for each setting of oneDNN's, ATen's and numba's instruction sets and of threads. A result
+file that exists is completed: what it holds of other files and settings stays.
 """
 
 import argparse
@@ -27,6 +27,7 @@ SETTINGS = {
     "oneDNN AVX512_CORE": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "ATen avx2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "ATen default": {"ATEN_CPU_CAPABILITY": "default"},
+    "numba AVX2": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi2"},
     "two threads": {"OMP_NUM_THREADS": "2"},
 }
 # what a test that compares floats calls, itself or by a helper

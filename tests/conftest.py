@@ -5,21 +5,24 @@ import os
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("CSD_PTX") else "1")
 
 import interpreter
+import interpreter_types
 import pytest
 import torch
 
 interpreter.patch_once_a_launch()
 interpreter.patch_exclusive_or()
+if os.environ["TRITON_INTERPRET"] == "1":
+    interpreter_types.patch()
 # a failure within them shows both sides, as one of a test does
 pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 
 
 # the files that take longest, longest first: were one of them begun last, it would run alone
 LONGEST = [
-    "test_verify", "test_compiled", "test_aot", "test_ray", "test_engine_triton", "test_lossless",
-    "test_smollm2", "test_draft_tree_triton", "test_tensor_parallel", "test_verify_engine",
-    "test_verify_sequences", "test_engine", "test_distribution", "test_exact_tree",
-    "test_exact_triton",
+    "test_aot", "test_simulated_bench", "test_compiled", "test_tensor_parallel", "test_smollm2",
+    "test_simulated", "test_exact", "test_ray", "test_exact_tree", "test_draft_tree_triton",
+    "test_verify", "test_lossless", "test_exact_triton", "test_engine_triton", "test_verify_engine",
+    "test_verify_sequences", "test_engine", "test_distribution",
 ]  # fmt: skip
 
 

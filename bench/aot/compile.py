@@ -10,15 +10,20 @@ from typing import Any
 from bench.aot.record import TARGETS, CompileJob
 
 
-def compile_job(job: CompileJob, target: str) -> dict:
-    """Registers, stack, spills, instructions, shared memory and its limit, and seconds."""
+def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict:
+    """Registers, stack, spills, instructions, shared memory and its limit, and seconds.
+
+    disassembled: without it, what is counted in an NVIDIA GPU's machine code is "-"; to
+    disassemble a small kernel takes as long as to compile it.
+    """
     import triton
 
     t = TARGETS[target]
     start = time.perf_counter()
     kernel = triton.compile(job.source, target=t.gpu, options=job.options)
     seconds = time.perf_counter() - start
-    usage = _cuda_usage(kernel) if t.backend == "cuda" else _hip_usage(kernel)
+    cuda = t.backend == "cuda"
+    usage = _cuda_usage(kernel, disassembled) if cuda else _hip_usage(kernel)
     shared = kernel.metadata.shared
     return {
         "kernel": job.name,
@@ -29,7 +34,7 @@ def compile_job(job: CompileJob, target: str) -> dict:
         "shared": shared,
         "limit": t.shared,
         "at once": at_once(job.num_warps, usage["registers"], shared, t.shared)
-        if t.backend == "cuda"
+        if cuda
         else None,
         "seconds": round(seconds, 2),
     }
@@ -46,14 +51,15 @@ def at_once(warps: int, registers: int, shared: int, limit: int) -> int:
     return min(by_registers, 64 // warps, 32, (limit + 1024) // (shared + 1024))
 
 
-def _cuda_usage(kernel: Any) -> dict:
+def _cuda_usage(kernel: Any, disassembled: bool) -> dict:
     from triton.backends import nvidia
 
     tool = os.path.join(os.path.dirname(nvidia.__file__), "bin", "cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        run = [tool, "--dump-resource-usage", "--dump-sass", file.name]
+        sass = ["--dump-sass"] * disassembled
+        run = [tool, "--dump-resource-usage", *sass, file.name]
         text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
 
     def number(field: str) -> int:
@@ -62,24 +68,34 @@ def _cuda_usage(kernel: Any) -> dict:
             raise RuntimeError(f"cuobjdump does not print {field}: {text[:200]}")
         return int(found[1])
 
-    # STL stores a register to the stack: only a spill does, as kernels have no local arrays
-    spills = len(re.findall(r"\bSTL\b", text))
     ptx = kernel.asm["ptx"]
     mma = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "-"
     return {
         "registers": number("REG"),
         "stack": number("STACK"),
-        "spills": spills,
-        # without the padding behind the last one
-        "instructions": len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S", text, re.M)),
+        **(_counted(text) if disassembled else dict.fromkeys(COUNTED, "-")),
         "mma": mma,
-        "mma loops": mma_loops(text),
         "async": "cp.async" in ptx,
         **_dependent(ptx),
-        # loads from global memory of 16 bytes a thread, and of one or two
-        "wide": len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", text)),
-        "narrow": len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", text)),
     }
+
+
+COUNTED = "spills", "instructions", "mma loops", "wide", "narrow"
+
+
+def _counted(sass: str) -> dict:
+    """COUNTED, from a disassembly."""
+    counts = (
+        # STL stores a register to the stack: only a spill does, as kernels have no local arrays
+        len(re.findall(r"\bSTL\b", sass)),
+        # without the padding behind the last one
+        len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S", sass, re.M)),
+        mma_loops(sass),
+        # loads from global memory of 16 bytes a thread, and of one or two
+        len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", sass)),
+        len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", sass)),
+    )
+    return dict(zip(COUNTED, counts, strict=True))
 
 
 def mma_loops(sass: str) -> list[int]:

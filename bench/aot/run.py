@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,19 +22,20 @@ ROOT = Path(__file__).parents[2]
 def worker(path: str, part: int, parts: int) -> None:
     """Compiles every `parts`-th job of the tasks at `path`; one JSON object a line."""
     with open(path) as file:
-        tasks, without = json.load(file)
+        tasks, without, disassembled = json.load(file)
     seen: set[tuple] = set()
     for target, dtype, sizes in tasks:
         for job in jobs_of(target, Shape(**sizes), dtype):
             # a kernel that does not depend on the shape or the dtype is compiled once
-            if (target, *job.key) in seen or any(name in job.name for name in without):
+            left_out = without and re.search(without, f"{target} {job.name}")
+            if (target, *job.key) in seen or left_out:
                 continue
             seen.add((target, *job.key))
             if len(seen) % parts != part:
                 continue
             row = {"shape": sizes["name"], "dtype": dtype}
             try:
-                row |= compile_job(job, target)
+                row |= compile_job(job, target, target in disassembled)
             except Exception as error:
                 row |= {"kernel": job.name, "target": target, "error": _short(error)}
             print(json.dumps(row), flush=True)
@@ -49,21 +51,23 @@ def run(
     processes: int = 2,
     cache: str | None = None,
     timeout: float | None = None,
-    without: tuple[str, ...] = (),
+    without: str = "",
+    disassembled: tuple[str, ...] = ("sm_90", "sm_80"),
 ) -> list[dict]:
     """Rows of all tasks (target, dtype, shape), compiled in `processes` processes.
 
     cache: the folder for the binaries, where launches with this TRITON_CACHE_DIR find them; without
     one they are compiled afresh and not kept. timeout: seconds after which the processes are ended,
-    and OutOfTime is raised with the rows that were finished, in the order of the tasks. without:
-    parts of the names of kernels that are left out.
+    and OutOfTime is raised with the rows that were finished, in the order of the tasks. without: a
+    regular expression; a kernel is left out where it is found in "TARGET NAME". disassembled:
+    targets whose rows have what only the machine code shows.
     """
     late = []
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tasks.json")
         with open(path, "w") as file:
             sizes = [(target, dtype, asdict(shape)) for target, dtype, shape in tasks]
-            json.dump([sizes, without], file)
+            json.dump([sizes, without, disassembled], file)
         # the interpreter cannot share a process with the compiler
         env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache or folder}
         if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):

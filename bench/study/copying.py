@@ -13,7 +13,7 @@ import torch
 
 from csd.graph.rivals.host_drafter import HostDrafter, Tree
 from csd.kernels.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
-from csd.kernels.verify.reference import descend
+from csd.kernels.verify.reference_paths import descend_ref
 from csd.state.pool import SIBLING
 from csd.verify.scheme import inverse_cdf
 from csd.verify.target import processed
@@ -76,7 +76,7 @@ class Copying:
                 verdict.sample[row] = token
                 if token != draft:
                     break
-        path = descend(verdict.sample, pool, slots)
+        path = descend_ref(verdict.sample, pool, slots)
         verdict.accept_row, verdict.accept_count, verdict.finish = path
         for s, rows in enumerate(verdict.accept_row.tolist()):
             kept = rows[: int(verdict.accept_count[s])]

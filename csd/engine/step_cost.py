@@ -101,8 +101,9 @@ class LateSteps:
         # (step, seconds for each of the table's) of steps without drafts
         self._plain: deque[tuple[int, float]] = deque(maxlen=9)
         self._doubt: tuple[int, float] | None = None  # of them, a surprise that may be an accident
-        # (step, base, rows, level, what it took in plain steps) of steps with drafts
-        self._drafted: deque[tuple[int, int, int, float, float]] = deque(maxlen=24)
+        # of steps with drafts: (step, rows, nodes, level, what the table had it take and what it
+        # took, in plain steps)
+        self._drafted: deque[tuple[int, int, int, float, float, float]] = deque(maxlen=24)
         self._level = 1.0
         self._curves: dict[tuple[int, int], CostModel] = {}  # until the next step is seen
 
@@ -123,18 +124,18 @@ class LateSteps:
     def ratio(self, base: int, rows: int) -> float:
         """A step over `rows` rows with drafts, in steps over `base` rows without."""
         if not self._drafted:
-            return self._predicted(base, rows, self._level)
+            return _in_plain_steps(self._table(base), self._table(rows), self._level)
         nodes, last = max(rows - base, 1), len(self._drafted) - 1
+        plain, whole = self._table(base), self._table(rows)
         found = []
-        for i, (_, b, m, level, took) in enumerate(self._drafted):
-            predicted = self._predicted(base, rows, level)
-            predicted_then = self._predicted(b, m, level)
+        for i, (_, m, drafted, level, predicted_then, took) in enumerate(self._drafted):
+            predicted = _in_plain_steps(plain, whole, level)
             if took < predicted_then and predicted_then > 1:
                 ratio = 1 + (predicted - 1) * max(took - 1, 0.0) / (predicted_then - 1)
             else:
                 # in proportion up to the nodes that were seen, constant beyond: where nothing is
                 # known the lower value is taken, because only what is tried is measured
-                ratio = predicted + (took - predicted_then) * min(nodes / max(m - b, 1), 1.0)
+                ratio = predicted + (took - predicted_then) * min(nodes / drafted, 1.0)
             near = abs(math.log2(rows / m))
             found.append((max(ratio, 1.0), 2 ** ((i - last) / 6 - 8 * near)))
         return _usual(found)
@@ -177,7 +178,9 @@ class LateSteps:
         self._count()
         took = seconds / self.plain(base)
         surprise = _differ(took, self.ratio(base, rows))
-        self._drafted.append((self._step, base, rows, self._level, took))
+        nodes, level = max(rows - base, 1), self._level
+        predicted = _in_plain_steps(self._table(base), self._table(rows), level)
+        self._drafted.append((self._step, rows, nodes, level, predicted, took))
         return surprise
 
     def learn_nothing(self) -> None:
@@ -188,11 +191,14 @@ class LateSteps:
         self._step += 1
         self._curves.clear()
 
-    def _predicted(self, base: int, rows: int, level: float) -> float:
-        """By the table; what plain steps take beyond it is not taken again for more rows."""
-        plain = self._table(base)
-        over = plain * max(level - 1, 0.0)
-        return (self._table(rows) + over) / (plain + over)
+
+def _in_plain_steps(plain: float, seconds: float, level: float) -> float:
+    """A step that takes `seconds` by the table, in steps that take `plain`.
+
+    What plain steps take beyond the table is not taken again for more rows.
+    """
+    over = plain * max(level - 1, 0.0)
+    return (seconds + over) / (plain + over)
 
 
 def _differ(found: float, expected: float) -> bool:

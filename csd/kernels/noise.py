@@ -27,9 +27,9 @@ SAMPLE, REST, DRAFT, SELECT, ACCEPT, RESIDUAL = 0, 1, 2, 3, 4, 5
 _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
-_FACTORS = np.array((_M0, _M1), np.uint64)
+FACTORS = np.array((_M0, _M1), np.uint64)
 # what the rounds add to the keys, modulo 2^32
-_BUMPS = np.array([[r * w & 0xFFFFFFFF for w in (_W0, _W1)] for r in range(10)], np.uint64)
+BUMPS = np.array([[r * w & 0xFFFFFFFF for w in (_W0, _W1)] for r in range(10)], np.uint64)
 _LOW, _HALF = np.uint64(_MASK), np.uint64(32)
 
 
@@ -80,7 +80,7 @@ def philox_words(key: Any, token: Any, position: Any, sample: Any, stream: Any) 
     even[0], even[1] = token >> 2, sample
     odd[0], odd[1] = position, stream
     column = (2,) + (1,) * len(shape)
-    factor = _FACTORS.reshape(column)
+    factor = FACTORS.reshape(column)
     for keys in _round_keys(np.asarray(key), len(shape)):
         even *= factor
         odd ^= keys
@@ -97,7 +97,7 @@ def _round_keys(key: np.ndarray, dims: int) -> np.ndarray:
     """[10, 2, 1 .., *key.shape], to be broadcast to `dims` dimensions behind the first two."""
     halves = np.stack([key & _MASK, (key >> 32) & _MASK]).astype(np.uint64)
     halves = halves.reshape(2, *(1,) * (dims - key.ndim), *key.shape)
-    return halves + _BUMPS.reshape(10, 2, *(1,) * dims) & _LOW
+    return halves + BUMPS.reshape(10, 2, *(1,) * dims) & _LOW
 
 
 def gumbel_words(word: np.ndarray) -> np.ndarray:

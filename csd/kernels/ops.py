@@ -9,7 +9,7 @@ import torch
 
 from csd.kernels.cpu import compiles
 
-# PyTorch's threads beyond which its own operations are faster than loops in one thread
+# PyTorch's threads to a loop's one beyond which its own operations are faster than loops
 MOST_THREADS = 4
 
 
@@ -138,31 +138,26 @@ def reference() -> Ops:
 
 
 def compiled_loops() -> Ops:
-    """The references, with loops in place of what takes the most of a step on few cores.
-
-    A loop runs in one thread. Where several wait, or rows are so cheap that steps have many (AMX),
-    attention is left to batched products.
-    """
+    """The references, with loops in place of what takes the most of a step."""
     from csd.kernels.cpu.attention import plan_attention, tree_attention
-    from csd.kernels.cpu.heads import PASSES
     from csd.kernels.cpu.layers import rms_norm, rotary, swiglu
+    from csd.kernels.cpu.passes import PASSES
+    from csd.kernels.cpu.threads import threads
     from csd.kernels.verify import verify_ref
     from csd.kernels.verify.on_path import verify_on_path
 
-    threads = torch.get_num_threads()
-    if threads > MOST_THREADS:
+    if torch.get_num_threads() > MOST_THREADS * threads():
         return reference()
-    ops = replace(
+    return replace(
         reference(),
         rms_norm=rms_norm,
         rotary=rotary,
         swiglu=swiglu,
+        plan_attention=plan_attention,
+        tree_attention=tree_attention,
         verify=partial(verify_on_path, passes=PASSES),
         verify_all=partial(verify_ref, passes=PASSES),
     )
-    if threads > 2 or torch.cpu._is_amx_tile_supported():
-        return ops
-    return replace(ops, plan_attention=plan_attention, tree_attention=tree_attention)
 
 
 def exact_triton() -> Ops:

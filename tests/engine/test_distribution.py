@@ -10,8 +10,8 @@ from scripted import LastToken, engine
 
 import csd
 from csd.kernels.noise import philox_words_ref
-from csd.kernels.verify import on_path, reference_rows, verify_ref
-from csd.kernels.verify.reference import descend
+from csd.kernels.verify import on_path, reference_draws, verify_ref
+from csd.kernels.verify.reference_paths import descend_ref
 
 # `make test-long` asks for 20,000
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 2_000))
@@ -65,7 +65,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
             children = pool.token[pool.parent == row].tolist()
             if prefix[row] == sibling[:n] and n < len(sibling) and sibling[n] in children:
                 verdict.sample[row] = sibling[n]
-        path = descend(verdict.sample, pool, slots)
+        path = descend_ref(verdict.sample, pool, slots)
         verdict.accept_row, verdict.accept_count, verdict.finish = path
         if not int(slots.sample[0]):
             rows = verdict.accept_row[0, : int(verdict.accept_count[0])].long()
@@ -88,11 +88,13 @@ def words_of(monkeypatch, script):
                 words = torch.where(token == t, word, words)
         return words
 
-    monkeypatch.setattr(reference_rows, "philox_words_ref", philox)
+    monkeypatch.setattr(reference_draws, "philox_words_ref", philox)
 
 
 def draw(logits, **options):
-    e = engine(LastToken(lambda t, p: logits.expand(t.shape[0], -1), len(logits)))
+    # whose words are scripted; tests/kernels/test_loop_noise.py has the loops' words
+    model = LastToken(lambda t, p: logits.expand(t.shape[0], -1), len(logits))
+    e = engine(model, kernels="reference")
     return csd.generate(e, [0], max_new_tokens=1, seed=0, budget=0, **options)
 
 

@@ -3,15 +3,12 @@
 Whatever is drafted, however many samples share a step, in whatever order slots are refilled.
 """
 
-import os
-
 import checkpoints
 import pytest
 import torch
 from exact_runs import assert_same_bits, run
 
 import csd
-from csd.models.demo import smollm2_path
 from csd.models.exact import ExactProducts, RowBlocks
 from csd.models.load import load
 
@@ -50,7 +47,8 @@ def options(length=84):
 def test_a_run_with_drafts_has_the_bits_of_one_without(family, dtype, i):
     loaded = loaded_of(family, dtype)
     prompts = some_prompts(PROMPTS[i % 4])
-    chosen = [RUNS[i % 6], RUNS[(i + 3) % 6]]
+    # every run in one dtype at least; a second one where products are fast
+    chosen = [RUNS[i % 6], RUNS[(i + 3) % 6]][: 2 if dtype == torch.bfloat16 else 1]
     most = max(count for _, count, _ in chosen)
     plain = run(engine_of(loaded, 8), prompts, most, speculate=False, **options())
     for budget, count, slots in chosen:
@@ -113,44 +111,3 @@ def test_it_is_the_default_where_it_is_free(monkeypatch, dtype, found, taken):
     model = checkpoints.build("llama", dtype=dtype)
     assert csd.Engine(model).exact == taken
     assert not csd.Engine(model, exact=False).exact
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        return csd.Engine(smollm2_path(), dtype=torch.bfloat16, device="cpu", exact=True)
-    except ValueError as error:
-        # a machine whose products agree nowhere
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("samples,tokens", [(1, 50), (4, 12)])
-def test_smollm2_s_logits_do_not_depend_on_drafts(smollm2, samples, tokens):
-    """Its log-probabilities show other bits long before a token differs."""
-    engine = smollm2
-    prompt = engine.tokenizer("A baker makes 6 trays of 12 rolls.")["input_ids"]
-    asked = dict(num_samples=samples, max_new_tokens=tokens, seed=2, ignore_eos=True)
-    drafted = engine.generate(prompt, budget=24, **asked)
-    plain = engine.generate(prompt, speculate=False, **asked)
-    assert drafted.tokens == plain.tokens
-    assert drafted.logprobs == plain.logprobs and drafted.raw_logprobs == plain.raw_logprobs
-
-
-@pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_smollm2_in_bfloat16(smollm2, temperature):
-    """10,000 tokens with "auto" and without drafts."""
-    engine = smollm2
-    texts = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "2 + 2 ="]
-    prompts = [engine.tokenizer(text)["input_ids"] for text in texts]
-    length = 100
-    samples = -(-int(os.environ["CSD_TOKENS"]) // (len(prompts) * length))
-    asked = dict(max_new_tokens=length, temperature=temperature, seed=5, ignore_eos=True)
-    drafted, plain = (
-        engine.generate(prompts, num_samples=samples, **asked, **how)
-        for how in (dict(budget="auto"), dict(speculate=False))
-    )
-    assert sum(out.stats.nodes_accepted for out in drafted) > 0
-    for out, want in zip(drafted, plain, strict=True):
-        assert out.tokens == want.tokens
-        assert out.logprobs == want.logprobs and out.raw_logprobs == want.raw_logprobs

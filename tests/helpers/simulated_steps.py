@@ -3,19 +3,26 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import log2
 
 import pytest
 
 from csd.engine.budget import AutoPool, Budget
 from csd.engine.record import Record
+from csd.engine.step_cost import CostModel
 from csd.state.pool import COST_ONE, acceptance
 
 
 def costs(*probabilities):
     """`Pool.cost` of nodes that are accepted so often where all is as usual."""
-    found = [round(-log2(p ** (1 / 0.9) / 1.25) * COST_ONE) for p in probabilities]
-    assert [acceptance(cost) for cost in found] == pytest.approx(probabilities, abs=1e-5)
+    return [cost_of(p) for p in probabilities]
+
+
+@cache
+def cost_of(probability):
+    found = round(-log2(probability ** (1 / 0.9) / 1.25) * COST_ONE)
+    assert acceptance(found) == pytest.approx(probability, abs=1e-5)
     return found
 
 
@@ -90,3 +97,39 @@ class Run:
 
     def rate(self, begin: int = 0, end: int | None = None) -> float:
         return sum(self.tokens[begin:end]) / sum(self.seconds[begin:end])
+
+
+def flat():
+    """A table in which rows are free."""
+    return CostModel([1, 64], [1.0, 1.0])
+
+
+def steep():
+    """A table in which each row costs what the first does."""
+    return CostModel([1, 2, 64], [1.0, 2.0, 64.0])
+
+
+def dear(rows):
+    """Seconds of a step whose rows beyond 16 cost."""
+    return 1 + 0.03 * max(rows - 16, 0)
+
+
+def cheap(rows):
+    """Seconds of a step whose rows beyond 16 cost little."""
+    return 1 + 0.008 * max(rows - 16, 0)
+
+
+def table(seconds, disturbed):
+    """What a start measures of `seconds`: rows beyond the first cost `disturbed` times as much."""
+    sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    return CostModel(sizes, [1 + (seconds(m) - 1) * disturbed for m in sizes])
+
+
+def weak(step):
+    """Probabilities of a chain's nodes that seldom come true."""
+    return [0.3, 0.15]
+
+
+def strong(step):
+    """Probabilities of a chain's nodes that often come true."""
+    return [0.75, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01]

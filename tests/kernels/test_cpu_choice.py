@@ -1,36 +1,29 @@
 """Which operations an engine on a CPU runs."""
 
+import numba
 import pytest
 import torch
 
 from csd.kernels import ops
 from csd.kernels.cpu import attention, layers
-from csd.kernels.tree_attention.batched import tree_attention_batched
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("threads", "amx", "norm", "attend"),
-    [
-        (1, False, True, True),
-        (2, False, True, True),
-        # steps have many rows there
-        (2, True, True, False),
-        (4, False, True, False),
-        (5, False, False, False),
-    ],
+    ("threads", "together", "loops"),
+    [(1, True, True), (2, True, True), (16, True, True), (4, False, True), (5, False, False)],
 )
-def test_loops_run_where_threads_are_few(monkeypatch, threads, amx, norm, attend):
+def test_loops_run_unless_many_threads_would_wait_for_one(monkeypatch, threads, together, loops):
     monkeypatch.setattr(ops, "compiles", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 16)
+    monkeypatch.setattr("csd.kernels.cpu.threads._shared", lambda: together)
     found = ops.Ops.choose(None, CPU)
     assert found.name == "reference"
-    assert (found.rms_norm is layers.rms_norm) == norm
-    assert (found.verify is not ops.reference().verify) == norm
-    want = attention.tree_attention if attend else tree_attention_batched
-    assert found.tree_attention is want
+    assert (found.rms_norm is layers.rms_norm) == loops
+    assert (found.verify is not ops.reference().verify) == loops
+    assert (found.tree_attention is attention.tree_attention) == loops
 
 
 def test_without_numba_and_on_request_the_references_run(monkeypatch):

@@ -217,3 +217,34 @@ def test_errors():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that stands for another one, as those of a group of processes do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        def own(x):
+            return x.inner if isinstance(x, cls) else x
+
+        return function(*map(own, args), **{k: own(x) for k, x in (kwargs or {}).items()})
+
+
+@pytest.mark.parametrize("other", ["float32 weight", "elsewhere"])
+def test_a_loop_reads_only_memory_of_one_dtype(other):
+    x, weight = (normal(*shape, dtype=torch.bfloat16) for shape in ((3, 64), (64,)))
+    want = rms_norm_ref(x, weight, 1e-5)[0]
+    if other == "elsewhere":
+        got = loops.rms_norm(Elsewhere(x), weight, 1e-5)[0]
+        gate_up = normal(3, 64, dtype=torch.bfloat16)
+        assert torch.equal(loops.swiglu(Elsewhere(gate_up)), swiglu_ref(gate_up))
+    else:
+        got = loops.rms_norm(x, weight.float(), 1e-5)[0].bfloat16()
+    assert torch.equal(got, want)

@@ -85,7 +85,7 @@ def test_what_is_observed_is_inserted(poison, few_splits, seed):
     assert (seen.group_key >= 0).any()
 
 
-def test_an_operation_that_is_replaced_is_called():
+def test_an_operation_that_is_replaced_is_called(few_splits):
     ops, called = triton(), []
 
     def replaced(name):

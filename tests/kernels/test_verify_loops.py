@@ -8,6 +8,7 @@ from equal_fields import assert_equal_fields
 from tree_cases import random_logits, trees
 
 from csd.kernels.cpu import heads as loops
+from csd.kernels.cpu.passes import PASSES
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.reference_rows import heads_ref, log_sum_ref
@@ -33,9 +34,9 @@ def test_what_the_reference_decides(options, dtype):
         getattr(slots, name)[::2] = value
     logits = random_logits(pool.rows, 97).to(dtype)
     want, exact = verify_ref(logits, pool, slots), verify_ref(logits.double(), pool, slots)
-    got = verify_ref(logits, pool, slots, loops.PASSES)
+    got = verify_ref(logits, pool, slots, PASSES)
     assert_equal_fields(got, want, exact, 97)
-    on_path = verify_on_path(logits, pool, slots, loops.PASSES)
+    on_path = verify_on_path(logits, pool, slots, PASSES)
     assert torch.equal(on_path.accept_row, want.accept_row)
 
 
@@ -92,4 +93,4 @@ def test_bad_logits_are_seen(value):
     logits[row, 40] = value
     want = verify_ref(logits, pool, slots)
     assert want.bad[1]
-    assert torch.equal(verify_ref(logits, pool, slots, loops.PASSES).bad, want.bad)
+    assert torch.equal(verify_ref(logits, pool, slots, PASSES).bad, want.bad)

@@ -14,6 +14,8 @@ import csd
 from bench.shapes import SHAPES
 from csd.models.config import ModelConfig
 from csd.models.demo import smollm2_path
+from csd.models.load import load
+from csd.models.pack import pack
 
 # to look at; `make test-long` asks for 10,000
 TOKENS = int(os.environ.get("CSD_TOKENS", "320"))
@@ -105,3 +107,50 @@ def test_every_token_follows_its_prefix(loaded):
             break
     assert vocab == z.shape[0] and seen >= TOKENS
     assert len(differ) <= max(1, seen // 10_000)
+
+
+@pytest.fixture(scope="module")
+def exact(loaded):
+    """An exact engine of the same weights in bfloat16, packed as a file's are."""
+    engine, module = loaded
+    rounded = copy.deepcopy(module)
+    # not rounded.to(), which would round the rotary frequencies too
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    found = load(rounded, tokenizer=engine.tokenizer)
+    pack(found.decoder)
+    try:
+        return csd.Engine(found, exact=True)
+    except ValueError as error:
+        # a machine whose products agree nowhere
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("samples,tokens", [(1, 50), (4, 12)])
+def test_exact_logits_do_not_depend_on_drafts(exact, samples, tokens):
+    """Its log-probabilities show other bits long before a token differs."""
+    prompt = exact.tokenizer("A baker makes 6 trays of 12 rolls.")["input_ids"]
+    asked = dict(num_samples=samples, max_new_tokens=tokens, seed=2, ignore_eos=True)
+    drafted = exact.generate(prompt, budget=24, **asked)
+    plain = exact.generate(prompt, speculate=False, **asked)
+    assert drafted.tokens == plain.tokens
+    assert drafted.logprobs == plain.logprobs and drafted.raw_logprobs == plain.raw_logprobs
+
+
+@pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_exact_samples_in_bfloat16(exact, temperature):
+    """10,000 tokens with "auto" and without drafts."""
+    texts = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "2 + 2 ="]
+    prompts = [exact.tokenizer(text)["input_ids"] for text in texts]
+    length = 100
+    samples = -(-int(os.environ["CSD_TOKENS"]) // (len(prompts) * length))
+    asked = dict(max_new_tokens=length, temperature=temperature, seed=5, ignore_eos=True)
+    drafted, plain = (
+        exact.generate(prompts, num_samples=samples, **asked, **how)
+        for how in (dict(budget="auto"), dict(speculate=False))
+    )
+    assert sum(out.stats.nodes_accepted for out in drafted) > 0
+    for out, want in zip(drafted, plain, strict=True):
+        assert out.tokens == want.tokens
+        assert out.logprobs == want.logprobs and out.raw_logprobs == want.raw_logprobs

@@ -2,26 +2,37 @@
 
 A group's rows are read together: of each page of keys and values, of the prompt's once a group and
 of the others once a slot, all rows that attend to it take what they need. A row's sums run over its
-keys in order of position, one after another, and hidden nodes add exact zeros. So its result is a
-function of its own query, keys and values, to the bit: an engine's is exact with no further rule.
+slot's keys and then over the prompt's, in order of position, and hidden nodes add exact zeros. So
+its result is a function of its own query, keys and values, to the bit: an engine's is exact with no
+further rule.
 """
 
 import numpy as np
 import torch
+from numba import prange
 
-from csd.kernels.cpu.numbers import DTYPES, added, array, exp, fma, loop, peak, read, rounded
+from csd.kernels.cpu.lanes import BLOCK, WIDTH, add_multiple, fetch, lanes, put, turn, widen
+from csd.kernels.cpu.numbers import LIKE, added, exp, loop, memory, peak, read, readable, rounded
+from csd.kernels.cpu.threads import by_threads, parts
 from csd.kernels.tree_attention.batched import tree_attention_batched
 
 PAGE = 64
+# bytes of a line of a CPU's cache
+LINE = 64
 
 
-@loop
+@by_threads
 def _attend(
+    shape,  # M, H, K, D, n_pages
     q,  # [M, H, D]
     node_k,  # [M, K, D]
     node_v,  # [M, K, D]
     k_pages,  # [n_pages, 64, K, D]
     v_pages,  # [n_pages, 64, K, D]
+    out,  # [M, H, D], written
+    like,
+    scale,
+    parts,  # of a group's slots, each by itself
     prompt_pages,  # [G, PP] int32
     prompt_len,  # [G] int32
     slot_pages,  # [S, SP] int32
@@ -30,131 +41,151 @@ def _attend(
     ancestors,  # [M] int64
     slot_nodes,  # [S] int32
     group_start,  # [G + 1] int32
-    scale,
-    out,  # [M, H, D], written
+    groups,  # those that have rows
 ):
-    K, D = node_k.shape[1:]
-    each = q.shape[1] // K
-    tile = np.empty((D, PAGE), type(scale))
-    groups = group_start.shape[0] - 1
-    for unit in range(groups * K):
-        g, h = unit // K, unit % K
-        first, rows = group_start[g], group_start[g + 1] - group_start[g]
-        if not rows:
-            continue
-        prompt, longest = prompt_len[g], 0
-        for m in range(first, first + rows):
-            longest = max(longest, slot_len[slot[m]] + slot_nodes[slot[m]])
-        query = np.empty((rows * each, D), type(scale))
-        for i in range(rows * each):
+    M, H, K, D, pages = shape
+    q, out = memory(q, (M, H, D), like), memory(out, (M, H, D), like)
+    node_k, node_v = memory(node_k, (M, K, D), like), memory(node_v, (M, K, D), like)
+    k_pages = memory(k_pages, (pages, PAGE, K, D), like)
+    v_pages = memory(v_pages, (pages, PAGE, K, D), like)
+    each = H // K
+    for unit in prange(len(groups) * K * parts):
+        g, h = groups[unit // parts // K], unit // parts % K
+        bounds = group_start[g], group_start[g + 1]
+        first, last = _share(*bounds, slot, slot_nodes, unit % parts, parts)
+        rows, prompt, own = (last - first) * each, prompt_len[g], 0
+        for m in range(first, last):
+            own = max(own, slot_len[slot[m]] + slot_nodes[slot[m]])
+        wide = -(-D // WIDTH) * WIDTH
+        query, sums = np.empty((rows, D), type(scale)), np.zeros((rows, wide), type(scale))
+        # a row's keys: prompt | committed | nodes, and room for whole lanes
+        score = np.empty((rows, prompt + own + PAGE), type(scale))
+        total, work = np.empty(rows, type(scale)), np.empty(WIDTH, type(scale))
+        tile = np.empty(PAGE * wide, type(scale))
+        for i in range(rows):
+            row = q[first + i // each, h * each + i % each]
             for d in range(D):
-                query[i, d] = read(q[first + i // each, h * each + i % each, d]) * scale
-        # [rows * each, prompt | committed | nodes]
-        score = np.empty((rows * each, prompt + longest), type(scale))
-        for at in range(0, prompt, PAGE):
-            count = min(PAGE, prompt - at)
-            _turned(k_pages[prompt_pages[g, at // PAGE]], h, count, tile)
-            _scores(query, tile, score, 0, rows * each, at, count)
-        total, line = np.empty(rows * each, type(scale)), np.empty(prompt + longest, type(scale))
+                query[i, d] = read(row[d]) * scale
+        _walk(False, prompt_pages[g], prompt, k_pages, h, 0, rows, 0, query, score, tile)
         m = first
-        while m < first + rows:
-            s = slot[m]
-            low, high = (m - first) * each, (m - first + slot_nodes[s]) * each
-            for at in range(0, slot_len[s], PAGE):
-                count = min(PAGE, slot_len[s] - at)
-                _turned(k_pages[slot_pages[s, at // PAGE]], h, count, tile)
-                _scores(query, tile, score, low, high, prompt + at, count)
-            old = prompt + slot_len[s]
-            _turned(node_k[m : m + slot_nodes[s]], h, slot_nodes[s], tile)
-            _scores(query, tile, score, low, high, old, slot_nodes[s])
+        while m < last:
+            s, nodes = slot[m], slot_nodes[slot[m]]
+            low, high, old = (m - first) * each, (m - first + nodes) * each, prompt + slot_len[s]
+            pages, length = slot_pages[s], slot_len[s]
+            _fetch(pages, length, v_pages, h)
+            if m + nodes < last:
+                follows = slot[m + nodes]
+                _fetch(slot_pages[follows], slot_len[follows], k_pages, h)
+            _walk(False, pages, length, k_pages, h, low, high, prompt, query, score, tile)
+            _scores(node_k[m : m + nodes], h, low, high, old, query, score, tile)
             for i in range(low, high):
                 word = ancestors[first + i // each]
-                total[i] = _softmax(score[i, : old + slot_nodes[s]], old, word, line)
-            m += slot_nodes[s]
-
-        query[:] = 0
-        for at in range(0, prompt, PAGE):
-            count = min(PAGE, prompt - at)
-            _widened(v_pages[prompt_pages[g, at // PAGE]], h, count, tile)
-            _values(score, tile, query, 0, rows * each, at, count)
-        m = first
-        while m < first + rows:
-            s = slot[m]
-            low, high = (m - first) * each, (m - first + slot_nodes[s]) * each
-            for at in range(0, slot_len[s], PAGE):
-                count = min(PAGE, slot_len[s] - at)
-                _widened(v_pages[slot_pages[s, at // PAGE]], h, count, tile)
-                _values(score, tile, query, low, high, prompt + at, count)
-            _widened(node_v[m : m + slot_nodes[s]], h, slot_nodes[s], tile)
-            _values(score, tile, query, low, high, prompt + slot_len[s], slot_nodes[s])
-            m += slot_nodes[s]
-        for i in range(rows * each):
+                total[i] = _softmax(score[i, : old + nodes], old, word, work)
+            _walk(True, pages, length, v_pages, h, low, high, prompt, score, sums, tile)
+            _values(node_v[m : m + nodes], h, low, high, old, score, sums, tile)
+            m += nodes
+        _walk(True, prompt_pages[g], prompt, v_pages, h, 0, rows, 0, score, sums, tile)
+        for i in range(rows):
+            y = out[first + i // each, h * each + i % each]
             for d in range(D):
-                value = query[i, d] / total[i]
-                out[first + i // each, h * each + i % each, d] = rounded(value, out)
+                y[d] = rounded(sums[i, d] / total[i], like)
 
 
 @loop
-def _turned(x, h, count, tile):
-    """Keys x[:count, h] as columns of a tile [D, 64]."""
+def _share(first, last, slot, slot_nodes, part, parts):
+    """Rows of the slots that begin in a part of rows first to last."""
+    m, low, high = first, last, last
+    while m < last:
+        nodes = slot_nodes[slot[m]]
+        if (m - first) * parts // (last - first) == part:
+            low, high = min(low, m), m + nodes
+        m += nodes
+    return low, high
+
+
+@loop
+def _fetch(table, length, pages, h):
+    """Asks for the lines of a head's keys or values, which `_walk` reads next."""
+    _, _, K, D = pages.shape
+    line = LINE // pages.itemsize
+    for done in range(0, length, PAGE):
+        page = pages[table[done // PAGE]]
+        for t in range(min(PAGE, length - done)):
+            for d in range(0, D, line):
+                fetch(page, (t * K + h) * D + d)
+
+
+@loop
+def _walk(values, table, length, pages, h, low, high, at, x, y, tile):
+    """`_values` or `_scores` of the first `length` tokens that a table of pages holds."""
+    for done in range(0, length, PAGE):
+        page = pages[table[done // PAGE], : min(PAGE, length - done)]
+        if values:
+            _values(page, h, low, high, at + done, x, y, tile)
+        else:
+            _scores(page, h, low, high, at + done, x, y, tile)
+
+
+@loop
+def _scores(keys, h, low, high, at, query, score, tile):
+    """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten."""
+    count, K, D = keys.shape
+    whole = D // BLOCK * BLOCK
+    for j in range(0, count, BLOCK):
+        for d in range(0, whole, BLOCK):
+            turn(keys, (j * K + h) * D + d, K * D, count - 1 - j, tile, d * PAGE + j, PAGE)
     for j in range(count):
-        row = x[j, h]
-        for d in range(row.shape[0]):
-            tile[d, j] = read(row[d])
+        for d in range(whole, D):
+            tile[d * PAGE + j] = read(keys[j, h, d])
+    for i in range(low, high):
+        score[i, at : at + PAGE] = 0
+    _add_product(query, low, high, 0, D, tile, PAGE, count, score, at)
 
 
 @loop
-def _widened(x, h, count, tile):
-    """Values x[:count, h] as rows, in the same memory."""
-    D = x.shape[2]
-    rows = tile.reshape((PAGE, D))
+def _values(values, h, low, high, at, weight, sums, tile):
+    """sums[low:high] += weight[low:high, at : at + len(values)] times values, key after key."""
+    count, K, D = values.shape
+    wide, whole = sums.shape[1], D // BLOCK * BLOCK
     for j in range(count):
-        for d in range(D):
-            rows[j, d] = read(x[j, h, d])
+        for d in range(0, whole, BLOCK):
+            widen(values, (j * K + h) * D + d, tile, j * wide + d)
+        for d in range(whole, D):
+            tile[j * wide + d] = read(values[j, h, d])
+    _add_product(weight, low, high, at, count, tile, wide, D, sums, 0)
 
 
 @loop
-def _scores(query, tile, score, low, high, at, count):
-    """score[low:high, at : at + count] = query tile, each a sum over d in order."""
-    for i in range(low, high):
-        y = score[i, at : at + count]
-        y[:] = 0
-        _add_product(y, query[i], tile)
+def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at):
+    """y[low:high, y_at:] += x[low:high, x_at:] tile, a term after another, each rounded once.
 
-
-@loop
-def _values(weight, tile, total, low, high, at, count):
-    """total[low:high] += weight[low:high, at : at + count] times the values, key after key."""
-    rows = tile.reshape((PAGE, total.shape[1]))
-    for i in range(low, high):
-        _add_product(total[i], weight[i, at : at + count], rows)
-
-
-@loop
-def _add_product(y, x, rows):
-    """y += x rows[: len(x)], a term after another, each rounded once.
-
-    Eight terms a pass: y is then read and written an eighth as often.
+    x: `terms` numbers a row; tile: [terms, wide], of which `columns` are taken. The sums of four
+    rows stay in registers; where fewer are left, the last one is done more than once.
     """
-    width, whole = y.shape[0], x.shape[0] // 8 * 8
-    for i in range(0, whole, 8):
-        a, b, c, d = x[i], x[i + 1], x[i + 2], x[i + 3]
-        ra, rb, rc, rd = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
-        e, f, g, h = x[i + 4], x[i + 5], x[i + 6], x[i + 7]
-        re, rf, rg, rh = rows[i + 4], rows[i + 5], rows[i + 6], rows[i + 7]
-        for j in range(width):
-            z = fma(d, rd[j], fma(c, rc[j], fma(b, rb[j], fma(a, ra[j], y[j]))))
-            y[j] = fma(h, rh[j], fma(g, rg[j], fma(f, rf[j], fma(e, re[j], z))))
-    for i in range(whole, x.shape[0]):
-        for j in range(width):
-            y[j] = fma(x[i], rows[i, j], y[j])
+    stride, end = y.shape[1], x_at + terms
+    for i in range(low, high, 4):
+        j, k, l = min(i + 1, high - 1), min(i + 2, high - 1), min(i + 3, high - 1)
+        xi, xj, xk, xl = x[i, x_at:end], x[j, x_at:end], x[k, x_at:end], x[l, x_at:end]
+        for at in range(0, columns, WIDTH):
+            to = y_at + at
+            yi, yj = lanes(y, i * stride + to), lanes(y, j * stride + to)
+            yk, yl = lanes(y, k * stride + to), lanes(y, l * stride + to)
+            for t in range(terms):
+                row = lanes(tile, t * wide + at)
+                yi, yj = add_multiple(yi, xi[t], row), add_multiple(yj, xj[t], row)
+                yk, yl = add_multiple(yk, xk[t], row), add_multiple(yl, xl[t], row)
+            put(yi, y, i * stride + to)
+            put(yj, y, j * stride + to)
+            put(yk, y, k * stride + to)
+            put(yl, y, l * stride + to)
 
 
 @loop
-def _softmax(x, old, word, line):
+def _softmax(x, old, word, sums):
     """A row's weights in place of its scores, not divided by their sum, which is returned.
 
-    old: keys before the nodes; word: the nodes that it attends to; line: as long as x, to work in.
+    old: keys before the nodes; word: the nodes that it attends to; sums: [WIDTH] to work in. A
+    key's position decides where it is added, whether it is a node or committed.
     """
     for j in range(old, x.shape[0]):
         if not (word >> (j - old)) & 1:
@@ -162,14 +193,20 @@ def _softmax(x, old, word, line):
     most = peak(x)
     for j in range(x.shape[0]):
         x[j] = exp(x[j] - most)
-    # in order of position, whether a key is a node or committed
-    line[:old] = x[:old]
-    keys = old
+    for k in range(WIDTH):
+        sums[k] = 0
+    whole, one, total = old // WIDTH * WIDTH, type(most)(1), lanes(sums, 0)
+    for j in range(0, whole, WIDTH):
+        total = add_multiple(total, one, lanes(x, j))
+    put(total, sums, 0)
+    for j in range(whole, old):
+        sums[j - whole] += x[j]
+    at = old - whole
     for j in range(old, x.shape[0]):
         if (word >> (j - old)) & 1:
-            line[keys] = x[j]
-            keys += 1
-    return added(line[:keys])
+            sums[at % WIDTH] += x[j]
+            at += 1
+    return added(sums)
 
 
 LAYOUT = (
@@ -180,7 +217,8 @@ LAYOUT = (
 
 def plan_attention(heads: int, kv_heads: int, **layout: torch.Tensor) -> tuple[np.ndarray, ...]:
     """A step's layout as the loop takes it; layout: `LAYOUT`'s tensors and others."""
-    return tuple(layout[name].numpy() for name in LAYOUT)
+    arrays = tuple(layout[name].numpy() for name in LAYOUT)
+    return *arrays, np.flatnonzero(np.diff(arrays[-1]))
 
 
 def tree_attention(
@@ -196,14 +234,20 @@ def tree_attention(
     **layout: torch.Tensor,
 ) -> torch.Tensor:
     """`tree_attention_batched`; work: `plan_attention` of the step."""
-    if q.dtype not in DTYPES:
+    if not readable(q, node_k, node_v, k_pages, v_pages):
         return tree_attention_batched(
             q, node_k, node_v, k_pages, v_pages, **layout, scale=scale, out=out
         )
     out = torch.empty_like(q) if out is None else out
-    rows = work or plan_attention(q.shape[1], node_k.shape[1], **layout)
-    out[int(rows[-1][-1]) :].zero_()
+    M, H, D = q.shape
+    K, pages, rows = node_k.shape[1], k_pages.shape[0], work or plan_attention(H, 0, **layout)
+    *_, group_start, groups = rows
+    out[int(group_start[-1]) :].zero_()
+    tensors = [x.contiguous() for x in (q, node_k, node_v, k_pages, v_pages)]
+    dense = out if out.is_contiguous() else torch.empty_like(q)
     kind = np.float64 if q.dtype == torch.float64 else np.float32
-    tensors = (x.contiguous() for x in (q, node_k, node_v, k_pages, v_pages))
-    _attend(*map(array, tensors), *rows, kind(scale), array(out))
-    return out
+    _attend(
+        M * H * D * PAGE, (M, H, K, D, pages), *(x.data_ptr() for x in (*tensors, dense)),
+        LIKE[q.dtype], kind(scale), parts(len(groups) * K), *rows,
+    )  # fmt: skip
+    return out if out is dense else out.copy_(dense)

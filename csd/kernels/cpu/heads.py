@@ -3,10 +3,13 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numba import prange
 
-from csd.kernels.cpu.numbers import DTYPES, added, array, exp, loop, peak, read
+from csd.kernels.cpu.numbers import LIKE, added, exp, loop, memory, peak, read, readable
+from csd.kernels.cpu.threads import by_threads
 from csd.kernels.verify.constants import HEAD_WIDTH
-from csd.kernels.verify.reference_rows import Heads, Passes, heads_ref, log_sum_ref
+from csd.kernels.verify.passes import Heads
+from csd.kernels.verify.reference_rows import heads_ref, log_sum_ref
 from csd.state.slots import Slots
 
 # numbers of a row at a time
@@ -15,28 +18,30 @@ PIECE = 256
 MOST = 1024
 
 
-@loop
+@by_threads
 def _heads(
+    shape,  # R, V, W
     x,  # [R, V]
     temperature,  # [R]
     token,  # [R, W], written
     score,  # [R, W], written
     count,  # [R], written: the head's tokens, all of them
     rest,  # [R], written: sum of exp of the others
+    like,
 ):
+    R, V, W = shape
     kind = type(temperature[0])
     low, zero = kind(-HEAD_WIDTH), kind(0)
-    z = np.empty(PIECE, kind)
-    V, W = x.shape[1], token.shape[1]
-    for m in range(x.shape[0]):
-        most = _peak(x[m], z) / temperature[m]
+    for m in prange(R):
+        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
+        most = _peak(row, z) / temperature[m]
         found, total = 0, zero
         for at in range(0, V, PIECE):
             width = min(PIECE, V - at)
-            z[width:] = -np.inf
-            part = x[m, at : at + width]
+            part = row[at : at + width]
             for j in range(width):
                 z[j] = read(part[j]) / temperature[m] - most
+            z[width:] = -np.inf
             if not peak(z) < low:
                 for j in range(width):
                     if z[j] >= low:
@@ -46,25 +51,27 @@ def _heads(
             for j in range(PIECE):
                 z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
             total += added(z)
-        count[m] = found
-        rest[m] = total
+        count[m], rest[m] = found, total
 
 
-@loop
-def _log_sum(x, out):
-    """out [R] = log sum exp(x [R, V])"""
+@by_threads
+def _log_sum(
+    shape,  # R, V
+    x,  # [R, V]
+    out,  # [R], written: log sum exp x
+    like,
+):
+    R, V = shape
     kind = type(out[0])
-    z = np.empty(PIECE, kind)
-    V = x.shape[1]
-    for m in range(x.shape[0]):
-        most = _peak(x[m], z)
-        total = kind(0)
+    for m in prange(R):
+        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
+        most, total = _peak(row, z), kind(0)
         for at in range(0, V, PIECE):
             width = min(PIECE, V - at)
-            z[width:] = -np.inf
-            part = x[m, at : at + width]
+            part = row[at : at + width]
             for j in range(width):
                 z[j] = read(part[j]) - most
+            z[width:] = -np.inf
             for j in range(PIECE):
                 z[j] = exp(z[j])
             total += added(z)
@@ -88,15 +95,16 @@ def heads(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> Heads:
     """`heads_ref`, of rows that have filters or long heads as it does."""
-    if x.dtype not in DTYPES:
+    if not readable(x):
         return heads_ref(x, temperature, slots, s, greedy)
     R, V = x.shape
     token = torch.empty(R, min(MOST, V), dtype=torch.long)
     score, count = torch.empty(token.shape, dtype=temperature.dtype), torch.empty_like(s)
     rest = torch.empty_like(temperature)
+    x = x.contiguous()
     _heads(
-        array(x.contiguous()), temperature.numpy(), token.numpy(), score.numpy(), count.numpy(),
-        rest.numpy(),
+        x.numel(), (R, V, token.shape[1]), x.data_ptr(), temperature.numpy(), token.numpy(),
+        score.numpy(), count.numpy(), rest.numpy(), LIKE[x.dtype],
     )  # fmt: skip
     other = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
     other = (other & ~greedy) | (count > token.shape[1])
@@ -119,11 +127,11 @@ def heads(
 
 def log_sum(x: torch.Tensor) -> torch.Tensor:
     """`log_sum_ref`."""
-    if x.dtype not in DTYPES:
+    if not readable(x):
         return log_sum_ref(x)
     out = torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
-    _log_sum(array(x.contiguous()), out.numpy())
+    x = x.contiguous()
+    _log_sum(x.numel(), tuple(x.shape), x.data_ptr(), out.numpy(), LIKE[x.dtype])
     return out
 
 
-PASSES = Passes(heads, log_sum)

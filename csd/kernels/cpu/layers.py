@@ -6,8 +6,10 @@ from transformers', and the reference adds them up as transformers does.
 
 import numpy as np
 import torch
+from numba import prange
 
-from csd.kernels.cpu.numbers import any_order, array, exp, loop, read, rounded
+from csd.kernels.cpu.numbers import LIKE, any_order, exp, loop, memory, read, readable, rounded
+from csd.kernels.cpu.threads import by_threads
 from csd.kernels.rms_norm import rms_norm_ref
 from csd.kernels.rotary import rotary_ref
 from csd.kernels.swiglu import swiglu_ref
@@ -23,28 +25,33 @@ def _squares(x):
     return total
 
 
-@loop
+@by_threads
 def _rms_norm(
+    R,
+    F,
     x,  # [R, F]
-    residual,  # [R, F], or [0, F] for none
+    residual,  # [R, F], or 0 for none
     weight,  # [F]
     eps,
     y,  # [R, F], written
     total,  # [R, F], written where there is a residual
+    like,
 ):
-    R, F = x.shape
-    wide = np.empty(F, np.float32)
-    for m in range(R):
-        if residual.shape[0]:
+    for m in prange(R):
+        row = m * F * like.itemsize
+        x_m, y_m = memory(x + row, F, like), memory(y + row, F, like)
+        scale, wide = memory(weight, F, like), np.empty(F, np.float32)
+        if residual:
+            r_m, total_m = memory(residual + row, F, like), memory(total + row, F, like)
             for j in range(F):
-                total[m, j] = rounded(read(x[m, j]) + read(residual[m, j]), total)
-        row = total[m] if residual.shape[0] else x[m]
+                added = rounded(read(x_m[j]) + read(r_m[j]), like)
+                total_m[j], wide[j] = added, read(added)
+        else:
+            for j in range(F):
+                wide[j] = read(x_m[j])
+        length = np.float32(1) / np.sqrt(_squares(wide) / np.float32(F) + eps)
         for j in range(F):
-            wide[j] = np.float32(read(row[j]))
-        scale = np.float32(1) / np.sqrt(_squares(wide) / np.float32(F) + eps)
-        for j in range(F):
-            normed = read(rounded(wide[j] * scale, y))
-            y[m, j] = rounded(read(weight[j]) * normed, y)
+            y_m[j] = rounded(read(scale[j]) * read(rounded(wide[j] * length, like)), like)
 
 
 def rms_norm(
@@ -55,27 +62,26 @@ def rms_norm(
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm_ref`."""
-    if x.dtype not in LOW:
+    if x.dtype not in LOW or not readable(x, weight, residual):
         return rms_norm_ref(x, weight, eps, residual, rows)
     if rows is not None:
         x = torch.nn.functional.embedding(rows.clamp(min=0), x)
-    x, F = x.contiguous(), x.shape[-1]
-    y, total = torch.empty_like(x), x
-    given = array(x).reshape(-1, F)
-    other = given[:0]
+    x, weight, F = x.contiguous(), weight.contiguous(), x.shape[-1]
+    y, total, other = torch.empty_like(x), x, 0
     if residual is not None:
-        total = torch.empty_like(x)
-        other = array(residual.contiguous()).reshape(-1, F)
+        total, residual = torch.empty_like(x), residual.contiguous()
+        other = residual.data_ptr()
     _rms_norm(
-        given, other, array(weight), np.float32(eps), array(y).reshape(-1, F),
-        array(total).reshape(-1, F),
+        x.numel(), x.numel() // F, F, x.data_ptr(), other, weight.data_ptr(), np.float32(eps),
+        y.data_ptr(), total.data_ptr(), LIKE[x.dtype],
     )  # fmt: skip
     return y, total
 
 
-@loop
+@by_threads
 def _rotary(
-    q,  # [M, H, D] as `_flat`: numba makes vectors only of memory that it knows to be in one piece
+    shape,  # M, H, K, D
+    q,  # [M, H, D]
     k,  # [M, K, D]
     v,  # [M, K, D]
     strides,  # of a row of each
@@ -85,32 +91,37 @@ def _rotary(
     out,  # [M, H, D], written
     node_k,  # [M, K, D], written
     node_v,  # [M, K, D], written
+    like,
 ):
-    M, H, D = out.shape
-    kind = type(read(cos[0, 0]))
-    c, s = np.empty(D, kind), np.empty(D, kind)
-    for m in range(M):
-        for j in range(D):
-            c[j], s[j] = read(cos[position[m], j]), read(sin[position[m], j])
+    M, H, K, D = shape
+    size = like.itemsize
+    for m in prange(M):
+        turn = position[m] * D * size
+        c, s = memory(cos + turn, D, like), memory(sin + turn, D, like)
         for h in range(H):
-            at = m * strides[0] + h * D
-            _rotate(q[at : at + D], c, s, out[m, h])
-        for h in range(node_k.shape[1]):
-            at, at_v = m * strides[1] + h * D, m * strides[2] + h * D
-            _rotate(k[at : at + D], c, s, node_k[m, h])
-            node_v[m, h] = v[at_v : at_v + D]
+            _rotate(q + (m * strides[0] + h * D) * size, c, s, out + (m * H + h) * D * size, like)
+        for h in range(K):
+            at, to = h * D * size, (m * K + h) * D * size
+            _rotate(k + m * strides[1] * size + at, c, s, node_k + to, like)
+            given = memory(v + m * strides[2] * size + at, D, like)
+            written = memory(node_v + to, D, like)
+            for j in range(D):
+                written[j] = given[j]
 
 
 @loop
-def _rotate(x, cos, sin, y):
-    half = x.shape[0] // 2
-    low, high, cos_h, sin_h, y_h = x[:half], x[half:], cos[half:], sin[half:], y[half:]
+def _rotate(x, cos, sin, y, like):
+    D, half = cos.shape[0], cos.shape[0] // 2
+    behind = half * like.itemsize
+    low, high = memory(x, half, like), memory(x + behind, half, like)
+    y_low, y_high = memory(y, half, like), memory(y + behind, half, like)
+    cos_h, sin_h = cos[half:D], sin[half:D]
     for j in range(half):
-        turned = read(rounded(read(low[j]) * cos[j], y))
-        y[j] = rounded(turned - read(high[j]) * sin[j], y)
+        turned = read(rounded(read(low[j]) * read(cos[j]), like))
+        y_low[j] = rounded(turned - read(high[j]) * read(sin[j]), like)
     for j in range(half):
-        turned = read(rounded(read(high[j]) * cos_h[j], y))
-        y_h[j] = rounded(turned + read(low[j]) * sin_h[j], y)
+        turned = read(rounded(read(high[j]) * read(cos_h[j]), like))
+        y_high[j] = rounded(turned + read(low[j]) * read(sin_h[j]), like)
 
 
 def rotary(
@@ -124,40 +135,39 @@ def rotary(
     node_v: torch.Tensor,
 ) -> torch.Tensor:
     """`rotary_ref`."""
-    if q.dtype not in LOW:
+    dense = cos, sin, node_k, node_v
+    whole = all(x.is_contiguous() for x in dense)
+    if q.dtype not in LOW or not whole or not readable(q, k, v, *dense):
         return rotary_ref(q, k, v, position, cos, sin, node_k, node_v)
     out = torch.empty(q.shape, dtype=q.dtype)
     _rotary(
-        _flat(q), _flat(k), _flat(v), (q.stride(0), k.stride(0), v.stride(0)), position.numpy(),
-        array(cos), array(sin), array(out), array(node_k), array(node_v),
+        q.numel(), (*q.shape[:2], *k.shape[1:]), q.data_ptr(), k.data_ptr(), v.data_ptr(),
+        (q.stride(0), k.stride(0), v.stride(0)), position.numpy(), cos.data_ptr(), sin.data_ptr(),
+        out.data_ptr(), node_k.data_ptr(), node_v.data_ptr(), LIKE[q.dtype],
     )  # fmt: skip
     return out
 
 
-def _flat(x: torch.Tensor) -> np.ndarray:
-    """The memory of x [M, H, D] from its first number to its last; rows may lie apart."""
-    M, H, D = x.shape
-    return array(x.as_strided(((M - 1) * x.stride(0) + H * D,), (1,)))
-
-
-@loop
-def _swiglu(gate_up, y):
-    R, F = y.shape
-    for m in range(R):
-        gates, ups = gate_up[m, :F], gate_up[m, F:]
+@by_threads
+def _swiglu(R, F, gate_up, y, like):
+    size = F * like.itemsize
+    for m in prange(R):
+        given = gate_up + 2 * m * size
+        gates, ups = memory(given, F, like), memory(given + size, F, like)
+        y_m = memory(y + m * size, F, like)
         for j in range(F):
             gate = read(gates[j])
-            silu = read(rounded(gate / (exp(-gate) + np.float32(1)), y))
-            y[m, j] = rounded(silu * read(ups[j]), y)
+            silu = read(rounded(gate / (exp(-gate) + np.float32(1)), like))
+            y_m[j] = rounded(silu * read(ups[j]), like)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """`swiglu_ref`."""
-    if gate_up.dtype not in LOW:
+    if gate_up.dtype not in LOW or not readable(gate_up):
         return swiglu_ref(gate_up)
-    y = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2, dtype=gate_up.dtype)
+    F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
+    y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)
     _swiglu(
-        array(gate_up.contiguous()).reshape(-1, gate_up.shape[-1]),
-        array(y).reshape(-1, y.shape[-1]),
-    )
+        y.numel(), y.numel() // F, F, gate_up.data_ptr(), y.data_ptr(), LIKE[y.dtype],
+    )  # fmt: skip
     return y

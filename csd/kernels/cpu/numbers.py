@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic, overload, register_jitable
 
-# dtypes that loops read; float16 is left to the references
-DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+# by the dtypes that loops read, an array of it; float16 is left to the references
+LIKE = {
+    torch.bfloat16: np.empty(0, np.uint16),
+    torch.float32: np.empty(0, np.float32),
+    torch.float64: np.empty(0, np.float64),
+}
 
 LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts
 LN_2_HIGH, LN_2_LOW = np.float32(355 / 512), np.float32(-2.12194440054690583e-4)
+
+# tensors with memory; others stand for some that is elsewhere, or not there yet
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 # added and taken away again, it leaves a float32 a whole number
 ROUND = np.float32(1.5 * 2**23)
@@ -26,6 +33,8 @@ ROUND = np.float32(1.5 * 2**23)
 def loop(function: Any) -> Any:
     """`function` compiled at its first call, once for all processes, without Python's lock.
 
+    numba compiles it again when its own file changes, and not when one that it calls does: after a
+    change here or in `lanes.py`, remove the caches (`csd/kernels/cpu/__pycache__`).
     Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
     is taken from the end. So loops run over slices.
     """
@@ -46,9 +55,29 @@ def compiled(function: Any, **options: Any) -> Any:
         return njit(function, **options)
 
 
-def array(x: torch.Tensor) -> np.ndarray:
-    """The tensor's memory, bfloat16 as uint16."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether loops read the memory of all tensors as one dtype."""
+    given = (x, *(y for y in others if y is not None))
+    return x.dtype in LIKE and all(y.dtype == x.dtype and type(y) in PLAIN for y in given)
+
+
+@register_jitable
+def memory(address, shape, like):
+    """The array at an address, of a shape and of the dtype of `like`, one of `LIKE`.
+
+    Loops are given addresses: numpy's array of a tensor takes longer to make than a row's norm.
+    """
+    return carray(_pointer(address, like), shape)
+
+
+@intrinsic
+def _pointer(typing_context, address, like):
+    kind = types.CPointer(like.dtype)
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(kind))
+
+    return kind(types.intp, like), generate
 
 
 def read(x: Any) -> Any:

@@ -41,7 +41,8 @@ def lead_cost(
     with it; 0 where live slots are of several groups.
     """
     cost = tl.zeros((), tl.int32)
-    if LEAD > 0:
+    # where noise decides, which it does in nearly every call, nothing more is read
+    if (LEAD > 0) and (tl.load(temperature_ptr + slot) <= 0):
         group, step = tl.load(group_ptr + slot), tl.load(step_ptr + slot)
         ahead = tl.load(generated_ptr + slot)
         fewest, strangers = ahead, tl.zeros((), tl.int32)
@@ -54,8 +55,7 @@ def lead_cost(
             others = tl.load(generated_ptr + offs_s, mask=mate, other=(1 << 31) - 1)
             fewest = tl.minimum(fewest, tl.min(others, 0))
         cost = tl.minimum((ahead - fewest).to(tl.int64) * LEAD, MOST_LEAD).to(tl.int32)
-        sampled = tl.load(temperature_ptr + slot) > 0
-        cost = tl.where(sampled | (strangers > 0), 0, cost)
+        cost = tl.where(strangers > 0, 0, cost)
     return cost
 
 

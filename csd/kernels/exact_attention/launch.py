@@ -106,7 +106,8 @@ def exact_attention_triton(
         BLOCK_E=max(16, triton.next_power_of_2(H // K)),
         BLOCK_N=TAIL_KEYS,
         num_warps=4,
-        num_stages=2,
+        # of float32, what one round reads fills the shared memory
+        num_stages=1 if dtype == "fp32" else 2,
         **common,
     )
     return out

@@ -7,8 +7,8 @@ row: a batch of rows costs little more than one.
 
 import torch
 
-from csd.kernels.verify.reference import Sampled, sample_blocks, verdict_of, verify_ref
-from csd.kernels.verify.reference_rows import REFERENCE, Passes
+from csd.kernels.verify.passes import Draws, Passes
+from csd.kernels.verify.reference import REFERENCE, sample_blocks, verdict_of, verify_ref
 from csd.state.pool import COST_ONE, Pool, joined
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
@@ -32,7 +32,7 @@ def verify_on_path(
         return verify_ref(logits, pool, slots, passes)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     parent = pool.parent.clamp(min=0).long()
-    drawn = Sampled(
+    drawn = Draws(
         token=torch.full((M,), -1, device=device),
         logprob=torch.zeros(M, dtype=dtype, device=device),
         log_total=torch.zeros(M, dtype=dtype, device=device),

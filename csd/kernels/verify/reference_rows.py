@@ -1,39 +1,17 @@
-"""What `verify_ref` does with each row alone: filters, a draw, the likeliest tokens."""
+"""What `verify_ref` does with each row alone: penalties and filters, then a draw."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
-from csd.kernels.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
+from csd.kernels.verify.passes import Draws, Heads, Passes, Rows
+from csd.kernels.verify.reference_draws import draw_rest, head_sum
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import TOP
 
 # tokens of a piece of a row
 PIECE = 64
-
-
-class Heads(NamedTuple):
-    """Of rows of scores z, 0 at a row's maximum: tokens of large z, and what is left of the mass.
-
-    W is the longest head.
-    """
-
-    token: torch.Tensor  # [R, W] in order, V in padding
-    score: torch.Tensor  # [R, W] their z, -inf in padding
-    rest_mass: torch.Tensor  # [R] sum of exp(z) of the others that the filters keep
-
-
-class Passes(NamedTuple):
-    """What reads whole rows of logits."""
-
-    # x [R, V], temperature [R], slots, slot [R], greedy [R]
-    heads: Callable[[torch.Tensor, torch.Tensor, Slots, torch.Tensor, torch.Tensor], Heads]
-    # x [R, V] to log sum exp(x) [R], at least float32
-    log_sum: Callable[[torch.Tensor], torch.Tensor]
 
 
 def sample_rows(
@@ -42,9 +20,8 @@ def sample_rows(
     pool: Pool,
     slots: Slots,
     passes: Passes,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the pool's `rows` [R], with the logits [R, V]: token, its log-probability and the log of
-    all mass [R], the likeliest tokens and their probabilities [R, 8]."""
+) -> Draws:
+    """Of the pool's `rows` [R], with the logits [R, V]."""
     s = pool.slot[rows].clamp(min=0).long()
     position = slots.generated[s] + pool.depth[rows]
     greedy = slots.temperature[s] == 0
@@ -53,29 +30,16 @@ def sample_rows(
     x = _ban_end_tokens(x, slots, s, position)
     dtype = torch.promote_types(x.dtype, torch.float32)
     temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(dtype)
-    token, score, rest_mass = passes.heads(x, temperature, slots, s, greedy)
-    log_total = (head_sum(score.exp()) + rest_mass).log()
-
-    # [R, heads + 1]: the head, then the rest as token V
-    vocab = logits.shape[1]
-    atoms = torch.cat([token, torch.full_like(token[:, :1], vocab)], dim=1)
-    mass = torch.cat([score, rest_mass.log()[:, None]], dim=1)
-    word = philox_words_ref(
-        slots.key[s][:, None], atoms, position[:, None], slots.sample[s][:, None], SAMPLE
-    )
-    noisy = torch.where(greedy[:, None], mass, mass + gumbel(word, mass.dtype))
-    noisy[:, -1].masked_fill_(greedy, -torch.inf)
-    # heads are in token order: the first maximum has the smallest id
-    winner = (noisy == noisy.amax(-1, keepdim=True)).int().argmax(-1)
-    sample = atoms.gather(1, winner[:, None])[:, 0]
-    z_sample = mass.gather(1, winner[:, None])[:, 0]
-    if bool((sample == vocab).any()):
-        of = (sample == vocab).nonzero()[:, 0]
+    heads = passes.heads(x, temperature, slots, s, greedy)
+    row = Rows(s, position, greedy, pool.slot[rows] >= 0)
+    drawn = passes.draw(heads, row, slots, logits.shape[1])
+    of = (drawn.token == logits.shape[1]).nonzero()[:, 0]
+    if of.shape[0]:
         z, _, rest = _heads(x[of], temperature[of], slots, s[of], greedy[of])
-        sample[of] = _draw_rest(rest, slots, s[of], position[of])
-        z_sample[of] = z.gather(1, sample[of, None])[:, 0]
-    likeliest = _likeliest(token, score, log_total, greedy, pool.slot[rows] >= 0)
-    return sample, z_sample - log_total, log_total, *likeliest
+        drawn.token[of] = draw_rest(rest, slots, s[of], position[of])
+        z_sample = z.gather(1, drawn.token[of, None])[:, 0]
+        drawn.logprob[of] = z_sample - drawn.log_total[of]
+    return drawn
 
 
 def heads_ref(
@@ -101,9 +65,6 @@ def log_sum_ref(x: torch.Tensor) -> torch.Tensor:
     return row_sum((x - most[:, None]).exp_()).log() + most
 
 
-REFERENCE = Passes(heads_ref, log_sum_ref)
-
-
 def row_sum(x: torch.Tensor) -> torch.Tensor:
     """Sums over the vocabulary, of x [M, V]. The order of a row's does not depend on the others.
 
@@ -112,11 +73,6 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
     if x.shape[0] == 1:
         return x.expand(2, -1).sum(-1)[:1]
     return x.sum(-1)
-
-
-def head_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sums of x [M, W], one after another: W is the longest row's, zeros at the end are free."""
-    return x.cumsum(-1)[:, -1]
 
 
 def _penalise(
@@ -248,38 +204,3 @@ def _top_p(
         kept.scatter_(1, order, below > tail[row, None])
         rest = rest.index_put((row,), rest[row] * kept)
     return score, rest, row_sum(rest)
-
-
-def _draw_rest(
-    rest: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
-) -> torch.Tensor:
-    """A token of the rest by inverse CDF in token order, clamped to its last token."""
-    cdf = rest.cumsum(-1)
-    word = philox_words_ref(
-        slots.key[s], torch.zeros_like(position), position, slots.sample[s], REST
-    )
-    target = uniform(word, rest.dtype)[:, None] * cdf[:, -1:]
-    token = (cdf <= target).sum(-1)
-    ids = torch.arange(rest.shape[1], device=rest.device)
-    return token.minimum(torch.where(rest > 0, ids, 0).amax(-1))
-
-
-def _likeliest(
-    token: torch.Tensor,
-    score: torch.Tensor,
-    log_total: torch.Tensor,
-    greedy: torch.Tensor,
-    live: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Top 8 of the processed distribution; of a greedy row, the one token it takes."""
-    width = min(TOP, token.shape[1])
-    # stable: equal scores stay in token order
-    top, order = score.sort(dim=-1, descending=True, stable=True)
-    pad = (0, TOP - width)
-    top_token = torch.nn.functional.pad(token.gather(1, order[:, :width]), pad, value=-1)
-    top_prob = (top[:, :width] - log_total[:, None]).exp().float()
-    top_prob = torch.nn.functional.pad(top_prob, pad)
-    one_hot = (torch.arange(TOP, device=token.device) == 0).to(top_prob.dtype)
-    top_prob = torch.where(greedy[:, None], one_hot, top_prob)
-    present = (top_prob > 0) & live[:, None]
-    return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)

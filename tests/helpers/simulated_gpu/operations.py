@@ -64,7 +64,8 @@ class Operations(Streams, TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Factories of the device; all else, if it is the device's, comes to `run`."""
         kwargs = kwargs or {}
-        if self._within_launch:
+        asked = kwargs.get("device") is not None or kwargs.get("pin_memory")
+        if self._within_launch or not asked:
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         mixed = any(isinstance(x, Simulated) for x in tree_leaves((args, kwargs)))
@@ -165,9 +166,10 @@ class Operations(Streams, TorchDispatchMode):
 
     def _allocate(self, like: torch.Tensor) -> Simulated:
         held = host_like(like)
-        garbage(whole(held))
+        memory = whole(held)
+        garbage(memory)
         if self.capturing is not None:
-            self.capturing.given[storage(held)] = held
+            self.capturing.given[storage(held)] = memory
         return Simulated(held, self)
 
     def _own(self, found):

@@ -1,11 +1,14 @@
 """Streams, events and graphs of the GPU of `simulated.py`: what was told, and when it is done."""
 
+import sys
 import traceback
 import warnings
 from collections import Counter, deque
 from contextlib import contextmanager
 
-from simulated_gpu.memory import garbage, storage, whole
+import torch
+
+from simulated_gpu.memory import garbage, storage
 
 SYNC = "called a synchronizing CUDA operation"
 # what a capture must not do
@@ -22,9 +25,11 @@ class Stream:
 
     def run(self, until: int) -> None:
         """Everything up to the `until`th thing that the stream was told."""
-        while self.done < until:
-            self.done += 1
-            self.queue.popleft()()
+        # what is left to do is the host's: the GPU need not be told of it
+        with torch._C._DisableTorchDispatch():
+            while self.done < until:
+                self.done += 1
+                self.queue.popleft()()
 
     def record_event(self, event=None):
         event = event or Event(self._gpu)
@@ -79,7 +84,7 @@ class Event:
 
 
 class Graph:
-    """What was captured: work, the memory it was given, the memory of others that it uses."""
+    """What was captured: work, all of the memory it was given, the memory of others it uses."""
 
     def __init__(self, gpu):
         self._gpu, self.work, self.given, self.used, self.pool = gpu, [], {}, {}, None
@@ -93,9 +98,7 @@ class Graph:
             if not gpu.memory.is_kept(place):
                 raise RuntimeError(f"a graph uses memory that was given back: {what}")
         # graphs of one pool use each other's memory where nobody has kept it
-        free = [
-            whole(x) for g in self.pool for p, x in g.given.items() if not gpu.memory.is_kept(p)
-        ]
+        free = [x for g in self.pool for p, x in g.given.items() if not gpu.memory.is_kept(p)]
 
         def run() -> None:
             for x in free:
@@ -144,9 +147,11 @@ class Streams:
     def wait(self, name: str) -> None:
         """The host waits for the current stream, as it does to read a number."""
         self.no_capture(f"{name} waits for the device")
-        frames = traceback.extract_stack()
-        ours = [f for f in frames if "/csd/" in f.filename or "/bench/" in f.filename]
-        at = f" at {ours[-1].filename.rsplit('/', 1)[1]}:{ours[-1].lineno}" if ours else ""
+        frames = traceback.walk_stack(sys._getframe())
+        places = ((frame.f_code.co_filename, line) for frame, line in frames)
+        ours = ((path, line) for path, line in places if "/csd/" in path or "/bench/" in path)
+        path, line = next(ours, ("", 0))
+        at = f" at {path.rsplit('/', 1)[1]}:{line}" if path else ""
         self.waits[f"{name}{at}"] += 1
         if self.sync_debug == "error":
             raise RuntimeError(SYNC)

@@ -1,0 +1,128 @@
+"""llama.cpp on the file that csd runs: N sequences in one batch, the prompt's cells shared.
+
+`pip install llama-cpp-python` builds it for the CPU at hand. A GGUF file is written anew with its
+matrices in the dtype that csd runs, so both sides multiply the same numbers.
+"""
+
+import ctypes
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
+    """A GGUF file with the matrices of the one at `path` in bfloat16, float16 or float32."""
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+    from gguf.quants import dequantize, quantize
+
+    kind = {
+        torch.bfloat16: GGMLQuantizationType.BF16,
+        torch.float16: GGMLQuantizationType.F16,
+        torch.float32: GGMLQuantizationType.F32,
+    }[dtype]
+    reader = GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(to, architecture)
+    for name, field in reader.fields.items():
+        # the writer has its own
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        value, inner = field.contents(), None
+        if field.types[0] == GGUFValueType.ARRAY:
+            inner = field.types[-1]
+        writer.add_key_value(name, value, field.types[0], inner)
+    for tensor in reader.tensors:
+        data = dequantize(tensor.data, tensor.tensor_type)
+        # llama.cpp keeps vectors in float32
+        own = kind if data.ndim > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, quantize(data, own), raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(to)
+
+
+class LlamaCpp:
+    """Draws samples of one prompt, each with a sampler of its own at temperature 0.7."""
+
+    def __init__(self, path: str | Path, tokenizer: Any, most: int, cells: int = 8192):
+        """most: samples at once; cells: of the cache, over all sequences."""
+        import llama_cpp as lib
+
+        self.lib, self.tokenizer = lib, tokenizer
+        quiet = lib.llama_log_callback(lambda *_: None)
+        lib.llama_log_set(quiet, ctypes.c_void_p(0))
+        self._quiet = quiet
+        lib.llama_backend_init()
+        given = lib.llama_model_default_params()
+        # read whole, the weights may be laid out as the CPU multiplies them
+        given.use_mmap = False
+        self.model = lib.llama_model_load_from_file(str(path).encode(), given)
+        params = lib.llama_context_default_params()
+        threads = torch.get_num_threads()
+        params.n_ctx, params.n_batch, params.n_seq_max = cells, 512, most
+        params.n_threads = params.n_threads_batch = threads
+        # one cache for all sequences, or the prompt's cells would be copied
+        with suppress(AttributeError):
+            params.kv_unified = True
+        self.context = lib.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp made no context for {path}")
+        self.batch = lib.llama_batch_init(512, 0, 1)
+        self.vocab = lib.llama_model_get_vocab(self.model)
+
+    def draw(self, chat: list[dict], n: int, tokens: int, seed: int) -> float:
+        """Tokens per second; a sample counts up to its end token."""
+        lib, context = self.lib, self.context
+        prompt = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+        prompt = prompt["input_ids"] if hasattr(prompt, "keys") else prompt
+        start = time.perf_counter()
+        memory = lib.llama_get_memory(context)
+        lib.llama_memory_clear(memory, True)
+        self._decode([(t, i, 0) for i, t in enumerate(prompt)])
+        for s in range(1, n):
+            lib.llama_memory_seq_cp(memory, 0, s, -1, -1)
+        samplers = [self._sampler(seed * n + s) for s in range(n)]
+        # the first tokens all come from the prompt's last row
+        rows, position = {s: len(prompt) - 1 for s in range(n)}, len(prompt)
+        drawn = 0
+        for _ in range(tokens):
+            following = []
+            for s, row in rows.items():
+                token = lib.llama_sampler_sample(samplers[s], context, row)
+                drawn += 1
+                if not lib.llama_vocab_is_eog(self.vocab, token):
+                    following.append((token, position, s))
+            if not following:
+                break
+            self._decode(following, every=True)
+            rows = {s: row for row, (_, _, s) in enumerate(following)}
+            position += 1
+        for sampler in samplers:
+            lib.llama_sampler_free(sampler)
+        return drawn / (time.perf_counter() - start)
+
+    def _sampler(self, seed: int) -> Any:
+        lib = self.lib
+        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_temp(0.7))
+        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_dist(seed))
+        return chain
+
+    def _decode(self, rows: list[tuple[int, int, int]], every: bool = False) -> None:
+        """rows: token, position, sequence; logits of the last one, or of every one."""
+        if len(rows) > 512:
+            raise ValueError(f"at most 512 rows go into a batch, got {len(rows)}")
+        batch = self.batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence) in enumerate(rows):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = every or i == len(rows) - 1
+        status = self.lib.llama_decode(self.context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode returned {status}")

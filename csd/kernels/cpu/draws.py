@@ -1,0 +1,90 @@
+"""A draw of every row among its head and the rest, in one call; the reference is `draw_ref`."""
+
+import numpy as np
+import torch
+
+from csd.kernels.cpu.noise import gumbel, philox_word
+from csd.kernels.cpu.numbers import loop
+from csd.kernels.noise import SAMPLE
+from csd.kernels.verify.passes import Draws, Heads, Rows
+from csd.state.slots import Slots
+from csd.state.verdict import TOP
+
+
+@loop
+def _draw(
+    token,  # [R, W], the last column or none is padding
+    score,  # [R, W]
+    rest_mass,  # [R]
+    slot,  # [R]
+    position,  # [R]
+    greedy,  # [R] bool
+    live,  # [R] bool
+    key,  # [S]
+    sample,  # [S]
+    vocab,
+    drawn,  # [R], written, and so are the others
+    logprob,  # [R]
+    log_total,  # [R]
+    top_token,  # [R, 8]
+    top_prob,  # [R, 8]
+):
+    kind = type(rest_mass[0])
+    top = np.empty(TOP, kind)
+    for m in range(token.shape[0]):
+        total, most, won = 0.0, kind(-np.inf), 0
+        top[:] = -np.inf
+        top_token[m] = -1
+        for w in range(token.shape[1] + 1):
+            rest = w == token.shape[1]
+            value = np.log(rest_mass[m]) if rest else score[m, w]
+            if not rest:
+                total += np.exp(value)
+                _rank(top, top_token[m], value, token[m, w])
+            # nothing is -inf but what the filters took and padding
+            if value == -np.inf or (rest and greedy[m]):
+                continue
+            noisy = value
+            if not greedy[m]:
+                t = vocab if rest else token[m, w]
+                word = philox_word(key[slot[m]], t, position[m], sample[slot[m]], SAMPLE)
+                noisy += gumbel(word, kind)
+            # heads are in token order: the first maximum has the smallest id
+            if noisy > most:
+                most, won = noisy, w
+        rest = won == token.shape[1]
+        log_total[m] = np.log(kind(total) + rest_mass[m])
+        drawn[m] = vocab if rest else token[m, won]
+        logprob[m] = (np.log(rest_mass[m]) if rest else score[m, won]) - log_total[m]
+        for j in range(TOP):
+            prob = np.float32(np.exp(top[j] - log_total[m]))
+            prob = (np.float32(1) if j == 0 else np.float32(0)) if greedy[m] else prob
+            present = live[m] and prob > 0
+            top_prob[m, j] = prob if present else 0
+            top_token[m, j] = top_token[m, j] if present else -1
+
+
+@loop
+def _rank(top, ids, value, token):
+    """Puts a token among the largest, behind equals."""
+    if value > top[-1]:
+        j = top.shape[0] - 1
+        while j > 0 and top[j - 1] < value:
+            top[j], ids[j] = top[j - 1], ids[j - 1]
+            j -= 1
+        top[j], ids[j] = value, token
+
+
+def draw(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
+    """`draw_ref`."""
+    R, dtype = rows.slot.shape[0], heads.score.dtype
+    out = Draws(
+        token=torch.empty(R, dtype=torch.long),
+        logprob=torch.empty(R, dtype=dtype),
+        log_total=torch.empty(R, dtype=dtype),
+        top_token=torch.empty(R, TOP, dtype=torch.long),
+        top_prob=torch.empty(R, TOP),
+    )
+    given = (*heads, *rows, slots.key, slots.sample)
+    _draw(*(x.contiguous().numpy() for x in given), vocab, *(x.numpy() for x in out))
+    return out

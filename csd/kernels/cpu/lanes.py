@@ -1,0 +1,168 @@
+"""Several numbers in one value, as LLVM's vectors: what numba's own loops do not keep in registers.
+
+LLVM makes instructions of the CPU at hand of them, on any CPU. Arrays are flat, in one piece, and
+an index is taken as it is: a negative one is not from the end.
+"""
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.extending import intrinsic, register_model
+
+# numbers side by side: four rows of sums of as many fill the registers
+FEATURES = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
+WIDTH = 64 if "+avx512f" in FEATURES else 16
+# keys and numbers of a head that are turned at once
+BLOCK = 16
+
+FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+INT32 = ir.IntType(32)
+
+
+class Lanes(types.Type):
+    """`WIDTH` numbers of a dtype."""
+
+    def __init__(self, dtype: types.Type):
+        self.dtype = dtype
+        super().__init__(f"lanes({dtype})")
+
+
+@register_model(Lanes)
+class LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, lanes: Lanes):
+        super().__init__(manager, lanes, ir.VectorType(FLOATS[lanes.dtype], WIDTH))
+
+
+@intrinsic
+def lanes(typing_context, x, at):
+    """x[at : at + WIDTH]"""
+    found = Lanes(x.dtype)
+
+    def generate(context, builder, signature, args):
+        return _load(context, builder, x, *args, context.get_value_type(found))
+
+    return found(x, types.intp), generate
+
+
+@intrinsic
+def put(typing_context, value, x, at):
+    """x[at : at + WIDTH] = value"""
+
+    def generate(context, builder, signature, args):
+        _store(context, builder, x, *args[1:], args[0])
+        return context.get_dummy_value()
+
+    return types.none(value, x, types.intp), generate
+
+
+@intrinsic
+def add_multiple(typing_context, total, x, row):
+    """total + x row for a number x, rounded once."""
+
+    def generate(context, builder, signature, args):
+        kind = context.get_value_type(row)
+        nothing = ir.Constant(kind, ir.Undefined)
+        first = builder.insert_element(nothing, args[1], INT32(0))
+        x = builder.shuffle_vector(first, nothing, _indices([0] * WIDTH))
+        name = f"llvm.fma.v{WIDTH}f{row.dtype.bitwidth}"
+        fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind] * 3), name
+        )
+        return builder.call(fma, [x, args[2], args[0]])
+
+    return total(total, row.dtype, row), generate
+
+
+@intrinsic
+def widen(typing_context, x, at, y, to):
+    """y[to : to + BLOCK] = x[at : at + BLOCK] as numbers"""
+
+    def generate(context, builder, signature, args):
+        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        value = _numbers(builder, _load(context, builder, x, args[0], args[1], given))
+        _store(context, builder, y, args[2], args[3], value)
+        return context.get_dummy_value()
+
+    return types.none(x, types.intp, y, types.intp), generate
+
+
+@intrinsic
+def turn(typing_context, x, at, stride, last, y, to, y_stride):
+    """y[to + d y_stride + j] = x[at + min(j, last) stride + d] as a number, for j, d < BLOCK
+
+    Rows j and j + BLOCK / 2 are interleaved; after four such rounds each is a column.
+    """
+
+    def generate(context, builder, signature, args):
+        x_, at, stride, last, y_, to, y_stride = args
+        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        rows = []
+        for j in range(BLOCK):
+            least = builder.select(builder.icmp_signed("<", last, last.type(j)), last, last.type(j))
+            start = builder.add(at, builder.mul(least, stride))
+            rows.append(_numbers(builder, _load(context, builder, x, x_, start, given)))
+        half = BLOCK // 2
+        low = [k // 2 + k % 2 * BLOCK for k in range(BLOCK)]
+        high = [k + half for k in low]
+        for _ in range(BLOCK.bit_length() - 1):
+            rows = [
+                builder.shuffle_vector(rows[j], rows[j + half], _indices(part))
+                for j in range(half)
+                for part in (low, high)
+            ]
+        for d, row in enumerate(rows):
+            start = builder.add(to, builder.mul(y_stride, y_stride.type(d)))
+            _store(context, builder, y, y_, start, row)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(x, index, index, index, y, index, index), generate
+
+
+@intrinsic
+def fetch(typing_context, x, at):
+    """Asks for the cache line of x[at], which is read soon."""
+
+    def generate(context, builder, signature, args):
+        byte = ir.IntType(8)
+        pointer = _pointer(context, builder, x, *args, byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), INT32, INT32, INT32])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", kind.args[:1], kind)
+        builder.call(prefetch, [pointer, INT32(0), INT32(3), INT32(1)])
+        return context.get_dummy_value()
+
+    return types.none(x, types.intp), generate
+
+
+def _numbers(builder: Any, value: Any) -> Any:
+    """Bits of bfloat16 as float32; other numbers as they are."""
+    if not isinstance(value.type.element, ir.IntType):
+        return value
+    wide = ir.VectorType(INT32, value.type.count)
+    bits = builder.shl(builder.zext(value, wide), ir.Constant(wide, [16] * wide.count))
+    return builder.bitcast(bits, ir.VectorType(ir.FloatType(), wide.count))
+
+
+def _indices(values: list[int]) -> ir.Constant:
+    return ir.Constant(ir.VectorType(INT32, len(values)), values)
+
+
+def _load(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, vector: Any) -> Any:
+    return builder.load(_pointer(context, builder, kind, x, at, vector), align=_bytes(kind))
+
+
+def _store(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, value: Any) -> None:
+    builder.store(value, _pointer(context, builder, kind, x, at, value.type), align=_bytes(kind))
+
+
+def _pointer(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, vector: Any) -> Any:
+    array = context.make_array(kind)(context, builder, x)
+    return builder.bitcast(builder.gep(array.data, [at]), vector.as_pointer())
+
+
+def _bytes(kind: types.Array) -> int:
+    return kind.dtype.bitwidth // 8

@@ -1,0 +1,54 @@
+"""Loops in as many threads as PyTorch has."""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from types import FunctionType
+from typing import Any
+
+import numba
+import torch
+
+from csd.kernels.cpu.numbers import compiled, loop
+
+# numbers that a loop computes, below which one thread is done before a second has begun
+LEAST = 1 << 15
+
+
+def by_threads(function: Callable) -> Callable:
+    """`function` with its `prange` in PyTorch's number of threads, where it computes enough.
+
+    What it returns takes the count of numbers that it computes before its arguments.
+    """
+    # numba's cache tells functions apart by their names, and not by how they are compiled
+    twin = FunctionType(function.__code__, function.__globals__, function.__name__)
+    twin.__qualname__ = f"{function.__name__}_together"
+    alone, together = loop(function), compiled(twin, parallel=True)
+
+    @wraps(function)
+    def call(numbers: int, *args: Any) -> Any:
+        if numbers < LEAST or (count := threads()) == 1:
+            return alone(*args)
+        numba.set_num_threads(count)
+        return together(*args)
+
+    return call
+
+
+def threads() -> int:
+    """PyTorch's threads, or one where numba has none that several callers may use at once."""
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    return min(torch.get_num_threads(), most) if _shared() else 1
+
+
+@cache
+def _shared() -> bool:
+    """Whether numba was built with OpenMP or TBB; its own threads end a process that two share."""
+    from importlib.util import find_spec
+
+    return any(find_spec(f"numba.np.ufunc.{name}") for name in ("omppool", "tbbpool"))
+
+
+def parts(units: int) -> int:
+    """Into how many parts each of so many pieces of work is divided, for even shares."""
+    count = threads()
+    return 1 if count == 1 else -(-2 * count // max(units, 1))

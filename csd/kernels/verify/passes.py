@@ -1,0 +1,56 @@
+"""The functions that verification on a CPU is made of: references, or loops in their place."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+
+
+class Heads(NamedTuple):
+    """Of rows of scores z, 0 at a row's maximum: tokens of large z, and what is left of the mass.
+
+    W is the longest head.
+    """
+
+    token: torch.Tensor  # [R, W] in order, V in padding
+    score: torch.Tensor  # [R, W] their z, -inf in padding
+    rest_mass: torch.Tensor  # [R] sum of exp(z) of the others that the filters keep
+
+
+class Rows(NamedTuple):
+    """R rows of a pool."""
+
+    slot: torch.Tensor  # [R] int64, 0 in padding
+    position: torch.Tensor  # [R] of the token that is drawn
+    greedy: torch.Tensor  # [R] bool
+    live: torch.Tensor  # [R] bool, false in padding
+
+
+class Draws(NamedTuple):
+    """What R rows drew, each alone."""
+
+    token: torch.Tensor  # [R] int64
+    logprob: torch.Tensor  # [R] of the token
+    log_total: torch.Tensor  # [R] log of the row's mass behind the filters
+    top_token: torch.Tensor  # [R, 8] int64, the likeliest tokens
+    top_prob: torch.Tensor  # [R, 8] float32
+
+
+# accept_row [S, A], accept_count [S], finish [S]; see `csd.state.verdict.Verdict`
+Paths = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Passes(NamedTuple):
+    """Functions that verification is made of."""
+
+    # x [R, V], temperature [R], slots, slot [R], greedy [R]
+    heads: Callable[[torch.Tensor, torch.Tensor, Slots, torch.Tensor, torch.Tensor], Heads]
+    # x [R, V] to log sum exp(x) [R], at least float32
+    log_sum: Callable[[torch.Tensor], torch.Tensor]
+    # heads, rows, slots, V: the rest of a row is token V
+    draw: Callable[[Heads, Rows, Slots, int], Draws]
+    # sample [M], pool, slots
+    descend: Callable[[torch.Tensor, Pool, Slots], Paths]

@@ -1,0 +1,78 @@
+"""What a step costs by its rows: a table of timed steps, and how late steps correct it."""
+
+import pytest
+
+from csd.engine.step_cost import CostModel
+
+
+def test_cost_is_linear_between_sizes_and_beyond():
+    cost = CostModel([1, 4, 8], [10.0, 10.0, 14.0])
+    assert [cost(m) for m in (1, 2, 4, 6, 8, 12)] == [10, 10, 10, 12, 14, 18]
+
+
+def test_more_rows_never_cost_less():
+    assert CostModel([1, 2, 4], [3.0, 2.0, 5.0]).seconds == [3.0, 3.0, 5.0]
+
+
+def test_measure_runs_every_size_in_turn():
+    seen = []
+    cost = CostModel.measure(seen.append, [1, 8], repeats=3)
+    assert sorted(seen) == [1] * 4 + [8] * 4
+    assert len(cost.seconds) == 2
+
+
+def test_sizes_that_are_never_worth_their_time_are_not_timed(monkeypatch):
+    now, seen = [0.0], []
+    monkeypatch.setattr("csd.engine.step_cost.time.perf_counter", lambda: now[0])
+
+    def run(rows):
+        seen.append(rows)
+        now[0] += rows
+
+    cost = CostModel.measure(run, [1, 2, 4, 8, 16, 32], worth=6.0)
+    assert cost.sizes == [1, 2, 4, 8] and cost.seconds == [1, 2, 4, 8]
+    # beyond them the last two go on
+    assert max(seen) == 8 and cost(16) == 16
+
+
+def test_sizes_and_seconds_must_match():
+    with pytest.raises(ValueError, match="seconds must be one per size"):
+        CostModel([1, 2], [1.0])
+
+
+def test_a_load_on_every_step_changes_nothing():
+    """Steps of both kinds take three times as long."""
+    late = CostModel([1, 64], [10.0, 28.9]).late
+    for load in [1] * 20 + [3] * 20:
+        late.learn_plain(1, 10.0 * load)
+        late.learn_drafted(1, 11, 14.0 * load)
+    assert late.plain(1) == 30.0 and late.ratio(1, 11) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("what", ["plain", "drafted"])
+def test_one_slow_step_changes_nothing(what):
+    late = CostModel([1, 64], [10.0, 28.9]).late
+    for _ in range(8):
+        late.learn_plain(1, 10.0)
+        late.learn_drafted(1, 11, 13.0)
+    before = late.plain(1), late.ratio(1, 11)
+    if what == "plain":
+        assert late.learn_plain(1, 90.0)
+        # one that is as expected says that the other was an accident
+        assert not late.learn_plain(1, 10.0)
+    else:
+        assert late.learn_drafted(1, 11, 90.0)
+    assert (late.plain(1), late.ratio(1, 11)) == pytest.approx(before)
+
+
+def test_two_slow_steps_are_another_load():
+    late = CostModel([1, 64], [10.0, 28.9]).late
+    for _ in range(8):
+        late.learn_plain(1, 10.0)
+        late.learn_drafted(1, 11, 13.0)
+    # the load doubles: these are compared with what is no more
+    late.learn_drafted(1, 11, 26.0)
+    late.learn_drafted(1, 11, 26.0)
+    late.learn_plain(1, 20.0)
+    late.learn_plain(1, 20.0)
+    assert late.plain(1) == 20.0 and late.ratio(1, 11) == pytest.approx(1.3)

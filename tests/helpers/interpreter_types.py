@@ -1,0 +1,123 @@
+"""Types and shapes in Triton's interpreter, made once, which it makes and compares all the time.
+
+Most of an interpreted kernel's time goes there. Nothing here touches a value.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import numpy as np
+import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What types and tensors of one shape have in common."""
+
+    sizes: tuple
+    of_type: core.tuple
+    of_tensor: core.tuple  # the sizes as constexpr
+    numel: tl.constexpr
+
+
+@cache
+def shape_of(sizes: tuple) -> Shape:
+    constexprs = core.tuple([tl.constexpr(n) for n in sizes])
+    return Shape(sizes, core.tuple(sizes), constexprs, tl.constexpr(math.prod(sizes)))
+
+
+def patch() -> None:
+    patch_overflow_checks()
+    patch_numpy_types()
+    patch_block_types()
+    patch_tensors()
+    patch_equality()
+    patch_broadcasts()
+
+
+def patch_overflow_checks() -> None:
+    """Every sum, difference and product of integers is computed again in int64, for an assertion.
+
+    The interpreter then drops it, since its assertions are on only in debugging.
+    """
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def patch_numpy_types() -> None:
+    """A lookup makes a table of all types."""
+    slow, found = interpreter._get_np_dtype, {}
+
+    def numpy_type(ty):
+        ty = ty.scalar
+        if isinstance(ty, tl.pointer_type):
+            return np.dtype(np.uint64)
+        if ty.name not in found:
+            found[ty.name] = slow(ty)
+        return found[ty.name]
+
+    interpreter._get_np_dtype = numpy_type
+
+
+def patch_block_types() -> None:
+    """Of each shape and element one type, but of pointers, of which a launch makes its own."""
+    slow, made = tl.block_type.__init__, {}
+
+    def init(self, element_ty, shape):
+        sizes = tuple([core._unwrap_if_constexpr(n) for n in shape])
+        if sizes not in known:
+            # which refuses shapes that no block has
+            slow(self, element_ty, shape)
+            known[sizes] = shape_of(sizes)
+        self.made, self.element_ty = known[sizes], element_ty
+        self.shape, self.numel = self.made.of_type, self.made.numel.value
+
+    def with_element_ty(self, scalar_ty):
+        if scalar_ty.is_ptr():
+            return tl.block_type(scalar_ty, self.shape)
+        key = self.made.sizes, scalar_ty.name
+        if key not in made:
+            made[key] = tl.block_type(scalar_ty, self.shape)
+        return made[key]
+
+    known: dict[tuple, Shape] = {}
+    tl.block_type.__init__, tl.block_type.with_element_ty = init, with_element_ty
+    # few are printed
+    name = cached_property(lambda ty: f"<{ty.shape}, {ty.element_ty}>")
+    name.__set_name__(tl.block_type, "name")
+    tl.block_type.name = name
+
+
+def patch_tensors() -> None:
+    scalar = shape_of(())
+
+    def init(self, handle, type):
+        shape = type.made if type.is_block() else scalar
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shape.of_tensor, shape.numel
+
+    tl.tensor.__init__ = init
+
+
+def patch_equality() -> None:
+    """Most types that are compared are one."""
+    slow = tl.dtype.__eq__
+    tl.dtype.__eq__ = lambda self, other: self is other or slow(self, other)
+
+
+def patch_broadcasts() -> None:
+    """Operands of one shape need none."""
+    slow = TritonSemantic.broadcast_impl_value
+
+    def broadcast(self, lhs, rhs):
+        a, b = lhs.type, rhs.type
+        if a.is_block() == b.is_block() and (not a.is_block() or a.made is b.made):
+            return lhs, rhs
+        return slow(self, lhs, rhs)
+
+    TritonSemantic.broadcast_impl_value = broadcast

@@ -1,0 +1,89 @@
+"""A CPU's loops give the same bits in any number of threads, and to several callers at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import pytest
+import torch
+from attention_cases import attention_case
+from elementwise_cases import normal, rotary_case
+from tree_cases import random_logits, trees
+
+from csd.kernels.cpu import attention, heads, layers, threads
+
+needs_threads = pytest.mark.skipif(
+    numba.config.NUMBA_NUM_THREADS < 2, reason="numba has one thread on one core"
+)
+BF16 = torch.bfloat16
+
+
+def attend():
+    case = attention_case(
+        trees=[{3: 7, 1: 2}, {}, {0: 3, 4: 1}], prompt=[130, 5, 40], committed=[17, 129, 8, 0, 64],
+        padding=3, heads=(6, 2), dtype=BF16,
+    )  # fmt: skip
+    return (attention.tree_attention(**case),)
+
+
+def rotary():
+    case = rotary_case(13, 6, 2, 64, BF16)
+    return layers.rotary(**case), case["node_k"], case["node_v"]
+
+
+def norm():
+    x, weight, residual = (normal(*s, dtype=BF16) for s in ((13, 576), (576,), (13, 576)))
+    return layers.rms_norm(x, weight, 1e-5, residual)
+
+
+def passes():
+    _, slots = trees(0, count=1, rows=1, live=True)
+    x, slot = random_logits(13, 4099).to(BF16), torch.zeros(13, dtype=torch.long)
+    found = heads.heads(x, torch.full((13,), 0.7), slots, slot, slot > 0)
+    return *found, heads.log_sum(x)
+
+
+LOOPS = {
+    "attention": attend,
+    "rotary": rotary,
+    "norm": norm,
+    "swiglu": lambda: (layers.swiglu(normal(13, 3072, dtype=BF16)),),
+    "verification": passes,
+}
+EACH = pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS)
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    """PyTorch's threads in a test, and no loop too short for them; set it to 1 to compare."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "LEAST", 0)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def alone(run):
+    torch.set_num_threads(1)
+    out = run()
+    torch.set_num_threads(2)
+    return out
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@needs_threads
+@EACH
+def test_one_thread_or_two(run, two_threads):
+    assert threads.threads() == 2
+    assert same(run(), alone(run))
+
+
+@needs_threads
+@EACH
+def test_four_callers_at_once(run, two_threads):
+    want = alone(run)
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(lambda: [run() for _ in range(5)]) for _ in range(4)]
+        assert all(same(out, want) for job in jobs for out in job.result())
