@@ -13,7 +13,7 @@ from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
-from csd.engine.time_steps import sizes_to_time, time_steps
+from csd.engine.time_steps import NOT_WORTH, sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.make_drafter import make_drafter
 from csd.kernels.ops import Ops
@@ -144,13 +144,16 @@ class Resources:
         kind = StaticStep if static else Step
         return kind(self.decoder, None, cache, state, self._ops)
 
-    def measure_steps(self) -> CostModel:
-        """Seconds of forward and verify over a few pool sizes, on slots that hold nothing."""
+    def measure_steps(self, worth: float = NOT_WORTH) -> CostModel:
+        """Seconds of forward and verify over a few pool sizes, on slots that hold nothing.
+
+        worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
+        """
         captured = self.static and self.device.type == "cuda"
         sizes = sizes_to_time(self.max_slots, captured)
         with torch.inference_mode(False):
             step = self._allocate(sizes[-1], 1, 1, 1, 1)
-        return time_steps(step, sizes, captured)
+        return time_steps(step, sizes, captured, worth)
 
     def _newly_dropped(self, requests: list[Request]) -> int:
         """Contexts that the graph had no room for since this was last called.

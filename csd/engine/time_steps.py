@@ -21,8 +21,13 @@ def sizes_to_time(max_slots: int, captured: bool) -> list[int]:
     return [size for size in sizes if size <= max_slots + most_nodes(max_slots)]
 
 
-def time_steps(step: Step, sizes: list[int], captured: bool) -> CostModel:
-    """Seconds of forward and verify at each size, of a step with as many slots as the largest."""
+def time_steps(
+    step: Step, sizes: list[int], captured: bool, worth: float = NOT_WORTH
+) -> CostModel:
+    """Seconds of forward and verify at each size, of a step with as many slots as the largest.
+
+    worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
+    """
     slots, device = step.slots, step.slots.live.device
     step.drafting = False
     slots.group.zero_()
@@ -34,7 +39,7 @@ def time_steps(step: Step, sizes: list[int], captured: bool) -> CostModel:
         step.ops.verify(step.forward(pool), pool, slots)
 
     if device.type != "cuda":
-        return CostModel.measure(run, sizes, worth=NOT_WORTH)
+        return CostModel.measure(run, sizes, worth=worth)
     captures = Captures()
 
     def timed(rows: int) -> None:

@@ -10,6 +10,7 @@ Where ranks are called with different arguments, or one raises, the call ends on
 once with an error that names the difference or the rank; the next call can run.
 """
 
+import math
 import threading
 import zlib
 from collections.abc import Generator, Iterator
@@ -135,12 +136,13 @@ class ParallelEngine(Engine):
             return FollowerStep(**values | {"drafting": False}, link=self.link)
         return LeaderStep(**values, link=self.link)
 
-    def measure_steps(self) -> CostModel:
-        # the same passes on every rank; only rank 0 uses the times
+    def measure_steps(self, worth: float = math.inf) -> CostModel:
+        # the same passes on every rank, so none is left out by a rank's own times; only rank 0
+        # uses them
         if not self.link.rank:
             self.link.send("measure", None)
             self.link.agree(None)
-        return super().measure_steps()
+        return super().measure_steps(math.inf)
 
     def _follow(self, requests: list[Request]) -> Iterator[tuple[Request, Sample]]:
         with self._lock:

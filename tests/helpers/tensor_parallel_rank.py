@@ -1,8 +1,10 @@
 """One of two processes that share a model: tensor_parallel_rank.py FOLDER, under torchrun."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import checkpoints
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from examples_main import main_of
 
 import csd
+from csd.engine import step_cost
 from csd.graph.make_drafter import make_drafter
 from csd.integrations import tensor_parallel_decoder as decoder
 from csd.integrations.tensor_parallel import FollowerStep, ParallelEngine
@@ -96,6 +99,17 @@ def disagree():
     FollowerStep.commit = wrong
 
 
+def timed_apart(engine, rank):
+    """A call that times the steps, each 100 times as long as the last by rank 0's clock."""
+    engine._cost, clock = None, step_cost.time
+    if rank == 0:
+        ticks = itertools.count()
+        step_cost.time = SimpleNamespace(perf_counter=lambda: 10.0 ** next(ticks))
+    tokens = engine.drawn("auto")["tokens"]
+    engine._cost, step_cost.time = None, clock
+    return tokens
+
+
 def faults(last):
     """By name and rank: other options of the call, or what to break; `last` is a call's last step.
 
@@ -174,6 +188,7 @@ def main(folder):
     torch.manual_seed(rank)
     found["drawn-seed"] = engine.drawn("fixed", seed=None)
     parted = Watched(build("llama"), max_slots=4, prefill_chunk=32)
+    found["timed-apart"] = timed_apart(engine, rank)
     found["failures"] = failures(parted, rank)
     graph = corrupt(engine) if rank == 1 else None
     found["corrupted"] = engine.drawn("fixed")

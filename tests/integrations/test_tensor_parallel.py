@@ -52,6 +52,13 @@ def test_a_corrupted_graph_on_rank_1_changes_nothing(ranks):
     assert first["corrupted"] == second["corrupted"] == first["qwen3-fixed"]
 
 
+def test_ranks_time_the_same_steps(ranks):
+    """Whatever a rank's clock says: a pass that another rank leaves out never ends."""
+    (first, second), _ = ranks
+    assert first["timed-apart"] == second["timed-apart"]
+    assert first["timed-apart"] == [r.tokens for r in single("qwen3", "auto")]
+
+
 def test_rank_0_decides_seed_and_stop(ranks):
     (first, second), _ = ranks
     assert first["led"] == second["led"]

@@ -4,6 +4,7 @@ numba has no bfloat16. Its bits are the upper half of a float32's, so tensors of
 uint16 and rounded to the nearest, ties to even, as PyTorch does.
 """
 
+import uuid
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ LN_2_HIGH, LN_2_LOW = np.float32(355 / 512), np.float32(-2.12194440054690583e-4)
 
 # tensors with memory; others stand for some that is elsewhere, or not there yet
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+# in the names of the files that this process writes to numba's cache
+PROCESS = uuid.uuid4().hex[:12]
 
 # added and taken away again, it leaves a float32 a whole number
 ROUND = np.float32(1.5 * 2**23)
@@ -49,10 +53,15 @@ def any_order(function: Any) -> Any:
 def compiled(function: Any, **options: Any) -> Any:
     options = dict(nogil=True, error_model="numpy", boundscheck=False) | options
     try:
-        return njit(function, cache=True, **options)
+        found = njit(function, cache=True, **options)
     except RuntimeError:
         # neither the package's folder nor the user's can be written: once a process, then
         return njit(function, **options)
+    # numba numbers what it writes by an index that it has read before: of two processes that
+    # compile for different dtypes at once, one would replace the other's code under one number
+    files = found._cache._cache_file
+    files._data_name_pattern = files._data_name_pattern.replace("{number", PROCESS + ".{number")
+    return found
 
 
 def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
