@@ -33,6 +33,16 @@ from csd.state.verdict import RUNNING, STOP, Verdict
 from csd.traces.traces import Trace
 
 
+def cut(trace: Trace, samples: int, tokens: int | None = None) -> Trace:
+    """The first `samples` samples of a trace, `tokens` tokens of each at most."""
+    return replace(
+        trace,
+        samples=[sample[:tokens] for sample in trace.samples[:samples]],
+        top=trace.top and [top[:tokens] for top in trace.top[:samples]],
+        indices=trace.indices and trace.indices[:samples],
+    )
+
+
 class Forced:
     """A step's `verify`, with the samples of `traces` in place of its own.
 

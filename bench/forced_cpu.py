@@ -12,13 +12,12 @@ second to those without drafts, with their bootstrap interval, and tau. A trace 
 import argparse
 import statistics
 import time
-from dataclasses import replace
 
 import torch
 
 import csd
 from bench.common import bootstrap, finish, table
-from bench.forced import forcing
+from bench.forced import cut, forcing
 from bench.gpu.workload import forced
 from bench.shapes import SHAPES, random_model
 from csd.models.load import Loaded
@@ -30,14 +29,6 @@ def engine_of(shape: str, dtype: torch.dtype) -> csd.Engine:
     decoder = random_model(shape, dtype=dtype)
     pack(decoder)
     return csd.Engine(Loaded(decoder, decoder.config, None, None, torch.device("cpu"), dtype))
-
-
-def cut(trace: Trace, samples: int, tokens: int) -> Trace:
-    """The first `samples` samples, `tokens` tokens of each at most."""
-    tops = trace.top and [top[:tokens] for top in trace.top[:samples]]
-    indices = trace.indices and trace.indices[:samples]
-    kept = [sample[:tokens] for sample in trace.samples[:samples]]
-    return replace(trace, samples=kept, top=tops, indices=indices)
 
 
 def measure(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 import csd
-from bench.forced import forced_requests, forcing
+from bench.forced import cut, forced_requests, forcing
 from bench.gpu.section import Section
 from bench.record import TRACES
 from bench.shapes import SHAPES, random_model
@@ -36,7 +36,7 @@ def recorded(section: Section) -> list[Trace]:
     """The traces at temperature 0.7; on a CPU their first tokens."""
     traces = [t for t in read_traces(TRACES) if t.temperature == TEMPERATURE]
     longest = None if section.cuda else 10
-    return [replace(t, samples=[s[:longest] for s in t.samples]) for t in traces]
+    return [cut(t, len(t.samples), longest) for t in traces]
 
 
 def groups(traces: list[Trace], samples: int, turn: int = 0) -> list[Trace]:
@@ -48,18 +48,13 @@ def groups(traces: list[Trace], samples: int, turn: int = 0) -> list[Trace]:
     if enough:
         # the small ones first: where 4 samples are drawn, 64 recorded ones are no better
         enough.sort(key=lambda t: len(t.samples))
-        return [_first(enough[turn % len(enough)], samples)]
+        return [cut(enough[turn % len(enough)], samples)]
     picked, left = [], samples
     for trace in sorted(traces, key=lambda t: -len(t.samples)):
         if left:
-            picked.append(_first(trace, left))
+            picked.append(cut(trace, left))
             left -= len(picked[-1].samples)
     return picked
-
-
-def _first(trace: Trace, samples: int) -> Trace:
-    indices = trace.indices and trace.indices[:samples]
-    return replace(trace, samples=trace.samples[:samples], indices=indices)
 
 
 def forced(engine: csd.Engine, traces: list[Trace], prompt_tokens: int, **options):

@@ -10,7 +10,8 @@ from engine_cases import PROMPTS, assert_same_samples
 from host_reads import NoHostReads
 
 import csd
-from bench.forced import Forced, forced_requests, forcing
+from bench import forced_cpu
+from bench.forced import Forced, cut, forced_requests, forcing
 from bench.shapes import SHAPES, random_model
 from csd.engine.call import RunSettings
 from csd.traces.traces import Trace, read_traces
@@ -43,7 +44,7 @@ def recorded(tmp_path_factory):
             PROMPTS, num_samples=3, max_new_tokens=NEW, temperature=0.7, seed=4, budget=9,
             first_sample=2, record=path,
         )  # fmt: skip
-    return out, list(read_traces(path))
+    return out, list(read_traces(path)), path
 
 
 def run(engine, traces, **options):
@@ -55,7 +56,7 @@ def run(engine, traces, **options):
 
 
 def test_the_same_model_takes_the_same_steps(recorded):
-    live, traces = recorded
+    live, traces, _ = recorded
     assert sum(sum(out.stats.accepted.values()) for out in live) > 5
     with csd.Engine(build("llama").double(), max_slots=4) as engine:
         forced = run(engine, traces, max_new_tokens=NEW)
@@ -77,7 +78,7 @@ def test_the_same_model_takes_the_same_steps(recorded):
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
 @pytest.mark.parametrize("prompt_tokens", [0, 150])
 def test_another_model_commits_the_trace(recorded, prompt_tokens, static):
-    live, traces = recorded
+    live, traces, _ = recorded
     model = random_model(replace(SHAPES["tiny"], vocab=512), dtype=torch.float32)
     with csd.Engine(model, max_slots=4, static=static) as engine:
         forced = run(engine, traces, prompt_tokens=prompt_tokens)
@@ -94,7 +95,7 @@ def test_another_model_commits_the_trace(recorded, prompt_tokens, static):
 
 
 def test_a_sample_ends_where_its_recording_does(recorded):
-    _, traces = recorded
+    _, traces, _ = recorded
     short = [replace(t, samples=[s[: 5 + i] for i, s in enumerate(t.samples)]) for t in traces]
     model = random_model(replace(SHAPES["tiny"], vocab=512), dtype=torch.float32)
     with csd.Engine(model, max_slots=4) as engine:
@@ -102,6 +103,31 @@ def test_a_sample_ends_where_its_recording_does(recorded):
     for got, trace in zip(forced, short, strict=True):
         assert got.tokens == trace.samples[:2]
         assert got.finish_reasons == ["stop", "stop"]
+
+
+def test_a_cut_trace_has_a_part_of_everything(recorded):
+    _, (trace, *_), _ = recorded
+    part = cut(trace, 2, 5)
+    assert part.samples == [sample[:5] for sample in trace.samples[:2]]
+    assert part.top == [top[:5] for top in trace.top[:2]] and part.indices == [2, 3]
+    assert cut(trace, 9) == trace and cut(replace(trace, top=None), 1).top is None
+
+
+def test_forced_on_a_cpu(recorded, tmp_path, capsys):
+    """A row for each budget; its steps are those that the recorded samples decide."""
+    *_, path = recorded
+    file = tmp_path / "forced.json"
+    forced_cpu.main(
+        [str(path), "--shape", "tiny", "--samples", "2", "3", "--nodes", "auto", "9", "--pairs",
+         "1", "--prompts", "2", "--tokens", "12", "--dtype", "float32", "--json", str(file)]
+    )  # fmt: skip
+    found = json.loads(file.read_text())
+    rows = {(row["samples"], row["nodes"]): row for row in found["rows"]}
+    assert [*rows] == [(2, "auto"), (2, "9"), (3, "auto"), (3, "9")] and found["prompts"] == 2
+    for row in rows.values():
+        assert row["low"] <= row["csd/no drafts"] <= row["high"] and row["no drafts tok/s"] > 0
+    assert rows[3, "9"]["tau"] > 1
+    assert "csd/no drafts" in capsys.readouterr().out
 
 
 def test_verify_reads_nothing_off_the_device(recorded):
