@@ -66,6 +66,11 @@ def progress(starts: list[int], counts: list[int]) -> float:
     return min((start / PACE + n for start, n in pairs if start >= 0), default=0.0)
 
 
+def last_slots(starts: Starts) -> float:
+    """Slots that have the fewest tokens, which all have to move on; infinite where none waits."""
+    return float("inf") if starts is None else sum(0 <= start < PACE for start in starts)
+
+
 class Budget(Protocol):
     """Decides how many drafted tokens a step verifies."""
 
@@ -139,8 +144,10 @@ class Learner:
         live = max(live, 1)
         promised, got = record.expected / live, record.accepted / live
         counted = float(live)
-        if asked.starts is not None and asked.worth is not None:
-            promised, got = asked.worth, progress(asked.starts, record.count) - 1
+        # fewer nodes than slots that are behind move no last slot on: such a step is counted as
+        # if its slots did not wait for each other, and what it won shows in later ones
+        if asked.worth is not None and last_slots(asked.starts) <= len(record.costs):
+            promised, got = asked.worth, progress(asked.starts or [], record.count) - 1
             # a step says of the slots that are behind what it says of a few nodes
             counted = min(counted, 4.0)
         if record.costs:
@@ -157,7 +164,8 @@ class Learner:
             self.turns.learn_drafted(live, tokens / took, got, took, surprise)
         else:
             self.late.learn_nothing()
-            self.turns.learn_look(seconds / self.late.plain(base))
+            plain = self.late.plain(base)
+            self.turns.learn_look(seconds / plain, record.draft_seconds / plain)
 
 
 class AutoBudget(FixedBudget):

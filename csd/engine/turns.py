@@ -1,11 +1,15 @@
 """Which steps draft, where that depends on what drafts bring.
 
 A step without drafts now and then measures what drafts have to beat. A step with drafts that is not
-expected to win is a look: it is taken after 2, 4, .. 16 steps. Any step drafts only out of a
-credit, which a step raises by SHARE of itself, and one with drafts by what it won or lowers by what
-it lost. So looks take about that share, and so do drafts that are believed to pay and do not. A
-call begins with what the last one left of its credit, a quarter at least.
+expected to win is a look: it is taken after 2, 4, .. 16 steps, or sooner where looks take little.
+Any step drafts only out of a credit, which a step raises by SHARE of itself, and one with drafts by
+what it won or lowers by what it lost. So looks take about that share, and so do drafts that are
+believed to pay and do not. Where drafts have won, half of that may be lost again before they pause,
+up to WON steps: one step that loses says little beside twenty that won. A call begins with what the
+last one left of its credit, a quarter at least.
 """
+
+import math
 
 from csd.engine.step_cost import LateSteps
 
@@ -13,8 +17,8 @@ from csd.engine.step_cost import LateSteps
 GAIN = 1.03
 # of the time, for looks; and the credit at first, in steps without drafts
 SHARE, CREDIT = 0.01, 0.4
-# what may be won beyond it, by one sample: what few of them get in a step varies more
-WON = 1.0
+# what it may be more: of the most that the call's drafts have won, and in all
+KEPT, WON = 0.5, 1.0
 # what a look that may have been disturbed is taken to have lost at most
 DOUBTED = 0.25
 # one step in EVERY runs without drafts, and of the first ALTERNATE every second one
@@ -37,6 +41,8 @@ class Turns:
         self._again = True  # whether a measurement is due: at first, and after a surprise
         self._misses = self._rest = 0
         self._credit = min(max(late.credit, CREDIT / 4), CREDIT)
+        self._look = math.inf  # what proposing takes, in steps without drafts
+        self._won = self._most_won = 0.0  # by the call's drafts, in steps without
         self._gain = 1.0  # of the last few steps
         # whether a look has been launched that has not been read
         self._looking = False
@@ -68,8 +74,9 @@ class Turns:
     def miss(self) -> None:
         """Called when a step's drafts are not expected to pay."""
         self._misses += 1
-        # after n steps in a row without a paying node, drafting resumes only after 2^n steps
-        self._rest = 2 ** min(self._misses, 4)
+        # after n steps in a row without a paying node, drafting resumes only after 2^n steps, or as
+        # soon as proposing alone takes half of SHARE
+        self._rest = int(min(2 ** min(self._misses, 4), max(2 * self._look / SHARE, 2)))
 
     def learn_plain(self, surprise: bool) -> None:
         """From a step without drafts."""
@@ -93,7 +100,9 @@ class Turns:
         # whatever is expected: drafts that are believed to pay and lose all the same end here. A
         # surprise may be an accident
         lost = min(took - tokens, DOUBTED if surprise else 1.0)
-        self._credit = min(self._credit - lost, CREDIT + WON / live**2)
+        self._won -= lost
+        self._most_won = max(self._most_won, self._won)
+        self._credit = min(self._credit - lost, CREDIT + min(KEPT * self._most_won, WON))
         self._late.credit = self._credit
         if gain > GAIN:
             self._misses = self._rest = 0
@@ -103,9 +112,13 @@ class Turns:
         if not self._lucky:
             self.miss()
 
-    def learn_look(self, took: float) -> None:
-        """From a step for which drafts were asked and none kept."""
+    def learn_look(self, took: float, proposing: float) -> None:
+        """From a step for which drafts were asked and none kept.
+
+        took: it, in steps without drafts; proposing: of it, or 0 where that is not timed alone.
+        """
         self._timed = True
+        self._look = min(proposing, 2 * self._look) if proposing else math.inf
         self._credit = min(self._credit - min(max(took - 1, -0.5), 0.5), max(self._credit, CREDIT))
 
     def _measures(self) -> bool:

@@ -142,3 +142,16 @@ def test_what_samples_ahead_were_given_does_not_pay():
         nodes[starts is None] = kept
     assert nodes[True] > 1000
     assert nodes[False] < nodes[True] / 3
+
+
+@pytest.mark.parametrize(("kept", "accepted", "better"), [(4, 4, True), (8, 7, False)])
+def test_nodes_that_are_too_few_to_move_all_slots_are_counted_alone(kept, accepted, better):
+    """A last slot that had no node says nothing of them; one whose node failed does."""
+    budget = AutoBudget(flat())
+    assert budget.ask(8)
+    budget.choose(8, costs(*[0.9] * kept), starts=[0] * 8)
+    found = record([0.9] * kept, 1, 0.1, 1.0, rows=8 + kept)
+    found.count = [2] * accepted + [1] * (8 - accepted)
+    before = float(budget._learner.calibration)
+    budget.learn(8, found)
+    assert (float(budget._learner.calibration) > before) == better

@@ -1,9 +1,10 @@
 """In which steps "auto" drafts: it rests where drafts do not pay, and looks again."""
 
-from simulated_steps import Machine, cheap, costs, dear, steep, strong, table, weak
+from simulated_steps import Machine, cheap, costs, dear, flat, steep, strong, table, weak
 
 from csd.engine.budget import AutoBudget
 from csd.engine.step_cost import CostModel
+from csd.engine.turns import Turns
 
 
 def test_it_rests_where_drafts_do_not_pay_and_looks_again():
@@ -44,3 +45,27 @@ def test_a_call_looks_less_where_drafts_of_the_last_one_lost():
     # and drafts as much as ever where they pay
     machine = Machine(cheap, strong, propose=0.05)
     assert machine.run(AutoBudget(cost), 300).rate() > 1.4 * machine.run(None, 300).rate()
+
+
+def test_one_step_that_loses_does_not_end_what_many_won():
+    """After drafts that won ten steps; without these a loss of one step makes them pause."""
+    for wins, drafts in ((0, False), (10, True)):
+        turns = Turns(flat().late)
+        for _ in range(wins):
+            turns.learn_drafted(8, gain=1.4, tokens=2.4, took=1.4, surprise=False)
+        turns.learn_drafted(8, gain=1.3, tokens=1.0, took=2.0, surprise=False)
+        assert turns.take() == drafts
+    # nor may they lose as much as they won
+    turns.learn_drafted(8, gain=1.3, tokens=1.0, took=2.0, surprise=False)
+    assert not turns.take()
+
+
+def test_looks_that_take_little_come_sooner():
+    def rests(proposing):
+        turns = Turns(flat().late)
+        turns.learn_look(1 + proposing, proposing)
+        for _ in range(6):
+            turns.miss()
+        return next(i for i in range(99) if turns.take())
+
+    assert [rests(x) for x in (0.2, 0.05, 0.02, 0.0)] == [16, 10, 4, 16]
