@@ -10,8 +10,9 @@ import torch
 
 from csd.kernels.cpu.numbers import compiled, loop
 
-# numbers that a loop computes, below which one thread is done before a second has begun
-LEAST = 1 << 15
+# numbers that a loop computes, below which a second thread gains little, and loses much where another
+# process has its core
+LEAST = 1 << 17
 
 
 def by_threads(function: Callable) -> Callable:
