@@ -35,7 +35,6 @@ def patch() -> None:
     patch_numpy_types()
     patch_block_types()
     patch_tensors()
-    patch_equality()
     patch_broadcasts()
 
 
@@ -102,12 +101,6 @@ def patch_tensors() -> None:
         self.shape, self.numel = shape.of_tensor, shape.numel
 
     tl.tensor.__init__ = init
-
-
-def patch_equality() -> None:
-    """Most types that are compared are one."""
-    slow = tl.dtype.__eq__
-    tl.dtype.__eq__ = lambda self, other: self is other or slow(self, other)
 
 
 def patch_broadcasts() -> None:
