@@ -10,6 +10,7 @@ import pytest
 import torch
 
 interpreter.patch_once_a_launch()
+interpreter.patch_loop_bounds()
 interpreter.patch_exclusive_or()
 if os.environ["TRITON_INTERPRET"] == "1":
     interpreter_types.patch()

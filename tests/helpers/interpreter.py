@@ -27,6 +27,20 @@ def patch_once_a_launch():
     interpreter._patch_lang = patch_lang
 
 
+def patch_loop_bounds():
+    """Triton 3.6 takes a loop's bound for an integer as it is, an array of one element.
+
+    NumPy has refused that since 2.4; Triton 3.7 takes the element.
+    """
+    patch = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+
+
 def patch_exclusive_or():
     """A sort's exclusive ors, of whole tensors: the interpreter combines two elements at a time."""
     slow = interpreter.ReduceOps.generic_reduce

@@ -1,4 +1,4 @@
-"""Types and shapes in Triton's interpreter, made once, which it makes and compares all the time.
+"""Shapes in Triton's interpreter, made once, which it makes and compares with every type.
 
 Most of an interpreted kernel's time goes there. Nothing here touches a value.
 """
@@ -18,7 +18,6 @@ from triton.runtime import interpreter
 class Shape:
     """What types and tensors of one shape have in common."""
 
-    sizes: tuple
     of_type: core.tuple
     of_tensor: core.tuple  # the sizes as constexpr
     numel: tl.constexpr
@@ -27,7 +26,7 @@ class Shape:
 @cache
 def shape_of(sizes: tuple) -> Shape:
     constexprs = core.tuple([tl.constexpr(n) for n in sizes])
-    return Shape(sizes, core.tuple(sizes), constexprs, tl.constexpr(math.prod(sizes)))
+    return Shape(core.tuple(sizes), constexprs, tl.constexpr(math.prod(sizes)))
 
 
 def patch() -> None:
@@ -35,7 +34,6 @@ def patch() -> None:
     patch_numpy_types()
     patch_block_types()
     patch_tensors()
-    patch_equality()
     patch_broadcasts()
 
 
@@ -65,8 +63,9 @@ def patch_numpy_types() -> None:
 
 
 def patch_block_types() -> None:
-    """Of each shape and element one type, but of pointers, of which a launch makes its own."""
-    slow, made = tl.block_type.__init__, {}
+    """A shape is checked once, and all types of it share what follows from it."""
+    slow = tl.block_type.__init__
+    known: dict[tuple, Shape] = {}
 
     def init(self, element_ty, shape):
         sizes = tuple([core._unwrap_if_constexpr(n) for n in shape])
@@ -77,16 +76,7 @@ def patch_block_types() -> None:
         self.made, self.element_ty = known[sizes], element_ty
         self.shape, self.numel = self.made.of_type, self.made.numel.value
 
-    def with_element_ty(self, scalar_ty):
-        if scalar_ty.is_ptr():
-            return tl.block_type(scalar_ty, self.shape)
-        key = self.made.sizes, scalar_ty.name
-        if key not in made:
-            made[key] = tl.block_type(scalar_ty, self.shape)
-        return made[key]
-
-    known: dict[tuple, Shape] = {}
-    tl.block_type.__init__, tl.block_type.with_element_ty = init, with_element_ty
+    tl.block_type.__init__ = init
     # few are printed
     name = cached_property(lambda ty: f"<{ty.shape}, {ty.element_ty}>")
     name.__set_name__(tl.block_type, "name")
@@ -102,12 +92,6 @@ def patch_tensors() -> None:
         self.shape, self.numel = shape.of_tensor, shape.numel
 
     tl.tensor.__init__ = init
-
-
-def patch_equality() -> None:
-    """Most types that are compared are one."""
-    slow = tl.dtype.__eq__
-    tl.dtype.__eq__ = lambda self, other: self is other or slow(self, other)
 
 
 def patch_broadcasts() -> None:

@@ -24,7 +24,8 @@ CHIPS = {"sm_90": TESTS, "sm_80": TESTS[2:]}
 @pytest.mark.parametrize("chip", CHIPS)
 def test_what_is_compiled_does_what_the_references_do(chip):
     # the interpreter cannot share a process with the compiler
-    env = os.environ | {"CSD_PTX": chip, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    env = os.environ | {"CSD_PTX": chip, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     env = {k: v for k, v in env.items() if not k.startswith("PYTEST_")}
     tests = [str(ROOT / "tests" / name) for name in CHIPS[chip]]
     run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *tests]

@@ -29,6 +29,12 @@ def _wide_kernel(out_ptr, small, large):
     tl.store(out_ptr + 1, small.to(tl.int8) + large)
 
 
+@triton.jit
+def _loop_kernel(out_ptr, bound_ptr, N: tl.constexpr):
+    for i in range(0, tl.load(bound_ptr + tl.arange(0, N)) if N > 1 else tl.load(bound_ptr)):
+        tl.store(out_ptr + i, i + 1)
+
+
 def test_sizes_of_blocks_are_powers_of_two():
     out = torch.ones(1, dtype=torch.int32)
     _block_kernel[(1,)](out, 4)
@@ -51,3 +57,11 @@ def test_numbers_have_the_wider_type_and_wrap_around_in_it():
     _wide_kernel[(1,)](out, 1 << 30, 1 << 40)
     # int32 to begin with
     assert out.tolist() == [(1 << 40) + 3 * (1 << 30) - (1 << 32), 1 << 40]
+
+
+def test_a_loop_ends_at_one_number():
+    out, bound = torch.zeros(4, dtype=torch.int32), torch.tensor([3, 3])
+    _loop_kernel[(1,)](out, bound, 1)
+    assert out.tolist() == [1, 2, 3, 0]
+    with pytest.raises(Exception, match="size 1"):
+        _loop_kernel[(1,)](out, bound, 2)

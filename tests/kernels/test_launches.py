@@ -17,9 +17,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module", params=[(1, 16), (5, 64)], ids=["one slot", "five slots"])
 def launches(request):
     """Of two equal steps, a list each."""
+    path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/helpers/launches.py"), *map(str, request.param)],
-        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path},
         capture_output=True, text=True,
     )  # fmt: skip
     assert not done.returncode, done.stderr[-3000:]
