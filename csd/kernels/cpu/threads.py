@@ -10,8 +10,8 @@ import torch
 
 from csd.kernels.cpu.numbers import compiled, loop
 
-# numbers that a loop computes, below which a second thread gains little, and loses much where another
-# process has its core
+# numbers that a loop computes, below which a second thread gains little, and loses much where
+# another process has its core
 LEAST = 1 << 17
 
 
