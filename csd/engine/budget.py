@@ -66,9 +66,9 @@ def progress(starts: list[int], counts: list[int]) -> float:
     return min((start / PACE + n for start, n in pairs if start >= 0), default=0.0)
 
 
-def last_slots(starts: Starts) -> float:
-    """Slots that have the fewest tokens, which all have to move on; infinite where none waits."""
-    return float("inf") if starts is None else sum(0 <= start < PACE for start in starts)
+def last_slots(starts: list[int]) -> int:
+    """Slots that have the fewest tokens: all of them have to move on."""
+    return sum(0 <= start < PACE for start in starts)
 
 
 class Budget(Protocol):
@@ -146,8 +146,9 @@ class Learner:
         counted = float(live)
         # fewer nodes than slots that are behind move no last slot on: such a step is counted as
         # if its slots did not wait for each other, and what it won shows in later ones
-        if asked.worth is not None and last_slots(asked.starts) <= len(record.costs):
-            promised, got = asked.worth, progress(asked.starts or [], record.count) - 1
+        starts, nodes = asked.starts, len(record.costs)
+        if starts is not None and asked.worth is not None and last_slots(starts) <= nodes:
+            promised, got = asked.worth, progress(starts, record.count) - 1
             # a step says of the slots that are behind what it says of a few nodes
             counted = min(counted, 4.0)
         if record.costs:
@@ -161,7 +162,7 @@ class Learner:
             surprise = self.late.learn_drafted(base, record.rows, seconds)
             tokens, got = 1 + float(self.calibration) * promised, 1 + got
             took = self.late.ratio(base, record.rows)
-            self.turns.learn_drafted(live, tokens / took, got, took, surprise)
+            self.turns.learn_drafted(tokens / took, got, took, surprise)
         else:
             self.late.learn_nothing()
             plain = self.late.plain(base)

@@ -83,10 +83,8 @@ class Turns:
         self._timed = True
         self._again = surprise
 
-    def learn_drafted(
-        self, live: int, gain: float, tokens: float, took: float, surprise: bool
-    ) -> None:
-        """From a step over `live` slots that drafted.
+    def learn_drafted(self, gain: float, tokens: float, took: float, surprise: bool) -> None:
+        """From a step that drafted.
 
         gain: of tokens a second, as expected of such a step by now. tokens: what a slot got.
         took: what such a step takes, in steps without drafts.

@@ -52,11 +52,11 @@ def test_one_step_that_loses_does_not_end_what_many_won():
     for wins, drafts in ((0, False), (10, True)):
         turns = Turns(flat().late)
         for _ in range(wins):
-            turns.learn_drafted(8, gain=1.4, tokens=2.4, took=1.4, surprise=False)
-        turns.learn_drafted(8, gain=1.3, tokens=1.0, took=2.0, surprise=False)
+            turns.learn_drafted(gain=1.4, tokens=2.4, took=1.4, surprise=False)
+        turns.learn_drafted(gain=1.3, tokens=1.0, took=2.0, surprise=False)
         assert turns.take() == drafts
     # nor may they lose as much as they won
-    turns.learn_drafted(8, gain=1.3, tokens=1.0, took=2.0, surprise=False)
+    turns.learn_drafted(gain=1.3, tokens=1.0, took=2.0, surprise=False)
     assert not turns.take()
 
 
