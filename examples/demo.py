@@ -122,8 +122,8 @@ def main(model: str, tokens: int = 200) -> None:
     print("Loading SmolLM2-135M-Instruct ...", flush=True)
     # sums over another number of rows would round to other tokens, in bfloat16 within a few steps
     engine = csd.Engine(model, exact=True)
-    # the first call measures what a step costs
-    csd.generate(engine, "Hello", max_new_tokens=1, seed=0)
+    # the first call compiles loops and measures what a step costs
+    csd.generate(engine, PROBLEM, num_samples=8, max_new_tokens=8, seed=0)
 
     print(f"\n{PROBLEM}\n\nEight samples with csd; +3: the last step added three tokens")
     out, seconds = timed(engine, tokens)
