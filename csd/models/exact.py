@@ -5,7 +5,8 @@ far its results agree differs from machine to machine and is found out here, for
 model's weights: a number of rows that is `least` or more and `most` or fewer gives a row the same
 bits. Fewer rows are padded, more are multiplied in blocks.
 
-Seen so far (oneDNN): in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
+csd's own loop on a CPU (`csd/kernels/cpu/products.py`) has this for every number of rows; so does
+a decoder whose weights are packed for it. Seen so far of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
 float32 all but 1.
 
 Triton's product (`csd.kernels.row_linear`) is made to agree for every number of rows, and is tried
@@ -14,6 +15,7 @@ cuBLAS picks among many kernels, so its rows are always multiplied CUBLAS_ROWS a
 """
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.row_linear import row_linear_triton, row_parts_triton
 from csd.kernels.tree_attention.batched_check import check_products
 from csd.models.decoder import Decoder, DecoderLike
-from csd.models.linear import linear
+from csd.models.linear import in_loops, linear
 from csd.models.load import Loaded
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -52,6 +54,10 @@ class RowBlocks(NamedTuple):
     most: int
 
 
+# of csd's own loop on a CPU, which adds up each row by itself
+ANY_ROWS = RowBlocks(1, sys.maxsize)
+
+
 def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
     """`decoder` over the same weights, with products that do not depend on the number of rows.
 
@@ -63,8 +69,7 @@ def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
     made = copy.copy(decoder)
     made.linear = products = products or ExactProducts()
     made.gated, made.parts = products.gated, products.parts
-    weights = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
-    for weight in (*weights, decoder.head):
+    for weight in _weights(decoder):
         products.learn(weight)
     if products.gated:
         for layer in decoder.layers:
@@ -79,8 +84,9 @@ def choose_exact(
 
     Raises as `exact_decoder` where `wanted` is true.
     """
-    # in 16 bits two rows take the time of one; in float32 they do not
-    if wanted is False or (wanted is None and loaded.dtype not in HALVES):
+    # a library takes for two rows the time of one in 16 bits, and not in float32
+    free = loaded.dtype in HALVES or _any_rows(loaded.decoder)
+    if wanted is False or (wanted is None and not free):
         return loaded.decoder, False
     if wanted:
         return exact_decoder(loaded, products), True
@@ -109,6 +115,15 @@ def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:
     if products.on_cpu:
         check_products(loaded.config.head_dim)
     return exact(loaded.decoder, products)
+
+
+def _weights(decoder: Decoder) -> list[torch.Tensor]:
+    layers = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
+    return [*layers, decoder.head]
+
+
+def _any_rows(decoder: DecoderLike) -> bool:
+    return isinstance(decoder, Decoder) and all(map(in_loops, _weights(decoder)))
 
 
 class ExactProducts:
@@ -171,6 +186,8 @@ class ExactProducts:
 
     def learn(self, weight: torch.Tensor) -> RowBlocks:
         """The blocks of products with a matrix such as `weight`."""
+        if in_loops(weight):
+            return ANY_ROWS
         key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
         if key not in self.blocks:
             self.blocks[key] = (

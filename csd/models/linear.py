@@ -1,10 +1,13 @@
 """x W^T + b, as fast for the few rows of a decoding step as the machine allows."""
 
 import platform
+from collections.abc import Callable
 from functools import cache
 
 import torch
 import torch.nn.functional as F
+
+from csd.kernels.cpu import multiplies
 
 # not every build of PyTorch has it, and the flag is on without it too
 ONEDNN = torch.backends.mkldnn.is_available()
@@ -37,18 +40,38 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """x: [M, in], weight: [out, in], plain or `packed`, bias: [out]. Returns [M, out].
 
     On a CPU, `F.linear` in float32 is MKL's matrix product, where PyTorch has it, and slow for a
-    few rows; oneDNN's is not. `python -m bench.step_times` has both.
+    few rows; oneDNN's is not, and csd's own loop is faster than both on most
+    (`python -m bench.products`).
     """
+    if in_loops(weight):
+        return _loop()(x, weight, bias)
     if weight.is_mkldnn or _onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """`weight` laid out as oneDNN multiplies it; as it is where oneDNN does not."""
-    if weight.device.type != "cpu" or not _onednn(weight):
+    """`weight` laid out for csd's loop, or as oneDNN multiplies it; as it is where neither does."""
+    if weight.device.type != "cpu":
         return weight
-    return torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+    if multiplies(weight.dtype):
+        from csd.kernels.cpu.products import fits, in_blocks
+
+        if fits(weight):
+            return in_blocks(weight)
+    return torch.ops.mkldnn._reorder_linear_weight(weight, 32) if _onednn(weight) else weight
+
+
+def in_loops(weight: torch.Tensor) -> bool:
+    """Whether a weight is laid out for csd's loop, whose products do not depend on other rows."""
+    return weight.dim() == 3
+
+
+@cache
+def _loop() -> Callable:
+    from csd.kernels.cpu.products import product
+
+    return product
 
 
 def _onednn(x: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ row. Where numba is not installed an engine on a CPU runs the references. Both d
 arithmetic; only sums and exponentials are rounded in another order.
 """
 
+import platform
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,3 +17,26 @@ def compiles() -> bool:
     """Whether numba is installed, and the CPU multiplies and adds at once, as the loops do."""
     fused = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
     return fused and find_spec("numba") is not None
+
+
+@cache
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether the loop of products (`products.py`) is the one to take on this CPU, by its kind.
+
+    In bfloat16 not with AMX, nor on AMD's CPUs with AVX512-BF16, whose instruction takes no longer
+    than that of float32, as Intel's does.
+    """
+    if not compiles() or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if dtype != torch.bfloat16:
+        return dtype == torch.float32
+    if torch.cpu._is_amx_tile_supported():
+        return False
+    return not (torch.cpu._is_avx512_bf16_supported() and _of_amd())
+
+
+def _of_amd() -> bool:
+    from llvmlite.binding import get_host_cpu_name
+
+    name: str = get_host_cpu_name()
+    return name.startswith("znver")

@@ -1,0 +1,95 @@
+"""x W^T + b of a few rows, in a loop that reads a weight once and holds up to ROWS rows' sums.
+
+A sum of a row and a column is taken in the order of k, with one rounding a product: its bits depend
+neither on how many rows there are, nor on the threads, nor on the width of the CPU's vectors.
+
+A step's rows are few, so its time is that of reading the weights; those of a block of columns lie
+in the order in which they are read. In bfloat16 they become float32 on the way: Intel's own
+instruction multiplies twice as many numbers, but takes more than twice the time (AMX aside).
+`python -m bench.products` has both.
+"""
+
+import numpy as np
+import torch
+from numba import prange
+
+from csd.kernels.cpu.lanes import BLOCK, turn
+from csd.kernels.cpu.numbers import LIKE, memory, readable
+from csd.kernels.cpu.threads import by_threads
+from csd.kernels.cpu.tiles import COLUMNS, LANES, ROWS, tile
+
+DTYPES = (torch.bfloat16, torch.float32)
+# rows that are multiplied with a block of columns before the next one is read
+MOST = 6 * ROWS
+# bytes between what is multiplied and what is asked for
+AHEAD = 4096
+
+
+@by_threads
+def _product(
+    shape,  # M, N, K
+    x,  # [M, K]
+    turned,  # [M K + BLOCK] float32, written: of the rows of each tile, [K, rows]
+    weight,  # [N / COLUMNS, K, COLUMNS]
+    bias,  # [N] float32, or 0 for none
+    y,  # [M, N], written
+    like,
+):
+    M, N, K = shape
+    tiles = -(-M // ROWS)
+    each = -(-M // tiles)
+    given, to = memory(x, M * K, like), memory(turned, M * K + BLOCK, np.empty(0, np.float32))
+    for t in range(tiles):
+        first = t * each
+        last = min(each, M - first) - 1
+        for k in range(0, K, BLOCK):
+            turn(given, first * K + k, K, last, to, first * K + k * (last + 1), last + 1)
+    zeros = np.zeros(COLUMNS, np.float32)
+    size = COLUMNS * K * like.itemsize
+    for c in prange(N // COLUMNS):
+        block = weight + c * size
+        start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
+        for t in range(tiles):
+            first = t * each
+            rows = min(each, M - first)
+            # the lines further on in this block, or of each tile its share of the next one's
+            step = size // K // tiles
+            ahead = block + AHEAD if tiles == 1 else block + size + t * step * K
+            out = y + (first * N + c * COLUMNS) * like.itemsize
+            tile(rows, K, turned + first * K * 4, block, start, out, N, ahead, step, like)
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether the loop multiplies a weight [N, K]."""
+    N, K = weight.shape
+    return weight.dtype in DTYPES and readable(weight) and N % COLUMNS == 0 and K % BLOCK == 0
+
+
+def in_blocks(weight: torch.Tensor) -> torch.Tensor:
+    """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it."""
+    N, K = weight.shape
+    if weight.dtype == torch.float32:
+        return weight.view(-1, COLUMNS, K).transpose(1, 2).contiguous()
+    pairs = weight.reshape(-1, 2, LANES, K).permute(0, 3, 2, 1)
+    return pairs.reshape(-1, K, COLUMNS)
+
+
+def product(
+    x: torch.Tensor,  # [M, K]
+    weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS]
+    bias: torch.Tensor | None = None,  # [N]
+) -> torch.Tensor:
+    """[M, N] in the dtype of x and weight, sums in float32."""
+    (M, K), N = x.shape, weight.shape[0] * COLUMNS
+    y = torch.empty(M, N, dtype=x.dtype)
+    x, size, first = x.contiguous(), x.element_size(), 0
+    wide = None if bias is None else bias.float()
+    turned = torch.empty(min(M, MOST) * K + BLOCK, dtype=torch.float32)
+    for first in range(0, M, MOST):
+        rows = min(MOST, M - first)
+        _product(
+            weight.numel() * (1 + rows // COLUMNS), (rows, N, K), x.data_ptr() + first * K * size,
+            turned.data_ptr(), weight.data_ptr(), 0 if wide is None else wide.data_ptr(),
+            y.data_ptr() + first * N * size, LIKE[x.dtype],
+        )  # fmt: skip
+    return y
