@@ -19,9 +19,21 @@ def compiles() -> bool:
     return fused and find_spec("numba") is not None
 
 
-@cache
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether the loop of products (`products.py`) is the one to take on this CPU, by its kind.
+    """Whether the loop of products (`products.py`) is the one to take here.
+
+    Where numba has as many threads as PyTorch, and this CPU's kind is one on which it is faster.
+    """
+    if not _is_faster(dtype):
+        return False
+    from csd.kernels.cpu.threads import threads
+
+    return threads() >= torch.get_num_threads()
+
+
+@cache
+def _is_faster(dtype: torch.dtype) -> bool:
+    """By the CPU's kind, and never by a measurement: tokens must not depend on one.
 
     In bfloat16 not with AMX, nor on AMD's CPUs with AVX512-BF16, whose instruction takes no longer
     than that of float32, as Intel's does.
