@@ -84,9 +84,10 @@ def product(
     y = torch.empty(M, N, dtype=x.dtype)
     x, size, first = x.contiguous(), x.element_size(), 0
     wide = None if bias is None else bias.float()
-    turned = torch.empty(min(M, MOST) * K + BLOCK, dtype=torch.float32)
-    for first in range(0, M, MOST):
-        rows = min(MOST, M - first)
+    most = -(-M // -(-M // MOST)) if M else 1
+    turned = torch.empty(most * K + BLOCK, dtype=torch.float32)
+    for first in range(0, M, most):
+        rows = min(most, M - first)
         _product(
             weight.numel() * (1 + rows // COLUMNS), (rows, N, K), x.data_ptr() + first * K * size,
             turned.data_ptr(), weight.data_ptr(), 0 if wide is None else wide.data_ptr(),
