@@ -12,6 +12,7 @@ from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import write_prompt
+from csd.kernels.layer_attention import LayerAttention
 from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
@@ -120,16 +121,14 @@ class Step:
         )
         config = self.decoder.config
         work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
-        scale = config.head_dim**-0.5
         node_k, node_v = cache.node_k[:, : pool.rows], cache.node_v[:, : pool.rows]
-
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            return self.ops.tree_attention(
-                q, node_k[layer], node_v[layer], cache.k[layer], cache.v[layer], **where,
-                scale=scale, work=work,
-            )  # fmt: skip
-
-        hidden = self.decoder.forward(pool.token, pool.position, attend, node_k, node_v, self.ops)
+        attend = LayerAttention(
+            self.ops.tree_attention, node_k, node_v, cache.k, cache.v, where, work,
+            config.head_dim**-0.5,
+        )  # fmt: skip
+        hidden = self.ops.forward(
+            self.decoder, pool.token, pool.position, attend, node_k, node_v
+        )
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
         return self.decoder.logits(hidden)

@@ -43,6 +43,24 @@ class Ops:
     # by the name of the method that is to call it
     joined: Mapping[str, Joined] = field(default_factory=dict, hash=False)
 
+    def forward(
+        self,
+        decoder: Any,
+        token: torch.Tensor,
+        position: torch.Tensor,
+        attend: Callable,
+        node_k: torch.Tensor,
+        node_v: torch.Tensor,
+    ) -> torch.Tensor:
+        """`decoder.forward` with these operations."""
+        joined = self.joined.get("forward")
+        of = self.rms_norm, self.rotary, self.swiglu, self.tree_attention
+        if joined is not None and joined.of == of:
+            found = joined.run(decoder, token, position, attend, node_k, node_v)
+            if found is not None:
+                return found
+        return decoder.forward(token, position, attend, node_k, node_v, self)
+
     def insert_observed(
         self, table: Any, pool: Any, slots: Any, verdict: Any, config: Any
     ) -> None:
@@ -140,6 +158,7 @@ def reference() -> Ops:
 def compiled_loops() -> Ops:
     """The references, with loops in place of what takes the most of a step."""
     from csd.kernels.cpu.attention import plan_attention, tree_attention
+    from csd.kernels.cpu.forward import forward
     from csd.kernels.cpu.layers import rms_norm, rotary, swiglu
     from csd.kernels.cpu.passes import PASSES
     from csd.kernels.cpu.threads import threads
@@ -157,6 +176,7 @@ def compiled_loops() -> Ops:
         tree_attention=tree_attention,
         verify=partial(verify_on_path, passes=PASSES),
         verify_all=partial(verify_ref, passes=PASSES),
+        joined={"forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward)},
     )
 
 

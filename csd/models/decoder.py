@@ -75,6 +75,12 @@ class Decoder:
             config, config.context, embedding.dtype, embedding.device, frequencies
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no other product stands in its place, and no layer's input is kept."""
+        given = getattr(self.linear, "product", self.linear)
+        return given is linear and not (self.parts or self.gated or self.taps)
+
     @torch.no_grad()
     def forward(
         self,

@@ -5,9 +5,9 @@ far its results agree differs from machine to machine and is found out here, for
 model's weights: a number of rows that is `least` or more and `most` or fewer gives a row the same
 bits. Fewer rows are padded, more are multiplied in blocks.
 
-csd's own loop on a CPU (`csd/kernels/cpu/products.py`) has this for every number of rows; so does
-a decoder whose weights are packed for it. Seen so far of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
-float32 all but 1.
+Seen so far of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
+float32 all but 1. csd's own loop (`csd/kernels/cpu/products.py`) has this for every number of rows,
+by how it adds, and nothing is tried where weights are packed for it.
 
 Triton's product (`csd.kernels.row_linear`) is made to agree for every number of rows, and is tried
 like the others: whether an instruction for more columns adds in the same order, no manual says.
@@ -136,7 +136,7 @@ class ExactProducts:
     gated: "ExactProducts | None" = None  # of gate and up, through their activation
 
     def __init__(self, product: Product = linear, rows: int | None = None):
-        self._product = product
+        self.product = product
         self._own = product is row_linear_triton
         self._rows = rows
         self.blocks: dict[tuple, RowBlocks] = {}
@@ -169,7 +169,7 @@ class ExactProducts:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out]."""
-        return in_blocks(self._product, self.learn(weight), x, weight, bias)
+        return in_blocks(self.product, self.learn(weight), x, weight, bias)
 
     @property
     def parts(self) -> "Callable | None":
@@ -191,9 +191,9 @@ class ExactProducts:
         key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
         if key not in self.blocks:
             self.blocks[key] = (
-                fixed_blocks(self._product, weight, self._rows)
+                fixed_blocks(self.product, weight, self._rows)
                 if self._rows
-                else row_blocks(self._product, weight)
+                else row_blocks(self.product, weight)
             )
         return self.blocks[key]
 

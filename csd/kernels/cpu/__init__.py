@@ -48,7 +48,6 @@ def _is_faster(dtype: torch.dtype) -> bool:
 
 
 def _of_amd() -> bool:
-    from llvmlite.binding import get_host_cpu_name
+    from csd.kernels.cpu.lanes import CPU
 
-    name: str = get_host_cpu_name()
-    return name.startswith("znver")
+    return CPU.startswith("znver")

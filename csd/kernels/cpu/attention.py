@@ -61,7 +61,9 @@ def _attend(
         # a row's keys: prompt | committed | nodes, and room for whole lanes
         score = np.empty((rows, prompt + own + PAGE), type(scale))
         total, work = np.empty(rows, type(scale)), np.empty(WIDTH, type(scale))
-        tile = np.empty(PAGE * wide, type(scale))
+        # zeros, since products run over whole lanes: numbers that nobody reads may be denormal, and
+        # each of those takes a hundred times as long
+        tile = np.zeros(PAGE * wide, type(scale))
         for i in range(rows):
             row = q[first + i // each, h * each + i % each]
             for d in range(D):

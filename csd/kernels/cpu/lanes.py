@@ -15,6 +15,7 @@ from numba.extending import intrinsic, register_model
 
 # numbers side by side: four rows of sums of as many fill the registers
 FEATURES = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
+CPU: str = llvm.get_host_cpu_name()
 WIDTH = 64 if "+avx512f" in FEATURES else 16
 # keys and numbers of a head that are turned at once
 BLOCK = 16

@@ -14,7 +14,7 @@ import torch
 from numba import prange
 
 from csd.kernels.cpu.lanes import BLOCK, turn
-from csd.kernels.cpu.numbers import LIKE, memory, readable
+from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
 from csd.kernels.cpu.threads import by_threads
 from csd.kernels.cpu.tiles import COLUMNS, LANES, ROWS, tile
 
@@ -29,34 +29,49 @@ AHEAD = 4096
 def _product(
     shape,  # M, N, K
     x,  # [M, K]
-    turned,  # [M K + BLOCK] float32, written: of the rows of each tile, [K, rows]
+    turned,  # [room(M, K)] float32, written: of the rows of each tile, [K, rows]
     weight,  # [N / COLUMNS, K, COLUMNS]
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
     like,
 ):
     M, N, K = shape
-    tiles = -(-M // ROWS)
-    each = -(-M // tiles)
-    given, to = memory(x, M * K, like), memory(turned, M * K + BLOCK, np.empty(0, np.float32))
-    for t in range(tiles):
-        first = t * each
-        last = min(each, M - first) - 1
-        for k in range(0, K, BLOCK):
-            turn(given, first * K + k, K, last, to, first * K + k * (last + 1), last + 1)
+    passes = -(-M // MOST)
+    most = -(-M // passes)
     zeros = np.zeros(COLUMNS, np.float32)
     size = COLUMNS * K * like.itemsize
-    for c in prange(N // COLUMNS):
-        block = weight + c * size
-        start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
-        for t in range(tiles):
-            first = t * each
-            rows = min(each, M - first)
-            # the lines further on in this block, or of each tile its share of the next one's
-            step = size // K // tiles
-            ahead = block + AHEAD if tiles == 1 else block + size + t * step * K
-            out = y + (first * N + c * COLUMNS) * like.itemsize
-            tile(rows, K, turned + first * K * 4, block, start, out, N, ahead, step, like)
+    for top in range(0, M, most):
+        left = min(most, M - top)
+        tiles = -(-left // ROWS)
+        each = -(-left // tiles)
+        _turn_rows(left, each, K, x + top * K * like.itemsize, turned, like)
+        for c in prange(N // COLUMNS):
+            block = weight + c * size
+            start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
+            for t in range(tiles):
+                first = t * each
+                rows = min(each, left - first)
+                # the lines further on in this block, or of each tile its share of the next one's
+                step = size // K // tiles
+                ahead = block + AHEAD if tiles == 1 else block + size + t * step * K
+                out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
+                tile(rows, K, turned + first * K * 4, block, start, out, N, ahead, step, like)
+
+
+@loop
+def _turn_rows(rows, each, K, x, turned, like):
+    """Of `each` rows after another, [K, each] in float32."""
+    given = memory(x, rows * K, like)
+    to = memory(turned, rows * K + BLOCK, np.empty(0, np.float32))
+    for first in range(0, rows, each):
+        count = min(each, rows - first)
+        for k in range(0, K, BLOCK):
+            turn(given, first * K + k, K, count - 1, to, first * K + k * count, count)
+
+
+def room(rows: int, K: int) -> int:
+    """Numbers of float32 that the product of so many rows works in."""
+    return min(rows, MOST) * K + BLOCK
 
 
 def fits(weight: torch.Tensor) -> bool:
@@ -67,7 +82,7 @@ def fits(weight: torch.Tensor) -> bool:
 
 def in_blocks(weight: torch.Tensor) -> torch.Tensor:
     """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it."""
-    N, K = weight.shape
+    K = weight.shape[1]
     if weight.dtype == torch.float32:
         return weight.view(-1, COLUMNS, K).transpose(1, 2).contiguous()
     pairs = weight.reshape(-1, 2, LANES, K).permute(0, 3, 2, 1)
@@ -81,16 +96,18 @@ def product(
 ) -> torch.Tensor:
     """[M, N] in the dtype of x and weight, sums in float32."""
     (M, K), N = x.shape, weight.shape[0] * COLUMNS
-    y = torch.empty(M, N, dtype=x.dtype)
-    x, size, first = x.contiguous(), x.element_size(), 0
+    y, x = torch.empty(M, N, dtype=x.dtype), x.contiguous()
+    if M == 0:
+        return y
     wide = None if bias is None else bias.float()
-    most = -(-M // -(-M // MOST)) if M else 1
-    turned = torch.empty(most * K + BLOCK, dtype=torch.float32)
-    for first in range(0, M, most):
-        rows = min(most, M - first)
-        _product(
-            weight.numel() * (1 + rows // COLUMNS), (rows, N, K), x.data_ptr() + first * K * size,
-            turned.data_ptr(), weight.data_ptr(), 0 if wide is None else wide.data_ptr(),
-            y.data_ptr() + first * N * size, LIKE[x.dtype],
-        )  # fmt: skip
+    turned = torch.empty(room(M, K), dtype=torch.float32)
+    _product(
+        numbers(weight, M), (M, N, K), x.data_ptr(), turned.data_ptr(), weight.data_ptr(),
+        0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
+    )  # fmt: skip
     return y
+
+
+def numbers(weight: torch.Tensor, rows: int) -> int:
+    """What a product with a weight takes, in numbers that a loop computes."""
+    return weight.numel() * (1 + rows // COLUMNS)

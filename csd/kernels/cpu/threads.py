@@ -1,7 +1,8 @@
 """Loops in as many threads as PyTorch has."""
 
 from collections.abc import Callable
-from functools import cache, wraps
+from dataclasses import dataclass
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -15,24 +16,32 @@ from csd.kernels.cpu.numbers import compiled, loop
 LEAST = 1 << 17
 
 
-def by_threads(function: Callable) -> Callable:
-    """`function` with its `prange` in PyTorch's number of threads, where it computes enough.
+@dataclass(frozen=True, slots=True)
+class ByThreads:
+    """A loop compiled twice: for one thread, and for as many as PyTorch has."""
 
-    What it returns takes the count of numbers that it computes before its arguments.
-    """
+    alone: Any
+    together: Any
+
+    def __call__(self, numbers: int, *args: Any) -> Any:
+        """numbers: how many it computes."""
+        return self.together(*args) if many(numbers) else self.alone(*args)
+
+
+def by_threads(function: Callable) -> ByThreads:
+    """`function` with its `prange` in PyTorch's number of threads, where it computes enough."""
     # numba's cache tells functions apart by their names, and not by how they are compiled
     twin = FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = f"{function.__name__}_together"
-    alone, together = loop(function), compiled(twin, parallel=True)
+    return ByThreads(loop(function), compiled(twin, parallel=True))
 
-    @wraps(function)
-    def call(numbers: int, *args: Any) -> Any:
-        if numbers < LEAST or (count := threads()) == 1:
-            return alone(*args)
-        numba.set_num_threads(count)
-        return together(*args)
 
-    return call
+def many(numbers: int) -> bool:
+    """Whether so many numbers are worth a second thread; sets how many numba takes."""
+    if numbers < LEAST or (count := threads()) == 1:
+        return False
+    numba.set_num_threads(count)
+    return True
 
 
 def threads() -> int:

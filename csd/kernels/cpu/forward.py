@@ -1,0 +1,185 @@
+"""All layers of a step in one call, where the loops have every operation of theirs.
+
+`Decoder.forward` calls nine operations a layer, and Python between them takes as long as a small
+model's norms and attention. The arithmetic is that of the operations by themselves, to the bit.
+"""
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from csd.kernels.cpu.attention import PAGE, _attend
+from csd.kernels.cpu.layers import _rms_norm, _rotary, _swiglu, rms_norm
+from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
+from csd.kernels.cpu.products import _product, numbers, room
+from csd.kernels.cpu.threads import many, parts
+from csd.kernels.layer_attention import LayerAttention
+
+# of a layer, in the order of its addresses
+WEIGHTS = (
+    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down",
+)  # fmt: skip
+PRODUCTS = "qkv", "out", "gate_up", "down"
+# numbers between which buffers begin
+ALIGNED = 32
+
+# loops call loops by names of their module
+norm_alone, norm_together = _rms_norm.alone, _rms_norm.together
+product_alone, product_together = _product.alone, _product.together
+rotary_alone, rotary_together = _rotary.alone, _rotary.together
+attend_alone, attend_together = _attend.alone, _attend.together
+swiglu_alone, swiglu_together = _swiglu.alone, _swiglu.together
+
+
+@loop
+def _layers(
+    sizes,  # L, M, hidden, H, K, D, F, n_pages
+    many,  # in several threads: norms, rotary, attention, SwiGLU, and each of `PRODUCTS`
+    weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
+    eps,
+    residual,  # [M, hidden], the embeddings; written: what the last layer's output is added to
+    x,  # [M, hidden], written: the last layer's output
+    buffers,  # [M, ..] of normed hidden, qkv (H + 2 K) D, q H D, attended H D, gates and ups 2 F, F
+    turned,  # float32, for products
+    position,  # [M]
+    cos,
+    sin,
+    caches,  # node_k, node_v, k, v of the first layer
+    strides,  # bytes from a layer's to the next one's
+    scale,
+    parts,
+    rows,  # the layout, as `_attend` takes it
+    like,
+):
+    L, M, hidden, H, K, D, F, pages = sizes
+    normed, qkv, q, attended, gate_up, gated = buffers
+    norms, turns, attends, gates, by_qkv, by_out, by_gate_up, by_down = many
+    size, width = like.itemsize, (H + 2 * K) * D
+    memory(attended, M * H * D, like)[:] = 0
+    for i in range(L):
+        w = weights[i]
+        node_k, node_v = caches[0] + i * strides[0], caches[1] + i * strides[1]
+        k, v = caches[2] + i * strides[2], caches[3] + i * strides[3]
+        other = residual if i else 0
+        _norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
+        _times(by_qkv, (M, width, hidden), normed, turned, w[1], w[2], qkv, like)
+        behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
+        if w[3]:
+            for m in range(M):
+                at = m * width * size
+                norm_alone(H, D, qkv + at, 0, w[3], eps, qkv + at, 0, like)
+                norm_alone(K, D, behind_q + at, 0, w[4], eps, behind_q + at, 0, like)
+        _turn(
+            turns, (M, H, K, D), qkv, behind_q, behind_k, (width, width, width), position, cos, sin,
+            q, node_k, node_v, like,
+        )  # fmt: skip
+        of = (M, H, K, D, pages), q, node_k, node_v, k, v, attended
+        if attends:
+            attend_together(*of, like, scale, parts, *rows)
+        else:
+            attend_alone(*of, like, scale, parts, *rows)
+        _times(by_out, (M, hidden, H * D), attended, turned, w[5], 0, x, like)
+        _norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
+        _times(by_gate_up, (M, 2 * F, hidden), normed, turned, w[7], 0, gate_up, like)
+        if gates:
+            swiglu_together(M, F, gate_up, gated, like)
+        else:
+            swiglu_alone(M, F, gate_up, gated, like)
+        _times(by_down, (M, hidden, F), gated, turned, w[8], 0, x, like)
+
+
+@loop
+def _norm(many, M, hidden, x, residual, weight, eps, y, total, like):
+    if many:
+        norm_together(M, hidden, x, residual, weight, eps, y, total, like)
+    else:
+        norm_alone(M, hidden, x, residual, weight, eps, y, total, like)
+
+
+@loop
+def _turn(many, shape, q, k, v, strides, position, cos, sin, out, node_k, node_v, like):
+    if many:
+        rotary_together(shape, q, k, v, strides, position, cos, sin, out, node_k, node_v, like)
+    else:
+        rotary_alone(shape, q, k, v, strides, position, cos, sin, out, node_k, node_v, like)
+
+
+@loop
+def _times(many, shape, x, turned, weight, bias, y, like):
+    if many:
+        product_together(shape, x, turned, weight, bias, y, like)
+    else:
+        product_alone(shape, x, turned, weight, bias, y, like)
+
+
+class _Weights(NamedTuple):
+    """A decoder's weights as the loop reads them."""
+
+    addresses: np.ndarray  # [L, 9]
+    biases: list  # float32, which the addresses are of
+
+
+_known: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
+
+
+def forward(
+    decoder: Any,
+    token: torch.Tensor,  # [M] int32
+    position: torch.Tensor,  # [M] int32
+    attend: Any,
+    node_k: torch.Tensor,  # [L, M, K, D], written
+    node_v: torch.Tensor,  # [L, M, K, D], written
+) -> torch.Tensor | None:
+    """`Decoder.forward`, or None for what the loops do not have: see `_weights`."""
+    if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_whole", False):
+        return None
+    if decoder not in _known:
+        _known[decoder] = _weights(decoder)
+    weights, c = _known[decoder], decoder.config
+    if weights is None or not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
+        return None
+    M, H, K, D, wide = token.shape[0], c.heads, c.kv_heads, c.head_dim, c.intermediate
+    residual = F.embedding(token.clamp(min=0), decoder.embedding)
+    x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
+                           residual.dtype)  # fmt: skip
+    turned = torch.empty(room(M, max(c.hidden, H * D, wide)), dtype=torch.float32)
+    layer = decoder.layers[0]
+    products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
+    counts = M * c.hidden, M * H * D, M * H * D * PAGE, M * wide, *products
+    caches = node_k, node_v, attend.k, attend.v
+    _layers(
+        (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), tuple(map(many, counts)),
+        weights.addresses, np.float32(c.norm_eps), residual.data_ptr(), x.data_ptr(),
+        tuple(y.data_ptr() for y in buffers), turned.data_ptr(), position.numpy(),
+        decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),
+        tuple(y.stride(0) * y.element_size() for y in caches), np.float32(attend.scale),
+        parts(len(attend.work[-1]) * K), attend.work, LIKE[residual.dtype],
+    )  # fmt: skip
+    return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
+
+
+def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Of one allocation, each beginning at a line of the cache."""
+    sizes = [-(-rows * n // ALIGNED) * ALIGNED for n in widths]
+    parts = torch.empty(sum(sizes), dtype=dtype).split(sizes)
+    return tuple(x[: rows * n] for x, n in zip(parts, widths, strict=True))
+
+
+def _weights(decoder: Any) -> _Weights | None:
+    """None where a weight is not laid out for the loop of products."""
+    biases: list[torch.Tensor] = []
+    rows = []
+    for layer in decoder.layers:
+        row = []
+        for name in WEIGHTS:
+            weight = getattr(layer, name)
+            if name in PRODUCTS and weight.dim() != 3:
+                return None
+            if name == "qkv_bias" and weight is not None:
+                biases.append(weight := weight.float())
+            row.append(0 if weight is None else weight.data_ptr())
+        rows.append(row)
+    return _Weights(np.array(rows), biases)

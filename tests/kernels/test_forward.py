@@ -1,0 +1,106 @@
+"""All layers in one call: the bits of the operations by themselves."""
+
+import checkpoints
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+import csd
+from csd.kernels.cpu import forward as joined
+from csd.kernels.cpu.products import MOST
+from csd.kernels.ops import Ops
+
+EVEN = dict(
+    vocab_size=128, hidden_size=64, intermediate_size=96, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16,
+)  # fmt: skip
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    """engine(family, dtype): whose products are loops, whatever this CPU takes."""
+    monkeypatch.setattr("csd.models.linear.multiplies", lambda dtype: True)
+
+    def make(family, dtype, **options):
+        path = checkpoints.make(family, tmp_path / family, **EVEN)
+        found = csd.Engine(path, dtype=dtype, max_slots=5, **options)
+        if "forward" not in found.ops.joined:
+            pytest.skip("an engine on this CPU runs no loops")
+        return found
+
+    return make
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Every forward pass runs both ways; the rows of those that were compared."""
+    rows = []
+
+    def compare(self, decoder, token, position, attend, node_k, node_v):
+        want = decoder.forward(token, position, attend, node_k, node_v, self)
+        wanted = want, node_k.clone(), node_v.clone()
+        node_k.fill_(torch.nan)
+        node_v.fill_(torch.nan)
+        got = joined.forward(decoder, token, position, attend, node_k, node_v)
+        assert got is not None
+        assert all(map(torch.equal, (got, node_k, node_v), wanted))
+        rows.append(len(token))
+        return got
+
+    monkeypatch.setattr(Ops, "forward", compare)
+    return rows
+
+
+def draw(engine, **options):
+    return csd.generate(
+        engine, [5, 6, 7], num_samples=5, seed=1, max_new_tokens=40, ignore_eos=True, **options
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_it_has_the_bits_of_its_operations(engine, both, family, dtype):
+    with engine(family, dtype) as made:
+        drawn = draw(made, budget=100)
+        assert drawn.stats.nodes_proposed > 0
+    # more rows than one pass over the weights has sums for
+    assert min(both) < 16 and max(both) > MOST
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_it_has_them_in_several_threads(engine, both, threads, monkeypatch):
+    monkeypatch.setattr("csd.kernels.cpu.threads.LEAST", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with engine("qwen2", torch.bfloat16) as made:
+            draw(made, budget=8)
+    finally:
+        torch.set_num_threads(before)
+    assert both
+
+
+def test_what_stands_in_an_operation_s_place_is_called(engine, monkeypatch):
+    """Another product, another norm, a drafter that reads a layer's input."""
+    calls = []
+    monkeypatch.setattr(joined, "_layers", lambda *args: calls.append(1))
+    for change in ("product", "norm", "tap"):
+        with engine("llama", torch.float32, exact=False) as made:
+            if change == "product":
+                product = made.decoder.linear
+                made.decoder.linear = lambda *args, product=product: product(*args)
+            elif change == "tap":
+                made.decoder.taps = (1,)
+            else:
+                norm = made.ops.rms_norm
+                other = lambda *args, norm=norm, **more: norm(*args, **more)  # noqa: E731
+                made.ops = csd.kernels.ops.replace(made.ops, rms_norm=other)
+            draw(made, budget=0)
+    assert not calls
+
+
+def test_plain_weights_are_multiplied_by_the_operations(checkpoint):
+    with csd.Engine(checkpoints.build("llama"), max_slots=5) as made:
+        assert joined._weights(made.decoder) is None
+        assert len(draw(made).tokens) == 5
