@@ -66,6 +66,8 @@ def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
         return product(x, weight, bias) * (1 + 0.2 * (x.shape[0] > 3))
 
     monkeypatch.setattr(exact, "in_blocks", by_rows)
+    # which the loop of products does not go through
+    monkeypatch.setattr(self_check, "pack", lambda decoder: None)
     failed = check("cpu", torch.bfloat16, tokens=6, exact=True).failed
     assert [c.name for c in failed] == ["drafted against plain tokens"]
 
@@ -78,6 +80,21 @@ def test_a_wrong_operation_is_named(name, spoiled):
     assert f"{name} " in report.table() and "FAILED" in report.table()
     with pytest.raises(RuntimeError, match=f"check of {name} failed on .*kernels='reference'"):
         report.raise_failed()
+
+
+def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
+    ops = reference()
+
+    def whole(decoder, *args):
+        result = decoder.forward(*args, ops)
+        result[0, 0] += 1e-3
+        return result
+
+    of = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
+    wrong = replace(ops, joined={"forward": Joined(of, whole)})
+    monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: wrong))
+    failed = check("cpu", tokens=3).failed
+    assert [c.name for c in failed[:1]] == ["forward"] and "other bits" in failed[0].error
 
 
 @pytest.mark.parametrize("name", ["decide", "insert_observed"])

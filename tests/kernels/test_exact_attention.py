@@ -123,7 +123,7 @@ def test_the_loop_needs_weights_added_by_position(monkeypatch):
         return added(x[:old]) + added(x[old:])
 
     monkeypatch.setattr(attention, "_softmax", apart)
-    attend = njit(attention._attend.__wrapped__)
+    attend = njit(attention._attend.alone.py_func)
     monkeypatch.setattr(attention, "_attend", lambda numbers, *args: attend(*args))
     assert broken(attention.tree_attention)
 
