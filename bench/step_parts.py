@@ -6,8 +6,10 @@
 A real generation, word problems at temperature 0.7, with a fixed number of drafted nodes a step;
 the milliseconds are medians over its steps once the first `SKIP` are over. "products" are the
 layers' matrix products, "layers" what is left of the forward pass beside them, attention and the
-head. "over products" is the whole step by all of its matrix products, the head's included.
-SmolLM2-135M when no model is given. Several `--kernels` take turns; figures are medians of ROUNDS.
+head: for these operations are called one by one, as "one by one" has the whole step. "step" is that
+of an engine nobody looks into, which on a CPU may run all layers in one call, and "over products"
+that by all of its matrix products, the head's included. SmolLM2-135M when no model is given. All
+engines take turns; figures are medians of ROUNDS.
 """
 
 import argparse
@@ -29,19 +31,21 @@ from csd.models.demo import smollm2_path
 
 # steps at the start, in which the samples are short and buffers are allocated
 SKIP = 6
-# of each row, where two kinds of kernels are compared
 ROUNDS = 3
 
 
 class Timed(csd.Engine):
-    """An engine that keeps the seconds of each part of each step."""
+    """An engine that keeps the seconds of each part of each step, or with parts=False of phases."""
 
-    def __init__(self, *args: Any, **options: Any):
+    def __init__(self, *args: Any, parts: bool = True, **options: Any):
         super().__init__(*args, **options)
         self.steps: list[dict[str, float]] = []
         self._now: dict[str, float] = defaultdict(float)
         self._phases: dict[str, float] = {}
         ops = self.ops
+        if not parts:
+            self.ops = replace(ops, advance_slots=self._ends_a_step(ops.advance_slots))
+            return
         self.ops = replace(
             ops,
             plan_attention=self._timed("attention", ops.plan_attention),
@@ -84,20 +88,22 @@ class Timed(csd.Engine):
         found: dict[str, list[float]] = defaultdict(list)
         for before, step in pairwise(self.steps[SKIP:]):
             for name in ("products", "head", "attention"):
-                found[name].append(step[name])
+                found[name].append(step.get(name, 0.0))
             for name in PHASES:
                 found[name].append(step[name] - before[name])
         return {name: 1e3 * statistics.median(each) for name, each in found.items()}
 
 
-def row(engine: Timed, samples: int, nodes: int, tokens: int) -> dict:
+def row(engine: Timed, whole: Timed, samples: int, nodes: int, tokens: int) -> dict:
+    """engine: timed in parts; whole: the same, in phases."""
     chat = [{"role": "user", "content": PROBLEMS[0]}]
-    engine.generate(
-        chat, num_samples=samples, max_new_tokens=tokens, temperature=0.7, seed=0, budget=nodes,
-        speculate=nodes > 0, ignore_eos=True,
-    )  # fmt: skip
-    ms = engine.milliseconds()
-    step = sum(ms[name] for name in PHASES)
+    for each in (engine, whole):
+        each.generate(
+            chat, num_samples=samples, max_new_tokens=tokens, temperature=0.7, seed=0,
+            budget=nodes, speculate=nodes > 0, ignore_eos=True,
+        )  # fmt: skip
+    ms, phases = engine.milliseconds(), whole.milliseconds()
+    step = sum(phases[name] for name in PHASES)
     return {
         "samples": samples,
         "nodes": nodes,
@@ -106,6 +112,7 @@ def row(engine: Timed, samples: int, nodes: int, tokens: int) -> dict:
         "attention": ms["attention"],
         "layers": ms["forward"] - ms["products"] - ms["head"] - ms["attention"],
         **{name: ms[name] for name in PHASES if name != "forward"},
+        "one by one": sum(ms[name] for name in PHASES),
         "step": step,
         "over products": step / (ms["products"] + ms["head"]),
     }
@@ -124,18 +131,21 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     dtype = args.dtype and getattr(torch, args.dtype)
     engines = {
-        name: Timed(
-            args.model or smollm2_path(), dtype=dtype, exact=args.exact,
-            kernels=None if name == "default" else name,
-        )
+        name: [
+            Timed(
+                args.model or smollm2_path(), parts=parts, dtype=dtype, exact=args.exact,
+                kernels=None if name == "default" else name,
+            )
+            for parts in (True, False)
+        ]
         for name in args.kernels
     }  # fmt: skip
     rows = []
     for samples in args.samples:
         for nodes in args.nodes:
             rounds = [
-                {name: row(engine, samples, nodes, args.tokens) for name, engine in engines.items()}
-                for _ in range(ROUNDS if len(engines) > 1 else 1)
+                {name: row(*pair, samples, nodes, args.tokens) for name, pair in engines.items()}
+                for _ in range(ROUNDS)
             ]
             for name in engines:
                 found = [each[name] for each in rounds]
@@ -145,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
                 )
             print(table(rows[-len(engines) :]), flush=True)
     print(table(rows))
-    dtype = next(iter(engines.values())).dtype
+    dtype = next(iter(engines.values()))[0].dtype
     finish({"bench": "step_parts", "dtype": str(dtype), "rows": rows}, args.json)
 
 

@@ -35,11 +35,11 @@ class CostModel:
             )
         if any(a >= b for a, b in pairwise(sizes)):
             raise ValueError(f"sizes must rise, got {sizes}")
-        if max(seconds) <= 0:
+        if min(seconds) <= 0:
             raise ValueError("seconds must be more than 0")
         self.sizes = sizes
-        # noise aside, more rows never cost less
-        self.seconds = [max(seconds[: i + 1]) for i in range(len(seconds))]
+        # more rows never cost less, and what disturbs a measurement only adds to it
+        self.seconds = [min(seconds[i:]) for i in range(len(seconds))]
 
     def __call__(self, rows: int) -> float:
         i = min(max(bisect.bisect_left(self.sizes, rows), 1), len(self.sizes) - 1)

@@ -11,7 +11,8 @@ def test_cost_is_linear_between_sizes_and_beyond():
 
 
 def test_more_rows_never_cost_less():
-    assert CostModel([1, 2, 4], [3.0, 2.0, 5.0]).seconds == [3.0, 3.0, 5.0]
+    # what was timed while the machine was busy is too much, and not what follows too little
+    assert CostModel([1, 2, 4], [3.0, 2.0, 5.0]).seconds == [2.0, 2.0, 5.0]
 
 
 def test_measure_runs_every_size_in_turn():
