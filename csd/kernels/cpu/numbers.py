@@ -38,7 +38,7 @@ def loop(function: Any) -> Any:
     """`function` compiled at its first call, once for all processes, without Python's lock.
 
     numba compiles it again when its own file changes, and not when one that it calls does: after a
-    change here or in `lanes.py`, remove the caches (`csd/kernels/cpu/__pycache__`).
+    change here, in `lanes.py` or `tiles.py`, remove the caches (`csd/kernels/cpu/__pycache__`).
     Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
     is taken from the end. So loops run over slices.
     """
