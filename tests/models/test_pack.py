@@ -7,6 +7,7 @@ import checkpoints
 import pytest
 import torch
 from dense import Dense, some_tokens
+from precision import within_eager
 
 import csd
 from csd.models.fuse import fuse
@@ -49,7 +50,9 @@ def test_packing_keeps_no_plain_matrix(tied):
     assert not any(ref() for ref in plain)
     assert all(is_packed(w) for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down))
     assert is_packed(decoder.head) and not is_packed(decoder.embedding)
-    torch.testing.assert_close(Dense(decoder).logits(some_tokens(20)), before)
+    exact = fuse(checkpoints.build("qwen2", tied=tied).double())
+    want = Dense(exact).logits(some_tokens(20))
+    within_eager(Dense(decoder).logits(some_tokens(20)), before, want, 64)
 
 
 def test_a_tied_head_stays_plain_where_memory_is_short(monkeypatch):
