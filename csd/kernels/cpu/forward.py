@@ -119,7 +119,7 @@ class _Weights(NamedTuple):
     """A decoder's weights as the loop reads them."""
 
     addresses: np.ndarray  # [L, 9]
-    biases: list  # float32, which the addresses are of
+    held: list  # tensors, biases in float32, whose addresses these are
 
 
 _known: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
@@ -169,17 +169,21 @@ def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[to
 
 
 def _weights(decoder: Any) -> _Weights | None:
-    """None where a weight is not laid out for the loop of products."""
-    biases: list[torch.Tensor] = []
+    """None where a weight is not laid out for the loop of products, or of another dtype."""
+    held: list[torch.Tensor] = []
     rows = []
     for layer in decoder.layers:
         row = []
         for name in WEIGHTS:
             weight = getattr(layer, name)
+            if weight is None:
+                row.append(0)
+                continue
+            if weight.dtype != decoder.embedding.dtype or not weight.is_contiguous():
+                return None
             if name in PRODUCTS and weight.dim() != 3:
                 return None
-            if name == "qkv_bias" and weight is not None:
-                biases.append(weight := weight.float())
-            row.append(0 if weight is None else weight.data_ptr())
+            held.append(weight.float() if name == "qkv_bias" else weight)
+            row.append(held[-1].data_ptr())
         rows.append(row)
-    return _Weights(np.array(rows), biases)
+    return _Weights(np.array(rows), held)
