@@ -59,9 +59,9 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
             lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""),
         )
     if compiles():
-        from csd.kernels.cpu.products import in_blocks, product
+        from csd.kernels.cpu.products import by_columns, product
 
-        kinds["loop"] = in_blocks, product
+        kinds["loop"] = by_columns, product
     found = {}
     for name, (layout, multiply) in kinds.items():
         weights = [layout(torch.randn(size).to(dtype)) for size in sizes]

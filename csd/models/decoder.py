@@ -76,7 +76,7 @@ class Decoder:
         )
 
     @property
-    def is_whole(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether no other product stands in its place, and no layer's input is kept."""
         given = getattr(self.linear, "product", self.linear)
         return given is linear and not (self.parts or self.gated or self.taps)

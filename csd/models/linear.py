@@ -55,10 +55,10 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     if weight.device.type != "cpu":
         return weight
     if multiplies(weight.dtype):
-        from csd.kernels.cpu.products import fits, in_blocks
+        from csd.kernels.cpu.products import fits, by_columns
 
         if fits(weight):
-            return in_blocks(weight)
+            return by_columns(weight)
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32) if _onednn(weight) else weight
 
 

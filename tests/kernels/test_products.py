@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("numba")
 
-from csd.kernels.cpu.products import DTYPES, MOST, fits, in_blocks, product
+from csd.kernels.cpu.products import DTYPES, MOST, fits, by_columns, product
 from csd.kernels.cpu.tiles import COLUMNS, ROWS
 
 NAN = float("nan")
@@ -22,7 +22,7 @@ def case(rows, dtype, N=3 * COLUMNS, K=80, biased=True):
 @pytest.mark.parametrize("biased", [False, True])
 def test_the_product_is_as_near_as_its_dtype_allows(dtype, rows, biased):
     x, weight, bias = case(rows, dtype, biased=biased)
-    got = product(x, in_blocks(weight), bias)
+    got = product(x, by_columns(weight), bias)
     want = x.double() @ weight.double().T
     size = x.double().abs() @ weight.double().abs().T
     if biased:
@@ -43,15 +43,15 @@ def test_a_sum_is_taken_in_the_order_of_its_products(K):
     for k in range(K):
         # the product has 16 bits, so float64 holds it, and the sum is rounded to float32
         total = (total.double() + x[:, k, None].double() * weight[:, k].double()).float()
-    assert torch.equal(product(x, in_blocks(weight), bias), total.bfloat16())
-    wide = product(x.float(), in_blocks(weight.float()), bias.float())
+    assert torch.equal(product(x, by_columns(weight), bias), total.bfloat16())
+    wide = product(x.float(), by_columns(weight.float()), bias.float())
     assert torch.equal(wide, total)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_has_the_same_bits_among_any_others(dtype):
     x, weight, bias = case(MOST + 30, dtype)
-    blocks = in_blocks(weight)
+    blocks = by_columns(weight)
     alone = torch.cat([product(row[None], blocks, bias) for row in x])
     for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, MOST, MOST + 30):
         for first in (0, 7, MOST + 30 - rows):
@@ -67,7 +67,7 @@ def test_threads_leave_the_bits_as_they_are(dtype):
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(product(x, in_blocks(weight), bias))
+            found.append(product(x, by_columns(weight), bias))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -76,9 +76,9 @@ def test_threads_leave_the_bits_as_they_are(dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_one_row_s_nan_and_infinity_stay_its_own(dtype):
     x, weight, bias = case(ROWS + 9, dtype)
-    want = product(x, in_blocks(weight), bias)
+    want = product(x, by_columns(weight), bias)
     x[2, 5], x[9, 0] = NAN, float("inf")
-    got = product(x, in_blocks(weight), bias)
+    got = product(x, by_columns(weight), bias)
     others = [i for i in range(len(x)) if i not in (2, 9)]
     assert torch.equal(got[others], want[others])
     assert got[2].isnan().all() and not got[9].isfinite().any()
@@ -91,7 +91,7 @@ def test_every_nan_of_bfloat16_stays_one():
     nan = nan[nan.isnan()]
     x = torch.zeros(len(nan), 16, dtype=torch.bfloat16)
     x[:, 3] = nan
-    assert product(x, in_blocks(torch.ones(COLUMNS, 16).bfloat16())).isnan().all()
+    assert product(x, by_columns(torch.ones(COLUMNS, 16).bfloat16())).isnan().all()
 
 
 def test_rounding_to_bfloat16_is_pytorch_s():
@@ -111,7 +111,7 @@ def test_rounding_to_bfloat16_is_pytorch_s():
     whole = sum(p.double() for p in parts) == value.double()
     x = torch.zeros(len(value), 16, dtype=torch.bfloat16)
     x[:, :3] = torch.stack(parts[::-1], 1)
-    got = product(x, in_blocks(torch.ones(COLUMNS, 16).bfloat16()))[:, 0]
+    got = product(x, by_columns(torch.ones(COLUMNS, 16).bfloat16()))[:, 0]
     assert whole.float().mean() > 0.9
     assert torch.equal(got[whole].view(torch.int16), value.bfloat16()[whole].view(torch.int16))
 
@@ -120,7 +120,7 @@ def test_rows_that_lie_apart_and_memory_that_is_not_the_row_s():
     whole = torch.full((9, 200), NAN, dtype=torch.bfloat16)
     x, weight, _ = case(9, torch.bfloat16)
     whole[:, 40:120] = x
-    assert torch.equal(product(whole[:, 40:120], in_blocks(weight)), product(x, in_blocks(weight)))
+    assert torch.equal(product(whole[:, 40:120], by_columns(weight)), product(x, by_columns(weight)))
 
 
 def test_what_the_loop_multiplies():

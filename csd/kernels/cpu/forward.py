@@ -134,7 +134,7 @@ def forward(
     node_v: torch.Tensor,  # [L, M, K, D], written
 ) -> torch.Tensor | None:
     """`Decoder.forward`, or None for what the loops do not have: see `_weights`."""
-    if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_whole", False):
+    if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_plain", False):
         return None
     if decoder not in _known:
         _known[decoder] = _weights(decoder)

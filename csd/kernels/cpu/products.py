@@ -5,7 +5,7 @@ neither on how many rows there are, nor on the threads, nor on the width of the 
 
 A step's rows are few, so its time is that of reading the weights; those of a block of columns lie
 in the order in which they are read. In bfloat16 they become float32 on the way: Intel's own
-instruction multiplies twice as many numbers, but takes more than twice the time (AMX aside).
+instruction multiplies twice as many numbers, but took more than twice the time where it was tried.
 `python -m bench.products` has both.
 """
 
@@ -80,7 +80,7 @@ def fits(weight: torch.Tensor) -> bool:
     return weight.dtype in DTYPES and readable(weight) and N % COLUMNS == 0 and K % BLOCK == 0
 
 
-def in_blocks(weight: torch.Tensor) -> torch.Tensor:
+def by_columns(weight: torch.Tensor) -> torch.Tensor:
     """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it."""
     K = weight.shape[1]
     if weight.dtype == torch.float32:
