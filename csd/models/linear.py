@@ -55,7 +55,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     if weight.device.type != "cpu":
         return weight
     if multiplies(weight.dtype):
-        from csd.kernels.cpu.products import fits, by_columns
+        from csd.kernels.cpu.products import by_columns, fits
 
         if fits(weight):
             return by_columns(weight)
