@@ -4,23 +4,24 @@
         [--rows 1 2 4 8 14 16 28 32 64] [--rounds N] [--json F]
 
 Random weights of a known shape, the layers' and the head's. "plain" is `F.linear`, "onednn" the
-packed product of oneDNN, "loop" that of `csd/kernels/cpu/products.py`, in milliseconds: medians of
-rounds in which all take turns. "gain" is the median of the rounds' ratios of the faster of the
-other two to the loop, and "taken" whether this CPU takes the loop. Each has its own copy of the
-weights, one after the other.
+packed product of oneDNN, "fma", "dot" and "amx" the loop of `csd/kernels/cpu/products.py` by the
+instructions that this CPU has, in milliseconds: medians of rounds in which all take turns. "taken"
+is the one that csd takes on this CPU, and "gain" the median of the rounds' ratios of the faster of
+"plain" and "onednn" to it. Each has its own copy of the weights, one after the other.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from bench.common import finish, table
 from bench.shapes import SHAPES
-from csd.kernels.cpu import compiles, multiplies
+from csd.kernels.cpu import instruction, instructions
 from csd.models.linear import onednn_multiplies
 
 ROWS = (1, 2, 4, 8, 14, 16, 28, 32, 64)
@@ -58,10 +59,10 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
             lambda w: torch.ops.mkldnn._reorder_linear_weight(w, 32),
             lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""),
         )
-    if compiles():
+    for by in instructions(dtype):
         from csd.kernels.cpu.products import by_columns, product
 
-        kinds["loop"] = by_columns, product
+        kinds[by] = partial(by_columns, by=by), partial(product, by=by)
     found = {}
     for name, (layout, multiply) in kinds.items():
         weights = [layout(torch.randn(size).to(dtype)) for size in sizes]
@@ -86,11 +87,10 @@ def measured(sides: dict[str, Callable], rows: int, dtype: torch.dtype, rounds: 
             sides[name](x)
             seconds[name].append(time.perf_counter() - start)
     found: dict = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
-    if "loop" in seconds:
-        others = zip(*(each for name, each in seconds.items() if name != "loop"), strict=True)
-        pairs = zip(map(min, others), seconds["loop"], strict=True)
-        found["gain"] = statistics.median(a / b for a, b in pairs)
-        found["taken"] = multiplies(dtype)
+    if (taken := instruction(dtype)) is not None:
+        pytorch = zip(*(seconds[x] for x in ("plain", "onednn") if x in seconds), strict=True)
+        pairs = zip(map(min, pytorch), seconds[taken], strict=True)
+        found |= {"taken": taken, "gain": statistics.median(a / b for a, b in pairs)}
     return found
 
 

@@ -6,7 +6,7 @@ import torch
 
 import csd.kernels.cpu as cpu
 from csd.kernels import ops
-from csd.kernels.cpu import attention, layers
+from csd.kernels.cpu import attention, layers, products
 
 CPU = torch.device("cpu")
 
@@ -34,33 +34,47 @@ def test_without_numba_and_on_request_the_references_run(monkeypatch):
 
 
 BF16, F32 = torch.bfloat16, torch.float32
+DOT, NO_DOT = "+avx2,+avx512bf16", "+avx2,-avx512bf16"
 
 
 @pytest.mark.parametrize(
-    ("machine", "amx", "bf16", "amd", "taken"),
+    ("machine", "amx", "right", "features", "kind", "taken"),
     [
-        ("x86_64", False, False, False, {BF16, F32}),
-        ("x86_64", False, True, False, {BF16, F32}),
-        ("x86_64", False, False, True, {BF16, F32}),
-        ("x86_64", False, True, True, {F32}),
-        ("x86_64", True, True, False, {F32}),
-        ("aarch64", False, False, False, set()),
+        ("x86_64", False, True, NO_DOT, "haswell", {BF16: "fma", F32: "fma"}),
+        ("x86_64", False, True, DOT, "cooperlake", {BF16: "fma", F32: "fma"}),
+        ("x86_64", False, True, NO_DOT, "znver3", {BF16: "fma", F32: "fma"}),
+        ("x86_64", False, True, DOT, "znver4", {BF16: "dot", F32: "fma"}),
+        ("x86_64", True, True, DOT, "sapphirerapids", {BF16: "amx", F32: "fma"}),
+        ("x86_64", True, False, DOT, "sapphirerapids", {BF16: "fma", F32: "fma"}),
+        ("aarch64", False, True, "+neon", "neoverse-v1", {}),
     ],
 )
-def test_products_are_loops_by_the_kind_of_cpu(monkeypatch, machine, amx, bf16, amd, taken):
+def test_products_are_loops_by_the_kind_of_cpu(
+    monkeypatch, machine, amx, right, features, kind, taken
+):
     monkeypatch.setattr(cpu, "compiles", lambda: True)
     monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(cpu, "_of_amd", lambda: amd)
-    every = (BF16, F32, torch.float16, torch.float64)
-    assert {d for d in every if cpu._is_faster.__wrapped__(d)} == taken
+    monkeypatch.setattr("csd.kernels.cpu.amx.usable", lambda: amx)
+    monkeypatch.setattr(cpu, "_is_right", lambda by: right)
+    monkeypatch.setattr("csd.kernels.cpu.lanes.FEATURES", features)
+    monkeypatch.setattr("csd.kernels.cpu.lanes.CPU", kind)
+    monkeypatch.setattr(cpu, "instructions", cpu.instructions.__wrapped__)
+    for dtype in (BF16, F32, torch.float16, torch.float64):
+        assert cpu.instruction.__wrapped__(dtype) == taken.get(dtype)
+
+
+def test_an_instruction_that_is_wrong_here_is_not_used(monkeypatch):
+    assert cpu._is_right("fma")
+    product = products.product
+    monkeypatch.setattr(products, "product", lambda *x, **y: product(*x, **y) + 1)
+    with pytest.warns(UserWarning, match="products by 'fma' are wrong on this CPU"):
+        assert not cpu._is_right("fma")
 
 
 @pytest.mark.parametrize(("threads", "together", "loop"), [(2, True, True), (1, False, True),
                                                            (2, False, False)])  # fmt: skip
 def test_products_are_loops_only_in_all_of_pytorch_s_threads(monkeypatch, threads, together, loop):
-    monkeypatch.setattr(cpu, "_is_faster", lambda dtype: True)
+    monkeypatch.setattr(cpu, "instruction", lambda dtype: "fma")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 16)
     monkeypatch.setattr("csd.kernels.cpu.threads._shared", lambda: together)

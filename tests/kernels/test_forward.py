@@ -8,6 +8,8 @@ pytest.importorskip("numba")
 
 import csd
 from csd.kernels.cpu import forward as joined
+from csd.kernels.cpu import products
+from csd.kernels.cpu.lanes import FEATURES
 from csd.kernels.cpu.products import MOST
 from csd.kernels.ops import Ops
 
@@ -66,6 +68,15 @@ def test_it_has_the_bits_of_its_operations(engine, both, family, dtype):
         assert drawn.stats.nodes_proposed > 0
     # more rows than one pass over the weights has sums for
     assert min(both) < 16 and max(both) > MOST
+
+
+@pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="the CPU does not have it")
+def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
+    for module in (joined, products):
+        monkeypatch.setattr(module, "instruction", lambda dtype: "dot")
+    with engine("qwen2", torch.bfloat16) as made:
+        draw(made, budget=100)
+    assert max(both) > MOST
 
 
 @pytest.mark.parametrize("threads", [2, 3])

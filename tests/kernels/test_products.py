@@ -5,24 +5,31 @@ import torch
 
 pytest.importorskip("numba")
 
-from csd.kernels.cpu.products import DTYPES, MOST, by_columns, fits, product
+from csd.kernels.cpu import instructions
+from csd.kernels.cpu.products import AMX_MOST, MOST, by_columns, fits, product
 from csd.kernels.cpu.tiles import COLUMNS, ROWS
 
 NAN = float("nan")
+BF16, F32 = torch.bfloat16, torch.float32
+# dtypes with the instructions that this CPU has for them; tests/kernels/test_amx.py emulates AMX's
+KINDS = [(dtype, by) for dtype in (F32, BF16) for by in instructions(dtype)]
+every_kind = pytest.mark.parametrize(("dtype", "by"), KINDS, ids=lambda kind: str(kind))
 
 
-def case(rows, dtype, N=3 * COLUMNS, K=80, biased=True):
+def case(rows, dtype, N=3 * COLUMNS, K=96, biased=True):
     generator = torch.manual_seed(rows)
     x, weight, bias = (torch.randn(*n, generator=generator) for n in ((rows, K), (N, K), (N,)))
     return x.to(dtype), weight.to(dtype), bias.to(dtype) if biased else None
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [0, 1, 2, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, MOST, MOST + 1])
+@every_kind
+@pytest.mark.parametrize(
+    "rows", [0, 1, 2, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, 33, MOST, MOST + 1]
+)
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_product_is_as_near_as_its_dtype_allows(dtype, rows, biased):
+def test_the_product_is_as_near_as_its_dtype_allows(dtype, by, rows, biased):
     x, weight, bias = case(rows, dtype, biased=biased)
-    got = product(x, by_columns(weight), bias)
+    got = product(x, by_columns(weight, by), bias, by)
     want = x.double() @ weight.double().T
     size = x.double().abs() @ weight.double().abs().T
     if biased:
@@ -43,55 +50,57 @@ def test_a_sum_is_taken_in_the_order_of_its_products(K):
     for k in range(K):
         # the product has 16 bits, so float64 holds it, and the sum is rounded to float32
         total = (total.double() + x[:, k, None].double() * weight[:, k].double()).float()
-    assert torch.equal(product(x, by_columns(weight), bias), total.bfloat16())
-    wide = product(x.float(), by_columns(weight.float()), bias.float())
+    assert torch.equal(product(x, by_columns(weight, "fma"), bias, "fma"), total.bfloat16())
+    wide = product(x.float(), by_columns(weight.float()), bias.float(), "fma")
     assert torch.equal(wide, total)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_among_any_others(dtype):
-    x, weight, bias = case(MOST + 30, dtype)
-    blocks = by_columns(weight)
-    alone = torch.cat([product(row[None], blocks, bias) for row in x])
-    for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, MOST, MOST + 30):
-        for first in (0, 7, MOST + 30 - rows):
+@every_kind
+def test_a_row_has_the_same_bits_among_any_others(dtype, by):
+    most = AMX_MOST if by == "amx" else MOST
+    x, weight, bias = case(most + 30, dtype)
+    blocks = by_columns(weight, by)
+    alone = torch.cat([product(row[None], blocks, bias, by) for row in x])
+    for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, most, most + 30):
+        for first in (0, 7, most + 30 - rows):
             some = slice(first, first + rows)
-            assert torch.equal(product(x[some], blocks, bias), alone[some])
+            assert torch.equal(product(x[some], blocks, bias, by), alone[some])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_threads_leave_the_bits_as_they_are(dtype):
+@every_kind
+def test_threads_leave_the_bits_as_they_are(dtype, by):
     # enough numbers for a second thread
     x, weight, bias = case(20, dtype, N=16 * COLUMNS, K=640)
     found, threads = [], torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(product(x, by_columns(weight), bias))
+            found.append(product(x, by_columns(weight, by), bias, by))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_one_row_s_nan_and_infinity_stay_its_own(dtype):
+@every_kind
+def test_one_row_s_nan_and_infinity_stay_its_own(dtype, by):
     x, weight, bias = case(ROWS + 9, dtype)
-    want = product(x, by_columns(weight), bias)
+    want = product(x, by_columns(weight, by), bias, by)
     x[2, 5], x[9, 0] = NAN, float("inf")
-    got = product(x, by_columns(weight), bias)
+    got = product(x, by_columns(weight, by), bias, by)
     others = [i for i in range(len(x)) if i not in (2, 9)]
     assert torch.equal(got[others], want[others])
     assert got[2].isnan().all() and not got[9].isfinite().any()
     assert torch.equal(got[9].sign(), weight[:, 0].sign())
 
 
-def test_every_nan_of_bfloat16_stays_one():
+@pytest.mark.parametrize("by", [by for _, by in KINDS[1:]])
+def test_every_nan_of_bfloat16_stays_one(by):
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     nan = bits.view(torch.bfloat16)
     nan = nan[nan.isnan()]
-    x = torch.zeros(len(nan), 16, dtype=torch.bfloat16)
+    x = torch.zeros(len(nan), 32, dtype=torch.bfloat16)
     x[:, 3] = nan
-    assert product(x, by_columns(torch.ones(COLUMNS, 16).bfloat16())).isnan().all()
+    assert product(x, by_columns(torch.ones(COLUMNS, 32).bfloat16(), by), by=by).isnan().all()
 
 
 def test_rounding_to_bfloat16_is_pytorch_s():
@@ -111,7 +120,7 @@ def test_rounding_to_bfloat16_is_pytorch_s():
     whole = sum(p.double() for p in parts) == value.double()
     x = torch.zeros(len(value), 16, dtype=torch.bfloat16)
     x[:, :3] = torch.stack(parts[::-1], 1)
-    got = product(x, by_columns(torch.ones(COLUMNS, 16).bfloat16()))[:, 0]
+    got = product(x, by_columns(torch.ones(COLUMNS, 16).bfloat16(), "fma"), by="fma")[:, 0]
     assert whole.float().mean() > 0.9
     assert torch.equal(got[whole].view(torch.int16), value.bfloat16()[whole].view(torch.int16))
 
@@ -119,13 +128,16 @@ def test_rounding_to_bfloat16_is_pytorch_s():
 def test_rows_that_lie_apart_and_memory_that_is_not_the_row_s():
     whole = torch.full((9, 200), NAN, dtype=torch.bfloat16)
     x, weight, _ = case(9, torch.bfloat16)
-    whole[:, 40:120] = x
+    whole[:, 40:136] = x
     weight = by_columns(weight)
-    assert torch.equal(product(whole[:, 40:120], weight), product(x, weight))
+    assert torch.equal(product(whole[:, 40:136], weight), product(x, weight))
 
 
 def test_what_the_loop_multiplies():
-    even = torch.empty(2 * COLUMNS, 32)
+    even = torch.empty(2 * COLUMNS, 96)
     assert fits(even) and fits(even.bfloat16())
     assert not fits(even[:-1]) and not fits(even[:, :-1])
     assert not fits(even.double()) and not fits(even.half())
+    # pairs are turned 16 at a time, and a tile of AMX has 16 of them
+    assert fits(even[:, :80], "fma")
+    assert not fits(even[:, :80], "dot") and not fits(even[:, :80], "amx")

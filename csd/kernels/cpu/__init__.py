@@ -6,6 +6,7 @@ arithmetic; only sums and exponentials are rounded in another order.
 """
 
 import platform
+import warnings
 from functools import cache
 from importlib.util import find_spec
 
@@ -22,9 +23,9 @@ def compiles() -> bool:
 def multiplies(dtype: torch.dtype) -> bool:
     """Whether the loop of products (`products.py`) is the one to take here.
 
-    Where numba has as many threads as PyTorch, and this CPU's kind is one on which it is faster.
+    Where numba has as many threads as PyTorch, and the loop has an instruction for this CPU.
     """
-    if not _is_faster(dtype):
+    if instruction(dtype) is None:
         return False
     from csd.kernels.cpu.threads import threads
 
@@ -32,22 +33,44 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 @cache
-def _is_faster(dtype: torch.dtype) -> bool:
-    """By the CPU's kind, and never by a measurement: tokens must not depend on one.
+def instruction(dtype: torch.dtype) -> str | None:
+    """By which instruction the loop multiplies here, one of `tiles.BY`; None: oneDNN multiplies.
 
-    In bfloat16 not with AMX, nor on AMD's CPUs with AVX512-BF16, where oneDNN's products of 25 rows
-    take 1.6 times as long as of one (`python -m bench.step_parts`).
+    By the CPU's kind, and never by a measurement: tokens must not depend on one. AVX512-BF16's
+    multiplies twice as many numbers as an FMA does on AMD's CPUs; Intel's take as long for them.
     """
-    if not compiles() or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    if dtype != torch.bfloat16:
-        return dtype == torch.float32
-    if torch.cpu._is_amx_tile_supported():
-        return False
-    return not (torch.cpu._is_avx512_bf16_supported() and _of_amd())
-
-
-def _of_amd() -> bool:
     from csd.kernels.cpu.lanes import CPU
 
-    return CPU.startswith("znver")
+    has = instructions(dtype)
+    if "amx" in has:
+        return "amx"
+    if "dot" in has and CPU.startswith("znver"):
+        return "dot"
+    return "fma" if has else None
+
+
+@cache
+def instructions(dtype: torch.dtype) -> tuple[str, ...]:
+    """Those of `tiles.BY` that multiply numbers of a dtype on this CPU."""
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    if not compiles() or not x86 or dtype not in (torch.bfloat16, torch.float32):
+        return ()
+    if dtype == torch.float32:
+        return ("fma",)
+    from csd.kernels.cpu import amx
+    from csd.kernels.cpu.lanes import FEATURES
+
+    has = {"fma": True, "dot": "+avx512bf16" in FEATURES, "amx": amx.usable() and _is_right("amx")}
+    return tuple(name for name in has if has[name])
+
+
+def _is_right(by: str) -> bool:
+    """Whether an instruction multiplies whole numbers without an error, on this very machine."""
+    from csd.kernels.cpu.products import by_columns, product
+
+    x, weight = (torch.arange(n * 64).view(n, 64) % m - 1 for n, m in ((33, 3), (64, 2)))
+    given = by_columns(weight.bfloat16(), by)
+    right = torch.equal(product(x.bfloat16(), given, by=by), (x @ weight.T).bfloat16())
+    if not right:
+        warnings.warn(f"products by {by!r} are wrong on this CPU: not used", stacklevel=2)
+    return right

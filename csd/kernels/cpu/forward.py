@@ -11,11 +11,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from csd.kernels.cpu import instruction
 from csd.kernels.cpu.attention import PAGE, _attend
 from csd.kernels.cpu.layers import _rms_norm, _rotary, _swiglu, rms_norm
 from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
 from csd.kernels.cpu.products import _product, numbers, room
 from csd.kernels.cpu.threads import many, parts
+from csd.kernels.cpu.tiles import BY
 from csd.kernels.layer_attention import LayerAttention
 
 # of a layer, in the order of its addresses
@@ -53,6 +55,7 @@ def _layers(
     parts,
     rows,  # the layout, as `_attend` takes it
     like,
+    by,  # the instruction of products, one of `tiles.BY`
 ):
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
@@ -65,7 +68,7 @@ def _layers(
         k, v = caches[2] + i * strides[2], caches[3] + i * strides[3]
         other = residual if i else 0
         _norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
-        _times(by_qkv, (M, width, hidden), normed, turned, w[1], w[2], qkv, like)
+        _times(by_qkv, (M, width, hidden), normed, turned, w[1], w[2], qkv, like, by)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
         if w[3]:
             for m in range(M):
@@ -81,14 +84,14 @@ def _layers(
             attend_together(*of, like, scale, parts, *rows)
         else:
             attend_alone(*of, like, scale, parts, *rows)
-        _times(by_out, (M, hidden, H * D), attended, turned, w[5], 0, x, like)
+        _times(by_out, (M, hidden, H * D), attended, turned, w[5], 0, x, like, by)
         _norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
-        _times(by_gate_up, (M, 2 * F, hidden), normed, turned, w[7], 0, gate_up, like)
+        _times(by_gate_up, (M, 2 * F, hidden), normed, turned, w[7], 0, gate_up, like, by)
         if gates:
             swiglu_together(M, F, gate_up, gated, like)
         else:
             swiglu_alone(M, F, gate_up, gated, like)
-        _times(by_down, (M, hidden, F), gated, turned, w[8], 0, x, like)
+        _times(by_down, (M, hidden, F), gated, turned, w[8], 0, x, like, by)
 
 
 @loop
@@ -108,11 +111,11 @@ def _turn(many, shape, q, k, v, strides, position, cos, sin, out, node_k, node_v
 
 
 @loop
-def _times(many, shape, x, turned, weight, bias, y, like):
+def _times(many, shape, x, turned, weight, bias, y, like, by):
     if many:
-        product_together(shape, x, turned, weight, bias, y, like)
+        product_together(shape, x, turned, weight, bias, y, like, by)
     else:
-        product_alone(shape, x, turned, weight, bias, y, like)
+        product_alone(shape, x, turned, weight, bias, y, like, by)
 
 
 class _Weights(NamedTuple):
@@ -157,6 +160,7 @@ def forward(
         decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),
         tuple(y.stride(0) * y.element_size() for y in caches), np.float32(attend.scale),
         parts(len(attend.work[-1]) * K), attend.work, LIKE[residual.dtype],
+        BY[instruction(residual.dtype)],
     )  # fmt: skip
     return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
 

@@ -1,26 +1,26 @@
-"""x W^T + b of a few rows, in a loop that reads a weight once and holds up to ROWS rows' sums.
+"""x W^T + b of a few rows, in a loop that reads a weight once and holds several rows' sums.
 
-A sum of a row and a column is taken in the order of k, with one rounding a product: its bits depend
-neither on how many rows there are, nor on the threads, nor on the width of the CPU's vectors.
+A sum of a row and a column is taken in the order of k: its bits depend neither on how many rows
+there are nor on the threads. By "fma" each product is rounded once, whatever the CPU's vectors are;
+"dot" and "amx", instructions for bfloat16, have an order of their own (`tiles.py`, `amx.py`).
 
 A step's rows are few, so its time is that of reading the weights; those of a block of columns lie
-in the order in which they are read. In bfloat16 they become float32 on the way: Intel's own
-instruction multiplies twice as many numbers, but took more than twice the time where it was tried.
-`python -m bench.products` has both.
+in the order in which they are read. `python -m bench.products` compares.
 """
 
 import numpy as np
 import torch
 from numba import prange
 
+from csd.kernels.cpu import amx, instruction
 from csd.kernels.cpu.lanes import BLOCK, turn
 from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
 from csd.kernels.cpu.threads import by_threads
-from csd.kernels.cpu.tiles import COLUMNS, LANES, ROWS, tile
+from csd.kernels.cpu.tiles import BY, COLUMNS, LANES, ROWS, tile
 
 DTYPES = (torch.bfloat16, torch.float32)
 # rows that are multiplied with a block of columns before the next one is read
-MOST = 6 * ROWS
+MOST, AMX_MOST = 6 * ROWS, 8 * amx.ROWS
 # bytes between what is multiplied and what is asked for
 AHEAD = 4096
 
@@ -30,21 +30,32 @@ def _product(
     shape,  # M, N, K
     x,  # [M, K]
     turned,  # [room(M, K)] float32, written: of the rows of each tile, [K, rows]
-    weight,  # [N / COLUMNS, K, COLUMNS]
+    weight,  # [N / COLUMNS, K, COLUMNS], as `by_columns` lays it out
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
     like,
+    by,  # one of `tiles.BY`
 ):
     M, N, K = shape
-    passes = -(-M // MOST)
+    in_amx, in_pairs = by.itemsize == 1, by.itemsize == 2
+    # a row as numbers of float32, which is what pairs of bfloat16 are moved as
+    words = K // 2 if in_pairs else K
+    steps = K // amx.DEPTH if in_amx else words
+    passes = -(-M // (AMX_MOST if in_amx else MOST))
     most = -(-M // passes)
     zeros = np.zeros(COLUMNS, np.float32)
     size = COLUMNS * K * like.itemsize
     for top in range(0, M, most):
         left = min(most, M - top)
-        tiles = -(-left // ROWS)
+        tiles = -(-left // (amx.ROWS if in_amx else ROWS))
         each = -(-left // tiles)
-        _turn_rows(left, each, K, x + top * K * like.itemsize, turned, like)
+        source, row = x + top * K * like.itemsize, K * like.itemsize
+        if in_pairs:
+            _turn_rows(left, each, words, source, turned, np.empty(0, np.float32))
+        elif not in_amx:
+            _turn_rows(left, each, K, source, turned, like)
+        if not in_amx:
+            source, row = turned, words * 4
         for c in prange(N // COLUMNS):
             block = weight + c * size
             start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
@@ -52,10 +63,12 @@ def _product(
                 first = t * each
                 rows = min(each, left - first)
                 # the lines further on in this block, or of each tile its share of the next one's
-                step = size // K // tiles
-                ahead = block + AHEAD if tiles == 1 else block + size + t * step * K
+                step = size // steps // tiles
+                ahead = block + AHEAD if tiles == 1 else block + size + t * step * steps
                 out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
-                tile(rows, K, turned + first * K * 4, block, start, out, N, ahead, step, like)
+                tile(
+                    rows, steps, source + first * row, block, start, out, N, ahead, step, like, by
+                )
 
 
 @loop
@@ -74,18 +87,28 @@ def room(rows: int, K: int) -> int:
     return min(rows, MOST) * K + BLOCK
 
 
-def fits(weight: torch.Tensor) -> bool:
-    """Whether the loop multiplies a weight [N, K]."""
+def fits(weight: torch.Tensor, by: str | None = None) -> bool:
+    """Whether the loop multiplies a weight [N, K]; by: an instruction, else this CPU's."""
+    by = by or instruction(weight.dtype)
+    if by is None or not readable(weight):
+        return False
     N, K = weight.shape
-    return weight.dtype in DTYPES and readable(weight) and N % COLUMNS == 0 and K % BLOCK == 0
+    return N % COLUMNS == 0 and K % (BLOCK if by == "fma" else 2 * BLOCK) == 0
 
 
-def by_columns(weight: torch.Tensor) -> torch.Tensor:
-    """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it."""
-    K = weight.shape[1]
+def by_columns(weight: torch.Tensor, by: str | None = None) -> torch.Tensor:
+    """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it.
+
+    In bfloat16 two numbers lie side by side: by "fma" those of columns c and c + LANES, else those
+    of k and k + 1.
+    """
+    K, by = weight.shape[1], by or instruction(weight.dtype)
     if weight.dtype == torch.float32:
         return weight.view(-1, COLUMNS, K).transpose(1, 2).contiguous()
-    pairs = weight.reshape(-1, 2, LANES, K).permute(0, 3, 2, 1)
+    if by == "fma":
+        pairs = weight.reshape(-1, 2, LANES, K).permute(0, 3, 2, 1)
+    else:
+        pairs = weight.reshape(-1, COLUMNS, K // 2, 2).transpose(1, 2)
     return pairs.reshape(-1, K, COLUMNS)
 
 
@@ -93,8 +116,9 @@ def product(
     x: torch.Tensor,  # [M, K]
     weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS]
     bias: torch.Tensor | None = None,  # [N]
+    by: str | None = None,
 ) -> torch.Tensor:
-    """[M, N] in the dtype of x and weight, sums in float32."""
+    """[M, N] in the dtype of x and weight, sums in float32; by: an instruction, else this CPU's."""
     (M, K), N = x.shape, weight.shape[0] * COLUMNS
     y, x = torch.empty(M, N, dtype=x.dtype), x.contiguous()
     if M == 0:
@@ -104,6 +128,7 @@ def product(
     _product(
         numbers(weight, M), (M, N, K), x.data_ptr(), turned.data_ptr(), weight.data_ptr(),
         0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
+        BY[by or instruction(x.dtype)],
     )  # fmt: skip
     return y
 

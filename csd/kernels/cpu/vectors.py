@@ -1,0 +1,33 @@
+"""LLVM code that the products share: rounding to bfloat16, and asking for lines of the cache."""
+
+from typing import Any
+
+from llvmlite import ir
+
+INT, BYTE, FLOAT = ir.IntType(32), ir.IntType(8), ir.FloatType()
+# bytes of a line of the cache
+LINE = 64
+
+
+def ints(count: int, value: int) -> ir.Constant:
+    return ir.Constant(ir.VectorType(INT, count), [value] * count)
+
+
+def rounded(builder: Any, value: Any) -> Any:
+    """The upper halves of a vector of float32, rounded to the nearest, ties to even.
+
+    NaNs stay such: those that a sum has of bfloat16 have no bits in their lower halves.
+    """
+    count = value.type.count
+    bits = builder.bitcast(value, ir.VectorType(INT, count))
+    odd = builder.and_(builder.lshr(bits, ints(count, 16)), ints(count, 1))
+    up = builder.add(builder.add(bits, ints(count, 0x7FFF)), odd)
+    return builder.trunc(builder.lshr(up, ints(count, 16)), ir.VectorType(ir.IntType(16), count))
+
+
+def prefetch(builder: Any, pointer: Any) -> None:
+    """Asks for the line at a pointer to a byte, into the second level of caches."""
+    kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT])
+    function = builder.module.declare_intrinsic("llvm.prefetch", kind.args[:1], kind)
+    read, second_level, data = INT(0), INT(2), INT(1)
+    builder.call(function, [pointer, read, second_level, data])
