@@ -88,9 +88,9 @@ def equal_slots(rng, count, **options):
     return slots
 
 
-def used_pool(rows, slots):
-    """A pool that holds what another step left there."""
-    pool = Pool.empty(rows, slots, slots, CONFIG.context)
+def used_pool(rows, slots, context=CONFIG.context):
+    """A pool that holds what another step left there, of contexts of `context` tokens."""
+    pool = Pool.empty(rows, slots, slots, context)
     for f in fields(Pool):
         getattr(pool, f.name).fill_(-77)
     return pool
