@@ -44,13 +44,13 @@ class Timed(csd.Engine):
         self._phases: dict[str, float] = {}
         ops = self.ops
         if not parts:
-            self.ops = replace(ops, advance_slots=self._ends_a_step(ops.advance_slots))
+            self.ops = replace(ops, commit_kv=self._ends_a_step(ops.commit_kv))
             return
         self.ops = replace(
             ops,
             plan_attention=self._timed("attention", ops.plan_attention),
             tree_attention=self._timed("attention", ops.tree_attention),
-            advance_slots=self._ends_a_step(ops.advance_slots),
+            commit_kv=self._ends_a_step(ops.commit_kv),
         )
         product = self.decoder.linear
 

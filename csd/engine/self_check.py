@@ -23,6 +23,7 @@ from csd.kernels.ops import Joined, Ops, reference
 from csd.models.config import ModelConfig
 from csd.models.pack import pack
 from csd.models.random_weights import random_decoder
+from csd.state.verdict import Verdict
 from csd.state.version import __version__
 
 # the kind of model that is checked where none is given
@@ -185,15 +186,23 @@ class _ComparedOps(Ops):
 
 def _compared_ops(own: Ops, found: dict[str, Check]) -> Ops:
     plain = reference()
-    if own.name != plain.name:
-        # kernels sample every row
+    # kernels sample every row
+    on_paths = own.name == plain.name
+    if not on_paths:
         plain = replace(plain, verify=plain.verify_all)
     each = {
-        name: _compared(getattr(own, name), getattr(plain, name), found.get(name))
+        name: _compared(
+            getattr(own, name), getattr(plain, name), found.get(name), on_paths and name == "verify"
+        )
         for name in _operations()
     }
     joined = {
-        name: Joined((), _compared(whole.run, getattr(plain, name), found.get(name)))
+        name: Joined(
+            (),
+            _compared(
+                whole.run, getattr(plain, name), found.get(name), on_paths and name == "decide"
+            ),
+        )
         for name, whole in own.joined.items()
         if name != "forward"
     }
@@ -202,10 +211,17 @@ def _compared_ops(own: Ops, found: dict[str, Check]) -> Ops:
     return _ComparedOps(own.name, **each, joined=joined)
 
 
-def _compared(run: Callable, oracle: Callable, row: Check | None) -> Callable:
-    """`run`, whose results and written arguments are compared with those of `oracle`."""
+def _compared(
+    run: Callable, oracle: Callable, row: Check | None, on_paths: bool = False
+) -> Callable:
+    """`run`, whose results and written arguments are compared with those of `oracle`.
+
+    on_paths: of verdicts only the rows of accepted paths, since others may be sampled or not.
+    """
     if row is None:
         return run
+
+    same = _on_paths if on_paths else _unchanged
 
     def call(*args: Any, **options: Any) -> Any:
         dropped = HANDED_ON.get(row.name, ())
@@ -215,14 +231,35 @@ def _compared(run: Callable, oracle: Callable, row: Check | None) -> Callable:
             result = run(*args, **options)
             row.calls += 1
             if row.error is None:
-                sides = [(oracle(*a, **o), (a, o)) for a, o in (eager, exact)]
-                _compare(row, _tensors((result, given)), *map(_tensors, sides))
+                sides = [(same(oracle(*a, **o)), (a, o)) for a, o in (eager, exact)]
+                _compare(row, _tensors((same(result), given)), *map(_tensors, sides))
         except Exception as error:
             row.error = row.error or f"{type(error).__name__}: {error}"[:200]
             raise
         return result
 
     return call
+
+
+def _unchanged(x: Any) -> Any:
+    return x
+
+
+def _on_paths(x: Any) -> Any:
+    """A verdict, or one among others, without what it says of rows beside the accepted paths."""
+    if isinstance(x, tuple):
+        return tuple(map(_on_paths, x))
+    if not isinstance(x, Verdict):
+        return x
+    beside = torch.ones_like(x.sample, dtype=torch.bool)
+    beside[x.accept_row[x.accept_row >= 0].long()] = False
+    return replace(
+        x,
+        sample=x.sample.masked_fill(beside, -1),
+        logprob=x.logprob.masked_fill(beside, 0),
+        top_token=x.top_token.masked_fill(beside[:, None], -1),
+        top_prob=x.top_prob.masked_fill(beside[:, None], 0),
+    )
 
 
 def _same_bits(run: Callable, row: Check) -> Callable:

@@ -158,25 +158,41 @@ def reference() -> Ops:
 def compiled_loops() -> Ops:
     """The references, with loops in place of what takes the most of a step."""
     from csd.kernels.cpu.attention import plan_attention, tree_attention
+    from csd.kernels.cpu.commit_kv import commit_kv
+    from csd.kernels.cpu.decide import decide
+    from csd.kernels.cpu.draft_tree import draft_tree
     from csd.kernels.cpu.forward import forward
+    from csd.kernels.cpu.graph_insert import graph_insert
+    from csd.kernels.cpu.insert_observed import insert_observed
     from csd.kernels.cpu.layers import rms_norm, rotary, swiglu
+    from csd.kernels.cpu.observe import observe
     from csd.kernels.cpu.passes import PASSES
     from csd.kernels.cpu.threads import threads
+    from csd.kernels.cpu.verify import verify
     from csd.kernels.verify import verify_ref
-    from csd.kernels.verify.on_path import verify_on_path
 
     if torch.get_num_threads() > MOST_THREADS * threads():
         return reference()
+    plain = reference()
+    joined = {
+        "forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward),
+        "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
+        "insert_observed": Joined((observe, graph_insert), insert_observed),
+    }
     return replace(
-        reference(),
+        plain,
         rms_norm=rms_norm,
         rotary=rotary,
         swiglu=swiglu,
         plan_attention=plan_attention,
         tree_attention=tree_attention,
-        verify=partial(verify_on_path, passes=PASSES),
+        verify=verify,
         verify_all=partial(verify_ref, passes=PASSES),
-        joined={"forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward)},
+        commit_kv=commit_kv,
+        draft_tree=draft_tree,
+        observe=observe,
+        graph_insert=graph_insert,
+        joined=joined,
     )
 
 

@@ -6,6 +6,13 @@ from commit_cases import commit_case
 
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import commit_kv, commit_kv_ref, commit_kv_triton, write_prompt
+from csd.kernels.cpu import compiles
+
+RUNS = [commit_kv_ref, commit_kv_triton, commit_kv]
+if compiles():
+    from csd.kernels.cpu.commit_kv import commit_kv as commit_kv_loop
+
+    RUNS.append(commit_kv_loop)
 
 CASES = {
     "nothing-accepted": ([0, 5], [0, 0]),
@@ -31,7 +38,7 @@ def same(a, b):
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-@pytest.mark.parametrize("run", [commit_kv_ref, commit_kv_triton, commit_kv])
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", CASES)
 def test_commit_kv(run, name):
     case = commit_case(*CASES[name])
@@ -42,7 +49,7 @@ def test_commit_kv(run, name):
     assert torch.equal(case["slot_len"], before)
 
 
-@pytest.mark.parametrize("run", [commit_kv_ref, commit_kv_triton, commit_kv])
+@pytest.mark.parametrize("run", RUNS)
 def test_lengths_that_count_the_accepted_rows(run):
     case = commit_case([60, 2], [5, 1])
     k, v = copied(case)
@@ -53,10 +60,11 @@ def test_lengths_that_count_the_accepted_rows(run):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("heads", [(1, 96), (8, 256)], ids=str)
-def test_commit_kv_triton_widths(dtype, heads):
+@pytest.mark.parametrize("run", RUNS[1:])
+def test_commit_kv_widths(run, dtype, heads):
     case = commit_case([60, 2], [5, 1], heads, dtype)
     k, v = copied(case)
-    commit_kv_triton(**case)
+    run(**case)
     assert same(case["k_pages"], k) and same(case["v_pages"], v)
 
 

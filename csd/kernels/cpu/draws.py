@@ -29,39 +29,62 @@ def _draw(
     top_token,  # [R, 8]
     top_prob,  # [R, 8]
 ):
-    kind = type(rest_mass[0])
-    top = np.empty(TOP, kind)
+    top = np.empty(TOP, rest_mass.dtype)
     for m in range(token.shape[0]):
-        total, most, won = 0.0, kind(-np.inf), 0
-        top[:] = -np.inf
-        top_token[m] = -1
-        for w in range(token.shape[1] + 1):
-            rest = w == token.shape[1]
-            value = np.log(rest_mass[m]) if rest else score[m, w]
-            if not rest:
-                total += np.exp(value)
-                _rank(top, top_token[m], value, token[m, w])
-            # nothing is -inf but what the filters took and padding
-            if value == -np.inf or (rest and greedy[m]):
-                continue
-            noisy = value
-            if not greedy[m]:
-                t = vocab if rest else token[m, w]
-                word = philox_word(key[slot[m]], t, position[m], sample[slot[m]], SAMPLE)
-                noisy += gumbel(word, kind)
-            # heads are in token order: the first maximum has the smallest id
-            if noisy > most:
-                most, won = noisy, w
-        rest = won == token.shape[1]
-        log_total[m] = np.log(kind(total) + rest_mass[m])
-        drawn[m] = vocab if rest else token[m, won]
-        logprob[m] = (np.log(rest_mass[m]) if rest else score[m, won]) - log_total[m]
-        for j in range(TOP):
-            prob = np.float32(np.exp(top[j] - log_total[m]))
-            prob = (np.float32(1) if j == 0 else np.float32(0)) if greedy[m] else prob
-            present = live[m] and prob > 0
-            top_prob[m, j] = prob if present else 0
-            top_token[m, j] = top_token[m, j] if present else -1
+        s = slot[m]
+        drawn[m], logprob[m], log_total[m] = draw_row(
+            token[m], score[m], rest_mass[m], key[s], sample[s], position[m], greedy[m], live[m],
+            vocab, top, top_token[m], top_prob[m],
+        )  # fmt: skip
+
+
+@loop
+def draw_row(
+    token,  # [W]
+    score,  # [W]
+    rest_mass,
+    key,
+    sample,
+    position,
+    greedy,
+    live,
+    vocab,
+    top,  # [8] to work in
+    top_token,  # [8], written
+    top_prob,  # [8], written
+):
+    """What a row draws, the log-probability of it and the log of the row's mass."""
+    kind = type(rest_mass)
+    total, most, won = 0.0, kind(-np.inf), 0
+    top[:] = -np.inf
+    top_token[:] = -1
+    for w in range(token.shape[0] + 1):
+        rest = w == token.shape[0]
+        value = np.log(rest_mass) if rest else score[w]
+        if not rest:
+            total += np.exp(value)
+            _rank(top, top_token, value, token[w])
+        # nothing is -inf but what the filters took and padding
+        if value == -np.inf or (rest and greedy):
+            continue
+        noisy = value
+        if not greedy:
+            t = vocab if rest else token[w]
+            noisy += gumbel(philox_word(key, t, position, sample, SAMPLE), kind)
+        # heads are in token order: the first maximum has the smallest id
+        if noisy > most:
+            most, won = noisy, w
+    rest = won == token.shape[0]
+    log_total = np.log(kind(total) + rest_mass)
+    drawn = vocab if rest else token[won]
+    logprob = (np.log(rest_mass) if rest else score[won]) - log_total
+    for j in range(TOP):
+        prob = np.float32(np.exp(top[j] - log_total))
+        prob = (np.float32(1) if j == 0 else np.float32(0)) if greedy else prob
+        present = live and prob > 0
+        top_prob[j] = prob if present else 0
+        top_token[j] = top_token[j] if present else -1
+    return drawn, logprob, log_total
 
 
 @loop

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from csd.kernels.cpu import instruction
 from csd.kernels.cpu.attention import PAGE, _attend
-from csd.kernels.cpu.layers import _rms_norm, _rotary, _swiglu, rms_norm
+from csd.kernels.cpu.layers import EXP, _rms_norm, _rotary, _swiglu, rms_norm
 from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
 from csd.kernels.cpu.products import _product, numbers, room
 from csd.kernels.cpu.threads import many, parts
@@ -151,7 +151,7 @@ def forward(
     turned = torch.empty(room(M, max(c.hidden, H * D, wide)), dtype=torch.float32)
     layer = decoder.layers[0]
     products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
-    counts = M * c.hidden, M * H * D, M * H * D * PAGE, M * wide, *products
+    counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
     caches = node_k, node_v, attend.k, attend.v
     _layers(
         (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), tuple(map(many, counts)),

@@ -29,29 +29,12 @@ def _heads(
     rest,  # [R], written: sum of exp of the others
     like,
 ):
-    R, V, W = shape
+    R, V, _ = shape
     kind = type(temperature[0])
-    low, zero = kind(-HEAD_WIDTH), kind(0)
     for m in prange(R):
         row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
-        most = _peak(row, z) / temperature[m]
-        found, total = 0, zero
-        for at in range(0, V, PIECE):
-            width = min(PIECE, V - at)
-            part = row[at : at + width]
-            for j in range(width):
-                z[j] = read(part[j]) / temperature[m] - most
-            z[width:] = -np.inf
-            if not peak(z) < low:
-                for j in range(width):
-                    if z[j] >= low:
-                        if found < W:
-                            token[m, found], score[m, found] = at + j, z[j]
-                        found += 1
-            for j in range(PIECE):
-                z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
-            total += added(z)
-        count[m], rest[m] = found, total
+        most = row_peak(row, z)
+        count[m], rest[m] = row_head(row, most, temperature[m], token[m], score[m], z)
 
 
 @by_threads
@@ -65,21 +48,63 @@ def _log_sum(
     kind = type(out[0])
     for m in prange(R):
         row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
-        most, total = _peak(row, z), kind(0)
-        for at in range(0, V, PIECE):
-            width = min(PIECE, V - at)
-            part = row[at : at + width]
-            for j in range(width):
-                z[j] = read(part[j]) - most
-            z[width:] = -np.inf
-            for j in range(PIECE):
-                z[j] = exp(z[j])
-            total += added(z)
-        out[m] = np.log(total) + most
+        out[m] = row_log_sum(row, row_peak(row, z), z)
 
 
 @loop
-def _peak(row, z):
+def row_head(
+    row,  # [V]
+    most,  # its `row_peak`
+    temperature,
+    token,  # [W], written
+    score,  # [W], written
+    z,  # [PIECE] to work in, of the temperature's type
+):
+    """How many tokens a row's head has, of which the first W are written; exp of the others."""
+    kind = type(temperature)
+    low, zero = kind(-HEAD_WIDTH), kind(0)
+    most = most / temperature
+    found, total = 0, zero
+    for at in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - at)
+        part = row[at : at + width]
+        for j in range(width):
+            z[j] = read(part[j]) / temperature - most
+        z[width:] = -np.inf
+        if not peak(z) < low:
+            for j in range(width):
+                if z[j] >= low:
+                    if found < token.shape[0]:
+                        token[found], score[found] = at + j, z[j]
+                    found += 1
+        for j in range(PIECE):
+            z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
+        total += added(z)
+    return found, total
+
+
+@loop
+def row_log_sum(
+    row,  # [V]
+    most,  # its `row_peak`
+    z,  # [PIECE] to work in, of the sum's type
+):
+    """log sum exp of a row."""
+    total = type(z[0])(0)
+    for at in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - at)
+        part = row[at : at + width]
+        for j in range(width):
+            z[j] = read(part[j]) - most
+        z[width:] = -np.inf
+        for j in range(PIECE):
+            z[j] = exp(z[j])
+        total += added(z)
+    return np.log(total) + most
+
+
+@loop
+def row_peak(row, z):
     """The largest of a row; z: [PIECE] to work in."""
     most = read(row[0])
     for at in range(0, row.shape[0], PIECE):

@@ -70,9 +70,14 @@ def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     return x.dtype in LIKE and all(y.dtype == x.dtype and type(y) in PLAIN for y in given)
 
 
+def on_host(*tensors: torch.Tensor) -> bool:
+    """Whether loops read the memory of all tensors, whatever their dtypes."""
+    return all(type(x) in PLAIN and x.is_cpu for x in tensors)
+
+
 @register_jitable
 def memory(address, shape, like):
-    """The array at an address, of a shape and of the dtype of `like`, one of `LIKE`.
+    """The array at an address, of a shape and of the dtype of the array `like`.
 
     Loops are given addresses: numpy's array of a tensor takes longer to make than a row's norm.
     """

@@ -25,22 +25,46 @@ def _descend(
 ):
     for s in range(slot_start.shape[0]):
         accept_row[s] = -1
-        accept_count[s], finish[s] = 0, RUNNING
-        left, end = max_new[s] - generated[s], False
-        count, last = 0, -1
-        # a parent precedes its children, which have different tokens
-        for row in range(slot_start[s], slot_start[s] + slot_nodes[s]):
-            if parent[row] != last or (last >= 0 and sample[last] != token[row]):
-                continue
-            if end or count >= left:
-                break
-            accept_row[s, count], last = row, row
+        left, behind = max_new[s] - generated[s], slot_start[s] + slot_nodes[s]
+        row, count, end = slot_start[s] if slot_nodes[s] else -1, 0, False
+        while row >= 0 and count < left and not end:
+            accept_row[s, count] = row
             count += 1
-            for i in range(stop_ids.shape[1]):
-                end |= sample[row] >= 0 and sample[row] == stop_ids[s, i]
+            end = ends(sample[row], stop_ids[s])
+            row = child(token, parent, row, behind, sample[row])
         accept_count[s] = count
-        if slot_nodes[s]:
-            finish[s] = STOP if end else LENGTH if count == left else RUNNING
+        finish[s] = finished(end, count == left) if slot_nodes[s] else RUNNING
+
+
+@loop
+def child(
+    token,  # [M]
+    parent,  # [M]
+    row,
+    behind,  # the row behind the slot's last one
+    drawn,
+):
+    """The child of a row that is the token it drew, or -1."""
+    # a parent precedes its children, which have different tokens
+    for other in range(row + 1, behind):
+        if parent[other] == row and token[other] == drawn:
+            return other
+    return -1
+
+
+@loop
+def ends(drawn, stop_ids):
+    """Whether a token ends its sample; -1 is none."""
+    found = False
+    for i in range(stop_ids.shape[0]):
+        found |= drawn >= 0 and drawn == stop_ids[i]
+    return found
+
+
+@loop
+def finished(end, full):
+    """How a slot stands whose path has an end token, or its last token."""
+    return STOP if end else LENGTH if full else RUNNING
 
 
 def descend(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
