@@ -6,7 +6,7 @@ Any step drafts only out of a credit, which a step raises by SHARE of itself, an
 what it won or lowers by what it lost. So looks take about that share, and so do drafts that are
 believed to pay and do not. Where drafts have won, half of that may be lost again before they pause,
 up to WON steps: one step that loses says little beside twenty that won. A call begins with what the
-last one left of its credit, a quarter at least.
+last one left of its credit, LEFT at least.
 """
 
 import math
@@ -15,10 +15,11 @@ from csd.engine.step_cost import LateSteps
 
 # drafts pay where they bring so many times the tokens a second
 GAIN = 1.03
-# of the time, for looks; and the credit at first, in steps without drafts
-SHARE, CREDIT = 0.01, 0.4
+# of the time, for looks; the credit of an engine's first call, what grows back of it at most, and
+# the least that a later call has, in steps without drafts
+SHARE, CREDIT, REGAINED, LEFT = 0.01, 0.7, 0.4, 0.1
 # what it may be more: of the most that the call's drafts have won, and in all
-KEPT, WON = 0.5, 1.0
+KEPT, WON = 0.5, 2.0
 # what a look that may have been disturbed is taken to have lost at most
 DOUBTED = 0.25
 # one step in EVERY runs without drafts, and of the first ALTERNATE every second one
@@ -40,7 +41,7 @@ class Turns:
         self._steps = self._since = 0  # of the call; of them since the last one without drafts
         self._again = True  # whether a measurement is due: at first, and after a surprise
         self._misses = self._rest = 0
-        self._credit = min(max(late.credit, CREDIT / 4), CREDIT)
+        self._credit = min(max(late.credit, LEFT), CREDIT)
         self._look = math.inf  # what proposing takes, in steps without drafts
         self._won = self._most_won = 0.0  # by the call's drafts, in steps without
         self._gain = 1.0  # of the last few steps
@@ -52,7 +53,7 @@ class Turns:
     def take(self) -> bool:
         """Whether the next step may draft."""
         self._steps += 1
-        self._credit = min(self._credit + SHARE, max(self._credit, CREDIT))
+        self._credit = min(self._credit + SHARE, max(self._credit, REGAINED))
         self.trial = False
         if self._rest or self._credit <= 0 or self._looking or self._measures():
             self._idle = self._idle or not self._looking

@@ -41,7 +41,7 @@ def test_the_first_steps_alternate_and_one_in_64_is_without_drafts():
 def test_a_call_looks_less_where_drafts_of_the_last_one_lost():
     machine, cost = Machine(dear, weak, lambda step: 0.31, propose=0.4), table(dear, 1.0)
     drafted = [sum(n > 0 for n in machine.run(AutoBudget(cost), 60).nodes) for _ in range(3)]
-    assert 0 < drafted[1] + drafted[2] < drafted[0]
+    assert 0 < (drafted[1] + drafted[2]) / 2 < drafted[0]
     # and drafts as much as ever where they pay
     machine = Machine(cheap, strong, propose=0.05)
     assert machine.run(AutoBudget(cost), 300).rate() > 1.4 * machine.run(None, 300).rate()
