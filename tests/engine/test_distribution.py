@@ -73,7 +73,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
         return verdict
 
     monkeypatch.setattr(on_path, "verify_on_path", copying)
-    observed, *_ = LAW.draw(400, max_slots=1, budget=6)
+    observed, *_ = LAW.draw(400, max_slots=1, budget=6, kernels="reference")
     assert equal_share(observed)[1] > 20
     assert LAW.p_value(observed) < 1e-10
 

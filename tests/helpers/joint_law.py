@@ -29,9 +29,10 @@ class JointLaw:
         logits[:, :TOKENS] = self.law[place, token.clamp(max=TOKENS - 1)].log()
         return logits
 
-    def draw(self, replicates, max_slots, together=None, **options):
+    def draw(self, replicates, max_slots, together=None, kernels=None, **options):
         """Counts [729] of the pairs of samples, tokens accepted and tokens drafted."""
-        e = engine(LastToken(self.logits, VOCAB), max_slots=max_slots, together=together)
+        model = LastToken(self.logits, VOCAB)
+        e = engine(model, max_slots=max_slots, together=together, kernels=kernels)
         letters = torch.cartesian_prod(*[torch.arange(TOKENS, VOCAB)] * 3)
         prompts = [[*x, *self.tail] for x in letters[:replicates].tolist()]
         results = csd.generate(
