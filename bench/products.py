@@ -5,15 +5,17 @@
 
 Random weights of a known shape, the layers' and the head's. "plain" is `F.linear`, "onednn" the
 packed product of oneDNN, "fma", "dot" and "amx" the loop of `csd/kernels/cpu/products.py` by the
-instructions that this CPU has, in milliseconds: medians of rounds in which all take turns. "taken"
-is the one that csd takes on this CPU, and "gain" the median of the rounds' ratios of the faster of
-"plain" and "onednn" to it. Each has its own copy of the weights, one after the other.
+instructions that this CPU has, each with weights that are laid out beforehand and with plain ones,
+as a user's module has them. In milliseconds: medians of rounds in which all take turns. "taken" is
+the instruction that csd takes on this CPU, "gain" the median of the rounds' ratios of the faster of
+"plain" and "onednn" to it, and "gain, plain" that of `F.linear` to it, both with plain weights.
+Each has its own copy of the weights, one after the other.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -63,6 +65,8 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
         from csd.kernels.cpu.products import by_columns, product
 
         kinds[by] = partial(by_columns, by=by), partial(product, by=by)
+        if by != "amx":
+            kinds[f"{by}, plain"] = lambda w: w, partial(product, by=by)
     found = {}
     for name, (layout, multiply) in kinds.items():
         weights = [layout(torch.randn(size).to(dtype)) for size in sizes]
@@ -89,9 +93,14 @@ def measured(sides: dict[str, Callable], rows: int, dtype: torch.dtype, rounds: 
     found: dict = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
     if (taken := instruction(dtype)) is not None:
         pytorch = zip(*(seconds[x] for x in ("plain", "onednn") if x in seconds), strict=True)
-        pairs = zip(map(min, pytorch), seconds[taken], strict=True)
-        found |= {"taken": taken, "gain": statistics.median(a / b for a, b in pairs)}
+        found |= {"taken": taken, "gain": _gain(map(min, pytorch), seconds[taken])}
+        if f"{taken}, plain" in seconds:
+            found["gain, plain"] = _gain(seconds["plain"], seconds[f"{taken}, plain"])
     return found
+
+
+def _gain(others: Iterable[float], own: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(others, own, strict=True))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.cpu import multiplies
+from csd.kernels.cpu import in_loops, multiplies
 
 # not every build of PyTorch has it, and the flag is on without it too
 ONEDNN = torch.backends.mkldnn.is_available()
@@ -60,11 +60,6 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
         if fits(weight):
             return by_columns(weight)
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32) if _onednn(weight) else weight
-
-
-def in_loops(weight: torch.Tensor) -> bool:
-    """Whether a weight is laid out for csd's loop, whose products do not depend on other rows."""
-    return weight.dim() == 3
 
 
 @cache

@@ -22,11 +22,15 @@ EVEN = dict(
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
     """engine(family, dtype): whose products are loops, whatever this CPU takes."""
-    monkeypatch.setattr("csd.models.linear.multiplies", lambda dtype: True)
+    for module in ("kernels.cpu", "models.linear"):
+        monkeypatch.setattr(f"csd.{module}.multiplies", lambda dtype: True)
 
-    def make(family, dtype, **options):
-        path = checkpoints.make(family, tmp_path / family, **EVEN)
-        found = csd.Engine(path, dtype=dtype, max_slots=5, **options)
+    def make(family, dtype, plain=False, **options):
+        if plain:
+            model = checkpoints.build(family, dtype=dtype, **EVEN)
+        else:
+            model, options["dtype"] = checkpoints.make(family, tmp_path / family, **EVEN), dtype
+        found = csd.Engine(model, max_slots=5, **options)
         if "forward" not in found.ops.joined:
             pytest.skip("an engine on this CPU runs no loops")
         return found
@@ -62,8 +66,9 @@ def draw(engine, **options):
 
 @pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_it_has_the_bits_of_its_operations(engine, both, family, dtype):
-    with engine(family, dtype) as made:
+@pytest.mark.parametrize("plain", [False, True], ids=["laid out", "plain"])
+def test_it_has_the_bits_of_its_operations(engine, both, family, dtype, plain):
+    with engine(family, dtype, plain) as made:
         drawn = draw(made, budget=100)
         assert drawn.stats.nodes_proposed > 0
     # more rows than one pass over the weights has sums for
@@ -80,12 +85,13 @@ def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_it_has_them_in_several_threads(engine, both, threads, monkeypatch):
+@pytest.mark.parametrize("plain", [False, True], ids=["laid out", "plain"])
+def test_it_has_them_in_several_threads(engine, both, threads, plain, monkeypatch):
     monkeypatch.setattr("csd.kernels.cpu.threads.LEAST", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with engine("qwen2", torch.bfloat16) as made:
+        with engine("qwen2", torch.bfloat16, plain) as made:
             draw(made, budget=8)
     finally:
         torch.set_num_threads(before)
@@ -111,7 +117,21 @@ def test_what_stands_in_an_operation_s_place_is_called(engine, monkeypatch):
     assert not calls
 
 
-def test_plain_weights_are_multiplied_by_the_operations(checkpoint):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_module_draws_from_what_its_weights_are_now(engine, dtype):
+    module = checkpoints.build("qwen3", dtype=dtype, **EVEN)
+    with csd.Engine(module, max_slots=5) as made:
+        assert made.exact and joined._weights(made.decoder).plain
+        before = draw(made, budget=8)
+        with torch.no_grad():
+            module.model.layers[1].mlp.up_proj.weight.data.mul_(-1)
+        changed = draw(made, budget=8)
+        assert draw(made, budget=0).tokens == changed.tokens != before.tokens
+    with csd.Engine(module, max_slots=5) as other:
+        assert draw(other, budget=8).logprobs == changed.logprobs
+
+
+def test_weights_of_other_shapes_are_multiplied_by_the_operations(engine):
     with csd.Engine(checkpoints.build("llama"), max_slots=5) as made:
         assert joined._weights(made.decoder) is None
         assert len(draw(made).tokens) == 5

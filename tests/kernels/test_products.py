@@ -6,6 +6,8 @@ import torch
 pytest.importorskip("numba")
 
 from csd.kernels.cpu import instructions
+from csd.kernels.cpu import plain as plain_products
+from csd.kernels.cpu.dots import ROWS as MOST_PLAIN_ROWS
 from csd.kernels.cpu.products import AMX_MOST, MOST, by_columns, fits, product
 from csd.kernels.cpu.tiles import COLUMNS, ROWS
 
@@ -13,7 +15,14 @@ NAN = float("nan")
 BF16, F32 = torch.bfloat16, torch.float32
 # dtypes with the instructions that this CPU has for them; tests/kernels/test_amx.py emulates AMX's
 KINDS = [(dtype, by) for dtype in (F32, BF16) for by in instructions(dtype)]
-every_kind = pytest.mark.parametrize(("dtype", "by"), KINDS, ids=lambda kind: str(kind))
+PLAIN = [(dtype, by, True) for dtype, by in KINDS if by != "amx"]
+every_layout = pytest.mark.parametrize(
+    ("dtype", "by", "plain"), [(*kind, False) for kind in KINDS] + PLAIN, ids=str
+)
+
+
+def laid_out(weight, by, plain):
+    return weight if plain else by_columns(weight, by)
 
 
 def case(rows, dtype, N=3 * COLUMNS, K=96, biased=True):
@@ -22,14 +31,14 @@ def case(rows, dtype, N=3 * COLUMNS, K=96, biased=True):
     return x.to(dtype), weight.to(dtype), bias.to(dtype) if biased else None
 
 
-@every_kind
+@every_layout
 @pytest.mark.parametrize(
     "rows", [0, 1, 2, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, 33, MOST, MOST + 1]
 )
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_product_is_as_near_as_its_dtype_allows(dtype, by, rows, biased):
+def test_the_product_is_as_near_as_its_dtype_allows(dtype, by, plain, rows, biased):
     x, weight, bias = case(rows, dtype, biased=biased)
-    got = product(x, by_columns(weight, by), bias, by)
+    got = product(x, laid_out(weight, by, plain), bias, by)
     want = x.double() @ weight.double().T
     size = x.double().abs() @ weight.double().abs().T
     if biased:
@@ -55,11 +64,11 @@ def test_a_sum_is_taken_in_the_order_of_its_products(K):
     assert torch.equal(wide, total)
 
 
-@every_kind
-def test_a_row_has_the_same_bits_among_any_others(dtype, by):
+@every_layout
+def test_a_row_has_the_same_bits_among_any_others(dtype, by, plain):
     most = AMX_MOST if by == "amx" else MOST
     x, weight, bias = case(most + 30, dtype)
-    blocks = by_columns(weight, by)
+    blocks = laid_out(weight, by, plain)
     alone = torch.cat([product(row[None], blocks, bias, by) for row in x])
     for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, most, most + 30):
         for first in (0, 7, most + 30 - rows):
@@ -67,26 +76,26 @@ def test_a_row_has_the_same_bits_among_any_others(dtype, by):
             assert torch.equal(product(x[some], blocks, bias, by), alone[some])
 
 
-@every_kind
-def test_threads_leave_the_bits_as_they_are(dtype, by):
+@every_layout
+def test_threads_leave_the_bits_as_they_are(dtype, by, plain):
     # enough numbers for a second thread
     x, weight, bias = case(20, dtype, N=16 * COLUMNS, K=640)
     found, threads = [], torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(product(x, by_columns(weight, by), bias, by))
+            found.append(product(x, laid_out(weight, by, plain), bias, by))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@every_kind
-def test_one_row_s_nan_and_infinity_stay_its_own(dtype, by):
+@every_layout
+def test_one_row_s_nan_and_infinity_stay_its_own(dtype, by, plain):
     x, weight, bias = case(ROWS + 9, dtype)
-    want = product(x, by_columns(weight, by), bias, by)
+    want = product(x, laid_out(weight, by, plain), bias, by)
     x[2, 5], x[9, 0] = NAN, float("inf")
-    got = product(x, by_columns(weight, by), bias, by)
+    got = product(x, laid_out(weight, by, plain), bias, by)
     others = [i for i in range(len(x)) if i not in (2, 9)]
     assert torch.equal(got[others], want[others])
     assert got[2].isnan().all() and not got[9].isfinite().any()
@@ -125,12 +134,25 @@ def test_rounding_to_bfloat16_is_pytorch_s():
     assert torch.equal(got[whole].view(torch.int16), value.bfloat16()[whole].view(torch.int16))
 
 
-def test_rows_that_lie_apart_and_memory_that_is_not_the_row_s():
+@pytest.mark.parametrize("plain", [False, True])
+def test_rows_that_lie_apart_and_memory_that_is_not_the_row_s(plain):
     whole = torch.full((9, 200), NAN, dtype=torch.bfloat16)
     x, weight, _ = case(9, torch.bfloat16)
     whole[:, 40:136] = x
-    weight = by_columns(weight)
+    weight = weight if plain else by_columns(weight)
     assert torch.equal(product(whole[:, 40:136], weight), product(x, weight))
+
+
+@pytest.mark.parametrize(("dtype", "by", "_"), PLAIN, ids=str)
+@pytest.mark.parametrize("K", [32, 160])
+@pytest.mark.parametrize("rows", range(1, MOST_PLAIN_ROWS + 2))
+def test_a_plain_weight_s_columns_are_all_multiplied(dtype, by, _, K, rows):
+    """Whole numbers, so any order has the same sum; every number of columns side by side."""
+    generator = torch.manual_seed(rows)
+    x, weight = (torch.randint(-4, 5, (n, K), generator=generator) for n in (rows, 3 * COLUMNS))
+    kept = weight.to(dtype)
+    assert torch.equal(product(x.to(dtype), kept, by=by), (x @ weight.T).to(dtype))
+    assert torch.equal(kept, weight.to(dtype))
 
 
 def test_what_the_loop_multiplies():
@@ -141,3 +163,11 @@ def test_what_the_loop_multiplies():
     # pairs are turned 16 at a time, and a tile of AMX has 16 of them
     assert fits(even[:, :80], "fma")
     assert not fits(even[:, :80], "dot") and not fits(even[:, :80], "amx")
+
+
+def test_which_plain_weights_the_loop_multiplies():
+    even = torch.empty(2 * COLUMNS, 96)
+    assert plain_products.fits(even) and plain_products.fits(even.bfloat16())
+    assert not plain_products.fits(even[:-1]) and not plain_products.fits(even[:, :-1].contiguous())
+    assert not plain_products.fits(even.double()) and not plain_products.fits(even.half())
+    assert not plain_products.fits(even[:, :64]) and not plain_products.fits(even.T)

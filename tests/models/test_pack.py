@@ -10,8 +10,9 @@ from dense import Dense, some_tokens
 from precision import within_eager
 
 import csd
+from csd.kernels.cpu import in_loops
 from csd.models.fuse import fuse
-from csd.models.linear import in_loops, linear, onednn_multiplies, packed
+from csd.models.linear import linear, onednn_multiplies, packed
 from csd.models.load import load
 from csd.models.pack import pack
 
@@ -79,7 +80,8 @@ EVEN = dict(
 def test_samples_of_loops_are_exact_by_default(monkeypatch, tmp_path, family, dtype):
     """Each dtype's own product is the loop, and no row count is tried to find that out."""
     pytest.importorskip("numba")
-    monkeypatch.setattr("csd.models.linear.multiplies", lambda dtype: True)
+    for module in ("kernels.cpu", "models.linear"):
+        monkeypatch.setattr(f"csd.{module}.multiplies", lambda dtype: True)
     monkeypatch.setattr("csd.models.exact.row_blocks", None)
     path = checkpoints.make(family, tmp_path / family, **EVEN)
     with csd.Engine(path, dtype=dtype, max_slots=5) as engine:

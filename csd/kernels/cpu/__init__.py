@@ -32,6 +32,20 @@ def multiplies(dtype: torch.dtype) -> bool:
     return threads() >= torch.get_num_threads()
 
 
+def in_loops(weight: torch.Tensor) -> bool:
+    """Whether a loop multiplies a weight: one laid out by `products.by_columns`, or a plain one.
+
+    Plain ones are left to oneDNN where it has AMX: the loop has tiles for those laid out.
+    """
+    if weight.dim() == 3:
+        return True
+    if not weight.is_cpu or not multiplies(weight.dtype) or instruction(weight.dtype) == "amx":
+        return False
+    from csd.kernels.cpu.plain import fits
+
+    return fits(weight)
+
+
 @cache
 def instruction(dtype: torch.dtype) -> str | None:
     """By which instruction the loop multiplies here, one of `tiles.BY`; None: oneDNN multiplies.

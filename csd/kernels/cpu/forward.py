@@ -11,10 +11,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.cpu import instruction
+from csd.kernels.cpu import in_loops, instruction
 from csd.kernels.cpu.attention import PAGE, _attend
 from csd.kernels.cpu.layers import EXP, _rms_norm, _rotary, _swiglu, rms_norm
 from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
+from csd.kernels.cpu.plain import _product as _plain
 from csd.kernels.cpu.products import _product, numbers, room
 from csd.kernels.cpu.threads import many, parts
 from csd.kernels.cpu.tiles import BY
@@ -31,6 +32,7 @@ ALIGNED = 32
 # loops call loops by names of their module
 norm_alone, norm_together = _rms_norm.alone, _rms_norm.together
 product_alone, product_together = _product.alone, _product.together
+plain_alone, plain_together = _plain.alone, _plain.together
 rotary_alone, rotary_together = _rotary.alone, _rotary.together
 attend_alone, attend_together = _attend.alone, _attend.together
 swiglu_alone, swiglu_together = _swiglu.alone, _swiglu.together
@@ -55,12 +57,13 @@ def _layers(
     parts,
     rows,  # the layout, as `_attend` takes it
     like,
+    plain,  # None where weights are laid out for products: the other kind is not compiled then
     by,  # the instruction of products, one of `tiles.BY`
 ):
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
     norms, turns, attends, gates, by_qkv, by_out, by_gate_up, by_down = many
-    size, width = like.itemsize, (H + 2 * K) * D
+    size, width, how = like.itemsize, (H + 2 * K) * D, (turned, like, by)
     memory(attended, M * H * D, like)[:] = 0
     for i in range(L):
         w = weights[i]
@@ -68,7 +71,7 @@ def _layers(
         k, v = caches[2] + i * strides[2], caches[3] + i * strides[3]
         other = residual if i else 0
         _norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
-        _times(by_qkv, (M, width, hidden), normed, turned, w[1], w[2], qkv, like, by)
+        _times(by_qkv, (M, width, hidden), normed, w[1], w[2], qkv, plain, how)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
         if w[3]:
             for m in range(M):
@@ -84,14 +87,14 @@ def _layers(
             attend_together(*of, like, scale, parts, *rows)
         else:
             attend_alone(*of, like, scale, parts, *rows)
-        _times(by_out, (M, hidden, H * D), attended, turned, w[5], 0, x, like, by)
+        _times(by_out, (M, hidden, H * D), attended, w[5], 0, x, plain, how)
         _norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
-        _times(by_gate_up, (M, 2 * F, hidden), normed, turned, w[7], 0, gate_up, like, by)
+        _times(by_gate_up, (M, 2 * F, hidden), normed, w[7], 0, gate_up, plain, how)
         if gates:
             swiglu_together(M, F, gate_up, gated, like)
         else:
             swiglu_alone(M, F, gate_up, gated, like)
-        _times(by_down, (M, hidden, F), gated, turned, w[8], 0, x, like, by)
+        _times(by_down, (M, hidden, F), gated, w[8], 0, x, plain, how)
 
 
 @loop
@@ -111,17 +114,24 @@ def _turn(many, shape, q, k, v, strides, position, cos, sin, out, node_k, node_v
 
 
 @loop
-def _times(many, shape, x, turned, weight, bias, y, like, by):
-    if many:
-        product_together(shape, x, turned, weight, bias, y, like, by)
+def _times(many, shape, x, weight, bias, y, plain, how):
+    turned, like, by = how
+    if plain is None:
+        if many:
+            product_together(shape, x, turned, weight, bias, y, like, by)
+        else:
+            product_alone(shape, x, turned, weight, bias, y, like, by)
+    elif many:
+        plain_together(shape, x, turned, weight, bias, y, like, by)
     else:
-        product_alone(shape, x, turned, weight, bias, y, like, by)
+        plain_alone(shape, x, turned, weight, bias, y, like, by)
 
 
 class _Weights(NamedTuple):
     """A decoder's weights as the loop reads them."""
 
     addresses: np.ndarray  # [L, 9]
+    plain: bool  # none of its matrices is laid out for products
     held: list  # tensors, biases in float32, whose addresses these are
 
 
@@ -148,7 +158,8 @@ def forward(
     residual = F.embedding(token.clamp(min=0), decoder.embedding)
     x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
                            residual.dtype)  # fmt: skip
-    turned = torch.empty(room(M, max(c.hidden, H * D, wide)), dtype=torch.float32)
+    widest = max(c.hidden, H * D, wide)
+    turned = torch.empty(room(M, widest, weights.plain), dtype=torch.float32)
     layer = decoder.layers[0]
     products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
     counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
@@ -160,7 +171,7 @@ def forward(
         decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),
         tuple(y.stride(0) * y.element_size() for y in caches), np.float32(attend.scale),
         parts(len(attend.work[-1]) * K), attend.work, LIKE[residual.dtype],
-        BY[instruction(residual.dtype)],
+        weights.plain or None, BY[instruction(residual.dtype)],
     )  # fmt: skip
     return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
 
@@ -173,7 +184,11 @@ def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[to
 
 
 def _weights(decoder: Any) -> _Weights | None:
-    """None where a weight is not laid out for the loop of products, or of another dtype."""
+    """None where a weight is not for the loops of products, or of another dtype."""
+    products = [getattr(layer, name) for layer in decoder.layers for name in PRODUCTS]
+    plain = products[0].dim() == 2
+    if not all(in_loops(x) and (x.dim() == 2) is plain for x in products):
+        return None
     held: list[torch.Tensor] = []
     rows = []
     for layer in decoder.layers:
@@ -185,9 +200,7 @@ def _weights(decoder: Any) -> _Weights | None:
                 continue
             if weight.dtype != decoder.embedding.dtype or not weight.is_contiguous():
                 return None
-            if name in PRODUCTS and weight.dim() != 3:
-                return None
             held.append(weight.float() if name == "qkv_bias" else weight)
             row.append(held[-1].data_ptr())
         rows.append(row)
-    return _Weights(np.array(rows), held)
+    return _Weights(np.array(rows), plain, held)

@@ -15,10 +15,10 @@ from numba import prange
 from csd.kernels.cpu import amx, instruction
 from csd.kernels.cpu.lanes import BLOCK, turn
 from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
+from csd.kernels.cpu.plain import _product as plain
 from csd.kernels.cpu.threads import by_threads
 from csd.kernels.cpu.tiles import BY, COLUMNS, LANES, ROWS, tile
 
-DTYPES = (torch.bfloat16, torch.float32)
 # rows that are multiplied with a block of columns before the next one is read
 MOST, AMX_MOST = 6 * ROWS, 8 * amx.ROWS
 # bytes between what is multiplied and what is asked for
@@ -82,9 +82,9 @@ def _turn_rows(rows, each, K, x, turned, like):
             turn(given, first * K + k, K, count - 1, to, first * K + k * count, count)
 
 
-def room(rows: int, K: int) -> int:
+def room(rows: int, K: int, is_plain: bool) -> int:
     """Numbers of float32 that the product of so many rows works in."""
-    return min(rows, MOST) * K + BLOCK
+    return (rows if is_plain else min(rows, MOST)) * K + BLOCK
 
 
 def fits(weight: torch.Tensor, by: str | None = None) -> bool:
@@ -114,18 +114,19 @@ def by_columns(weight: torch.Tensor, by: str | None = None) -> torch.Tensor:
 
 def product(
     x: torch.Tensor,  # [M, K]
-    weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS]
+    weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS], or plain [N, K]
     bias: torch.Tensor | None = None,  # [N]
     by: str | None = None,
 ) -> torch.Tensor:
     """[M, N] in the dtype of x and weight, sums in float32; by: an instruction, else this CPU's."""
-    (M, K), N = x.shape, weight.shape[0] * COLUMNS
+    (M, K), N = x.shape, weight.numel() // x.shape[1]
     y, x = torch.empty(M, N, dtype=x.dtype), x.contiguous()
     if M == 0:
         return y
     wide = None if bias is None else bias.float()
-    turned = torch.empty(room(M, K), dtype=torch.float32)
-    _product(
+    is_plain = weight.dim() == 2
+    turned = torch.empty(room(M, K, is_plain), dtype=torch.float32)
+    (plain if is_plain else _product)(
         numbers(weight, M), (M, N, K), x.data_ptr(), turned.data_ptr(), weight.data_ptr(),
         0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
         BY[by or instruction(x.dtype)],

@@ -72,18 +72,22 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
     return types.none(*[index] * 9, like, by), generate
 
 
+def multiply(builder: Any, pairs: bool) -> Any:
+    """What adds to the third of three registers the products of two, of pairs in bfloat16."""
+    function = ir.FunctionType(FLOATS, [FLOATS] * 3)
+    if pairs:
+        return ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0")
+    name = f"llvm.fma.v{LANES}f32"
+    return cgutils.get_or_insert_function(builder.module, function, name)
+
+
 class _Tile:
     """Code for a number of rows. low: bfloat16; pairs: two of them are multiplied at once."""
 
     def __init__(self, builder: Any, rows: int, low: bool, pairs: bool):
         self.builder, self.rows, self.low, self.pairs = builder, rows, low, pairs
         self.sums = [[cgutils.alloca_once(builder, FLOATS) for _ in "lr"] for _ in range(rows)]
-        function = ir.FunctionType(FLOATS, [FLOATS] * 3)
-        if pairs:
-            self.multiply = ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0")
-        else:
-            name = f"llvm.fma.v{LANES}f32"
-            self.multiply = cgutils.get_or_insert_function(builder.module, function, name)
+        self.multiply = multiply(builder, pairs)
 
     def begin(self, start: Any) -> None:
         pointer = self._at(start, FLOATS)
