@@ -67,9 +67,9 @@ def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[fl
 
 
 def table(rows: list[dict]) -> str:
-    """Rows with the same keys as aligned text."""
-    names = list(rows[0])
-    cells = [names] + [[_cell(r[n]) for n in names] for r in rows]
+    """Rows as aligned text, with a column for every key; a row without it leaves it empty."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names] + [[_cell(r.get(n, "")) for n in names] for r in rows]
     widths = [max(len(c[i]) for c in cells) for i in range(len(names))]
     lines = ["  ".join(x.rjust(w) for x, w in zip(c, widths, strict=True)) for c in cells]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from bench.common import table
 from bench.products import main
 from bench.shapes import SHAPES
 from csd.kernels.cpu import instructions
@@ -20,7 +21,14 @@ def test_every_side_of_a_tiny_shape(monkeypatch, tmp_path, capsys):
     assert json.loads(printed.splitlines()[-1]) == found
     sides = {"plain"} | ({"onednn"} if onednn_multiplies(torch.float32) else set())
     if has := set(instructions(torch.float32)):
-        sides |= has | {"gain", "taken"}
+        sides |= has | {f"{by}, plain" for by in has} | {"gain", "gain, plain", "taken"}
     assert [r["rows"] for r in found["rows"]] == [1, 3]
     assert all(sides | {"dtype", "rows"} == set(r) for r in found["rows"])
     assert all(r[side] > 0 for r in found["rows"] for side in sides - {"taken"})
+
+
+def test_rows_of_other_sides_are_one_table():
+    lines = table([{"dtype": "bfloat16", "dot": 1.0}, {"dtype": "float32", "amx, plain": 2.5}])
+    assert [x.split() for x in lines.splitlines()] == [
+        ["dtype", "dot", "amx,", "plain"], ["bfloat16", "1"], ["float32", "2.5"],
+    ]  # fmt: skip
