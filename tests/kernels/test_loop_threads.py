@@ -1,6 +1,10 @@
 """A CPU's loops give the same bits in any number of threads, and to several callers at once."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numba
 import pytest
@@ -87,3 +91,53 @@ def test_four_callers_at_once(run, two_threads):
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(lambda: [run() for _ in range(5)]) for _ in range(4)]
         assert all(same(out, want) for job in jobs for out in job.result())
+
+
+FILL = """
+import sys
+import numpy as np
+from numba import prange
+from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.threads import LEAST, by_threads, many
+
+@by_threads
+def fill(x):
+    for i in prange(x.shape[0]):
+        x[i] = 1
+
+alone, together = fill.alone, fill.together
+
+@loop
+def caller(is_large, x):
+    if is_large:
+        together(x)
+    else:
+        alone(x)
+
+x = np.zeros(5)
+if sys.argv[1] == "callee":
+    fill(LEAST, x)
+else:
+    for numbers in map(int, sys.argv[2:]):
+        caller(many(numbers), x)
+hits = sum(caller.stats.cache_hits.values()) + sum(together.stats.cache_hits.values())
+print(int(x.sum()), hits)
+"""
+
+
+@needs_threads
+def test_a_loop_finds_its_threads_though_another_process_compiled_what_it_calls(tmp_path):
+    """The caller is compiled while the callee comes from the cache, and is read from there itself
+    by a process whose first call needs no threads."""
+    path = tmp_path / "fill.py"
+    path.write_text(FILL)
+    root = Path(__file__).parents[2]
+    given = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "2",
+                          "PYTHONPATH": str(root)}  # fmt: skip
+    found = [
+        subprocess.run([sys.executable, path, *args], env=given, capture_output=True, text=True)
+        for args in (["callee"], ["caller", str(threads.LEAST)], ["caller", "1", str(threads.LEAST)])
+    ]
+    assert [x.stdout.split() for x in found] == [["5", "0"], ["5", "1"], ["5", "1"]], [
+        x.stderr[-500:] for x in found
+    ]

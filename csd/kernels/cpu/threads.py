@@ -37,11 +37,25 @@ def by_threads(function: Callable) -> ByThreads:
 
 
 def many(numbers: int) -> bool:
-    """Whether so many numbers are worth a second thread; sets how many numba takes."""
+    """Whether so many numbers are worth a second thread; sets how many numba takes.
+
+    Asked before each call of a loop that may run in several threads, or that calls one.
+    """
+    _begin()
     if numbers < LEAST or (count := threads()) == 1:
         return False
     numba.set_num_threads(count)
     return True
+
+
+@cache
+def _begin() -> None:
+    """Makes the functions of numba's threads known to the linker.
+
+    numba does so where it loads a loop of several threads from its cache, and not where it loads
+    one that was compiled while the loops that it calls came from there: its calls would go to 0.
+    """
+    numba.get_num_threads()
 
 
 def threads() -> int:
