@@ -96,6 +96,7 @@ def test_four_callers_at_once(run, two_threads):
 FILL = """
 import sys
 import numpy as np
+import torch
 from numba import prange
 from csd.kernels.cpu.numbers import loop
 from csd.kernels.cpu.threads import LEAST, by_threads, many
@@ -121,23 +122,28 @@ else:
     for numbers in map(int, sys.argv[2:]):
         caller(many(numbers), x)
 hits = sum(caller.stats.cache_hits.values()) + sum(together.stats.cache_hits.values())
-print(int(x.sum()), hits)
+print(int(x.sum()), hits, torch.get_num_threads())
 """
 
 
 @needs_threads
 def test_a_loop_finds_its_threads_though_another_process_compiled_what_it_calls(tmp_path):
     """The caller is compiled while the callee comes from the cache, and is read from there itself
-    by a process whose first call needs no threads."""
+    by a process whose first call needs no threads. PyTorch keeps its own number of them."""
     path = tmp_path / "fill.py"
     path.write_text(FILL)
-    root = Path(__file__).parents[2]
-    given = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "2",
-                          "PYTHONPATH": str(root)}  # fmt: skip
-    found = [
-        subprocess.run([sys.executable, path, *args], env=given, capture_output=True, text=True)
-        for args in (["callee"], ["caller", str(threads.LEAST)], ["caller", "1", str(threads.LEAST)])
-    ]
-    assert [x.stdout.split() for x in found] == [["5", "0"], ["5", "1"], ["5", "1"]], [
-        x.stderr[-500:] for x in found
-    ]
+    given = os.environ | {
+        "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])
+    }  # fmt: skip
+
+    def printed(threads, *args):
+        env = given | {"OMP_NUM_THREADS": str(threads)}
+        ran = subprocess.run([sys.executable, path, *args], env=env, capture_output=True, text=True)
+        return ran.stdout.split() or ran.stderr[-500:]
+
+    large = str(threads.LEAST)
+    # what was written, how many loops came from the cache, and PyTorch's threads
+    assert printed(2, "callee") == ["5", "0", "2"]
+    assert printed(2, "caller", large) == ["5", "1", "2"]
+    assert printed(2, "caller", "1", large) == ["5", "1", "2"]
+    assert printed(1, "caller", large) == ["5", "1", "1"]

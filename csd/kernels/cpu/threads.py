@@ -54,8 +54,11 @@ def _begin() -> None:
 
     numba does so where it loads a loop of several threads from its cache, and not where it loads
     one that was compiled while the loops that it calls came from there: its calls would go to 0.
+    As it begins, it gives OpenMP, and with it PyTorch, as many threads as there are cores.
     """
+    count = torch.get_num_threads()
     numba.get_num_threads()
+    torch.set_num_threads(count)
 
 
 def threads() -> int:
