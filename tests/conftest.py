@@ -18,12 +18,15 @@ if os.environ["TRITON_INTERPRET"] == "1":
 pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 
 
-# the files that take longest, longest first: were one of them begun last, it would run alone
+# The files that take longest, longest first: were one of them begun last, it would run alone. Of the
+# first four, of which a process of two takes the first and the last, two compile most of a CPU's
+# loops and two none: the other process finds them compiled.
 LONGEST = [
-    "test_aot", "test_simulated_bench", "test_compiled", "test_tensor_parallel", "test_smollm2",
-    "test_simulated", "test_exact", "test_ray", "test_exact_tree", "test_draft_tree_triton",
-    "test_verify", "test_lossless", "test_exact_triton", "test_engine_triton", "test_verify_engine",
-    "test_verify_sequences", "test_engine", "test_distribution",
+    "test_aot", "test_exact", "test_smollm2", "test_compiled", "test_simulated_bench",
+    "test_tensor_parallel", "test_ray", "test_exact_tree", "test_simulated",
+    "test_draft_tree_triton", "test_verify", "test_lossless", "test_exact_triton",
+    "test_engine_triton", "test_verify_engine", "test_verify_sequences", "test_engine",
+    "test_distribution",
 ]  # fmt: skip
 
 
