@@ -18,9 +18,9 @@ if os.environ["TRITON_INTERPRET"] == "1":
 pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 
 
-# The files that take longest, longest first: were one of them begun last, it would run alone. Of the
-# first four, of which a process of two takes the first and the last, two compile most of a CPU's
-# loops and two none: the other process finds them compiled.
+# The files that take longest, longest first: were one of them begun last, it would run alone. Of
+# the first four, of which a process of two takes the first and the last, two compile most of a
+# CPU's loops and two none: the other process finds them compiled.
 LONGEST = [
     "test_aot", "test_exact", "test_smollm2", "test_compiled", "test_simulated_bench",
     "test_tensor_parallel", "test_ray", "test_exact_tree", "test_simulated",
