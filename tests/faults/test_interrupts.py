@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 
 import pytest
 from faults import Interrupted, assert_usable, times
@@ -20,12 +21,14 @@ def fresh(**options):
     return engine(PrefixSum(sharpness=8.0), Letters(), max_slots=2, prefill_chunk=4, **options)
 
 
-WHOLE = [out.tokens for out in csd.generate(fresh(), PROMPTS, **OPTIONS)]
+@cache
+def undisturbed():
+    return [out.tokens for out in csd.generate(fresh(), PROMPTS, **OPTIONS)]
 
 
 @pytest.fixture
 def expected():
-    return WHOLE
+    return undisturbed()
 
 
 def usable(e, expected):
@@ -35,7 +38,7 @@ def usable(e, expected):
 def collect(e, **more):
     """What was drawn is there, whenever a call ended."""
     results = csd.generate(e, PROMPTS, **OPTIONS, **more)
-    for out, whole in zip(results, WHOLE, strict=True):
+    for out, whole in zip(results, undisturbed(), strict=True):
         for sample, tokens in zip(out, whole, strict=True):
             assert sample.tokens == tokens[: len(sample.tokens)]
             assert sample.finish_reason == "cancelled" or sample.tokens == tokens
