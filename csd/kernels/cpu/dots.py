@@ -133,4 +133,3 @@ class _Dots:
 
 def _indices(first: int, count: int) -> ir.Constant:
     return ir.Constant(ir.VectorType(INT, count), [*range(first, first + count)])
-

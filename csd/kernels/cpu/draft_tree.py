@@ -131,9 +131,7 @@ def draft_tree(
     owner, step = group_key[group], slots.step.numpy()
     head_start = np.zeros(S, np.int64)
     if live.size:
-        head_start = _starts(
-            live, group, generated, step, slots.pace.numpy(), sampled, config.lead
-        )
+        head_start = _starts(live, group, generated, step, slots.pace.numpy(), sampled, config.lead)
     of_slots = (
         sampled, slots.key.numpy(), slots.sample.numpy(), generated, slots.max_new.numpy(),
         slots.context.numpy(), slots.stop_ids.numpy(), owner,

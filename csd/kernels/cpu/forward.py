@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.cpu import in_loops, instruction
-from csd.kernels.cpu.attention import PAGE, _attend
-from csd.kernels.cpu.layers import EXP, _rms_norm, _rotary, _swiglu, rms_norm
+from csd.kernels.cpu.attention import PAGE
+from csd.kernels.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
+from csd.kernels.cpu.layers import EXP, rms_norm
 from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
-from csd.kernels.cpu.plain import _product as _plain
-from csd.kernels.cpu.products import _product, numbers, room
-from csd.kernels.cpu.threads import many, parts
+from csd.kernels.cpu.products import numbers, room
+from csd.kernels.cpu.threads import many, parts, threads
 from csd.kernels.cpu.tiles import BY
 from csd.kernels.layer_attention import LayerAttention
 
@@ -29,19 +29,11 @@ PRODUCTS = "qkv", "out", "gate_up", "down"
 # numbers between which buffers begin
 ALIGNED = 32
 
-# loops call loops by names of their module
-norm_alone, norm_together = _rms_norm.alone, _rms_norm.together
-product_alone, product_together = _product.alone, _product.together
-plain_alone, plain_together = _plain.alone, _plain.together
-rotary_alone, rotary_together = _rotary.alone, _rotary.together
-attend_alone, attend_together = _attend.alone, _attend.together
-swiglu_alone, swiglu_together = _swiglu.alone, _swiglu.together
-
 
 @loop
 def _layers(
     sizes,  # L, M, hidden, H, K, D, F, n_pages
-    many,  # in several threads: norms, rotary, attention, SwiGLU, and each of `PRODUCTS`
+    many,  # whether in several threads: norms, rotary, attention, SwiGLU, each of `PRODUCTS`
     weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
     eps,
     residual,  # [M, hidden], the embeddings; written: what the last layer's output is added to
@@ -70,61 +62,27 @@ def _layers(
         node_k, node_v = caches[0] + i * strides[0], caches[1] + i * strides[1]
         k, v = caches[2] + i * strides[2], caches[3] + i * strides[3]
         other = residual if i else 0
-        _norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
-        _times(by_qkv, (M, width, hidden), normed, w[1], w[2], qkv, plain, how)
+        norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
+        product(by_qkv, (M, width, hidden), normed, w[1], w[2], qkv, plain, how)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
         if w[3]:
             for m in range(M):
                 at = m * width * size
                 norm_alone(H, D, qkv + at, 0, w[3], eps, qkv + at, 0, like)
                 norm_alone(K, D, behind_q + at, 0, w[4], eps, behind_q + at, 0, like)
-        _turn(
+        rotary(
             turns, (M, H, K, D), qkv, behind_q, behind_k, (width, width, width), position, cos, sin,
             q, node_k, node_v, like,
         )  # fmt: skip
-        of = (M, H, K, D, pages), q, node_k, node_v, k, v, attended
-        if attends:
-            attend_together(*of, like, scale, parts, *rows)
-        else:
-            attend_alone(*of, like, scale, parts, *rows)
-        _times(by_out, (M, hidden, H * D), attended, w[5], 0, x, plain, how)
-        _norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
-        _times(by_gate_up, (M, 2 * F, hidden), normed, w[7], 0, gate_up, plain, how)
-        if gates:
-            swiglu_together(M, F, gate_up, gated, like)
-        else:
-            swiglu_alone(M, F, gate_up, gated, like)
-        _times(by_down, (M, hidden, F), gated, w[8], 0, x, plain, how)
-
-
-@loop
-def _norm(many, M, hidden, x, residual, weight, eps, y, total, like):
-    if many:
-        norm_together(M, hidden, x, residual, weight, eps, y, total, like)
-    else:
-        norm_alone(M, hidden, x, residual, weight, eps, y, total, like)
-
-
-@loop
-def _turn(many, shape, q, k, v, strides, position, cos, sin, out, node_k, node_v, like):
-    if many:
-        rotary_together(shape, q, k, v, strides, position, cos, sin, out, node_k, node_v, like)
-    else:
-        rotary_alone(shape, q, k, v, strides, position, cos, sin, out, node_k, node_v, like)
-
-
-@loop
-def _times(many, shape, x, weight, bias, y, plain, how):
-    turned, like, by = how
-    if plain is None:
-        if many:
-            product_together(shape, x, turned, weight, bias, y, like, by)
-        else:
-            product_alone(shape, x, turned, weight, bias, y, like, by)
-    elif many:
-        plain_together(shape, x, turned, weight, bias, y, like, by)
-    else:
-        plain_alone(shape, x, turned, weight, bias, y, like, by)
+        attention(
+            attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, like, scale, parts,
+            *rows,
+        )  # fmt: skip
+        product(by_out, (M, hidden, H * D), attended, w[5], 0, x, plain, how)
+        norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
+        product(by_gate_up, (M, 2 * F, hidden), normed, w[7], 0, gate_up, plain, how)
+        swiglu(gates, M, F, gate_up, gated, like)
+        product(by_down, (M, hidden, F), gated, w[8], 0, x, plain, how)
 
 
 class _Weights(NamedTuple):
@@ -163,9 +121,10 @@ def forward(
     layer = decoder.layers[0]
     products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
     counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
+    each = (None,) * len(counts) if threads() == 1 else tuple(map(many, counts))
     caches = node_k, node_v, attend.k, attend.v
     _layers(
-        (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), tuple(map(many, counts)),
+        (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), each,
         weights.addresses, np.float32(c.norm_eps), residual.data_ptr(), x.data_ptr(),
         tuple(y.data_ptr() for y in buffers), turned.data_ptr(), position.numpy(),
         decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),

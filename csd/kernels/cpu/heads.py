@@ -158,5 +158,3 @@ def log_sum(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     _log_sum(x.numel(), tuple(x.shape), x.data_ptr(), out.numpy(), LIKE[x.dtype])
     return out
-
-

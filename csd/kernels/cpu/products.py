@@ -66,9 +66,7 @@ def _product(
                 step = size // steps // tiles
                 ahead = block + AHEAD if tiles == 1 else block + size + t * step * steps
                 out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
-                tile(
-                    rows, steps, source + first * row, block, start, out, N, ahead, step, like, by
-                )
+                tile(rows, steps, source + first * row, block, start, out, N, ahead, step, like, by)
 
 
 @loop

@@ -52,9 +52,7 @@ def merge(
         mine = np.int64(1) << np.int64(bit[row])
         for u in range(U):
             if token[row, u] >= 0 and weight[row, u] > 0:
-                n = _add(
-                    token[row, u], weight[row, u], mine, found, mass, source, at, size, n
-                )
+                n = _add(token[row, u], weight[row, u], mine, found, mass, source, at, size, n)
         key = before[key]
 
     kept = 0
