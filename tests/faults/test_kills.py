@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import time
 
 import pytest
 import torch
@@ -25,10 +26,15 @@ def place(tmp_path_factory, toy_folder):
     for kind in COMMANDS:
         # the first call also makes the model's engine, which children inherit
         assert main(command(kind, folder, toy_folder, "whole")) == 0
+        begun = time.monotonic()
+        assert main(command(kind, folder, toy_folder, "timed")) == 0
+        TAKES[kind] = time.monotonic() - begun
     yield folder
     csd.release()
 
 
+# seconds of a run that nothing stops
+TAKES: dict[str, float] = {}
 COMMANDS = {
     "eval": ["eval", "{problems}", "--model", "{model}", "--quiet", "-o", "{out}"],
     "record": ["record", "{model}", "{problems}", "-o", "{out}"],
@@ -62,11 +68,11 @@ def test_a_run_that_is_killed_goes_on(place, toy_folder, kind):
     for i in times(1, 50):
         out = place / f"{kind}-{i}"
         arguments = command(kind, place, toy_folder, str(i))
-        # killed up to three times, at a moment of the 0.5 s that it takes
+        # killed up to three times, at a moment of the time that it takes
         for _ in range(rng.randrange(1, 4)):
             if out.exists() and kind == "record":
                 break
-            kills += killed(lambda a=arguments: main(a), moment(rng, 0.5))
+            kills += killed(lambda a=arguments: main(a), moment(rng, TAKES[kind]))
         if kind == "eval" or not out.exists():
             assert main(arguments) == 0
         assert rows(out) == whole
