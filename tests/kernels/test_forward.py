@@ -118,13 +118,14 @@ def test_what_stands_in_an_operation_s_place_is_called(engine, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_module_draws_from_what_its_weights_are_now(engine, dtype):
-    module = checkpoints.build("qwen3", dtype=dtype, **EVEN)
+@pytest.mark.parametrize("name", ["mlp.up_proj.weight", "self_attn.v_proj.bias"])
+def test_a_module_draws_from_what_its_weights_are_now(engine, dtype, name):
+    module = checkpoints.build("qwen2", dtype=dtype, **EVEN)
     with csd.Engine(module, max_slots=5) as made:
         assert made.exact and joined._weights(made.decoder).plain
         before = draw(made, budget=8)
         with torch.no_grad():
-            module.model.layers[1].mlp.up_proj.weight.data.mul_(-1)
+            module.model.layers[1].get_parameter(name).data.add_(1)
         changed = draw(made, budget=8)
         assert draw(made, budget=0).tokens == changed.tokens != before.tokens
     with csd.Engine(module, max_slots=5) as other:

@@ -90,7 +90,8 @@ class _Weights(NamedTuple):
 
     addresses: np.ndarray  # [L, 9]
     plain: bool  # none of its matrices is laid out for products
-    held: list  # tensors, biases in float32, whose addresses these are
+    held: list  # tensors whose addresses these are
+    biases: tuple[list, list]  # of those in float32, and what they are copies of
 
 
 _known: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
@@ -113,6 +114,9 @@ def forward(
     if weights is None or not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
         return None
     M, H, K, D, wide = token.shape[0], c.heads, c.kv_heads, c.head_dim, c.intermediate
+    if weights.plain and weights.biases[0]:
+        # a module's own may have changed since the last step
+        torch._foreach_copy_(*weights.biases)
     residual = F.embedding(token.clamp(min=0), decoder.embedding)
     x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
                            residual.dtype)  # fmt: skip
@@ -149,6 +153,7 @@ def _weights(decoder: Any) -> _Weights | None:
     if not all(in_loops(x) and (x.dim() == 2) is plain for x in products):
         return None
     held: list[torch.Tensor] = []
+    biases: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     rows = []
     for layer in decoder.layers:
         row = []
@@ -160,6 +165,9 @@ def _weights(decoder: Any) -> _Weights | None:
             if weight.dtype != decoder.embedding.dtype or not weight.is_contiguous():
                 return None
             held.append(weight.float() if name == "qkv_bias" else weight)
+            if held[-1] is not weight:
+                biases[0].append(held[-1])
+                biases[1].append(weight)
             row.append(held[-1].data_ptr())
         rows.append(row)
-    return _Weights(np.array(rows), plain, held)
+    return _Weights(np.array(rows), plain, held, biases)

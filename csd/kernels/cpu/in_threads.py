@@ -1,7 +1,7 @@
 """The loops of a layer for other loops, each in one thread or in several.
 
 many: whether in several; None in a process of one thread. numba leaves out what an argument of
-that type does not reach, and compiling what several threads run takes a fifth of a first call.
+that type does not reach, so that such a process does not compile what several threads run.
 """
 
 from csd.kernels.cpu.attention import _attend
