@@ -2,14 +2,15 @@
 
 import os
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import nn
 
+from csd.models import gguf_file
 from csd.models.config import SUPPORTED, ModelConfig
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.fuse import DTYPES, fuse, is_fused
@@ -121,7 +122,7 @@ def _from_path(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     place, options = name, {}
     if name.endswith(".gguf"):
-        place, options["gguf_file"] = _gguf(name)
+        place, options["gguf_file"] = gguf_file.folder_and_file(name)
     elif os.path.isdir(name):
         _check_folder(name)
     elif os.path.exists(name):
@@ -130,7 +131,10 @@ def _from_path(
         options["revision"] = revision or "main"
     if revision is not None and "revision" not in options:
         raise ValueError(f"revision is for hub names, and {name} is a local path")
-    model = _read(name, place, dtype, options)
+    with gguf_file.read_once() if "gguf_file" in options else nullcontext():
+        model = _read(name, place, dtype, options)
+        if tokenizer is None:
+            tokenizer = _tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         # few CPUs multiply it, and float32 holds its numbers
         model = model.float()
@@ -138,8 +142,6 @@ def _from_path(
     # a plain matrix is freed when its packed one is made
     del model
     pack(decoder)
-    if tokenizer is None:
-        tokenizer = _tokenizer(place, options)
     return _loaded(decoder, tokenizer, generation_config)
 
 
@@ -171,7 +173,7 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
     if "gguf_file" in options:
-        options = options | _plain_weights()
+        options = options | gguf_file.plain_weights()
     try:
         model, seen = AutoModelForCausalLM.from_pretrained(
             place, config=config, dtype=dtype, output_loading_info=True, **options
@@ -195,14 +197,6 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
             f"{', '.join(beyond[:3])}"
         )
     return model
-
-
-def _plain_weights() -> dict[str, Any]:
-    """The option that makes transformers dequantise a GGUF file; older ones always do."""
-    import transformers
-
-    config = getattr(transformers, "GgufConfig", None)
-    return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def _no_model(name: str, error: Exception) -> str:
@@ -236,18 +230,6 @@ def _device(device: str | torch.device | None) -> torch.device:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"device {device!r} cannot be used here: {error}") from error
     return found
-
-
-def _gguf(name: str) -> tuple[str, str]:
-    path = Path(name)
-    if not path.is_file():
-        raise ValueError(f"there is no file {name}")
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise ImportError("GGUF files need two more packages: pip install csd[gguf]") from error
-    return str(path.parent), path.name
 
 
 def _check_folder(name: str) -> None:

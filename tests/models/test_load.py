@@ -120,6 +120,29 @@ def test_load_a_gguf_file(tmp_path):
     assert loaded.tokenizer is None and loaded.config.vocab == checkpoints.VOCAB
 
 
+def test_the_header_of_a_gguf_file_is_parsed_once_a_load(tmp_path, monkeypatch):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "tiny.gguf"
+    write_gguf(checkpoints.build("llama"), path)
+    read = []
+
+    class Counting(gguf.GGUFReader):
+        def __init__(self, path, *args):
+            read.append(path)
+            super().__init__(path, *args)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counting)
+    names = gguf.get_tensor_name_map
+    for _ in range(2):
+        load(path, device="cpu")
+    assert len(read) == 2
+    path.write_text("hello")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load(path, device="cpu")
+    # nothing of it is left in the package
+    assert gguf.GGUFReader is Counting and gguf.get_tensor_name_map is names
+
+
 @pytest.mark.parametrize("in_hardware", [False, True])
 def test_a_gguf_file_is_read_without_a_warning(tmp_path, monkeypatch, caplog, in_hardware):
     monkeypatch.setattr("csd.models.load.multiplies_bfloat16", lambda: in_hardware)

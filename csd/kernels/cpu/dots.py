@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.kernels.cpu.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, multiply
-from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, ints, prefetch, rounded
+from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, for_rows, ints, prefetch, rounded
 
 # rows whose sums are held at once; sums that leave registers for the numbers; and most columns
 ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
@@ -32,20 +32,16 @@ def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, by):
 
     def generate(context, builder, signature, args):
         rows, *others = args[:-2]
-        done = builder.append_basic_block("done")
-        found = builder.switch(rows, done)
-        for count in range(1, ROWS + 1):
-            block = builder.append_basic_block(f"rows_{count}")
-            found.add_case(rows.type(count), block)
-            builder.position_at_end(block)
+
+        def some_rows(count):
             columns = min(SIDE, SUMS // count)
             made = _Dots(builder, count, low, by.dtype == types.uint16, *others)
             with cgutils.for_range(builder, rows.type(COLUMNS // columns)) as loop:
                 made.columns(builder.mul(loop.index, rows.type(columns)), columns)
             if COLUMNS % columns:
                 made.columns(rows.type(COLUMNS - COLUMNS % columns), COLUMNS % columns)
-            builder.branch(done)
-        builder.position_at_end(done)
+
+        for_rows(builder, rows, ROWS, some_rows)
         return context.get_dummy_value()
 
     index = types.intp

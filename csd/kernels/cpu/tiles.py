@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from csd.kernels.cpu import amx
 from csd.kernels.cpu.lanes import FEATURES
-from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, LINE, ints, prefetch, rounded
+from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, LINE, for_rows, ints, prefetch, rounded
 
 WIDE = "+avx512f" in FEATURES
 # numbers of a register, columns of a block, and the most rows whose sums leave registers for the
@@ -52,20 +52,16 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
             amx.multiply(builder, rows, *others)
             return context.get_dummy_value()
         steps, x, weight, start, y, stride, ahead, step = others
-        done = builder.append_basic_block("done")
-        found = builder.switch(rows, done)
-        for count in range(1, ROWS + 1):
-            block = builder.append_basic_block(f"rows_{count}")
-            found.add_case(rows.type(count), block)
-            builder.position_at_end(block)
+
+        def some_rows(count):
             made = _Tile(builder, count, low, pairs=by.dtype == types.uint16)
             made.begin(start)
             with cgutils.for_range(builder, steps) as loop:
                 made.add(x, weight, loop.index)
                 made.fetch(ahead, step, loop.index)
             made.end(y, stride)
-            builder.branch(done)
-        builder.position_at_end(done)
+
+        for_rows(builder, rows, ROWS, some_rows)
         return context.get_dummy_value()
 
     index = types.intp

@@ -1,5 +1,6 @@
-"""LLVM code that the products share: rounding to bfloat16, and asking for lines of the cache."""
+"""LLVM code of the products: a case for each number of rows, rounding to bfloat16, prefetching."""
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -11,6 +12,19 @@ LINE = 64
 
 def ints(count: int, value: int) -> ir.Constant:
     return ir.Constant(ir.VectorType(INT, count), [value] * count)
+
+
+def for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
+    """Code of `emit` for each number of rows from 1 to `most`; `rows` picks one of them."""
+    done = builder.append_basic_block("done")
+    found = builder.switch(rows, done)
+    for count in range(1, most + 1):
+        block = builder.append_basic_block(f"rows_{count}")
+        found.add_case(rows.type(count), block)
+        builder.position_at_end(block)
+        emit(count)
+        builder.branch(done)
+    builder.position_at_end(done)
 
 
 def rounded(builder: Any, value: Any) -> Any:
