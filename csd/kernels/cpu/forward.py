@@ -55,7 +55,7 @@ def _layers(
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
     norms, turns, attends, gates, by_qkv, by_out, by_gate_up, by_down = many
-    size, width, how = like.itemsize, (H + 2 * K) * D, (turned, like, by)
+    size, width = like.itemsize, (H + 2 * K) * D
     memory(attended, M * H * D, like)[:] = 0
     for i in range(L):
         w = weights[i]
@@ -63,7 +63,8 @@ def _layers(
         k, v = caches[2] + i * strides[2], caches[3] + i * strides[3]
         other = residual if i else 0
         norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
-        product(by_qkv, (M, width, hidden), normed, w[1], w[2], qkv, plain, how)
+        shape = M, width, hidden
+        product(plain, by_qkv, shape, normed, turned, w[1], w[2], qkv, like, by)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
         if w[3]:
             for m in range(M):
@@ -78,11 +79,14 @@ def _layers(
             attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, like, scale, parts,
             *rows,
         )  # fmt: skip
-        product(by_out, (M, hidden, H * D), attended, w[5], 0, x, plain, how)
+        shape = M, hidden, H * D
+        product(plain, by_out, shape, attended, turned, w[5], 0, x, like, by)
         norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
-        product(by_gate_up, (M, 2 * F, hidden), normed, w[7], 0, gate_up, plain, how)
+        shape = M, 2 * F, hidden
+        product(plain, by_gate_up, shape, normed, turned, w[7], 0, gate_up, like, by)
         swiglu(gates, M, F, gate_up, gated, like)
-        product(by_down, (M, hidden, F), gated, w[8], 0, x, plain, how)
+        shape = M, hidden, F
+        product(plain, by_down, shape, gated, turned, w[8], 0, x, like, by)
 
 
 class _Weights(NamedTuple):
