@@ -12,6 +12,7 @@ steps draft. Decisions depend on time, tokens never do. Steps of fixed shapes ch
 sizes by the same rule.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +25,8 @@ from csd.state.pool import PACE, acceptance, path_probability
 # most drafted tokens of a step whose shapes are not fixed: at least FEW, else up to EACH a live
 # slot, MOST in all, while such a step takes at most DEAR times one of the roots alone
 FEW, EACH, MOST, DEAR = 32, 8, 128, 2.0
+# by a token that a slot is ahead of another, what its tokens count less
+BEHIND = 0.25
 # nodes that a trial keeps, where so many are drafted
 TRIED = 4
 # a step asks for twice as many nodes as the last steps kept, and for so many at least: what is
@@ -36,39 +39,26 @@ def most_nodes(live: int) -> int:
     return min(MOST, max(FEW, EACH * live))
 
 
-class Calibration:
-    """Accepted drafted tokens for each one that was expected; about the last 100 of these count."""
-
-    def __init__(self) -> None:
-        self._expected = self._accepted = 4.0
-
-    def __float__(self) -> float:
-        return self._accepted / self._expected
-
-    def learn(self, expected: float, accepted: float) -> None:
-        fade = 1 - min(expected, 50.0) / 100
-        self._expected = self._expected * fade + expected
-        self._accepted = self._accepted * fade + accepted
-
-
 # of each slot `csd.state.pool.head_starts`, -1 without a sample; None while samples wait for a slot
 Starts = list[int] | None
 
 
 def progress(starts: list[int], counts: list[int]) -> float:
-    """Tokens by which the last slot of a step moved on.
+    """Tokens by which a step moved the slots on, of which those that are behind count most.
 
-    min(a + n), with a the tokens by which a slot was ahead of the last one and n those that it got.
-    A call ends with its last sample: over its steps these add up to its length, and a sample that
-    got more than others waits for them.
+    f(a + n) - f(a),  f(x) = -1/B ln mean(exp(-B x)), B = BEHIND
+
+    with a the tokens by which a slot was ahead of the last one and n those that it got. A call ends
+    with its last sample: f lies between the fewest and the mean, at most (ln slots) / B above the
+    fewest, so over a call these add up to its length. A step alone says as much by tokens of any
+    slot, since one that gets ahead leaves later nodes to the others.
     """
-    pairs = zip(starts, counts, strict=True)
-    return min((start / PACE + n for start, n in pairs if start >= 0), default=0.0)
-
-
-def last_slots(starts: list[int]) -> int:
-    """Slots that have the fewest tokens: all of them have to move on."""
-    return sum(0 <= start < PACE for start in starts)
+    places = [(start / PACE, n) for start, n in zip(starts, counts, strict=True) if start >= 0]
+    if not places:
+        return 0.0
+    weights = [math.exp(-BEHIND * a) for a, _ in places]
+    left = sum(w * math.exp(-BEHIND * n) for w, (_, n) in zip(weights, places, strict=True))
+    return math.log(sum(weights) / left) / BEHIND
 
 
 class Budget(Protocol):
@@ -128,7 +118,7 @@ class Learner:
     """What "auto" learns from the records of its steps, and which steps it lets draft."""
 
     def __init__(self, cost: CostModel):
-        self.late, self.calibration = cost.late, Calibration()
+        self.late, self.calibration = cost.late, cost.late.calibrate()
         self.turns = Turns(self.late)
         self.asked: deque[Asked] = deque()  # of each step whose record has not been read
 
@@ -144,13 +134,8 @@ class Learner:
         live = max(live, 1)
         promised, got = record.expected / live, record.accepted / live
         counted = float(live)
-        # fewer nodes than slots that are behind move no last slot on: such a step is counted as
-        # if its slots did not wait for each other, and what it won shows in later ones
-        starts, nodes = asked.starts, len(record.costs)
-        if starts is not None and asked.worth is not None and last_slots(starts) <= nodes:
-            promised, got = asked.worth, progress(starts, record.count) - 1
-            # a step says of the slots that are behind what it says of a few nodes
-            counted = min(counted, 4.0)
+        if asked.starts is not None and asked.worth is not None:
+            promised, got = asked.worth, progress(asked.starts, record.count) - 1
         if record.costs:
             self.calibration.learn(promised * counted, got * counted)
         seconds = record.draft_seconds + record.model_seconds

@@ -52,8 +52,8 @@ class Record:
     step: int  # of the call, from 1
     trees: Trees | None  # with drafts=True
     rows: int  # of the pool that was run, padding included
-    # where a step is timed by phase: proposing and inserting; all the rest. A static step is timed
-    # as a whole, which counts as the rest
+    # where a step is timed by phase: proposing and inserting, without what earlier steps had left;
+    # all the rest. A static step is timed as a whole, which counts as the rest
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
 

@@ -45,6 +45,7 @@ class Step:
     top: bool = False  # whether records hold the top 8 of committed tokens
     trees: bool = False  # and the trees
     seconds: dict[str, float] = field(default_factory=dict)
+    waited: float = 0.0  # seconds that the last step took to update the drafter by earlier ones
 
     def __post_init__(self) -> None:
         self.seconds = self.seconds or self.no_seconds()
@@ -74,11 +75,11 @@ class Step:
 
     def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
         """Run a step; `owners` holds each slot's sample, `step` counts from 1."""
-        before = dict(self.seconds)
+        before, self.waited = dict(self.seconds), 0.0
         snapshot = self(live, budget)
         took = {phase: self.seconds[phase] - before[phase] for phase in self.phases}
         pending = PendingRecord.of(snapshot, owners, step)
-        pending.draft_seconds = took["propose"] + took["insert"]
+        pending.draft_seconds = took["propose"] + took["insert"] - self.waited
         pending.model_seconds = took["forward"] + took["verify"] + took["commit"]
         return pending
 
@@ -93,6 +94,9 @@ class Step:
         nodes = budget.ask(live) if self.drafting else 0
         if not nodes or self.drafter is None:
             return roots(self.slots, live)
+        start = time.perf_counter()
+        self.drafter.catch_up(self.slots)
+        self.waited = time.perf_counter() - start
         pool = self.drafter.propose(self.slots, live + nodes)
         drafted = pool.depth > 0
         ahead = head_starts(self.slots)

@@ -23,6 +23,8 @@ class StepTimes(TypedDict):
 
 # a step that takes so many times what was expected, or so much less, is a surprise
 SURPRISE = 1.4
+# drafted tokens that recorded samples, where all that were expected were accepted, count as
+EXPECTED = 6.0
 
 
 class CostModel:
@@ -87,6 +89,24 @@ class CostModel:
         return cls(sizes, [min(times[size]) for size in sizes])
 
 
+class Calibration:
+    """Accepted drafted tokens for each one that was expected, of about the last 100 of these."""
+
+    def __init__(self, last: "Calibration | None" = None):
+        """last: that of the last call, which counts as much as what recorded samples showed."""
+        kept = min(last._expected, EXPECTED) if last else 0.0
+        self._expected = EXPECTED + kept
+        self._accepted = EXPECTED + kept * (float(last) if last else 0.0)
+
+    def __float__(self) -> float:
+        return self._accepted / self._expected
+
+    def learn(self, expected: float, accepted: float) -> None:
+        fade = 1 - min(expected, 50.0) / 100
+        self._expected = self._expected * fade + expected
+        self._accepted = self._accepted * fade + accepted
+
+
 class LateSteps:
     """Corrects a table by what steps took of late.
 
@@ -97,6 +117,7 @@ class LateSteps:
 
     def __init__(self, table: CostModel):
         self._table, self._step = table, 0
+        self._calibration: Calibration | None = None
         self.credit = math.inf  # for drafts, that the last call left (csd/engine/turns.py)
         # (step, seconds for each of the table's) of steps without drafts
         self._plain: deque[tuple[int, float]] = deque(maxlen=9)
@@ -106,6 +127,11 @@ class LateSteps:
         self._drafted: deque[tuple[int, int, int, float, float, float]] = deque(maxlen=24)
         self._level = 1.0
         self._curves: dict[tuple[int, int], CostModel] = {}  # until the next step is seen
+
+    def calibrate(self) -> Calibration:
+        """Of a new call."""
+        self._calibration = Calibration(self._calibration)
+        return self._calibration
 
     @property
     def known(self) -> bool:

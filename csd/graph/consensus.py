@@ -173,8 +173,7 @@ class ConsensusGraph(StaticDrafter):
 
         noise: in place of the slots' own. nodes: drafted nodes at most.
         """
-        if self._later.rows:
-            self._insert_waiting(slots)
+        self.catch_up(slots)
         return self._ops.draft_tree(self.table, slots, rows, self.config, noise, nodes=nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
@@ -184,8 +183,9 @@ class ConsensusGraph(StaticDrafter):
     def insert_later(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         self._later.add(pool, slots, verdict)
         if self._later.full:
-            self._insert_waiting(slots)
+            self.catch_up(slots)
 
-    def _insert_waiting(self, slots: Slots) -> None:
-        seen = self._later.observe(slots, self.config, self._ops)
-        self._ops.graph_insert(self.table, *seen, slots.group_key, self.config.orders)
+    def catch_up(self, slots: Slots) -> None:
+        if self._later.rows:
+            seen = self._later.observe(slots, self.config, self._ops)
+            self._ops.graph_insert(self.table, *seen, slots.group_key, self.config.orders)

@@ -91,6 +91,10 @@ class Drafter:
         """The same after a step without drafts, which the next `propose` may not follow soon."""
         self.insert(pool, slots, verdict)
 
+    def catch_up(self, slots: Slots) -> None:
+        """What `insert_later` has left for later. A step does it before it proposes, so that it is
+        not counted as time that drafts take."""
+
 
 class StaticDrafter(Drafter):
     """A drafter whose shapes are fixed and that never reads the device: a static step can hold it.

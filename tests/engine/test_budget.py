@@ -1,9 +1,12 @@
 """How many nodes a step asks for and keeps, on scripted timings."""
 
+import math
+import random
+
 import pytest
 from simulated_steps import costs, flat, record, steep
 
-from csd.engine.budget import AutoBudget, FixedBudget, most_nodes, progress
+from csd.engine.budget import BEHIND, AutoBudget, FixedBudget, most_nodes, progress
 from csd.engine.step_cost import CostModel
 from csd.engine.time_steps import sizes_to_time
 from csd.state.pool import COST_ONE, PACE
@@ -107,20 +110,44 @@ def test_tokens_of_samples_that_are_ahead_count_less():
 
 
 @pytest.mark.parametrize(
-    ("ahead", "counts", "want"),
+    ("ahead", "counts", "low", "high"),
     [
-        ([0], [3], 3),
-        ([0, 40], [1, 9], 1),
-        ([0, 40], [4, 1], 4),
-        # the second is the last one then
-        ([0, 2], [9, 1], 3),
-        # two at one place wait for each other
-        ([0, 0], [2, 40], 2),
+        ([0], [3], 3, 3),
+        # side by side: nearly what each got on average, and less where they part
+        ([0, 0], [1, 2], 1.4, 1.5),
+        ([0, 0, 0, 0], [2, 2, 2, 2], 2, 2),
+        ([0, 0], [2, 40], 2, 5),
+        # one that is far ahead counts for nothing, until it is the last one
+        ([0, 40], [1, 9], 1, 1.001),
+        ([0, 40], [4, 1], 3.999, 4),
+        ([0, 2], [9, 1], 3, 6),
     ],
 )
-def test_a_call_ends_sooner_by_what_its_last_samples_get(ahead, counts, want):
+def test_tokens_of_slots_that_are_behind_count_most(ahead, counts, low, high):
     starts = [-1, *(PACE * a for a in ahead)]
-    assert progress(starts, [0, *counts]) == want
+    assert low - 1e-9 <= progress(starts, [0, *counts]) <= high + 1e-9
+
+
+def test_what_steps_bring_adds_up_to_the_tokens_of_the_last_sample():
+    rng = random.Random(0)
+    for N in (1, 2, 8):
+        at, total, steps = [0] * N, 0.0, 300
+        for _ in range(steps):
+            counts = [rng.choice((1, 1, 1, 2, 4)) for _ in at]
+            total += progress([PACE * (a - min(at)) for a in at], counts)
+            at = [a + n for a, n in zip(at, counts, strict=True)]
+        assert min(at) - 1e-6 <= total <= min(at) + math.log(N) / BEHIND + 1e-6
+
+
+def test_a_look_at_samples_side_by_side_is_read_as_what_came_true():
+    """Where all wait for each other, the first step with drafts moves the last of them seldom."""
+    budget = AutoBudget(flat())
+    assert budget.ask(4)
+    budget.choose(4, costs(0.5, 0.5, 0.5, 0.5), starts=[0] * 4)
+    found = record([0.5] * 4, 1, 0.1, 1.0, rows=8)
+    found.count, found.nodes = [2, 2, 1, 1], [2] * 4
+    budget.learn(4, found)
+    assert float(budget._learner.calibration) == pytest.approx(1, abs=0.02)
 
 
 def test_what_samples_ahead_were_given_does_not_pay():

@@ -77,3 +77,13 @@ def test_two_slow_steps_are_another_load():
     late.learn_plain(1, 20.0)
     late.learn_plain(1, 20.0)
     assert late.plain(1) == 20.0 and late.ratio(1, 11) == pytest.approx(1.3)
+
+
+def test_a_call_begins_between_what_the_last_one_accepted_and_what_was_recorded():
+    late = CostModel([1, 64], [1.0, 1.0]).late
+    first = late.calibrate()
+    assert float(first) == 1
+    for _ in range(40):
+        first.learn(4.0, 2.0)
+    assert 0.5 < float(first) < 0.56
+    assert float(late.calibrate()) == pytest.approx((1 + float(first)) / 2)

@@ -5,6 +5,9 @@ import random
 import torch
 from draft_cases import random_slots
 
+import csd
+from bench.shapes import random_model
+from csd.engine.step import Step
 from csd.graph import later as module
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.later import Later
@@ -103,3 +106,25 @@ def test_a_new_call_forgets_what_waits():
     graph.start_call()
     graph.propose(slots, slots.count + 8)
     assert (graph.table.entry_group < 0).all()
+
+
+def test_taking_them_in_is_not_counted_as_time_that_drafts_take(monkeypatch):
+    now, left, launched = [0.0], [0], []
+    monkeypatch.setattr("csd.engine.step.time.perf_counter", lambda: now[0])
+
+    def catch_up(graph, slots):
+        now[0] += left.pop() if left else 0
+
+    def launch(step, *args):
+        left[:] = [100]
+        launched.append((step, own(step, *args)))
+        return launched[-1][1]
+
+    own = Step.launch
+    monkeypatch.setattr(ConsensusGraph, "catch_up", catch_up)
+    monkeypatch.setattr(Step, "launch", launch)
+    drawing = dict(num_samples=2, max_new_tokens=8, seed=0, budget=4)
+    out = csd.generate(random_model("tiny"), [1, 2, 3], **drawing)
+    assert len(launched) == out.stats.steps
+    assert {pending.draft_seconds for _, pending in launched} == {0}
+    assert launched[-1][0].seconds["propose"] >= 100
