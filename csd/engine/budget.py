@@ -165,7 +165,8 @@ class AutoBudget(FixedBudget):
     def ask(self, live: int) -> int:
         if not self._learner.drafts():
             return 0
-        return min(self.most(live), max(LEAST, live, int(2 * self._kept)))
+        nodes = max(LEAST, live, int(2 * self._kept))
+        return nodes if nodes <= FEW else min(self.most(live), nodes)
 
     def most(self, live: int) -> int:
         """Drafted tokens worth proposing: while rows are cheap."""
@@ -182,7 +183,7 @@ class AutoBudget(FixedBudget):
         if learner.turns.trial:
             # what drafts bring may have changed as well
             calibration = max(calibration, 1.0)
-        ratio = learner.late.curve(live, live + most_nodes(live))
+        ratio = learner.late.curve(live, live + len(costs))
         least = min(TRIED, len(costs)) if learner.turns.trial else 0
         best, best_rate, worth, promised = 0, 0.0 if least else 1.0, 0.0, 0.0
         for k, cost in enumerate(sorted(costs), 1):

@@ -17,7 +17,7 @@ from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool, head_starts, roots, trim
+from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.verify.sampler import Sampler
@@ -93,21 +93,15 @@ class Step:
             return self.sampler.propose(self.slots, live, budget)
         nodes = budget.ask(live) if self.drafting else 0
         if not nodes or self.drafter is None:
-            return roots(self.slots, live)
+            return self.ops.roots(self.slots, live)
         start = time.perf_counter()
         self.drafter.catch_up(self.slots)
         self.waited = time.perf_counter() - start
         pool = self.drafter.propose(self.slots, live + nodes)
-        drafted = pool.depth > 0
-        ahead = head_starts(self.slots)
-        cost = pool.cost + torch.where(drafted, ahead[pool.slot.clamp(min=0).long()], 0)
-        # one copy for the host: the slots' head starts, whether there are any, the nodes' costs
-        starts = torch.where(self.slots.live, ahead, -1)
-        told = torch.cat([starts, self.slots.pace[:1], cost[drafted]]).tolist()
-        S = self.slots.count
-        keep = budget.choose(live, told[S + 1 :], told[:S] if told[S] else None)
+        cost, costs, starts = self.ops.prices(pool, self.slots)
+        keep = budget.choose(live, costs, starts)
         budget.keep(keep)
-        return trim(pool, live + keep, cost)
+        return self.ops.trim(pool, live + keep, cost)
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""

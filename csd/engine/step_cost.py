@@ -94,9 +94,11 @@ class Calibration:
 
     def __init__(self, last: "Calibration | None" = None):
         """last: that of the last call, which counts as much as what recorded samples showed."""
-        kept = min(last._expected, EXPECTED) if last else 0.0
-        self._expected = EXPECTED + kept
-        self._accepted = EXPECTED + kept * (float(last) if last else 0.0)
+        self._expected = self._accepted = EXPECTED
+        if last is not None:
+            kept = min(last._expected, EXPECTED)
+            self._expected += kept
+            self._accepted += kept * float(last)
 
     def __float__(self) -> float:
         return self._accepted / self._expected

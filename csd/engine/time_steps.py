@@ -9,7 +9,6 @@ from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.kernels.ops import Ops
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import roots
 from csd.state.slots import Slots
 
 # a step that takes so many times the smallest is never worth its drafts
@@ -39,7 +38,7 @@ def time_steps(
     def run(rows: int) -> None:
         slots.live.copy_(torch.arange(slots.count, device=device) < rows)
         slots.context[:, 0] = 0
-        pool = roots(slots, rows)
+        pool = step.ops.roots(slots, rows)
         step.ops.verify(step.forward(pool), pool, slots)
 
     if device.type != "cuda":

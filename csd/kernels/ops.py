@@ -36,6 +36,9 @@ class Ops:
     verify_all: Callable  # of all rows
     commit_kv: Callable
     advance_slots: Callable
+    roots: Callable  # a pool without drafts
+    prices: Callable  # by which a step's nodes are picked
+    trim: Callable  # the cheapest rows of a pool
     draft_tree: Callable
     observe: Callable
     graph_insert: Callable
@@ -136,6 +139,7 @@ def reference() -> Ops:
     from csd.kernels.tree_attention.batched_work import batched_work
     from csd.kernels.verify import verify_ref
     from csd.kernels.verify.on_path import verify_on_path
+    from csd.state.pool import prices, roots, trim
 
     return Ops(
         name="reference",
@@ -148,6 +152,9 @@ def reference() -> Ops:
         verify_all=verify_ref,
         commit_kv=commit_kv_ref,
         advance_slots=advance_slots_ref,
+        roots=roots,
+        prices=prices,
+        trim=trim,
         draft_tree=draft_tree_ref,
         observe=observe_ref,
         graph_insert=graph_insert_ref,
@@ -167,6 +174,7 @@ def compiled_loops() -> Ops:
     from csd.kernels.cpu.layers import rms_norm, rotary, swiglu
     from csd.kernels.cpu.observe import observe
     from csd.kernels.cpu.passes import PASSES
+    from csd.kernels.cpu.pools import prices, roots, trim
     from csd.kernels.cpu.threads import threads
     from csd.kernels.cpu.verify import verify
     from csd.kernels.verify import verify_ref
@@ -189,6 +197,9 @@ def compiled_loops() -> Ops:
         verify=verify,
         verify_all=partial(verify_ref, passes=PASSES),
         commit_kv=commit_kv,
+        roots=roots,
+        prices=prices,
+        trim=trim,
         draft_tree=draft_tree,
         observe=observe,
         graph_insert=graph_insert,
@@ -222,6 +233,7 @@ def triton() -> Ops:
     from csd.kernels.tree_attention.layout import with_layout
     from csd.kernels.tree_attention.plan import plan_attention_triton
     from csd.kernels.verify import decide_triton, verify_triton
+    from csd.state.pool import prices, roots, trim
 
     joined = {
         "insert_observed": Joined((observe_triton, graph_insert_triton), insert_observed_triton),
@@ -238,6 +250,9 @@ def triton() -> Ops:
         verify_all=verify_triton,
         commit_kv=commit_kv_triton,
         advance_slots=advance_slots_triton,
+        roots=roots,
+        prices=prices,
+        trim=trim,
         draft_tree=draft_tree_triton,
         observe=observe_triton,
         graph_insert=graph_insert_triton,

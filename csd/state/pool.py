@@ -137,6 +137,21 @@ def head_starts(slots: Slots) -> torch.Tensor:
     return (slots.pace * (slots.generated - fewest)).clamp(0, MOST_AHEAD)
 
 
+def prices(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
+    """By which a step's nodes are picked.
+
+    Returns [M] int32, `Pool.cost` and the head start of a drafted node's slot; those of the drafted
+    nodes; and each slot's head start, -1 without a sample, or None where samples wait for slots.
+    """
+    drafted, ahead = pool.depth > 0, head_starts(slots)
+    cost = pool.cost + torch.where(drafted, ahead[pool.slot.clamp(min=0).long()], 0)
+    starts = torch.where(slots.live, ahead, -1)
+    # one copy for the host
+    told = torch.cat([starts, slots.pace[:1], cost[drafted]]).tolist()
+    S = slots.count
+    return cost, told[S + 1 :], told[:S] if told[S] else None
+
+
 def trim(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
     """The `rows` cheapest rows of a pool, in the same order; a slot keeps a prefix of its own.
 

@@ -14,6 +14,7 @@ from csd.kernels.tree_attention import tree_attention
 from csd.kernels.tree_attention.layout import with_layout
 from csd.kernels.tree_attention.plan import plan_attention
 from csd.kernels.verify import verify
+from csd.state.pool import prices, roots, trim
 
 
 def draft(table, slots, rows, config, noise=None, out=None, nodes=None):
@@ -31,6 +32,9 @@ OPERATORS = Ops(
     verify_all=verify,
     commit_kv=commit_kv,
     advance_slots=advance_slots,
+    roots=roots,
+    prices=prices,
+    trim=trim,
     draft_tree=draft,
     observe=observe,
     graph_insert=graph_insert,

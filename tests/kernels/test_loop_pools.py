@@ -1,0 +1,68 @@
+"""A pool of roots, prices of nodes and a cut pool: loops against their references."""
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from draft_cases import CONFIG, random_graph, random_slots
+from equal_fields import assert_equal_fields
+
+from csd.kernels.cpu.pools import prices, roots, trim
+from csd.kernels.draft_tree import draft_tree_ref
+from csd.state.pool import prices as prices_ref
+from csd.state.pool import roots as roots_ref
+from csd.state.pool import trim as trim_ref
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_equals_the_reference(seed, poison):
+    rng = random.Random(seed)
+    count = rng.choice([1, 2, 5, 13, 40])
+    slots = random_slots(rng, count, groups=tuple(range(11, 11 + rng.choice([1, 2, 5]))))
+    live = int(slots.live.sum())
+    for rows in (live, live + 1, live + 30):
+        assert_equal_fields(roots(slots, rows), roots_ref(slots, rows))
+
+
+def test_no_slot_is_live(poison):
+    slots = random_slots(random.Random(0), 4, live=False)
+    assert not slots.live.any()
+    for rows in (0, 3):
+        assert_equal_fields(roots(slots, rows), roots_ref(slots, rows))
+
+
+def test_slots_of_one_group_stay_in_order():
+    slots = random_slots(random.Random(1), 6, CONFIG, live=True)
+    slots.group[:] = torch.tensor([1, 0, 1, 0, 1, 0])
+    slots.live[2] = False
+    assert roots(slots, 5).slot.tolist() == [1, 3, 5, 0, 4]
+
+
+@pytest.mark.parametrize("paced", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_prices_and_the_cheapest_rows_equal_the_references(seed, paced, poison):
+    rng = random.Random(100 + seed)
+    count = rng.choice([1, 2, 5, 13])
+    slots = random_slots(rng, count, vocab=5, groups=(11, 12))
+    slots.pace[:] = rng.choice([1, 4096, 30000]) if paced else 0
+    live, graph = int(slots.live.sum()), random_graph(rng, vocab=5, groups=(11, 12)).table()
+    # with rows of padding where the graph holds too little
+    for extra in (0, 1, 30, 300):
+        if not live + extra:
+            continue
+        pool = draft_tree_ref(graph, slots, live + extra, CONFIG)
+        (got, costs, starts), (want, *others) = prices(pool, slots), prices_ref(pool, slots)
+        assert torch.equal(got, want) and got.dtype == want.dtype
+        assert [costs, starts] == others and (starts is not None) == paced
+        for rows in {live, live + extra // 2, live + extra - 1, live + extra} - {live - 1}:
+            assert_equal_fields(trim(pool, rows, got), trim_ref(pool, rows, want))
+
+
+def test_prices_without_a_live_slot():
+    slots = random_slots(random.Random(0), 4, live=False)
+    pool = roots_ref(slots, 3)
+    (got, *told), (want, *others) = prices(pool, slots), prices_ref(pool, slots)
+    assert torch.equal(got, want) and told == others
