@@ -25,7 +25,7 @@ from csd.state.pool import PACE, acceptance, path_probability
 # most drafted tokens of a step whose shapes are not fixed: at least FEW, else up to EACH a live
 # slot, MOST in all, while such a step takes at most DEAR times one of the roots alone
 FEW, EACH, MOST, DEAR = 32, 8, 128, 2.0
-# by a token that a slot is ahead of another, what its tokens count less
+# of `progress`: a slot that is 1 / BEHIND tokens ahead of another weighs e times less
 BEHIND = 0.25
 # nodes that a trial keeps, where so many are drafted
 TRIED = 4
@@ -48,10 +48,10 @@ def progress(starts: list[int], counts: list[int]) -> float:
 
     f(a + n) - f(a),  f(x) = -1/B ln mean(exp(-B x)), B = BEHIND
 
-    with a the tokens by which a slot was ahead of the last one and n those that it got. A call ends
-    with its last sample: f lies between the fewest and the mean, at most (ln slots) / B above the
-    fewest, so over a call these add up to its length. A step alone says as much by tokens of any
-    slot, since one that gets ahead leaves later nodes to the others.
+    with a the tokens by which a slot was ahead of the last one and n those that it got. f is a soft
+    minimum, at most (ln slots) / B above the fewest tokens of a slot. So the progress of all steps
+    adds up to the length of the call, which ends with its last sample, and yet one step's tokens
+    count in every slot: the next steps draft less for a slot that is ahead.
     """
     places = [(start / PACE, n) for start, n in zip(starts, counts, strict=True) if start >= 0]
     if not places:
@@ -133,11 +133,10 @@ class Learner:
         self.turns.read(asked.drafts)
         live = max(live, 1)
         promised, got = record.expected / live, record.accepted / live
-        counted = float(live)
         if asked.starts is not None and asked.worth is not None:
             promised, got = asked.worth, progress(asked.starts, record.count) - 1
         if record.costs:
-            self.calibration.learn(promised * counted, got * counted)
+            self.calibration.learn(promised * live, got * live)
         seconds = record.draft_seconds + record.model_seconds
         if not seconds:
             return

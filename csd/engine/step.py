@@ -89,15 +89,17 @@ class Step:
 
     def propose(self, live: int, budget: Budget) -> Pool:
         """The draft trees of all live slots in one pool."""
+        drafter = self.drafter if self.drafting else None
+        nodes = budget.ask(live) if drafter else 0
+        if drafter and nodes:
+            start = time.perf_counter()
+            drafter.catch_up(self.slots)
+            self.waited = time.perf_counter() - start
         if self.sampler:
-            return self.sampler.propose(self.slots, live, budget)
-        nodes = budget.ask(live) if self.drafting else 0
-        if not nodes or self.drafter is None:
+            return self.sampler.propose(self.slots, live, nodes, budget)
+        if not drafter or not nodes:
             return self.ops.roots(self.slots, live)
-        start = time.perf_counter()
-        self.drafter.catch_up(self.slots)
-        self.waited = time.perf_counter() - start
-        pool = self.drafter.propose(self.slots, live + nodes)
+        pool = drafter.propose(self.slots, live + nodes)
         cost, costs, starts = self.ops.prices(pool, self.slots)
         keep = budget.choose(live, costs, starts)
         budget.keep(keep)

@@ -131,7 +131,7 @@ class LateSteps:
         self._curves: dict[tuple[int, int], CostModel] = {}  # until the next step is seen
 
     def calibrate(self) -> Calibration:
-        """Of a new call."""
+        """Begin a call: its calibration starts halfway between the last call's and 1."""
         self._calibration = Calibration(self._calibration)
         return self._calibration
 

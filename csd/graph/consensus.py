@@ -173,7 +173,6 @@ class ConsensusGraph(StaticDrafter):
 
         noise: in place of the slots' own. nodes: drafted nodes at most.
         """
-        self.catch_up(slots)
         return self._ops.draft_tree(self.table, slots, rows, self.config, noise, nodes=nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:

@@ -88,12 +88,12 @@ class Drafter:
         raise NotImplementedError
 
     def insert_later(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        """The same after a step without drafts, which the next `propose` may not follow soon."""
+        """As `insert`, after a step without drafts: it may wait until `catch_up`."""
         self.insert(pool, slots, verdict)
 
     def catch_up(self, slots: Slots) -> None:
-        """What `insert_later` has left for later. A step does it before it proposes, so that it is
-        not counted as time that drafts take."""
+        """Update with what `insert_later` left. A step calls it before each `propose`, and does not
+        count its time as time that drafts take."""
 
 
 class StaticDrafter(Drafter):

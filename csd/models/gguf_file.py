@@ -1,4 +1,4 @@
-"""GGUF files: where one lies, and transformers' reading of it in half the time."""
+"""GGUF files: where one lies, and transformers' reading of it with less repetition."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

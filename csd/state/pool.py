@@ -147,9 +147,9 @@ def prices(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int]
     cost = pool.cost + torch.where(drafted, ahead[pool.slot.clamp(min=0).long()], 0)
     starts = torch.where(slots.live, ahead, -1)
     # one copy for the host
-    told = torch.cat([starts, slots.pace[:1], cost[drafted]]).tolist()
+    copied = torch.cat([starts, slots.pace[:1], cost[drafted]]).tolist()
     S = slots.count
-    return cost, told[S + 1 :], told[:S] if told[S] else None
+    return cost, copied[S + 1 :], copied[:S] if copied[S] else None
 
 
 def trim(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:

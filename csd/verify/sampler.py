@@ -57,9 +57,11 @@ class Sampler:
                 f"{drafter.name}, got {drafter.temperature}"
             )
 
-    def propose(self, slots: Slots, live: int, budget: Any) -> Pool:
-        """The pool of the step; what it was drawn from is kept for `verify`."""
-        nodes = budget.ask(live)
+    def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
+        """The pool of the step, of at most `nodes` drafts as `budget` asked for them.
+
+        What it was drawn from is kept for `verify`.
+        """
 
         def choose(costs: list[int]) -> int:
             return budget.choose(live, costs)

@@ -2,11 +2,14 @@
 
 import random
 
+import pytest
 import torch
 from draft_cases import random_slots
+from scripted import PrefixSum, engine
 
 import csd
 from bench.shapes import random_model
+from csd.engine.budget import FixedBudget
 from csd.engine.step import Step
 from csd.graph import later as module
 from csd.graph.consensus import ConsensusGraph
@@ -77,7 +80,7 @@ def test_groups_that_have_gone_are_left_out():
     assert gone not in seen.group_key.tolist()
 
 
-def test_a_graph_takes_them_in_before_it_drafts_and_when_many_wait(monkeypatch):
+def test_a_graph_takes_them_in_when_it_catches_up_and_when_many_wait(monkeypatch):
     slots, made = steps(3, 4)
     at_once, waits = (ConsensusGraph(reference(), "cpu", CONFIG) for _ in range(2))
     for pool, verdict in made:
@@ -85,6 +88,7 @@ def test_a_graph_takes_them_in_before_it_drafts_and_when_many_wait(monkeypatch):
         waits.insert_later(pool, slots, verdict)
     empty = waits.table.entry_group < 0
     assert empty.all()
+    waits.catch_up(slots)
     rows = slots.count + 20
     wanted, got = (graph.propose(slots, rows) for graph in (at_once, waits))
     assert (wanted.depth > 0).any()
@@ -104,8 +108,31 @@ def test_a_new_call_forgets_what_waits():
     graph = ConsensusGraph(reference(), "cpu", CONFIG)
     graph.insert_later(made[0][0], slots, made[0][1])
     graph.start_call()
-    graph.propose(slots, slots.count + 8)
+    graph.catch_up(slots)
     assert (graph.table.entry_group < 0).all()
+
+
+@pytest.mark.parametrize("verifier", ["match", "canonical", "single"])
+def test_drafts_are_the_same_where_none_waits(verifier, monkeypatch):
+    """Every third step drafts. Of 8 tokens, as above."""
+    asked = []
+
+    def ask(budget, live):
+        asked.append(12 if len(asked) % 3 == 2 else 0)
+        return asked[-1]
+
+    monkeypatch.setattr(FixedBudget, "ask", ask)
+    runs = []
+    for _ in range(2):
+        asked.clear()
+        out = engine(PrefixSum(vocab=8)).generate(
+            [1, 2, 3], num_samples=4, max_new_tokens=24, seed=1, budget=12, verifier=verifier,
+            drafts=True,
+        )  # fmt: skip
+        runs.append(([s.tokens for s in out.samples], [s.drafts for s in out.samples]))
+        assert out.stats.nodes_proposed
+        monkeypatch.setattr(ConsensusGraph, "insert_later", ConsensusGraph.insert)
+    assert runs[0] == runs[1]
 
 
 def test_taking_them_in_is_not_counted_as_time_that_drafts_take(monkeypatch):

@@ -1,73 +1,17 @@
 """All slots' draft trees in one call; what is drafted is in `csd/kernels/draft_tree`."""
 
-from dataclasses import fields
-
 import numpy as np
 
-from csd.kernels.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN, cheapest, grow
+from csd.kernels.cpu.levels import cheapest, grow
 from csd.kernels.cpu.lookup import order_sizes
 from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.pools import arrays, fill, live_by_group, root_positions
 from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
 from csd.kernels.draft_tree.launch import empty_pool
 from csd.kernels.draft_tree.reference import draft_tree_ref
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, ROOT, Pool
+from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, Pool
 from csd.state.slots import Slots
-
-
-@loop
-def _fill(
-    live,  # [L], by group
-    chosen,  # places of nodes, best first
-    node,
-    context,
-    head_start,
-    group,  # [S]
-    position,  # [S], of the roots
-    pool,  # the fields of a Pool, written
-):
-    token, parent, slot, depth, at, ancestors, cost, source, contexts = pool[:9]
-    slot_start, slot_nodes, group_start = pool[9:]
-    L, used = live.shape[0], live.shape[0] + chosen.shape[0]
-    for s in range(slot_start.shape[0]):
-        slot_start[s], slot_nodes[s] = 0, 0
-    for i in range(L):
-        slot_nodes[live[i]] = 1
-    for i in chosen:
-        slot_nodes[node[i, SLOT]] += 1
-    row, g = 0, 0
-    for i in range(L):
-        while g <= group[live[i]]:
-            group_start[g] = row
-            g += 1
-        slot_start[live[i]] = row
-        row += slot_nodes[live[i]]
-    while g < group_start.shape[0]:
-        group_start[g] = row
-        g += 1
-    # rows of nodes, roots' first
-    row_of, filled = np.empty(node.shape[0], np.int64), np.zeros(slot_start.shape[0], np.int64)
-    for k in range(used):
-        i = k if k < L else chosen[k - L]
-        s = node[i, SLOT]
-        m = slot_start[s] + filled[s]
-        bit = np.int64(1) << filled[s]
-        filled[s] += 1
-        row_of[i] = m
-        token[m], slot[m], depth[m] = node[i, TOKEN], s, node[i, DEPTH]
-        at[m], source[m] = position[s] + node[i, DEPTH], node[i, SOURCE]
-        for n in range(context.shape[1]):
-            contexts[m, n] = context[i, n]
-        parent[m], ancestors[m], cost[m] = -1, bit, 0
-        if k >= L:
-            parent[m] = row_of[node[i, PARENT]]
-            ancestors[m] |= ancestors[parent[m]]
-            cost[m] = node[i, COST] - head_start[s]
-    for m in range(used, token.shape[0]):
-        token[m], parent[m], slot[m], depth[m], at[m] = -1, -1, -1, 0, 0
-        ancestors[m], cost[m], source[m] = 0, 0, ROOT
-        for n in range(context.shape[1]):
-            contexts[m, n] = -1
 
 
 @loop
@@ -84,7 +28,7 @@ def _draft(
     )  # fmt: skip
     L = live.shape[0]
     chosen = cheapest(node, L, count, head_start.shape[0])[: max(budget, 0)]
-    _fill(live, chosen, node, context, head_start, group, position, pool)
+    fill(live, chosen, node, context, head_start, group, position, pool)
 
 
 @loop
@@ -122,8 +66,7 @@ def draft_tree(
     group, generated, temperature = (
         getattr(slots, name).numpy() for name in ("group", "generated", "temperature")
     )
-    live = slots.live.numpy().nonzero()[0]
-    live = live[group[live].argsort(kind="stable")]
+    live = live_by_group(slots)
     most = rows - live.size if nodes is None else min(nodes, rows - live.size)
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     pool = out or empty_pool(rows, S, G, N, slots.live.device)
@@ -141,12 +84,11 @@ def draft_tree(
         entries.entry_group, entries.entry_hash, entries.entry_tokens, entries.entry_total,
         entries.succ_token, entries.succ_weight, entries.succ_source,
     )  # fmt: skip
-    position = slots.prompt_len.numpy()[group] + generated
     _draft(
         live, most, rows, head_start, max_path_cost(config), level_cost(config, generated, step),
         min(config.max_depth, MAX_DEPTH), config.frontier, graph, config.ways,
         order_sizes(config.orders), np.array(config.betas),
         (float(config.smoothing), config.trust, config.own_weight, config.uncoupled), of_slots,
-        group, position, tuple(getattr(pool, f.name).numpy() for f in fields(Pool)),
+        group, root_positions(slots), arrays(pool),
     )  # fmt: skip
     return pool

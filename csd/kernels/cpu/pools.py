@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from csd.kernels.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
 from csd.kernels.cpu.numbers import loop, on_host
 from csd.kernels.cpu.order import places_in_order
 from csd.kernels.draft_tree.launch import empty_pool
@@ -17,37 +18,75 @@ from csd.state.slots import Slots
 FIELDS = tuple(f.name for f in fields(Pool))
 
 
+def arrays(pool: Pool) -> tuple[np.ndarray, ...]:
+    return tuple([getattr(pool, name).numpy() for name in FIELDS])
+
+
 @loop
-def _roots(
-    live,  # [S]
+def fill(
+    live,  # [L], by group
+    chosen,  # places of nodes, best first
+    node,
+    context,
+    head_start,
     group,  # [S]
-    generated,  # [S]
-    prompt_len,  # [G]
-    contexts,  # [S, N]
+    position,  # [S], of the roots
     pool,  # the fields of a Pool, written
 ):
-    token, parent, slot, depth, position, ancestors, cost, source, context = pool[:9]
+    """Puts the roots, which are the first nodes, and the chosen nodes into a pool."""
+    token, parent, slot, depth, at, ancestors, cost, source, contexts = pool[:9]
     slot_start, slot_nodes, group_start = pool[9:]
-    S, G, M, N = live.shape[0], prompt_len.shape[0], token.shape[0], context.shape[1]
-    slot_start[:], slot_nodes[:] = 0, 0
-    m = 0
-    for g in range(G):
-        group_start[g] = m
-        for s in range(S):
-            if live[s] and group[s] == g:
-                token[m], slot[m], ancestors[m] = contexts[s, 0], s, 1
-                position[m] = prompt_len[g] + generated[s]
-                for n in range(N):
-                    context[m, n] = contexts[s, n]
-                slot_start[s], slot_nodes[s] = m, 1
-                m += 1
-    group_start[G] = m
-    for r in range(M):
-        parent[r], depth[r], cost[r], source[r] = -1, 0, 0, ROOT
-    for r in range(m, M):
-        token[r], slot[r], ancestors[r], position[r] = -1, -1, 0, 0
-        for n in range(N):
-            context[r, n] = -1
+    L, used = live.shape[0], live.shape[0] + chosen.shape[0]
+    for s in range(slot_start.shape[0]):
+        slot_start[s], slot_nodes[s] = 0, 0
+    for i in range(L):
+        slot_nodes[live[i]] = 1
+    for i in chosen:
+        slot_nodes[node[i, SLOT]] += 1
+    row, g = 0, 0
+    for i in range(L):
+        while g <= group[live[i]]:
+            group_start[g] = row
+            g += 1
+        slot_start[live[i]] = row
+        row += slot_nodes[live[i]]
+    while g < group_start.shape[0]:
+        group_start[g] = row
+        g += 1
+    # rows of nodes, roots' first
+    row_of, filled = np.empty(node.shape[0], np.int64), np.zeros(slot_start.shape[0], np.int64)
+    for k in range(used):
+        i = k if k < L else chosen[k - L]
+        s = node[i, SLOT]
+        m = slot_start[s] + filled[s]
+        bit = np.int64(1) << filled[s]
+        filled[s] += 1
+        row_of[i] = m
+        token[m], slot[m], depth[m] = node[i, TOKEN], s, node[i, DEPTH]
+        at[m], source[m] = position[s] + node[i, DEPTH], node[i, SOURCE]
+        for n in range(context.shape[1]):
+            contexts[m, n] = context[i, n]
+        parent[m], ancestors[m], cost[m] = -1, bit, 0
+        if k >= L:
+            parent[m] = row_of[node[i, PARENT]]
+            ancestors[m] |= ancestors[parent[m]]
+            cost[m] = node[i, COST] - head_start[s]
+    for m in range(used, token.shape[0]):
+        token[m], parent[m], slot[m], depth[m], at[m] = -1, -1, -1, 0, 0
+        ancestors[m], cost[m], source[m] = 0, 0, ROOT
+        for n in range(context.shape[1]):
+            contexts[m, n] = -1
+
+
+def live_by_group(slots: Slots) -> np.ndarray:
+    """The live slots [L], in the order that a pool has them."""
+    live, group = slots.live.numpy().nonzero()[0], slots.group.numpy()
+    return live[group[live].argsort(kind="stable")]
+
+
+def root_positions(slots: Slots) -> np.ndarray:
+    """[S], of each slot's last committed token."""
+    return slots.prompt_len.numpy()[slots.group.numpy()] + slots.generated.numpy()
 
 
 def roots(slots: Slots, rows: int) -> Pool:
@@ -55,15 +94,25 @@ def roots(slots: Slots, rows: int) -> Pool:
     given = slots.live, slots.group, slots.generated, slots.prompt_len, slots.context
     if not on_host(*given):
         return roots_ref(slots, rows)
-    groups, context = slots.group_key.shape[0], slots.context.shape[1]
-    pool = empty_pool(rows, slots.count, groups, context, slots.live.device)
-    _roots(*(x.numpy() for x in given), _arrays(pool))
+    live = live_by_group(slots)
+    context = slots.context.numpy()[live]
+    node = np.zeros((live.size, 6), np.int64)
+    node[:, TOKEN], node[:, SLOT] = context[:, 0], live
+    node[:, PARENT], node[:, SOURCE] = -1, ROOT
+    pool = empty_pool(
+        rows, slots.count, slots.group_key.shape[0], context.shape[1], slots.live.device
+    )
+    none, no_start = np.empty(0, np.int64), np.zeros(slots.count, np.int64)
+    fill(
+        live, none, node, context, no_start, slots.group.numpy(), root_positions(slots),
+        arrays(pool),
+    )  # fmt: skip
     return pool
 
 
 @loop
-def _prices(slot, depth, cost, live, generated, pace, priced, starts, told):
-    """Writes priced [M], starts [S] and told [M]; returns how many nodes are drafted."""
+def _prices(slot, depth, cost, live, generated, pace, priced, starts, costs):
+    """Writes priced [M], starts [S] and costs [M]; returns how many nodes are drafted."""
     fewest, drafted = np.int64(1) << 40, 0
     for s in range(live.shape[0]):
         if live[s]:
@@ -75,7 +124,7 @@ def _prices(slot, depth, cost, live, generated, pace, priced, starts, told):
         priced[m] = cost[m]
         if depth[m] > 0:
             priced[m] += starts[slot[m]]
-            told[drafted] = priced[m]
+            costs[drafted] = priced[m]
             drafted += 1
     return drafted
 
@@ -85,11 +134,11 @@ def prices(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int]
     given = pool.slot, pool.depth, pool.cost, slots.live, slots.generated, slots.pace
     if not on_host(*given):
         return prices_ref(pool, slots)
-    priced, told = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
+    priced, costs = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
     starts = np.empty(slots.count, np.int32)
-    drafted = _prices(*(x.numpy() for x in given), priced.numpy(), starts, told)
-    paced = slots.count > 0 and bool(slots.pace[0])
-    return priced, told[:drafted].tolist(), starts.tolist() if paced else None
+    drafted = _prices(*(x.numpy() for x in given), priced.numpy(), starts, costs)
+    paced = slots.count > 0 and bool(slots.pace.numpy()[0])
+    return priced, costs[:drafted].tolist(), starts.tolist() if paced else None
 
 
 @loop
@@ -134,9 +183,5 @@ def trim(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
         return trim_ref(pool, rows, cost)
     S, G = pool.slot_start.shape[0], pool.group_start.shape[0] - 1
     out = empty_pool(rows, S, G, pool.context.shape[1], pool.token.device)
-    _trim(rows, cost.numpy(), _arrays(pool), _arrays(out))
+    _trim(rows, cost.numpy(), arrays(pool), arrays(out))
     return out
-
-
-def _arrays(pool: Pool) -> tuple[np.ndarray, ...]:
-    return tuple([getattr(pool, name).numpy() for name in FIELDS])
