@@ -1,4 +1,4 @@
-"""Compiled loops that two processes write to one folder at once are found again as they were."""
+"""numba's cache of compiled loops: two processes that write at once, and sources that change."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ pytest.importorskip("numba")
 
 from numba.core.caching import IndexDataCacheFile
 
-from csd.kernels.cpu import numbers
+from csd.kernels.cpu import compiled
 
 
 def add_one(x):
@@ -18,10 +18,10 @@ def add_one(x):
 def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     late, write = [], IndexDataCacheFile._save_data
-    monkeypatch.setattr(numbers, "PROCESS", "first")
-    first = numbers.loop(add_one)
-    monkeypatch.setattr(numbers, "PROCESS", "second")
-    second = numbers.loop(add_one)
+    monkeypatch.setattr(compiled, "PROCESS", "first")
+    first = compiled.loop(add_one)
+    monkeypatch.setattr(compiled, "PROCESS", "second")
+    second = compiled.loop(add_one)
     with monkeypatch.context() as both:
         # neither sees what the other one writes: their indices and the first's code come late
         both.setattr(IndexDataCacheFile, "_load_index", lambda self: {})
@@ -30,8 +30,41 @@ def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
         both.setattr(IndexDataCacheFile, "_save_data", write)
         second(np.zeros(1, np.int32))
         write(*late[0])
-    third = numbers.loop(add_one)
+    third = compiled.loop(add_one)
     assert third(np.zeros(1, np.int32)) == 1
     assert sum(third.stats.cache_hits.values()) == 1
     assert third(np.full(1, 0.5)) == 1.5
     assert sum(third.stats.cache_hits.values()) == 1
+
+
+def test_code_is_stale_when_a_file_that_it_may_contain_has_changed(tmp_path, monkeypatch):
+    sources = {
+        "csd/kernels/cpu/grow.py": "from csd.kernels.cpu.find import find\n",
+        "csd/kernels/cpu/find.py": "import csd\nfrom csd.state.pool import (\n    MOST,\n)\n",
+        "csd/state/pool.py": "from csd.state.slots import Slots\nMOST = 1\n",
+        "csd/state/slots.py": "",
+        "csd/kernels/cpu/verify.py": "",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(compiled, "PACKAGES", tmp_path)
+    monkeypatch.setattr(compiled, "HERE", tmp_path / "csd/kernels/cpu")
+    stale = []
+    for name, text in sources.items():
+        before = compiled.stamp.__wrapped__(tmp_path / "csd/kernels/cpu/grow.py")
+        (tmp_path / name).write_text(text + "# changed\n")
+        if compiled.stamp.__wrapped__(tmp_path / "csd/kernels/cpu/grow.py") != before:
+            stale.append(name)
+    assert stale == [*sources][:3]
+
+
+def test_a_compiled_loop_is_found_only_with_its_stamp(tmp_path, monkeypatch):
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    hits = []
+    for stamp in ("1", "1", "2", "2"):
+        monkeypatch.setattr(compiled, "stamp", lambda file, stamp=stamp: stamp)
+        found = compiled.loop(add_one)
+        found(np.zeros(1))
+        hits.append(sum(found.stats.cache_hits.values()))
+    assert hits == [0, 1, 0, 1]

@@ -6,7 +6,7 @@ import torch
 from tree_cases import trees
 
 from csd.kernels.cpu import draws, noise, paths
-from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.noise import ACCEPT, SAMPLE, gumbel, philox_words, stepped
 from csd.kernels.verify.passes import Heads, Rows
 from csd.kernels.verify.reference_draws import draw_ref

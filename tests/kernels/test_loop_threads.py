@@ -98,7 +98,7 @@ import sys
 import numpy as np
 import torch
 from numba import prange
-from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.threads import LEAST, by_threads, many
 
 @by_threads

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numba import prange
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.lanes import BLOCK, WIDTH, add_multiple, fetch, lanes, put, turn, widen
-from csd.kernels.cpu.numbers import LIKE, added, exp, loop, memory, peak, read, readable, rounded
+from csd.kernels.cpu.numbers import LIKE, added, exp, memory, peak, read, readable, rounded
 from csd.kernels.cpu.threads import by_threads, parts
 from csd.kernels.tree_attention.batched import tree_attention_batched
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.lookup import find_entry, hash_prefix
 from csd.kernels.cpu.noise import LOW, philox_word
-from csd.kernels.cpu.numbers import loop
 from csd.kernels.draft_tree.constants import EULER_GAMMA, ONE, TAIL, UNIT
 from csd.kernels.noise import SAMPLE
 from csd.state.context_table import PROMPT_BIT

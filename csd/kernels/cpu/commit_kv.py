@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from csd.kernels.commit_kv import commit_kv_ref
-from csd.kernels.cpu.numbers import PLAIN, loop, memory
+from csd.kernels.cpu.compiled import loop
+from csd.kernels.cpu.numbers import PLAIN, memory
 from csd.state.kv_cache import PAGE
 
 BYTES = np.empty(0, np.uint8)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from csd.kernels.advance_slots import advance_slots_ref
-from csd.kernels.cpu.numbers import LIKE, loop, memory
+from csd.kernels.cpu.compiled import loop
+from csd.kernels.cpu.numbers import LIKE, memory
 from csd.kernels.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, addresses, verify
 from csd.kernels.snapshot import empty_snapshot, snapshot_ref
 from csd.kernels.verify.launch import ACCEPT

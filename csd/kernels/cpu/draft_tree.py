@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.levels import cheapest, grow
 from csd.kernels.cpu.lookup import order_sizes
-from csd.kernels.cpu.numbers import loop
 from csd.kernels.cpu.pools import arrays, fill, live_by_group, root_positions
 from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
 from csd.kernels.draft_tree.launch import empty_pool

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.noise import gumbel, philox_word
-from csd.kernels.cpu.numbers import loop
 from csd.kernels.noise import SAMPLE
 from csd.kernels.verify.passes import Draws, Heads, Rows
 from csd.state.slots import Slots

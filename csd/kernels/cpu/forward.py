@@ -13,9 +13,10 @@ import torch.nn.functional as F
 
 from csd.kernels.cpu import in_loops, instruction
 from csd.kernels.cpu.attention import PAGE
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
 from csd.kernels.cpu.layers import EXP, rms_norm
-from csd.kernels.cpu.numbers import LIKE, loop, memory, readable
+from csd.kernels.cpu.numbers import LIKE, memory, readable
 from csd.kernels.cpu.products import numbers, room
 from csd.kernels.cpu.threads import many, parts, threads
 from csd.kernels.cpu.tiles import BY

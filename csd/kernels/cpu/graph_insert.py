@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.keys import AHEAD, LONGS, find, gather
 from csd.kernels.cpu.lanes import fetch
 from csd.kernels.cpu.lookup import order_sizes
-from csd.kernels.cpu.numbers import loop, on_host
+from csd.kernels.cpu.numbers import on_host
 from csd.kernels.cpu.successors import merge
 from csd.kernels.graph_insert.constants import MAX_AGE
 from csd.kernels.graph_insert.reference import graph_insert_ref

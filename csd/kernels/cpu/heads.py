@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from numba import prange
 
-from csd.kernels.cpu.numbers import LIKE, added, exp, loop, memory, peak, read, readable
+from csd.kernels.cpu.compiled import loop
+from csd.kernels.cpu.numbers import LIKE, added, exp, memory, peak, read, readable
 from csd.kernels.cpu.threads import by_threads
 from csd.kernels.verify.constants import HEAD_WIDTH
 from csd.kernels.verify.passes import Heads

@@ -3,9 +3,10 @@
 import numpy as np
 
 from csd.kernels.checks import FLOAT, INT, LONG
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.graph_insert import graph_insert, insert_rows, table_tensors
 from csd.kernels.cpu.lookup import order_sizes
-from csd.kernels.cpu.numbers import LIKE, loop, memory, on_host
+from csd.kernels.cpu.numbers import LIKE, memory, on_host
 from csd.kernels.cpu.observe import observe, observe_rows, observed_tensors
 from csd.kernels.observe import SUCCESSORS
 from csd.state.context_table import GraphConfig, Table

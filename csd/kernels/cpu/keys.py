@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.lanes import fetch
 from csd.kernels.cpu.lookup import find_entry, hash_prefix
-from csd.kernels.cpu.numbers import loop
 
 # int64s of a line of the cache, and contexts from asking for lines to reading them
 LONGS, AHEAD = 8, 8

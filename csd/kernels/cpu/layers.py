@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from csd.kernels.cpu.numbers import LIKE, any_order, exp, loop, memory, read, readable, rounded
+from csd.kernels.cpu.compiled import any_order, loop
+from csd.kernels.cpu.numbers import LIKE, exp, memory, read, readable, rounded
 from csd.kernels.cpu.threads import by_threads
 from csd.kernels.rms_norm import rms_norm_ref
 from csd.kernels.rotary import rotary_ref

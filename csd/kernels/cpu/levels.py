@@ -6,8 +6,8 @@ They lie in one list in the order in which they were found: [n, 6] numbers and [
 import numpy as np
 
 from csd.kernels.cpu.children import OF_NODE, OF_SLOT, estimate, likeliest, origin
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.lookup import find_entry, hash_prefix
-from csd.kernels.cpu.numbers import loop
 from csd.kernels.cpu.order import places_in_order
 from csd.kernels.draft_tree.constants import MAX_COST
 from csd.state.context_table import ANY, SAMPLE_BITS

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.graph_lookup import FINAL_FACTOR, GROUP_FACTOR, TOKEN_FACTORS
 
 TWO, HIGH, LAST = np.int32(2), np.int64(32), np.int64(29)

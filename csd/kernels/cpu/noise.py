@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.noise import BUMPS, FACTORS
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)

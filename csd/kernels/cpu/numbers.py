@@ -4,14 +4,15 @@ numba has no bfloat16. Its bits are the upper half of a float32's, so tensors of
 uint16 and rounded to the nearest, ties to even, as PyTorch does.
 """
 
-import uuid
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic, overload, register_jitable
+
+from csd.kernels.cpu.compiled import any_order, loop
 
 # by the dtypes that loops read, an array of it; float16 is left to the references
 LIKE = {
@@ -27,41 +28,8 @@ LN_2_HIGH, LN_2_LOW = np.float32(355 / 512), np.float32(-2.12194440054690583e-4)
 # tensors with memory; others stand for some that is elsewhere, or not there yet
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-# in the names of the files that this process writes to numba's cache
-PROCESS = uuid.uuid4().hex[:12]
-
 # added and taken away again, it leaves a float32 a whole number
 ROUND = np.float32(1.5 * 2**23)
-
-
-def loop(function: Any) -> Any:
-    """`function` compiled at its first call, once for all processes, without Python's lock.
-
-    numba compiles it again when its own file changes, and not when one that it calls does: after a
-    change here, in `lanes.py` or `tiles.py`, remove the caches (`csd/kernels/cpu/__pycache__`).
-    Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
-    is taken from the end. So loops run over slices.
-    """
-    return compiled(function)
-
-
-def any_order(function: Any) -> Any:
-    """A `loop` whose sums the compiler may reorder; a length has one order."""
-    return compiled(function, fastmath={"reassoc"})
-
-
-def compiled(function: Any, **options: Any) -> Any:
-    options = dict(nogil=True, error_model="numpy", boundscheck=False) | options
-    try:
-        found = njit(function, cache=True, **options)
-    except RuntimeError:
-        # neither the package's folder nor the user's can be written: once a process, then
-        return njit(function, **options)
-    # numba numbers what it writes by an index that it has read before: of two processes that
-    # compile for different dtypes at once, one would replace the other's code under one number
-    files = found._cache._cache_file
-    files._data_name_pattern = files._data_name_pattern.replace("{number", PROCESS + ".{number")
-    return found
 
 
 def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from csd.kernels.cpu.numbers import loop, on_host
+from csd.kernels.cpu.compiled import loop
+from csd.kernels.cpu.numbers import on_host
 from csd.kernels.observe import GROUP_SLOTS, SUCCESSORS, Observed, observe_ref, observed_rows
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
 from csd.state.pool import Pool

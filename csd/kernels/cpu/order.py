@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.compiled import loop
 
 # places that are sorted one by one before they are merged
 RUN = 8

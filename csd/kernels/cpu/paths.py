@@ -2,7 +2,7 @@
 
 import torch
 
-from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.verify.passes import Paths
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots

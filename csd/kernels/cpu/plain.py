@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numba import prange
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.dots import ROWS, dots
-from csd.kernels.cpu.numbers import loop, memory, readable
+from csd.kernels.cpu.numbers import memory, readable
 from csd.kernels.cpu.threads import by_threads
 from csd.kernels.cpu.tiles import COLUMNS, LANES
 

@@ -5,8 +5,9 @@ from dataclasses import fields
 import numpy as np
 import torch
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
-from csd.kernels.cpu.numbers import loop, on_host
+from csd.kernels.cpu.numbers import on_host
 from csd.kernels.cpu.order import places_in_order
 from csd.kernels.draft_tree.launch import empty_pool
 from csd.state.pool import MOST_AHEAD, ROOT, Pool

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from csd.kernels.cpu.numbers import loop
+from csd.kernels.cpu.compiled import loop
 from csd.state.context_table import MAX_TOTAL
 
 TOKEN_BITS = np.int64(31)

@@ -9,7 +9,7 @@ from typing import Any
 import numba
 import torch
 
-from csd.kernels.cpu.numbers import compiled, loop
+from csd.kernels.cpu.compiled import compiled, loop
 
 # numbers that a loop computes, below which a second thread gains little, and loses much where
 # another process has its core

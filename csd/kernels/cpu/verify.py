@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numba import prange
 
+from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.draws import draw_row
 from csd.kernels.cpu.heads import MOST, PIECE, row_head, row_log_sum, row_peak
-from csd.kernels.cpu.numbers import LIKE, loop, memory, read, readable
+from csd.kernels.cpu.numbers import LIKE, memory, read, readable
 from csd.kernels.cpu.passes import PASSES
 from csd.kernels.cpu.paths import child, ends, finished
 from csd.kernels.cpu.threads import by_threads

@@ -1,0 +1,70 @@
+"""Loops that numba compiles, and the files in which it keeps them."""
+
+import hashlib
+import re
+import uuid
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+
+# in the names of the files that this process writes to numba's cache
+PROCESS = uuid.uuid4().hex[:12]
+
+HERE, PACKAGES = Path(__file__).parent, Path(__file__).parents[3]
+IMPORTED = re.compile(r"^from (csd[\w.]*) import", re.MULTILINE)
+
+
+def loop(function: Any) -> Any:
+    """`function` compiled at its first call, once for all processes, without Python's lock.
+
+    Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
+    is taken from the end. So loops run over slices.
+    """
+    return compiled(function)
+
+
+def any_order(function: Any) -> Any:
+    """A `loop` whose sums the compiler may reorder; a length has one order."""
+    return compiled(function, fastmath={"reassoc"})
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    options = dict(nogil=True, error_model="numpy", boundscheck=False) | options
+    try:
+        found = njit(function, cache=True, **options)
+    except RuntimeError:
+        # neither the package's folder nor the user's can be written: once a process, then
+        return njit(function, **options)
+    files = found._cache._cache_file
+    # numba compiles a function again when its own file has changed, but code of other files, and
+    # their constants, are in it too
+    file = Path(function.__code__.co_filename)
+    if file.is_file():
+        files._source_stamp = stamp(file)
+    # numba numbers what it writes by an index that it has read before: of two processes that
+    # compile for different dtypes at once, one would replace the other's code under one number
+    files._data_name_pattern = files._data_name_pattern.replace("{number", PROCESS + ".{number")
+    return found
+
+
+@cache
+def stamp(file: Path) -> str:
+    """A digest of `file` and of the files of csd whose code or constants its loops may contain.
+
+    Those are what it imports from and, of these, what the files of this folder import from.
+    """
+    found, left = {file: b""}, [file]
+    while left:
+        at = left.pop()
+        found[at] = at.read_bytes()
+        if at not in (file, HERE / at.name):
+            continue
+        for name in IMPORTED.findall(found[at].decode()):
+            path = PACKAGES.joinpath(*name.split("."))
+            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            if path not in found:
+                found[path] = b""
+                left.append(path)
+    return hashlib.sha256(b"\0".join(found[path] for path in sorted(found))).hexdigest()
