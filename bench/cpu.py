@@ -1,15 +1,16 @@
 """csd on CPU: with speculation, without, `transformers` generate and llama.cpp, alternated.
 
-    python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--pairs 9] [--llama]
-        [--json FILE]
+    python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--nodes auto 8]
+        [--pairs 9] [--llama] [--json FILE]
 
 SmolLM2-135M-Instruct when no model is given; all sides in `--dtype`, or else the one that csd takes
 on this machine. Word problems and code, prompts of our own, at temperature 0.7, `--tokens` new
 tokens a sample at most. `--exact on off` runs csd with and without; by default as the engine
 chooses. Each pair draws the same samples with csd and without speculation, in alternating order,
 then `transformers` draws as many in one batch, and with `--llama` llama.cpp does
-(`pip install llama-cpp-python`; of a GGUF file). Reported are medians over the pairs and the median
-of the paired ratios with its bootstrap interval.
+(`pip install llama-cpp-python`; of a GGUF file). `--nodes` has the drafted tokens of a step, a row
+for each. Reported are medians over the pairs and the median of the paired ratios with its bootstrap
+interval.
 """
 
 import argparse
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["words"])
     parser.add_argument("--exact", nargs="+", choices=("on", "off"))
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--nodes", nargs="+", default=["auto"], help="a step's, or auto")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
@@ -77,9 +79,10 @@ def main() -> None:
     for task in args.tasks:
         for n in args.samples:
             for engine in engines:
-                found = measure(engine, others, TASKS[task](), n, args.pairs, args.tokens)
-                rows.append({"task": task, "exact": engine.exact} | found)
-                print(table(rows[-1:]), flush=True)
+                prompts = TASKS[task]()
+                found = measure(engine, others, prompts, n, args.nodes, args.pairs, args.tokens)
+                rows += [{"task": task, "exact": engine.exact} | row for row in found]
+                print(table(rows[-len(found) :]), flush=True)
     print(table(rows))
     finish({"bench": "cpu", "dtype": str(engines[0].dtype), "rows": rows}, args.json)
 
@@ -92,42 +95,55 @@ def code() -> list[str]:
 TASKS = {"words": lambda: PROBLEMS, "code": code}
 
 
-def measure(engine, others: dict, prompts: list[str], n: int, pairs: int, tokens: int) -> dict:
-    """Tokens per second of all sides for n samples, over `pairs` prompts."""
-    rates = {name: [] for name in ("csd", "plain", *others)}
-    taus, equal, drawn = [], 0, 0
+def measure(
+    engine, others: dict, prompts: list[str], n: int, nodes: list[str], pairs: int, tokens: int
+) -> list[dict]:
+    """Tokens per second of all sides for n samples, a row for each of `nodes`."""
+    rates = {name: [] for name in (*nodes, "plain", *others)}
+    taus, equal = {name: [] for name in nodes}, dict.fromkeys(nodes, 0)
     for i in range(pairs):
         chat = [{"role": "user", "content": prompts[i % len(prompts)]}]
-        sides = [("csd", True), ("plain", False)]
-        outs = {}
-        for name, speculate in sides if i % 2 else sides[::-1]:
+        sides, outs = [*nodes, "plain"], {}
+        for name in sides if i % 2 else sides[::-1]:
+            drafts = {"speculate": False} if name == "plain" else {"budget": budget(name)}
             start = time.perf_counter()
             outs[name] = csd.generate(
                 engine, chat, num_samples=n, max_new_tokens=tokens, temperature=0.7, seed=i,
-                speculate=speculate,
+                **drafts,
             )  # fmt: skip
             rates[name].append(outs[name].stats.tokens / (time.perf_counter() - start))
-        taus.append(outs["csd"].stats.tokens_per_step)
-        pairs_of = list(zip(outs["csd"].tokens, outs["plain"].tokens, strict=True))
-        equal += sum(a == b for a, b in pairs_of)
-        drawn += len(pairs_of)
+        for name in nodes:
+            taus[name].append(outs[name].stats.tokens_per_step)
+            both = zip(outs[name].tokens, outs["plain"].tokens, strict=True)
+            equal[name] += sum(a == b for a, b in both)
         for name, other in others.items():
             rates[name].append(other.draw(chat, n, tokens, seed=i))
 
-    def over(name: str) -> list[float]:
-        return [a / b for a, b in zip(rates["csd"], rates[name], strict=True)]
+    speeds = {name: statistics.median(found) for name, found in rates.items()}
 
-    low, high = bootstrap(over("plain"))
-    return {
-        "samples": n,
-        **{f"{name} tok/s": statistics.median(found) for name, found in rates.items()},
-        "tau": statistics.median(taus),
-        "csd/plain": statistics.median(over("plain")),
-        "low": low,
-        "high": high,
-        **{f"csd/{name}": statistics.median(over(name)) for name in others},
-        "equal samples": f"{equal}/{drawn}",
-    }
+    def row(name: str) -> dict:
+        def over(other: str) -> list[float]:
+            return [a / b for a, b in zip(rates[name], rates[other], strict=True)]
+
+        low, high = bootstrap(over("plain"))
+        return {
+            "samples": n,
+            "nodes": name,
+            "csd tok/s": speeds[name],
+            **{f"{other} tok/s": speeds[other] for other in ("plain", *others)},
+            "tau": statistics.median(taus[name]),
+            "csd/plain": statistics.median(over("plain")),
+            "low": low,
+            "high": high,
+            **{f"csd/{other}": statistics.median(over(other)) for other in others},
+            "equal samples": f"{equal[name]}/{n * pairs}",
+        }
+
+    return [row(name) for name in nodes]
+
+
+def budget(name: str) -> str | int:
+    return name if name == "auto" else int(name)
 
 
 class Transformers:

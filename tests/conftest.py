@@ -1,3 +1,4 @@
+import gc
 import os
 
 # read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
@@ -23,7 +24,7 @@ pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
 # CPU's loops and two none: the other process finds them compiled.
 LONGEST = [
     "test_aot", "test_exact", "test_smollm2", "test_compiled", "test_simulated_bench",
-    "test_tensor_parallel", "test_ray", "test_exact_tree", "test_simulated",
+    "test_ray", "test_exact_tree", "test_simulated", "test_tensor_parallel",
     "test_draft_tree_triton", "test_verify", "test_lossless", "test_exact_triton",
     "test_engine_triton", "test_verify_engine", "test_verify_sequences", "test_engine",
     "test_distribution",
@@ -33,6 +34,12 @@ LONGEST = [
 def pytest_collection_modifyitems(items):
     rank = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_collection_finish():
+    """What imports have made lives to the end: the collector of garbage leaves it alone."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """Operations for which the host must know what a tensor holds, and so waits for its device."""
 
 import torch
+from nested import leaves_of
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal",
          "is_nonzero"}  # fmt: skip
@@ -13,7 +13,7 @@ def reads_device(func, args) -> bool:
     name = func.overloadpacket.__name__
     by_mask = name.startswith("index") and any(
         isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8)
-        for x in tree_leaves(args[1])
+        for x in leaves_of(args[1])
     )
     return name in READS or by_mask
 

@@ -13,6 +13,10 @@ from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+# the least and the largest integer of a type
+LIMITS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
+LIMITS |= {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)}
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -35,6 +39,7 @@ def patch() -> None:
     patch_block_types()
     patch_tensors()
     patch_broadcasts()
+    patch_operands()
 
 
 def patch_overflow_checks() -> None:
@@ -66,14 +71,19 @@ def patch_block_types() -> None:
     """A shape is checked once, and all types of it share what follows from it."""
     slow = tl.block_type.__init__
     known: dict[tuple, Shape] = {}
+    same: dict[int, Shape] = {}  # by the identity of what other types of it have, which stays
 
     def init(self, element_ty, shape):
-        sizes = tuple([core._unwrap_if_constexpr(n) for n in shape])
-        if sizes not in known:
-            # which refuses shapes that no block has
-            slow(self, element_ty, shape)
-            known[sizes] = shape_of(sizes)
-        self.made, self.element_ty = known[sizes], element_ty
+        self.made = same.get(id(shape))
+        if self.made is None:
+            sizes = tuple([core._unwrap_if_constexpr(n) for n in shape])
+            if sizes not in known:
+                # which refuses shapes that no block has
+                slow(self, element_ty, shape)
+                made = known[sizes] = shape_of(sizes)
+                same[id(made.of_type)] = made
+            self.made = known[sizes]
+        self.element_ty = element_ty
         self.shape, self.numel = self.made.of_type, self.made.numel.value
 
     tl.block_type.__init__ = init
@@ -105,3 +115,22 @@ def patch_broadcasts() -> None:
         return slow(self, lhs, rhs)
 
     TritonSemantic.broadcast_impl_value = broadcast
+
+
+def patch_operands() -> None:
+    """Operands of one type need no cast, and neither does a number that fits the other's type."""
+    slow = TritonSemantic.binary_op_type_checking_impl
+
+    def check(self, lhs, rhs, *flags):
+        # divisions have all four flags
+        if len(flags) < 4 and isinstance(lhs, tl.tensor) and not lhs.dtype.is_ptr():
+            if isinstance(rhs, tl.tensor):
+                if lhs.dtype is rhs.dtype:
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif type(rhs) is int and lhs.dtype.name in LIMITS:
+                least, most = LIMITS[lhs.dtype.name]
+                if least <= rhs <= most:
+                    return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, lhs.dtype))
+        return slow(self, lhs, rhs, *flags)
+
+    TritonSemantic.binary_op_type_checking_impl = check

@@ -1,9 +1,9 @@
 """A static step on public operators with another drafter than the consensus graph."""
 
 import torch
+from nested import leaves_of
 from operators import OPERATORS
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bench.shapes import random_model
 from csd.engine.static_step import StaticStep
@@ -17,7 +17,7 @@ class OneDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
-        for x in tree_leaves((args, kwargs, found)):
+        for x in leaves_of((args, kwargs, found)):
             if isinstance(x, torch.Tensor) and x.device.type != "meta":
                 raise AssertionError(f"{func} on a tensor of the {x.device.type}")
         return found

@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 from engine_cases import PROMPTS, assert_same_samples
+from nested import leaves_of
 from operators import OPERATORS
 from precision import within_eager
 from simulated_gpu import Gpu
 from simulated_gpu.tensor import CUDA
-from torch.utils._pytree import tree_leaves
 
 import csd
 from bench.forced import forced_requests, forcing
@@ -113,14 +113,14 @@ def test_operators_launch_their_kernels():
         (merge_partials, (normal(2, 12, 8), normal(2, 12), merge, 4, torch.zeros(2, 4, 8))),
     ]
     for function, args in calls:
-        want = tree_leaves(function(*args))
+        want = leaves_of(function(*args))
         wide = (x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in args)
         exactly = merge_partials_ref if function is merge_partials else function
-        exact = tree_leaves(exactly(*wide))
+        exact = leaves_of(exactly(*wide))
         with Gpu(compiled=True) as gpu:
             got = function(*(x.to(CUDA) if isinstance(x, torch.Tensor) else x for x in args))
             assert any(name.endswith("_kernel") for name in gpu.launched)
-            for a, *others in zip(tree_leaves(got), want, exact, strict=True):
+            for a, *others in zip(leaves_of(got), want, exact, strict=True):
                 within_eager(a.cpu(), *others, 10)
 
 

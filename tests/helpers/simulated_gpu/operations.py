@@ -2,9 +2,9 @@
 
 import torch
 from host_reads import reads_device
+from nested import leaves_of, mapped
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import GridExecutor
 
 from simulated_gpu.attention import ATTENTION
@@ -68,12 +68,12 @@ class Operations(Streams, TorchDispatchMode):
         if self._within_launch or not asked:
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        mixed = any(isinstance(x, Simulated) for x in tree_leaves((args, kwargs)))
+        mixed = any(isinstance(x, Simulated) for x in leaves_of((args, kwargs)))
         if kwargs.get("pin_memory"):
             kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
             if not mixed:
                 return self.memory.pin(func(*args, **kwargs))
-            made = func(*tree_map(meta_of, args), **kwargs | {"device": torch.device("meta")})
+            made = func(*mapped(meta_of, args), **kwargs | {"device": torch.device("meta")})
             return self.memory.pin(host_like(made))
         device = kwargs.get("device")
         if device is not None and on_gpu(device):
@@ -82,7 +82,7 @@ class Operations(Streams, TorchDispatchMode):
             return self.launch(func, args, kwargs, name=name)
         if mixed and device is not None and name not in COPIES:
             # a factory like a tensor of the device, on the host
-            return func(*tree_map(cpu_of, args), **kwargs)
+            return func(*mapped(cpu_of, args), **kwargs)
         return func(*args, **kwargs)
 
     def run(self, func, args, kwargs):
@@ -90,10 +90,10 @@ class Operations(Streams, TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in COPIES:
             return self._copy(func, args, kwargs)
-        hargs, hkwargs = tree_map(held_of, (args, kwargs))
+        hargs, hkwargs = mapped(held_of, (args, kwargs))
         if is_view(func):
             return self._own(func(*hargs, **hkwargs))
-        leaves = tree_leaves((args, kwargs))
+        leaves = leaves_of((args, kwargs))
         self._one_device(name, leaves)
         if reads_device(func, args):
             self.wait(name)
@@ -115,7 +115,7 @@ class Operations(Streams, TorchDispatchMode):
 
     def interpret(self, executor, args, kwargs) -> None:
         """A launch of a Triton kernel."""
-        leaves = tree_leaves((args, kwargs))
+        leaves = leaves_of((args, kwargs))
         if not any(isinstance(x, Simulated) for x in leaves):
             return interpreted(executor, *args, **kwargs)
         for x in leaves:
@@ -123,7 +123,7 @@ class Operations(Streams, TorchDispatchMode):
                 raise RuntimeError(f"{executor.fn.__name__} got a tensor of the {x.device}")
         if any(n < 1 for n in executor.grid) or any(n > 65535 for n in executor.grid[1:]):
             raise RuntimeError(f"{executor.fn.__name__} launched with grid {executor.grid}")
-        hargs, hkwargs = tree_map(held_of, (args, kwargs))
+        hargs, hkwargs = mapped(held_of, (args, kwargs))
         run = (lambda *a, **k: None) if self.idle else interpreted
         self.push(
             lambda: run(executor, *hargs, **hkwargs), executor.fn.__name__, held_of_each(leaves)
@@ -135,25 +135,25 @@ class Operations(Streams, TorchDispatchMode):
         """Queue one operation. like: tensors of its results' shapes, where meta cannot say."""
         name = name or func.__name__
         made = self._on_meta(func, args, kwargs) if like is None else like
-        found = tree_map(lambda x: self._allocate(x) if isinstance(x, torch.Tensor) else x, made)
+        found = mapped(lambda x: self._allocate(x) if isinstance(x, torch.Tensor) else x, made)
         if name in EMPTY:
             return found
-        targets = held_of_each(tree_leaves(found))
-        hargs, hkwargs = tree_map(held_of, (args, kwargs))
+        targets = held_of_each(leaves_of(found))
+        hargs, hkwargs = mapped(held_of, (args, kwargs))
         if "device" in hkwargs:
             hkwargs = hkwargs | {"device": torch.device("cpu")}
 
         def work() -> None:
-            got = [x for x in tree_leaves(func(*hargs, **hkwargs)) if isinstance(x, torch.Tensor)]
+            got = [x for x in leaves_of(func(*hargs, **hkwargs)) if isinstance(x, torch.Tensor)]
             for target, x in zip(targets, got, strict=True):
                 target.copy_(x)
 
-        self.push(work, name, held_of_each(tree_leaves((args, kwargs))) + targets)
+        self.push(work, name, held_of_each(leaves_of((args, kwargs))) + targets)
         return found
 
     def _on_meta(self, func, args, kwargs):
         """What it returns, without values."""
-        margs, mkwargs = tree_map(meta_of, (args, kwargs))
+        margs, mkwargs = mapped(meta_of, (args, kwargs))
         if "device" in mkwargs:
             mkwargs = mkwargs | {"device": torch.device("meta")}
         if mkwargs.get("generator") is not None:
@@ -174,7 +174,7 @@ class Operations(Streams, TorchDispatchMode):
 
     def _own(self, found):
         """Tensors that were made of held ones, as the device's."""
-        return tree_map(lambda x: Simulated(x, self) if isinstance(x, torch.Tensor) else x, found)
+        return mapped(lambda x: Simulated(x, self) if isinstance(x, torch.Tensor) else x, found)
 
     def _one_device(self, name: str, leaves: list) -> None:
         for x in leaves:

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_leaves
+from nested import leaves_of
 
 CUDA = torch.device("cuda", 0)
 
@@ -49,7 +49,7 @@ class Simulated(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        gpu = next(x.gpu for x in tree_leaves((args, kwargs)) if isinstance(x, Simulated))
+        gpu = next(x.gpu for x in leaves_of((args, kwargs)) if isinstance(x, Simulated))
         return gpu.run(func, args, kwargs or {})
 
     def __repr__(self):
