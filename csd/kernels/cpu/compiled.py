@@ -31,7 +31,8 @@ def any_order(function: Any) -> Any:
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    options = dict(nogil=True, error_model="numpy", boundscheck=False) | options
+    usual: dict[str, Any] = dict(nogil=True, error_model="numpy", boundscheck=False)
+    options = usual | options
     try:
         found = njit(function, cache=True, **options)
     except RuntimeError:
