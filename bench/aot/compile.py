@@ -106,8 +106,10 @@ def mma_loops(sass: str) -> list[int]:
     for end, instruction in found:
         target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
         begin = int(target[1], 16) if target else end
+        if begin >= end:
+            continue
         within = [text for at, text in found if begin <= at <= end]
-        if begin < end and any("MMA" in text for text in within):
+        if any("MMA" in text for text in within):
             loops.append((begin, end, len(within)))
     return [
         n for a, b, n in loops

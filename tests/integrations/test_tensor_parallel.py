@@ -14,6 +14,8 @@ from csd.engine.call import RunSettings
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, torchrun):
+    # the loops that both ranks would compile at once
+    single("llama", "fixed")
     folder = tmp_path_factory.mktemp("ranks")
     done = torchrun("tensor_parallel_rank.py", folder)
     files = [folder / f"{r}.json" for r in range(2)]

@@ -14,16 +14,22 @@ import numba
 from csd.kernels.cpu import amx, products
 from csd.kernels.cpu.numbers import LIKE
 from csd.kernels.cpu.tiles import BY, COLUMNS, WIDE
-from tests.kernels import amx_emulator
 
 pytestmark = pytest.mark.skipif(not WIDE, reason="the layout is that of AVX-512")
+
+
+def _emulator():
+    """The module, which compiles as it is imported."""
+    from tests.kernels import amx_emulator
+
+    return amx_emulator
 
 
 @pytest.fixture(scope="module")
 def emulated():
     """The loop compiled without numba's cache, its instructions calls of the emulator."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(amx, "_instruction", amx_emulator.instruction)
+        patch.setattr(amx, "_instruction", _emulator().instruction)
         compiled = numba.njit(products._product.alone.py_func, error_model="numpy")
         x, weight = torch.ones(1, 32).bfloat16(), torch.ones(1, 32, COLUMNS).bfloat16()
         _run(compiled, x, weight, None)
@@ -34,12 +40,12 @@ def _run(compiled, x, weight, bias):
     (M, K), N = x.shape, weight.shape[0] * COLUMNS
     y = torch.full((M, N), float("nan"), dtype=torch.bfloat16)
     wide = None if bias is None else bias.float()
-    amx_emulator.FAULTS[:] = 0
+    _emulator().FAULTS[:] = 0
     compiled(
         (M, N, K), x.data_ptr(), 0, weight.data_ptr(), 0 if bias is None else wide.data_ptr(),
         y.data_ptr(), LIKE[torch.bfloat16], BY["amx"],
     )  # fmt: skip
-    assert not amx_emulator.FAULTS[0]
+    assert not _emulator().FAULTS[0]
     return y
 
 
@@ -108,9 +114,9 @@ def test_the_emulator_finds_faults(emulated):
         given = given[(-given.data_ptr()) % 64 :][:64]
         given.copy_(config)
         given[0], given[place] = 1, value
-        amx_emulator.FAULTS[:] = 0
-        amx_emulator.ldtilecfg.ctypes(given.data_ptr())
-        assert amx_emulator.FAULTS[0], place
+        _emulator().FAULTS[:] = 0
+        _emulator().ldtilecfg.ctypes(given.data_ptr())
+        assert _emulator().FAULTS[0], place
 
 
 CODE = """
