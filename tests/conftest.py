@@ -37,9 +37,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What imports have made lives to the end: the collector of garbage leaves it alone."""
+    """What imports have made lives to the end: the collector of garbage leaves it alone.
+
+    Else it looks at all of it every few seconds, while kernels are interpreted or compiled.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)
