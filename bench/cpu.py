@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["words"])
     parser.add_argument("--exact", nargs="+", choices=("on", "off"))
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--nodes", nargs="+", default=["auto"], help="a step's, or auto")
+    parser.add_argument("--nodes", nargs="+", default=["auto"], help="drafts of a step, or auto")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))

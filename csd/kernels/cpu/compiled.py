@@ -13,7 +13,7 @@ from numba import njit
 PROCESS = uuid.uuid4().hex[:12]
 
 HERE, PACKAGES = Path(__file__).parent, Path(__file__).parents[3]
-IMPORTED = re.compile(r"^from (csd[\w.]*) import", re.MULTILINE)
+IMPORTED = re.compile(r"^from (csd[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
 def loop(function: Any) -> Any:
@@ -62,10 +62,12 @@ def stamp(file: Path) -> str:
         found[at] = at.read_bytes()
         if at not in (file, HERE / at.name):
             continue
-        for name in IMPORTED.findall(found[at].decode()):
-            path = PACKAGES.joinpath(*name.split("."))
-            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-            if path not in found:
-                found[path] = b""
-                left.append(path)
+        for module, names in IMPORTED.findall(found[at].decode()):
+            path = PACKAGES.joinpath(*module.split("."))
+            files = [path.with_suffix(".py")]
+            if path.is_dir():
+                files = [path / f"{name}.py" for name in ("__init__", *re.findall(r"\w+", names))]
+            new = [x for x in files if x not in found and x.is_file()]
+            found |= dict.fromkeys(new, b"")
+            left += new
     return hashlib.sha256(b"\0".join(found[path] for path in sorted(found))).hexdigest()
