@@ -115,14 +115,14 @@ def broken(attend=tree_attention_batched):
 
 
 def test_the_loop_needs_weights_added_by_position(monkeypatch):
-    softmax = attention._softmax
+    softmax = attention.softmax
 
     @njit
-    def apart(x, old, word, sums):
-        softmax(x, old, word, sums)
-        return added(x[:old]) + added(x[old:])
+    def apart(x, old, nodes, word, sums):
+        softmax(x, old, nodes, word, sums)
+        return added(x[:old]) + added(x[old : old + nodes])
 
-    monkeypatch.setattr(attention, "_softmax", apart)
+    monkeypatch.setattr(attention, "softmax", apart)
     attend = njit(attention._attend.alone.py_func)
     monkeypatch.setattr(attention, "_attend", lambda numbers, *args: attend(*args))
     assert broken(attention.tree_attention)

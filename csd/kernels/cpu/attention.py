@@ -12,8 +12,9 @@ import torch
 from numba import prange
 
 from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.lanes import BLOCK, WIDTH, add_multiple, fetch, lanes, put, turn, widen
-from csd.kernels.cpu.numbers import LIKE, added, exp, memory, peak, read, readable, rounded
+from csd.kernels.cpu.lanes import BLOCK, WIDTH, add_multiple, block, fetch, lanes, put, turn, widen
+from csd.kernels.cpu.numbers import LIKE, memory, read, readable, rounded
+from csd.kernels.cpu.softmax import softmax
 from csd.kernels.cpu.threads import by_threads, parts
 from csd.kernels.tree_attention.batched import tree_attention_batched
 
@@ -83,7 +84,7 @@ def _attend(
             _scores(node_k[m : m + nodes], h, low, high, old, query, score, tile)
             for i in range(low, high):
                 word = ancestors[first + i // each]
-                total[i] = _softmax(score[i, : old + nodes], old, word, work)
+                total[i] = softmax(score[i], old, nodes, word, work)
             _walk(True, pages, length, v_pages, h, low, high, prompt, score, sums, tile)
             _values(node_v[m : m + nodes], h, low, high, old, score, sums, tile)
             m += nodes
@@ -141,7 +142,7 @@ def _scores(keys, h, low, high, at, query, score, tile):
         for d in range(whole, D):
             tile[d * PAGE + j] = read(keys[j, h, d])
     for i in range(low, high):
-        score[i, at : at + PAGE] = 0
+        score[i, at : at + -(-count // BLOCK) * BLOCK] = 0
     _add_product(query, low, high, 0, D, tile, PAGE, count, score, at)
 
 
@@ -163,13 +164,16 @@ def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at):
     """y[low:high, y_at:] += x[low:high, x_at:] tile, a term after another, each rounded once.
 
     x: `terms` numbers a row; tile: [terms, wide], of which `columns` are taken. The sums of four
-    rows stay in registers; where fewer are left, the last one is done more than once.
+    rows stay in registers, or in a last block of columns those of eight; where fewer are left, the
+    last one is done more than once.
     """
     stride, end = y.shape[1], x_at + terms
+    # three blocks one by one take less time than four together
+    whole = (columns + BLOCK - 1) // WIDTH * WIDTH
     for i in range(low, high, 4):
         j, k, l = min(i + 1, high - 1), min(i + 2, high - 1), min(i + 3, high - 1)
         xi, xj, xk, xl = x[i, x_at:end], x[j, x_at:end], x[k, x_at:end], x[l, x_at:end]
-        for at in range(0, columns, WIDTH):
+        for at in range(0, whole, WIDTH):
             to = y_at + at
             yi, yj = lanes(y, i * stride + to), lanes(y, j * stride + to)
             yk, yl = lanes(y, k * stride + to), lanes(y, l * stride + to)
@@ -181,35 +185,37 @@ def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at):
             put(yj, y, j * stride + to)
             put(yk, y, k * stride + to)
             put(yl, y, l * stride + to)
+    for at in range(whole, columns, BLOCK):
+        for i in range(low, high, 8):
+            _eight_rows(x, i, high - 1, x_at, terms, tile, wide, at, y, y_at + at)
 
 
 @loop
-def _softmax(x, old, word, sums):
-    """A row's weights in place of its scores, not divided by their sum, which is returned.
-
-    old: keys before the nodes; word: the nodes that it attends to; sums: [WIDTH] to work in. A
-    key's position decides where it is added, whether it is a node or committed.
-    """
-    for j in range(old, x.shape[0]):
-        if not (word >> (j - old)) & 1:
-            x[j] = -np.inf
-    most = peak(x)
-    for j in range(x.shape[0]):
-        x[j] = exp(x[j] - most)
-    for k in range(WIDTH):
-        sums[k] = 0
-    whole, one, total = old // WIDTH * WIDTH, type(most)(1), lanes(sums, 0)
-    for j in range(0, whole, WIDTH):
-        total = add_multiple(total, one, lanes(x, j))
-    put(total, sums, 0)
-    for j in range(whole, old):
-        sums[j - whole] += x[j]
-    at = old - whole
-    for j in range(old, x.shape[0]):
-        if (word >> (j - old)) & 1:
-            sums[at % WIDTH] += x[j]
-            at += 1
-    return added(sums)
+def _eight_rows(x, i, last, x_at, terms, tile, wide, at, y, to):
+    """A block of columns of `_add_product` for rows i to i + 7, or to the last one."""
+    stride, end = y.shape[1], x_at + terms
+    j, k, l, m = min(i + 1, last), min(i + 2, last), min(i + 3, last), min(i + 4, last)
+    n, o, p = min(i + 5, last), min(i + 6, last), min(i + 7, last)
+    xi, xj, xk, xl = x[i, x_at:end], x[j, x_at:end], x[k, x_at:end], x[l, x_at:end]
+    xm, xn, xo, xp = x[m, x_at:end], x[n, x_at:end], x[o, x_at:end], x[p, x_at:end]
+    yi, yj = block(y, i * stride + to), block(y, j * stride + to)
+    yk, yl = block(y, k * stride + to), block(y, l * stride + to)
+    ym, yn = block(y, m * stride + to), block(y, n * stride + to)
+    yo, yp = block(y, o * stride + to), block(y, p * stride + to)
+    for t in range(terms):
+        row = block(tile, t * wide + at)
+        yi, yj = add_multiple(yi, xi[t], row), add_multiple(yj, xj[t], row)
+        yk, yl = add_multiple(yk, xk[t], row), add_multiple(yl, xl[t], row)
+        ym, yn = add_multiple(ym, xm[t], row), add_multiple(yn, xn[t], row)
+        yo, yp = add_multiple(yo, xo[t], row), add_multiple(yp, xp[t], row)
+    put(yi, y, i * stride + to)
+    put(yj, y, j * stride + to)
+    put(yk, y, k * stride + to)
+    put(yl, y, l * stride + to)
+    put(ym, y, m * stride + to)
+    put(yn, y, n * stride + to)
+    put(yo, y, o * stride + to)
+    put(yp, y, p * stride + to)
 
 
 LAYOUT = (

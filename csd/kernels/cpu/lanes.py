@@ -25,23 +25,33 @@ INT32 = ir.IntType(32)
 
 
 class Lanes(types.Type):
-    """`WIDTH` numbers of a dtype."""
+    """`count` numbers of a dtype."""
 
-    def __init__(self, dtype: types.Type):
-        self.dtype = dtype
-        super().__init__(f"lanes({dtype})")
+    def __init__(self, dtype: types.Type, count: int):
+        self.dtype, self.count = dtype, count
+        super().__init__(f"lanes({dtype}, {count})")
 
 
 @register_model(Lanes)
 class LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, lanes: Lanes):
-        super().__init__(manager, lanes, ir.VectorType(FLOATS[lanes.dtype], WIDTH))
+        super().__init__(manager, lanes, ir.VectorType(FLOATS[lanes.dtype], lanes.count))
 
 
 @intrinsic
 def lanes(typing_context, x, at):
     """x[at : at + WIDTH]"""
-    found = Lanes(x.dtype)
+    return _lanes(x, WIDTH)
+
+
+@intrinsic
+def block(typing_context, x, at):
+    """x[at : at + BLOCK]"""
+    return _lanes(x, BLOCK)
+
+
+def _lanes(x: types.Array, count: int) -> tuple[Any, Any]:
+    found = Lanes(x.dtype, count)
 
     def generate(context, builder, signature, args):
         return _load(context, builder, x, *args, context.get_value_type(found))
@@ -68,8 +78,8 @@ def add_multiple(typing_context, total, x, row):
         kind = context.get_value_type(row)
         nothing = ir.Constant(kind, ir.Undefined)
         first = builder.insert_element(nothing, args[1], INT32(0))
-        x = builder.shuffle_vector(first, nothing, _indices([0] * WIDTH))
-        name = f"llvm.fma.v{WIDTH}f{row.dtype.bitwidth}"
+        x = builder.shuffle_vector(first, nothing, _indices([0] * row.count))
+        name = f"llvm.fma.v{row.count}f{row.dtype.bitwidth}"
         fma = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(kind, [kind] * 3), name
         )

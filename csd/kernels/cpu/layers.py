@@ -46,9 +46,11 @@ def _rms_norm(
         scale, wide = memory(weight, F, like), np.empty(F, np.float32)
         if residual:
             r_m, total_m = memory(residual + row, F, like), memory(total + row, F, like)
+            # `total` may be `residual`: a loop that writes what it reads does not become vectors
             for j in range(F):
-                added = rounded(read(x_m[j]) + read(r_m[j]), like)
-                total_m[j], wide[j] = added, read(added)
+                wide[j] = read(rounded(read(x_m[j]) + read(r_m[j]), like))
+            for j in range(F):
+                total_m[j] = rounded(wide[j], like)
         else:
             for j in range(F):
                 wide[j] = read(x_m[j])
