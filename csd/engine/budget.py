@@ -145,7 +145,7 @@ class Learner:
         elif record.costs:
             surprise = self.late.learn_drafted(base, record.rows, seconds)
             tokens, got = 1 + float(self.calibration) * promised, 1 + got
-            took = self.late.ratio(base, record.rows)
+            took = self.late.curve(base, record.rows)(record.rows)
             self.turns.learn_drafted(tokens / took, got, took, surprise)
         else:
             self.late.learn_nothing()

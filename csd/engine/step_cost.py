@@ -23,6 +23,9 @@ class StepTimes(TypedDict):
 
 # a step that takes so many times what was expected, or so much less, is a surprise
 SURPRISE = 1.4
+# steps with drafts that are looked back at; once as many are known, what steps take is estimated
+# again after a few only, because that takes a hundredth of a small model's step
+LAST, AGAIN = 24, 8
 # drafted tokens that recorded samples, where all that were expected were accepted, count as
 EXPECTED = 6.0
 
@@ -126,9 +129,9 @@ class LateSteps:
         self._doubt: tuple[int, float] | None = None  # of them, a surprise that may be an accident
         # of steps with drafts: (step, rows, nodes, level, what the table had it take and what it
         # took, in plain steps)
-        self._drafted: deque[tuple[int, int, int, float, float, float]] = deque(maxlen=24)
+        self._drafted: deque[tuple[int, int, int, float, float, float]] = deque(maxlen=LAST)
         self._level = 1.0
-        self._curves: dict[tuple[int, int], CostModel] = {}  # until the next step is seen
+        self._curves: dict[tuple[int, int], CostModel] = {}  # by their first and last rows
 
     def calibrate(self) -> Calibration:
         """Begin a call: its calibration starts halfway between the last call's and 1."""
@@ -169,10 +172,12 @@ class LateSteps:
         return _usual(found)
 
     def curve(self, base: int, most: int) -> "CostModel":
-        """`ratio` at the table's sizes, linear between them; fewer rows never cost more."""
+        """`ratio` at the table's sizes, linear between them, as it was a few steps ago; fewer rows
+        never cost more."""
+        known, most = self._table.sizes, max(most, base + 1)
+        most = next((m for m in known if m >= most), most)
         if (base, most) not in self._curves:
-            inside = [m for m in self._table.sizes if base < m < most]
-            sizes = [base, *inside, max(most, base + 1)]
+            sizes = [base, *(m for m in known if base < m < most), most]
             ratios = [self.ratio(base, m) for m in sizes]
             ratios = [min(ratios[i:]) for i in range(len(ratios))]
             self._curves[base, most] = CostModel(sizes, ratios)
@@ -189,6 +194,7 @@ class LateSteps:
             last = self._plain[-1][0] if self._plain else 0
             while self._drafted and self._drafted[-1][0] > last:
                 self._drafted.pop()
+            self._curves.clear()
             self._plain.clear()
             surprise = False
         if doubt:
@@ -205,7 +211,7 @@ class LateSteps:
         """From a step with drafts; returns whether it was a surprise."""
         self._count()
         took = seconds / self.plain(base)
-        surprise = _differ(took, self.ratio(base, rows))
+        surprise = _differ(took, self.curve(base, rows)(rows))
         nodes, level = max(rows - base, 1), self._level
         predicted = _in_plain_steps(self._table(base), self._table(rows), level)
         self._drafted.append((self._step, rows, nodes, level, predicted, took))
@@ -217,7 +223,8 @@ class LateSteps:
 
     def _count(self) -> None:
         self._step += 1
-        self._curves.clear()
+        if len(self._drafted) < LAST or self._step % AGAIN == 0:
+            self._curves.clear()
 
 
 def _in_plain_steps(plain: float, seconds: float, level: float) -> float:
