@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.kernels.cpu.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, multiply
-from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, for_rows, ints, prefetch, rounded
+from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, for_rows, halves, ints, prefetch, rounded
 
 # rows whose sums are held at once; sums that leave registers for the numbers; and most columns
 ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
@@ -104,13 +104,9 @@ class _Dots:
             at = builder.add(self.bias, self._times(column, 4))
             builder.store(self._load(at, FLOAT), start)
         for r, total in enumerate(sums):
-            value, half = builder.load(total), LANES // 2
-            while half:
-                parts = [
-                    builder.shuffle_vector(value, value, _indices(first, half))
-                    for first in (0, half)
-                ]
-                value, half = builder.fadd(*parts), half // 2
+            value = builder.load(total)
+            while value.type.count > 1:
+                value = builder.fadd(*halves(builder, value))
             value = builder.fadd(value, builder.bitcast(builder.load(start), value.type))
             if self.low:
                 value = rounded(builder, value)
@@ -125,7 +121,3 @@ class _Dots:
 
     def _load(self, address: Any, kind: Any) -> Any:
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)
-
-
-def _indices(first: int, count: int) -> ir.Constant:
-    return ir.Constant(ir.VectorType(INT, count), [*range(first, first + count)])

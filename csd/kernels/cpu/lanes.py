@@ -13,6 +13,8 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
+from csd.kernels.cpu.vectors import BYTE, INT, places, prefetch, splat
+
 # numbers side by side: four rows of sums of as many fill the registers
 FEATURES = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
 CPU: str = llvm.get_host_cpu_name()
@@ -21,7 +23,6 @@ WIDTH = 64 if "+avx512f" in FEATURES else 16
 BLOCK = 16
 
 FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-INT32 = ir.IntType(32)
 
 
 class Lanes(types.Type):
@@ -76,14 +77,11 @@ def add_multiple(typing_context, total, x, row):
 
     def generate(context, builder, signature, args):
         kind = context.get_value_type(row)
-        nothing = ir.Constant(kind, ir.Undefined)
-        first = builder.insert_element(nothing, args[1], INT32(0))
-        x = builder.shuffle_vector(first, nothing, _indices([0] * row.count))
         name = f"llvm.fma.v{row.count}f{row.dtype.bitwidth}"
         fma = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(kind, [kind] * 3), name
         )
-        return builder.call(fma, [x, args[2], args[0]])
+        return builder.call(fma, [splat(builder, args[1], row.count), args[2], args[0]])
 
     return total(total, row.dtype, row), generate
 
@@ -121,7 +119,7 @@ def turn(typing_context, x, at, stride, last, y, to, y_stride):
         high = [k + half for k in low]
         for _ in range(BLOCK.bit_length() - 1):
             rows = [
-                builder.shuffle_vector(rows[j], rows[j + half], _indices(part))
+                builder.shuffle_vector(rows[j], rows[j + half], places(part))
                 for j in range(half)
                 for part in (low, high)
             ]
@@ -139,11 +137,7 @@ def fetch(typing_context, x, at):
     """Asks for the cache line of x[at], which is read soon."""
 
     def generate(context, builder, signature, args):
-        byte = ir.IntType(8)
-        pointer = _pointer(context, builder, x, *args, byte)
-        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), INT32, INT32, INT32])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", kind.args[:1], kind)
-        builder.call(prefetch, [pointer, INT32(0), INT32(3), INT32(1)])
+        prefetch(builder, _pointer(context, builder, x, *args, BYTE), level=1)
         return context.get_dummy_value()
 
     return types.none(x, types.intp), generate
@@ -153,13 +147,9 @@ def _numbers(builder: Any, value: Any) -> Any:
     """Bits of bfloat16 as float32; other numbers as they are."""
     if not isinstance(value.type.element, ir.IntType):
         return value
-    wide = ir.VectorType(INT32, value.type.count)
+    wide = ir.VectorType(INT, value.type.count)
     bits = builder.shl(builder.zext(value, wide), ir.Constant(wide, [16] * wide.count))
     return builder.bitcast(bits, ir.VectorType(ir.FloatType(), wide.count))
-
-
-def _indices(values: list[int]) -> ir.Constant:
-    return ir.Constant(ir.VectorType(INT32, len(values)), values)
 
 
 def _load(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, vector: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic, overload, register_jitable
 
 from csd.kernels.cpu.compiled import any_order, loop
+from csd.kernels.cpu.exponential import exponential
 
 # by the dtypes that loops read, an array of it; float16 is left to the references
 LIKE = {
@@ -21,15 +21,8 @@ LIKE = {
     torch.float64: np.empty(0, np.float64),
 }
 
-LOG2_E = np.float32(1.4426950408889634)
-# ln 2 in two parts
-LN_2_HIGH, LN_2_LOW = np.float32(355 / 512), np.float32(-2.12194440054690583e-4)
-
 # tensors with memory; others stand for some that is elsewhere, or not there yet
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-# added and taken away again, it leaves a float32 a whole number
-ROUND = np.float32(1.5 * 2**23)
 
 
 def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
@@ -71,7 +64,7 @@ def rounded(value: Any, like: Any) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """e^x within an ulp or two; 0 below float32's normal numbers."""
+    """e^x; of float32 as `exponential.py` has it."""
 
 
 def ordered(x: Any) -> Any:
@@ -131,7 +124,12 @@ def _rounded(value, like):
 
 @overload(exp)
 def _exp(x):
-    return exp_single if x == types.float32 else lambda x: np.exp(x)
+    return (lambda x: _exp_single(x)) if x == types.float32 else lambda x: np.exp(x)
+
+
+@intrinsic
+def _exp_single(typing_context, x):
+    return x(x), lambda context, builder, signature, args: exponential(builder, args[0])
 
 
 @loop
@@ -151,43 +149,3 @@ def added(x):
     for j in range(1, x.shape[0]):
         total += x[j]
     return total
-
-
-@intrinsic
-def fma(typing_context, a, b, c):
-    """a b + c, rounded once, wherever the compiler puts it."""
-
-    def generate(context, builder, signature, args):
-        kind = context.get_value_type(signature.return_type)
-        function = builder.module.declare_intrinsic(
-            "llvm.fma", [kind], ir.FunctionType(kind, [kind] * 3)
-        )
-        return builder.call(function, args)
-
-    return a(a, a, a), generate
-
-
-@register_jitable
-def exp_single(x):
-    """2^n e^r, x = n ln 2 + r: Taylor's polynomial of degree 7 is off by 5e-9 at |r| = ln 2 / 2."""
-    given = x
-    x = x if x > np.float32(-87) else np.float32(-87)
-    x = x if x < np.float32(89) else np.float32(89)
-    n = fma(x, LOG2_E, ROUND) - ROUND
-    r = fma(n, -LN_2_LOW, fma(n, -LN_2_HIGH, x))
-    p = fma(r, np.float32(1 / 5040), np.float32(1 / 720))
-    p = fma(p, r, np.float32(1 / 120))
-    p = fma(p, r, np.float32(1 / 24))
-    p = fma(p, r, np.float32(1 / 6))
-    p = fma(p, r, np.float32(1 / 2))
-    p = fma(fma(p, r, np.float32(1)), r, np.float32(1))
-    # 2^128 is no float32, but its two halves are
-    half = np.int32(n) >> np.int32(1)
-    p = p * _power(half) * _power(np.int32(n) - half)
-    p = p if given > np.float32(-87) else np.float32(0)
-    return p if given == given else given
-
-
-@register_jitable
-def _power(n):
-    return np.uint32(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)).view(np.float32)

@@ -1,7 +1,5 @@
 """A row's weights for its keys, e^(score - the largest), and their sum, in the CPU's vectors."""
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -9,11 +7,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.lanes import BLOCK, INT32, WIDTH, Lanes, add_multiple, block, lanes, put
-from csd.kernels.cpu.numbers import LN_2_HIGH, LN_2_LOW, LOG2_E, ROUND, added
-
-# of Taylor's polynomial, the highest power first
-POWERS = [np.float32(1 / n) for n in (5040, 720, 120, 24, 6, 2, 1, 1)]
+from csd.kernels.cpu.exponential import exponential
+from csd.kernels.cpu.lanes import BLOCK, WIDTH, Lanes, add_multiple, block, lanes, put
+from csd.kernels.cpu.numbers import added
+from csd.kernels.cpu.vectors import INT, halves, splat
 
 
 @loop
@@ -65,7 +62,7 @@ def kept(typing_context, x, bits, other):
     def generate(context, builder, signature, args):
         given, bits, value = args
         if not isinstance(other, Lanes):
-            value = _spread(builder, value, x.count)
+            value = splat(builder, value, x.count)
         mask = builder.trunc(bits, ir.IntType(x.count))
         mask = builder.bitcast(mask, ir.VectorType(ir.IntType(1), x.count))
         return builder.select(mask, given, value)
@@ -88,13 +85,11 @@ def largest(typing_context, x):
     """The largest lane, where none is NaN."""
 
     def generate(context, builder, signature, args):
-        (value,), half = args, x.count // 2
-        while half:
-            low, high = (
-                builder.shuffle_vector(value, value, _indices(first, half)) for first in (0, half)
-            )
-            value, half = builder.select(builder.fcmp_ordered(">", low, high), low, high), half // 2
-        return builder.extract_element(value, INT32(0))
+        (value,) = args
+        while value.type.count > 1:
+            low, high = halves(builder, value)
+            value = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+        return builder.extract_element(value, INT(0))
 
     return x.dtype(x), generate
 
@@ -104,59 +99,11 @@ def exponentials(typing_context, x, most):
     """e^(x - most) of each lane, as `numbers.exp` has it to the bit."""
 
     def generate(context, builder, signature, args):
-        value = builder.fsub(args[0], _spread(builder, args[1], x.count))
-        if x.dtype == types.float64:
-            return _call(builder, "exp", value)
-        return _exp(builder, value)
+        value = builder.fsub(args[0], splat(builder, args[1], x.count))
+        if x.dtype == types.float32:
+            return exponential(builder, value)
+        kind = ir.FunctionType(value.type, [value.type])
+        name = f"llvm.exp.v{x.count}f64"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [value])
 
     return x(x, x.dtype), generate
-
-
-def _exp(builder: Any, given: Any) -> Any:
-    """`numbers.exp_single` of vectors."""
-    kind = given.type
-    ints = ir.VectorType(INT32, kind.count)
-
-    def all_of(number: Any) -> ir.Constant:
-        return ir.Constant(kind, [float(number)] * kind.count)
-
-    def shared(number: int) -> ir.Constant:
-        return ir.Constant(ints, [number] * kind.count)
-
-    def power(n: Any) -> Any:
-        return builder.bitcast(builder.shl(builder.add(n, shared(127)), shared(23)), kind)
-
-    low, high = all_of(-87), all_of(89)
-    is_normal = builder.fcmp_ordered(">", given, low)
-    x = builder.select(is_normal, given, low)
-    x = builder.select(builder.fcmp_ordered("<", x, high), x, high)
-    n = builder.fsub(_call(builder, "fma", x, all_of(LOG2_E), all_of(ROUND)), all_of(ROUND))
-    r = _call(builder, "fma", n, all_of(-LN_2_HIGH), x)
-    r = _call(builder, "fma", n, all_of(-LN_2_LOW), r)
-    p = all_of(POWERS[0])
-    for factor in POWERS[1:]:
-        p = _call(builder, "fma", p, r, all_of(factor))
-    whole = builder.fptosi(n, ints)
-    half = builder.ashr(whole, shared(1))
-    p = builder.fmul(p, power(half))
-    p = builder.fmul(p, power(builder.sub(whole, half)))
-    p = builder.select(is_normal, p, all_of(0))
-    return builder.select(builder.fcmp_unordered("uno", given, given), given, p)
-
-
-def _call(builder: Any, name: str, *args: Any) -> Any:
-    kind = args[0].type
-    bits = 64 if isinstance(kind.element, ir.DoubleType) else 32
-    function = ir.FunctionType(kind, [kind] * len(args))
-    name = f"llvm.{name}.v{kind.count}f{bits}"
-    return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)
-
-
-def _spread(builder: Any, number: Any, count: int) -> Any:
-    nothing = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
-    first = builder.insert_element(nothing, number, INT32(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(INT32, count), None))
-
-
-def _indices(first: int, count: int) -> ir.Constant:
-    return ir.Constant(ir.VectorType(INT32, count), [*range(first, first + count)])

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from csd.kernels.cpu import amx
 from csd.kernels.cpu.lanes import FEATURES
-from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, LINE, for_rows, ints, prefetch, rounded
+from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, LINE, for_rows, ints, prefetch, rounded, splat
 
 WIDE = "+avx512f" in FEATURES
 # numbers of a register, columns of a block, and the most rows whose sums leave registers for the
@@ -96,13 +96,11 @@ class _Tile:
         builder = self.builder
         x_k = builder.gep(self._at(x, FLOAT), [builder.mul(k, k.type(self.rows))])
         columns = self._columns(weight, k)
-        nothing = ir.Constant(FLOATS, ir.Undefined)
         for r, sums in enumerate(self.sums):
             number = builder.load(builder.gep(x_k, [INT(r)]))
-            first = builder.insert_element(nothing, number, INT(0))
-            spread = builder.shuffle_vector(first, nothing, ints(LANES, 0))
+            each = splat(builder, number, LANES)
             for total, column in zip(sums, columns, strict=True):
-                added = builder.call(self.multiply, [spread, column, builder.load(total)])
+                added = builder.call(self.multiply, [each, column, builder.load(total)])
                 builder.store(added, total)
 
     def _columns(self, weight: Any, k: Any) -> tuple[Any, Any]:

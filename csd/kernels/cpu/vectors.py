@@ -1,6 +1,6 @@
-"""LLVM code of the products: a case for each number of rows, rounding to bfloat16, prefetching."""
+"""LLVM code that the loops share: of vectors, of a case for each number of rows, of prefetching."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -12,6 +12,28 @@ LINE = 64
 
 def ints(count: int, value: int) -> ir.Constant:
     return ir.Constant(ir.VectorType(INT, count), [value] * count)
+
+
+def places(values: Iterable[int]) -> ir.Constant:
+    """Which numbers of two vectors a shuffle takes."""
+    values = list(values)
+    return ir.Constant(ir.VectorType(INT, len(values)), values)
+
+
+def splat(builder: Any, number: Any, count: int) -> Any:
+    """A vector of `count` times a number."""
+    nothing = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
+    first = builder.insert_element(nothing, number, INT(0))
+    return builder.shuffle_vector(first, nothing, places([0] * count))
+
+
+def halves(builder: Any, value: Any) -> list[Any]:
+    """The lower and the upper half of a vector."""
+    half = value.type.count // 2
+    return [
+        builder.shuffle_vector(value, value, places(range(first, first + half)))
+        for first in (0, half)
+    ]
 
 
 def for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
@@ -39,9 +61,9 @@ def rounded(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.lshr(up, ints(count, 16)), ir.VectorType(ir.IntType(16), count))
 
 
-def prefetch(builder: Any, pointer: Any) -> None:
-    """Asks for the line at a pointer to a byte, into the second level of caches."""
+def prefetch(builder: Any, pointer: Any, level: int = 2) -> None:
+    """Asks for the line at a pointer to a byte, into the first or the second level of caches."""
     kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT])
     function = builder.module.declare_intrinsic("llvm.prefetch", kind.args[:1], kind)
-    read, second_level, data = INT(0), INT(2), INT(1)
-    builder.call(function, [pointer, read, second_level, data])
+    # to read, how near, data
+    builder.call(function, [pointer, INT(0), INT({1: 3, 2: 2}[level]), INT(1)])
