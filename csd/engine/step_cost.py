@@ -172,12 +172,14 @@ class LateSteps:
         return _usual(found)
 
     def curve(self, base: int, most: int) -> "CostModel":
-        """`ratio` at the table's sizes, linear between them, as it was a few steps ago; fewer rows
-        never cost more."""
+        """`ratio` as it was a few steps ago, at the table's sizes and at those of late, linear
+        between them; fewer rows never cost more."""
         known, most = self._table.sizes, max(most, base + 1)
         most = next((m for m in known if m >= most), most)
         if (base, most) not in self._curves:
-            sizes = [base, *(m for m in known if base < m < most), most]
+            late = (rows for _, rows, *_ in self._drafted)
+            inside = {m for m in (*known, *late) if base < m < most}
+            sizes = [base, *sorted(inside), most]
             ratios = [self.ratio(base, m) for m in sizes]
             ratios = [min(ratios[i:]) for i in range(len(ratios))]
             self._curves[base, most] = CostModel(sizes, ratios)

