@@ -65,5 +65,5 @@ def prefetch(builder: Any, pointer: Any, level: int = 2) -> None:
     """Asks for the line at a pointer to a byte, into the first or the second level of caches."""
     kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT])
     function = builder.module.declare_intrinsic("llvm.prefetch", kind.args[:1], kind)
-    # to read, how near, data
-    builder.call(function, [pointer, INT(0), INT({1: 3, 2: 2}[level]), INT(1)])
+    read, locality, data = INT(0), INT(4 - level), INT(1)
+    builder.call(function, [pointer, read, locality, data])
