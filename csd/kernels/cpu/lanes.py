@@ -76,14 +76,61 @@ def add_multiple(typing_context, total, x, row):
     """total + x row for a number x, rounded once."""
 
     def generate(context, builder, signature, args):
-        kind = context.get_value_type(row)
-        name = f"llvm.fma.v{row.count}f{row.dtype.bitwidth}"
-        fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind] * 3), name
-        )
-        return builder.call(fma, [splat(builder, args[1], row.count), args[2], args[0]])
+        return _add_multiple(builder, *args)
 
     return total(total, row.dtype, row), generate
+
+
+@intrinsic
+def add_four_rows(typing_context, x, i, end, x_at, terms, tile, wide, at, y, y_at):
+    """y[r, y_at : y_at + WIDTH] += sum over t of x[r, x_at + t] tile[t wide + at :] in that order
+
+    For r from i to i + 3; from `end` on the last row is done again.
+    """
+    return _add_rows(4, WIDTH, x, tile, y)
+
+
+@intrinsic
+def add_eight_rows(typing_context, x, i, end, x_at, terms, tile, wide, at, y, y_at):
+    """`add_four_rows` of eight rows and BLOCK columns."""
+    return _add_rows(8, BLOCK, x, tile, y)
+
+
+def _add_rows(
+    count: int, width: int, x: types.Array, tile: types.Array, y: types.Array
+) -> tuple[Any, Any]:
+    vector = ir.VectorType(FLOATS[y.dtype], width)
+
+    def generate(context, builder, signature, args):
+        x_, first, end, x_at, terms, tile_, wide, at, y_, y_at = args
+
+        def column(kind: types.Array, array: Any) -> Any:
+            return cgutils.unpack_tuple(
+                builder, context.make_array(kind)(context, builder, array).shape
+            )[1]
+
+        last = builder.sub(end, end.type(1))
+        rows = [builder.add(first, first.type(r)) for r in range(count)]
+        rows = [builder.select(builder.icmp_signed("<", r, last), r, last) for r in rows]
+        to = [builder.add(builder.mul(r, column(y, y_)), y_at) for r in rows]
+        given = [builder.add(builder.mul(r, column(x, x_)), x_at) for r in rows]
+        sums = [
+            cgutils.alloca_once_value(builder, _load(context, builder, y, y_, place, vector))
+            for place in to
+        ]
+        with cgutils.for_range(builder, terms) as loop:
+            place = builder.add(builder.mul(loop.index, wide), at)
+            row = _load(context, builder, tile, tile_, place, vector)
+            for total, start in zip(sums, given, strict=True):
+                place = builder.add(start, loop.index)
+                number = builder.load(_pointer(context, builder, x, x_, place, vector.element))
+                builder.store(_add_multiple(builder, builder.load(total), number, row), total)
+        for total, place in zip(sums, to, strict=True):
+            _store(context, builder, y, y_, place, builder.load(total))
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(x, *[index] * 4, tile, index, index, y, index), generate
 
 
 @intrinsic
@@ -141,6 +188,14 @@ def fetch(typing_context, x, at):
         return context.get_dummy_value()
 
     return types.none(x, types.intp), generate
+
+
+def _add_multiple(builder: Any, total: Any, x: Any, row: Any) -> Any:
+    kind = row.type
+    bits = 64 if isinstance(kind.element, ir.DoubleType) else 32
+    function, name = ir.FunctionType(kind, [kind] * 3), f"llvm.fma.v{kind.count}f{bits}"
+    fma = cgutils.get_or_insert_function(builder.module, function, name)
+    return builder.call(fma, [splat(builder, x, kind.count), row, total])
 
 
 def _numbers(builder: Any, value: Any) -> Any:
