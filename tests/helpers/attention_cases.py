@@ -134,3 +134,16 @@ def dense_attention(case, dtype=torch.float64, in_order=False):
             p = (score * case["scale"]).softmax(0)
             out[m, h] = p @ v[:, kh]
     return out
+
+
+def within_eager(out, case):
+    """No worse than attention computed in the inputs' dtype, but for a rounding of the weights."""
+    exact, dtype = dense_attention(case), case["q"].dtype
+    eager = (dense_attention(case, dtype).double() - exact).abs().max()
+    if dtype == torch.float32:
+        # no order of summation is promised
+        eager = max(eager, (dense_attention(case, dtype, True).double() - exact).abs().max())
+    largest = max(case[n].nan_to_num().abs().max().double() for n in ("v_pages", "node_v"))
+    slack = torch.finfo(out.dtype).eps * largest
+    error = (out.double() - exact).abs().max()
+    assert error <= eager + slack, f"error {error:.2e}, eager {eager:.2e}, slack {slack:.2e}"

@@ -4,12 +4,13 @@ import pytest
 import torch
 from numba import njit
 
-from csd.kernels.cpu import attention
-from csd.kernels.cpu.numbers import added
+from csd.kernels.cpu import attention, instructions
+from csd.kernels.cpu.numbers import LIKE, added
+from csd.kernels.cpu.tiles import BY
 from csd.kernels.tree_attention import batched, batched_work, tree_attention_batched
 from csd.state.pool import MAX_DEPTH, Pool
 
-H, K, D = 6, 2, 16
+H, K = 6, 2
 
 
 def tables(lengths):
@@ -22,15 +23,31 @@ def tables(lengths):
     return table, sum(need)
 
 
-def last_row(generated, depth, others, dtype, prompt=70, attend=tree_attention_batched):
+def last_row(
+    generated,
+    depth,
+    others,
+    dtype,
+    prompt=70,
+    attend=tree_attention_batched,
+    D=16,
+    vanishing=False,
+):
     """Attention of the row behind `generated` keys, of which the last `depth` + 1 are nodes.
 
-    others: (committed, nodes) of more slots in the same step.
+    others: (committed, nodes) of more slots in the same step; vanishing: all keys weigh the same,
+    and the values' sum is 0 but for its roundings, which are then the result.
     """
     torch.manual_seed(generated)
     query = torch.randn(H, D).to(dtype)
     keys, values = torch.randn(2, generated, K, D).to(dtype)
     prompt_k, prompt_v = torch.randn(2, prompt, K, D).to(dtype)
+    if vanishing:
+        query.zero_()
+        count = (prompt + generated) // 2
+        half = torch.randn(count, K, D) * 2.0 ** torch.randint(20, (count, K, D))
+        both = torch.cat([half, -half[torch.randperm(count)], torch.zeros(1, K, D)])
+        values, prompt_v = both[: prompt + generated].to(dtype).split((generated, prompt))
     slots = [(generated - depth - 1, depth + 1), *others]
     committed = [n for n, _ in slots]
     table, pages = tables([prompt, *committed])
@@ -82,10 +99,10 @@ STEPS = [
 ]
 
 
-def same_bits(generated, dtype, prompt=70, attend=tree_attention_batched):
-    alone = last_row(generated, 0, [], dtype, prompt, attend)
+def same_bits(generated, dtype, prompt=70, attend=tree_attention_batched, **more):
+    alone = last_row(generated, 0, [], dtype, prompt, attend, **more)
     rows = (
-        last_row(generated, min(depth, generated - 1), others, dtype, prompt, attend)
+        last_row(generated, min(depth, generated - 1), others, dtype, prompt, attend, **more)
         for depth, others in STEPS
     )
     return [torch.equal(row, alone) for row in rows]
@@ -109,6 +126,20 @@ def test_a_prompt_may_be_of_any_length(prompt, attend):
     assert all(same_bits(20, torch.float32, prompt, attend))
 
 
+@pytest.mark.parametrize("generated", [1, 2, 17, 18, 64, 70, 81, 210, 351])
+@pytest.mark.parametrize("prompt", [0, 3, 70])
+@pytest.mark.parametrize("by", [by for by in instructions(torch.bfloat16) if by != "amx"])
+def test_values_are_added_in_the_order_of_their_keys(generated, prompt, by, monkeypatch):
+    """Committed keys are paired from a page's start, nodes from the first one, hidden or not."""
+    key_like = LIKE[torch.float32 if by == "dot" else torch.bfloat16]
+    kinds = LIKE[torch.bfloat16], key_like, BY[by]
+    monkeypatch.setattr(attention, "attention_kinds", lambda dtype, D: kinds)
+    attend = attention.tree_attention
+    for vanishing in (False, True):
+        same = same_bits(generated, torch.bfloat16, prompt, attend, D=64, vanishing=vanishing)
+        assert all(same)
+
+
 def broken(attend=tree_attention_batched):
     """Whether some step of float32 gives a row other bits."""
     return not all(all(same_bits(n, torch.float32, attend=attend)) for n in (18, 70, 210, 350))
@@ -118,8 +149,8 @@ def test_the_loop_needs_weights_added_by_position(monkeypatch):
     softmax = attention.softmax
 
     @njit
-    def apart(x, old, nodes, word, sums):
-        softmax(x, old, nodes, word, sums)
+    def apart(x, scale, old, nodes, word, sums):
+        softmax(x, scale, old, nodes, word, sums)
         return added(x[:old]) + added(x[old : old + nodes])
 
     monkeypatch.setattr(attention, "softmax", apart)

@@ -12,6 +12,7 @@ from csd.kernels.cpu.lanes import BLOCK, WIDTH, block, put
 from csd.kernels.cpu.numbers import exp
 from csd.kernels.cpu.softmax import exponentials, softmax
 
+ONE = np.float32(1)
 OLD = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, WIDTH - 1, WIDTH, WIDTH + 1, 130, 1000]
 
 
@@ -30,13 +31,15 @@ def a_row(old, nodes, dtype, seed=0):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("nodes", [1, 2, BLOCK, BLOCK + 1, 64])
 @pytest.mark.parametrize("old", OLD)
-def test_weights_and_their_sum(old, nodes, dtype):
+@pytest.mark.parametrize("scale", [1, 0.3])
+def test_weights_and_their_sum(old, nodes, dtype, scale):
     x, seen, word = a_row(old, nodes, dtype)
+    scale = dtype(scale)
     shown = np.r_[np.full(old, True), seen]
     # the difference is rounded, which moves e^x by more than that itself
-    scores = (x[: old + nodes] - x[: old + nodes][shown].max()).astype(np.float64)
+    scores = (scale * (x[: old + nodes] - x[: old + nodes][shown].max())).astype(np.float64)
     expected = np.where(shown, np.exp(scores), 0)
-    total = softmax(x, old, nodes, word, np.full(WIDTH, np.nan, dtype))
+    total = softmax(x, scale, old, nodes, word, np.full(WIDTH, np.nan, dtype))
     assert not x[: old + nodes][~shown].any()
     eps = np.finfo(dtype).eps
     np.testing.assert_allclose(x[: old + nodes], expected, rtol=3 * eps, atol=0)
@@ -54,13 +57,13 @@ def test_hidden_nodes_do_not_change_a_sum(old):
     x[: old + 9] = np.random.default_rng(old).standard_normal(old + 9)
     chain = x[:old].tolist() + x[old : old + 9].tolist()
     sums = np.empty(WIDTH, np.float32)
-    expected = softmax(x.copy(), old, 9, np.int64(0x1FF), sums)
+    expected = softmax(x.copy(), ONE, old, 9, np.int64(0x1FF), sums)
     hidden = np.full(old + 18 + BLOCK, np.nan, np.float32)
     hidden[:old], hidden[old : old + 18 : 2] = chain[:old], chain[old:]
-    assert softmax(hidden, old, 17, np.int64(0x15555), sums) == expected
+    assert softmax(hidden, ONE, old, 17, np.int64(0x15555), sums) == expected
     committed = np.full(old + 9 + BLOCK, np.nan, np.float32)
     committed[: old + 9] = chain
-    assert softmax(committed, old + 8, 1, np.int64(1), sums) == expected
+    assert softmax(committed, ONE, old + 8, 1, np.int64(1), sums) == expected
 
 
 def test_a_score_that_is_no_number_shows():
@@ -68,15 +71,15 @@ def test_a_score_that_is_no_number_shows():
         x, _, _ = a_row(85, 3, np.float32)
         x[85:88] = 1
         x[at] = np.nan
-        assert np.isnan(softmax(x, 85, 3, np.int64(7), np.empty(WIDTH, np.float32)))
+        assert np.isnan(softmax(x, ONE, 85, 3, np.int64(7), np.empty(WIDTH, np.float32)))
 
 
 @njit
-def both(given, most, by_lanes, one_by_one):
+def both(given, most, scale, by_lanes, one_by_one):
     for at in range(0, given.shape[0], BLOCK):
-        put(exponentials(block(given, at), most), by_lanes, at)
+        put(exponentials(block(given, at), most, scale), by_lanes, at)
     for j in range(given.shape[0]):
-        one_by_one[j] = exp(given[j] - most)
+        one_by_one[j] = exp((given[j] - most) * scale)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -87,9 +90,9 @@ def test_exponentials_have_the_bits_of_exp(dtype):
     given = np.r_[special, random.uniform(-110, 100, 3959), random.standard_normal(128)]
     given = given.astype(dtype)
     assert len(given) % BLOCK == 0
-    for most in (0, 0.37):
+    for most, scale in ((0, 1), (0.4, 0.3), (0.37, 1)):
         found = np.empty_like(given), np.empty_like(given)
-        both(given, dtype(most), *found)
+        both(given, dtype(most), dtype(scale), *found)
         np.testing.assert_array_equal(found[0], found[1])
     with np.errstate(over="ignore", invalid="ignore"):
         expected = np.exp((given - dtype(0.37)).astype(np.float64)).astype(dtype)

@@ -64,6 +64,18 @@ def test_a_sum_is_taken_in_the_order_of_its_products(K):
     assert torch.equal(wide, total)
 
 
+@pytest.mark.skipif("dot" not in instructions(BF16), reason="the CPU does not have it")
+def test_of_a_pair_the_odd_product_is_added_first():
+    """And rounded: attention's sums do not depend on where its pairs begin."""
+    x, weight, bias = case(5, torch.bfloat16)
+    total = bias.float().expand(5, -1)
+    for k in range(0, x.shape[1], 2):
+        for odd in (k + 1, k):
+            added = x[:, odd, None].double() * weight[:, odd].double()
+            total = (total.double() + added).float()
+    assert torch.equal(product(x, by_columns(weight, "dot"), bias, "dot"), total.bfloat16())
+
+
 @every_layout
 def test_a_row_has_the_same_bits_among_any_others(dtype, by, plain):
     most = AMX_MOST if by == "amx" else MOST

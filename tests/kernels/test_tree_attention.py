@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from attention_cases import attention_case, dense_attention, laid_out
+from attention_cases import attention_case, dense_attention, laid_out, within_eager
 from triton.runtime.interpreter import InterpretedFunction
 
 from csd.kernels.cpu import attention
+from csd.kernels.cpu.lanes import FEATURES
+from csd.kernels.cpu.numbers import LIKE
+from csd.kernels.cpu.tiles import BY
 from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention import (
     tree_attention,
@@ -64,6 +67,25 @@ def test_on_a_cpu_in_low_precision(attend, dtype):
     assert_sums_in_float32(out, case)
 
 
+@pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="the CPU does not have it")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("heads,D", [((6, 2), 64), ((14, 2), 64), ((3, 3), 96), ((5, 1), 256)])
+def test_on_a_cpu_by_pairs_of_bfloat16(monkeypatch, name, heads, D):
+    kinds = LIKE[torch.bfloat16], LIKE[torch.float32], BY["dot"]
+    monkeypatch.setattr(attention, "attention_kinds", lambda dtype, D: kinds)
+    case = attention_case(**CASES[name], heads=heads, D=D, dtype=torch.bfloat16)
+    out = torch.full_like(case["q"], float("nan"))
+    within_eager(attention.tree_attention(**case, out=out), case)
+
+
+def test_by_which_instruction_a_cpu_attends(monkeypatch):
+    for taken, D, by in (("dot", 64, "dot"), ("dot", 80, "fma"), ("fma", 64, "fma")):
+        monkeypatch.setattr(attention, "instruction", lambda dtype, taken=taken: taken)
+        attention.attention_kinds.cache_clear()
+        assert attention.attention_kinds(torch.bfloat16, D)[2] is BY[by]
+    attention.attention_kinds.cache_clear()
+
+
 @EACH
 def test_a_long_sample_and_a_path_deeper_than_any_of_csd(attend):
     case = attention_case([{0: 64, 1: 2}], [90], [700, 0], heads=(3, 1))
@@ -83,19 +105,6 @@ def test_batched_within_one_memory():
         nodes.copy_(case[f"node_{kind}"])
         case |= {f"{kind}_pages": tokens.unflatten(0, (pages, 64)), f"node_{kind}": nodes}
     assert torch.equal(tree_attention_batched(**case), apart)
-
-
-def within_eager(out, case):
-    """No worse than attention computed in the inputs' dtype, but for a rounding of the weights."""
-    exact, dtype = dense_attention(case), case["q"].dtype
-    eager = (dense_attention(case, dtype).double() - exact).abs().max()
-    if dtype == torch.float32:
-        # no order of summation is promised
-        eager = max(eager, (dense_attention(case, dtype, True).double() - exact).abs().max())
-    largest = max(case[n].nan_to_num().abs().max().double() for n in ("v_pages", "node_v"))
-    slack = torch.finfo(out.dtype).eps * largest
-    error = (out.double() - exact).abs().max()
-    assert error <= eager + slack, f"error {error:.2e}, eager {eager:.2e}, slack {slack:.2e}"
 
 
 @pytest.mark.parametrize("name", CASES)

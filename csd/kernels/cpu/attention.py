@@ -7,16 +7,20 @@ its result is a function of its own query, keys and values, to the bit: an engin
 further rule.
 """
 
+from functools import cache
+
 import numpy as np
 import torch
 from numba import prange
 
+from csd.kernels.cpu import instruction
 from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.head_products import PAGE, add_values, score_keys
-from csd.kernels.cpu.lanes import WIDTH, fetch
+from csd.kernels.cpu.lanes import BLOCK, WIDTH, fetch
 from csd.kernels.cpu.numbers import LIKE, memory, read, readable, rounded
 from csd.kernels.cpu.softmax import softmax
 from csd.kernels.cpu.threads import by_threads, parts
+from csd.kernels.cpu.tiles import BY
 from csd.kernels.tree_attention.batched import tree_attention_batched
 
 # bytes of a line of a CPU's cache
@@ -32,7 +36,7 @@ def _attend(
     k_pages,  # [n_pages, 64, K, D]
     v_pages,  # [n_pages, 64, K, D]
     out,  # [M, H, D], written
-    like,
+    kinds,  # `attention_kinds` of the dtype and D
     scale,
     parts,  # of a group's slots, each by itself
     prompt_pages,  # [G, PP] int32
@@ -46,9 +50,11 @@ def _attend(
     groups,  # those that have rows
 ):
     M, H, K, D, pages = shape
-    q, out = memory(q, (M, H, D), like), memory(out, (M, H, D), like)
-    node_k, node_v = memory(node_k, (M, K, D), like), memory(node_v, (M, K, D), like)
-    k_pages = memory(k_pages, (pages, PAGE, K, D), like)
+    like, key_like, by = kinds
+    words = D * like.itemsize // key_like.itemsize
+    q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, D), like)
+    node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, D), like)
+    k_pages = memory(k_pages, (pages, PAGE, K, words), key_like)
     v_pages = memory(v_pages, (pages, PAGE, K, D), like)
     each = H // K
     for unit in prange(len(groups) * K * parts):
@@ -59,18 +65,18 @@ def _attend(
         for m in range(first, last):
             own = max(own, slot_len[slot[m]] + slot_nodes[slot[m]])
         wide = -(-D // WIDTH) * WIDTH
-        query, sums = np.empty((rows, D), type(scale)), np.zeros((rows, wide), type(scale))
+        query, sums = np.empty((rows, words), type(scale)), np.zeros((rows, wide), type(scale))
         # a row's keys: prompt | committed | nodes, and room for whole lanes
         score = np.empty((rows, prompt + own + PAGE), type(scale))
         total, work = np.empty(rows, type(scale)), np.empty(WIDTH, type(scale))
         # zeros, since products run over whole lanes: numbers that nobody reads may be denormal, and
         # each of those takes a hundred times as long
-        tile = np.zeros(PAGE * wide, type(scale))
+        tile, pairs = np.zeros(PAGE * wide, type(scale)), np.empty((rows, PAGE // 2), type(scale))
         for i in range(rows):
             row = q[first + i // each, h * each + i % each]
-            for d in range(D):
-                query[i, d] = read(row[d]) * scale
-        _walk(False, prompt_pages[g], prompt, k_pages, h, 0, rows, 0, query, score, tile)
+            for d in range(words):
+                query[i, d] = read(row[d])
+        _score(prompt_pages[g], prompt, k_pages, h, 0, rows, 0, query, score, tile, by)
         m = first
         while m < last:
             s, nodes = slot[m], slot_nodes[slot[m]]
@@ -80,15 +86,15 @@ def _attend(
             if m + nodes < last:
                 follows = slot[m + nodes]
                 _fetch(slot_pages[follows], slot_len[follows], k_pages, h)
-            _walk(False, pages, length, k_pages, h, low, high, prompt, query, score, tile)
-            score_keys(node_k[m : m + nodes], h, low, high, old, query, score, tile)
+            _score(pages, length, k_pages, h, low, high, prompt, query, score, tile, by)
+            score_keys(node_k[m : m + nodes], h, low, high, old, query, score, tile, by)
             for i in range(low, high):
                 word = ancestors[first + i // each]
-                total[i] = softmax(score[i], old, nodes, word, work)
-            _walk(True, pages, length, v_pages, h, low, high, prompt, score, sums, tile)
-            add_values(node_v[m : m + nodes], h, low, high, old, score, sums, tile)
+                total[i] = softmax(score[i], scale, old, nodes, word, work)
+            _add(pages, length, v_pages, h, low, high, prompt, score, pairs, sums, tile, by)
+            add_values(node_v[m : m + nodes], h, low, high, old, score, pairs, sums, tile, by)
             m += nodes
-        _walk(True, prompt_pages[g], prompt, v_pages, h, 0, rows, 0, score, sums, tile)
+        _add(prompt_pages[g], prompt, v_pages, h, 0, rows, 0, score, pairs, sums, tile, by)
         for i in range(rows):
             y = out[first + i // each, h * each + i % each]
             for d in range(D):
@@ -120,20 +126,34 @@ def _fetch(table, length, pages, h):
 
 
 @loop
-def _walk(weighted, table, length, pages, h, low, high, at, x, y, tile):
-    """`add_values` or `score_keys` of the first `length` tokens that a table of pages holds."""
+def _score(table, length, pages, h, low, high, at, query, score, tile, by):
+    """`score_keys` of the first `length` tokens that a table of pages holds."""
     for done in range(0, length, PAGE):
         page = pages[table[done // PAGE], : min(PAGE, length - done)]
-        if weighted:
-            add_values(page, h, low, high, at + done, x, y, tile)
-        else:
-            score_keys(page, h, low, high, at + done, x, y, tile)
+        score_keys(page, h, low, high, at + done, query, score, tile, by)
+
+
+@loop
+def _add(table, length, pages, h, low, high, at, weight, pairs, sums, tile, by):
+    """`add_values` of them."""
+    for done in range(0, length, PAGE):
+        page = pages[table[done // PAGE], : min(PAGE, length - done)]
+        add_values(page, h, low, high, at + done, weight, pairs, sums, tile, by)
 
 
 LAYOUT = (
     "prompt_pages", "prompt_len", "slot_pages", "slot_len", "slot", "ancestors", "slot_nodes",
     "group_start",
 )  # fmt: skip
+
+
+@cache
+def attention_kinds(dtype: torch.dtype, D: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `_attend` reads values and keys as, and by what it multiplies them, of `tiles.BY`."""
+    like = LIKE[dtype]
+    if instruction(dtype) == "dot" and D % (2 * BLOCK) == 0:
+        return like, LIKE[torch.float32], BY["dot"]
+    return like, like, BY["fma"]
 
 
 def plan_attention(heads: int, kv_heads: int, **layout: torch.Tensor) -> tuple[np.ndarray, ...]:
@@ -169,6 +189,6 @@ def tree_attention(
     kind = np.float64 if q.dtype == torch.float64 else np.float32
     _attend(
         M * H * D * PAGE, (M, H, K, D, pages), *(x.data_ptr() for x in (*tensors, dense)),
-        LIKE[q.dtype], kind(scale), parts(len(groups) * K), *rows,
+        attention_kinds(q.dtype, D), kind(scale), parts(len(groups) * K), *rows,
     )  # fmt: skip
     return out if out is dense else out.copy_(dense)

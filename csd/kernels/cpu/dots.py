@@ -11,8 +11,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from csd.kernels.cpu.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, multiply
-from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, for_rows, halves, ints, prefetch, rounded
+from csd.kernels.cpu.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE
+from csd.kernels.cpu.vectors import (
+    BYTE,
+    FLOAT,
+    INT,
+    add_product,
+    for_rows,
+    halves,
+    ints,
+    prefetch,
+    rounded,
+)
 
 # rows whose sums are held at once; sums that leave registers for the numbers; and most columns
 ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
@@ -54,8 +64,7 @@ class _Dots:
     def __init__(self, builder: Any, rows: int, low: bool, pairs: bool, *places: Any):
         self.builder, self.rows, self.low = builder, rows, low
         self.steps, self.x, self.weight, self.bias, self.y, self.stride = places
-        self.apart = low and not pairs
-        self.multiply = multiply(builder, pairs)
+        self.apart, self.pairs = low and not pairs, pairs
         # bytes of a row of x and of a column of the weight
         self.width = self._times(self.steps, LANES * 4)
         self.row = self._times(self.width, 2) if self.apart else self.width
@@ -92,7 +101,7 @@ class _Dots:
                 place = builder.add(x, self._times(self.row, r))
                 numbers = self._load(builder.add(place, x.type(part * LANES * 4)), FLOATS)
                 for total, column in zip(row, columns, strict=True):
-                    added = builder.call(self.multiply, [numbers, column, builder.load(total)])
+                    added = add_product(builder, builder.load(total), numbers, column, self.pairs)
                     builder.store(added, total)
 
     def _end(self, sums: list, column: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.cpu import in_loops, instruction
+from csd.kernels.cpu.attention import attention_kinds
 from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.head_products import PAGE
 from csd.kernels.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
@@ -50,6 +51,7 @@ def _layers(
     parts,
     rows,  # the layout, as `_attend` takes it
     like,
+    kinds,  # `attention_kinds`
     plain,  # None where weights are laid out for products: the other kind is not compiled then
     by,  # the instruction of products, one of `tiles.BY`
 ):
@@ -77,7 +79,7 @@ def _layers(
             q, node_k, node_v, like,
         )  # fmt: skip
         attention(
-            attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, like, scale, parts,
+            attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, parts,
             *rows,
         )  # fmt: skip
         shape = M, hidden, H * D
@@ -139,7 +141,7 @@ def forward(
         decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),
         tuple(y.stride(0) * y.element_size() for y in caches), np.float32(attend.scale),
         parts(len(attend.work[-1]) * K), attend.work, LIKE[residual.dtype],
-        weights.plain or None, BY[instruction(residual.dtype)],
+        attention_kinds(residual.dtype, D), weights.plain or None, BY[instruction(residual.dtype)],
     )  # fmt: skip
     return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
 

@@ -1,16 +1,30 @@
-"""A head's rows times a page of keys or values, in the CPU's vectors."""
+"""A head's rows times a page of keys or values, in the CPU's vectors.
 
+By "fma" numbers are multiplied as float32, by "dot" pairs of bfloat16 (`tiles.BY`): of a key and a
+query two that lie side by side, of values and weights those of two keys.
+"""
+
+from typing import Any
+
+from numba import types
+from numba.extending import overload
+
+from csd.kernels.cpu.blocks import pair, round_pairs, turn, widen
 from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.lanes import BLOCK, WIDTH, add_eight_rows, add_four_rows, turn, widen
+from csd.kernels.cpu.lanes import BLOCK, WIDTH
 from csd.kernels.cpu.numbers import read
+from csd.kernels.cpu.row_sums import add_eight_rows, add_four_rows
 
 # keys of a page
 PAGE = 64
 
 
 @loop
-def score_keys(keys, h, low, high, at, query, score, tile):
-    """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten."""
+def score_keys(keys, h, low, high, at, query, score, tile, by):
+    """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten.
+
+    By "dot" keys and query hold pairs in the place of float32.
+    """
     count, K, D = keys.shape
     whole = D // BLOCK * BLOCK
     for j in range(0, count, BLOCK):
@@ -21,12 +35,30 @@ def score_keys(keys, h, low, high, at, query, score, tile):
             tile[d * PAGE + j] = read(keys[j, h, d])
     for i in range(low, high):
         score[i, at : at + -(-count // BLOCK) * BLOCK] = 0
-    _add_product(query, low, high, 0, D, tile, PAGE, count, score, at)
+    _add_product(query, low, high, 0, D, tile, PAGE, count, score, at, by)
+
+
+def add_values(
+    values: Any, h: int, low: int, high: int, at: int, weight: Any, pairs: Any, sums: Any,
+    tile: Any, by: Any,
+) -> None:  # fmt: skip
+    """sums[low:high] += weight[low:high, at : at + len(values)] times values, key after key.
+
+    By "dot" weights are rounded to bfloat16, into pairs: [high, PAGE / 2]. The key that comes first
+    is the odd one of its pair, whose product is added first, so where pairs begin changes no sum.
+    """
+
+
+@overload(add_values)
+def _add_values(values, h, low, high, at, weight, pairs, sums, tile, by):
+    add = _add_pairs if by.dtype == types.uint16 else _add_numbers
+    return lambda values, h, low, high, at, weight, pairs, sums, tile, by: add(
+        values, h, low, high, at, weight, pairs, sums, tile, by
+    )
 
 
 @loop
-def add_values(values, h, low, high, at, weight, sums, tile):
-    """sums[low:high] += weight[low:high, at : at + len(values)] times values, key after key."""
+def _add_numbers(values, h, low, high, at, weight, pairs, sums, tile, by):
     count, K, D = values.shape
     wide, whole = sums.shape[1], D // BLOCK * BLOCK
     for j in range(count):
@@ -34,11 +66,27 @@ def add_values(values, h, low, high, at, weight, sums, tile):
             widen(values, (j * K + h) * D + d, tile, j * wide + d)
         for d in range(whole, D):
             tile[j * wide + d] = read(values[j, h, d])
-    _add_product(weight, low, high, at, count, tile, wide, D, sums, 0)
+    _add_product(weight, low, high, at, count, tile, wide, D, sums, 0, by)
 
 
 @loop
-def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at):
+def _add_pairs(values, h, low, high, at, weight, pairs, sums, tile, by):
+    count, K, D = values.shape
+    wide, columns = sums.shape[1], weight.shape[1]
+    for j in range(0, count, 2):
+        first = (j * K + h) * D
+        second = first + K * D if j + 1 < count else -1
+        for d in range(0, D, BLOCK):
+            behind = second + d if second >= 0 else -1
+            pair(values, first + d, behind, tile, j // 2 * wide + d)
+    for i in range(low, high):
+        for j in range(0, count, 2 * BLOCK):
+            round_pairs(weight, i * columns + at + j, count - j, pairs, (i * PAGE + j) // 2)
+    _add_product(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, by)
+
+
+@loop
+def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at, by):
     """y[low:high, y_at:] += x[low:high, x_at:] tile, a term after another, each rounded once.
 
     x: `terms` numbers a row; tile: [terms, wide], of which `columns` are taken. The sums of four
@@ -48,7 +96,7 @@ def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at):
     whole = (columns + BLOCK - 1) // WIDTH * WIDTH
     for i in range(low, high, 4):
         for at in range(0, whole, WIDTH):
-            add_four_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at)
+            add_four_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at, by)
     for at in range(whole, columns, BLOCK):
         for i in range(low, high, 8):
-            add_eight_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at)
+            add_eight_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at, by)

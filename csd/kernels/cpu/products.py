@@ -13,8 +13,9 @@ import torch
 from numba import prange
 
 from csd.kernels.cpu import amx, instruction
+from csd.kernels.cpu.blocks import turn
 from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.lanes import BLOCK, turn
+from csd.kernels.cpu.lanes import BLOCK
 from csd.kernels.cpu.numbers import LIKE, memory, readable
 from csd.kernels.cpu.plain import _product as plain
 from csd.kernels.cpu.threads import by_threads

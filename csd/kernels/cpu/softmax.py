@@ -14,12 +14,12 @@ from csd.kernels.cpu.vectors import INT, halves, splat
 
 
 @loop
-def softmax(x, old, nodes, word, sums):
+def softmax(x, scale, old, nodes, word, sums):
     """Writes a row's weights in place of its scores; returns their sum, by which none is divided.
 
-    x: scores of `old` keys and then `nodes` nodes, and room for a block; word: bits of the nodes
-    that it attends to; sums: [WIDTH] to work in. A key's position decides where it is added,
-    whether it is a node or committed.
+    x: scores of `old` keys and then `nodes` nodes, to be multiplied by scale > 0, and room for a
+    block; word: bits of the nodes that it attends to; sums: [WIDTH] to work in. A key's position
+    decides where it is added, whether it is a node or committed.
     """
     zero, one = type(sums[0])(0), type(sums[0])(1)
     least = type(zero)(-np.inf)
@@ -32,19 +32,19 @@ def softmax(x, old, nodes, word, sums):
         top = larger(top, kept(block(x, old + j), word >> j, least))
     most = largest(top)
     for j in range(0, nodes, BLOCK):
-        put(kept(exponentials(block(x, old + j), most), word >> j, zero), x, old + j)
+        put(kept(exponentials(block(x, old + j), most, scale), word >> j, zero), x, old + j)
     for j in range(WIDTH):
         sums[j] = 0
     total = lanes(sums, 0)
     for j in range(0, wide, WIDTH):
-        weights = exponentials(lanes(x, j), most)
+        weights = exponentials(lanes(x, j), most, scale)
         put(weights, x, j)
         total = add_multiple(total, one, weights)
     put(total, sums, 0)
     for j in range(wide, whole + 1, BLOCK):
         given = block(x, j)
         bits = rest if j == whole else -1
-        weights = exponentials(given, most)
+        weights = exponentials(given, most, scale)
         put(kept(weights, bits, given), x, j)
         put(add_multiple(block(sums, j - wide), one, kept(weights, bits, zero)), sums, j - wide)
     # one that is hidden adds zero where the next one is added
@@ -95,15 +95,17 @@ def largest(typing_context, x):
 
 
 @intrinsic
-def exponentials(typing_context, x, most):
-    """e^(x - most) of each lane, as `numbers.exp` has it to the bit."""
+def exponentials(typing_context, x, most, scale):
+    """e^((x - most) scale) of each lane, as `numbers.exp` has it to the bit."""
 
     def generate(context, builder, signature, args):
-        value = builder.fsub(args[0], splat(builder, args[1], x.count))
+        given, *others = args
+        top, factor = (splat(builder, number, x.count) for number in others)
+        value = builder.fmul(builder.fsub(given, top), factor)
         if x.dtype == types.float32:
             return exponential(builder, value)
         kind = ir.FunctionType(value.type, [value.type])
         name = f"llvm.exp.v{x.count}f64"
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [value])
 
-    return x(x, x.dtype), generate
+    return x(x, x.dtype, x.dtype), generate

@@ -3,14 +3,25 @@
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.kernels.cpu import amx
 from csd.kernels.cpu.lanes import FEATURES
-from csd.kernels.cpu.vectors import BYTE, FLOAT, INT, LINE, for_rows, ints, prefetch, rounded, splat
+from csd.kernels.cpu.vectors import (
+    BYTE,
+    FLOAT,
+    INT,
+    LINE,
+    add_product,
+    for_rows,
+    ints,
+    prefetch,
+    rounded,
+    splat,
+)
 
 WIDE = "+avx512f" in FEATURES
 # numbers of a register, columns of a block, and the most rows whose sums leave registers for the
@@ -26,9 +37,6 @@ BY = {
     "dot": np.empty(0, np.uint16),
     "amx": np.empty(0, np.uint8),
 }
-
-# LLVM's intrinsic for "dot" takes other types in each version, so it is written as assembly
-binding.initialize_native_asmparser()
 
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 
@@ -68,22 +76,12 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
     return types.none(*[index] * 9, like, by), generate
 
 
-def multiply(builder: Any, pairs: bool) -> Any:
-    """What adds to the third of three registers the products of two, of pairs in bfloat16."""
-    function = ir.FunctionType(FLOATS, [FLOATS] * 3)
-    if pairs:
-        return ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0")
-    name = f"llvm.fma.v{LANES}f32"
-    return cgutils.get_or_insert_function(builder.module, function, name)
-
-
 class _Tile:
     """Code for a number of rows. low: bfloat16; pairs: two of them are multiplied at once."""
 
     def __init__(self, builder: Any, rows: int, low: bool, pairs: bool):
         self.builder, self.rows, self.low, self.pairs = builder, rows, low, pairs
         self.sums = [[cgutils.alloca_once(builder, FLOATS) for _ in "lr"] for _ in range(rows)]
-        self.multiply = multiply(builder, pairs)
 
     def begin(self, start: Any) -> None:
         pointer = self._at(start, FLOATS)
@@ -100,7 +98,7 @@ class _Tile:
             number = builder.load(builder.gep(x_k, [INT(r)]))
             each = splat(builder, number, LANES)
             for total, column in zip(sums, columns, strict=True):
-                added = builder.call(self.multiply, [each, column, builder.load(total)])
+                added = add_product(builder, builder.load(total), each, column, self.pairs)
                 builder.store(added, total)
 
     def _columns(self, weight: Any, k: Any) -> tuple[Any, Any]:

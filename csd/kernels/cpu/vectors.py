@@ -3,11 +3,17 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
+from numba.core import cgutils
+
+# for what is written as assembly
+binding.initialize_native_asmparser()
 
 INT, BYTE, FLOAT = ir.IntType(32), ir.IntType(8), ir.FloatType()
 # bytes of a line of the cache
 LINE = 64
+# pairs of bfloat16 in a register
+WORDS = 16
 
 
 def ints(count: int, value: int) -> ir.Constant:
@@ -34,6 +40,27 @@ def halves(builder: Any, value: Any) -> list[Any]:
         builder.shuffle_vector(value, value, places(range(first, first + half)))
         for first in (0, half)
     ]
+
+
+def add_product(builder: Any, total: Any, x: Any, y: Any, pairs: bool = False) -> Any:
+    """total + x y, rounded once, of vectors of numbers.
+
+    pairs: x and y are pairs of bfloat16 in the place of float32, which AVX512-BF16 multiplies: the
+    product of the odd ones is added and rounded, then that of the even ones; denormals are zero.
+    """
+    kind = total.type
+    function = ir.FunctionType(kind, [kind] * 3)
+    if not pairs:
+        bits = 64 if isinstance(kind.element, ir.DoubleType) else 32
+        name = f"llvm.fma.v{kind.count}f{bits}"
+        fma = cgutils.get_or_insert_function(builder.module, function, name)
+        return builder.call(fma, [x, y, total])
+    if kind.count > WORDS:
+        parts = zip(*(halves(builder, value) for value in (total, x, y)), strict=True)
+        low, high = (add_product(builder, *part, pairs) for part in parts)
+        return builder.shuffle_vector(low, high, places(range(kind.count)))
+    # LLVM's intrinsic takes other types in each version, so it is written as assembly
+    return builder.call(ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0"), [x, y, total])
 
 
 def for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:

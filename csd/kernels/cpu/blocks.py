@@ -1,0 +1,120 @@
+"""Blocks of numbers laid out for products: widened, turned, and in pairs of bfloat16."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from csd.kernels.cpu.lanes import BLOCK, load, store
+from csd.kernels.cpu.vectors import INT, ints, places, rounded, splat
+
+
+@intrinsic
+def widen(typing_context, x, at, y, to):
+    """y[to : to + BLOCK] = x[at : at + BLOCK] as numbers"""
+
+    def generate(context, builder, signature, args):
+        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        value = _numbers(builder, load(context, builder, x, args[0], args[1], given))
+        store(context, builder, y, args[2], args[3], value)
+        return context.get_dummy_value()
+
+    return types.none(x, types.intp, y, types.intp), generate
+
+
+@intrinsic
+def turn(typing_context, x, at, stride, last, y, to, y_stride):
+    """y[to + d y_stride + j] = x[at + min(j, last) stride + d] as a number, for j, d < BLOCK
+
+    Rows j and j + BLOCK / 2 are interleaved; after four such rounds each is a column.
+    """
+
+    def generate(context, builder, signature, args):
+        x_, at, stride, last, y_, to, y_stride = args
+        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        rows = []
+        for j in range(BLOCK):
+            least = builder.select(builder.icmp_signed("<", last, last.type(j)), last, last.type(j))
+            start = builder.add(at, builder.mul(least, stride))
+            rows.append(_numbers(builder, load(context, builder, x, x_, start, given)))
+        half = BLOCK // 2
+        low = [k // 2 + k % 2 * BLOCK for k in range(BLOCK)]
+        high = [k + half for k in low]
+        for _ in range(BLOCK.bit_length() - 1):
+            rows = [
+                builder.shuffle_vector(rows[j], rows[j + half], places(part))
+                for j in range(half)
+                for part in (low, high)
+            ]
+        for d, row in enumerate(rows):
+            start = builder.add(to, builder.mul(y_stride, y_stride.type(d)))
+            store(context, builder, y, y_, start, row)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(x, index, index, index, y, index, index), generate
+
+
+@intrinsic
+def pair(typing_context, x, first, second, y, to):
+    """y[to : to + BLOCK] = pairs of x[first :] and x[second :], or of zeros where second < 0
+
+    x: bfloat16. The first is the odd one of its pair, which is multiplied before the other.
+    """
+
+    def generate(context, builder, signature, args):
+        x_, first, second, y_, to = args
+        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        is_there = builder.icmp_signed(">=", second, second.type(0))
+        odd = load(context, builder, x, x_, first, given)
+        even = load(context, builder, x, x_, builder.select(is_there, second, first), given)
+        even = builder.select(is_there, even, ir.Constant(given, [0] * BLOCK))
+        store(context, builder, y, y_, to, _pairs(builder, odd, even))
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(x, index, index, y, index), generate
+
+
+@intrinsic
+def round_pairs(typing_context, x, at, count, y, to):
+    """y[to : to + BLOCK] = pairs of the numbers of x[at :], rounded, and zeros from `count` on
+
+    Of each pair the odd one is the number that comes first.
+    """
+
+    def generate(context, builder, signature, args):
+        x_, at, count, y_, to = args
+        wide = ir.VectorType(context.get_value_type(x.dtype), 2 * BLOCK)
+        value = rounded(builder, load(context, builder, x, x_, at, wide))
+        left = builder.trunc(count, INT)
+        lane = ir.Constant(ir.VectorType(INT, 2 * BLOCK), list(range(2 * BLOCK)))
+        shown = builder.icmp_signed("<", lane, splat(builder, left, 2 * BLOCK))
+        value = builder.select(shown, value, ir.Constant(value.type, [0] * (2 * BLOCK)))
+        odd, even = (
+            builder.shuffle_vector(value, value, places(range(start, 2 * BLOCK, 2)))
+            for start in (0, 1)
+        )
+        store(context, builder, y, y_, to, _pairs(builder, odd, even))
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(x, index, index, y, index), generate
+
+
+def _pairs(builder: Any, odd: Any, even: Any) -> Any:
+    """Pairs of bfloat16 in the place of float32."""
+    wide = ir.VectorType(INT, odd.type.count)
+    high = builder.shl(builder.zext(odd, wide), ints(wide.count, 16))
+    bits = builder.or_(high, builder.zext(even, wide))
+    return builder.bitcast(bits, ir.VectorType(ir.FloatType(), wide.count))
+
+
+def _numbers(builder: Any, value: Any) -> Any:
+    """Bits of bfloat16 as float32; other numbers as they are."""
+    if not isinstance(value.type.element, ir.IntType):
+        return value
+    wide = ir.VectorType(INT, value.type.count)
+    bits = builder.shl(builder.zext(value, wide), ir.Constant(wide, [16] * wide.count))
+    return builder.bitcast(bits, ir.VectorType(ir.FloatType(), wide.count))
