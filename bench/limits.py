@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     ]
     print(table(rows))
     live = json.loads(args.live.read_text())["rows"]
-    kept = ("samples", "tau", "csd/plain", "low", "high")
+    kept = ("task", "samples", "tau", "csd/plain", "low", "high")
     live = [{k: r[k] for k in kept} for r in live]
     print(f"\nmeasured, {args.live.name}")
     print(table(live))
