@@ -19,7 +19,8 @@ def traces(tmp_path):
 
 
 def test_a_sample_alone_has_nothing_to_draft_from(traces, tmp_path, capsys):
-    live = {"task": "words", "samples": 4, "tau": 1.5, "csd/plain": 1.2, "low": 1.1, "high": 1.3, "other": 0}
+    live = {"task": "words", "samples": 4, "tau": 1.5, "csd/plain": 1.2, "low": 1.1, "high": 1.3}
+    live["other"] = 0
     (tmp_path / "cpu.json").write_text(json.dumps({"rows": [live]}))
     path = tmp_path / "limits.json"
     arguments = ["--traces", str(traces), "--live", str(tmp_path / "cpu.json")]
