@@ -1,10 +1,13 @@
-"""numba's cache of compiled loops: two processes that write at once, and sources that change."""
+"""numba's cache of compiled loops: two processes, sources that change, and the notice."""
+
+from types import FunctionType
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba")
 
+from numba import njit
 from numba.core.caching import IndexDataCacheFile
 
 from csd.kernels.cpu import compiled
@@ -72,3 +75,21 @@ def test_a_compiled_loop_is_found_only_with_its_stamp(tmp_path, monkeypatch):
         found(np.zeros(1))
         hits.append(sum(found.stats.cache_hits.values()))
     assert hits == [0, 1, 0, 1]
+
+
+def test_what_compiles_is_logged_once(monkeypatch, caplog):
+    """And only where it is csd's own: a user's loops are none of its business."""
+    monkeypatch.setattr(compiled.NOTICE, "logged", False)
+
+    def one():
+        return 1
+
+    def compiles(module):
+        function = FunctionType(one.__code__, globals())
+        function.__module__ = module
+        return njit(function)() and [record.name for record in caplog.records]
+
+    assert compiles("user.loops") == []
+    assert compiles("csd.kernels.cpu.some") == ["csd"]
+    assert compiles("csd.kernels.cpu.other") == ["csd"]
+    assert "once a machine" in caplog.text

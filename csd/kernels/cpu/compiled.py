@@ -1,6 +1,7 @@
 """Loops that numba compiles, and the files in which it keeps them."""
 
 import hashlib
+import logging
 import re
 import uuid
 from functools import cache
@@ -8,12 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import event
 
 # in the names of the files that this process writes to numba's cache
 PROCESS = uuid.uuid4().hex[:12]
 
 HERE, PACKAGES = Path(__file__).parent, Path(__file__).parents[3]
 IMPORTED = re.compile(r"^from (csd[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+
+
+class Notice(event.Listener):
+    """Logs, once a process, that loops of csd are being compiled: the first call waits for them."""
+
+    logged = False
+
+    def on_start(self, found: Any) -> None:
+        module = found.data["dispatcher"].py_func.__module__
+        if not self.logged and module.startswith("csd."):
+            self.logged = True
+            logging.getLogger("csd").warning(
+                "csd compiles loops for this CPU, which takes a minute or two, once a machine"
+            )
+
+    def on_end(self, found: Any) -> None:
+        pass
+
+
+NOTICE = Notice()
+event.register("numba:compile", NOTICE)
 
 
 def loop(function: Any) -> Any:
