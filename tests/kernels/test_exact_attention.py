@@ -5,8 +5,7 @@ import torch
 from numba import njit
 
 from csd.kernels.cpu import attention, instructions
-from csd.kernels.cpu.numbers import LIKE, added
-from csd.kernels.cpu.tiles import BY
+from csd.kernels.cpu.numbers import added
 from csd.kernels.tree_attention import batched, batched_work, tree_attention_batched
 from csd.state.pool import MAX_DEPTH, Pool
 
@@ -131,8 +130,7 @@ def test_a_prompt_may_be_of_any_length(prompt, attend):
 @pytest.mark.parametrize("by", [by for by in instructions(torch.bfloat16) if by != "amx"])
 def test_values_are_added_in_the_order_of_their_keys(generated, prompt, by, monkeypatch):
     """Committed keys are paired from a page's start, nodes from the first one, hidden or not."""
-    key_like = LIKE[torch.float32 if by == "dot" else torch.bfloat16]
-    kinds = LIKE[torch.bfloat16], key_like, BY[by]
+    kinds = attention.attention_kinds(torch.bfloat16, 64, by)
     monkeypatch.setattr(attention, "attention_kinds", lambda dtype, D: kinds)
     attend = attention.tree_attention
     for vanishing in (False, True):

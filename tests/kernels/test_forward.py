@@ -7,8 +7,8 @@ import torch
 pytest.importorskip("numba")
 
 import csd
+from csd.kernels.cpu import attention, products
 from csd.kernels.cpu import forward as joined
-from csd.kernels.cpu import products
 from csd.kernels.cpu.lanes import FEATURES
 from csd.kernels.cpu.products import MOST
 from csd.kernels.ops import Ops
@@ -77,7 +77,9 @@ def test_it_has_the_bits_of_its_operations(engine, both, family, dtype, plain):
 
 @pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="the CPU does not have it")
 def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
-    for module in (joined, products):
+    # heads of which attention multiplies pairs, too
+    monkeypatch.setitem(EVEN, "head_dim", 32)
+    for module in (joined, products, attention):
         monkeypatch.setattr(module, "instruction", lambda dtype: "dot")
     with engine("qwen2", torch.bfloat16) as made:
         draw(made, budget=100)

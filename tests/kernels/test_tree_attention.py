@@ -7,7 +7,6 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from csd.kernels.cpu import attention
 from csd.kernels.cpu.lanes import FEATURES
-from csd.kernels.cpu.numbers import LIKE
 from csd.kernels.cpu.tiles import BY
 from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention import (
@@ -71,7 +70,7 @@ def test_on_a_cpu_in_low_precision(attend, dtype):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("heads,D", [((6, 2), 64), ((14, 2), 64), ((3, 3), 96), ((5, 1), 256)])
 def test_on_a_cpu_by_pairs_of_bfloat16(monkeypatch, name, heads, D):
-    kinds = LIKE[torch.bfloat16], LIKE[torch.float32], BY["dot"]
+    kinds = attention.attention_kinds(torch.bfloat16, D, "dot")
     monkeypatch.setattr(attention, "attention_kinds", lambda dtype, D: kinds)
     case = attention_case(**CASES[name], heads=heads, D=D, dtype=torch.bfloat16)
     out = torch.full_like(case["q"], float("nan"))
@@ -81,9 +80,7 @@ def test_on_a_cpu_by_pairs_of_bfloat16(monkeypatch, name, heads, D):
 def test_by_which_instruction_a_cpu_attends(monkeypatch):
     for taken, D, by in (("dot", 64, "dot"), ("dot", 80, "fma"), ("fma", 64, "fma")):
         monkeypatch.setattr(attention, "instruction", lambda dtype, taken=taken: taken)
-        attention.attention_kinds.cache_clear()
         assert attention.attention_kinds(torch.bfloat16, D)[2] is BY[by]
-    attention.attention_kinds.cache_clear()
 
 
 @EACH

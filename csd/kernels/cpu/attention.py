@@ -7,8 +7,6 @@ its result is a function of its own query, keys and values, to the bit: an engin
 further rule.
 """
 
-from functools import cache
-
 import numpy as np
 import torch
 from numba import prange
@@ -147,13 +145,16 @@ LAYOUT = (
 )  # fmt: skip
 
 
-@cache
-def attention_kinds(dtype: torch.dtype, D: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `_attend` reads values and keys as, and by what it multiplies them, of `tiles.BY`."""
-    like = LIKE[dtype]
-    if instruction(dtype) == "dot" and D % (2 * BLOCK) == 0:
-        return like, LIKE[torch.float32], BY["dot"]
-    return like, like, BY["fma"]
+def attention_kinds(
+    dtype: torch.dtype, D: int, by: str | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `_attend` reads values and keys as, and by what it multiplies them, of `tiles.BY`.
+
+    by: an instruction, else this CPU's where it multiplies heads of D numbers.
+    """
+    in_pairs = instruction(dtype) == "dot" and D % (2 * BLOCK) == 0
+    by = by or ("dot" if in_pairs else "fma")
+    return LIKE[dtype], LIKE[torch.float32 if by == "dot" else dtype], BY[by]
 
 
 def plan_attention(heads: int, kv_heads: int, **layout: torch.Tensor) -> tuple[np.ndarray, ...]:

@@ -57,18 +57,18 @@ def turn(typing_context, x, at, stride, last, y, to, y_stride):
 
 
 @intrinsic
-def pair(typing_context, x, first, second, y, to):
-    """y[to : to + BLOCK] = pairs of x[first :] and x[second :], or of zeros where second < 0
+def pair(typing_context, x, at, stride, y, to):
+    """y[to : to + BLOCK] = pairs of x[at :] and x[at + stride :], or of zeros where stride is 0
 
     x: bfloat16. The first is the odd one of its pair, which is multiplied before the other.
     """
 
     def generate(context, builder, signature, args):
-        x_, first, second, y_, to = args
+        x_, at, stride, y_, to = args
         given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
-        is_there = builder.icmp_signed(">=", second, second.type(0))
-        odd = load(context, builder, x, x_, first, given)
-        even = load(context, builder, x, x_, builder.select(is_there, second, first), given)
+        odd = load(context, builder, x, x_, at, given)
+        even = load(context, builder, x, x_, builder.add(at, stride), given)
+        is_there = builder.icmp_signed("!=", stride, stride.type(0))
         even = builder.select(is_there, even, ir.Constant(given, [0] * BLOCK))
         store(context, builder, y, y_, to, _pairs(builder, odd, even))
         return context.get_dummy_value()
@@ -116,5 +116,5 @@ def _numbers(builder: Any, value: Any) -> Any:
     if not isinstance(value.type.element, ir.IntType):
         return value
     wide = ir.VectorType(INT, value.type.count)
-    bits = builder.shl(builder.zext(value, wide), ir.Constant(wide, [16] * wide.count))
+    bits = builder.shl(builder.zext(value, wide), ints(wide.count, 16))
     return builder.bitcast(bits, ir.VectorType(ir.FloatType(), wide.count))

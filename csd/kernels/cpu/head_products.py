@@ -74,11 +74,9 @@ def _add_pairs(values, h, low, high, at, weight, pairs, sums, tile, by):
     count, K, D = values.shape
     wide, columns = sums.shape[1], weight.shape[1]
     for j in range(0, count, 2):
-        first = (j * K + h) * D
-        second = first + K * D if j + 1 < count else -1
+        stride = K * D if j + 1 < count else 0
         for d in range(0, D, BLOCK):
-            behind = second + d if second >= 0 else -1
-            pair(values, first + d, behind, tile, j // 2 * wide + d)
+            pair(values, (j * K + h) * D + d, stride, tile, j // 2 * wide + d)
     for i in range(low, high):
         for j in range(0, count, 2 * BLOCK):
             round_pairs(weight, i * columns + at + j, count - j, pairs, (i * PAGE + j) // 2)
