@@ -72,6 +72,9 @@ def _compile(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
     table, slots = Table.empty(config), Slots.empty(1, 32, 4, config.context, logprobs)
     slots.live[0], slots.group[0], slots.group_key[0], slots.max_new[0] = True, 0, 1, 4
     slots.context[0] = 1
+    # two rows of one slot: there is one to cut
+    pool = ops.roots(slots, 2)
+    ops.trim(pool, 1, ops.prices(pool, slots)[0])
     for _ in range(2):
         pool = ops.draft_tree(table, slots, 2, config)
         logits = torch.zeros(pool.rows, 32, dtype=dtype)
