@@ -9,6 +9,7 @@ from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.kernels.ops import Ops
 from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import Pool
 from csd.state.slots import Slots
 
 # a step that takes so many times the smallest is never worth its drafts
@@ -29,23 +30,28 @@ def time_steps(
 ) -> CostModel:
     """Seconds of forward and verify at each size, of a step with as many slots as the largest.
 
+    No slot has a token to draw: of a pool's rows, a CPU's loops verify those of accepted paths.
     worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
     """
     slots, device = step.slots, step.slots.live.device
     step.drafting = False
     slots.group.zero_()
 
-    def run(rows: int) -> None:
+    def roots(rows: int) -> Pool:
         slots.live.copy_(torch.arange(slots.count, device=device) < rows)
         slots.context[:, 0] = 0
-        pool = step.ops.roots(slots, rows)
+        return step.ops.roots(slots, rows)
+
+    def run(rows: int) -> None:
+        pool = roots(rows)
         step.ops.verify(step.forward(pool), pool, slots)
 
     if device.type != "cuda":
         # loops for one thread and for several are compiled before anything is timed
-        run(sizes[0])
-        run(sizes[-1])
-        _compile(step.ops, step.cache.node_k.dtype, step.slots.logprobs.dtype)
+        for rows in (sizes[0], sizes[-1]):
+            pool = roots(rows)
+            _compile_verify(step, step.forward(pool), pool)
+        _compile_rest(step.ops, step.cache.node_k.dtype, slots.logprobs.dtype)
         return CostModel.measure(run, sizes, worth=worth)
     captures = Captures()
 
@@ -62,7 +68,21 @@ def time_steps(
     return CostModel.measure(timed, sizes)
 
 
-def _compile(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
+def _compile_verify(step: Step, logits: torch.Tensor, pool: Pool) -> None:
+    """Runs verification once as a step does, and once as it does for rows that need its passes.
+
+    Those are rows with filters, with very many likely tokens, or that draw none of the likely ones.
+    A slot's penalty makes its rows float32.
+    """
+    slots = step.slots
+    slots.max_new.fill_(1)
+    step.ops.verify(logits, pool, slots)
+    for x in (logits, logits.to(slots.logprobs.dtype)):
+        step.ops.verify_all(x, pool, slots)
+    slots.max_new.zero_()
+
+
+def _compile_rest(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
     """Runs what else a step calls once, on a graph and slots of their own.
 
     dtype: of logits; logprobs: of the slots' log-probabilities. Its loops would be compiled within
@@ -86,3 +106,6 @@ def _compile(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
             verdict.accept_count, True,
         )  # fmt: skip
         ops.insert_observed(table, pool, slots, verdict, config)
+    # as for a prompt, and for steps without drafts
+    seen = ops.observe(pool, slots, verdict, config)
+    ops.graph_insert(table, *seen, slots.group_key, config.orders)

@@ -1,0 +1,86 @@
+"""On a CPU an engine compiles a step's loops before it times steps, and none within a step."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from csd.kernels.cpu import compiles
+
+pytestmark = pytest.mark.skipif(not compiles(), reason="the references run on this CPU")
+
+# prints the loops that steps of calls compile, or read from the cache, for the first time
+CALLS = """
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
+
+import torch
+from numba.core.dispatcher import Dispatcher
+
+import csd
+from bench.shapes import SHAPES, random_model
+from csd.engine.step import Step
+from csd.kernels import cpu
+from csd.kernels.cpu import threads
+
+VOCAB = 4099
+MODULES = [import_module(f"csd.kernels.cpu.{x.name}") for x in iter_modules(cpu.__path__)]
+CASES = dict(
+    flat=dict(temperature=5.0), likely=dict(temperature=0.2), greedy=dict(temperature=0),
+    filtered=dict(temperature=1.0, top_p=0.9), penalised=dict(repetition_penalty=1.2),
+    early=dict(min_new_tokens=9, stop_token_ids=[7]),
+)
+# one row is for one thread, and many are for two
+threads.LEAST = 2 * VOCAB
+launch, new = Step.launch, []
+
+def loops():
+    named = [x for module in MODULES for x in vars(module).values()]
+    twins = [x for x in named if isinstance(x, threads.ByThreads)]
+    named += [loop for x in twins for loop in (x.alone, x.together)]
+    return {
+        (x.py_func.__qualname__, types)
+        for x in named if isinstance(x, Dispatcher) for types in x.overloads
+    }
+
+def watched(*args):
+    before = loops()
+    found = launch(*args)
+    new.extend(sorted(name for name, _ in loops() - before))
+    return found
+
+Step.launch = watched
+model = random_model(replace(SHAPES["tiny"], vocab=VOCAB), dtype=getattr(torch, sys.argv[1]))
+with csd.Engine(model, max_slots=4) as engine:
+    if sys.argv[2] == "timed":
+        engine.measure_steps()
+    # nodes of its own: nothing else times steps
+    for given in CASES.values():
+        for n in (1, 4):
+            engine.generate([5, 6, 7], num_samples=n, max_new_tokens=16, seed=0, budget=8, **given)
+print(*new)
+"""
+
+
+def compiled(tmp_path, *args):
+    path = tmp_path / "calls.py"
+    path.write_text(CALLS)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "2"}
+    given = [sys.executable, path, *args]
+    ran = subprocess.run(given, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout.split()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_compile_nothing_after_steps_were_timed(dtype, tmp_path):
+    assert compiled(tmp_path, dtype, "timed") == []
+
+
+def test_steps_compile_loops_where_none_was_timed(tmp_path):
+    # what samples a row, what drafts and what commits
+    assert {"_heads", "_draft", "_commit_kv"} <= set(compiled(tmp_path, "bfloat16", "untimed"))
