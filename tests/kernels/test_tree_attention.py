@@ -77,6 +77,30 @@ def test_on_a_cpu_by_pairs_of_bfloat16(monkeypatch, name, heads, D):
     within_eager(attention.tree_attention(**case, out=out), case)
 
 
+@pytest.mark.parametrize("shares", [(1, 2), (2, 1), (1, 3), (2, 9)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_shares_of_heads_and_rows_on_a_cpu(monkeypatch, dtype, shares):
+    """A part may begin within a slot's tree, or have no row."""
+    for name in ("groups-out-of-order", "64-nodes", "roots-only"):
+        case = attention_case(**CASES[name], heads=(6, 2), D=64, dtype=dtype)
+        monkeypatch.setattr(attention, "shares", lambda *_: (1, 1))
+        whole = attention.tree_attention(**case)
+        monkeypatch.setattr(attention, "shares", lambda *_: shares)
+        out = torch.full_like(case["q"], float("nan"))
+        assert torch.equal(attention.tree_attention(**case, out=out), whole)
+
+
+def test_shares_are_even_and_heads_stay_together_where_slots_are_many(monkeypatch):
+    for threads, trees, expected in (
+        (1, [{0: 1}], (3, 1)), (2, [{0: 9}], (3, 2)), (2, [{i: 2 for i in range(4)}], (1, 2)),
+        (2, [{0: 1}, {1: 1}, {2: 1, 3: 1}], (1, 2)), (8, [{0: 1}, {1: 1}], (3, 4)),
+    ):  # fmt: skip
+        monkeypatch.setattr(attention, "threads", lambda threads=threads: threads)
+        slots = sum(map(len, trees))
+        case = attention_case(trees, [3] * len(trees), [1] * slots, heads=(6, 3))
+        assert attention.shares(attention.plan_attention(6, 3, **case), 3) == expected
+
+
 def test_by_which_instruction_a_cpu_attends(monkeypatch):
     for taken, D, by in (("dot", 64, "dot"), ("dot", 80, "fma"), ("fma", 64, "fma")):
         monkeypatch.setattr(attention, "instruction", lambda dtype, taken=taken: taken)

@@ -7,7 +7,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from csd.kernels.cpu.lanes import BLOCK, load, store
-from csd.kernels.cpu.vectors import INT, ints, places, rounded, splat
+from csd.kernels.cpu.vectors import INT, ints, places, rounded_words, splat
 
 
 @intrinsic
@@ -86,17 +86,20 @@ def round_pairs(typing_context, x, at, count, y, to):
 
     def generate(context, builder, signature, args):
         x_, at, count, y_, to = args
-        wide = ir.VectorType(context.get_value_type(x.dtype), 2 * BLOCK)
-        value = rounded(builder, load(context, builder, x, x_, at, wide))
-        left = builder.trunc(count, INT)
-        lane = ir.Constant(ir.VectorType(INT, 2 * BLOCK), list(range(2 * BLOCK)))
-        shown = builder.icmp_signed("<", lane, splat(builder, left, 2 * BLOCK))
-        value = builder.select(shown, value, ir.Constant(value.type, [0] * (2 * BLOCK)))
-        odd, even = (
-            builder.shuffle_vector(value, value, places(range(start, 2 * BLOCK, 2)))
-            for start in (0, 1)
+        half = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        behind = builder.add(at, at.type(BLOCK))
+        words = rounded_words(
+            builder, *(load(context, builder, x, x_, place, half) for place in (at, behind))
         )
-        store(context, builder, y, y_, to, _pairs(builder, odd, even))
+        # the lower half of a word is the number that comes first
+        left = splat(builder, builder.trunc(count, INT), BLOCK)
+        odd, even = builder.shl(words, ints(BLOCK, 16)), builder.lshr(words, ints(BLOCK, 16))
+        kept = []
+        for start, part in enumerate((odd, even)):
+            number = ir.Constant(words.type, list(range(start, 2 * BLOCK, 2)))
+            shown = builder.icmp_signed("<", number, left)
+            kept.append(builder.select(shown, part, ints(BLOCK, 0)))
+        store(context, builder, y, y_, to, builder.bitcast(builder.or_(*kept), half))
         return context.get_dummy_value()
 
     index = types.intp

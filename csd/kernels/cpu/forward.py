@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.cpu import in_loops, instruction
-from csd.kernels.cpu.attention import attention_kinds
+from csd.kernels.cpu.attention import attention_kinds, shares
 from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.head_products import PAGE
 from csd.kernels.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
 from csd.kernels.cpu.layers import EXP, rms_norm
 from csd.kernels.cpu.numbers import LIKE, memory, readable
 from csd.kernels.cpu.products import numbers, room
-from csd.kernels.cpu.threads import many, parts, threads
+from csd.kernels.cpu.threads import many, threads
 from csd.kernels.cpu.tiles import BY
 from csd.kernels.layer_attention import LayerAttention
 
@@ -48,7 +48,7 @@ def _layers(
     caches,  # node_k, node_v, k, v of the first layer
     strides,  # bytes from a layer's to the next one's
     scale,
-    parts,
+    shares,
     rows,  # the layout, as `_attend` takes it
     like,
     kinds,  # `attention_kinds`
@@ -79,7 +79,7 @@ def _layers(
             q, node_k, node_v, like,
         )  # fmt: skip
         attention(
-            attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, parts,
+            attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, shares,
             *rows,
         )  # fmt: skip
         shape = M, hidden, H * D
@@ -140,7 +140,7 @@ def forward(
         tuple(y.data_ptr() for y in buffers), turned.data_ptr(), position.numpy(),
         decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),
         tuple(y.stride(0) * y.element_size() for y in caches), np.float32(attend.scale),
-        parts(len(attend.work[-1]) * K), attend.work, LIKE[residual.dtype],
+        shares(attend.work, K), attend.work, LIKE[residual.dtype],
         attention_kinds(residual.dtype, D), weights.plain or None, BY[instruction(residual.dtype)],
     )  # fmt: skip
     return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]

@@ -88,13 +88,16 @@ def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at, by):
     """y[low:high, y_at:] += x[low:high, x_at:] tile, a term after another, each rounded once.
 
     x: `terms` numbers a row; tile: [terms, wide], of which `columns` are taken. The sums of four
-    rows stay in registers, or in a last block of columns those of eight.
+    rows stay in registers, or in the last blocks of columns those of eight.
     """
-    # three blocks one by one take less time than four together
+    # three blocks of eight rows take less time than four of four
     whole = (columns + BLOCK - 1) // WIDTH * WIDTH
     for i in range(low, high, 4):
         for at in range(0, whole, WIDTH):
             add_four_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at, by)
-    for at in range(whole, columns, BLOCK):
+    blocks = (columns - whole + BLOCK - 1) // BLOCK
+    if blocks > 0:
         for i in range(low, high, 8):
-            add_eight_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at, by)
+            add_eight_rows(
+                blocks, x, i, high, x_at, terms, tile, wide, whole, y, y_at + whole, by
+            )

@@ -83,10 +83,19 @@ def add_multiple(typing_context, total, x, row):
 
 @intrinsic
 def fetch(typing_context, x, at):
-    """Asks for the cache line of x[at], which is read soon."""
+    """Asks for the cache line of x[at], which is read next."""
+    return _fetch(x, level=1)
 
+
+@intrinsic
+def fetch_early(typing_context, x, at):
+    """`fetch` of more than a first level of caches keeps until it is read."""
+    return _fetch(x, level=2)
+
+
+def _fetch(x: types.Array, level: int) -> tuple[Any, Any]:
     def generate(context, builder, signature, args):
-        prefetch(builder, pointer(context, builder, x, *args, BYTE), level=1)
+        prefetch(builder, pointer(context, builder, x, *args, BYTE), level)
         return context.get_dummy_value()
 
     return types.none(x, types.intp), generate

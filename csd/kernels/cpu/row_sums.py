@@ -8,7 +8,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.kernels.cpu.lanes import BLOCK, FLOATS, WIDTH, load, pointer, store
-from csd.kernels.cpu.vectors import add_product, splat
+from csd.kernels.cpu.vectors import add_product, for_rows, splat
+
+# of WIDTH columns
+BLOCKS = WIDTH // BLOCK
 
 
 @intrinsic
@@ -18,48 +21,67 @@ def add_four_rows(typing_context, x, i, end, x_at, terms, tile, wide, at, y, y_a
     For r from i to i + 3; from `end` on the last row is done again. By "dot" of `tiles.BY` x and
     tile hold pairs of bfloat16.
     """
-    return _add_rows(4, WIDTH, x, tile, y, by)
-
-
-@intrinsic
-def add_eight_rows(typing_context, x, i, end, x_at, terms, tile, wide, at, y, y_at, by):
-    """`add_four_rows` of eight rows and BLOCK columns."""
-    return _add_rows(8, BLOCK, x, tile, y, by)
-
-
-def _add_rows(
-    count: int, width: int, x: types.Array, tile: types.Array, y: types.Array, by: types.Array
-) -> tuple[Any, Any]:
-    vector, pairs = ir.VectorType(FLOATS[y.dtype], width), by.dtype == types.uint16
 
     def generate(context, builder, signature, args):
-        x_, first, end, x_at, terms, tile_, wide, at, y_, y_at = args[:-1]
-
-        def column(kind: types.Array, array: Any) -> Any:
-            return cgutils.unpack_tuple(
-                builder, context.make_array(kind)(context, builder, array).shape
-            )[1]
-
-        last = builder.sub(end, end.type(1))
-        rows = [builder.add(first, first.type(r)) for r in range(count)]
-        rows = [builder.select(builder.icmp_signed("<", r, last), r, last) for r in rows]
-        to = [builder.add(builder.mul(r, column(y, y_)), y_at) for r in rows]
-        given = [builder.add(builder.mul(r, column(x, x_)), x_at) for r in rows]
-        sums = [
-            cgutils.alloca_once_value(builder, load(context, builder, y, y_, place, vector))
-            for place in to
-        ]
-        with cgutils.for_range(builder, terms) as loop:
-            place = builder.add(builder.mul(loop.index, wide), at)
-            row = load(context, builder, tile, tile_, place, vector)
-            for total, start in zip(sums, given, strict=True):
-                place = builder.add(start, loop.index)
-                number = builder.load(pointer(context, builder, x, x_, place, vector.element))
-                number = splat(builder, number, width)
-                builder.store(add_product(builder, builder.load(total), number, row, pairs), total)
-        for total, place in zip(sums, to, strict=True):
-            store(context, builder, y, y_, place, builder.load(total))
+        _add_rows(context, builder, (x, tile, y, by), args, 4, BLOCKS)
         return context.get_dummy_value()
 
     index = types.intp
     return types.none(x, *[index] * 4, tile, index, index, y, index, by), generate
+
+
+@intrinsic
+def add_eight_rows(typing_context, blocks, x, i, end, x_at, terms, tile, wide, at, y, y_at, by):
+    """`add_four_rows` of eight rows and so many times BLOCK columns, fewer than WIDTH."""
+
+    def generate(context, builder, signature, args):
+        def some_blocks(count):
+            _add_rows(context, builder, (x, tile, y, by), args[1:], 8, count)
+
+        for_rows(builder, args[0], BLOCKS - 1, some_blocks)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(index, x, *[index] * 4, tile, index, index, y, index, by), generate
+
+
+def _add_rows(
+    context: Any, builder: Any, kinds: tuple[types.Array, ...], args: Any, rows: int, blocks: int
+) -> None:
+    """Code for a number of rows and of blocks of columns."""
+    x, tile, y, by = kinds
+    x_, first, end, x_at, terms, tile_, wide, at, y_, y_at, _ = args
+    vector, pairs = ir.VectorType(FLOATS[y.dtype], BLOCK), by.dtype == types.uint16
+    columns = [end.type(block * BLOCK) for block in range(blocks)]
+
+    def width(kind: types.Array, array: Any) -> Any:
+        shape = context.make_array(kind)(context, builder, array).shape
+        return cgutils.unpack_tuple(builder, shape)[1]
+
+    last = builder.sub(end, end.type(1))
+    each = [builder.add(first, first.type(r)) for r in range(rows)]
+    each = [builder.select(builder.icmp_signed("<", r, last), r, last) for r in each]
+    given = [builder.add(builder.mul(r, width(x, x_)), x_at) for r in each]
+    starts = [builder.add(builder.mul(r, width(y, y_)), y_at) for r in each]
+    to = [[builder.add(start, column) for column in columns] for start in starts]
+    sums = [
+        [cgutils.alloca_once_value(builder, load(context, builder, y, y_, place, vector))
+         for place in row]
+        for row in to
+    ]  # fmt: skip
+    with cgutils.for_range(builder, terms) as loop:
+        start = builder.add(builder.mul(loop.index, wide), at)
+        parts = [
+            load(context, builder, tile, tile_, builder.add(start, column), vector)
+            for column in columns
+        ]
+        for row, place in zip(sums, given, strict=True):
+            place = builder.add(place, loop.index)
+            number = builder.load(pointer(context, builder, x, x_, place, vector.element))
+            number = splat(builder, number, BLOCK)
+            for total, part in zip(row, parts, strict=True):
+                added = add_product(builder, builder.load(total), number, part, pairs)
+                builder.store(added, total)
+    for row, places in zip(sums, to, strict=True):
+        for total, place in zip(row, places, strict=True):
+            store(context, builder, y, y_, place, builder.load(total))

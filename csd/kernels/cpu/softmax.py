@@ -47,12 +47,23 @@ def softmax(x, scale, old, nodes, word, sums):
         weights = exponentials(given, most, scale)
         put(kept(weights, bits, given), x, j)
         put(add_multiple(block(sums, j - wide), one, kept(weights, bits, zero)), sums, j - wide)
-    # one that is hidden adds zero where the next one is added
     at = old - wide
-    for j in range(nodes):
-        sums[at & (WIDTH - 1)] += x[old + j]
-        at += (word >> j) & 1
+    seen = word if nodes == 64 else word & ((1 << nodes) - 1)
+    while seen:
+        sums[at & (WIDTH - 1)] += x[old + lowest(seen)]
+        at += 1
+        seen &= seen - 1
     return added(sums)
+
+
+@intrinsic
+def lowest(typing_context, word):
+    """The place of the lowest bit of a word that is not zero."""
+
+    def generate(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.int64), generate
 
 
 @intrinsic

@@ -73,9 +73,3 @@ def _shared() -> bool:
     from importlib.util import find_spec
 
     return any(find_spec(f"numba.np.ufunc.{name}") for name in ("omppool", "tbbpool"))
-
-
-def parts(units: int) -> int:
-    """Into how many parts each of so many pieces of work is divided, for even shares."""
-    count = threads()
-    return 1 if count == 1 else -(-2 * count // max(units, 1))

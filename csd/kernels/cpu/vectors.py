@@ -55,10 +55,6 @@ def add_product(builder: Any, total: Any, x: Any, y: Any, pairs: bool = False) -
         name = f"llvm.fma.v{kind.count}f{bits}"
         fma = cgutils.get_or_insert_function(builder.module, function, name)
         return builder.call(fma, [x, y, total])
-    if kind.count > WORDS:
-        parts = zip(*(halves(builder, value) for value in (total, x, y)), strict=True)
-        low, high = (add_product(builder, *part, pairs) for part in parts)
-        return builder.shuffle_vector(low, high, places(range(kind.count)))
     # LLVM's intrinsic takes other types in each version, so it is written as assembly
     return builder.call(ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0"), [x, y, total])
 
@@ -86,6 +82,16 @@ def rounded(builder: Any, value: Any) -> Any:
     odd = builder.and_(builder.lshr(bits, ints(count, 16)), ints(count, 1))
     up = builder.add(builder.add(bits, ints(count, 0x7FFF)), odd)
     return builder.trunc(builder.lshr(up, ints(count, 16)), ir.VectorType(ir.IntType(16), count))
+
+
+def rounded_words(builder: Any, low: Any, high: Any) -> Any:
+    """`rounded` of two vectors of WORDS, low's numbers in the lower words, by AVX512-BF16.
+
+    Denormals are zero, as they are to its products. A word's lower half is the number before.
+    """
+    kind = low.type
+    code = ir.InlineAsm(ir.FunctionType(kind, [kind] * 2), "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v")
+    return builder.bitcast(builder.call(code, [low, high]), ir.VectorType(INT, WORDS))
 
 
 def prefetch(builder: Any, pointer: Any, level: int = 2) -> None:
