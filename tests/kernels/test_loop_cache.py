@@ -90,6 +90,8 @@ def test_what_compiles_is_logged_once(monkeypatch, caplog):
         return njit(function)() and [record.name for record in caplog.records]
 
     assert compiles("user.loops") == []
+    # as of code that was given as text
+    assert compiles(None) == []
     assert compiles("csd.kernels.cpu.some") == ["csd"]
     assert compiles("csd.kernels.cpu.other") == ["csd"]
     assert "once a machine" in caplog.text

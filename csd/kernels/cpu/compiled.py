@@ -24,7 +24,7 @@ class Notice(event.Listener):
     logged = False
 
     def on_start(self, found: Any) -> None:
-        module = found.data["dispatcher"].py_func.__module__
+        module = found.data["dispatcher"].py_func.__module__ or ""
         if not self.logged and module.startswith("csd."):
             self.logged = True
             logging.getLogger("csd").warning(
