@@ -1,8 +1,10 @@
 """The products in AMX's tiles: run with its instructions emulated, and compiled for a CPU."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ pytest.importorskip("numba")
 import numba
 
 from csd.kernels.cpu import amx, products
+from csd.kernels.cpu.lanes import FEATURES
 from csd.kernels.cpu.numbers import LIKE
 from csd.kernels.cpu.tiles import BY, COLUMNS, WIDE
 
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.skipif(not WIDE, reason="the layout is that of AVX-512"
 
 def _emulator():
     """The module, which compiles as it is imported."""
-    from tests.kernels import amx_emulator
+    import amx_emulator
 
     return amx_emulator
 
@@ -117,29 +120,53 @@ def test_the_emulator_finds_faults(emulated):
         _emulator().FAULTS[:] = 0
         _emulator().ldtilecfg.ctypes(given.data_ptr())
         assert _emulator().FAULTS[0], place
+    _emulator().FAULTS[:] = 0
+
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="it rounds attention's weights")
+@pytest.mark.skipif("CSD_AMX" in os.environ, reason="those tests run in this process")
+def test_attention_in_tiles():
+    """The tests of attention by AMX, in a process whose loops are those of a CPU that has it."""
+    files = [HERE / f"test_{name}_attention.py" for name in ("tree", "exact")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-k", "amx", *files],
+        env=os.environ | {"CSD_AMX": "1", "OMP_NUM_THREADS": "1"}, cwd=HERE.parents[1],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    counts = re.search(r"(\d+) passed", done.stdout)
+    assert done.returncode == 0 and counts and int(counts[1]) > 50, done.stdout + done.stderr
 
 
 CODE = """
-import re
 import numba
 from numba import types
-from csd.kernels.cpu import products
+from csd.kernels.cpu import amx_rows, products
 from csd.kernels.cpu.tiles import BY
 from csd.kernels.cpu.numbers import LIKE
 import torch
 of = numba.typeof
 args = (of((1, 1, 1)), *[types.intp] * 5, of(LIKE[torch.bfloat16]), of(BY["amx"]))
-for function in (products._product.alone, products._product.together):
+every = "tileloadd", "tdpbf16ps", "tilestored", "ldtilecfg"
+rows, flat, index = types.float32[:, ::1], types.float32[::1], types.intp
+of_rows = rows, *[index] * 4, flat, index, index, rows, index, types.boolean, types.intp[::1]
+for function, given, names in (
+    (products._product.alone, args, (*every, "tilerelease")),
+    (products._product.together, args, (*every, "tilerelease")),
+    (amx_rows.add_by_amx, of_rows, (*every, "tilezero")),
+):
     function = numba.njit(function.py_func, parallel=function is products._product.together)
-    function.compile(args)
+    function.compile(given)
     found = "".join(function.inspect_asm().values())
-    for name in ("tileloadd", "tdpbf16ps", "tilestored", "ldtilecfg", "tilerelease"):
+    for name in names:
         assert name in found, name
 print("compiled")
 """
 
 
-def test_the_loop_compiles_to_amx_s_instructions(tmp_path):
+def test_loops_compile_to_amx_s_instructions(tmp_path):
     features = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma,+f16c,+bmi2,+amx-tile,+amx-bf16"
     name = {"NUMBA_CPU_NAME": "sapphirerapids", "NUMBA_CPU_FEATURES": features}
     environment = os.environ | name | {"NUMBA_CACHE_DIR": str(tmp_path)}

@@ -125,9 +125,9 @@ def test_a_prompt_may_be_of_any_length(prompt, attend):
     assert all(same_bits(20, torch.float32, prompt, attend))
 
 
-@pytest.mark.parametrize("generated", [1, 2, 17, 18, 64, 70, 81, 210, 351])
+@pytest.mark.parametrize("generated", [1, 2, 17, 18, 48, 49, 64, 70, 81, 210, 351])
 @pytest.mark.parametrize("prompt", [0, 3, 70])
-@pytest.mark.parametrize("by", [by for by in instructions(torch.bfloat16) if by != "amx"])
+@pytest.mark.parametrize("by", instructions(torch.bfloat16))
 def test_values_are_added_in_the_order_of_their_keys(generated, prompt, by, monkeypatch):
     """Committed keys are paired from a page's start, nodes from the first one, hidden or not."""
     kinds = attention.attention_kinds(torch.bfloat16, 64, by)

@@ -5,7 +5,7 @@ import torch
 from attention_cases import attention_case, dense_attention, laid_out, within_eager
 from triton.runtime.interpreter import InterpretedFunction
 
-from csd.kernels.cpu import attention
+from csd.kernels.cpu import attention, instructions
 from csd.kernels.cpu.lanes import FEATURES
 from csd.kernels.cpu.tiles import BY
 from csd.kernels.tree_attention import launch as module
@@ -67,10 +67,11 @@ def test_on_a_cpu_in_low_precision(attend, dtype):
 
 
 @pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="the CPU does not have it")
+@pytest.mark.parametrize("by", [by for by in instructions(torch.bfloat16) if by != "fma"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("heads,D", [((6, 2), 64), ((14, 2), 64), ((3, 3), 96), ((5, 1), 256)])
-def test_on_a_cpu_by_pairs_of_bfloat16(monkeypatch, name, heads, D):
-    kinds = attention.attention_kinds(torch.bfloat16, D, "dot")
+def test_on_a_cpu_by_pairs_of_bfloat16(monkeypatch, name, heads, D, by):
+    kinds = attention.attention_kinds(torch.bfloat16, D, by)
     monkeypatch.setattr(attention, "attention_kinds", lambda dtype, D: kinds)
     case = attention_case(**CASES[name], heads=heads, D=D, dtype=torch.bfloat16)
     out = torch.full_like(case["q"], float("nan"))
@@ -102,7 +103,10 @@ def test_shares_are_even_and_heads_stay_together_where_slots_are_many(monkeypatc
 
 
 def test_by_which_instruction_a_cpu_attends(monkeypatch):
-    for taken, D, by in (("dot", 64, "dot"), ("dot", 80, "fma"), ("fma", 64, "fma")):
+    for taken, D, by in (
+        ("dot", 64, "dot"), ("dot", 80, "fma"), ("fma", 64, "fma"), ("amx", 128, "amx"),
+        ("amx", 80, "fma"), (None, 64, "fma"),
+    ):  # fmt: skip
         monkeypatch.setattr(attention, "instruction", lambda dtype, taken=taken: taken)
         assert attention.attention_kinds(torch.bfloat16, D)[2] is BY[by]
 

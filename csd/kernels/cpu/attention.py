@@ -14,10 +14,13 @@ import torch
 from numba import prange
 
 from csd.kernels.cpu import instruction
-from csd.kernels.cpu.head_products import PAGE, add_values, score_keys
-from csd.kernels.cpu.lanes import BLOCK, WIDTH
+from csd.kernels.cpu.amx_rows import end_amx
+from csd.kernels.cpu.attention_room import PAGE, room, room_bytes
+from csd.kernels.cpu.head_products import score_keys
+from csd.kernels.cpu.lanes import BLOCK, WIDTH, ones
 from csd.kernels.cpu.numbers import LIKE, memory, read, readable, rounded
 from csd.kernels.cpu.page_products import BYTES, add_pages, of_head, page_of, score_pages
+from csd.kernels.cpu.slot_values import add_slot
 from csd.kernels.cpu.softmax import softmax
 from csd.kernels.cpu.threads import by_threads, threads
 from csd.kernels.cpu.tiles import BY
@@ -53,10 +56,11 @@ def _attend(
     q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, D), like)
     node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, D), like)
     # pages of keys and of values, and their bytes
-    lines = pages, PAGE, K, D * like.itemsize
-    keys = memory(k_pages, (pages, PAGE, K, words), key_like), memory(k_pages, lines, BYTES)
-    values = memory(v_pages, (pages, PAGE, K, D), like), memory(v_pages, lines, BYTES)
+    as_bytes = pages, PAGE, K, D * like.itemsize
+    keys = memory(k_pages, (pages, PAGE, K, words), key_like), memory(k_pages, as_bytes, BYTES)
+    values = memory(v_pages, (pages, PAGE, K, D), like), memory(v_pages, as_bytes, BYTES)
     each, (sides, parts) = H // K, shares
+    numbers = np.empty(0, type(scale))
     for unit in prange(len(groups) * sides * parts):
         g, side, part = groups[unit // parts // sides], unit // parts % sides, unit % parts
         begin, rows = group_start[g], group_start[g + 1] - group_start[g]
@@ -70,52 +74,55 @@ def _attend(
         for m in range(first, last):
             own = max(own, slot_len[slot[m]] + slot_nodes[slot[m]])
         wide = -(-D // WIDTH) * WIDTH
-        query, sums = np.empty((many, words), type(scale)), np.zeros((many, wide), type(scale))
         # a row's keys: prompt | committed | nodes, and room for whole lanes
-        score = np.empty((many, prompt + own + PAGE), type(scale))
-        total, work = np.empty(many, type(scale)), np.empty(WIDTH, type(scale))
-        # zeros, since products run over whole lanes: numbers that nobody reads may be denormal, and
-        # each of those takes a hundred times as long
-        tile, pairs = np.zeros(PAGE * wide, type(scale)), np.empty((many, PAGE // 2), type(scale))
+        columns = -(-(prompt + own + PAGE) // BLOCK) * BLOCK
+        buffer = np.empty(room_bytes(many, words, columns, wide, numbers), np.uint8)
+        query, score, sums, total, seen, lanes, work = room(
+            buffer.ctypes.data, many, words, columns, wide, numbers
+        )
         for i in range(many):
             row = q[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
             for d in range(words):
                 query[i, d] = read(row[d])
-        whole, shared, s = (0, rows, rows), (prompt_pages[g], prompt), slot[first]
+        whole, shared, s = (0, rows, rows), (prompt_pages[g], 0, prompt), slot[first]
         then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
-        score_pages(keys, shared, then, heads, whole, 0, query, score, tile, by)
+        score_pages(keys, shared, then, heads, whole, 0, query, score, work, by)
         m = first
         while m < last:
             s = slot[m]
             start, nodes, length = slot_start[s], slot_nodes[s], slot_len[s]
             stop, old = min(start + nodes, last), prompt + length
-            committed = slot_pages[s], length
+            committed = slot_pages[s], 0, length
             some = (m - first) * each, (stop - first) * each, rows
             then = page_of(values[1], slot_pages[s], length, 0)
-            score_pages(keys, committed, then, heads, some, prompt, query, score, tile, by)
+            score_pages(keys, committed, then, heads, some, prompt, query, score, work, by)
             for h in range(heads[0], heads[1]):
                 low, high = of_head(h, heads, some)
                 near = node_k[start : start + nodes]
-                score_keys(near, h, low, high, old, query, score, tile, by)
+                score_keys(near, h, low, high, old, query, score, work, by)
                 for i in range(low, high):
                     word = ancestors[first + i % rows // each]
-                    total[i] = softmax(score[i], scale, old, nodes, word, work)
+                    seen[i] = length + ones(word)
+                    total[i] = softmax(score[i], scale, old, nodes, word, lanes)
             if stop < last:
                 s = slot[stop]
                 then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
             else:
                 then = page_of(values[1], prompt_pages[g], prompt, 0)
-            add_pages(values, committed, then, heads, some, prompt, score, pairs, sums, tile, by)
-            for h in range(heads[0], heads[1]):
-                low, high = of_head(h, heads, some)
-                near = node_v[start : start + nodes]
-                add_values(near, h, low, high, old, score, pairs, sums, tile, by)
+            near = node_v[start : start + nodes]
+            add_slot(
+                values, near, committed, then, heads, some, prompt, seen, score, sums, work, by
+            )
             m = stop
-        add_pages(values, shared, keys[1][0, :0], heads, whole, 0, score, pairs, sums, tile, by)
+        work[2][:] = prompt
+        add_pages(values, shared, keys[1][0, :0], heads, whole, 0, score, sums, work, by)
+        end_amx(by)
         for i in range(many):
             y = out[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
             for d in range(D):
                 y[d] = rounded(sums[i, d] / total[i], like)
+        # numba frees an array behind its last use, and its parts are in use until here
+        buffer[0] = 0
 
 
 LAYOUT = (
@@ -131,9 +138,10 @@ def attention_kinds(
 
     by: an instruction, else this CPU's where it multiplies heads of D numbers.
     """
-    in_pairs = instruction(dtype) == "dot" and D % (2 * BLOCK) == 0
-    by = by or ("dot" if in_pairs else "fma")
-    return LIKE[dtype], LIKE[torch.float32 if by == "dot" else dtype], BY[by]
+    taken = instruction(dtype)
+    in_pairs = taken in ("dot", "amx") and D % (2 * BLOCK) == 0
+    by = by or (taken if in_pairs else "fma")
+    return LIKE[dtype], LIKE[dtype if by == "fma" else torch.float32], BY[by]
 
 
 def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:

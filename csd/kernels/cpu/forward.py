@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from csd.kernels.cpu import in_loops, instruction
 from csd.kernels.cpu.attention import attention_kinds, shares
+from csd.kernels.cpu.attention_room import PAGE
 from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.head_products import PAGE
 from csd.kernels.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
 from csd.kernels.cpu.layers import EXP, rms_norm
 from csd.kernels.cpu.numbers import LIKE, memory, readable

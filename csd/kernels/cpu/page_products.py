@@ -5,8 +5,9 @@ All heads of a token lie side by side, so a page's are taken one after another.
 
 import numpy as np
 
+from csd.kernels.cpu.attention_room import PAGE
 from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.head_products import PAGE, add_values, score_keys
+from csd.kernels.cpu.head_products import add_values, score_keys
 from csd.kernels.cpu.lanes import fetch_early
 from csd.kernels.cpu.vectors import LINE
 
@@ -22,10 +23,11 @@ def of_head(h, heads, rows):
 
 @loop
 def page_of(pages, table, length, at):
-    """What the first `length` tokens have in the page of token `at`, which is empty behind them."""
+    """What the first `length` tokens have in the page of token `at`, from it on; empty behind."""
     if at >= length:
         return pages[0, :0]
-    return pages[table[at // PAGE], : min(PAGE, length - at)]
+    within = at % PAGE
+    return pages[table[at // PAGE], within : min(PAGE, length - at + within)]
 
 
 @loop
@@ -38,30 +40,32 @@ def _fetch(lines, h):
 
 
 @loop
-def score_pages(keys, tokens, then, heads, rows, at, query, score, tile, by):
-    """`score_keys` of tokens: a table of pages, and how many there are.
+def score_pages(keys, tokens, then, heads, rows, at, query, score, work, by):
+    """`score_keys` of tokens: a table of pages, the first token, and the one behind the last.
 
     keys: pages, and their bytes; then: bytes of the page that is read after these; rows: as
-    `of_head` takes them. `add_pages` has the same.
+    `of_head` takes them; at: of token 0. `add_pages` has the same.
     """
-    table, length = tokens
-    for done in range(0, length, PAGE):
-        page, follows = page_of(keys[0], table, length, done), done + PAGE
-        lines = page_of(keys[1], table, length, follows) if follows < length else then
+    table, done, last = tokens
+    while done < last:
+        page, follows = page_of(keys[0], table, last, done), (done // PAGE + 1) * PAGE
+        lines = page_of(keys[1], table, last, follows) if follows < last else then
         for h in range(heads[0], heads[1]):
             _fetch(lines, h)
             low, high = of_head(h, heads, rows)
-            score_keys(page, h, low, high, at + done, query, score, tile, by)
+            score_keys(page, h, low, high, at + done, query, score, work, by)
+        done = follows
 
 
 @loop
-def add_pages(values, tokens, then, heads, rows, at, weight, pairs, sums, tile, by):
+def add_pages(values, tokens, then, heads, rows, at, weight, sums, work, by):
     """`add_values` of them."""
-    table, length = tokens
-    for done in range(0, length, PAGE):
-        page, follows = page_of(values[0], table, length, done), done + PAGE
-        lines = page_of(values[1], table, length, follows) if follows < length else then
+    table, done, last = tokens
+    while done < last:
+        page, follows = page_of(values[0], table, last, done), (done // PAGE + 1) * PAGE
+        lines = page_of(values[1], table, last, follows) if follows < last else then
         for h in range(heads[0], heads[1]):
             _fetch(lines, h)
             low, high = of_head(h, heads, rows)
-            add_values(page, h, low, high, at + done, weight, pairs, sums, tile, by)
+            add_values(page, h, low, high, at + done, weight, sums, work, by)
+        done = follows

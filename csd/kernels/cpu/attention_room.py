@@ -1,0 +1,62 @@
+"""What attention computes a thread's rows in: parts of one piece of memory, from line to line.
+
+A part owns nothing. Where an array that owns its memory is handed on, numba counts its users by
+atomic instructions, which took a tenth of attention's time; and one that numba allocates may begin
+in the middle of a line, so that each vector of a line's size lies in two of them.
+"""
+
+import numpy as np
+
+from csd.kernels.cpu.compiled import loop
+from csd.kernels.cpu.lanes import WIDTH
+from csd.kernels.cpu.numbers import memory
+from csd.kernels.cpu.vectors import LINE
+
+# keys of a page
+PAGE = 64
+INDEX = np.empty(0, np.int64)
+# how many parts there are
+PARTS = 10
+
+
+@loop
+def room_bytes(many, words, columns, wide, like):
+    """How many bytes `room` needs."""
+    numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + WIDTH
+    return numbers * like.itemsize + (2 * many + 1) * INDEX.itemsize + (PARTS + 1) * LINE
+
+
+@loop
+def room(address, many, words, columns, wide, like):
+    """Of so many rows: query [many, words], score [many, columns], sums [many, wide], 0 at first,
+    total [many], seen [many], a softmax's sums [WIDTH], and the products' own memory.
+
+    That is a tile of PAGE keys or values, the rows' weights in pairs [many, PAGE / 2], for "amx"
+    the column of each row behind the last weight that `add_values` takes [many], and of how many
+    rows the CPU was told [1].
+    """
+    query = _part(address, (many, words), like)
+    score = _part(_behind(query), (many, columns), like)
+    sums = _part(_behind(score), (many, wide), like)
+    total = _part(_behind(sums), many, like)
+    lanes = _part(_behind(total), WIDTH, like)
+    tile = _part(_behind(lanes), PAGE * wide, like)
+    pairs = _part(_behind(tile), (many, PAGE // 2), like)
+    seen = _part(_behind(pairs), many, INDEX)
+    ends = _part(_behind(seen), many, INDEX)
+    told = _part(_behind(ends), 1, INDEX)
+    # products run over whole lanes: numbers that nobody reads may be denormal, and each of those
+    # takes a hundred times as long
+    tile[:], sums[:], told[:] = 0, 0, 0
+    return query, score, sums, total, seen, lanes, (tile, pairs, ends, told)
+
+
+@loop
+def _part(address, shape, like):
+    """The array at an address, or at the first line behind it."""
+    return memory(address + -address % LINE, shape, like)
+
+
+@loop
+def _behind(x):
+    return x.ctypes.data + x.nbytes

@@ -1,0 +1,78 @@
+"""What a slot's own keys, committed ones and nodes, add to the sums of its rows.
+
+A key must be added in the same way whether it is committed or a node, or a row's bits would depend
+on what was drafted. By "fma" and "dot" keys are added one after another, and hidden ones add zero.
+By "amx" 32 are added at once, which nodes cannot be: which nodes a row sees, and so which keys are
+neighbours, differs from row to row. So a row takes only as many blocks of committed keys by AMX as
+no tree reaches into, those of the first T = 32 floor(max(n - 17, 0) / 32) of its n keys, and the
+other 1 to 48 one after another. (`csd/kernels/exact_attention` has blocks of 64.)
+"""
+
+from typing import Any
+
+from numba import types
+from numba.extending import overload
+
+from csd.kernels.cpu.amx import DEPTH
+from csd.kernels.cpu.compiled import loop
+from csd.kernels.cpu.head_products import add_values
+from csd.kernels.cpu.page_products import add_pages, of_head, page_of
+from csd.kernels.cpu.tiles import BY
+from csd.state.pool import MAX_DEPTH
+
+FMA = BY["fma"]
+
+
+def add_slot(
+    values: Any, near: Any, tokens: Any, then: Any, heads: Any, rows: Any, at: int, seen: Any,
+    weight: Any, sums: Any, work: Any, by: Any,
+) -> None:  # fmt: skip
+    """sums += weight times a slot's values; near: those of its nodes.
+
+    seen: [many], how many of the slot's keys a row sees. The others are `add_pages`'s.
+    """
+
+
+@overload(add_slot)
+def _add_slot(values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by):
+    add = _add_blocks if by.dtype == types.uint8 else _add_in_order
+    return lambda values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by: add(
+        values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by
+    )
+
+
+@loop
+def _add_in_order(values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by):
+    add_pages(values, tokens, then, heads, rows, at, weight, sums, work, by)
+    for h in range(heads[0], heads[1]):
+        low, high = of_head(h, heads, rows)
+        add_values(near, h, low, high, at + tokens[2], weight, sums, work, by)
+
+
+@loop
+def _add_blocks(values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by):
+    table, begin, length = tokens
+    ends, first, last = work[2], _whole_blocks(length + 1, length), 0
+    for h in range(heads[0], heads[1]):
+        low, high = of_head(h, heads, rows)
+        for i in range(low, high):
+            blocks = _whole_blocks(seen[i], length)
+            ends[i], last = at + blocks, max(last, blocks)
+    tail = page_of(values[1], table, length, first)
+    add_pages(values, (table, begin, last), tail, heads, rows, at, weight, sums, work, by)
+    # a row deep in its tree may have taken a block more than the root
+    for h in range(heads[0], heads[1]):
+        low, high = of_head(h, heads, rows)
+        for i in range(low, high):
+            weight[i, at + first : ends[i]] = 0
+    left = table, first, length
+    _add_in_order(values, near, left, then, heads, rows, at, seen, weight, sums, work, FMA)
+
+
+@loop
+def _whole_blocks(seen, length):
+    """How many keys a row takes by AMX that sees so many of a slot's, `length` of them committed.
+
+    A tree may be deeper than csd's (`csd_tree`): then no more than are committed.
+    """
+    return min(max(seen - 1 - MAX_DEPTH, 0), length) // DEPTH * DEPTH
