@@ -3,6 +3,7 @@
 import torch
 
 from csd.engine.budget import most_nodes
+from csd.engine.compile_beside import compiled_beside
 from csd.engine.cuda_graphs import Captures
 from csd.engine.static_step import sizes_for
 from csd.engine.step import Step
@@ -48,10 +49,12 @@ def time_steps(
 
     if device.type != "cuda":
         # loops for one thread and for several are compiled before anything is timed
-        for rows in (sizes[0], sizes[-1]):
-            pool = roots(rows)
-            _compile_verify(step, step.forward(pool), pool)
-        _compile_rest(step.ops, step.cache.node_k.dtype, slots.logprobs.dtype)
+        dtype, few_and_many = step.cache.node_k.dtype, [sizes[0], sizes[-1]]
+        with compiled_beside(dtype, step.decoder.config.vocab, few_and_many):
+            logits = [step.forward(roots(rows)) for rows in few_and_many]
+        for x in logits:
+            compile_verify(step.ops, slots, x, roots(x.shape[0]))
+        compile_rest(step.ops, dtype, slots.logprobs.dtype)
         return CostModel.measure(run, sizes, worth=worth)
     captures = Captures()
 
@@ -68,21 +71,20 @@ def time_steps(
     return CostModel.measure(timed, sizes)
 
 
-def _compile_verify(step: Step, logits: torch.Tensor, pool: Pool) -> None:
+def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> None:
     """Runs verification once as a step does, and once as it does for rows that need its passes.
 
     Those are rows with filters, with very many likely tokens, or that draw none of the likely ones.
     A slot's penalty makes its rows float32.
     """
-    slots = step.slots
     slots.max_new.fill_(1)
-    step.ops.verify(logits, pool, slots)
+    ops.verify(logits, pool, slots)
     for x in (logits, logits.to(slots.logprobs.dtype)):
-        step.ops.verify_all(x, pool, slots)
+        ops.verify_all(x, pool, slots)
     slots.max_new.zero_()
 
 
-def _compile_rest(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
+def compile_rest(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
     """Runs what else a step calls once, on a graph and slots of their own.
 
     dtype: of logits; logprobs: of the slots' log-probabilities. Its loops would be compiled within

@@ -23,7 +23,9 @@ from numba.core.dispatcher import Dispatcher
 
 import csd
 from bench.shapes import SHAPES, random_model
+from csd.engine.compile_beside import compile_others
 from csd.engine.step import Step
+from csd.engine.time_steps import sizes_to_time
 from csd.kernels import cpu
 from csd.kernels.cpu import threads
 
@@ -36,6 +38,7 @@ CASES = dict(
 )
 # one row is for one thread, and many are for two
 threads.LEAST = 2 * VOCAB
+FEW_AND_MANY = [sizes_to_time(4, False)[i] for i in (0, -1)]
 launch, new = Step.launch, []
 
 def loops():
@@ -53,9 +56,24 @@ def watched(*args):
     new.extend(sorted(name for name, _ in loops() - before))
     return found
 
+def compile_layers(engine):
+    step = engine._allocate(FEW_AND_MANY[-1], 1, 1, 1, 1)
+    step.drafting = False
+    step.slots.group.zero_()
+    for rows in FEW_AND_MANY:
+        step.slots.live[:rows] = True
+        step.forward(step.ops.roots(step.slots, rows))
+
 Step.launch = watched
 model = random_model(replace(SHAPES["tiny"], vocab=VOCAB), dtype=getattr(torch, sys.argv[1]))
 with csd.Engine(model, max_slots=4) as engine:
+    if sys.argv[2] == "beside":
+        compile_layers(engine)
+        compile_others(engine.dtype, VOCAB, FEW_AND_MANY)
+        before = loops()
+        engine.measure_steps()
+        print(*sorted(name for name, _ in loops() - before))
+        sys.exit()
     if sys.argv[2] == "timed":
         engine.measure_steps()
     # nodes of its own: nothing else times steps
@@ -85,3 +103,7 @@ def test_steps_compile_nothing_once_steps_have_been_timed(dtype, threads, tmp_pa
 def test_steps_compile_loops_where_none_has_been_timed(tmp_path):
     # what samples a row, what drafts and what commits
     assert {"_heads", "_draft", "_commit_kv"} <= set(compiled(tmp_path, "float32", "untimed", 1))
+
+
+def test_a_second_process_compiles_all_but_the_layers(tmp_path):
+    assert compiled(tmp_path, "bfloat16", "beside", 2) == []

@@ -80,6 +80,23 @@ def test_the_sums_are_those_of_the_instruction(emulated, rows, biased):
     assert torch.equal(got, _reference(x, weight, bias))
 
 
+@pytest.mark.parametrize("K", [64, 96, 576])
+def test_sums_of_which_roundings_alone_are_left(emulated, K):
+    """Half of the products negate the others, in another order: other orders have other sums."""
+    x, weight, _ = _case(33, K=K, biased=False)
+    x *= 2.0 ** torch.randint(-8, 8, (33, K))
+    turned = torch.randperm(K // 2)
+    x[:, K // 2 :], weight[:, K // 2 :] = x[:, turned], -weight[:, turned]
+    got = _run(emulated, x, products.by_columns(weight, "amx"), None)
+    expected = _reference(x, weight, None)
+    assert torch.equal(got, expected)
+    in_order = torch.zeros_like(got, dtype=torch.float32)
+    for k in range(K):
+        product = x[:, k, None].double() * weight[None, :, k].double()
+        in_order = (in_order.double() + product).float()
+    assert (in_order.bfloat16() != expected).float().mean() > 0.2
+
+
 @pytest.mark.parametrize("K", [32, 64, 576])
 def test_any_number_of_steps(emulated, K):
     x, weight, bias = _case(19, K=K)

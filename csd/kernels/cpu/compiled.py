@@ -4,6 +4,8 @@ import hashlib
 import logging
 import re
 import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,25 +20,36 @@ HERE, PACKAGES = Path(__file__).parent, Path(__file__).parents[3]
 IMPORTED = re.compile(r"^from (csd[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
-class Notice(event.Listener):
-    """Logs, once a process, that loops of csd are being compiled: the first call waits for them."""
+class First(event.Listener):
+    """Runs a function where the first of csd's loops is compiled, and not read from a file."""
 
-    logged = False
+    def __init__(self, run: Callable[[], None]):
+        self.run, self.done = run, False
 
     def on_start(self, found: Any) -> None:
         module = found.data["dispatcher"].py_func.__module__ or ""
-        if not self.logged and module.startswith("csd."):
-            self.logged = True
-            logging.getLogger("csd").warning(
-                "csd compiles loops for this CPU, which takes a minute or two, once a machine"
-            )
+        if not self.done and module.startswith("csd."):
+            self.done = True
+            self.run()
 
     def on_end(self, found: Any) -> None:
         pass
 
 
-NOTICE = Notice()
+def _log() -> None:
+    logging.getLogger("csd").warning(
+        "csd compiles loops for this CPU, which takes about a minute, once a machine"
+    )
+
+
+# once a process: its call waits
+NOTICE = First(_log)
 event.register("numba:compile", NOTICE)
+
+
+def before_compiling(run: Callable[[], None]) -> AbstractContextManager:
+    """Within it, `run` is called before the first loop of csd is compiled, if one is."""
+    return event.install_listener("numba:compile", First(run))
 
 
 def loop(function: Any) -> Any:

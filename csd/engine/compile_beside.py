@@ -1,0 +1,82 @@
+"""Compiles loops in a second process, while this one compiles those of the layers.
+
+A machine's first call waits for both: about half of what it compiles is of the layers, and the rest
+verifies, drafts and inserts. numba keeps what a process compiles in files, where the other one
+finds it. What the second process leaves out, or all of it where it fails, is compiled here.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator[None]:
+    """Where the body compiles the first of csd's loops, begins a process that compiles the others.
+
+    dtype, vocab: of a step's logits; rows: numbers of them. Ends once that process has ended. A
+    process of one thread, or whose loops are kept in no file, compiles by itself.
+    """
+    from csd.kernels.cpu.compiled import before_compiling
+    from csd.kernels.cpu.threads import threads
+
+    others: list[subprocess.Popen] = []
+
+    def begin() -> None:
+        name = str(dtype).removeprefix("torch.")
+        job = dict(dtype=name, vocab=vocab, rows=rows, threads=torch.get_num_threads())
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        others.append(subprocess.Popen(
+            [sys.executable, "-m", "csd.engine.compile_beside", json.dumps(job)],
+            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ))  # fmt: skip
+
+    if threads() == 1:
+        yield
+        return
+    try:
+        with before_compiling(begin):
+            yield
+        for other in others:
+            if other.wait():
+                logging.getLogger("csd").warning("the process that compiles loops has failed")
+    finally:
+        for other in others:
+            other.kill()
+
+
+def compile_others(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:
+    """Compiles what steps run beside the layers."""
+    from csd.engine.time_steps import compile_rest, compile_verify
+    from csd.kernels.ops import compiled_loops
+    from csd.state.slots import Slots
+
+    ops, logprobs = compiled_loops(), torch.promote_types(dtype, torch.float32)
+    slots = Slots.empty(rows[-1], vocab, 1, 1, logprobs)
+    slots.group.zero_()
+    slots.context[:, 0] = 0
+    for count in rows:
+        slots.live.copy_(torch.arange(slots.count) < count)
+        logits = torch.zeros(count, vocab, dtype=dtype)
+        compile_verify(ops, slots, logits, ops.roots(slots, count))
+    compile_rest(ops, dtype, logprobs)
+
+
+def main(job: str) -> None:
+    given = json.loads(job)
+    torch.set_num_threads(given["threads"])
+    compile_others(getattr(torch, given["dtype"]), given["vocab"], given["rows"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,104 @@
+"""A second process compiles what steps run beside the layers, while the first compiles those."""
+
+import json
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+import numba
+
+from csd.engine import compile_beside
+from csd.kernels.cpu import threads as module
+
+
+class Process:
+    """In place of a process: notes how it was begun, and whether it was waited for or ended."""
+
+    made: ClassVar[list] = []
+    code = 0
+
+    def __init__(self, command, env, **streams):
+        self.command, self.env, self.did = command, env, []
+        assert {*streams.values()} == {subprocess.DEVNULL}
+        Process.made.append(self)
+
+    def wait(self):
+        self.did.append("wait")
+        return self.code
+
+    def kill(self):
+        self.did.append("kill")
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(module, "threads", lambda: 2)
+    monkeypatch.setattr(Process, "made", [])
+    return Process.made
+
+
+def compiles(name="csd.kernels.cpu.some"):
+    def one():
+        return 1
+
+    one.__module__ = name
+    assert numba.njit(one)() == 1
+
+
+def beside():
+    return compile_beside.compiled_beside(torch.bfloat16, 49, [1, 12])
+
+
+def test_one_process_begins_with_the_first_loop_and_is_waited_for(processes):
+    with beside():
+        assert not processes
+        compiles("user.loops")
+        assert not processes
+        compiles()
+        compiles()
+        assert len(processes) == 1 and processes[0].did == []
+    assert processes[0].did[0] == "wait"
+    compiles()
+    assert len(processes) == 1
+
+
+def test_its_command_says_what_to_compile(processes, monkeypatch):
+    with beside():
+        compiles()
+    (begun,) = processes
+    assert begun.command[:3] == [sys.executable, "-m", "csd.engine.compile_beside"]
+    # also where csd is not installed, from another folder
+    assert (compile_beside.ROOT / "csd/__init__.py").is_file()
+    assert begun.env["PYTHONPATH"].split(":")[0] == str(compile_beside.ROOT)
+    given, before = [], torch.get_num_threads()
+    monkeypatch.setattr(compile_beside, "compile_others", lambda *args: given.append(args))
+    compile_beside.main(begun.command[3])
+    assert given == [(torch.bfloat16, 49, [1, 12])]
+    assert json.loads(begun.command[3])["threads"] == torch.get_num_threads() == before
+
+
+def test_no_process_where_all_is_compiled_or_there_is_one_thread(processes, monkeypatch):
+    with beside():
+        pass
+    monkeypatch.setattr(module, "threads", lambda: 1)
+    with beside():
+        compiles()
+    assert not processes
+
+
+def test_a_process_that_fails_is_logged_and_one_of_a_call_that_fails_is_ended(
+    processes, monkeypatch, caplog
+):
+    with pytest.raises(KeyboardInterrupt), beside():
+        compiles()
+        raise KeyboardInterrupt
+    assert processes[0].did == ["kill"] and not caplog.records
+    monkeypatch.setattr(Process, "code", 1)
+    with beside():
+        compiles()
+    assert "compiles loops has failed" in caplog.text
