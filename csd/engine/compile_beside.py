@@ -11,12 +11,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
+from csd.kernels.cpu import compiles
+
 ROOT = Path(__file__).parents[2]
+LOG = logging.getLogger("csd")
 
 
 @contextmanager
@@ -24,8 +27,12 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
     """Where the body compiles the first of csd's loops, begins a process that compiles the others.
 
     dtype, vocab: of a step's logits; rows: numbers of them. Ends once that process has ended. A
-    process of one thread, or whose loops are kept in no file, compiles by itself.
+    process of one thread compiles by itself.
     """
+    # a program that embeds Python may have no executable of it
+    if not compiles() or not sys.executable:
+        yield
+        return
     from csd.kernels.cpu.compiled import before_compiling
     from csd.kernels.cpu.threads import threads
 
@@ -35,24 +42,25 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
         name = str(dtype).removeprefix("torch.")
         job = dict(dtype=name, vocab=vocab, rows=rows, threads=torch.get_num_threads())
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        others.append(subprocess.Popen(
-            [sys.executable, "-m", "csd.engine.compile_beside", json.dumps(job)],
-            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        ))  # fmt: skip
+        try:
+            others.append(subprocess.Popen(
+                [sys.executable, "-m", "csd.engine.compile_beside", json.dumps(job)],
+                env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ))  # fmt: skip
+        except OSError as error:
+            LOG.warning("no second process compiles loops: %s", error)
 
-    if threads() == 1:
-        yield
-        return
     try:
-        with before_compiling(begin):
+        with before_compiling(begin) if threads() > 1 else nullcontext():
             yield
         for other in others:
             if other.wait():
-                logging.getLogger("csd").warning("the process that compiles loops has failed")
+                LOG.warning("the process that compiles loops has failed")
     finally:
         for other in others:
             other.kill()
+            other.wait()
 
 
 def compile_others(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:

@@ -97,8 +97,30 @@ def test_a_process_that_fails_is_logged_and_one_of_a_call_that_fails_is_ended(
     with pytest.raises(KeyboardInterrupt), beside():
         compiles()
         raise KeyboardInterrupt
-    assert processes[0].did == ["kill"] and not caplog.records
+    assert processes[0].did == ["kill", "wait"] and not caplog.records
     monkeypatch.setattr(Process, "code", 1)
     with beside():
         compiles()
     assert "compiles loops has failed" in caplog.text
+
+
+def test_where_no_process_can_begin_the_call_goes_on(processes, monkeypatch, caplog):
+    def refuse(*args, **streams):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with beside():
+        compiles()
+    assert "no more processes" in caplog.text
+    caplog.clear()
+    for name in ("executable", "compiles"):
+        with monkeypatch.context() as patch:
+            if name == "executable":
+                patch.setattr(sys, "executable", "")
+            else:
+                # numba is not there to be asked
+                patch.setattr(compile_beside, "compiles", lambda: False)
+                patch.setitem(sys.modules, "csd.kernels.cpu.compiled", None)
+            with beside():
+                compiles()
+    assert not caplog.records
