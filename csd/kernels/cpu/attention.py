@@ -16,11 +16,11 @@ from numba import prange
 from csd.kernels.cpu import instruction
 from csd.kernels.cpu.amx_rows import end_amx
 from csd.kernels.cpu.attention_room import PAGE, room, room_bytes
-from csd.kernels.cpu.head_products import score_keys
+from csd.kernels.cpu.head_products import add_values, score_keys
 from csd.kernels.cpu.lanes import BLOCK, WIDTH, ones
 from csd.kernels.cpu.numbers import LIKE, memory, read, readable, rounded
 from csd.kernels.cpu.page_products import BYTES, add_pages, of_head, page_of, score_pages
-from csd.kernels.cpu.slot_values import add_slot
+from csd.kernels.cpu.slot_values import add_blocks, in_order
 from csd.kernels.cpu.softmax import softmax
 from csd.kernels.cpu.threads import by_threads, threads
 from csd.kernels.cpu.tiles import BY
@@ -60,7 +60,7 @@ def _attend(
     keys = memory(k_pages, (pages, PAGE, K, words), key_like), memory(k_pages, as_bytes, BYTES)
     values = memory(v_pages, (pages, PAGE, K, D), like), memory(v_pages, as_bytes, BYTES)
     each, (sides, parts) = H // K, shares
-    numbers = np.empty(0, type(scale))
+    numbers, rest = np.empty(0, type(scale)), in_order(by)
     for unit in prange(len(groups) * sides * parts):
         g, side, part = groups[unit // parts // sides], unit // parts % sides, unit % parts
         begin, rows = group_start[g], group_start[g + 1] - group_start[g]
@@ -109,10 +109,15 @@ def _attend(
                 then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
             else:
                 then = page_of(values[1], prompt_pages[g], prompt, 0)
-            near = node_v[start : start + nodes]
-            add_slot(
-                values, near, committed, then, heads, some, prompt, seen, score, sums, work, by
+            left = add_blocks(
+                values, committed, heads, some, prompt, seen, score, sums, work, by
             )
+            committed = committed[0], left, length
+            add_pages(values, committed, then, heads, some, prompt, score, sums, work, rest)
+            for h in range(heads[0], heads[1]):
+                low, high = of_head(h, heads, some)
+                near = node_v[start : start + nodes]
+                add_values(near, h, low, high, old, score, sums, work, rest)
             m = stop
         work[2][:] = prompt
         add_pages(values, shared, keys[1][0, :0], heads, whole, 0, score, sums, work, by)

@@ -35,28 +35,35 @@ def room(address, many, words, columns, wide, like):
     the column of each row behind the last weight that `add_values` takes [many], and of how many
     rows the CPU was told [1].
     """
-    query = _part(address, (many, words), like)
-    score = _part(_behind(query), (many, columns), like)
-    sums = _part(_behind(score), (many, wide), like)
-    total = _part(_behind(sums), many, like)
-    lanes = _part(_behind(total), WIDTH, like)
-    tile = _part(_behind(lanes), PAGE * wide, like)
-    pairs = _part(_behind(tile), (many, PAGE // 2), like)
-    seen = _part(_behind(pairs), many, INDEX)
-    ends = _part(_behind(seen), many, INDEX)
-    told = _part(_behind(ends), 1, INDEX)
+    size = like.itemsize
+    at = address + -address % LINE
+    query = memory(at, (many, words), like)
+    at += whole_lines(many * words * size)
+    score = memory(at, (many, columns), like)
+    at += whole_lines(many * columns * size)
+    sums = memory(at, (many, wide), like)
+    at += whole_lines(many * wide * size)
+    pairs = memory(at, (many, PAGE // 2), like)
+    at += whole_lines(many * PAGE // 2 * size)
+    total = memory(at, many, like)
+    at += whole_lines(many * size)
+    lanes = memory(at, WIDTH, like)
+    at += whole_lines(WIDTH * size)
+    tile = memory(at, PAGE * wide, like)
+    at += whole_lines(PAGE * wide * size)
+    seen = memory(at, many, INDEX)
+    at += whole_lines(many * INDEX.itemsize)
+    ends = memory(at, many, INDEX)
+    at += whole_lines(many * INDEX.itemsize)
+    told = memory(at, 1, INDEX)
     # products run over whole lanes: numbers that nobody reads may be denormal, and each of those
     # takes a hundred times as long
-    tile[:], sums[:], told[:] = 0, 0, 0
+    tile[:] = 0
+    sums[:] = 0
+    told[0] = 0
     return query, score, sums, total, seen, lanes, (tile, pairs, ends, told)
 
 
 @loop
-def _part(address, shape, like):
-    """The array at an address, or at the first line behind it."""
-    return memory(address + -address % LINE, shape, like)
-
-
-@loop
-def _behind(x):
-    return x.ctypes.data + x.nbytes
+def whole_lines(size):
+    return -(-size // LINE) * LINE

@@ -1,4 +1,4 @@
-"""What a slot's own keys, committed ones and nodes, add to the sums of its rows.
+"""Which of a slot's keys, committed ones and nodes, are added to the sums of its rows at once.
 
 A key must be added in the same way whether it is committed or a node, or a row's bits would depend
 on what was drafted. By "fma" and "dot" keys are added one after another, and hidden ones add zero.
@@ -15,7 +15,6 @@ from numba.extending import overload
 
 from csd.kernels.cpu.amx import DEPTH
 from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.head_products import add_values
 from csd.kernels.cpu.page_products import add_pages, of_head, page_of
 from csd.kernels.cpu.tiles import BY
 from csd.state.pool import MAX_DEPTH
@@ -23,34 +22,37 @@ from csd.state.pool import MAX_DEPTH
 FMA = BY["fma"]
 
 
-def add_slot(
-    values: Any, near: Any, tokens: Any, then: Any, heads: Any, rows: Any, at: int, seen: Any,
-    weight: Any, sums: Any, work: Any, by: Any,
-) -> None:  # fmt: skip
-    """sums += weight times a slot's values; near: those of its nodes.
+def add_blocks(
+    values: Any, tokens: Any, heads: Any, rows: Any, at: int, seen: Any, weight: Any, sums: Any,
+    work: Any, by: Any,
+) -> int:  # fmt: skip
+    """By "amx" adds the values of whole blocks of a slot's keys, and hides them from the rest.
 
-    seen: [many], how many of the slot's keys a row sees. The others are `add_pages`'s.
+    seen: [many], how many of the slot's keys a row sees. The others are `add_pages`'s. Returns the
+    first key that is left, of which some rows may have nothing left; by others 0.
     """
 
 
-@overload(add_slot)
-def _add_slot(values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by):
-    add = _add_blocks if by.dtype == types.uint8 else _add_in_order
-    return lambda values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by: add(
-        values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by
+@overload(add_blocks)
+def _add_blocks_by(values, tokens, heads, rows, at, seen, weight, sums, work, by):
+    if by.dtype != types.uint8:
+        return lambda values, tokens, heads, rows, at, seen, weight, sums, work, by: 0
+    return lambda values, tokens, heads, rows, at, seen, weight, sums, work, by: _add_blocks(
+        values, tokens, heads, rows, at, seen, weight, sums, work, by
     )
 
 
-@loop
-def _add_in_order(values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by):
-    add_pages(values, tokens, then, heads, rows, at, weight, sums, work, by)
-    for h in range(heads[0], heads[1]):
-        low, high = of_head(h, heads, rows)
-        add_values(near, h, low, high, at + tokens[2], weight, sums, work, by)
+def in_order(by: Any) -> Any:
+    """By which instruction keys are added one after another."""
+
+
+@overload(in_order)
+def _in_order(by):
+    return (lambda by: FMA) if by.dtype == types.uint8 else (lambda by: by)
 
 
 @loop
-def _add_blocks(values, near, tokens, then, heads, rows, at, seen, weight, sums, work, by):
+def _add_blocks(values, tokens, heads, rows, at, seen, weight, sums, work, by):
     table, begin, length = tokens
     ends, first, last = work[2], _whole_blocks(length + 1, length), 0
     for h in range(heads[0], heads[1]):
@@ -58,15 +60,14 @@ def _add_blocks(values, near, tokens, then, heads, rows, at, seen, weight, sums,
         for i in range(low, high):
             blocks = _whole_blocks(seen[i], length)
             ends[i], last = at + blocks, max(last, blocks)
-    tail = page_of(values[1], table, length, first)
-    add_pages(values, (table, begin, last), tail, heads, rows, at, weight, sums, work, by)
+    then = page_of(values[1], table, length, first)
+    add_pages(values, (table, begin, last), then, heads, rows, at, weight, sums, work, by)
     # a row deep in its tree may have taken a block more than the root
     for h in range(heads[0], heads[1]):
         low, high = of_head(h, heads, rows)
         for i in range(low, high):
             weight[i, at + first : ends[i]] = 0
-    left = table, first, length
-    _add_in_order(values, near, left, then, heads, rows, at, seen, weight, sums, work, FMA)
+    return first
 
 
 @loop
