@@ -29,7 +29,7 @@ def add_blocks(
     """By "amx" adds the values of whole blocks of a slot's keys, and hides them from the rest.
 
     seen: [many], how many of the slot's keys a row sees. The others are `add_pages`'s. Returns the
-    first key that is left, of which some rows may have nothing left; by others 0.
+    first key that is left to any row: 0 by other instructions.
     """
 
 
