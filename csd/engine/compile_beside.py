@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from csd.engine.compile_step import compile_rest, compile_verify
 from csd.kernels.cpu import compiles
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,6 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
 
 def compile_others(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:
     """Compiles what steps run beside the layers."""
-    from csd.engine.time_steps import compile_rest, compile_verify
     from csd.kernels.ops import compiled_loops
     from csd.state.slots import Slots
 

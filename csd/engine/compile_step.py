@@ -1,0 +1,50 @@
+"""Runs what a step runs beside the layers once, so that its loops are compiled."""
+
+import torch
+
+from csd.kernels.ops import Ops
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+
+
+def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> None:
+    """Runs verification once as a step does, and once as it does for rows that need its passes.
+
+    Those are rows with filters, with very many likely tokens, or that draw none of the likely ones.
+    A slot's penalty makes its rows float32.
+    """
+    slots.max_new.fill_(1)
+    ops.verify(logits, pool, slots)
+    for x in (logits, logits.to(slots.logprobs.dtype)):
+        ops.verify_all(x, pool, slots)
+    slots.max_new.zero_()
+
+
+def compile_rest(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
+    """Runs what else a step calls once, on a graph and slots of their own.
+
+    dtype: of logits; logprobs: of the slots' log-probabilities. Its loops would be compiled within
+    a call, whose automatic budget takes the time for that of a step with drafts.
+    """
+    config = GraphConfig(capacity=16)
+    table, slots = Table.empty(config), Slots.empty(1, 32, 4, config.context, logprobs)
+    slots.live[0], slots.group[0], slots.group_key[0], slots.max_new[0] = True, 0, 1, 4
+    slots.context[0] = 1
+    # two rows of one slot: there is one to cut
+    pool = ops.roots(slots, 2)
+    ops.trim(pool, 1, ops.prices(pool, slots)[0])
+    for _ in range(2):
+        pool = ops.draft_tree(table, slots, 2, config)
+        logits = torch.zeros(pool.rows, 32, dtype=dtype)
+        verdict, *_ = ops.decide(logits, pool, slots, False, False)
+        node, pages = torch.zeros(2, 1, pool.rows, 1, 8), torch.zeros(2, 1, 1, 64, 1, 8)
+        table_of_pages = torch.zeros(1, 1, dtype=torch.int32)
+        ops.commit_kv(
+            *node, *pages, table_of_pages, slots.generated, verdict.accept_row,
+            verdict.accept_count, True,
+        )  # fmt: skip
+        ops.insert_observed(table, pool, slots, verdict, config)
+    # as for a prompt, and for steps without drafts
+    seen = ops.observe(pool, slots, verdict, config)
+    ops.graph_insert(table, *seen, slots.group_key, config.orders)
