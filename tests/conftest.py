@@ -6,8 +6,8 @@ import tempfile
 # as compiled for that chip, instruction by instruction (tools/ptx)
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("CSD_PTX") else "1")
 
-# with CSD_AMX=1 loops are those of a CPU with AMX, whose instructions are emulated. What numba
-# keeps of them calls this process's functions, so no other may find it
+# with CSD_AMX=1 loops are those of a CPU with AMX, whose instructions are emulated, in one thread.
+# What numba keeps of them calls this process's functions, so no other may find it
 if os.environ.get("CSD_AMX"):
     CACHE = tempfile.TemporaryDirectory()
     os.environ["NUMBA_CACHE_DIR"] = CACHE.name

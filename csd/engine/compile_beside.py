@@ -11,15 +11,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from csd.engine.compile_step import compile_rest, compile_verify
 from csd.kernels.cpu import compiles
+from csd.kernels.ops import compiled_loops
+from csd.state.slots import Slots
 
 ROOT = Path(__file__).parents[2]
+CODE = "import sys; from csd.engine.compile_beside import main; main(sys.argv[1])"
 LOG = logging.getLogger("csd")
 
 
@@ -30,12 +33,10 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
     dtype, vocab: of a step's logits; rows: numbers of them. Ends once that process has ended. A
     process of one thread compiles by itself.
     """
-    # a program that embeds Python may have no executable of it
-    if not compiles() or not sys.executable:
+    if not _may_begin():
         yield
         return
     from csd.kernels.cpu.compiled import before_compiling
-    from csd.kernels.cpu.threads import threads
 
     others: list[subprocess.Popen] = []
 
@@ -45,7 +46,7 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
             others.append(subprocess.Popen(
-                [sys.executable, "-m", "csd.engine.compile_beside", json.dumps(job)],
+                [sys.executable, "-c", CODE, json.dumps(job)],
                 env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             ))  # fmt: skip
@@ -53,7 +54,7 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
             LOG.warning("no second process compiles loops: %s", error)
 
     try:
-        with before_compiling(begin) if threads() > 1 else nullcontext():
+        with before_compiling(begin):
             yield
         for other in others:
             if other.wait():
@@ -64,11 +65,17 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
             other.wait()
 
 
+def _may_begin() -> bool:
+    # a program that embeds Python may have no executable of it
+    if not compiles() or not sys.executable:
+        return False
+    from csd.kernels.cpu.threads import threads
+
+    return threads() > 1
+
+
 def compile_others(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:
     """Compiles what steps run beside the layers."""
-    from csd.kernels.ops import compiled_loops
-    from csd.state.slots import Slots
-
     ops, logprobs = compiled_loops(), torch.promote_types(dtype, torch.float32)
     slots = Slots.empty(rows[-1], vocab, 1, 1, logprobs)
     slots.group.zero_()
@@ -85,6 +92,3 @@ def main(job: str) -> None:
     torch.set_num_threads(given["threads"])
     compile_others(getattr(torch, given["dtype"]), given["vocab"], given["rows"])
 
-
-if __name__ == "__main__":
-    main(sys.argv[1])

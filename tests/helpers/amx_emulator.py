@@ -6,6 +6,7 @@ as on such a CPU, in one thread (`tests/conftest.py`).
 """
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import cfunc, njit
 
@@ -118,3 +119,5 @@ def instruction(builder, name, *args):
 def install():
     """Loops compiled from now on call the emulator. numba's cache must be this process's alone."""
     amx._instruction, amx.usable = instruction, lambda: True
+    # there is one set of tiles
+    torch.set_num_threads(1)

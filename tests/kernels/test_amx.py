@@ -1,4 +1,4 @@
-"""The products in AMX's tiles: run with its instructions emulated, and compiled for a CPU."""
+"""Products and attention in AMX's tiles: with its instructions emulated, and compiled for a CPU."""
 
 import os
 import re
@@ -18,6 +18,7 @@ from csd.kernels.cpu.lanes import FEATURES
 from csd.kernels.cpu.numbers import LIKE
 from csd.kernels.cpu.tiles import BY, COLUMNS, WIDE
 
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not WIDE, reason="the layout is that of AVX-512")
 
 
@@ -138,9 +139,6 @@ def test_the_emulator_finds_faults(emulated):
         _emulator().ldtilecfg.ctypes(given.data_ptr())
         assert _emulator().FAULTS[0], place
     _emulator().FAULTS[:] = 0
-
-
-HERE = Path(__file__).parent
 
 
 @pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="it rounds attention's weights")

@@ -18,17 +18,17 @@ PAIRS = DEPTH // 2
 
 
 @loop
-def add_by_amx(x, low, high, x_at, steps, block, wide, columns, y, y_at, fresh, shape):
+def add_by_amx(x, low, high, x_at, steps, block, wide, columns, y, y_at, fresh, told):
     """y[low:high, y_at:] += the products of x[low:high, x_at:] and a block, 32 terms at a time.
 
     x, block: pairs of bfloat16 in the place of float32, of which `steps` times PAIRS are taken;
     block: [pairs, wide]. Columns are taken 2 TILE at a time. fresh: y is written, not added to.
-    shape: [1], of how many rows the CPU was told last, which takes it hundreds of cycles.
+    told: [1], for how many rows the CPU was told the tiles' shapes last: it is told only of others.
     """
     for i in range(low, high, ROWS):
         rows = min(ROWS, high - i)
-        if shape[0] != rows:
-            shape[0] = rows
+        if told[0] != rows:
+            told[0] = rows
             _tell_shape(rows)
         for at in range(0, columns, 2 * TILE):
             _add_tiles(rows, x, i, x_at, steps, block, wide, at, y, y_at + at, fresh)

@@ -1,8 +1,8 @@
 """What attention computes a thread's rows in: parts of one piece of memory, from line to line.
 
 A part owns nothing. Where an array that owns its memory is handed on, numba counts its users by
-atomic instructions, which took a tenth of attention's time; and one that numba allocates may begin
-in the middle of a line, so that each vector of a line's size lies in two of them.
+atomic instructions; and one that numba allocates may begin in the middle of a line, so that each
+vector of a line's size lies in two of them.
 """
 
 import numpy as np

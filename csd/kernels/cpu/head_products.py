@@ -108,7 +108,7 @@ def _add_pairs(values, h, low, high, at, weight, sums, work, by):
 
 @loop
 def _add_blocks(values, h, low, high, at, weight, sums, work, by):
-    tile, pairs, ends, shape = work
+    tile, pairs, ends, told = work
     count, D = values.shape[0], values.shape[2]
     wide, columns = sums.shape[1], weight.shape[1]
     blocks = -(-count // (2 * PAIRS))
@@ -118,7 +118,7 @@ def _add_blocks(values, h, low, high, at, weight, sums, work, by):
         left = min(count, ends[i] - at)
         for j in range(0, count, 2 * PAIRS):
             round_pairs(weight, i * columns + at + j, left - j, pairs, (i * PAGE + j) // 2)
-    add_by_amx(pairs, low, high, 0, blocks, tile, wide, D, sums, 0, False, shape)
+    add_by_amx(pairs, low, high, 0, blocks, tile, wide, D, sums, 0, False, told)
 
 
 @loop

@@ -37,7 +37,7 @@ def add_blocks(
 def _add_blocks_by(values, tokens, heads, rows, at, seen, weight, sums, work, by):
     if by.dtype != types.uint8:
         return lambda values, tokens, heads, rows, at, seen, weight, sums, work, by: 0
-    return lambda values, tokens, heads, rows, at, seen, weight, sums, work, by: _add_blocks(
+    return lambda values, tokens, heads, rows, at, seen, weight, sums, work, by: _add_whole_blocks(
         values, tokens, heads, rows, at, seen, weight, sums, work, by
     )
 
@@ -52,7 +52,7 @@ def _in_order(by):
 
 
 @loop
-def _add_blocks(values, tokens, heads, rows, at, seen, weight, sums, work, by):
+def _add_whole_blocks(values, tokens, heads, rows, at, seen, weight, sums, work, by):
     table, begin, length = tokens
     ends, first, last = work[2], _whole_blocks(length + 1, length), 0
     for h in range(heads[0], heads[1]):
