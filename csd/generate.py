@@ -4,6 +4,7 @@ One engine is kept for each model: by object, as long as the model lives, or by 
 loaded from, until `release`.
 """
 
+import os
 import weakref
 from collections.abc import Generator
 from typing import Any, Unpack, overload
@@ -15,7 +16,8 @@ from csd.engine.options import GenerateOptions, Options, read_options, shows
 from csd.engine.result import Sample, Samples
 
 _by_model: "weakref.WeakKeyDictionary[Any, Engine]" = weakref.WeakKeyDictionary()
-_by_name: dict[tuple, Engine] = {}
+# with the files that were read
+_by_name: dict[tuple, tuple[Engine, list]] = {}
 
 
 @overload
@@ -68,7 +70,7 @@ def stream(
 
 def release() -> None:
     """Drop the engines that `generate` keeps, with their caches and the models they loaded."""
-    for engine in [*_by_model.values(), *_by_name.values()]:
+    for engine in [*_by_model.values(), *(engine for engine, _ in _by_name.values())]:
         engine.release()
     _by_model.clear()
     _by_name.clear()
@@ -77,12 +79,11 @@ def release() -> None:
 def engine_for(
     model: Any,
     *,
-    tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
 ) -> Engine:
-    """The engine `generate` keeps for a model."""
+    """The engine `generate` keeps for a model; a new one where a path's files were changed."""
     loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
     if isinstance(model, Engine):
         for name, value in loading.items():
@@ -90,13 +91,25 @@ def engine_for(
                 raise ValueError(f"{name} is set when the Engine is made, got {value!r}")
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
-        key = (str(model), revision, str(device), dtype)
+        place = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
+        key, files = (place, revision, str(device), dtype), _files(place)
+        if key in _by_name and _by_name[key][1] != files:
+            _by_name.pop(key)[0].release()
         if key not in _by_name:
-            _by_name[key] = Engine(model, tokenizer=tokenizer, **loading)
-        return _by_name[key]
+            _by_name[key] = Engine(model, **loading), files
+        return _by_name[key][0]
     if model not in _by_model:
-        _by_model[model] = Engine(model, tokenizer=tokenizer, **loading)
+        _by_model[model] = Engine(model, **loading)
     return _by_model[model]
+
+
+def _files(place: str) -> list[tuple[str, int, int]]:
+    """Name, time of the last change in ns, and bytes of a local model's files."""
+    paths = [place]
+    if os.path.isdir(place):
+        paths = [os.path.join(place, name) for name in sorted(os.listdir(place))]
+    found = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
+    return [(path, stat.st_mtime_ns, stat.st_size) for path, stat in found]
 
 
 def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
@@ -106,7 +119,7 @@ def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
         # before a model is loaded for nothing
         read_options(options, GenerateOptions)
         loading = {name: drawing.pop(name, None) for name in ("device", "dtype", "revision")}
-        return engine_for(model, tokenizer=drawing.get("tokenizer"), **loading), drawing
+        return engine_for(model, **loading), drawing
     except Exception as error:
         if isinstance(model, Engine):
             model.refuse(error)

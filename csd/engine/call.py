@@ -12,7 +12,7 @@ from csd.engine.earlier import give_history, keep_history, keeps_top
 from csd.engine.options import read_options
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
 from csd.engine.result import Samples
-from csd.engine.sampling import SAMPLING, resolve
+from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.models.config import ModelConfig
 from csd.models.prompts import parse
 from csd.traces.traces import Trace, write_traces
@@ -31,6 +31,7 @@ class RunSettings:
     on_tokens: OnTokens | None = None
     record_top: bool = False  # keep the target's top 8 at each token
     drafts: bool = False  # keep each step's trees
+    returns_errors: bool = False  # a prompt whose logits are NaN ends alone
     tokenizer: Any = None
 
 
@@ -59,17 +60,30 @@ class Call:
         count, until = options["num_samples"], options["until"]
         if options["tokenizer"] is not None:
             tokenizer = options["tokenizer"]
+        kept, returns = options["truncate_prompt"], options["on_error"] == "return"
+        errors: dict[int, Exception] = {}
         prompts, many = parse(
             prompt, tokenizer, config.vocab,
-            options["attention_mask"], options["chat_template_kwargs"], config.context,
+            options["attention_mask"], options["chat_template_kwargs"],
+            # a text that is cut may be of any length
+            config.context if kept is None else None,
+            errors if returns else None,
         )  # fmt: skip
-        params = resolve(
-            generation_config,
-            context=config.context,
-            longest_prompt=max(map(len, prompts)),
-            vocab=config.vocab,
-            **{name: options[name] for name in SAMPLING},
-        )
+        prompts = prompts if kept is None else [ids[-kept:] for ids in prompts]
+
+        def params_of(prompt_tokens: int, name: str) -> SamplingParams:
+            return resolve(
+                generation_config,
+                context=config.context,
+                prompt_tokens=prompt_tokens,
+                vocab=config.vocab,
+                tokenizer=tokenizer,
+                name=name,
+                **{name: options[name] for name in SAMPLING},
+            )
+
+        # what is wrong with any prompt is the call's error
+        params = params_of(0, "an empty prompt")
         if params.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
         if isinstance(until, UntilRule):
@@ -85,9 +99,19 @@ class Call:
         taken: dict[tuple[int, ...], int] = {}  # sample indices of each prompt so far
         requests = []
         for i, ids in enumerate(prompts):
+            if i not in errors:
+                try:
+                    params = params_of(len(ids), f"prompt {i}" if many else "the prompt")
+                except ValueError as error:
+                    if not returns:
+                        raise
+                    errors[i] = error
             start = taken.get(tuple(ids), options["first_sample"])
-            taken[tuple(ids)] = start + count
-            requests.append(Request.of(i, ids, params, range(start, start + count), seed))
+            samples = range(start, start + count if i not in errors else start)
+            taken[tuple(ids)] = samples.stop
+            request = Request.of(i, ids, params, samples, seed)
+            request.error = str(errors[i]) if i in errors else None
+            requests.append(request)
         history = options["history"]
         for name in ("history", "share"):
             if options[name] is not None and options["verifier"] != "match":
@@ -98,7 +122,7 @@ class Call:
         give_history(requests, history, many, tokenizer, config.vocab)
         bar = None
         if options["progress"]:
-            bar = tqdm(total=count * len(prompts), unit="sample")
+            bar = tqdm(total=sum(len(r.samples) for r in requests), unit="sample")
         settings = RunSettings(
             budget=options["budget"],
             speculate=options["speculate"],
@@ -109,6 +133,7 @@ class Call:
             on_tokens=_on_tokens(options["callback"], bar, requests),
             record_top=options["record"] is not None or keeps_top(history),
             drafts=options["drafts"],
+            returns_errors=returns,
             tokenizer=tokenizer,
         )
         return cls(requests, settings, many, bar, options["record"], history)

@@ -12,7 +12,7 @@ import torch
 from csd.engine.call import Call, RunSettings
 from csd.engine.first_use import require_check
 from csd.engine.options import Options, shows
-from csd.engine.requests import Request
+from csd.engine.requests import Request, check_served
 from csd.engine.resources import Resources
 from csd.engine.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
@@ -20,6 +20,7 @@ from csd.engine.static_step import StaticStep
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.kernels.ops import Ops, exact_triton
+from csd.models.config import ModelConfig
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
 from csd.schema.arguments import check_whole
@@ -87,12 +88,13 @@ class Engine(Resources):
             raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
         self._exact = exact
+        self._timed: tuple | None = None  # what steps were timed for
+        self._cost: CostModel | None = None
         self._ops = Ops.choose(kernels, loaded.device)
         self._products = ExactProducts.for_kernels(self._ops.name, exact)
         self._take(loaded)
         if self.exact and self._ops.name == "triton":
             self._ops = exact_triton()
-        self.tokenizer = loaded.tokenizer
         self.max_slots = max_slots
         self.memory = memory
         self.prefill_chunk = prefill_chunk
@@ -110,7 +112,6 @@ class Engine(Resources):
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
         self._ended = True  # whether the last call's slots and pages are free again
-        self._cost: CostModel | None = None
         self._last: torch.cuda.Event | None = None  # when the last call's work was done
         self._group_keys = count(1)  # never reused, by any call
 
@@ -122,12 +123,15 @@ class Engine(Resources):
 
     def _take(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self.config = loaded.config
         self.decoder, self.exact = choose_exact(
             self._exact, loaded, self._ops.name, self._products
         )
         self.device, self.dtype = loaded.device, loaded.dtype
         self._drop()
+        timed = self.decoder.config, self.device, self.dtype
+        if timed != self._timed:
+            # steps of other sizes take other times
+            self._timed, self._cost = timed, None
 
     @property
     def ops(self) -> Ops:
@@ -140,9 +144,19 @@ class Engine(Resources):
         self._drop()
 
     @property
+    def config(self) -> ModelConfig:
+        """Sizes and context of the model, as it is now. Raises where csd no longer runs it."""
+        return self._loaded.current_config()
+
+    @property
     def generation_config(self) -> Any:
         """The model's, as it is now."""
         return self._loaded.current_generation_config()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The one that was given, else that of the model's folder; None where there is none."""
+        return self._loaded.own_tokenizer()
 
     def release(self) -> None:
         """Free the caches. The engine can still be used and allocates new ones."""
@@ -154,14 +168,15 @@ class Engine(Resources):
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
         """A call with its arguments checked, for `draw`. Raises as `generate` does."""
         try:
-            return Call.read(prompt, options, self.config, self.generation_config, self.tokenizer)
+            own = None if options.get("tokenizer") is not None else self.tokenizer
+            return Call.read(prompt, options, self.config, self.generation_config, own)
         except Exception as error:
             self.refuse(error)
             raise
 
     def draw(self, call: Call) -> Generator[tuple[Request, Sample], None, None]:
         """Run a call; yields each sample as it finishes."""
-        run = self.run(call.requests, call.settings)
+        run = self.run([r for r in call.requests if r.error is None], call.settings)
         try:
             for request, sample in run:
                 call.finish_sample()
@@ -217,6 +232,8 @@ class Engine(Resources):
         Closing the iterator cancels what is left. `requests` keep what was drawn until then.
         """
         self._not_within_a_stream()
+        if not requests:
+            return
         with self._lock:
             self._busy = threading.get_ident()
             if not self._ended:
@@ -230,6 +247,7 @@ class Engine(Resources):
             with current(self.device):
                 if self._loaded.refresh():
                     self._take(self._loaded)
+                check_served(requests, self.decoder.config)
                 drafter = settings.drafter or self._default_drafter
                 step = self._prepare(requests, drafter, settings.share)
             if settings.speculate:
@@ -241,7 +259,7 @@ class Engine(Resources):
                 scheduler = Scheduler(
                     step, requests, settings,
                     budget=budget,
-                    tokenizer=settings.tokenizer or self.tokenizer,
+                    tokenizer=self.tokenizer if settings.tokenizer is None else settings.tokenizer,
                     prefill_chunk=self.prefill_chunk,
                     together=self.together,
                     lag=self.lag,

@@ -88,6 +88,16 @@ def _check_seed(value: Any) -> None:
         check_seed(value)
 
 
+def _check_truncate(value: Any) -> None:
+    if value is not None:
+        check_whole("truncate_prompt", value, 1)
+
+
+def _check_on_error(value: Any) -> None:
+    if value not in ("raise", "return"):
+        raise ValueError(f"on_error must be 'raise' or 'return', got {value!r}")
+
+
 class Options(TypedDict, total=False):
     """The keyword arguments of `Engine.generate` and `Engine.stream`."""
 
@@ -112,11 +122,25 @@ class Options(TypedDict, total=False):
         None, "512 when left out, cut at the model's context", flag=int)]
     min_new_tokens: Annotated[int, Option(0, "no end token is drawn before", flag=int)]
     stop: Annotated[str | list[str] | None, Option(
-        None, "strings that end a sample", flag=list)]
+        None, "strings that end a sample, found in its text with special tokens", flag=list)]
     stop_token_ids: Annotated[int | list[int] | None, Option(
         None, "end tokens beside the model's own")]
+    end_token_ids: Annotated[int | list[int] | None, Option(
+        None, "in place of the model's own end tokens, which are those of its generation config "
+        "and of its tokenizer")]
     ignore_eos: Annotated[bool, Option(
         False, "the model's end tokens do not end a sample", flag=bool)]
+    include_stop: Annotated[bool, Option(
+        False, "texts end behind the stop string or end token, not before it", flag=bool)]
+    skip_special_tokens: Annotated[bool, Option(
+        True, "texts leave special tokens out", flag=bool)]
+    truncate_prompt: Annotated[int | None, Option(
+        None, "of a longer prompt only so many tokens, the last ones, are read", _check_truncate,
+        int)]
+    on_error: Annotated[str, Option(
+        "raise", "what a prompt that cannot be served does: \"raise\" ends the call, \"return\" "
+        "gives it a result without samples whose `error` has the reason, while the others are "
+        "drawn", _check_on_error)]
     until: Annotated[UntilRule | Until | None, Option(
         None, "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
         "indices: called with the first, the first two, ... once all of these have finished. True "

@@ -10,7 +10,8 @@ from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
 from csd.graph.history import Earlier
 from csd.kernels.noise import prompt_key
-from csd.models.streamed_text import StopStrings, TextStream
+from csd.models.config import ModelConfig
+from csd.models.streamed_text import SampleText
 
 # whether the first samples of a prompt are enough
 Until = Callable[[list[Sample]], bool]
@@ -48,6 +49,7 @@ class Request:
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
     history: list[Earlier] = field(default_factory=list)  # of its prompt, newest first
     checked: int = 0  # the samples of the prefix that `until` has been called with
+    error: str | None = None  # why it is not served, or not to its end
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -99,9 +101,23 @@ class Request:
         """All samples; those that have not finished are `cancelled` with what they have."""
         # an interrupt may have come while a sample was neither waiting nor live
         every = {i: Sample(i, None, [], [], [], "cancelled") for i in self.samples}
-        every |= {i: sample.result("cancelled") for i, sample in self.live.items()}
+        every |= {i: sample.result("cancelled")[0] for i, sample in self.live.items()}
         every |= self.finished
-        return Samples([every[i] for i in self.samples], self.seed, self.prompt, self.stats)
+        samples = [every[i] for i in self.samples]
+        return Samples(samples, self.seed, self.prompt, self.stats, self.error)
+
+
+def check_served(requests: list[Request], config: ModelConfig) -> None:
+    """Raises ValueError where a model that was changed after its arguments were checked, as between
+    `stream` and its first sample, no longer holds a prompt and its new tokens."""
+    for request in requests:
+        length = len(request.prompt) + request.params.max_new_tokens
+        if max(request.prompt) >= config.vocab or length > config.context:
+            raise ValueError(
+                f"the model was changed after the call was made: prompt {request.index} must lie in "
+                f"the vocabulary of {config.vocab} and take at most {config.context} tokens with "
+                f"its samples, got token ids up to {max(request.prompt)} and {length} tokens"
+            )
 
 
 def _is_true(answer: Any) -> bool:
@@ -117,7 +133,9 @@ def _is_true(answer: Any) -> bool:
 class LiveSample:
     """A sample in flight: what the host has read of it, which may lag behind the device."""
 
-    def __init__(self, request: Request, index: int, pages: list[int], tokenizer: Any):
+    def __init__(
+        self, request: Request, index: int, pages: list[int], tokenizer: Any, streams: bool
+    ):
         self.request = request
         self.index = index
         self.pages = pages
@@ -129,10 +147,14 @@ class LiveSample:
         self.steps: list[int] = []  # the step that committed each token
         self.drafts: list[Draft] = []
         self.top: list[tuple[list[int], list[float]]] = []
-        self._tokenizer = tokenizer
-        self._stream = TextStream(tokenizer) if tokenizer is not None else None
-        self._stop = StopStrings(request.params.stop) if request.params.stop else None
-        self._cut: int | None = None
+        self.stopped = False  # by a stop string
+        self._text: SampleText | None = None
+        if tokenizer is not None:
+            params = request.params
+            self._text = SampleText(
+                tokenizer, params.stop, include_stop=params.include_stop,
+                skip_special_tokens=params.skip_special_tokens, streams=streams,
+            )  # fmt: skip
 
     def append(
         self,
@@ -140,48 +162,46 @@ class LiveSample:
         logprobs: list[float],
         raw_logprobs: list[float],
         sources: list[int],
-        stream_text: bool,
-    ) -> str:
-        """Add a step's tokens up to the one that completes a stop string; returns their text."""
-        text = ""
+    ) -> None:
+        """Add a step's tokens up to the one that completes a stop string."""
         for row in zip(tokens, logprobs, raw_logprobs, sources, strict=True):
             self.tokens.append(row[0])
             self.logprobs.append(row[1])
             self.raw_logprobs.append(row[2])
             self.sources.append(SOURCES[row[3]])
-            if self._stream is not None and (self._stop or stream_text):
-                added = self._stream.push(row[0])
-                text += added
-                if self._stop and added:
-                    self._cut = self._stop.find(self._stream.text, len(added))
-                    if self._cut is not None:
-                        break
-        return text
+            if self._text is not None and self._text.push(row[0]):
+                self.stopped = True
+                break
 
-    @property
-    def stopped(self) -> bool:
-        """Called when a stop string has been found."""
-        return self._cut is not None
+    def take_text(self) -> str:
+        """The text that became certain since the last call, where texts are streamed."""
+        return "" if self._text is None else self._text.take()
 
-    def result(self, reason: str) -> Sample:
+    def result(self, reason: str) -> tuple[Sample, str]:
+        """The sample, and its text that `take_text` has not given."""
         if reason == "cancelled":
             self._even()
-        text = None
-        if self._cut is not None and self._stream is not None:
-            text = self._stream.text[: self._cut]
-        elif self._tokenizer is not None:
-            text = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
-        return Sample(
+        stop_reason: str | int | None = None
+        if self._text is not None and self.stopped:
+            stop_reason = self._text.stop_string
+        elif reason == "stop":
+            stop_reason = self.tokens[-1]
+        text, rest = None, ""
+        if self._text is not None:
+            text, rest = self._text.finish(by_token=isinstance(stop_reason, int))
+        sample = Sample(
             self.index,
             text,
             self.tokens,
             self.logprobs,
             self.raw_logprobs,
             reason,
+            stop_reason,
             self.sources,
             self.steps,
             self.drafts,
         )
+        return sample, rest
 
     def _even(self) -> None:
         """Drop tokens of which an interrupt let only a part be noted."""
@@ -191,6 +211,8 @@ class LiveSample:
         shortest = min(map(len, lists))
         for values in lists:
             del values[shortest:]
+        if self._text is not None:
+            self._text.keep(shortest)
 
 
 # called once a step for each live sample with its new tokens and their text

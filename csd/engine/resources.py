@@ -17,7 +17,6 @@ from csd.engine.time_steps import NOT_WORTH, sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.make_drafter import make_drafter
 from csd.kernels.ops import Ops
-from csd.models.config import ModelConfig
 from csd.models.decoder import DecoderLike
 from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, KVCache
@@ -27,7 +26,6 @@ from csd.state.slots import Slots
 class Resources:
     """Caches, slots, drafter and step costs of an `Engine`, which sets what is declared here."""
 
-    config: ModelConfig
     decoder: DecoderLike
     device: torch.device
     dtype: torch.dtype
@@ -80,12 +78,12 @@ class Resources:
         # what a call leaves for the next must not be of one caller's inference mode
         with torch.inference_mode(False):
             made = make_drafter(self._drafter_name, self._ops, self.device, *text)
-        made.check_vocab(self.config.vocab)
+        made.check_vocab(self.decoder.config.vocab)
 
         def demand(slots: int) -> Demand:
             sizes = replace(wanted, slots=slots)
             own = Demand.of(
-                self.config, self.dtype, **asdict(sizes), rows=self._rows(slots),
+                self.decoder.config, self.dtype, **asdict(sizes), rows=self._rows(slots),
                 gathers=self._ops.name == "reference",
             )  # fmt: skip
             return replace(own, drafter=made.cache_bytes(sizes.pages))
@@ -123,7 +121,7 @@ class Resources:
     ) -> Step:
         """A step without a drafter, whose slots keep `context` tokens."""
         cache = KVCache(
-            self.config,
+            self.decoder.config,
             slots=slots,
             pages=pages,
             prompt_pages=prompt_pages,
@@ -134,7 +132,7 @@ class Resources:
         )
         state = Slots.empty(
             slots,
-            self.config.vocab,
+            self.decoder.config.vocab,
             slot_pages * PAGE,
             context,
             torch.promote_types(self.dtype, torch.float32),

@@ -12,11 +12,12 @@ class Sample:
     """One sample of a prompt."""
 
     index: int
-    text: str | None  # without special tokens, cut at a stop string; None without a tokenizer
+    text: str | None  # cut before what ended it, unless `include_stop`; None without a tokenizer
     tokens: list[int]  # with the end token, and the token that completes a stop string
     logprobs: list[float]  # of the processed distribution; the model's own at temperature 0
     raw_logprobs: list[float]  # of the model at temperature 1
     finish_reason: str  # "stop", "length" or "cancelled"
+    stop_reason: str | int | None = None  # the stop string or end token that ended it
     sources: list[str] = field(repr=False, default_factory=list)  # who drafted each token, or ""
     steps: list[int] = field(repr=False, default_factory=list)  # of the call, that committed each
     drafts: list[Draft] = field(repr=False, default_factory=list)  # with drafts=True
@@ -60,6 +61,7 @@ class Samples:
     seed: int
     prompt_ids: list[int] = field(repr=False)
     stats: Stats
+    error: str | None = None  # with on_error="return": why it could not be served
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -97,6 +99,8 @@ class Samples:
             "logprobs": self.logprobs,
             "raw_logprobs": self.raw_logprobs,
             "finish_reasons": self.finish_reasons,
+            "stop_reasons": [s.stop_reason for s in self.samples],
+            "error": self.error,
             "sources": [s.sources for s in self.samples],
             "steps": [s.steps for s in self.samples],
             "seed": self.seed,

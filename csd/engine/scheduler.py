@@ -116,7 +116,8 @@ class Scheduler:
         """The request's next sample gets slot s and its pages."""
         index = request.waiting.popleft()
         pages = self.step.cache.allocator.take(pages_for(request.params.max_new_tokens))
-        live = LiveSample(request, index, pages, self.tokenizer)
+        streams = self.settings.on_tokens is not None
+        live = LiveSample(request, index, pages, self.tokenizer, streams)
         request.live[index] = self.owners[s] = live
         return Refill(s, request, index, pages)
 
@@ -170,12 +171,17 @@ class Scheduler:
         for s, live in enumerate(record.owners):
             if live is None or live.done or not record.nodes[s]:
                 continue
-            if record.bad[s]:
-                raise FloatingPointError(
-                    f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
-                    f"(prompt {live.request.index}, sample {live.index})"
-                )
             request = live.request
+            if record.bad[s]:
+                error = (
+                    f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
+                    f"(prompt {request.index}, sample {live.index})"
+                )
+                if not self.settings.returns_errors:
+                    raise FloatingPointError(error)
+                request.error = error
+                yield from self.cancel(request)
+                continue
             had = len(live.tokens)
             self.append(live, record, s)
             stats = request.stats
@@ -190,11 +196,14 @@ class Scheduler:
                     stats.accepted[source] += 1
                     stats.nodes_accepted += 1
             reason = "stop" if live.stopped else REASONS.get(record.finish[s])
-            if reason:
-                sample = live.result(reason)
+            sample, text = live.result(reason) if reason else (None, live.take_text())
+            if sample is not None:
                 # first of all: an interrupt loses no sample
                 request.top[live.index] = live.top
                 request.finished[live.index] = sample
+            if self.settings.on_tokens is not None:
+                self.settings.on_tokens(request, live, live.tokens[had:], text)
+            if sample is not None:
                 if self.shared is not None:
                     self.shared.add(request, sample)
                 self.free(s, live)
@@ -206,13 +215,11 @@ class Scheduler:
         """Append the tokens of slot s to the sample that is in it."""
         n = record.count[s]
         had = len(live.tokens)
-        on_tokens = self.settings.on_tokens
-        text = live.append(
+        live.append(
             record.tokens[s][:n],
             record.logprobs[s][:n],
             record.raw_logprobs[s][:n],
             record.sources[s][:n],
-            on_tokens is not None,
         )
         new = live.tokens[had:]
         live.steps += [record.step] * len(new)
@@ -220,14 +227,15 @@ class Scheduler:
             live.drafts.append(record.trees.draft(s, record.step, had))
         if record.top is not None:
             live.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
-        if on_tokens is not None:
-            on_tokens(live.request, live, new, text)
 
     def decide(self, request: Request) -> Iterator[tuple[Request, Sample]]:
         """Call `until` with the finished prefix; cancel the rest when it returns true."""
         until = self.settings.until
-        if until is None or not request.decided(until):
-            return
+        if until is not None and request.decided(until):
+            yield from self.cancel(request)
+
+    def cancel(self, request: Request) -> Iterator[tuple[Request, Sample]]:
+        """End the samples of a request that have not finished."""
         rest = [s for s in request.result() if s.index not in request.finished]
         request.finished |= {sample.index: sample for sample in rest}
         for s, live in enumerate(self.owners):

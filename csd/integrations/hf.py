@@ -75,17 +75,21 @@ def hf_generate(
     if history is not None and not isinstance(history, History):
         raise TypeError(f"history must be a csd.History, got {type(history).__name__}")
     engine = engine_for(model)
+    model_config = engine.config
     rows = _rows(input_ids, mask)
-    vocab = engine.config.vocab
+    vocab = model_config.vocab
     for i in (min(map(min, rows)), max(map(max, rows))):
         if not 0 <= i < vocab:
             raise ValueError(f"input_ids must lie in the vocabulary of {vocab}, got {i}")
     width = input_ids.shape[1]
+    # lengths are the same for all rows
+    longest = max(range(len(rows)), key=lambda i: len(rows[i]))
     params = resolve(
         config,
-        context=engine.config.context,
-        longest_prompt=max(map(len, rows)),
-        vocab=engine.config.vocab,
+        context=model_config.context,
+        prompt_tokens=len(rows[longest]),
+        name=f"row {longest}",
+        vocab=vocab,
         temperature=None if generation_config.do_sample else 0,
         **_lengths(generation_config, width),
     )

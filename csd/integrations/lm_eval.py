@@ -104,20 +104,14 @@ class CSDLM(HFLM):
         params = resolve(
             self.csd.generation_config,
             context=self.csd.config.context,
-            longest_prompt=len(ids),
+            prompt_tokens=len(ids),
             vocab=self.csd.config.vocab,
             max_new_tokens=longest,
             stop=until,
-            stop_token_ids=self._end_ids(until),
+            stop_token_ids=self.eot_token_id,
             **given,
         )
         return ids, params, until
-
-    def _end_ids(self, until: list[str]) -> list[int]:
-        """The end of text, and stop strings that are special tokens: texts do not show those."""
-        special = set(self.tokenizer.all_special_tokens)
-        ids = [self.eot_token_id] if self.eot_token_id is not None else []
-        return ids + [self.tokenizer.convert_tokens_to_ids(s) for s in until if s in special]
 
 
 def _listed(until: str | Iterable[str] | None) -> list[str]:

@@ -131,7 +131,9 @@ class Sampler:
             params = resolve(
                 engine.generation_config,
                 context=config.context,
-                longest_prompt=len(ids),
+                prompt_tokens=len(ids),
+                tokenizer=engine.tokenizer,
+                name=f"prompt {len(requests)}",
                 vocab=config.vocab,
                 **self.sampling,
             )

@@ -69,10 +69,13 @@ class Rollout:
         engine = engine_for(model)
         config = trainer.generation_config
         history = self.history if trainer.model.training else None
+        # lengths are the same for all rows
+        longest = max(range(len(rows)), key=lambda i: len(rows[i]))
         params = resolve(
             config,
             context=engine.config.context,
-            longest_prompt=max(map(len, rows)),
+            prompt_tokens=len(rows[longest]),
+            name=f"prompt {longest}",
             vocab=engine.config.vocab,
             temperature=None if config.do_sample else 0,
             max_new_tokens=config.max_new_tokens,

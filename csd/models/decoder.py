@@ -62,6 +62,8 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
+        # a copy: the module's own may be changed in place
+        self.frequencies = None if frequencies is None else frequencies.clone()
         # layers whose inputs a drafter reads, and these of the last forward pass, by layer
         self.taps: tuple[int, ...] = ()
         self.tapped: dict[int, torch.Tensor] = {}

@@ -44,14 +44,19 @@ def checked_config(model: nn.Module) -> ModelConfig:
             f"{type(model).__name__} has no lm_head; load the model with AutoModelForCausalLM"
         )
     _refuse_weights(model, config)
+    _refuse_sizes(model, config)
     return config
 
 
 def is_fused(model: Any, decoder: Decoder) -> bool:
-    """Whether the module's weights still are the decoder's: not after `model.to()` or a load
-    that replaced tensors. Compares addresses only."""
+    """Whether the module's weights, sizes and rotary frequencies still are the decoder's.
+
+    Weights are compared by address, which `model.to()` or a load that replaces tensors changes.
+    """
     inner: Any = model.model
-    if len(inner.layers) != len(decoder.layers):
+    if len(inner.layers) != len(decoder.layers) or checked_config(model) != decoder.config:
+        return False
+    if not _same_values(inner.rotary_emb.inv_freq, decoder.frequencies):
         return False
     pairs: list[tuple] = [
         (inner.embed_tokens.weight, decoder.embedding),
@@ -83,6 +88,10 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
         and p.stride() == t.stride()
         for p, t in pairs
     )
+
+
+def _same_values(x: torch.Tensor, y: torch.Tensor | None) -> bool:
+    return y is not None and x.device == y.device and x.dtype == y.dtype and torch.equal(x, y)
 
 
 def _parts(modules: Iterable[nn.Module], name: str, fused: torch.Tensor) -> list[tuple]:
@@ -146,6 +155,22 @@ def _refuse_wrapped(model: nn.Module) -> None:
         )
     if "DistributedDataParallel" in kinds:
         raise TypeError("pass the wrapped model itself: model.module")
+
+
+def _refuse_sizes(model: Any, config: ModelConfig) -> None:
+    """Raises ValueError where a weight has another shape than the config says."""
+    # the embedding first: it is what users resize
+    wanted = {
+        "model.embed_tokens": (config.vocab, config.hidden),
+        "lm_head": (config.vocab, config.hidden),
+    }
+    for name, shape in wanted.items():
+        found = tuple(model.get_submodule(name).weight.shape)
+        if found != shape:
+            raise ValueError(
+                f"{name}.weight must have the shape {shape} of the config's vocab_size and "
+                f"hidden_size, got {found}"
+            )
 
 
 def _refuse_weights(model: nn.Module, config: ModelConfig) -> None:

@@ -13,30 +13,32 @@ from torch import nn
 from csd.models import gguf_file
 from csd.models.config import SUPPORTED, ModelConfig
 from csd.models.decoder import Decoder, DecoderLike
-from csd.models.fuse import DTYPES, fuse, is_fused
+from csd.models.fuse import DTYPES, checked_config, fuse, is_fused
 from csd.models.linear import multiplies_bfloat16
 from csd.models.pack import pack
 
 
 @dataclass
 class Loaded:
-    """A model ready to decode."""
+    """A model ready to decode. `current_*` read the user's module, which may change between calls;
+    `refresh` brings the decoder up to date with it."""
 
     decoder: DecoderLike
     config: ModelConfig
-    tokenizer: Any
+    tokenizer: Any  # None where none was given, or a folder has none
     generation_config: Any
     device: torch.device
     dtype: torch.dtype
     # the user's module, held weakly: csd must not keep a model alive
     module: weakref.ref | None = field(default=None, repr=False)
+    _looked_for_tokenizer: bool = field(default=False, repr=False)
 
     def refresh(self) -> bool:
-        """Fuse again if the user's module no longer shares the decoder's weights.
+        """Fuse again if the decoder's weights, sizes or rotary frequencies are not the module's.
 
-        Returns whether addresses changed. Weights changed in place need nothing.
+        Returns whether the decoder is another one. Weights changed in place need nothing.
         """
-        model = self.module() if self.module is not None else None
+        model = self._module()
         if model is None:
             return False
         if isinstance(self.decoder, Decoder) and is_fused(model, self.decoder):
@@ -46,9 +48,25 @@ class Loaded:
         self.device, self.dtype = decoder.embedding.device, decoder.embedding.dtype
         return True
 
+    def current_config(self) -> ModelConfig:
+        """The module's sizes and context. Raises as `fuse` does for what csd no longer runs."""
+        model = self._module()
+        return self.config if model is None else checked_config(model)
+
     def current_generation_config(self) -> Any:
-        model = self.module() if self.module is not None else None
+        model = self._module()
         return self.generation_config if model is None else model.generation_config
+
+    def own_tokenizer(self) -> Any:
+        """The tokenizer that was given, else the one of the module's folder, read once; or None."""
+        model = self._module()
+        if self.tokenizer is None and model is not None and not self._looked_for_tokenizer:
+            self.tokenizer = _tokenizer_of(model)
+            self._looked_for_tokenizer = True
+        return self.tokenizer
+
+    def _module(self) -> Any:
+        return None if self.module is None else self.module()
 
 
 def load(
@@ -78,10 +96,7 @@ def load(
             raise ValueError(f"{name} belongs to the model that is passed, got {value!r}")
     if isinstance(model, Decoder):
         return _loaded(model, tokenizer)
-    decoder = fuse(model)
-    if tokenizer is None:
-        tokenizer = _tokenizer_of(model)
-    return _loaded(decoder, tokenizer, model.generation_config, weakref.ref(model))
+    return _loaded(fuse(model), tokenizer, model.generation_config, weakref.ref(model))
 
 
 def _loaded(

@@ -1,6 +1,6 @@
 """Prompts as users write them, turned into token ids."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -27,21 +27,27 @@ def parse(
     attention_mask: torch.Tensor | None = None,
     chat_template_kwargs: dict | None = None,
     context: int | None = None,
+    errors: dict[int, Exception] | None = None,
 ) -> tuple[list[list[int]], bool]:
     """Token ids of every prompt, and whether `prompt` was a list of prompts.
 
     One prompt is a str (taken as it is), a list of message dicts (through the tokenizer's chat
     template), or token ids as a list or 1-D tensor. A 2-D tensor is a batch; padded rows need
     `attention_mask`. context: of the model; texts far beyond it are refused before they are
-    tokenised, which takes seconds a megabyte.
+    tokenised, which takes seconds a megabyte. errors: where given, it gets the errors of prompts by
+    index, whose token ids are then none.
     """
     if torch.is_tensor(prompt) and prompt.dim() == 2:
         rows = _unpad(prompt, attention_mask)
-        return [_check(row, vocab, f"prompt {i}") for i, row in enumerate(rows)], True
+        return _each(rows, lambda row, name: _check(row, vocab, name), errors), True
     if attention_mask is not None:
         raise ValueError("attention_mask goes with a 2-D tensor of prompts only")
+
+    def read(one: Any, name: str) -> list[int]:
+        return _one(one, tokenizer, vocab, name, chat_template_kwargs, context)
+
     if _is_one(prompt):
-        return [_one(prompt, tokenizer, vocab, "prompt", chat_template_kwargs, context)], False
+        return _each([prompt], lambda one, _: read(one, "prompt"), errors), False
     if not isinstance(prompt, list | tuple):
         raise TypeError(
             "prompt must be a str, a list of messages, token ids, or a list of these, got "
@@ -49,10 +55,23 @@ def parse(
         )
     if not prompt:
         raise ValueError("prompt is an empty list")
-    return [
-        _one(p, tokenizer, vocab, f"prompt {i}", chat_template_kwargs, context)
-        for i, p in enumerate(prompt)
-    ], True
+    return _each(prompt, read, errors), True
+
+
+def _each(
+    prompts: Iterable, read: Callable[[Any, str], list[int]], errors: dict[int, Exception] | None
+) -> list[list[int]]:
+    """`read` of each prompt and its name."""
+    found = []
+    for i, prompt in enumerate(prompts):
+        try:
+            found.append(read(prompt, f"prompt {i}"))
+        except (TypeError, ValueError) as error:
+            if errors is None:
+                raise
+            errors[i] = error
+            found.append([])
+    return found
 
 
 def has_chat(tokenizer: Any) -> bool:

@@ -63,7 +63,8 @@ def test_flags_have_the_defaults_and_texts_of_the_definition(flags):
 
 
 def test_sampling_arguments_are_the_fields_of_the_parameters():
-    named = {f.name for f in fields(SamplingParams)} - {"end_ids"} | {"stop_token_ids"}
+    named = {f.name for f in fields(SamplingParams)} - {"end_ids"}
+    named |= {"stop_token_ids", "end_token_ids"}
     assert named == SAMPLING
     assert set(options_of(Options)) >= SAMPLING
     assert FILTERS == ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
