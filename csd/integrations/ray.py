@@ -126,7 +126,7 @@ class Sampler:
             config.vocab,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-        requests = []
+        requests: list[tuple] = []
         for ids, start in zip(rows, first, strict=True):
             params = resolve(
                 engine.generation_config,

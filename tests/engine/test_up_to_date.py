@@ -53,7 +53,9 @@ def small():
 
 
 @pytest.mark.parametrize(
-    "changes", itertools.permutations(CHANGES, 2), ids=lambda pair: "-".join(c.__name__ for c in pair)
+    "changes",
+    itertools.permutations(CHANGES, 2),
+    ids=lambda pair: "-".join(c.__name__ for c in pair),
 )
 def test_calls_between_changes_equal_fresh_engines(changes):
     model, other = small(), small()

@@ -41,7 +41,9 @@ def finished(tokenizer: Tokenizer, decoder) -> PreTrainedTokenizerFast:
 
 
 TOKENIZERS = {"byte level": byte_level(), "spaced": spaced()}
-STOPS = [(), ("end",), ("<|im_start|>",), ("abc", "c"), ("b<|im_end|>a", "\n"), ("é",), ("en d", "d")]
+STOPS = [
+    (), ("end",), ("<|im_start|>",), ("abc", "c"), ("b<|im_end|>a", "\n"), ("é",), ("en d", "d"),
+]  # fmt: skip
 
 
 def plain(tokenizer, tokens: list[int], stop: tuple[str, ...]) -> tuple[int, str | None, int]:
@@ -76,7 +78,7 @@ def test_texts_are_those_of_a_loop_over_prefixes(name, stop, skip, include):
     tokenizer = TOKENIZERS[name]
     options = dict(include_stop=include, skip_special_tokens=skip)
     rng = random.Random(1)
-    likely = ["abc", "end", " end", "é", "\n", "a", "b", "c", "b<|im_end|>a", "<|im_start|>", "<|im_end|>"]
+    likely = ["abc", "end", " end", "é", "\n", "a", "b", "c", "b<|im_end|>a", "<|im_start|>"]
     chunks = [tokenizer.encode(s, add_special_tokens=False) for s in likely]
     chunks += [[t] for t in range(0, len(tokenizer), 17)]
     ended = 0
