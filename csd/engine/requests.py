@@ -115,8 +115,8 @@ def check_served(requests: list[Request], config: ModelConfig) -> None:
         if max(request.prompt) >= config.vocab or length > config.context:
             raise ValueError(
                 f"the model was changed after the call was made: prompt {request.index} must lie "
-                f"in the vocabulary of {config.vocab} and take at most {config.context} tokens with "
-                f"its samples, got token ids up to {max(request.prompt)} and {length} tokens"
+                f"in the vocabulary of {config.vocab} and take at most {config.context} tokens "
+                f"with its samples, got token ids up to {max(request.prompt)} and {length} tokens"
             )
 
 

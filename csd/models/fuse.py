@@ -13,6 +13,7 @@ from torch import nn
 
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder, Layer
+from csd.models.unchanged import refuse_changed
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -45,6 +46,7 @@ def checked_config(model: nn.Module) -> ModelConfig:
         )
     _refuse_weights(model, config)
     _refuse_sizes(model, config)
+    refuse_changed(model, config)
     return config
 
 

@@ -1,0 +1,170 @@
+"""Refuse modules that compute something else than their class, which a fused decoder leaves out.
+
+A hook, a replaced `forward`, another activation or another scale changes the logits of a module and
+not its weights. Code is known by the package of its file, since `functools.wraps` copies names:
+transformers', accelerate's wrappers of precision and device, csd's and Liger's kernels compute
+what the class does.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from csd.models.config import ModelConfig
+
+_PACKAGES = ("transformers", "torch", "accelerate", "csd", "liger_kernel", "kernels")
+# hooks that let gradients reach the embedding, or note outputs, and change no value
+_HOOKS = ("make_inputs_require_grad", "output_capturing_hook")
+_HOOK_PACKAGES = (*_PACKAGES, "peft", "trl")
+# functions of a modeling file that its classes call by name
+_FUNCTIONS = ("apply_rotary_pos_emb", "rotate_half", "repeat_kv", "eager_attention_forward")
+_ADVICE = "which csd's fused decoder does not compute; undo it, or pass the plain model"
+
+
+def refuse_changed(model: Any, config: ModelConfig) -> None:
+    """Raises TypeError or ValueError naming the module of `model` that was changed, and how."""
+    for hooks in (nn.modules.module._global_forward_hooks,
+                  nn.modules.module._global_forward_pre_hooks):  # fmt: skip
+        _refuse_hooks("torch.nn (all modules)", hooks)
+    stock = f"transformers.models.{config.family}.modeling_{config.family}"
+    for name, module in model.named_modules():
+        name = name or type(model).__name__
+        _refuse_hooks(name, module._forward_hooks)
+        _refuse_hooks(name, module._forward_pre_hooks)
+        changed = _foreign_class(type(module), type(module).forward, type(module).__call__, stock)
+        if "forward" in vars(module):
+            changed = changed or _foreign(module.forward, type(module).forward)
+        if changed:
+            raise TypeError(f"{name} computes with {changed}, {_ADVICE}")
+        if hasattr(module, "parametrizations"):
+            raise TypeError(f"{name} has parametrizations, {_ADVICE}")
+    for name, function in _functions(model, stock):
+        if changed := _foreign(function):
+            raise TypeError(f"{name} is {changed}, {_ADVICE}")
+    for name, found, wanted in _values(model, config):
+        if found != wanted:
+            raise ValueError(f"{name} must be {wanted}, as of its class and config, got {found}")
+
+
+def _refuse_hooks(name: str, hooks: dict) -> None:
+    for hook in hooks.values():
+        called = _named(hook)
+        known = any(k in called for k in _HOOKS) and _package(hook) in _HOOK_PACKAGES
+        if not known:
+            raise TypeError(f"{name} has a forward hook ({called}), {_ADVICE}")
+
+
+@cache
+def _foreign_class(cls: Any, forward: Callable, call: Callable, stock: str) -> str | None:
+    """The name of a class or method that is not one of the family's modeling file, or torch's."""
+    kind = next((c for c in cls.__mro__ if c.__module__ == stock or _is_library(c)), None)
+    if kind is None:
+        return f"a {cls.__qualname__}"
+    if forward is not kind.forward or call is not kind.__call__:
+        return f"the forward of a {cls.__qualname__}"
+    own = inspect.unwrap(forward)
+    if kind.__module__ == stock and _package(own) == "transformers":
+        # another class's forward is of the same package
+        if getattr(own, "__qualname__", "") != f"{kind.__name__}.forward":
+            return _named(own)
+    return _foreign(forward) or _foreign(call)
+
+
+def _is_library(cls: Any) -> bool:
+    """Whether a class is torch's, or of transformers outside of the models."""
+    package, _, rest = cls.__module__.partition(".")
+    library = package == "torch" or (package == "transformers" and not rest.startswith("models."))
+    # a PreTrainedModel alone is the base of every family
+    return (library and cls.__name__ not in ("Module", "PreTrainedModel")) or (
+        package == "liger_kernel"
+    )
+
+
+def _foreign(function: Any, stock: Any = None) -> str | None:
+    """The name of the first layer of a wrapped function that is of no known package.
+
+    stock: the function that must be the innermost one, where no kernels take its place.
+    """
+    while function is not stock:
+        if isinstance(function, partial):
+            function, inner = function.func, getattr(function, "__wrapped__", None)
+        elif isinstance(function, MethodType):
+            function = function.__func__
+            continue
+        else:
+            inner = getattr(function, "__wrapped__", None)
+        package = _package(function)
+        if package not in _PACKAGES:
+            return _named(function)
+        if inner is None:
+            kernels = package in ("csd", "liger_kernel", "kernels")
+            return None if stock is None or kernels else _named(function)
+        function = inner
+    return None
+
+
+def _package(function: Any) -> str:
+    """The package in whose folder a function's, or a callable object's, code lies."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return type(function).__module__.partition(".")[0]
+    for package in _HOOK_PACKAGES:
+        module = sys.modules.get(package)
+        folder = os.path.dirname(getattr(module, "__file__", None) or "")
+        if folder and code.co_filename.startswith(folder + os.sep):
+            return package
+    return ""
+
+
+def _named(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _functions(model: Any, stock: str) -> Iterator[tuple[str, Any]]:
+    """Functions that the modules' classes look up when they run."""
+    modeling = sys.modules.get(stock)
+    for name in _FUNCTIONS:
+        if hasattr(modeling, name):
+            yield f"{stock}.{name}", getattr(modeling, name)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    kind = getattr(model.config, "_attn_implementation", None)
+    if kind in ALL_ATTENTION_FUNCTIONS:
+        yield f"the attention {kind!r}", ALL_ATTENTION_FUNCTIONS[kind]
+
+
+def _values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value, and the value that the fused decoder computes with."""
+    inner = model.model
+    yield "len(model.layers)", len(inner.layers), c.layers
+    yield "model.embed_tokens.max_norm", inner.embed_tokens.max_norm, None
+    yield "model.rotary_emb.attention_scaling", float(inner.rotary_emb.attention_scaling), 1.0
+    norms = {"model.norm": inner.norm}
+    for i, layer in enumerate(inner.layers):
+        at, attention = f"model.layers.{i}", layer.self_attn
+        norms[f"{at}.input_layernorm"] = layer.input_layernorm
+        norms[f"{at}.post_attention_layernorm"] = layer.post_attention_layernorm
+        if c.qk_norm:
+            norms[f"{at}.self_attn.q_norm"] = attention.q_norm
+            norms[f"{at}.self_attn.k_norm"] = attention.k_norm
+        at += ".self_attn"
+        yield f"{at}.scaling", attention.scaling, c.head_dim**-0.5
+        yield f"{at}.head_dim", attention.head_dim, c.head_dim
+        yield f"{at}.num_key_value_groups", attention.num_key_value_groups, c.heads // c.kv_heads
+        yield f"{at}.is_causal", attention.is_causal, True
+        window = getattr(attention, "sliding_window", None)
+        yield f"{at}.sliding_window", window if window and window < c.context else None, None
+        # transformers has a SiLU of its own, whose class is torch's or a subclass by version
+        act = layer.mlp.act_fn
+        silu = isinstance(act, nn.SiLU) or type(act).__name__ in ("SiLUActivation", "LigerSiLU")
+        yield f"model.layers.{i}.mlp.act_fn", "SiLU" if silu else type(act).__name__, "SiLU"
+    for name, norm in norms.items():
+        yield f"{name}.variance_epsilon", norm.variance_epsilon, c.norm_eps
