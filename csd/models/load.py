@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.models import gguf_file
+from csd.models import gguf_facts, gguf_file
 from csd.models.config import SUPPORTED, ModelConfig
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.fuse import DTYPES, checked_config, fuse, is_fused
@@ -172,6 +172,7 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
     """The transformers model. What csd cannot run is refused before gigabytes are read."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    facts = _facts(name, place, options) if "gguf_file" in options else None
     try:
         config = AutoConfig.from_pretrained(place, **options)
     except ValueError as error:
@@ -183,11 +184,13 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
     # a file may make its readers raise anything
     except Exception as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+    if facts:
+        facts.to_config(config)
     try:
         ModelConfig.from_transformers(config)
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
-    if "gguf_file" in options:
+    if facts:
         options = options | gguf_file.plain_weights()
     try:
         model, seen = AutoModelForCausalLM.from_pretrained(
@@ -204,14 +207,34 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
         raise ValueError(
             f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
         )
-    # nor say more than a word about layers that the config does not count
-    beyond = sorted(key for key in seen["unexpected_keys"] if ".layers." in key)
+    # nor more than log tensors that its class does not compute with
+    beyond = sorted(key for key in seen["unexpected_keys"] if not key.endswith(".inv_freq"))
     if beyond:
         raise ValueError(
-            f"{name!r} has weights beyond the {config.num_hidden_layers} layers of its config: "
-            f"{', '.join(beyond[:3])}"
+            f"{name!r} has weights that a {type(model).__name__} of {config.num_hidden_layers} "
+            f"layers does not compute with: {', '.join(beyond[:3])}"
         )
+    if facts:
+        facts.to_model(model)
     return model
+
+
+def _facts(name: str, place: str, options: dict) -> gguf_facts.Facts:
+    import gguf
+
+    # a damaged file may make its readers raise anything
+    try:
+        reader = gguf.GGUFReader(os.path.join(place, options["gguf_file"]))
+    except Exception as error:
+        raise ValueError(
+            f"{name!r} cannot be loaded; {SUPPORTED}, also as GGUF files: {_brief(error)}"
+        ) from error
+    try:
+        return gguf_facts.Facts(name, reader)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(_no_model(name, error)) from error
 
 
 def _no_model(name: str, error: Exception) -> str:

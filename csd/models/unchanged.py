@@ -37,9 +37,10 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
         name = name or type(model).__name__
         _refuse_hooks(name, module._forward_hooks)
         _refuse_hooks(name, module._forward_pre_hooks)
-        changed = _foreign_class(type(module), type(module).forward, type(module).__call__, stock)
+        cls: Any = type(module)
+        changed = _foreign_class(cls, cls.forward, cls.__call__, stock)
         if "forward" in vars(module):
-            changed = changed or _foreign(module.forward, type(module).forward)
+            changed = changed or _foreign(module.forward, cls.forward)
         if changed:
             raise TypeError(f"{name} computes with {changed}, {_ADVICE}")
         if hasattr(module, "parametrizations"):
@@ -69,10 +70,10 @@ def _foreign_class(cls: Any, forward: Callable, call: Callable, stock: str) -> s
     if forward is not kind.forward or call is not kind.__call__:
         return f"the forward of a {cls.__qualname__}"
     own = inspect.unwrap(forward)
-    if kind.__module__ == stock and _package(own) == "transformers":
-        # another class's forward is of the same package
-        if getattr(own, "__qualname__", "") != f"{kind.__name__}.forward":
-            return _named(own)
+    # another class's forward is of the same package
+    named = getattr(own, "__qualname__", "") == f"{kind.__name__}.forward"
+    if kind.__module__ == stock and _package(own) == "transformers" and not named:
+        return _named(own)
     return _foreign(forward) or _foreign(call)
 
 

@@ -41,7 +41,7 @@ def test_load_finds_the_tokenizer(tmp_path, monkeypatch):
     checkpoints.make("llama", tmp_path)
     module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     for model in (tmp_path, module):
-        assert load(model).tokenizer("yes no yes")["input_ids"] == [1, 0, 1]
+        assert load(model).own_tokenizer()("yes no yes")["input_ids"] == [1, 0, 1]
         assert load(model, tokenizer=fast).tokenizer is fast
     # for a module that came from the hub, what is on this machine
     asked = []
@@ -51,7 +51,7 @@ def test_load_finds_the_tokenizer(tmp_path, monkeypatch):
         lambda name, **options: asked.append((name, options)),
     )
     module.config._name_or_path = "some/model"
-    load(module)
+    load(module).own_tokenizer()
     assert asked == [("some/model", {"local_files_only": True})]
 
 

@@ -1,4 +1,4 @@
-"""Modules that compute something else than their class are refused; what changes no value is not."""
+"""Modules that compute something else than their class are refused, others are not."""
 
 import functools
 import types
