@@ -8,12 +8,12 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
 import triton
 
+from csd.engine import own_python
 from csd.models.config import ModelConfig
 from csd.state.version import __version__
 
@@ -39,10 +39,9 @@ def require_check(
     if path.exists():
         return
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
-    command = [sys.executable, "-m", "csd.cli.main", "doctor", "--json", "--kernels=triton"]
-    command += [f"--device={device}", f"--dtype={name}", *flags]
-    command += ["--exact"] * exact
-    error = _error_of(command)
+    flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={name}"]
+    flags += ["--exact"] * exact
+    error = _error_of(own_python.command("csd.cli.main", ["doctor", *flags]))
     if error:
         raise RuntimeError(
             f"csd's check of its kernels on {what['device']} failed: {error}. No sample was drawn. "
@@ -57,9 +56,13 @@ def require_check(
 
 def _error_of(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command, env=own_python.environment(), capture_output=True, text=True, timeout=SECONDS
+        )
     except subprocess.TimeoutExpired:
         return f"it did not end within {SECONDS} s"
+    except OSError as error:
+        return f"no process can begin: {error}"
     try:
         found = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
