@@ -6,6 +6,7 @@ caller's with it.
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ from csd.models.config import ModelConfig
 from csd.state.version import __version__
 
 SECONDS = 300
+LOG = logging.getLogger("csd")
 
 
 def require_check(
@@ -34,9 +36,9 @@ def require_check(
         "csd": __version__, "torch": torch.__version__, "triton": triton.__version__,
         "device": torch.cuda.get_device_name(device), "dtype": name, "exact": exact, **sizes,
     }  # fmt: skip
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    path = _folder() / f"check-{key}.json"
-    if path.exists():
+    passed = json.dumps(what, sort_keys=True)
+    name_of_file = f"check-{hashlib.sha256(passed.encode()).hexdigest()[:16]}.json"
+    if _kept(name_of_file) == passed:
         return
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
     flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={name}"]
@@ -48,9 +50,26 @@ def require_check(
             "Engine(..., kernels='reference') runs without Triton, self_check=False without the "
             "check; please report the output of `csd doctor`"
         )
+    try:
+        _keep(name_of_file, passed)
+    # a user may have no home
+    except (OSError, RuntimeError) as error:
+        # the next process checks again
+        LOG.warning("that the kernels are right cannot be kept: %s", error)
+
+
+def _kept(name: str) -> str | None:
+    try:
+        return (_folder() / name).read_text()
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _keep(name: str, text: str) -> None:
+    path = _folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(what))
+    fresh.write_text(text)
     fresh.replace(path)
 
 

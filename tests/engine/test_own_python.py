@@ -1,4 +1,4 @@
-"""Processes that csd starts import nothing from the working folder, and all else as this one does."""
+"""Processes that csd starts import nothing from the working folder, and the same as this one."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from csd.engine import first_use, own_python
 
-NAMES = ("json", "torch", "numpy", "importlib", "sitecustomize", "usercustomize", "encodings", "sys")
+NAMES = ["json", "torch", "numpy", "numba", "triton", "importlib", "encodings"] + ["sitecustomize"]
 MAIN = """
 import json, os, sys
 
@@ -119,5 +119,5 @@ def test_a_check_that_cannot_begin_is_an_error_of_its_own(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16)
-    with pytest.raises(RuntimeError, match="no process can begin: .*No such file"):
+    with pytest.raises(RuntimeError, match=r"no process can begin: .*No such file"):
         first_use.require_check("cuda", first_use.torch.float32, sizes)
