@@ -10,7 +10,7 @@ import pytest
 
 from csd.engine import first_use, own_python
 
-NAMES = ["json", "torch", "numpy", "numba", "triton", "importlib", "encodings"] + ["sitecustomize"]
+NAMES = ["json", "torch", "numpy", "numba", "triton", "importlib", "encodings", "sitecustomize"]
 MAIN = """
 import json, os, sys
 
