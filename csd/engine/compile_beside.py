@@ -7,22 +7,19 @@ finds it. What the second process leaves out, or all of it where it fails, is co
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
+from csd.engine import own_python
 from csd.engine.compile_step import compile_rest, compile_verify
 from csd.kernels.cpu import compiles
 from csd.kernels.ops import compiled_loops
 from csd.state.slots import Slots
 
-ROOT = Path(__file__).parents[2]
-CODE = "import sys; from csd.engine.compile_beside import main; main(sys.argv[1])"
 LOG = logging.getLogger("csd")
 
 
@@ -43,12 +40,10 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
     def begin() -> None:
         name = str(dtype).removeprefix("torch.")
         job = dict(dtype=name, vocab=vocab, rows=rows, threads=torch.get_num_threads())
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
             others.append(subprocess.Popen(
-                [sys.executable, "-c", CODE, json.dumps(job)],
-                env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                own_python.command(__name__, [json.dumps(job)]), env=own_python.environment(),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             ))  # fmt: skip
         except OSError as error:
             LOG.warning("no second process compiles loops: %s", error)
@@ -87,8 +82,9 @@ def compile_others(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:
     compile_rest(ops, dtype, logprobs)
 
 
-def main(job: str) -> None:
-    given = json.loads(job)
+def main(arguments: list[str]) -> None:
+    """Compiles what the one argument, a job in JSON, names."""
+    given = json.loads(arguments[0])
     torch.set_num_threads(given["threads"])
     compile_others(getattr(torch, given["dtype"]), given["vocab"], given["rows"])
 

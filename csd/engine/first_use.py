@@ -6,18 +6,20 @@ caller's with it.
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
 import triton
 
+from csd.engine import own_python
 from csd.models.config import ModelConfig
 from csd.state.version import __version__
 
 SECONDS = 300
+LOG = logging.getLogger("csd")
 
 
 def require_check(
@@ -34,32 +36,52 @@ def require_check(
         "csd": __version__, "torch": torch.__version__, "triton": triton.__version__,
         "device": torch.cuda.get_device_name(device), "dtype": name, "exact": exact, **sizes,
     }  # fmt: skip
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    path = _folder() / f"check-{key}.json"
-    if path.exists():
+    passed = json.dumps(what, sort_keys=True)
+    name_of_file = f"check-{hashlib.sha256(passed.encode()).hexdigest()[:16]}.json"
+    if _kept(name_of_file) == passed:
         return
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
-    command = [sys.executable, "-m", "csd.cli.main", "doctor", "--json", "--kernels=triton"]
-    command += [f"--device={device}", f"--dtype={name}", *flags]
-    command += ["--exact"] * exact
-    error = _error_of(command)
+    flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={name}"]
+    flags += ["--exact"] * exact
+    error = _error_of(own_python.command("csd.cli.main", ["doctor", *flags]))
     if error:
         raise RuntimeError(
             f"csd's check of its kernels on {what['device']} failed: {error}. No sample was drawn. "
             "Engine(..., kernels='reference') runs without Triton, self_check=False without the "
             "check; please report the output of `csd doctor`"
         )
+    try:
+        _keep(name_of_file, passed)
+    # a user may have no home
+    except (OSError, RuntimeError) as error:
+        # the next process checks again
+        LOG.warning("that the kernels are right cannot be kept: %s", error)
+
+
+def _kept(name: str) -> str | None:
+    try:
+        return (_folder() / name).read_text()
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _keep(name: str, text: str) -> None:
+    path = _folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(what))
+    fresh.write_text(text)
     fresh.replace(path)
 
 
 def _error_of(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command, env=own_python.environment(), capture_output=True, text=True, timeout=SECONDS
+        )
     except subprocess.TimeoutExpired:
         return f"it did not end within {SECONDS} s"
+    except OSError as error:
+        return f"no process can begin: {error}"
     try:
         found = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):

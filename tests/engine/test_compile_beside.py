@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("numba")
 import numba
 
-from csd.engine import compile_beside
+from csd.engine import compile_beside, own_python
 from csd.kernels.cpu import threads as module
 
 
@@ -70,17 +70,13 @@ def test_one_process_begins_with_the_first_loop_and_is_waited_for(processes):
 def test_its_command_says_what_to_compile(processes, monkeypatch):
     with beside():
         compiles()
-    (begun,) = processes
-    assert begun.command[:2] == [sys.executable, "-c"]
-    # also where csd is not installed, from another folder
-    assert (compile_beside.ROOT / "csd/__init__.py").is_file()
-    assert begun.env["PYTHONPATH"].split(":")[0] == str(compile_beside.ROOT)
+    job = processes[0].command[-1]
+    assert processes[0].command == own_python.command("csd.engine.compile_beside", [job])
     given, before = [], torch.get_num_threads()
     monkeypatch.setattr(compile_beside, "compile_others", lambda *args: given.append(args))
-    monkeypatch.setattr(sys, "argv", ["-c", begun.command[3]])
-    exec(begun.command[2], {})
+    compile_beside.main([job])
     assert given == [(torch.bfloat16, 49, [1, 12])]
-    assert json.loads(begun.command[3])["threads"] == torch.get_num_threads() == before
+    assert json.loads(job)["threads"] == torch.get_num_threads() == before
 
 
 def test_no_process_where_all_is_compiled_or_there_is_one_thread(processes, monkeypatch):

@@ -179,6 +179,36 @@ def test_the_first_use_of_a_gpu_is_checked_once(first):
     assert len(runs) == 4
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", None], ids=["empty", "torn", "noise", "folder"]
+)
+def test_a_check_that_was_not_kept_whole_is_done_again(content, first, tmp_path):
+    use, runs = first
+    use(stdout=output(verify=None))
+    (path,) = (tmp_path / "csd").iterdir()
+    path.unlink()
+    path.mkdir() if content is None else path.write_bytes(content)
+    use(stdout=output(verify=None))
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("home", [True, False], ids=["no folder", "no home"])
+def test_a_check_that_cannot_be_kept_ends_no_call(home, first, tmp_path, caplog, monkeypatch):
+    use, runs = first
+    (tmp_path / "csd").write_text("in place of the folder")
+    if not home:
+
+        def refuse():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(first_use.Path, "home", refuse)
+    use(stdout=output(verify=None))
+    assert "cannot be kept" in caplog.text
+    use(stdout=output(verify=None))
+    assert len(runs) == 2
+
+
 def test_tensors_of_records_are_found():
     found = self_check._tensors(({"a": torch.ones(1)}, [torch.zeros(2), 3], None))
     assert [x.shape[0] for x in found] == [1, 2]

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("numba")
 
 from numba import njit
-from numba.core.caching import IndexDataCacheFile
 
-from csd.kernels.cpu import compiled
+from csd.kernels.cpu import compiled, kept
+from csd.kernels.cpu.kept import Files
 
 
 def add_one(x):
@@ -20,17 +20,17 @@ def add_one(x):
 
 def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
-    late, write = [], IndexDataCacheFile._save_data
-    monkeypatch.setattr(compiled, "PROCESS", "first")
+    late, write = [], Files._save_data
+    monkeypatch.setattr(kept, "PROCESS", "first")
     first = compiled.loop(add_one)
-    monkeypatch.setattr(compiled, "PROCESS", "second")
+    monkeypatch.setattr(kept, "PROCESS", "second")
     second = compiled.loop(add_one)
     with monkeypatch.context() as both:
         # neither sees what the other one writes: their indices and the first's code come late
-        both.setattr(IndexDataCacheFile, "_load_index", lambda self: {})
-        both.setattr(IndexDataCacheFile, "_save_data", lambda *args: late.append(args))
+        both.setattr(Files, "_load_index", lambda self: {})
+        both.setattr(Files, "_save_data", lambda *args: late.append(args))
         first(np.zeros(1))
-        both.setattr(IndexDataCacheFile, "_save_data", write)
+        both.setattr(Files, "_save_data", write)
         second(np.zeros(1, np.int32))
         write(*late[0])
     third = compiled.loop(add_one)

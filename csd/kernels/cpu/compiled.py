@@ -1,9 +1,8 @@
-"""Loops that numba compiles, and the files in which it keeps them."""
+"""Loops that numba compiles, and when what is kept of them is stale."""
 
 import hashlib
 import logging
 import re
-import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -13,8 +12,7 @@ from typing import Any
 from numba import njit
 from numba.core import event
 
-# in the names of the files that this process writes to numba's cache
-PROCESS = uuid.uuid4().hex[:12]
+from csd.kernels.cpu.kept import UNKEPT, Kept
 
 HERE, PACKAGES = Path(__file__).parent, Path(__file__).parents[3]
 IMPORTED = re.compile(r"^from (csd[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -69,20 +67,14 @@ def any_order(function: Any) -> Any:
 def compiled(function: Any, **options: Any) -> Any:
     usual: dict[str, Any] = dict(nogil=True, error_model="numpy", boundscheck=False)
     options = usual | options
+    found, file = njit(function, **options), Path(function.__code__.co_filename)
     try:
-        found = njit(function, cache=True, **options)
-    except RuntimeError:
-        # neither the package's folder nor the user's can be written: once a process, then
-        return njit(function, **options)
-    files = found._cache._cache_file
-    # numba compiles a function again when its own file has changed, but code of other files, and
-    # their constants, are in it too
-    file = Path(function.__code__.co_filename)
-    if file.is_file():
-        files._source_stamp = stamp(file)
-    # numba numbers what it writes by an index that it has read before: of two processes that
-    # compile for different dtypes at once, one would replace the other's code under one number
-    files._data_name_pattern = files._data_name_pattern.replace("{number", PROCESS + ".{number")
+        # numba compiles a function again when its own file has changed, but code of other files,
+        # and their constants, are in it too
+        found._cache = Kept(function, stamp(file) if file.is_file() else None)
+    except RuntimeError as error:
+        # neither the package's folder nor the user's can be written
+        UNKEPT(error)
     return found
 
 

@@ -1,0 +1,50 @@
+"""Python processes that run this process's csd and import nothing from the working folder.
+
+Whoever can write to the folder that a program is started in could else plant a json.py or torch.py
+there. The process finds csd where this one has found it, and what else it imports where this one
+would find it, the working folder left out.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# a folder of the interpreter's own stays, though the process works in it
+CODE = """
+import sys
+sys.path[:] = [*dict.fromkeys([x for x in {path} if x not in {here} or x in sys.path] + sys.path)]
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+spec = PathFinder.find_spec("csd", [{root}])
+sys.modules["csd"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["csd"])
+from {module} import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def command(module: str, arguments: list[str]) -> list[str]:
+    """The command whose process calls `main` of csd's `module` with `arguments`."""
+    path = [x for x in sys.path if isinstance(x, str)]
+    here = [x for x in path if _is_here(x)]
+    code = CODE.format(path=ascii(path), here=ascii(here), root=ascii(str(ROOT)), module=module)
+    flags = ["-P", *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
+    return [sys.executable, *flags, "-c", code, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with no working folder in PYTHONPATH."""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = os.pathsep.join(x for x in path if not _is_here(x))
+    rest = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return rest | {"PYTHONPATH": kept} if kept else rest
+
+
+def _is_here(path: str) -> bool:
+    try:
+        # an empty entry is the working folder
+        return not path or os.path.samefile(path, os.getcwd())
+    except OSError:
+        # one of the two is not there
+        return False
