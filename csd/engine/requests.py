@@ -95,11 +95,14 @@ class Request:
                 return True
         return False
 
-    def result(self) -> Samples:
-        """All samples; those that have not finished are `cancelled` with what they have."""
+    def result(self, texts: bool = True) -> Samples:
+        """All samples; those that have not finished are `cancelled` with what they have.
+
+        texts: whether these get a text.
+        """
         # an interrupt may have come while a sample was neither waiting nor live
         every = {i: Sample(i, None, [], [], [], "cancelled") for i in self.samples}
-        every |= {i: sample.result("cancelled") for i, sample in self.live.items()}
+        every |= {i: sample.result("cancelled", texts) for i, sample in self.live.items()}
         every |= self.finished
         return Samples([every[i] for i in self.samples], self.seed, self.prompt, self.stats)
 
@@ -163,11 +166,13 @@ class LiveSample:
         """Called when a stop string has been found."""
         return self._cut is not None
 
-    def result(self, reason: str) -> Sample:
+    def result(self, reason: str, with_text: bool = True) -> Sample:
         if reason == "cancelled":
             self._even()
         text = None
-        if self._cut is not None and self._stream is not None:
+        if not with_text:
+            pass
+        elif self._cut is not None and self._stream is not None:
             text = self._stream.text[: self._cut]
         elif self._tokenizer is not None:
             text = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
