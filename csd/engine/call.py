@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from csd.engine.earlier import give_history, keep_history, keeps_top
+from csd.engine.carry import every
+from csd.engine.earlier import check_apart, give_history, keep_history, keeps_top
 from csd.engine.options import read_options
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
 from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.models.config import ModelConfig
 from csd.models.prompts import parse
-from csd.traces.traces import Trace, write_traces
+from csd.schema.write import WholeFile
+from csd.traces.history import History
+from csd.traces.traces import Trace, open_traces, write_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Call:
     many: bool  # whether the prompt was a list of prompts
     bar: tqdm | None = None  # shown while the call runs
     record: str | Path | None = None  # the trace file to write at its end
+    file: WholeFile | None = None  # the same, open while the call runs
     history: Any = None  # where it keeps its samples at its end, if a `History`
 
     @classmethod
@@ -113,6 +117,7 @@ class Call:
             request.error = str(errors[i]) if i in errors else None
             requests.append(request)
         history = options["history"]
+        check_apart(history, options["record"])
         for name in ("history", "share"):
             if options[name] is not None and options["verifier"] != "match":
                 raise ValueError(
@@ -136,7 +141,7 @@ class Call:
             returns_errors=returns,
             tokenizer=tokenizer,
         )
-        return cls(requests, settings, many, bar, options["record"], history)
+        return cls(requests, settings, many, bar, options["record"], history=history)
 
     def results(self) -> list[Samples]:
         """Of each prompt; samples that have not finished are cancelled."""
@@ -148,13 +153,31 @@ class Call:
             _show_tokens(self.bar, self.requests)
             self.bar.update()
 
+    def open(self) -> None:
+        """Called before the first step: what cannot be written at the end is refused.
+
+        Raises OSError or ValueError, naming the file.
+        """
+        if isinstance(self.history, History):
+            self.history.check()
+        if self.record is not None:
+            self.file = open_traces(self.record)
+
     def close(self) -> None:
         """Called when the call has ended, by an error or without."""
-        if self.bar is not None:
-            self.bar.close()
-        keep_history(self.requests, self.history)
-        if self.record is not None:
-            write_traces(self.record, map(trace_of, self.requests))
+        every([
+            self._write_record,
+            lambda: keep_history(self.requests, self.history),
+            self.bar.close if self.bar is not None else lambda: None,
+        ])  # fmt: skip
+
+    def _write_record(self) -> None:
+        if self.file is None:
+            return
+        with self.file as file:
+            # a recording of nothing replaces none that is there
+            if any(request.finished for request in self.requests):
+                write_traces(file, map(trace_of, self.requests))
 
 
 def trace_of(request: Request) -> Trace:

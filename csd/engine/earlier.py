@@ -1,10 +1,15 @@
 """The `history` of a call: earlier samples given to its requests, and its own kept afterwards."""
 
+import os
 from collections.abc import Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from csd.engine.carry import every
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.graph.history import Earlier
@@ -21,6 +26,15 @@ def check_history(history: Any) -> None:
         raise TypeError(f"history {_EXPECTED}, got {type(history).__name__}")
     if history.closed:
         raise ValueError("history is closed; open it again with csd.History(path=...)")
+
+
+def check_apart(history: Any, record: str | PathLike[str] | None) -> None:
+    """Raises ValueError where a history's file is also to be replaced by a recording."""
+    if record is None or not isinstance(history, History):
+        return
+    record_file = Path(os.path.realpath(record))
+    if history.files & {record_file, Path(f"{record_file}.new")}:
+        raise ValueError(f"record must be another file than those of history, got {record!r}")
 
 
 def give_history(
@@ -67,6 +81,7 @@ def keep_history(requests: Sequence[Request], history: Any) -> None:
     groups: dict[tuple[int, ...], list[Request]] = {}
     for request in requests:
         groups.setdefault(tuple(request.prompt), []).append(request)
+    additions = []
     # one addition a prompt, however often the call had it
     for prompt, members in groups.items():
         done = [
@@ -76,7 +91,8 @@ def keep_history(requests: Sequence[Request], history: Any) -> None:
             if i in request.finished and request.finished[i].finish_reason != "cancelled"
         ]
         tops = [request.top.get(sample.index) for request, sample in done]
-        history.add(
+        additions.append(partial(
+            history.add,
             prompt,
             [sample.tokens for _, sample in done],
             tops if history.top and all(tops) else None,
@@ -84,7 +100,8 @@ def keep_history(requests: Sequence[Request], history: Any) -> None:
             seed=members[0].seed,
             indices=[sample.index for _, sample in done],
             stop_ids=members[0].params.stopping_ids,
-        )
+        ))  # fmt: skip
+    every(additions)
 
 
 def _samples(

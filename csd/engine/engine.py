@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack, overload
 import torch
 
 from csd.engine.call import Call, RunSettings
+from csd.engine.carry import carrying, every
 from csd.engine.first_use import require_check
 from csd.engine.options import Options, shows
 from csd.engine.requests import Request, check_served
@@ -178,12 +179,20 @@ class Engine(Resources):
         """Run a call; yields each sample as it finishes."""
         run = self.run([r for r in call.requests if r.error is None], call.settings)
         try:
+            self._open(call)
             for request, sample in run:
                 call.finish_sample()
                 yield request, sample
         finally:
-            run.close()
-            call.close()
+            every([run.close, call.close])
+
+    def _open(self, call: Call) -> None:
+        self._not_within_a_stream()
+        try:
+            call.open()
+        except Exception as error:
+            self.refuse(error)
+            raise
 
     @overload
     def generate(self, prompt: OnePrompt, **options: Unpack[Options]) -> Samples: ...
@@ -200,12 +209,13 @@ class Engine(Resources):
         {options}
         """
         call = self.prepare(prompt, **options)
-        try:
-            for _ in self.draw(call):
+        with carrying(call.requests, call.many):
+            try:
+                for _ in self.draw(call):
+                    pass
+            except KeyboardInterrupt:
                 pass
-        except KeyboardInterrupt:
-            pass
-        results = call.results()
+            results = call.results()
         return results if call.many else results[0]
 
     @shows(Options)
@@ -220,7 +230,7 @@ class Engine(Resources):
 
     def _indexed(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
         # a generator of its own: the arguments are checked before it, and to close it ends the run
-        with closing(self.draw(call)) as drawn:
+        with carrying(call.requests, call.many), closing(self.draw(call)) as drawn:
             for request, sample in drawn:
                 yield request.index, sample
 

@@ -97,11 +97,14 @@ class Request:
                 return True
         return False
 
-    def result(self) -> Samples:
-        """All samples; those that have not finished are `cancelled` with what they have."""
+    def result(self, texts: bool = True) -> Samples:
+        """All samples; those that have not finished are `cancelled` with what they have.
+
+        texts: whether these get a text.
+        """
         # an interrupt may have come while a sample was neither waiting nor live
         every = {i: Sample(i, None, [], [], [], "cancelled") for i in self.samples}
-        every |= {i: sample.result("cancelled")[0] for i, sample in self.live.items()}
+        every |= {i: live.result("cancelled", texts)[0] for i, live in self.live.items()}
         every |= self.finished
         samples = [every[i] for i in self.samples]
         return Samples(samples, self.seed, self.prompt, self.stats, self.error)
@@ -177,7 +180,7 @@ class LiveSample:
         """The text that became certain since the last call, where texts are streamed."""
         return "" if self._text is None else self._text.take()
 
-    def result(self, reason: str) -> tuple[Sample, str]:
+    def result(self, reason: str, with_text: bool = True) -> tuple[Sample, str]:
         """The sample, and its text that `take_text` has not given."""
         if reason == "cancelled":
             self._even()
@@ -187,7 +190,7 @@ class LiveSample:
         elif reason == "stop":
             stop_reason = self.tokens[-1]
         text, rest = None, ""
-        if self._text is not None:
+        if self._text is not None and with_text:
             text, rest = self._text.finish(by_token=isinstance(stop_reason, int))
         sample = Sample(
             self.index,

@@ -4,36 +4,35 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypedDict
 
 from csd.schema.check import fits
 from csd.schema.read import naming, parse
+from csd.schema.write import check_grows, check_regular, lies_at, naming_file
 
 
 class ResumedFile:
     """A JSONL file: a line of settings, then one line for each piece of work that is done.
 
     A line is on disk before the next piece is begun. What an interruption left of a line is cut.
-    One process at a time may hold a file.
+    A file that is removed meanwhile is written again, with all of it. One process at a time may
+    hold a file.
 
     check: of row i, raises ValueError where it is none. kind: what writes such files, for messages.
 
-    Raises ValueError when the file was written with other settings, is held by another process, or
-    has a line that is none of a run's.
+    Raises ValueError when the file was written with other settings, is held by another process, is
+    no regular file, or has a line that is none of a run's; OSError, which names the file, when it
+    cannot be written.
     """
 
     def __init__(
         self, path: str | Path, settings: dict, check: Callable[[int, Any], None], kind: str
     ):
-        # without a buffer: what a full disk refuses is not tried again later
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
-        self._path = path
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ValueError(f"{path} is being written by another process") from None
+        check_regular(path)
+        self._path, self._settings = path, settings
+        self._file = self._open()
         self._file.seek(0)
         data = self._file.readall()
         first = _line({"settings": settings})
@@ -47,26 +46,45 @@ class ResumedFile:
             if len(lines) < 2:
                 lines = []
                 self._write([{"settings": settings}])
+            check_grows(self._file, path)
         except (ValueError, OSError):
             self._file.close()
             raise
         self.rows: list[dict] = lines[1:]
 
     def add(self, rows: list[dict]) -> None:
-        self._write(rows)
+        if not lies_at(self._path, self._file):
+            file = self._open()
+            self._file.close()
+            self._file = file
+        empty = not os.fstat(self._file.fileno()).st_size
+        self._write([{"settings": self._settings}, *self.rows, *rows] if empty else rows)
         self.rows += rows
 
     def close(self) -> None:
         self._file.close()
 
+    def _open(self) -> FileIO:
+        # without a buffer: what a full disk refuses is not tried again later
+        file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ValueError(f"{self._path} is being written by another process") from None
+        return file
+
     def _write(self, rows: list[dict]) -> None:
         data = memoryview(b"".join(map(_line, rows)))
+        length = os.fstat(self._file.fileno()).st_size
         try:
-            while data:
-                data = data[self._file.write(data) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+            with naming_file(self._path):
+                while data:
+                    data = data[self._file.write(data) :]
+                os.fsync(self._file.fileno())
+        except BaseException:
+            self._file.truncate(length)
+            raise
 
 
 class _Settings(TypedDict):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from csd.engine.call import RunSettings
+from csd.engine.carry import carrying
 from csd.engine.earlier import give_history, keep_history, keeps_top
 from csd.engine.engine import Engine
 from csd.engine.requests import Request
@@ -29,7 +30,8 @@ def draw(
     running: `budget`, `speculate`, `drafter`, `share`, `on_tokens`, as
         `csd.engine.call.RunSettings` has them.
 
-    Raises TypeError or ValueError for a seed, a budget, a share or a first sample that is none.
+    Raises TypeError or ValueError for a seed, a budget, a share or a first sample that is none. An
+    error after the first step has what was drawn until then as its `samples`.
     """
     check_seed(seed)
     check_budget(running.get("budget", "auto"))
@@ -42,11 +44,16 @@ def draw(
     ]
     give_history(requests, history, True, engine.tokenizer, engine.config.vocab)
     settings = RunSettings(record_top=keeps_top(history), **running)
-    for _ in engine.run(requests, settings):
-        pass
-    if keep:
-        keep_history(requests, history)
-    return [request.result() for request in requests]
+    kept = history if keep and isinstance(history, History) else None
+    if kept is not None:
+        kept.check()
+    with carrying(requests):
+        try:
+            for _ in engine.run(requests, settings):
+                pass
+        finally:
+            keep_history(requests, kept)
+        return [request.result() for request in requests]
 
 
 def draw_rows(

@@ -15,15 +15,16 @@ import threading
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from csd.engine.budget import Budget, FixedBudget
-from csd.engine.call import RunSettings
+from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine
+from csd.engine.options import Options
 from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.engine.step import Step
@@ -73,6 +74,13 @@ class ParallelEngine(Engine):
         if options.get("static"):
             raise ValueError("static must be False: what rank 0 decides goes over the host")
         super().__init__(loaded, **options | {"static": False})
+
+    def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
+        """As `Engine.prepare`; rank 0 alone writes a recording."""
+        call = super().prepare(prompt, **options)
+        if self.link.rank:
+            call.record = None
+        return call
 
     def run(
         self, requests: list[Request], settings: RunSettings

@@ -24,8 +24,9 @@ class History:
         used longest ago is dropped first.
     path: a trace file that holds them too. It is read first, as is one that `csd record` wrote,
         and every addition is appended. Dropped samples stay in it until they are more than
-        `tokens` and than what is kept; then it is rewritten without them. One `History` at a time
-        may have it open. None keeps everything in memory.
+        `tokens` and than what is kept; then it is rewritten without them. One that is removed
+        while it is open is written again, with what is held. One `History` at a time may have it
+        open. None keeps everything in memory.
     epochs: additions of a prompt that are kept at most; None is no limit.
     top: keep the target's top 8 probabilities at each token too, which draft better.
 
@@ -128,12 +129,28 @@ class History:
             return
         with self._lock:
             if self._journal is not None:
-                self._journal.append(trace)
-                if self._journal.tokens > self.size + max(self.size, self.tokens):
+                removed = self._journal.removed()
+                if not removed:
+                    self._journal.append(trace)
+                if removed or self._journal.tokens > self.size + max(self.size, self.tokens):
                     self._put(trace)
                     self._journal.rewrite(self.traces())
                     return
             self._put(trace)
+
+    def check(self) -> None:
+        """Raises ValueError or OSError, which names the file, where nothing could be added now."""
+        if self._journal is None:
+            return
+        with self._lock:
+            if self._journal.removed():
+                self._journal.rewrite(self.traces())
+            self._journal.check()
+
+    @property
+    def files(self) -> set[Path]:
+        """What it writes to."""
+        return set() if self._journal is None else self._journal.files
 
     def traces(self) -> Iterator[Trace]:
         """What is held, a trace an addition."""

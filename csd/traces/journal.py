@@ -9,10 +9,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from csd.traces.traces import Trace
+from csd.schema.write import check_grows, check_regular, lies_at, names, naming_file
+from csd.traces.traces import Trace, lock_of
 
 
 class Journal:
@@ -22,22 +23,55 @@ class Journal:
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        # of all the names of a file, one
+        self.path = Path(os.path.realpath(path))
         if self.path.suffix == ".gz":
             raise ValueError(f"path must be a trace file that is not gzipped, got {str(path)!r}")
+        check_regular(path)
         self.tokens = 0  # of all samples and prompts in the file
-        self._lock = open(f"{path}.lock", "a+b", buffering=0)  # noqa: SIM115
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ValueError(f"{path} is open in another History or process") from None
+        self._lock = self._locked()
         try:
             self._mend()
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
+            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
         except OSError:
             self._lock.close()
             raise
+
+    @property
+    def files(self) -> set[Path]:
+        """What it writes to."""
+        return {self.path, lock_of(self.path), self._new}
+
+    @property
+    def _new(self) -> Path:
+        return Path(f"{self.path}.new")
+
+    def _locked(self) -> IO[bytes]:
+        lock = open(lock_of(self.path), "a+b", buffering=0)  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ValueError(f"{self.path} is open in another History or process") from None
+        return lock
+
+    def removed(self) -> bool:
+        """Whether the file is gone: `rewrite` makes it anew.
+
+        Raises ValueError where it is closed, or where another file has its name or another process
+        its lock by now.
+        """
+        if self.closed:
+            raise ValueError(f"the history in {self.path} is closed")
+        if not names(lock_of(self.path), self._lock):
+            lock = self._locked()
+            self._lock.close()
+            self._lock = lock
+        return not lies_at(self.path, self._file)
+
+    def check(self) -> None:
+        """Raises OSError where nothing could be appended now."""
+        check_grows(self._file, self.path)
 
     @property
     def closed(self) -> bool:
@@ -64,13 +98,11 @@ class Journal:
     def append(self, trace: Trace) -> None:
         """On disk when this returns; a crash or an OSError, which names the file, leaves the file
         without it."""
-        if self.closed:
-            raise ValueError(f"the history in {self.path} is closed")
         data, length = _line(trace), self._file.seek(0, os.SEEK_END)
         if length and os.pread(self._file.fileno(), 1, length - 1) != b"\n":
             data = b"\n" + data
         try:
-            with _named(self.path):
+            with naming_file(self.path):
                 self._lock.write(str(length).encode())
                 os.fsync(self._lock.fileno())
                 _write(self._file.fileno(), data)
@@ -85,10 +117,9 @@ class Journal:
 
     def rewrite(self, traces: Iterable[Trace]) -> None:
         """The file with these traces alone; a crash or an OSError leaves the old one or the new."""
-        new = self.path.with_name(self.path.name + ".new")
-        tokens = 0
+        new, tokens = self._new, 0
         try:
-            with _named(new), open(new, "wb") as file:
+            with naming_file(new), open(new, "wb") as file:
                 for trace in traces:
                     file.write(_line(trace))
                     tokens += _tokens(trace)
@@ -112,17 +143,6 @@ class Journal:
                 if not file.read().endswith(b"\n"):
                     file.truncate(int(mark))
         self._lock.truncate(0)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors of writing name the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _write(file: int, data: bytes) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 from csd.schema.check import AtLeast, Between, Token
 from csd.schema.read import naming, parse, read_lines
+from csd.schema.write import WholeFile
 
 Tokens = Annotated[list[Token], AtLeast(1)]
 # a softmax in low precision may round beyond 1
@@ -100,36 +102,46 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
         yield trace
 
 
-def write_traces(path: str | Path, traces: Iterable[Trace]) -> None:
+def open_traces(path: str | Path) -> WholeFile:
+    """A trace file to be written at the end of a run.
+
+    Raises OSError or ValueError, which names the file, as `WholeFile` does, and where a history has
+    it open, which would go on in the file that is replaced.
+    """
+    _check_no_history(path)
+    return WholeFile(path)
+
+
+def write_traces(to: str | Path | WholeFile, traces: Iterable[Trace]) -> None:
     """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position.
 
     With the seed and the samples' indices the noise that drew them can be computed again. A prompt
-    without samples has no line. The file is there whole or not at all.
+    without samples has no line. The file is there whole or not at all, gzipped where it is named
+    so. to: a path, or what `open_traces` returned.
     """
-    lines = (json.dumps(trace.to_dict()) + "\n" for trace in traces if trace.samples)
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        # a pipe or a device is not replaced
-        with open(path, "w") as f:
-            f.writelines(lines)
+    with to if isinstance(to, WholeFile) else open_traces(to) as file:
+        _check_no_history(file.path)
+        lines = (f"{json.dumps(trace.to_dict())}\n".encode() for trace in traces if trace.samples)
+        file.write(_zipped(lines) if file.path.suffix == ".gz" else lines)
+
+
+def lock_of(path: str | Path) -> Path:
+    """What is locked while a history has a trace file open, whatever name it was opened by."""
+    return Path(f"{os.path.realpath(path)}.lock")
+
+
+def _check_no_history(path: str | Path) -> None:
+    try:
+        with open(lock_of(path), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"{path} is open as a History, which appends to it") from None
+    except OSError:
+        # none has ever been opened there
         return
-    # in the same folder: only there is a rename one step. What a kill leaves is written over
-    part = Path(f"{path}.new")
-    with open(part, "a") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the name may have become another process's since
-            mine = os.path.samestat(os.fstat(f.fileno()), os.stat(part))
-        except (BlockingIOError, FileNotFoundError):
-            mine = False
-        if not mine:
-            raise ValueError(f"{path} is being written by another process")
-        try:
-            f.truncate(0)
-            f.writelines(lines)
-            f.flush()
-            os.fsync(f.fileno())
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+
+
+def _zipped(lines: Iterable[bytes]) -> Iterator[bytes]:
+    packer = zlib.compressobj(wbits=31)
+    yield from map(packer.compress, lines)
+    yield packer.flush()

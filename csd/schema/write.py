@@ -1,0 +1,158 @@
+"""Files that a run writes: tried before it begins, and never half there."""
+
+import errno
+import fcntl
+import os
+import select
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+class WholeFile:
+    """A file that is written once, at the end of a run: there whole, or as it was before.
+
+    It is opened, locked against other writers and tried at once, so that what cannot be written is
+    refused before the run. A pipe or a device is written to as it is.
+
+    Raises OSError, which names the file, where it cannot be written, and ValueError where another
+    process or call is writing it.
+    """
+
+    def __init__(self, path: str | Path):
+        given = Path(path)
+        if given.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        # a pipe or a device is not replaced
+        self._replaces = not given.exists() or given.is_file()
+        self.path = Path(os.path.realpath(given)) if self._replaces else given
+        # in the same folder: only there is a rename one step. What a kill leaves is written over
+        self._part = Path(f"{self.path}.new") if self._replaces else given
+        self._open()
+
+    @property
+    def files(self) -> set[Path]:
+        """What it writes to."""
+        return {self.path, self._part}
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Write all of it and close. An error leaves the file as it was before."""
+        try:
+            if self._replaces and not names(self._part, self._file):
+                # removed since
+                self._file.close()
+                self._open()
+            with naming_file(self.path):
+                self._file.writelines(lines)
+                self._file.flush()
+                if self._replaces:
+                    os.fsync(self._file.fileno())
+                    os.replace(self._part, self.path)
+                    self._replaces = False
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Without `write`, the file stays as it was before."""
+        if not self._file.closed and self._replaces and names(self._part, self._file):
+            self._part.unlink(missing_ok=True)
+        # what a full disk has refused is refused again
+        with suppress(OSError):
+            self._file.close()
+
+    def __enter__(self) -> "WholeFile":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self._file: IO[bytes] = open(self._part, "ab")  # noqa: SIM115
+        try:
+            if self._replaces:
+                self._take()
+            with naming_file(self.path):
+                try_writing(self._file.fileno())
+                if self._replaces:
+                    _write_and_take_back(self._file.fileno())
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the name may have become another process's since
+            mine = names(self._part, self._file)
+        except BlockingIOError:
+            mine = False
+        if not mine:
+            self._replaces = False
+            raise ValueError(f"{self.path} is being written by another process")
+        self._file.truncate(0)
+
+
+def try_writing(file: int) -> None:
+    """Raises OSError where nothing can be written to a pipe without a reader, or a full device."""
+    mode = os.fstat(file).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        poll = select.poll()
+        poll.register(file, select.POLLOUT)
+        if any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0)):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    elif stat.S_ISCHR(mode) and not os.isatty(file):
+        os.write(file, b"\n")
+
+
+def _write_and_take_back(file: int) -> None:
+    """Raises OSError where a regular file that ends in a line cannot grow."""
+    length = os.fstat(file).st_size
+    try:
+        os.write(file, b"\n")
+    finally:
+        os.ftruncate(file, length)
+
+
+def check_grows(file: IO[bytes], path: str | Path) -> None:
+    """Raises OSError, which names the file, where an open regular file cannot be appended to."""
+    with naming_file(path):
+        _write_and_take_back(file.fileno())
+
+
+def check_regular(path: str | Path) -> None:
+    """Raises ValueError for a pipe, a device or a folder, which cannot be read again."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} must be a regular file, which can be read again")
+
+
+def lies_at(path: str | Path, file: IO[bytes]) -> bool:
+    """Whether the name is still an open file's; False where it has been removed.
+
+    Raises ValueError where another file has the name now: it is someone else's.
+    """
+    if names(path, file):
+        return True
+    if os.path.lexists(path):
+        raise ValueError(f"{path} has been replaced by another file since it was opened")
+    return False
+
+
+def names(path: str | Path, file: IO[bytes]) -> bool:
+    """Whether the name is an open file's."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+@contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """An OSError within names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
