@@ -40,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
 
 SAMPLE_FLAGS = (
     "num_samples", "first_sample", "max_new_tokens", "min_new_tokens", *FILTERS, "seed", "stop",
-    "ignore_eos", "budget", "speculate", "device", "revision", "record", "drafts",
+    "ignore_eos", "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
+    "device", "revision", "record", "drafts",
 )  # fmt: skip
 
 

@@ -79,11 +79,24 @@ def tree_attention_forward(
 
     With a tree, B is 1, T is M, and `attention_mask` is ignored: the tree is the mask.
     """
+    # `Tree.inputs` has a mask of one element, which no model makes for several rows
+    masks = attention_mask is not None and attention_mask.shape[-2:] == (1, 1)
     if tree is None:
+        if masks and query.shape[-2] > 1:
+            raise ValueError(
+                f"tree must reach the attention, got None in {type(module).__name__}: this family "
+                "drops it, and is not supported by csd_tree"
+            )
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if attention_mask is not None and not masks:
+        raise ValueError(
+            "attention_mask must be that of tree.inputs, got one of shape "
+            f"{tuple(attention_mask.shape)} in {type(module).__name__}: a family with masks of its "
+            "own is not supported by csd_tree"
         )
     for name in UNSUPPORTED:
         if kwargs.get(name) is not None:
@@ -91,4 +104,6 @@ def tree_attention_forward(
     if dropout:
         raise ValueError(f"dropout must be 0 for tree attention, got {dropout}: call model.eval()")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return tree.attend(module.layer_idx, query, key, value, scale), None
+    found = tree.attend(module.layer_idx, query, key, value, scale)
+    tree.count(module.layer_idx)
+    return found, None

@@ -63,6 +63,7 @@ class Tree:
     # "reference" or "triton"; None takes the one that fits the device
     kernels: str | None = None
     _work: Work | None = field(default=None, repr=False)
+    _attended: int = field(default=0, repr=False)  # layers, in the pass that `inputs` began
 
     def __post_init__(self) -> None:
         kind, device = self.node_k.dtype, self.node_k.device
@@ -85,6 +86,7 @@ class Tree:
     @property
     def inputs(self) -> dict:
         """Arguments of the model's forward call; logits are [1, M, V], row by row."""
+        self._attended = 0
         # a mask of four dimensions is passed on as it is: the model builds none
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.token.device)
         return {
@@ -111,6 +113,11 @@ class Tree:
                 f"keys must have shape {(1, K, M, D)}, got {tuple(key.shape)}: leave "
                 "past_key_values out, what is cached is in the tree"
             )
+        if value.shape != key.shape:
+            raise ValueError(
+                f"values must have the shape of the keys, {tuple(key.shape)}, got "
+                f"{tuple(value.shape)}"
+            )
         if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
             raise RuntimeError(
                 "tree attention has no backward: call the model under torch.no_grad()"
@@ -136,6 +143,26 @@ class Tree:
             scale=scale,
             work=self._work if planned else None,
         )[None]
+
+    def count(self, layer: int) -> None:
+        """Raises ValueError unless the layers of a pass attend once each, in order."""
+        if layer != self._attended:
+            raise ValueError(
+                f"a forward pass must attend once in each of {self.node_k.shape[0]} layers, in "
+                f"order, got layer {layer} where {self._attended} is due: either this family "
+                "attends more often, which csd_tree does not support, or tree.inputs was not read "
+                "anew for this pass"
+            )
+        self._attended += 1
+
+    def check_attended(self) -> None:
+        """Raises RuntimeError unless the last pass has attended in every layer."""
+        if self._attended != self.node_k.shape[0]:
+            raise RuntimeError(
+                f"the model must attend in {self.node_k.shape[0]} layers before a path is "
+                f"committed, got {self._attended}: call model(**tree.inputs) first; a family that "
+                "drops the argument tree, or has other layers, is not supported"
+            )
 
     def accepted(self, sample: torch.Tensor) -> list[list[int]]:
         """The accepted path of every slot, as places in its list of nodes, the root first.

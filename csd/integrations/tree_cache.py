@@ -139,6 +139,7 @@ class TreeCache:
 
     def commit(self, tree: Tree, paths: list[list[int]]) -> None:
         """Keep the keys and values of each slot's accepted path, as `Tree.accepted` gives it."""
+        tree.check_attended()
         start, width = tree.slot_start.tolist(), max(1, *map(len, paths))
         for s, path in enumerate(paths):
             self._advance(s, len(path))
@@ -156,6 +157,13 @@ class TreeCache:
 def _stack(past: Any, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one batch row of a transformers cache, each [L, P, K, D]."""
     layers = getattr(past, "layers", None)
+    for layer in layers or ():
+        # others keep recurrent states, a window, or room for tokens to come
+        if type(layer).__name__ != "DynamicLayer":
+            raise ValueError(
+                "a cache must hold keys and values of all tokens in every layer (DynamicLayer), "
+                f"got a {type(layer).__name__}"
+            )
     pairs = [(x.keys, x.values) for x in layers] if layers is not None else list(past)
     if not pairs or any(k is None or k.dim() != 4 for k, _ in pairs):
         raise ValueError("a cache must hold a key and a value [B, K, P, D] in every layer")

@@ -1,0 +1,82 @@
+"""`csd_tree` in families of transformers: the logits of plain passes, or an error that names why."""
+
+import pytest
+import torch
+import transformers
+
+import csd
+
+SIZES = dict(
+    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    pad_token_id=None, bos_token_id=None, eos_token_id=None,
+)  # fmt: skip
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+FAMILIES: dict[str, dict] = {
+    "llama": {}, "mistral": dict(sliding_window=None), "qwen2": {}, "qwen3": dict(head_dim=8),
+    "granite": {}, "smollm3": {}, "olmo2": {}, "olmo": {}, "glm": dict(head_dim=8), "helium": dict(head_dim=8),
+    "cohere": {}, "stablelm": {}, "nemotron": {}, "starcoder2": dict(sliding_window=None),
+    "phi": {}, "phi3": {}, "gemma": dict(head_dim=8), "gemma2": dict(head_dim=8), "exaone4": {},
+    "diffllama": {}, "doge": {}, "ernie4_5": dict(head_dim=8), "arcee": {}, "seed_oss": dict(head_dim=8),
+    "qwen3_moe": dict(head_dim=8, **EXPERTS), "mixtral": dict(num_local_experts=4, sliding_window=None),
+    "apertus": {}, "falcon_h1": dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8),
+    "gpt_neox": {}, "gpt2": dict(n_embd=32, n_layer=2, n_head=4), "opt": {}, "lfm2": {},
+}  # fmt: skip
+PROMPT, CHAIN = [3, 7, 9, 11, 5], [8, 13, 21]
+
+
+def build(family: str):
+    torch.manual_seed(0)
+    try:
+        config = transformers.AutoConfig.for_model(family, **SIZES | FAMILIES[family])
+        # grouped products have no float64
+        config._experts_implementation = "eager"
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    except Exception as error:
+        pytest.skip(f"a tiny {family} cannot be built: {type(error).__name__}: {error}")
+    return model.eval()
+
+
+@torch.no_grad()
+def tree_logits(model) -> torch.Tensor:
+    """Of a root and two children, the first of which has a child."""
+    past = model(torch.tensor([PROMPT[:-1]]), use_cache=True).past_key_values
+    cache = csd.TreeCache([past], samples=[1], max_new_tokens=8)
+    tree = cache.tree([[PROMPT[-1], *CHAIN]], [[-1, 0, 0, 1]])
+    logits = model(**tree.inputs).logits[0]
+    cache.commit(tree, [[0]])
+    return logits
+
+
+@torch.no_grad()
+def plain_logits(model) -> torch.Tensor:
+    ends = [[], [CHAIN[0]], [CHAIN[1]], [CHAIN[0], CHAIN[2]]]
+    return torch.stack([
+        model(torch.tensor([PROMPT + end]), use_cache=False).logits[0, -1] for end in ends
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_its_own_logits_or_is_refused(family):
+    model = build(family)
+    want = plain_logits(model)
+    try:
+        model.set_attn_implementation("csd_tree")
+        got = tree_logits(model)
+    except (ValueError, TypeError) as error:
+        assert len(str(error)) > 20
+        assert family not in ("llama", "mistral", "qwen2", "qwen3", "granite", "mixtral")
+        return
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family, message", {
+    "nemotron": "drops it", "stablelm": "drops it", "falcon_h1": "DynamicLayer",
+    "diffllama": "attend once in each", "doge": "masks of its own",
+}.items())  # fmt: skip
+def test_families_that_were_wrong_are_refused_by_name(family, message):
+    model = build(family)
+    model.set_attn_implementation("csd_tree")
+    with pytest.raises(ValueError, match=message):
+        tree_logits(model)
