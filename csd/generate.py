@@ -47,7 +47,10 @@ def generate(
     Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns what has been drawn;
     samples that had not finished are `cancelled`.
 
-    Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
+    Raises ValueError or TypeError for arguments that cannot be served, naming the argument, and
+    OSError for a `record` or `history` that cannot be written, before the first step. Every error
+    after it (of a callback, of a disk that has filled up) has what was drawn until then as its
+    attribute `samples`, of the type that this function returns; the engine goes on.
     """
     engine, drawing = _resolve(model, options)
     return engine.generate(prompt, **drawing)
@@ -60,7 +63,8 @@ def stream(
     """As `generate`, but yields (prompt index, Sample) as each sample finishes.
 
     Closing the iterator cancels the rest and leaves the engine usable. With `until`, samples may
-    have been yielded beyond those that decided; `generate` calls them cancelled.
+    have been yielded beyond those that decided; `generate` calls them cancelled. Errors have
+    `samples` as those of `generate` do.
 
     {options}
     """

@@ -13,6 +13,7 @@ from csd.evaluate.tasks import TASKS, read
 from csd.evaluate.vote import Vote
 from csd.generate import engine_for
 from csd.models.prompts import has_chat
+from csd.schema.write import WholeFile
 
 # what the results of a run depend on
 OPTIONS = (*FILTERS, "max_new_tokens", "seed")
@@ -60,7 +61,9 @@ def _eval(args: Namespace) -> int:
     }
     until = Vote(task.extract) if args.until_decided else None
     results = evaluate.Results(out, settings)
+    summary = None
     try:
+        summary = WholeFile(out.with_suffix(".summary.json"))
         engine = engine_for(args.model, device=args.device, revision=args.revision)
         chat = has_chat(engine.tokenizer) and not args.plain
         have = min(len(results.rows), len(problems))
@@ -86,13 +89,18 @@ def _eval(args: Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same command goes on from {out}", file=sys.stderr)
         return 130
+    else:
+        figures = evaluate.summary(results.rows[: len(problems)], n, until)
+        try:
+            summary.write([f"{json.dumps(figures, indent=1)}\n".encode()])
+        finally:
+            _show(figures)
+            print(json.dumps(figures))
+        return 0
     finally:
         results.close()
-    figures = evaluate.summary(results.rows[: len(problems)], args.num_samples, until)
-    out.with_suffix(".summary.json").write_text(json.dumps(figures, indent=1) + "\n")
-    _show(figures)
-    print(json.dumps(figures))
-    return 0
+        if summary is not None:
+            summary.close()
 
 
 def _show(figures: dict) -> None:

@@ -4,12 +4,15 @@ import argparse
 import json
 import sys
 from argparse import Namespace, _SubParsersAction
+from contextlib import suppress
+from typing import Any
 
 from csd.cli import doctor
 from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
 from csd.cli import trace as cli_trace
 from csd.cli.history import add_history_flag, open_history
+from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.options import add_flags
 from csd.engine.result import Samples, to_json
 from csd.engine.sampling import FILTERS
@@ -28,10 +31,14 @@ def main(argv: list[str] | None = None) -> int:
     doctor.add(commands)
     args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        code = args.run(args)
+        flush_output()
+        return code
     except (ValueError, TypeError, ImportError, OSError, MemoryError, ArithmeticError,
             NotImplementedError) as error:  # fmt: skip
         print(f"csd: {error}", file=sys.stderr)
+        with suppress(OSError):
+            flush_output()
         return 2
     except KeyboardInterrupt:
         print("csd: interrupted", file=sys.stderr)
@@ -57,26 +64,50 @@ def _add_sample(commands: _SubParsersAction) -> None:
 
 
 def _sample(args: Namespace) -> int:
+    check_output()
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
     loading = {name: options.pop(name) for name in ("device", "revision")}
     engine = engine_for(args.model, **loading)
     chat = has_chat(engine.tokenizer) and not args.plain
     prompt = as_message(args.prompt, chat)
     with open_history(args.history) as history:
-        out: Samples = engine.generate(
-            prompt, progress=not args.json, history=history, **options
-        )
+        try:
+            out: Samples = engine.generate(
+                prompt, progress=not args.json, history=history, **options
+            )
+        except Exception as error:
+            # all but the end of what was asked for
+            if isinstance(drawn := getattr(error, "samples", None), Samples):
+                _show(drawn, engine.tokenizer, args)
+            raise
+    _show(out, engine.tokenizer, args)
+    return 0
+
+
+def _show(out: Samples, tokenizer: Any, args: Namespace) -> None:
     if args.json:
-        print(json.dumps(to_json(out, engine.tokenizer, args.model, args.drafts)))
-        return 0
+        show(_json(out, tokenizer, args), ".json")
+        return
+    lines = []
     for sample in out:
-        print(f"--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})")
-        print(sample.text)
+        lines.append(
+            f"--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})"
+        )
+        lines.append(f"{sample.text}")
     decided = vote(out)
     if decided.answer is not None:
-        print(f"--- vote: {decided.answer} ({decided.count} of {len(decided.answers)})")
-    print(f"--- {out.stats.tokens_per_step:.2f} tokens per step, seed {out.seed}")
-    return 0
+        lines.append(f"--- vote: {decided.answer} ({decided.count} of {len(decided.answers)})")
+    lines.append(f"--- {out.stats.tokens_per_step:.2f} tokens per step, seed {out.seed}")
+    show("\n".join(lines))
+
+
+def _json(out: Samples, tokenizer: Any, args: Namespace) -> str:
+    try:
+        return json.dumps(to_json(out, tokenizer, args.model, args.drafts))
+    except Exception as error:
+        # a tokenizer that cannot say what a token's text is
+        path = keep(json.dumps(out.to_dict()), ".json")
+        raise ValueError(f"{error}; what was drawn is in {path}") from error
 
 
 if __name__ == "__main__":

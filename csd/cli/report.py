@@ -4,6 +4,7 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 from csd.schema.read import naming, read_file
+from csd.schema.write import WholeFile
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -18,8 +19,11 @@ def _report(args: Namespace) -> int:
 
     result = read_file(args.file, dict)
     out = Path(args.out) if args.out else Path(args.file).with_suffix(".html")
-    with naming(args.file):
-        text = page(result)
-    out.write_text(text, "utf-8")
+    if out.exists() and out.samefile(args.file):
+        raise ValueError(f"out must be another file than the one that is shown, got {str(out)!r}")
+    with WholeFile(out) as file:
+        with naming(args.file):
+            text = page(result)
+        file.write([text.encode()])
     print(out)
     return 0

@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, overload
 import torch
 
 from csd.engine.call import Call, RunSettings
-from csd.engine.carry import carrying, every
+from csd.engine.carry import Carrying, every
 from csd.engine.first_use import require_check
 from csd.engine.options import Options, shows
 from csd.engine.requests import Request, check_served
@@ -209,7 +209,7 @@ class Engine(Resources):
         {options}
         """
         call = self.prepare(prompt, **options)
-        with carrying(call.requests, call.many):
+        with Carrying(call.requests, call.many):
             try:
                 for _ in self.draw(call):
                     pass
@@ -230,7 +230,7 @@ class Engine(Resources):
 
     def _indexed(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
         # a generator of its own: the arguments are checked before it, and to close it ends the run
-        with carrying(call.requests, call.many), closing(self.draw(call)) as drawn:
+        with Carrying(call.requests, call.many), closing(self.draw(call)) as drawn:
             for request, sample in drawn:
                 yield request.index, sample
 

@@ -69,6 +69,14 @@ class Request:
     def done(self) -> bool:
         return not self.waiting and not self.live
 
+    def whole(self, until: Until | None) -> bool:
+        """Whether all its samples have ended, those that `until` has cancelled among them."""
+        if not self.done or len(self.finished) < len(self.samples):
+            return False
+        # an error may have come between the last sample's end and the decision
+        decided = any(sample.finish_reason == "cancelled" for sample in self.finished.values())
+        return until is None or decided or self.checked == len(self.samples)
+
     def prefix(self) -> list[Sample]:
         """Finished samples up to the first index that has not finished.
 

@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -96,15 +97,19 @@ def run(
         while take < min(batch, len(todo)) and first[todo[take]] == first[todo[0]] == 0:
             take += 1
         block, todo = todo[:take], todo[take:]
-        outs, seconds = _draw(
+        outs, seconds, error = _draw(
             engine, [prompts[i] for i in block], on_sample,
             num_samples=num_samples, first_sample=first[block[0]], until=until, history=history,
             **options,
         )  # fmt: skip
         rows = [
-            _row(problems[i], task, out, seconds / take) for i, out in zip(block, outs, strict=True)
+            _row(problems[i], task, out, seconds / len(outs))
+            for i, out in zip(block, outs, strict=False)
         ]
-        results.add(rows)
+        if rows:
+            results.add(rows)
+        if error is not None:
+            raise error
         yield rows
 
 
@@ -119,13 +124,20 @@ def _check(prompts: list, engine: Engine, options: dict) -> None:
 
 def _draw(
     engine: Engine, prompts: list, on_sample: Callable[[], object], **options: Any
-) -> tuple[list[Samples], float]:
-    # not csd.generate, which returns half a problem on Ctrl-C
-    start = time.perf_counter()
+) -> tuple[list[Samples], float, BaseException | None]:
+    """The samples of the first prompts that are whole, the seconds they took, and the error that
+    has ended the call before the others were."""
     call = engine.prepare(prompts, **options)
-    for _ in engine.draw(call):
-        on_sample()
-    return call.results(), time.perf_counter() - start
+    start = time.perf_counter()
+    error = None
+    try:
+        # not csd.generate, which returns half a problem on Ctrl-C
+        for _ in engine.draw(call):
+            on_sample()
+    except BaseException as raised:
+        error = raised
+    whole = takewhile(lambda request: request.whole(call.settings.until), call.requests)
+    return [request.result() for request in whole], time.perf_counter() - start, error
 
 
 def _row(problem: Problem, task: Task, out: Samples, seconds: float) -> dict:

@@ -9,7 +9,7 @@ from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.evaluate.resumed import ResumedFile
 from csd.schema.check import Between, check, fits, shown
-from csd.traces.traces import Trace, TraceLine, write_traces
+from csd.traces.traces import Trace, TraceLine, open_traces, write_traces
 
 
 def part_of(out: str | Path) -> Path:
@@ -31,24 +31,28 @@ def record(
     options: those of `csd.generate`; `seed` must be given.
     """
     part = ResumedFile(part_of(out), settings, _check_line, "part of a trace file")
+    whole = None
     try:
+        whole = open_traces(out)
         done = {row["problem"] for row in part.rows}
         if not done <= {*range(len(prompts))}:
             raise ValueError(f"{part_of(out)} has prompts beyond the {len(prompts)} there are")
         call = engine.prepare(prompts, record=os.fspath(out), **options)
-        # written below
+        # its file is written below
         call.record = None
         call.requests = [r for r in call.requests if r.index not in done]
         for request, _ in engine.draw(call) if call.requests else ():
             on_sample()
-            if request.done and len(request.finished) == len(request.samples):
+            if request.whole(until=None):
                 part.add([trace_of(request).to_dict()])
         traces = [Trace.of(cast(TraceLine, row)) for row in part.rows]
         traces.sort(key=lambda trace: trace.problem)
-        write_traces(out, traces)
-        part_of(out).unlink()
+        write_traces(whole, traces)
+        part_of(out).unlink(missing_ok=True)
     finally:
         part.close()
+        if whole is not None:
+            whole.close()
     return traces
 
 

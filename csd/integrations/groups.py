@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from csd.engine.call import RunSettings
-from csd.engine.carry import carrying
+from csd.engine.carry import Carrying
 from csd.engine.earlier import give_history, keep_history, keeps_top
 from csd.engine.engine import Engine
 from csd.engine.requests import Request
@@ -47,7 +47,7 @@ def draw(
     kept = history if keep and isinstance(history, History) else None
     if kept is not None:
         kept.check()
-    with carrying(requests):
+    with Carrying(requests):
         try:
             for _ in engine.run(requests, settings):
                 pass

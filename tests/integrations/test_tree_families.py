@@ -1,4 +1,4 @@
-"""`csd_tree` in families of transformers: the logits of plain passes, or an error that names why."""
+"""`csd_tree` in families of transformers: the logits of plain passes, or a clear error."""
 
 import pytest
 import torch
@@ -12,15 +12,22 @@ SIZES = dict(
     pad_token_id=None, bos_token_id=None, eos_token_id=None,
 )  # fmt: skip
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+OWN_HEAD = dict(head_dim=8)
 FAMILIES: dict[str, dict] = {
-    "llama": {}, "mistral": dict(sliding_window=None), "qwen2": {}, "qwen3": dict(head_dim=8),
-    "granite": {}, "smollm3": {}, "olmo2": {}, "olmo": {}, "glm": dict(head_dim=8), "helium": dict(head_dim=8),
-    "cohere": {}, "stablelm": {}, "nemotron": {}, "starcoder2": dict(sliding_window=None),
-    "phi": {}, "phi3": {}, "gemma": dict(head_dim=8), "gemma2": dict(head_dim=8), "exaone4": {},
-    "diffllama": {}, "doge": {}, "ernie4_5": dict(head_dim=8), "arcee": {}, "seed_oss": dict(head_dim=8),
-    "qwen3_moe": dict(head_dim=8, **EXPERTS), "mixtral": dict(num_local_experts=4, sliding_window=None),
-    "apertus": {}, "falcon_h1": dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8),
-    "gpt_neox": {}, "gpt2": dict(n_embd=32, n_layer=2, n_head=4), "opt": {}, "lfm2": {},
+    **dict.fromkeys(
+        ["llama", "qwen2", "granite", "smollm3", "olmo2", "olmo", "cohere", "stablelm", "nemotron",
+         "phi", "phi3", "exaone4", "diffllama", "doge", "arcee", "apertus", "gpt_neox", "opt",
+         "lfm2"], {},
+    ),
+    **dict.fromkeys(
+        ["qwen3", "glm", "helium", "gemma", "gemma2", "ernie4_5", "seed_oss"], OWN_HEAD
+    ),
+    "mistral": dict(sliding_window=None),
+    "starcoder2": dict(sliding_window=None),
+    "mixtral": dict(num_local_experts=4, sliding_window=None),
+    "qwen3_moe": OWN_HEAD | EXPERTS,
+    "falcon_h1": dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8),
+    "gpt2": dict(n_embd=32, n_layer=2, n_head=4),
 }  # fmt: skip
 PROMPT, CHAIN = [3, 7, 9, 11, 5], [8, 13, 21]
 
