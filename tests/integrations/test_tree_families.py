@@ -13,15 +13,14 @@ SIZES = dict(
 )  # fmt: skip
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 OWN_HEAD = dict(head_dim=8)
+PLAIN = (
+    "llama", "qwen2", "granite", "smollm3", "olmo2", "olmo", "cohere", "stablelm", "nemotron",
+    "phi", "phi3", "exaone4", "diffllama", "doge", "arcee", "apertus", "gpt_neox", "opt", "lfm2",
+)  # fmt: skip
+WITH_HEADS = ("qwen3", "glm", "helium", "gemma", "gemma2", "ernie4_5", "seed_oss")
 FAMILIES: dict[str, dict] = {
-    **dict.fromkeys(
-        ["llama", "qwen2", "granite", "smollm3", "olmo2", "olmo", "cohere", "stablelm", "nemotron",
-         "phi", "phi3", "exaone4", "diffllama", "doge", "arcee", "apertus", "gpt_neox", "opt",
-         "lfm2"], {},
-    ),
-    **dict.fromkeys(
-        ["qwen3", "glm", "helium", "gemma", "gemma2", "ernie4_5", "seed_oss"], OWN_HEAD
-    ),
+    **{family: {} for family in PLAIN},
+    **{family: OWN_HEAD for family in WITH_HEADS},
     "mistral": dict(sliding_window=None),
     "starcoder2": dict(sliding_window=None),
     "mixtral": dict(num_local_experts=4, sliding_window=None),
