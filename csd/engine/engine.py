@@ -89,7 +89,7 @@ class Engine(Resources):
             raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
         self._exact = exact
-        self._timed: tuple | None = None  # what steps were timed for
+        self._cost_of: tuple | None = None  # what steps were timed for
         self._cost: CostModel | None = None
         self._ops = Ops.choose(kernels, loaded.device)
         self._products = ExactProducts.for_kernels(self._ops.name, exact)
@@ -130,9 +130,9 @@ class Engine(Resources):
         self.device, self.dtype = loaded.device, loaded.dtype
         self._drop()
         timed = self.decoder.config, self.device, self.dtype
-        if timed != self._timed:
+        if timed != self._cost_of:
             # steps of other sizes take other times
-            self._timed, self._cost = timed, None
+            self._cost_of, self._cost = timed, None
 
     @property
     def ops(self) -> Ops:

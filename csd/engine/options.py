@@ -253,7 +253,10 @@ def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> 
         flag = "--" + name.replace("_", "-")
         if option.flag is bool:
             if default:
-                parser.add_argument("--no-" + flag[2:], dest=name, action="store_false")
+                negated = f"sets {name} to False ({option.help})"
+                parser.add_argument(
+                    "--no-" + flag[2:], dest=name, action="store_false", help=negated
+                )
             else:
                 parser.add_argument(flag, action="store_true", help=option.help)
         elif option.flag is list:
