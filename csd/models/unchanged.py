@@ -2,8 +2,8 @@
 
 A hook, a replaced `forward`, another activation or another scale changes the logits of a module and
 not its weights. Code is known by the package of its file, since `functools.wraps` copies names:
-transformers', accelerate's wrappers of precision and device, csd's and Liger's kernels compute
-what the class does.
+transformers', the wrappers of accelerate (precision, device) and of TRL (a loss in chunks), csd's
+and Liger's kernels compute what the class does.
 """
 
 import inspect
@@ -18,10 +18,10 @@ from torch import nn
 
 from csd.models.config import ModelConfig
 
-_PACKAGES = ("transformers", "torch", "accelerate", "csd", "liger_kernel", "kernels")
+_PACKAGES = ("transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels")
 # hooks that let gradients reach the embedding, or note outputs, and change no value
 _HOOKS = ("make_inputs_require_grad", "output_capturing_hook")
-_HOOK_PACKAGES = (*_PACKAGES, "peft", "trl")
+_HOOK_PACKAGES = (*_PACKAGES, "peft")
 # functions of a modeling file that its classes call by name
 _FUNCTIONS = ("apply_rotary_pos_emb", "rotate_half", "repeat_kv", "eager_attention_forward")
 _ADVICE = "which csd's fused decoder does not compute; undo it, or pass the plain model"
@@ -94,12 +94,12 @@ def _foreign(function: Any, stock: Any = None) -> str | None:
     """
     while function is not stock:
         if isinstance(function, partial):
-            function, inner = function.func, getattr(function, "__wrapped__", None)
+            function, inner = function.func, _wrapped(function)
         elif isinstance(function, MethodType):
             function = function.__func__
             continue
         else:
-            inner = getattr(function, "__wrapped__", None)
+            inner = _wrapped(function)
         package = _package(function)
         if package not in _PACKAGES:
             return _named(function)
@@ -108,6 +108,15 @@ def _foreign(function: Any, stock: Any = None) -> str | None:
             return None if stock is None or kernels else _named(function)
         function = inner
     return None
+
+
+def _wrapped(function: Any) -> Any:
+    """The function that a wrapper calls, if it is known."""
+    free = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    # TRL's wrapper is named after the class's forward and calls the module's
+    if "original_forward" in free:
+        return function.__closure__[free.index("original_forward")].cell_contents
+    return getattr(function, "__wrapped__", None)
 
 
 def _package(function: Any) -> str:
