@@ -28,26 +28,30 @@ def vowels(completions: list[str], **_: object) -> list[float]:
     return [sum(c in "aeiouAEIOU" for c in text) / max(len(text), 1) for text in completions]
 
 
-def main(steps: int = 20, tokens: int = 24, rollout: Any = None, batch: int = 32) -> GRPOTrainer:
+def main(
+    steps: int = 20, tokens: int = 24, rollout: Any = None, batch: int = 32, **config: Any
+) -> GRPOTrainer:
+    """config: of GRPOConfig, in place of the example's."""
     model, tokenizer = toy()
+    settings: dict[str, Any] = dict(
+        output_dir=tempfile.mkdtemp(),
+        max_steps=steps,
+        num_generations=8,
+        per_device_train_batch_size=batch,
+        max_completion_length=tokens,
+        learning_rate=3e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        bf16=False,
+        use_cpu=True,
+        disable_tqdm=True,
+    )
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=vowels,
-        args=GRPOConfig(
-            output_dir=tempfile.mkdtemp(),
-            max_steps=steps,
-            num_generations=8,
-            per_device_train_batch_size=batch,
-            max_completion_length=tokens,
-            learning_rate=3e-3,
-            lr_scheduler_type="constant",
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            bf16=False,
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
+        args=GRPOConfig(**settings | config),
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=tokenizer,
         rollout_func=rollout or Rollout(),

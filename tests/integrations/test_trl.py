@@ -111,6 +111,22 @@ def test_what_cannot_be_rolled_out_is_refused(trained):
         Rollout()(["a"], trainer)
 
 
+def test_mixed_precision_with_gradient_checkpointing_is_drawn_by_csd():
+    from csd.integrations.trl import Rollout
+
+    rollout = Rollout()
+    trainer = main_of("grpo.py")(
+        steps=2, tokens=6, rollout=rollout, bf16=True, gradient_checkpointing=True
+    )
+    assert rollout.tokens and "forward" in vars(trainer.model)
+    assert trainer.state.global_step == 2
+
+
+def test_a_trainer_whose_head_is_cast_is_refused():
+    with pytest.raises((TypeError, ValueError), match=r"lm_head|dtype"):
+        main_of("grpo.py")(steps=1, tokens=4, cast_lm_head_to_fp32=True, bf16=True)
+
+
 def test_history_is_the_last_epochs_and_changes_nothing(monkeypatch):
     """The example as it stands: it compares completions and losses itself."""
     found = main_of("grpo_history.py")(
