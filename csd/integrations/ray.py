@@ -15,6 +15,7 @@ from csd.engine.sampling import SAMPLING, resolve
 from csd.integrations.groups import draw
 from csd.models.prompts import parse
 from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
+from csd.schema.other_names import unknown_argument
 
 _RUNNING = {"budget", "speculate", "drafter", "share"}
 
@@ -145,7 +146,6 @@ def _check(options: dict) -> None:
     own = {"prompt", "chat_template_kwargs", "engine"}
     unknown = sorted(set(options) - SAMPLING - _RUNNING - own)
     if unknown:
-        known = ", ".join(sorted(SAMPLING | _RUNNING | own))
-        raise TypeError(f"unknown argument {unknown[0]!r}; known are {known}")
+        raise unknown_argument(unknown[0], SAMPLING | _RUNNING | own | {"num_samples", "seed"})
     check_budget(options.get("budget", "auto"))
     check_share(options.get("share"))
