@@ -43,6 +43,13 @@ LONGEST = [
 ]  # fmt: skip
 
 
+def pytest_configure(config):
+    """Processes take whole files, in the order below. As options of every run, which pytest-benchmark
+    takes for one in processes, they would leave no way to time anything."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist, config.option.loadscopereorder = "loadfile", False
+
+
 def pytest_collection_modifyitems(items):
     rank = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
