@@ -44,8 +44,11 @@ LONGEST = [
 
 
 def pytest_configure(config):
-    """Processes take whole files, in the order below. As options of every run, which pytest-benchmark
-    takes for one in processes, they would leave no way to time anything."""
+    """Processes take whole files, in the order below.
+
+    As options of every run they would make each one of processes to pytest-benchmark, which times
+    nothing there.
+    """
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist, config.option.loadscopereorder = "loadfile", False
 
