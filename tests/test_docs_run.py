@@ -6,6 +6,7 @@ prompts, tensors) is in `GIVEN`; models that blocks name are folders beside whic
 
 import os
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -132,6 +133,8 @@ def left_as_it_was():
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
 
 
 @pytest.mark.parametrize(("page", "i"), CASES, ids=[f"{page} {i}" for page, i in CASES])
