@@ -153,8 +153,7 @@ def on_cpu() -> tuple[dict, list[dict], int]:
     folder = os.path.dirname(os.path.abspath(__file__))
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, "benchmark.json")
-        # the project's own options send tests to processes and leave benchmarks out
-        options = ["--dist=no", "--benchmark-enable", "--benchmark-disable-gc"]
+        options = ["--benchmark-enable", "--benchmark-disable-gc"]
         options += ["--benchmark-min-rounds=3", "--benchmark-max-time=0.05"]
         options += ["--benchmark-columns=median,iqr,rounds"]
         status = pytest.main(

@@ -1,5 +1,6 @@
 """csd: faster multi-sample LLM inference that changes nothing about what is sampled."""
 
+from csd import integrations, kernels, verify
 from csd.engine.engine import Engine
 from csd.engine.result import Sample, Samples, Stats
 from csd.evaluate.best_of import best_of
@@ -10,7 +11,7 @@ from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
-from csd.integrations.swap import apply_kernels
+from csd.integrations.swap import apply_kernels, remove_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
 from csd.state.version import __version__
@@ -32,10 +33,14 @@ __all__ = [
     "best_of",
     "generate",
     "hf_generate",
+    "integrations",
+    "kernels",
     "pass_at_k",
     "register_attention",
     "release",
+    "remove_kernels",
     "stream",
+    "verify",
     "vote",
 ]
 

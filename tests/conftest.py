@@ -43,6 +43,16 @@ LONGEST = [
 ]  # fmt: skip
 
 
+def pytest_configure(config):
+    """Processes take whole files, in the order below.
+
+    As options of every run they would make each one of processes to pytest-benchmark, which times
+    nothing there.
+    """
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist, config.option.loadscopereorder = "loadfile", False
+
+
 def pytest_collection_modifyitems(items):
     rank = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

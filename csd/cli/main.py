@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from argparse import Namespace, _SubParsersAction
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
 from csd.generate import engine_for
 from csd.models.prompts import as_message, has_chat
+from csd.schema.other_names import hint
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +31,10 @@ def main(argv: list[str] | None = None) -> int:
     cli_report.add(commands)
     cli_trace.add(commands)
     doctor.add(commands)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = commands.choices[args.command]._option_string_actions
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, flags)}")
     try:
         code = args.run(args)
         flush_output()
@@ -43,6 +48,16 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("csd: interrupted", file=sys.stderr)
         return 130
+
+
+def _meant(unknown: list[str], flags: Iterable[str]) -> str:
+    """A hint at the flag that the first unknown one may have been meant as."""
+    known = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
+    names = [a[2:].partition("=")[0].replace("-", "_") for a in unknown if a.startswith("--")]
+    found = hint(names[0], known) if names else ""
+    before, asked, name = found.partition("did you mean ")
+    is_flag = name.removesuffix("?") in known
+    return before + asked + "--" + name.replace("_", "-") if is_flag else found
 
 
 SAMPLE_FLAGS = (

@@ -25,6 +25,7 @@ from csd.models.config import ModelConfig
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
 from csd.schema.arguments import check_whole
+from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
 from csd.verify.sampler import Sampler
 
@@ -62,6 +63,7 @@ class Engine(Resources):
         with "cublas" cuBLAS's in blocks of 64 rows. See docs/exact.md.
     """
 
+    @names_arguments
     def __init__(
         self,
         model: Any,

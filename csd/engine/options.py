@@ -22,6 +22,7 @@ from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
 from csd.graph.make_drafter import DRAFTERS, known
 from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
+from csd.schema.other_names import unknown_argument
 from csd.traces.history import History
 from csd.verify.sampler import DRAWS
 
@@ -172,7 +173,8 @@ class Options(TypedDict, total=False):
     attention_mask: Annotated[torch.Tensor | None, Option(
         None, "for a 2-D tensor of prompts: 0 where it is padding")]
     chat_template_kwargs: Annotated[dict[str, Any] | None, Option(
-        None, "for prompts that are messages")]
+        None, "what the chat template reads beside messages: enable_thinking, tools, "
+        "continue_final_message")]
     progress: Annotated[bool, Option(False, "show a progress bar")]
     callback: Annotated[OnText | None, Option(
         None, "called as callback(prompt index, sample index, new tokens, their text) once a step "
@@ -209,8 +211,7 @@ def read_options(given: Mapping[str, Any], kind: type = Options) -> dict[str, An
     known_options = options_of(kind)
     for name in given:
         if name not in known_options:
-            known_names = ", ".join(sorted(known_options))
-            raise TypeError(f"unknown argument {name!r}; known are {known_names}")
+            raise unknown_argument(name, known_options)
     found = {}
     for name, (_, option) in known_options.items():
         found[name] = given.get(name, option.default)

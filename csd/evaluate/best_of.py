@@ -9,6 +9,7 @@ import torch
 
 from csd.engine.result import Sample
 from csd.evaluate.vote import drawn, text_of
+from csd.models.prompts import chat_ids
 from csd.schema.check import shown
 
 
@@ -89,16 +90,16 @@ def _reward(
     def reward(sample: Sample) -> float:
         text = text_of(sample)
         if isinstance(prompt, str):
-            inputs = tokenizer(prompt + text, return_tensors="pt")
+            ids = tokenizer(prompt + text)["input_ids"]
         else:
-            inputs = tokenizer.apply_chat_template(
-                [*prompt, {"role": "assistant", "content": text}],
-                tokenize=True, return_dict=True, return_tensors="pt",
-            )  # fmt: skip
+            chat = [*prompt, {"role": "assistant", "content": text}]
+            ids = chat_ids(chat, tokenizer, "prompt", {"add_generation_prompt": False})
+        device: Any = model.device
+        given = torch.tensor([ids], device=device)
         training = model.training
         model.eval()
         try:
-            return model(**inputs.to(model.device)).logits[0, 0].item()
+            return model(given, attention_mask=torch.ones_like(given)).logits[0, 0].item()
         finally:
             model.train(training)
 

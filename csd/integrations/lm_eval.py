@@ -10,9 +10,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from lm_eval.api.registry import register_model
-from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+
+try:
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+except ImportError as error:
+    raise ImportError(
+        f"csd.integrations.lm_eval needs lm_eval: pip install 'csd[lm-eval]' ({error})"
+    ) from error
 
 from csd.engine.engine import Engine
 from csd.engine.sampling import FILTERS, SamplingParams, resolve

@@ -15,6 +15,8 @@ from csd.engine.sampling import SAMPLING, resolve
 from csd.integrations.groups import draw
 from csd.models.prompts import parse
 from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
+from csd.schema.lazy import check_installed
+from csd.schema.other_names import unknown_argument
 
 _RUNNING = {"budget", "speculate", "drafter", "share"}
 
@@ -47,6 +49,7 @@ def sample(
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))
     check_seed(seed)
+    check_installed("ray", "ray", "csd.integrations.ray")
     return dataset.map_batches(
         Sampler,
         fn_constructor_args=(model,),
@@ -98,6 +101,7 @@ class Sampler:
 
     def __call__(self, table: Any) -> Any:
         """table: a `pyarrow.Table` with a column of prompts. Returns it with four columns more."""
+        check_installed("pyarrow", "ray", "csd.integrations.ray.Sampler")
         import pyarrow as pa
 
         first = [0] * len(table)
@@ -145,7 +149,6 @@ def _check(options: dict) -> None:
     own = {"prompt", "chat_template_kwargs", "engine"}
     unknown = sorted(set(options) - SAMPLING - _RUNNING - own)
     if unknown:
-        known = ", ".join(sorted(SAMPLING | _RUNNING | own))
-        raise TypeError(f"unknown argument {unknown[0]!r}; known are {known}")
+        raise unknown_argument(unknown[0], SAMPLING | _RUNNING | own | {"num_samples", "seed"})
     check_budget(options.get("budget", "auto"))
     check_share(options.get("share"))

@@ -1,7 +1,7 @@
 """csd's RMS norm, rotary embedding and SwiGLU inside a stock `transformers` model.
 
-    csd.apply_kernels(model)    # True: swapped in
-    csd.apply_kernels(model)    # False: the stock ones are back
+    csd.apply_kernels(model)     # in place, however often it is called
+    csd.remove_kernels(model)    # the stock ones are back
 
 Modules get a `forward` of their own; classes, weights and other models are left alone.
 """
@@ -23,24 +23,13 @@ ROTARY = "apply_rotary_pos_emb"
 
 
 def apply_kernels(model: nn.Module) -> bool:
-    """Swap csd's kernels into a Llama, Mistral, Qwen2 or Qwen3 of transformers, or out again.
+    """Swap csd's kernels into a Llama, Mistral, Qwen2 or Qwen3 of transformers.
 
-    Returns True when they are in place now, False when the stock ones are back. CPU tensors run the
+    Returns True: they are in place, those of an earlier call among them. CPU tensors run the
     references, CUDA tensors Triton. All have a backward. Raises TypeError for a model with none of
     those layers, or with ones that csd cannot replace.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model must be a model of transformers, got {type(model).__name__}: csd's own engines "
-            "have the kernels already"
-        )
-    swapped = [
-        m for m in model.modules() if getattr(vars(m).get("forward"), "func", None) in _FORWARDS
-    ]
-    for module in swapped:
-        del module.forward
-    if swapped:
-        return False
+    _check_model(model)
     every = ((m, _forward_for(m)) for m in model.modules())
     found = [(m, forward) for m, forward in every if forward is not None]
     if not found:
@@ -48,6 +37,7 @@ def apply_kernels(model: nn.Module) -> bool:
             f"model must have layers of {', '.join(FAMILIES.values())} as transformers defines "
             f"them, got {type(model).__name__}"
         )
+    found = [(m, forward) for m, forward in found if not _is_swapped(m)]
     for module, _ in found:
         if "forward" in vars(module):
             raise TypeError(
@@ -58,6 +48,30 @@ def apply_kernels(model: nn.Module) -> bool:
         # a method would be pickled as an attribute of the module that is not there
         module.forward = functools.partial(forward, module)
     return True
+
+
+def remove_kernels(model: nn.Module) -> bool:
+    """Put the stock layers back where `apply_kernels` has swapped csd's in.
+
+    Returns whether there were any. Raises TypeError for what is no model.
+    """
+    _check_model(model)
+    swapped = [m for m in model.modules() if _is_swapped(m)]
+    for module in swapped:
+        del module.forward
+    return bool(swapped)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a model of transformers, got {type(model).__name__}: csd's own engines "
+            "have the kernels already"
+        )
+
+
+def _is_swapped(module: nn.Module) -> bool:
+    return getattr(vars(module).get("forward"), "func", None) in _FORWARDS
 
 
 def _forward_for(module: Any) -> Callable | None:

@@ -11,6 +11,7 @@ from csd.generate import engine_for
 from csd.integrations.groups import draw_rows
 from csd.kernels.noise import prompt_key
 from csd.schema.arguments import check_budget, check_share, check_whole
+from csd.schema.lazy import check_installed
 from csd.traces.history import History
 
 
@@ -48,6 +49,7 @@ class Rollout:
         if check_whole("history", history, 0):
             # as many of an epoch as the trainer draws
             self.history = History(samples=1 << 20, epochs=history)
+        check_installed("trl", "trl", "csd.integrations.trl.Rollout")
         self.tokens = self.sample_steps = 0
         self._step: tuple | None = None
         self._calls = 0

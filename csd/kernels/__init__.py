@@ -5,7 +5,7 @@ kernel, the launcher (`<op>_triton`), the operator (`torch.ops.csd.<op>`) and th
 (`<op>`). A large operation is a package in the same order: `__init__` holds the formula, the
 operator and the public function, `launch` the launcher, `reference` the reference, `constants` what
 kernels and reference share, and a file each of the kernels' steps. Nothing here imports anything of
-csd but `csd.state`.
+csd but `csd.state` and `csd.schema`. A module is imported when it is first named.
 
 Dimensions have one letter each, the same in every file:
 
@@ -18,3 +18,10 @@ Dimensions have one letter each, the same in every file:
 
 The sentinel is -1: a padding row of the pool has slot -1, an absent token or page is -1.
 """
+
+from typing import TYPE_CHECKING
+
+from csd.schema.lazy import submodules
+
+if not TYPE_CHECKING:
+    __getattr__ = submodules(__name__)

@@ -2,22 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Any
 
 import torch
 
-from csd.schema.check import AtLeast, check, fits, shown
+from csd.models.messages import (
+    as_mapping,
+    check_chat,
+    check_messages,
+    check_template_options,
+    forms,
+    messages_of,
+    text_of,
+)
+from csd.schema.check import check, fits, shown
 from csd.schema.read import naming
-
-
-class Message(TypedDict):
-    """What a chat template reads: an assistant's may have `tool_calls` in place of content."""
-
-    role: str
-    content: NotRequired[str | list | None]
-
-
-Messages = Annotated[list[Message], AtLeast(1)]
 
 
 def parse(
@@ -42,6 +41,8 @@ def parse(
         return _each(rows, lambda row, name: _check(row, vocab, name), errors), True
     if attention_mask is not None:
         raise ValueError("attention_mask goes with a 2-D tensor of prompts only")
+
+    _check_template_kwargs(chat_template_kwargs, prompt)
 
     def read(one: Any, name: str) -> list[int]:
         return _one(one, tokenizer, vocab, name, chat_template_kwargs, context)
@@ -88,8 +89,21 @@ def _is_one(prompt: Any) -> bool:
     if isinstance(prompt, str) or torch.is_tensor(prompt):
         return True
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and (
-        isinstance(prompt[0], Mapping) or _is_id(prompt[0])
+        as_mapping(prompt[0]) is not None or _is_id(prompt[0])
     )
+
+
+def _check_template_kwargs(given: Any, prompt: Any) -> None:
+    if not given:
+        return
+    if not isinstance(given, Mapping):
+        raise TypeError(f"chat_template_kwargs must be a dict, got {shown(given)}")
+    prompts = [prompt] if _is_one(prompt) else prompt
+    if isinstance(prompts, list | tuple) and not any(messages_of(p) is not None for p in prompts):
+        raise ValueError(
+            "chat_template_kwargs goes with prompts that are messages, got "
+            f"{', '.join(sorted(map(str, given)))} and none that is"
+        )
 
 
 def _is_id(x: object) -> bool:
@@ -113,10 +127,10 @@ def _one(
         raise TypeError(
             f"{name} must be a str, a list of messages or token ids, got {type(prompt).__name__}"
         )
-    if prompt and all(isinstance(m, Mapping) for m in prompt):
-        for message in prompt:
-            _check_length(message.get("content"), tokenizer, context, name)
-        return _check(_chat(prompt, tokenizer, name, chat_template_kwargs or {}), vocab, name)
+    messages = messages_of(prompt)
+    if messages is not None:
+        options = check_template_options(chat_template_kwargs or {})
+        return _check(chat_ids(messages, tokenizer, name, options, context), vocab, name)
     return _check(prompt, vocab, name)
 
 
@@ -132,24 +146,32 @@ def _encode(text: str, tokenizer: Any, name: str) -> list[int]:
         return tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)))["input_ids"]
 
 
-def _chat(messages: Iterable[Mapping], tokenizer: Any, name: str, kwargs: dict) -> list[int]:
+def chat_ids(
+    messages: list[dict], tokenizer: Any, name: str, options: dict, context: int | None = None
+) -> list[int]:
+    """Token ids of messages, before their vocabulary is checked. options: of the template."""
     _need(tokenizer, name)
-    if not has_chat(tokenizer):
+    if not has_chat(tokenizer) and not options.get("chat_template"):
         raise ValueError(f"{name} is a list of messages, but the tokenizer has no chat template")
-    found = [dict(m) for m in messages]
     with naming(name):
-        check_messages(found)
-    kwargs = {"add_generation_prompt": True, **kwargs}
-    try:
-        with _no_panic(name):
-            return tokenizer.apply_chat_template(
-                found, tokenize=True, return_dict=True, **kwargs
-            )["input_ids"]
-    # a template is a program of its own, and raises what it likes
-    except Exception as error:
-        raise ValueError(
-            f"{name} is not what the chat template reads: {type(error).__name__}: {error}"
-        ) from error
+        check_messages(messages)
+    for message in messages:
+        _check_length(text_of(message), tokenizer, context, name)
+    with naming(name):
+        tried = list(forms(messages, tokenizer, options))
+    raised = None
+    for form in tried:
+        try:
+            with _no_panic(name):
+                return tokenizer.apply_chat_template(
+                    form, tokenize=True, return_dict=True, **options
+                )["input_ids"]
+        # a template is a program of its own, and raises what it likes
+        except Exception as error:
+            raised = raised or error
+    raise ValueError(
+        f"{name} is not what the chat template reads: {type(raised).__name__}: {raised}"
+    ) from raised
 
 
 @contextmanager
@@ -176,20 +198,9 @@ def _check_length(text: object, tokenizer: Any, context: int | None, name: str) 
         )
 
 
-def check_messages(messages: list[dict]) -> None:
-    """Raises ValueError, naming the message, for one without a role, or with nothing in it."""
-    check(messages, Messages)
-    for i, message in enumerate(messages):
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise ValueError(f"must have a text as '[{i}].content', got {message}")
-
-
 def check_prompt(prompt: Any, name: str) -> None:
     """What a file has for a prompt: a text that is not blank, or messages."""
-    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt):
-        with naming(f"{name!r}"):
-            check_messages(prompt)
-    elif not (fits(prompt, str) and prompt.strip()):
+    if not check_chat(prompt, f"{name!r}") and not (fits(prompt, str) and prompt.strip()):
         raise ValueError(f"must have a text or messages as {name!r}, got {shown(prompt)}")
 
 

@@ -77,8 +77,9 @@ def test_a_tokenizer_that_panics(target):
 
 def test_apply_kernels(target):
     for model in (None, target):
-        with pytest.raises(TypeError, match="model must be a model of transformers, got"):
-            csd.apply_kernels(model)
+        for function in (csd.apply_kernels, csd.remove_kernels):
+            with pytest.raises(TypeError, match="model must be a model of transformers, got"):
+                function(model)
 
 
 def test_samples_without_tokens():

@@ -60,9 +60,14 @@ def test_applied_and_taken_off(family, calls):
     norms_a_layer = 4 if family == "qwen3" else 2
     expected = dict(rms_norm=norms_a_layer * layers + 1, rotate=layers, silu_mul=layers)
     assert calls == expected
-    assert csd.apply_kernels(model) is False
+    # to apply them again is to have them
+    assert csd.apply_kernels(model) is True
     assert torch.equal(logits(model), before)
-    assert calls == expected
+    assert calls == {name: 2 * times for name, times in expected.items()}
+    assert csd.remove_kernels(model) is True
+    assert csd.remove_kernels(model) is False
+    assert torch.equal(logits(model), before)
+    assert calls == {name: 2 * times for name, times in expected.items()}
     assert not any("forward" in vars(m) for m in model.modules())
 
 
@@ -120,7 +125,7 @@ def test_generate_works_before_and_after():
     assert csd.generate(model, [5, 6, 7], **options).tokens == want
     # its weights are views of the engine's now, and the kernels stay
     assert torch.equal(logits(model), before)
-    assert csd.apply_kernels(model) is False
+    assert csd.remove_kernels(model) is True
     assert csd.apply_kernels(model) is True
     assert csd.generate(model, [5, 6, 7], **options).tokens == want
 
@@ -138,8 +143,19 @@ def test_a_swapped_model_is_saved_whole(family, calls):
     assert torch.equal(logits(other), before)
     layers = model.config.num_hidden_layers
     assert calls["rotate"] == calls["silu_mul"] == layers < calls["rms_norm"]
-    assert csd.apply_kernels(other) is False
-    assert csd.apply_kernels(model) is False
+    assert csd.remove_kernels(other) is True
+    assert csd.remove_kernels(model) is True
+
+
+def test_layers_that_came_later_are_swapped_too(calls):
+    model, other = checkpoints.build("llama"), checkpoints.build("llama")
+    assert csd.apply_kernels(model)
+    before = logits(model)
+    whole = dict(calls)
+    model.model.layers[0] = other.model.layers[0]
+    assert csd.apply_kernels(model) is True
+    assert logits(model).shape == before.shape
+    assert calls == {name: 2 * times for name, times in whole.items()}
 
 
 def test_a_swapped_model_compiles_whole():

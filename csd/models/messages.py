@@ -1,0 +1,259 @@
+"""Messages as clients of OpenAI's interface send them, in the form that a chat template reads.
+
+Templates are programs, and differ in what they read: texts or lists of parts, arguments of tools as
+objects or as JSON, a missing content or an empty one. The form is found by rendering each.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from csd.schema.check import AtLeast, check, fits, shown
+from csd.schema.read import naming
+
+
+class Message(TypedDict):
+    """What a chat template reads: an assistant's may have `tool_calls` in place of content."""
+
+    role: str
+    content: NotRequired[str | list | None]
+    tool_calls: NotRequired[list[dict] | None]
+
+
+Messages = Annotated[list[Message], AtLeast(1)]
+
+# parts of a content that hold text, and the key that has it
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# roles that every template reads
+_ROLES = ("user", "assistant")
+# arguments of apply_chat_template that would give something else than token ids, or fewer of them
+_OURS = ("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
+_READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+[^%]*content")
+
+
+def as_mapping(message: Any) -> Mapping | None:
+    """A message, which may be an object of OpenAI's client; None for what is none."""
+    if isinstance(message, Mapping):
+        return message
+    if hasattr(message, "role") and hasattr(message, "model_dump"):
+        return message.model_dump(exclude_none=True)
+    return None
+
+
+def check_messages(messages: list[dict]) -> None:
+    """Raises ValueError, naming the message, for one without a role, or with nothing in it, or with
+    a part that is not text."""
+    check(messages, Messages)
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        where = f"[{i}].content"
+        if isinstance(content, list):
+            for j, part in enumerate(content):
+                _text_of(part, f"{where}[{j}]")
+        if (content is None or content == []) and not message.get("tool_calls"):
+            raise ValueError(f"must have a text as {where!r}, got {message}")
+
+
+def text_of(message: Mapping) -> str:
+    """What a checked message says: its text parts in lines of their own."""
+    return "\n".join(_texts(message))
+
+
+def check_template_options(options: dict) -> dict:
+    """The arguments of a chat template, with what follows from them. Raises TypeError or ValueError
+    that names the one which cannot be served."""
+    if not fits(list(options), list[str]):
+        raise TypeError(f"chat_template_kwargs must be a dict of names, got {shown(options)}")
+    for name in _OURS:
+        if name in options:
+            raise ValueError(
+                f"chat_template_kwargs must not have {name!r}, got {options[name]!r}: csd asks the "
+                "template for token ids"
+            )
+    continues = bool(options.get("continue_final_message"))
+    if continues and options.get("add_generation_prompt"):
+        raise ValueError(
+            "chat_template_kwargs must not have both continue_final_message and "
+            "add_generation_prompt: a message is continued or a new one begun, got "
+            f"{options['continue_final_message']!r} and {options['add_generation_prompt']!r}"
+        )
+    return {"add_generation_prompt": not continues} | options
+
+
+def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterator[list[dict]]:
+    """Checked messages as the tokenizer's template reads them; further forms, for a template that
+    raises for the ones before.
+
+    Raises ValueError for a message that the template would leave out.
+    """
+    template = str(options.get("chat_template") or getattr(tokenizer, "chat_template", None))
+
+    def render(form: list[dict]) -> str | None:
+        try:
+            text = tokenizer.apply_chat_template(form, **options | {"tokenize": False})
+        # a template is a program of its own, and raises what it likes
+        except Exception:
+            return None
+        return text if isinstance(text, str) else None
+
+    found = [_without_none(m) for m in messages]
+    if "developer" not in template:
+        # what OpenAI's newer models call the system's messages
+        found = [m | {"role": "system"} if m["role"] == "developer" else m for m in found]
+    found = _with_read_contents(found, template, render)
+    tried = [found, _with_contents(found)]
+    if any("tool_calls" in m for m in found):
+        objects = [_with_objects(form) for form in tried]
+        text = next(filter(None, map(render, objects)), "")
+        # one that prints an argument as Python does wants JSON
+        tried = tried + objects if _shows_objects(found, text) else objects + tried
+    _check_roles(tried, render)
+    yield from (form for i, form in enumerate(tried) if form not in tried[:i])
+
+
+def _without_none(message: Mapping) -> dict:
+    """Of parts, only the texts; no content where it has no part. Keys of None are not there."""
+    found = {key: value for key, value in message.items() if value is not None}
+    if found.get("content") == []:
+        del found["content"]
+    if isinstance(found.get("content"), list):
+        found["content"] = [{"type": "text", "text": text} for text in _texts(message)]
+    return found
+
+
+def _with_read_contents(messages: list[dict], template: str, render: Any) -> list[dict]:
+    """Contents as texts or as lists of parts, whichever of them the template shows whole."""
+    lists = any(isinstance(m.get("content"), list) for m in messages)
+    if not lists and not _READS_PARTS.search(template):
+        return messages
+    joined = [m | {"content": text_of(m)} if "content" in m else m for m in messages]
+    wrapped = [
+        m | {"content": [{"type": "text", "text": m["content"]}]} if "content" in m else m
+        for m in joined
+    ]
+    texts = [text.strip() for m in messages for text in _texts(m)]
+    as_text, as_part = render(joined), render(wrapped)
+    if as_part is None:
+        return joined
+    lost = _lost(texts, as_text)
+    if as_part == as_text:
+        parts = messages
+    elif _lost(texts, as_part) < lost and not re.search(r"""['"]type['"]: ['"]text""", as_part):
+        parts = [
+            m if isinstance(m.get("content"), list) else one
+            for m, one in zip(messages, wrapped, strict=True)
+        ]
+        joined = wrapped
+    else:
+        return joined
+    # where it reads the first of several parts only, they are one
+    return parts if _lost(texts, render(parts)) <= _lost(texts, as_part) else joined
+
+
+def _lost(texts: list[str], rendered: str | None) -> int:
+    """How many of the texts are not shown."""
+    return len(texts) + 1 if rendered is None else sum(text not in rendered for text in texts)
+
+
+def _with_objects(messages: list[dict]) -> list[dict]:
+    """The arguments of tool calls as objects, where clients send them as JSON."""
+
+    def read(call: dict) -> dict:
+        function = call.get("function")
+        if not isinstance(function, Mapping):
+            return call
+        given = function.get("arguments")
+        if not isinstance(given, str):
+            return call
+        try:
+            value = json.loads(given or "{}")
+        except ValueError:
+            return call
+        return call | {"function": dict(function) | {"arguments": value}}
+
+    return [
+        m | {"tool_calls": [read(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
+        for m in messages
+    ]
+
+
+def _shows_objects(messages: list[dict], rendered: str) -> bool:
+    """Whether an argument is printed as Python's repr."""
+    calls = (call for m in _with_objects(messages) for call in m.get("tool_calls", ()))
+    functions = (call.get("function") for call in calls)
+    given = (f.get("arguments") for f in functions if isinstance(f, Mapping))
+    return any(
+        isinstance(value, dict) and repr(value) in rendered and repr(value) != json.dumps(value)
+        for value in given
+    )
+
+
+def _with_contents(messages: list[dict]) -> list[dict]:
+    """An empty content where there is none, for templates that join texts."""
+    return [m if "content" in m else m | {"content": ""} for m in messages]
+
+
+def _check_roles(tried: list[list[dict]], render: Any) -> None:
+    """Raises ValueError for a message of a role that the template leaves out."""
+    others = [i for i, m in enumerate(tried[0]) if m["role"] not in _ROLES and text_of(m).strip()]
+    if not others:
+        return
+    messages, whole = next(
+        ((form, text) for form in tried if (text := render(form)) is not None), (tried[0], None)
+    )
+    for i in others if whole is not None else ():
+        changed = [*messages]
+        content = messages[i]["content"]
+        other = "other words" if isinstance(content, str) else [{"type": "text", "text": "other"}]
+        changed[i] = messages[i] | {"content": other}
+        if render(changed) == whole:
+            role = messages[i]["role"]
+            raise ValueError(
+                f"must have roles that the chat template reads, got {role!r} as '[{i}].role', "
+                "whose message it leaves out"
+            )
+
+
+def _texts(message: Mapping) -> list[str]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return [_text_of(part, "content") for part in content]
+    return [] if content is None else [content]
+
+
+def _text_of(part: Any, where: str) -> str:
+    """Raises ValueError for a part that is not text."""
+    if not isinstance(part, Mapping):
+        raise ValueError(
+            "is not what the chat template reads: it must have parts such as "
+            f"{{'type': 'text', 'text': ...}} as {where!r}, got {shown(part)}"
+        )
+    kind = part.get("type", "text")
+    if not isinstance(kind, str) or kind not in _TEXTS:
+        raise ValueError(
+            f"must have parts of type 'text' as {where!r}, got type {shown(kind)}: csd reads text "
+            "alone"
+        )
+    text = part.get(_TEXTS[kind])
+    if not fits(text, str):
+        raise ValueError(f"must have a text as '{where}.{_TEXTS[kind]}', got {shown(text)}")
+    return str(text)
+
+
+def messages_of(prompt: Any) -> list[dict] | None:
+    """The messages of a prompt; None for a prompt of another kind."""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return None
+    found = [as_mapping(message) for message in prompt]
+    return None if None in found else [dict(m) for m in found if m is not None]
+
+
+def check_chat(prompt: Any, name: str) -> bool:
+    """Whether a prompt is messages. Raises ValueError, naming it, for ones that cannot be read."""
+    messages = messages_of(prompt)
+    if messages is None:
+        return False
+    with naming(name):
+        check_messages(messages)
+    return True

@@ -1,0 +1,27 @@
+"""Modules that are imported when they are first named, and what those need that is not there."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def submodules(package: str) -> Callable[[str], ModuleType]:
+    """A package's `__getattr__`: its modules, each imported when it is first asked for."""
+
+    def find(name: str) -> ModuleType:
+        # a name such as __path__ is asked for while the package itself is imported
+        if name.startswith("_") or find_spec(f"{package}.{name}") is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_module(f"{package}.{name}")
+
+    return find
+
+
+def check_installed(module: str, extra: str, what: str) -> None:
+    """Raises ImportError, naming the extra of csd that brings it, where a module is missing.
+
+    what: whatever needs the module.
+    """
+    if find_spec(module) is None:
+        raise ImportError(f"{what} needs {module}: pip install 'csd[{extra}]'")

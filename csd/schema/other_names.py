@@ -1,0 +1,111 @@
+"""The names that other libraries and clients have for arguments, and what they are called here."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+_SAME = {
+    "num_samples": "n num_return_sequences num_generations num_outputs samples",
+    "max_new_tokens": "max_tokens max_length max_completion_tokens max_output_tokens "
+    "max_gen_toks max_gen_len num_predict n_predict",
+    "min_new_tokens": "min_tokens min_length",
+    "stop": "stop_strings stop_sequences stop_words stop_str stop_regex",
+    "stop_token_ids": "stop_ids stop_tokens",
+    "end_token_ids": "eos_token_id eos_token_ids eos_ids",
+    "include_stop": "include_stop_str_in_output no_stop_trim",
+    "repetition_penalty": "repeat_penalty",
+    "temperature": "do_sample temp greedy",
+    "min_p": "minp",
+    "top_p": "topp nucleus_p",
+    "top_k": "topk",
+    "seed": "random_seed rng generator manual_seed sampling_seed",
+    "until": "stopping_criteria early_stopping",
+    "callback": "streamer on_token on_tokens",
+    "progress": "use_tqdm show_progress progress_bar verbose disable_tqdm",
+    "truncate_prompt": "truncate_prompt_tokens truncation",
+    "drafter": "assistant_model draft_model speculative_model speculative_config",
+    "budget": "num_assistant_tokens num_speculative_tokens draft_tokens",
+    "chat_template_kwargs": "add_generation_prompt continue_final_message chat_template tools "
+    "documents enable_thinking tokenizer_kwargs template_kwargs",
+    "tokenizer": "processing_class processor",
+    "attention_mask": "mask",
+    "device": "device_map",
+    "dtype": "torch_dtype precision",
+    # of an engine
+    "max_slots": "max_num_seqs max_batch_size batch_size max_running_requests",
+    "memory": "gpu_memory_utilization mem_fraction_static memory_fraction",
+    "prefill_chunk": "chunked_prefill_size max_num_batched_tokens prefill_chunk_size",
+    "exact": "deterministic batch_invariant",
+}  # fmt: skip
+_NAMES = {other: name for name, others in _SAME.items() for other in others.split()}
+
+_ALWAYS = "they are always returned, as out[i].logprobs and out[i].raw_logprobs"
+_ABSENT = "csd does not implement it"
+_REMARKS = {
+    **dict.fromkeys(("logprobs", "return_logprobs", "return_logprob", "output_scores"), _ALWAYS),
+    "output_logits": _ALWAYS,
+    **dict.fromkeys(
+        ("top_logprobs", "top_logprobs_num", "prompt_logprobs"),
+        "log-probabilities of drawn tokens are always returned, as out[i].logprobs, and record= "
+        "writes the target's top 8 at each",
+    ),
+    "best_of": "csd.best_of chooses among the num_samples that are drawn: did you mean num_samples",
+    "stream": "did you mean csd.stream, which yields each sample when it has finished",
+    "generation_config": "the model's own applies: set model.generation_config, or pass what "
+    "differs as arguments",
+    "sampling_params": "its fields are arguments of their own, such as temperature and top_p",
+    **dict.fromkeys(
+        ("frequency_penalty", "presence_penalty"),
+        f"{_ABSENT}; repetition_penalty is transformers' penalty",
+    ),
+    **dict.fromkeys(
+        ("logit_bias", "logits_processor", "logits_processors", "num_beams", "num_beam_groups",
+         "no_repeat_ngram_size", "bad_words_ids", "bad_words", "typical_p", "response_format",
+         "guided_json", "guided_regex", "json_schema", "structured_outputs", "guidance_scale",
+         "tool_choice", "suppress_tokens", "allowed_token_ids", "length_penalty"),
+        _ABSENT,
+    ),
+}  # fmt: skip
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """What an unknown argument may have been meant as; "" where nothing is like it.
+
+    known: the names that would be served.
+    """
+    known = set(known)
+    if name in _REMARKS:
+        return f"; {_REMARKS[name]}"
+    meant = _NAMES.get(name)
+    if meant in known:
+        return f"; did you mean {meant}?"
+    # a name without its underscores is as far from its own as a typo
+    near = get_close_matches(name.lower(), known, 1, 0.7)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def unknown_argument(name: str, known: Iterable[str]) -> TypeError:
+    """The error of a call with an argument that there is not."""
+    names = sorted(known)
+    listed = ", ".join(names)
+    return TypeError(f"unknown argument {name!r}; known are {listed}{hint(name, names)}")
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def names_arguments(function: F) -> F:
+    """A decorator: a call with an argument that the function has not is refused with a `hint`."""
+    parameters = [*inspect.signature(function).parameters.values()][1:]
+    known = {p.name for p in parameters}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        for name in options:
+            if name not in known:
+                raise unknown_argument(name, known)
+        return function(*args, **options)
+
+    return checked  # type: ignore[return-value]

@@ -1,0 +1,158 @@
+"""Every Python block of README and docs runs, with a tiny model in place of each name.
+
+Blocks of a page share their names, as a reader's session does. What a page takes as given (a model,
+prompts, tensors) is in `GIVEN`; models that blocks name are folders beside which they run.
+"""
+
+import os
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import eagle_heads
+import pytest
+import torch
+
+import csd
+from csd.models.demo import toy
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+# text of a block -> the package that it needs
+NEEDS = {"csd.integrations.ray": "ray", "GRPOTrainer": "trl", "csd.integrations.lm_eval": "lm_eval"}
+TEXT = ["Say 1.", "Say 2."]
+
+
+def blocks_of(page):
+    fenced = r"^(?P<indent> *)```(?:python|py)\b.*\n(?P<code>(?:.*\n)*?)(?P=indent)```"
+    return [m["code"] for m in re.finditer(fenced, page.read_text(), re.MULTILINE)]
+
+
+BLOCKS = {page.relative_to(ROOT).as_posix(): blocks_of(page) for page in PAGES}
+CASES = [(page, i) for page, blocks in BLOCKS.items() for i in range(len(blocks))]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder in which the names of the documentation's models lead to tiny ones."""
+    folder = tmp_path_factory.mktemp("docs")
+    model, tokenizer = toy()
+    # answers of a dozen tokens
+    model.generation_config.eos_token_id = [*range(1, 9)]
+    for name in ("tiny", "a smaller model", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+        for part in (model, tokenizer):
+            part.save_pretrained(folder / name)
+    (folder / "a head's folder").mkdir()
+    eagle_heads.write(folder / "a head's folder", 1, hidden=64, vocab=len(tokenizer))
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+    csd.release()
+
+
+def a_model_by_name():
+    return dict(model="tiny", prompt=TEXT[0], prompts=TEXT, ids=[5, 6], more_ids=[5, 7])
+
+
+def a_loaded_model():
+    model, tokenizer = toy()
+    return dict(
+        model=model, tokenizer=tokenizer, prompt=TEXT[0], prompts=TEXT,
+        tokens=[[5, 6], [7], [], [8, 9]], parents=[[-1, 0], [-1], [], [-1, 0]],
+    )  # fmt: skip
+
+
+def a_processes_group():
+    """Of this process alone."""
+    if not torch.distributed.is_initialized():
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    return dict(model=toy()[0])
+
+
+def a_trainer():
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    args = GRPOConfig(
+        output_dir="trained", num_generations=2, per_device_train_batch_size=2, report_to=[],
+        bf16=False, use_cpu=True,
+    )  # fmt: skip
+    return dict(
+        GRPOTrainer=GRPOTrainer, args=args, train_dataset=Dataset.from_dict({"prompt": TEXT}),
+        reward=lambda completions, **_: [float(len(c)) for c in completions],
+    )  # fmt: skip
+
+
+def a_dataset():
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False)
+    return dict(model="tiny", dataset=ray.data.from_items([{"prompt": t} for t in TEXT]))
+
+
+def some_laws():
+    target, proposal = torch.softmax(torch.randn(2, 3, 9), -1)
+    return dict(drafts=torch.randint(9, (3, 4)), target=target, proposal=proposal)
+
+
+# what a page takes as given, and further, what a block that has a text in it does
+GIVEN = {
+    "docs/draft_models.md": a_model_by_name,
+    "docs/evaluation.md": a_model_by_name,
+    "docs/generate.md": a_model_by_name,
+    "docs/history.md": a_model_by_name,
+    "docs/integrations.md": a_loaded_model,
+    "docs/verifiers.md": some_laws,
+    "GRPOTrainer": a_trainer,
+    "csd.integrations.ray": a_dataset,
+    "tensor_parallel": a_processes_group,
+}
+SESSIONS: dict[str, dict] = {}  # the names of a page
+
+
+def execute(page, i):
+    """Runs block i of a page; skips it where a package is missing."""
+    code = BLOCKS[page][i]
+    for text, package in NEEDS.items():
+        if text in code and find_spec(package) is None:
+            return package
+    names = SESSIONS[page]
+    for text, given in GIVEN.items():
+        if text in code:
+            names |= given()
+    exec(compile(code, f"{page}, block {i}", "exec"), names)
+    return None
+
+
+@pytest.fixture(autouse=True)
+def left_as_it_was():
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
+@pytest.mark.parametrize(("page", "i"), CASES, ids=[f"{page} {i}" for page, i in CASES])
+def test_a_block_runs(place, page, i):
+    if page not in SESSIONS:
+        SESSIONS[page] = {"csd": csd, "torch": torch} | GIVEN.get(page, dict)()
+        for before in range(i):
+            execute(page, before)
+    if package := execute(page, i):
+        pytest.skip(f"{package} is not installed")
+
+
+def test_blocks_are_found():
+    """One a page and more, and none that is written in another way."""
+    assert len(CASES) > 10 and BLOCKS["README.md"]
+    for page in PAGES:
+        started = re.findall(
+            r"^ *(?:```|~~~) *\{?\.?(?:python|py)\b", page.read_text(), re.MULTILINE
+        )
+        assert len(started) == len(blocks_of(page)), page
+        assert page.read_text().count("```") % 2 == 0, page
