@@ -10,7 +10,7 @@ from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
 from csd.cli import trace as cli_trace
 from csd.cli.history import add_history_flag, open_history
-from csd.engine.options import add_flags
+from csd.engine.options import add_flags, check_flags
 from csd.engine.result import Samples, to_json
 from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
@@ -56,6 +56,7 @@ def _add_sample(commands: _SubParsersAction) -> None:
 
 
 def _sample(args: Namespace) -> int:
+    check_flags(args, SAMPLE_FLAGS)
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
     loading = {name: options.pop(name) for name in ("device", "revision")}
     engine = engine_for(args.model, **loading)

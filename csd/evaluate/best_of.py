@@ -41,7 +41,7 @@ def best_of(
     compared = drawn(samples)
     if not compared:
         raise ValueError("samples must hold at least one that was not cancelled, got none")
-    if score == "logprob":
+    if isinstance(score, str) and score == "logprob":
         score = mean_logprob
     elif isinstance(score, torch.nn.Module):
         score = _reward(score, tokenizer, prompt)

@@ -1,12 +1,15 @@
 """Drafters by name."""
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from csd.graph.drafter import Drafter
 from csd.graph.model.draft_model import Drafting
 from csd.kernels.ops import Ops
+from csd.schema.check import shown
 
 DRAFTERS = (
     "consensus", "prompt-lookup", "paper", "paper-tree", "paper-shrinking", "paper-shrinking-tree",
@@ -14,11 +17,32 @@ DRAFTERS = (
 )  # fmt: skip
 
 
-def known(name: str | Callable) -> bool:
-    """Whether `make_drafter` takes it."""
-    if callable(name):
+def check_known(name: Any) -> None:
+    """Raises TypeError or ValueError, naming `drafter`, for what `make_drafter` does not take."""
+    if isinstance(name, str):
+        if (name in DRAFTERS and name != "rest:PATH") or _path(name) is not None:
+            return
+    elif isinstance(name, Drafting) or _makes(name):
+        return
+    kind = ValueError if isinstance(name, str) else TypeError
+    raise kind(
+        f"drafter must be one of {', '.join(map(repr, DRAFTERS))}, a csd.DraftModel, a csd.Eagle "
+        f"or a function of (operations, device), got {shown(name)}"
+    )
+
+
+def _makes(name: Any) -> bool:
+    """Whether it can be called with (operations, device), and is not a class of something else."""
+    if not callable(name) or (isinstance(name, type) and not issubclass(name, Drafter)):
+        return False
+    try:
+        inspect.signature(name).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        # it has none that can be read
         return True
-    return (name in DRAFTERS and name != "rest:PATH") or _path(name) is not None
+    return True
 
 
 def make_drafter(
@@ -34,10 +58,12 @@ def make_drafter(
     """
     if isinstance(name, Drafting):
         return name.make(ops, device, tokens, history)
-    if callable(name):
-        return name(ops, device)
-    if not known(name):
-        raise ValueError(f"drafter must be one of {', '.join(map(repr, DRAFTERS))}, got {name!r}")
+    check_known(name)
+    if not isinstance(name, str):
+        made = name(ops, device)
+        if not isinstance(made, Drafter):
+            raise TypeError(f"drafter must make a Drafter, got {shown(made)} from {shown(name)}")
+        return made
     if name == "consensus":
         from csd.graph.consensus import ConsensusGraph
 
@@ -72,7 +98,7 @@ def make_drafter(
     return Rest(path)
 
 
-def _path(name: str | Callable) -> str | None:
-    if isinstance(name, str) and name.startswith("rest:") and len(name) > 5:
+def _path(name: str) -> str | None:
+    if name.startswith("rest:") and len(name) > 5:
         return name[5:]
     return None

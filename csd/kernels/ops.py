@@ -96,7 +96,7 @@ class Ops:
             return compiled_loops() if compiles() else reference()
         if kernels is None:
             kernels = "triton" if device.type == "cuda" else "reference"
-        if kernels not in ("reference", "triton"):
+        if not isinstance(kernels, str) or kernels not in ("reference", "triton"):
             raise ValueError(f"kernels must be 'reference' or 'triton', got {kernels!r}")
         if kernels == "reference":
             return reference()
