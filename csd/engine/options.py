@@ -28,10 +28,12 @@ from csd.schema.arguments import (
     check_flag,
     check_ids,
     check_one_of,
+    check_path,
     check_seed,
     check_share,
     check_strings,
     check_whole,
+    takes,
 )
 from csd.schema.check import shown
 from csd.state.slots import MAX_STOP_IDS
@@ -84,9 +86,9 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _check_function(name: str, expected: str, value: Any) -> None:
+def _check_function(name: str, arguments: int, expected: str, value: Any) -> None:
     # a class, as in until=csd.Vote, is callable, but it is not a function of samples
-    served = callable(value) or isinstance(value, UntilRule)
+    served = takes(value, arguments) or (name == "until" and isinstance(value, UntilRule))
     if value is not None and (not served or isinstance(value, type)):
         raise TypeError(f"{name} must be {expected}, got {shown(value)}")
 
@@ -98,6 +100,12 @@ def check_tokenizer(value: Any) -> None:
         raise TypeError(f"tokenizer must be one of transformers', got {shown(value)}")
 
 
+def _check_template(value: Any) -> None:
+    _check_type("chat_template_kwargs", (dict,), "a dict", value)
+    if not all(isinstance(key, str) for key in value or ()):
+        raise TypeError(f"chat_template_kwargs must have strings for keys, got {shown(value)}")
+
+
 check_device = partial(_check_type, "device", (str, torch.device), "a name or a torch.device")
 check_dtype = partial(_check_type, "dtype", (torch.dtype,), "a torch.dtype")
 check_revision = partial(_check_type, "revision", (str,), "a name")
@@ -106,8 +114,7 @@ check_revision = partial(_check_type, "revision", (str,), "a name")
 def _check_record(value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"record must be a path, got {value!r}")
+    check_path("record", value)
     folder = os.path.dirname(os.path.abspath(value))
     # not after all has been drawn
     if os.path.isdir(value) or not os.access(folder, os.W_OK | os.X_OK):
@@ -178,7 +185,7 @@ class Options(TypedDict, total=False):
         None, "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
         "indices: called with the first, the first two, ... once all of these have finished. True "
         "cancels the rest, so the end is the same for every draft and batch",
-        partial(_check_function, "until", "csd.Vote() or a function of samples"))]
+        partial(_check_function, "until", 1, "csd.Vote() or a function of samples"))]
     speculate: Annotated[bool, Option(
         True, "False draws without drafts", partial(check_flag, "speculate"), bool)]
     verifier: Annotated[str, Option(
@@ -209,12 +216,13 @@ class Options(TypedDict, total=False):
         partial(_check_type, "attention_mask", (torch.Tensor,), "a 2-D tensor"))]
     chat_template_kwargs: Annotated[dict[str, Any] | None, Option(
         None, "for prompts that are messages",
-        partial(_check_type, "chat_template_kwargs", (dict,), "a dict"))]
+        _check_template)]
     progress: Annotated[bool, Option(
         False, "show a progress bar", partial(check_flag, "progress"))]
     callback: Annotated[OnText | None, Option(
         None, "called as callback(prompt index, sample index, new tokens, their text) once a step "
-        "for each sample with new tokens", partial(_check_function, "callback", "a function"))]
+        "for each sample with new tokens",
+        partial(_check_function, "callback", 4, "a function"))]
     record: Annotated[str | None, Option(
         None, "path of a trace file to write", _check_record, str)]
     drafts: Annotated[bool, Option(

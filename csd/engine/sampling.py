@@ -58,8 +58,8 @@ def _number(default: float, low: float, high: float = math.inf, above: bool = Fa
     return _checked(default, lambda name, value: check_number(name, value, low, high, above))
 
 
-def _whole(default: int, low: int) -> Any:
-    return _checked(default, lambda name, value: check_whole(name, value, low))
+def _whole(default: int, low: int, high: int | None = None) -> Any:
+    return _checked(default, lambda name, value: check_whole(name, value, low, high))
 
 
 def _temperature(name: str, value: Any) -> float:
@@ -80,8 +80,8 @@ class SamplingParams:
     top_p: float = _number(1.0, 0, 1, above=True)
     min_p: float = _number(0.0, 0, 1)
     repetition_penalty: float = _number(1.0, 1 / STEEPEST, STEEPEST)
-    max_new_tokens: int = _whole(512, 1)
-    min_new_tokens: int = _whole(0, 0)
+    max_new_tokens: int = _whole(512, 1, LARGEST)
+    min_new_tokens: int = _whole(0, 0, LARGEST)
     end_ids: tuple[int, ...] = ()  # the model's end tokens and `stop_token_ids`
     ignore_eos: bool = _checked(False, check_flag)
     stop: tuple[str, ...] = _checked((), check_strings)  # found in the text with special tokens

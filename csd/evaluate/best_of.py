@@ -47,7 +47,8 @@ def best_of(
         score = _reward(score, tokenizer, prompt)
     elif not callable(score):
         raise ValueError(
-            f"score must be 'logprob', a function or a sequence classification model, got {score!r}"
+            "score must be 'logprob', a function or a sequence classification model, got "
+            f"{shown(score)}"
         )
     scores = [_number(score(s), s) for s in compared]
     best = max(range(len(scores)), key=scores.__getitem__)

@@ -1,13 +1,13 @@
 """Figures over problems: pass@k, accuracy at 1, and their intervals."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from numbers import Real
 
 import numpy as np
 
-from csd.schema.arguments import check_whole
+from csd.schema.arguments import check_whole, each
 from csd.schema.check import shown
 
 
@@ -25,16 +25,15 @@ def pass_at_k(correct: Sequence[bool | None], k: int) -> float:
     Raises ValueError for fewer than `k` samples before the first None.
     """
     k = check_whole("k", k, 1)
-    if not isinstance(correct, Iterable):
-        raise TypeError(f"correct must be a list of True, False or None, got {shown(correct)}")
-    known = list(takewhile(lambda right: right is not None, correct))
+    given = each("correct", correct, "a list of True, False or None")
+    known = list(takewhile(lambda right: right is not None, given))
     for right in known:
         # half a point would count as one
         if not isinstance(right, Real | np.bool_) or right not in (0, 1):
             raise ValueError(f"correct must hold True, False or None, got {shown(right)}")
     n, c = len(known), sum(map(bool, known))
     if k > n:
-        raise ValueError(f"k must lie between 1 and the {n} samples that count, got {k}")
+        raise ValueError(f"k must lie between 1 and the {n} samples that count, got {shown(k)}")
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 

@@ -16,7 +16,7 @@ from csd.evaluate.answers import (
     last_number,
     stated,
 )
-from csd.schema.arguments import check_number
+from csd.schema.arguments import check_number, each
 from csd.schema.check import shown
 
 __all__ = ["Decision", "Vote", "answer_of", "boxed", "drawn", "last_number", "stated", "vote"]
@@ -37,7 +37,7 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
     is not counted behind one that did not.
     """
     found = []
-    for sample in samples:
+    for sample in each("samples", samples, "what csd.generate returns for one prompt"):
         if not isinstance(sample, Sample):
             raise TypeError(
                 "samples must be what csd.generate returns for one prompt, or a list of Sample, "
@@ -123,7 +123,7 @@ class Vote:
         if self.confidence is None:
             return
         if not 0.5 < check_number("confidence", self.confidence, -math.inf) < 1:
-            raise ValueError(f"confidence must lie in (0.5, 1), got {self.confidence!r}")
+            raise ValueError(f"confidence must lie in (0.5, 1), got {shown(self.confidence)}")
 
     def of(self, total: int) -> Callable[[list[Sample]], bool]:
         """The `until` of a prompt with `total` samples."""

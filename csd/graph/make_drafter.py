@@ -1,6 +1,5 @@
 """Drafters by name."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from csd.graph.drafter import Drafter
 from csd.graph.model.draft_model import Drafting
 from csd.kernels.ops import Ops
+from csd.schema.arguments import takes
 from csd.schema.check import shown
 
 DRAFTERS = (
@@ -33,16 +33,7 @@ def check_known(name: Any) -> None:
 
 def _makes(name: Any) -> bool:
     """Whether it can be called with (operations, device), and is not a class of something else."""
-    if not callable(name) or (isinstance(name, type) and not issubclass(name, Drafter)):
-        return False
-    try:
-        inspect.signature(name).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:
-        # it has none that can be read
-        return True
-    return True
+    return takes(name, 2) and (not isinstance(name, type) or issubclass(name, Drafter))
 
 
 def make_drafter(

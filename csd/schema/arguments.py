@@ -3,8 +3,10 @@
 They return the value as plain Python has it: numbers of numpy are taken, True and False are none.
 """
 
+import inspect
 import math
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -25,8 +27,8 @@ def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int
 
 
 def check_seed(value: Any) -> int:
-    """Raises TypeError unless a whole number, which may be negative; 64 of its bits count."""
-    return _integer("seed", value, "a whole number or None")
+    """Raises TypeError or ValueError unless a whole number of 64 bits, as torch has it."""
+    return _bounded("seed", _integer("seed", value, "a whole number or None"), -(2**63), 2**64 - 1)
 
 
 def check_budget(value: Any) -> str | int:
@@ -66,12 +68,17 @@ def check_number(
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not is_real:
         raise TypeError(f"{name} must be a number, got {shown(value)}")
+    if not isinstance(value, int | float):
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     inside = low < value <= high if above else low <= value <= high
     if not inside or value == math.inf:
         bracket = "(" if above else "["
         end = f"{high}]" if high < math.inf else "inf)"
         raise ValueError(f"{name} must lie in {bracket}{low}, {end}, got {shown(value)}")
-    return value if isinstance(value, int | float) else float(value)
+    return value
 
 
 def check_temperature(value: Any, name: str = "temperature") -> float:
@@ -115,6 +122,9 @@ def check_strings(name: str, value: Any) -> tuple[str, ...]:
     """
     if value is None:
         return ()
+    if hasattr(value, "tolist"):
+        # of numpy
+        value = value.tolist()
     if isinstance(value, str):
         value = (value,)
     if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Collection):
@@ -122,6 +132,39 @@ def check_strings(name: str, value: Any) -> tuple[str, ...]:
     if any(not isinstance(s, str) or not s for s in value):
         raise ValueError(f"{name} must be non-empty strings, got {shown(value)}")
     return tuple(value)
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raises TypeError or ValueError for what no file can be named."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a path, got {shown(value)}")
+    try:
+        fits = value != "" and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} must be a path, got {shown(value)}")
+
+
+def each(name: str, value: Any, expected: str) -> Iterator:
+    """Of `value`, once. Raises TypeError where nothing is in it."""
+    try:
+        return iter(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
+
+
+def takes(value: Any, arguments: int) -> bool:
+    """Whether it can be called with so many arguments; True where that cannot be known."""
+    if not callable(value):
+        return False
+    try:
+        inspect.signature(value).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def _integer(name: str, value: Any, expected: str) -> int:

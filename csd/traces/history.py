@@ -4,7 +4,6 @@ In memory a token takes 4 bytes, 52 with the target's top 8. With `path` every a
 line of a trace file (`csd.traces.journal`).
 """
 
-import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from csd.graph.history import Earlier
-from csd.schema.arguments import check_flag, check_whole
-from csd.schema.check import shown
+from csd.schema.arguments import check_flag, check_path, check_whole
 from csd.traces.journal import Journal
 from csd.traces.traces import Trace
 
@@ -50,8 +48,8 @@ class History:
         samples, tokens = check_whole("samples", samples, 1), check_whole("tokens", tokens, 1)
         epochs = None if epochs is None else check_whole("epochs", epochs, 1)
         top = check_flag("top", top)
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise TypeError(f"path must be a path, got {shown(path)}")
+        if path is not None:
+            check_path("path", path)
         self.samples, self.tokens, self.epochs, self.top = samples, tokens, epochs, top
         self.size = 0  # tokens held, those of prompts included
         self._groups: OrderedDict[bytes, _Group] = OrderedDict()  # used longest ago first
