@@ -102,9 +102,14 @@ def engine_for(
         if key not in _by_name:
             _by_name[key] = Engine(model, **loading), files
         return _by_name[key][0]
-    if model not in _by_model:
-        _by_model[model] = Engine(model, **loading)
-    return _by_model[model]
+    try:
+        found = _by_model.get(model)
+    except TypeError:
+        # it has no hash or no weak reference, so it is no model, which is said below
+        found = None
+    if found is None:
+        found = _by_model[model] = Engine(model, **loading)
+    return found
 
 
 def _files(place: str) -> list[tuple[str, int, int]]:

@@ -7,10 +7,14 @@ from dataclasses import asdict, replace
 import torch
 
 from csd.engine.self_check import SMALL, check
+from csd.models.load import usable
+from csd.schema.arguments import check_whole
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # what a kernel's tiles and branches depend on
 SIZES = ("heads", "kv_heads", "head_dim")
+# of any model's by far
+LARGEST_SIZE = 1024
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -28,12 +32,17 @@ def add(commands: _SubParsersAction) -> None:
 
 def _doctor(args: Namespace) -> int:
     sizes = {name: getattr(args, name) for name in SIZES}
-    if min(sizes.values()) < 1 or args.heads % args.kv_heads:
+    for name, value in sizes.items():
+        check_whole(name, value, 1, LARGEST_SIZE)
+    if args.heads % args.kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads, got {sizes}")
+    if args.head_dim % 2:
+        raise ValueError(f"head_dim must be even, got {args.head_dim}")
+    device = None if args.device is None else usable(args.device)
     config = replace(SMALL, **sizes)
     dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]
     how = dict(config=config, kernels=args.kernels, exact=args.exact)
-    reports = [check(args.device, DTYPES[d], **how) for d in dtypes]
+    reports = [check(device, DTYPES[d], **how) for d in dtypes]
     passed = not any(report.failed for report in reports)
     if args.json:
         print(json.dumps({"passed": passed, "reports": [asdict(r) for r in reports]}))

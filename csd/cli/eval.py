@@ -5,8 +5,9 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
+from csd.cli.flags import check_counts
 from csd.cli.history import add_history_flag, open_history
-from csd.engine.options import add_flags
+from csd.engine.options import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.evaluate import evaluation as evaluate
 from csd.evaluate.tasks import TASKS, read
@@ -41,10 +42,8 @@ def add(commands: _SubParsersAction) -> None:
 def _eval(args: Namespace) -> int:
     from tqdm import tqdm
 
-    for name in ("num_samples", "batch", "limit"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_flags(args, ("num_samples", *OPTIONS, "budget", "share"))
+    check_counts(args, ("batch", "limit"))
     task = TASKS[args.task]
     problems = read(args.file, task)[: args.limit]
     out = Path(args.out or f"{Path(args.file).stem}.out.jsonl")

@@ -14,7 +14,7 @@ from csd.cli import report as cli_report
 from csd.cli import trace as cli_trace
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
-from csd.engine.options import add_flags
+from csd.engine.options import add_flags, check_flags
 from csd.engine.result import Samples, to_json
 from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
@@ -79,6 +79,7 @@ def _add_sample(commands: _SubParsersAction) -> None:
 
 
 def _sample(args: Namespace) -> int:
+    check_flags(args, SAMPLE_FLAGS)
     check_output()
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
     loading = {name: options.pop(name) for name in ("device", "revision")}

@@ -5,12 +5,14 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
-from csd.engine.options import add_flags
+from csd.cli.flags import check_counts
+from csd.engine.options import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.engine.step_cost import CostModel
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
 from csd.generate import engine_for
+from csd.graph.make_drafter import check_known
 from csd.models.prompts import as_message, check_prompt, has_chat
 from csd.schema.read import naming, read_lines
 from csd.state.pool import MAX_NODES
@@ -67,6 +69,8 @@ def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
 def _record(args: Namespace) -> int:
     from tqdm import tqdm
 
+    check_flags(args, RECORD_FLAGS)
+    check_counts(args, ("limit",))
     if Path(args.out).exists():
         raise ValueError(f"out must be a new file, got {args.out!r}")
     options = {name: getattr(args, name) for name in RECORD_FLAGS}
@@ -99,8 +103,8 @@ def _replay(args: Namespace) -> int:
     from csd.evaluate.speedup import gain
     from csd.traces.traces import read_traces
 
-    if args.num_samples is not None and args.num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {args.num_samples}")
+    check_counts(args, ("num_samples", "limit"))
+    check_known(args.drafter)
     for nodes in args.nodes:
         if not 0 <= nodes < MAX_NODES:
             # a slot has no room for more

@@ -20,7 +20,7 @@ from typing import Protocol
 from csd.engine.record import Record
 from csd.engine.step_cost import CostModel
 from csd.engine.turns import Turns
-from csd.state.pool import PACE, acceptance, path_probability
+from csd.state.pool import MAX_NODES, PACE, acceptance, path_probability
 
 # most drafted tokens of a step whose shapes are not fixed: at least FEW, else up to EACH a live
 # slot, MOST in all, while such a step takes at most DEAR times one of the roots alone
@@ -32,6 +32,11 @@ TRIED = 4
 # a step asks for twice as many nodes as the last steps kept, and for so many at least: what is
 # drafted and not kept takes time as well
 LEAST = 8
+
+
+def nodes_of(live: int, nodes: int) -> int:
+    """Of `nodes` drafted tokens, those that the trees of `live` slots have room for."""
+    return min(nodes, live * (MAX_NODES - 1))
 
 
 def most_nodes(live: int) -> int:
@@ -90,7 +95,7 @@ class FixedBudget(Budget):
         self.nodes = nodes
 
     def ask(self, live: int) -> int:
-        return self.nodes
+        return nodes_of(live, self.nodes)
 
     def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
         return len(costs)
@@ -99,7 +104,8 @@ class FixedBudget(Budget):
         pass
 
     def pool(self, live: int) -> tuple[int, int]:
-        return live + self.nodes, self.nodes
+        nodes = nodes_of(live, self.nodes)
+        return live + nodes, nodes
 
     def learn(self, live: int, record: Record) -> None:
         pass
@@ -211,8 +217,10 @@ class FixedPool(FixedBudget):
         self.sizes = sizes
 
     def pool(self, live: int) -> tuple[int, int]:
-        fits = [size for size in self.sizes if size >= live + self.nodes]
-        return fits[0] if fits else self.sizes[-1], self.nodes
+        wanted = live + nodes_of(live, self.nodes)
+        size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
+        # not cut by the slots: each number is captured for itself
+        return size, min(self.nodes, size)
 
 
 class AutoPool(FixedPool):

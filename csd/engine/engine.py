@@ -12,7 +12,15 @@ import torch
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
 from csd.engine.first_use import require_check
-from csd.engine.options import Options, shows
+from csd.engine.options import (
+    Options,
+    check_device,
+    check_drafter,
+    check_dtype,
+    check_revision,
+    check_tokenizer,
+    shows,
+)
 from csd.engine.requests import Request, check_served
 from csd.engine.resources import Resources
 from csd.engine.result import Sample, Samples
@@ -24,10 +32,15 @@ from csd.kernels.ops import Ops, exact_triton
 from csd.models.config import ModelConfig
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
-from csd.schema.arguments import check_whole
+from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
 from csd.verify.sampler import Sampler
+
+# of the int32 index of a step's rows, and of what a step's sizes take to time, far more than pay
+MOST_SLOTS = 4096
+# each step behind is one more that finished samples take
+MOST_LAG = 64
 
 # the kinds a type checker can distinguish; a tensor is one prompt or many
 OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
@@ -41,8 +54,8 @@ class Engine(Resources):
         or a `Loaded` with anything that has a decoder's `config`, `forward` and `logits`.
     dtype: of a model that is loaded by name; by default its checkpoint's on a GPU and on a CPU that
         multiplies bfloat16 (float32 in place of float16 there), else float32.
-    max_slots: samples in flight at most; fewer where memory is short.
-    memory: share of the free memory that caches and a step's rows may take.
+    max_slots: samples in flight at most, up to 4096; fewer where memory is short.
+    memory: share of the free memory that caches and a step's rows may take, in (0, 1].
     prefill_chunk: prompt tokens read at once. A prompt that is longer, when samples are in flight,
         is read a chunk between two of their steps.
     kernels: "reference" or "triton"; by default what fits the device: on a CPU the references, some
@@ -50,8 +63,8 @@ class Engine(Resources):
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
         default on a GPU. Drafters that read the device and other verifiers than "match" run
         without.
-    lag: steps the host stays behind the device, by default 1 where steps are static. Results do
-        not depend on it.
+    lag: steps the host stays behind the device, at most 64, by default 1 where steps are static.
+        Results do not depend on it.
     together: samples of a prompt in flight at once, at most, while other prompts wait; by default
         a quarter of them. Those that come later draft from finished ones. Results do not depend on
         it, but for the order in which samples finish.
@@ -83,12 +96,21 @@ class Engine(Resources):
         self_check: bool = True,
         exact: bool | Literal["cublas"] | None = None,
     ):
-        check_whole("max_slots", max_slots, 1)
-        check_whole("prefill_chunk", prefill_chunk, 1)
-        if together is not None:
-            check_whole("together", together, 1)
-        if not 0 < memory <= 1:
-            raise ValueError(f"memory must lie in (0, 1], got {memory!r}")
+        max_slots = check_whole("max_slots", max_slots, 1, MOST_SLOTS)
+        prefill_chunk = check_whole("prefill_chunk", prefill_chunk, 1)
+        together = None if together is None else check_whole("together", together, 1)
+        lag = None if lag is None else check_whole("lag", lag, 0, MOST_LAG)
+        memory = check_number("memory", memory, 0, 1, above=True)
+        static = None if static is None else check_flag("static", static)
+        self_check = check_flag("self_check", self_check)
+        if not isinstance(exact, str) and exact is not None:
+            exact = check_flag("exact", exact)
+        drafter = "consensus" if drafter is None else drafter
+        for check, value in (
+            (check_drafter, drafter), (check_tokenizer, tokenizer), (check_device, device),
+            (check_dtype, dtype), (check_revision, revision),
+        ):  # fmt: skip
+            check(value)
         loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
         self._exact = exact
         self._cost_of: tuple | None = None  # what steps were timed for
@@ -261,7 +283,9 @@ class Engine(Resources):
                     self._take(self._loaded)
                 check_served(requests, self.decoder.config)
                 drafter = settings.drafter or self._default_drafter
-                step = self._prepare(requests, drafter, settings.share)
+                nodes = settings.budget if settings.speculate else 0
+                given = nodes if isinstance(nodes, int) else 0
+                step = self._prepare(requests, drafter, settings.share, given)
             if settings.speculate:
                 self._fit_history(requests, settings.share)
             step = self._step_of_call(step, requests, settings)

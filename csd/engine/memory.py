@@ -1,5 +1,6 @@
 """How much memory the caches may take, and how many slots fit into it."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +35,11 @@ class Sizes:
         # each group in flight has at least one slot
         return self.slots * self.slot_pages + min(self.slots, self.groups) * self.prompt_pages
 
-    def fit(self, cache: KVCache) -> bool:
-        """Whether the cache of an earlier call is large enough."""
+    def fit(self, cache: KVCache, rows: int) -> bool:
+        """Whether the cache of an earlier call is large enough, with steps of so many rows."""
         return (
-            cache.slot_pages.shape[0] >= self.slots
+            cache.node_k.shape[1] >= rows
+            and cache.slot_pages.shape[0] >= self.slots
             and cache.slot_pages.shape[1] >= self.slot_pages
             and cache.prompt_pages.shape[1] >= self.prompt_pages
             and len(cache.allocator) >= self.pages
@@ -98,7 +100,8 @@ class Demand:
             raise MemoryError(
                 f"{self.slots} at once need {total} beside the weights ({new} for keys and values "
                 f"of new tokens, {prompts} for those of prompts, {step}), {most} may be "
-                "taken: lower max_new_tokens, shorten the prompt, or raise the engine's memory"
+                "taken: lower max_new_tokens, shorten the prompt, lower budget or the engine's "
+                "prefill_chunk, or raise its memory"
             )
 
 
@@ -112,4 +115,5 @@ def slots_that_fit(demand: Callable[[int], Demand], wanted: int, room: int) -> i
     Raises MemoryError with the numbers when not even one slot fits.
     """
     demand(1).check(room)
-    return next(n for n in range(wanted, 0, -1) if demand(n).total <= room)
+    # it grows with the slots
+    return bisect_right(range(1, wanted + 1), room, key=lambda n: demand(n).total)

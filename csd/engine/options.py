@@ -9,7 +9,7 @@ editors show (`shows`), the checks of a call (`read_options`), the flags of the 
 import inspect
 import os
 import textwrap
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,24 @@ import torch
 from csd.engine.earlier import check_history
 from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
-from csd.graph.make_drafter import DRAFTERS, known
-from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
+from csd.engine.sampling import check_option
+from csd.graph.make_drafter import DRAFTERS, check_known
+from csd.schema.arguments import (
+    LARGEST,
+    check_budget,
+    check_flag,
+    check_ids,
+    check_one_of,
+    check_path,
+    check_seed,
+    check_share,
+    check_strings,
+    check_whole,
+    takes,
+)
+from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
+from csd.state.slots import MAX_STOP_IDS
 from csd.traces.history import History
 from csd.verify.sampler import DRAWS
 
@@ -35,7 +50,8 @@ class Option:
 
     default: Any
     help: str
-    # gets the value; raises TypeError or ValueError naming the argument
+    # gets the value and returns the one to use, None for as it is; raises TypeError or ValueError
+    # naming the argument
     check: Callable[[Any], Any] | None = None
     # how the command line reads it: a function of the text, bool, or list for a repeatable flag
     flag: Callable[[str], Any] | None = None
@@ -47,116 +63,142 @@ def read_budget(text: str) -> str | int:
     return text if text == "auto" else int(text)
 
 
-def _check_verifier(value: Any) -> None:
-    if value not in VERIFIERS:
-        raise ValueError(f"verifier must be one of {_listed(VERIFIERS)}, got {value!r}")
+# samples of a prompt that a call draws at most: each is an object in memory
+MOST_SAMPLES = 1 << 20
 
 
-def _check_drafter(value: Any) -> None:
-    if value is not None and not known(value):
-        raise ValueError(f"drafter must be one of {_listed(DRAFTERS)}, got {value!r}")
+def _or_none(check: Callable[..., Any], name: str, **limits: Any) -> Callable[[Any], Any]:
+    """`check` of a value that may also be None."""
+    return lambda value: None if value is None else check(name, value, **limits)
+
+
+def _check_type(name: str, kinds: tuple[type, ...], expected: str, value: Any) -> None:
+    if value is not None and not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {expected}, got a {type(value).__name__}")
+
+
+def check_drafter(value: Any) -> None:
+    """Raises TypeError or ValueError, naming `drafter`, for what drafts for no call."""
+    if value is not None:
+        check_known(value)
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _check_function(name: str, expected: str, value: Any) -> None:
+def _check_function(name: str, arguments: int, expected: str, value: Any) -> None:
     # a class, as in until=csd.Vote, is callable, but it is not a function of samples
-    served = callable(value) or isinstance(value, UntilRule)
+    served = takes(value, arguments) or (name == "until" and isinstance(value, UntilRule))
     if value is not None and (not served or isinstance(value, type)):
-        raise TypeError(f"{name} must be {expected}, got {value!r}")
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}")
 
 
-def _check_tokenizer(value: Any) -> None:
-    if value is not None and not (callable(value) and hasattr(value, "decode")):
-        raise TypeError(f"tokenizer must be one of transformers', got {value!r}")
+def check_tokenizer(value: Any) -> None:
+    """Raises TypeError, naming `tokenizer`, for what is none."""
+    reads = callable(value) and hasattr(value, "decode") and not isinstance(value, type)
+    if value is not None and not reads:
+        raise TypeError(f"tokenizer must be one of transformers', got {shown(value)}")
+
+
+def _check_template(value: Any) -> None:
+    _check_type("chat_template_kwargs", (dict,), "a dict", value)
+    if not all(isinstance(key, str) for key in value or ()):
+        raise TypeError(f"chat_template_kwargs must have strings for keys, got {shown(value)}")
+
+
+check_device = partial(_check_type, "device", (str, torch.device), "a name or a torch.device")
+check_dtype = partial(_check_type, "dtype", (torch.dtype,), "a torch.dtype")
+check_revision = partial(_check_type, "revision", (str,), "a name")
 
 
 def _check_record(value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"record must be a path, got {value!r}")
+    check_path("record", value)
     folder = os.path.dirname(os.path.abspath(value))
     # not after all has been drawn
     if os.path.isdir(value) or not os.access(folder, os.W_OK | os.X_OK):
         raise OSError(f"record must be a file in a folder that can be written to, got {value!r}")
 
 
-def _check_seed(value: Any) -> None:
-    if value is not None:
-        check_seed(value)
-
-
-def _check_truncate(value: Any) -> None:
-    if value is not None:
-        check_whole("truncate_prompt", value, 1)
-
-
-def _check_on_error(value: Any) -> None:
-    if value not in ("raise", "return"):
-        raise ValueError(f"on_error must be 'raise' or 'return', got {value!r}")
+def _check_seed(value: Any) -> int | None:
+    return None if value is None else check_seed(value)
 
 
 class Options(TypedDict, total=False):
     """The keyword arguments of `Engine.generate` and `Engine.stream`."""
 
     num_samples: Annotated[int, Option(
-        1, "samples of each prompt", partial(check_whole, "num_samples", low=1), int, "-n")]
+        1, "samples of each prompt", partial(check_whole, "num_samples", low=1, high=MOST_SAMPLES),
+        int, "-n")]
     first_sample: Annotated[int, Option(
         0, "index of the first sample: 0 and then 8 draws 16 in two calls of 8",
-        partial(check_whole, "first_sample", low=0), int)]
+        partial(check_whole, "first_sample", low=0, high=LARGEST), int)]
     seed: Annotated[int | None, Option(
         None, "None draws one from torch's default generator; `out.seed` has it",
         _check_seed, int)]
     temperature: Annotated[float | None, Option(
         None, "0 is greedy. This and the next four are as transformers defines them; left out, "
-        "the model's generation config decides, else they are off", flag=float)]
+        "the model's generation config decides, else they are off",
+        _or_none(check_option, "temperature"), float)]
     top_k: Annotated[int | None, Option(
-        None, "0 is off; tokens tied at the cut are all kept", flag=int)]
-    top_p: Annotated[float | None, Option(None, "nucleus sampling; 1 is off", flag=float)]
+        None, "0 is off; tokens tied at the cut are all kept",
+        _or_none(check_option, "top_k"), int)]
+    top_p: Annotated[float | None, Option(
+        None, "nucleus sampling; 1 is off", _or_none(check_option, "top_p"), float)]
     min_p: Annotated[float | None, Option(
-        None, "least probability, as a share of the largest; 0 is off", flag=float)]
-    repetition_penalty: Annotated[float | None, Option(None, "1 is off", flag=float)]
+        None, "least probability, as a share of the largest; 0 is off",
+        _or_none(check_option, "min_p"), float)]
+    repetition_penalty: Annotated[float | None, Option(
+        None, "1 is off", _or_none(check_option, "repetition_penalty"), float)]
     max_new_tokens: Annotated[int | None, Option(
-        None, "512 when left out, cut at the model's context", flag=int)]
-    min_new_tokens: Annotated[int, Option(0, "no end token is drawn before", flag=int)]
+        None, "512 when left out, cut at the model's context",
+        _or_none(check_option, "max_new_tokens"), int)]
+    min_new_tokens: Annotated[int, Option(
+        0, "no end token is drawn before", _or_none(check_option, "min_new_tokens"), int)]
     stop: Annotated[str | list[str] | None, Option(
-        None, "strings that end a sample, found in its text with special tokens", flag=list)]
+        None, "strings that end a sample, found in its text with special tokens",
+        _or_none(check_strings, "stop"), list)]
     stop_token_ids: Annotated[int | list[int] | None, Option(
-        None, "end tokens beside the model's own")]
+        None, "end tokens beside the model's own",
+        _or_none(check_ids, "stop_token_ids", most=MAX_STOP_IDS))]
     end_token_ids: Annotated[int | list[int] | None, Option(
         None, "in place of the model's own end tokens, which are those of its generation config "
-        "and of its tokenizer")]
+        "and of its tokenizer", _or_none(check_ids, "end_token_ids", most=MAX_STOP_IDS))]
     ignore_eos: Annotated[bool, Option(
-        False, "the model's end tokens do not end a sample", flag=bool)]
+        False, "the model's end tokens do not end a sample",
+        partial(check_flag, "ignore_eos"), bool)]
     include_stop: Annotated[bool, Option(
-        False, "texts end behind the stop string or end token, not before it", flag=bool)]
+        False, "texts end behind the stop string or end token, not before it",
+        partial(check_flag, "include_stop"), bool)]
     skip_special_tokens: Annotated[bool, Option(
-        True, "texts leave special tokens out", flag=bool)]
+        True, "texts leave special tokens out",
+        partial(check_flag, "skip_special_tokens"), bool)]
     truncate_prompt: Annotated[int | None, Option(
-        None, "of a longer prompt only so many tokens, the last ones, are read", _check_truncate,
-        int)]
+        None, "of a longer prompt only so many tokens, the last ones, are read",
+        _or_none(check_whole, "truncate_prompt", low=1), int)]
     on_error: Annotated[str, Option(
         "raise", "what a prompt that cannot be served does: \"raise\" ends the call, \"return\" "
         "gives it a result without samples whose `error` has the reason, while the others are "
-        "drawn", _check_on_error)]
+        "drawn", partial(check_one_of, "on_error", names=("raise", "return")))]
     until: Annotated[UntilRule | Until | None, Option(
         None, "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
         "indices: called with the first, the first two, ... once all of these have finished. True "
         "cancels the rest, so the end is the same for every draft and batch",
-        partial(_check_function, "until", "csd.Vote() or a function of samples"))]
-    speculate: Annotated[bool, Option(True, "False draws without drafts", flag=bool)]
+        partial(_check_function, "until", 1, "csd.Vote() or a function of samples"))]
+    speculate: Annotated[bool, Option(
+        True, "False draws without drafts", partial(check_flag, "speculate"), bool)]
     verifier: Annotated[str, Option(
         "match", "`canonical`, `recursive`, `kseq` and `single` draw their drafts from the graph, "
         "or from a draft model, and accept or resample them (`csd.verify`). The law of the "
         "samples is the same, but tokens then depend on siblings, batch and budget, and a seed "
-        "repeats them only for the same call with an integer `budget`", _check_verifier)]
+        "repeats them only for the same call with an integer `budget`",
+        partial(check_one_of, "verifier", names=VERIFIERS))]
     drafter: Annotated[str | Callable | None, Option(
         None, "by default \"consensus\"; `csd.DraftModel(..)` or `csd.Eagle(..)` draft with a "
         f"model or a trained head; for comparison also {_listed(DRAFTERS[1:])}",
-        _check_drafter)]
+        check_drafter)]
     history: Annotated[History | Samples | Sequence[Any] | None, Option(
         None, "what was sampled earlier of the same prompts; it only drafts, so tokens are the "
         "same without. A `csd.History` is read before and added to after; else a list of earlier "
@@ -169,31 +211,36 @@ class Options(TypedDict, total=False):
     budget: Annotated[str | int, Option(
         "auto", "drafted tokens that a step verifies over all samples; \"auto\" takes what pays",
         check_budget, read_budget)]
-    tokenizer: Annotated[Any, Option(None, "in place of the model's own", _check_tokenizer)]
+    tokenizer: Annotated[Any, Option(None, "in place of the model's own", check_tokenizer)]
     attention_mask: Annotated[torch.Tensor | None, Option(
-        None, "for a 2-D tensor of prompts: 0 where it is padding")]
+        None, "for a 2-D tensor of prompts: 0 where it is padding",
+        partial(_check_type, "attention_mask", (torch.Tensor,), "a 2-D tensor"))]
     chat_template_kwargs: Annotated[dict[str, Any] | None, Option(
         None, "what the chat template reads beside messages: enable_thinking, tools, "
-        "continue_final_message")]
-    progress: Annotated[bool, Option(False, "show a progress bar")]
+        "continue_final_message", _check_template)]
+    progress: Annotated[bool, Option(
+        False, "show a progress bar", partial(check_flag, "progress"))]
     callback: Annotated[OnText | None, Option(
         None, "called as callback(prompt index, sample index, new tokens, their text) once a step "
-        "for each sample with new tokens", partial(_check_function, "callback", "a function"))]
+        "for each sample with new tokens",
+        partial(_check_function, "callback", 4, "a function"))]
     record: Annotated[str | None, Option(
         None, "path of a trace file to write", _check_record, str)]
     drafts: Annotated[bool, Option(
-        False, "keep what each step drafted in `out[i].drafts`", flag=bool)]
+        False, "keep what each step drafted in `out[i].drafts`",
+        partial(check_flag, "drafts"), bool)]
 
 
 class GenerateOptions(Options, total=False):
     """The keyword arguments of `csd.generate` and `csd.stream`, which also load the model."""
 
     device: Annotated[str | torch.device | None, Option(
-        None, "for a model given by name; by default a GPU if there is one", flag=str)]
+        None, "for a model given by name; by default a GPU if there is one",
+        check_device, str)]
     dtype: Annotated[torch.dtype | None, Option(
         None, "for a model given by name; by default its checkpoint's on a GPU and on a CPU that "
-        "multiplies bfloat16, else float32")]
-    revision: Annotated[str | None, Option(None, "of a model on the hub", flag=str)]
+        "multiplies bfloat16, else float32", check_dtype)]
+    revision: Annotated[str | None, Option(None, "of a model on the hub", check_revision, str)]
 
 
 def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
@@ -215,8 +262,8 @@ def read_options(given: Mapping[str, Any], kind: type = Options) -> dict[str, An
     found = {}
     for name, (_, option) in known_options.items():
         found[name] = given.get(name, option.default)
-        if option.check is not None:
-            option.check(found[name])
+        if option.check is not None and (checked := option.check(found[name])) is not None:
+            found[name] = checked
     return found
 
 
@@ -243,6 +290,11 @@ def shows(kind: type) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def check_flags(args: Namespace, names: Iterable[str]) -> None:
+    """Before a model is loaded: raises TypeError or ValueError, naming one of `names`."""
+    read_options({name: getattr(args, name) for name in names}, GenerateOptions)
 
 
 def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> None:

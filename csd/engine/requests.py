@@ -12,6 +12,7 @@ from csd.graph.history import Earlier
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelConfig
 from csd.models.streamed_text import SampleText
+from csd.schema.arguments import LARGEST
 
 # whether the first samples of a prompt are enough
 Until = Callable[[list[Sample]], bool]
@@ -63,6 +64,11 @@ class Request:
         cls, index: int, prompt: list[int], params: SamplingParams, samples: range, seed: int
     ) -> "Request":
         """The noise's key follows from the seed and the prompt."""
+        if samples.stop > LARGEST + 1:
+            raise ValueError(
+                f"first_sample must leave room for the samples, whose indices end at {LARGEST}, "
+                f"got {samples.start} for {len(samples)} of prompt {index}"
+            )
         return cls(index, prompt, params, samples, seed, prompt_key(seed, prompt))
 
     @property

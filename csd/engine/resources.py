@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool
+from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, nodes_of
 from csd.engine.call import RunSettings
 from csd.engine.memory import Demand, Sizes, slots_that_fit
 from csd.engine.requests import Request
@@ -58,8 +58,13 @@ class Resources:
             self._cost = self.measure_steps()
         return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
-    def _prepare(self, requests: list[Request], drafter: Any, share: str | None = None) -> Step:
-        """Caches large enough for `requests`; those at hand are kept when they are."""
+    def _prepare(
+        self, requests: list[Request], drafter: Any, share: str | None = None, nodes: int = 0
+    ) -> Step:
+        """Caches large enough for `requests`; those at hand are kept when they are.
+
+        nodes: that a step drafts where their number is given.
+        """
         if drafter != self._drafter_name:
             self._drafter_name = drafter
             self._drop()
@@ -68,8 +73,12 @@ class Resources:
         if share:
             tokens += shared_tokens(requests, wanted.groups)
         text = tokens, any(r.history for r in requests)
+
+        def rows(slots: int) -> int:
+            return self._rows(slots, nodes, wanted.prompt_pages * PAGE)
+
         if self._step is not None:
-            fits = wanted.fit(self._step.cache) and self._drafter.suits(*text)
+            fits = wanted.fit(self._step.cache, rows(wanted.slots)) and self._drafter.suits(*text)
             if fits and self._step.cache.k.dtype == self.dtype:
                 return self._step
             # its memory counts as free below
@@ -83,7 +92,7 @@ class Resources:
         def demand(slots: int) -> Demand:
             sizes = replace(wanted, slots=slots)
             own = Demand.of(
-                self.decoder.config, self.dtype, **asdict(sizes), rows=self._rows(slots),
+                self.decoder.config, self.dtype, **asdict(sizes), rows=rows(slots),
                 gathers=self._ops.name == "reference",
             )  # fmt: skip
             return replace(own, drafter=made.cache_bytes(sizes.pages))
@@ -92,7 +101,7 @@ class Resources:
         sizes = replace(wanted, slots=slots)
         with torch.inference_mode(False):
             self._drafter, tables = made, (sizes.slot_pages, sizes.prompt_pages)
-            self._step = self._allocate(slots, *tables, sizes.pages, made.context)
+            self._step = self._allocate(slots, *tables, sizes.pages, made.context, rows(slots))
             made.attach(self.decoder, self._step.cache)
         return self._step
 
@@ -112,21 +121,24 @@ class Resources:
             request.stats.history_tokens = sum(map(len, request.history))
             request.stats.history_left_out = sum(map(len, left))
 
-    def _rows(self, slots: int) -> int:
-        """Of the largest pool, and of a chunk of a prompt."""
-        return max(self.prefill_chunk, slots + 512, sizes_for(slots)[-1])
+    def _rows(self, slots: int, nodes: int = 0, prompt: int = 0) -> int:
+        """Of the largest pool, with at most `nodes` where that is given, and of a chunk of a prompt
+        of at most `prompt` tokens."""
+        pool = slots + max(512, nodes_of(slots, nodes))
+        return max(min(self.prefill_chunk, prompt), pool, sizes_for(slots)[-1])
 
     def _allocate(
-        self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int
-    ) -> Step:
-        """A step without a drafter, whose slots keep `context` tokens."""
+        self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int,
+        rows: int | None = None,
+    ) -> Step:  # fmt: skip
+        """A step without a drafter, whose slots keep `context` tokens; rows: of its pools."""
         cache = KVCache(
             self.decoder.config,
             slots=slots,
             pages=pages,
             prompt_pages=prompt_pages,
             slot_pages=slot_pages,
-            rows=self._rows(slots),
+            rows=self._rows(slots) if rows is None else rows,
             dtype=self.dtype,
             device=self.device,
         )

@@ -7,10 +7,21 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from csd.schema.arguments import check_number, check_whole
+from csd.schema.arguments import (
+    LARGEST,
+    STEEPEST,
+    check_flag,
+    check_ids,
+    check_number,
+    check_strings,
+    check_temperature,
+    check_whole,
+)
 from csd.state.slots import MAX_STOP_IDS
 
 LOG = logging.getLogger("csd")
+
+OF_CONFIG = " of the model's generation config"
 
 # of transformers' generation config: option -> the values that mean it is off
 _UNSUPPORTED: dict[str, tuple] = {
@@ -47,8 +58,13 @@ def _number(default: float, low: float, high: float = math.inf, above: bool = Fa
     return _checked(default, lambda name, value: check_number(name, value, low, high, above))
 
 
-def _whole(default: int, low: int) -> Any:
-    return _checked(default, lambda name, value: check_whole(name, value, low))
+def _whole(default: int, low: int, high: int | None = None) -> Any:
+    return _checked(default, lambda name, value: check_whole(name, value, low, high))
+
+
+def _temperature(name: str, value: Any) -> float:
+    is_greedy = check_number(name, value, 0, STEEPEST) == 0
+    return check_number(name, value, 0) if is_greedy else check_temperature(value, name)
 
 
 def _checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
@@ -59,36 +75,46 @@ def _checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
 class SamplingParams:
     """Filters apply in transformers' order: penalty, temperature, top-k, top-p, min-p."""
 
-    temperature: float = _number(1.0, 0)  # 0 is greedy
+    temperature: float = _checked(1.0, _temperature)  # 0 is greedy
     top_k: int = _whole(0, 0)  # 0 is off
     top_p: float = _number(1.0, 0, 1, above=True)
     min_p: float = _number(0.0, 0, 1)
-    repetition_penalty: float = _number(1.0, 0, above=True)
-    max_new_tokens: int = _whole(512, 1)
-    min_new_tokens: int = _whole(0, 0)
+    repetition_penalty: float = _number(1.0, 1 / STEEPEST, STEEPEST)
+    max_new_tokens: int = _whole(512, 1, LARGEST)
+    min_new_tokens: int = _whole(0, 0, LARGEST)
     end_ids: tuple[int, ...] = ()  # the model's end tokens and `stop_token_ids`
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()  # found in the text with special tokens
-    include_stop: bool = False  # texts end behind a stop string or end token, not before it
-    skip_special_tokens: bool = True  # in texts
+    ignore_eos: bool = _checked(False, check_flag)
+    stop: tuple[str, ...] = _checked((), check_strings)  # found in the text with special tokens
+    include_stop: bool = _checked(False, check_flag)  # texts end behind what stops, not before it
+    skip_special_tokens: bool = _checked(True, check_flag)  # in texts
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if "check" in f.metadata:
-                f.metadata["check"](f.name, getattr(self, f.name))
-        for name in ("include_stop", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise ValueError(f"stop must be non-empty strings, got {list(self.stop)!r}")
+        for name in _CHECKS:
+            object.__setattr__(self, name, check_option(name, getattr(self, name)))
+        # as many as no vocabulary has
+        object.__setattr__(self, "top_k", min(self.top_k, LARGEST))
         if len(self.end_ids) > MAX_STOP_IDS:
             raise ValueError(
-                f"at most {MAX_STOP_IDS} end tokens are supported, got {len(self.end_ids)}"
+                f"stop_token_ids and the model's end tokens must be at most {MAX_STOP_IDS}, got "
+                f"{len(self.end_ids)}"
             )
 
     @property
     def stopping_ids(self) -> tuple[int, ...]:
         return () if self.ignore_eos else self.end_ids
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    f.name: f.metadata["check"] for f in fields(SamplingParams) if "check" in f.metadata
+}
+
+
+def check_option(name: str, value: Any, where: str = "") -> Any:
+    """The value of a field. Raises TypeError or ValueError for one that cannot be served.
+
+    where: in an error behind the name.
+    """
+    return _CHECKS[name](name + where, value)
 
 
 # how a token is drawn: the fields that a model's generation config may set
@@ -138,23 +164,24 @@ def resolve(
     params = {}
     for option in FILTERS:
         value = given.get(option)
-        value = getattr(config, option, None) if value is None else value
+        if value is None and (value := getattr(config, option, None)) is not None:
+            value = check_option(option, value, OF_CONFIG)
         if value is not None:
             params[option] = value
 
     if given.get("end_token_ids") is None:
-        ends, more = config_ends(config), tokenizer_ends(tokenizer, vocab)
+        ends, more = config_ends(config, vocab), tokenizer_ends(tokenizer, vocab)
         if set(more) - set(ends) and not given.get("ignore_eos"):
             _log_ends(tuple(ends), tuple(more))
         ends = list(dict.fromkeys([*ends, *more]))
     else:
-        ends = _ids("end_token_ids", given["end_token_ids"], vocab)
+        ends = check_ids("end_token_ids", given["end_token_ids"], MAX_STOP_IDS, vocab)
     if given.get("ignore_eos"):
         ends = []
-    stop_ids = _ids("stop_token_ids", given.get("stop_token_ids"), vocab)
-    stop = given.get("stop")
-    stop = getattr(config, "stop_strings", None) if stop is None else stop
-    stop = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    stop_ids = check_ids("stop_token_ids", given.get("stop_token_ids"), MAX_STOP_IDS, vocab)
+    stop = check_strings("stop", given.get("stop"))
+    if given.get("stop") is None:
+        stop = check_strings("stop_strings" + OF_CONFIG, getattr(config, "stop_strings", None))
 
     room = context - prompt_tokens
     longest = given.get("max_new_tokens")
@@ -166,13 +193,14 @@ def resolve(
                 "shorten it, or pass truncate_prompt"
             )
     else:
-        check_whole("max_new_tokens", longest, low=1)
+        longest = check_option("max_new_tokens", longest)
         if longest > room:
             raise ValueError(
                 f"{name} has {prompt_tokens} tokens, which with max_new_tokens={longest} pass the "
                 f"model's context of {context}"
             )
-    least = given.get("min_new_tokens") or 0
+    least = given.get("min_new_tokens")
+    least = 0 if least is None else check_option("min_new_tokens", least)
     if least > longest:
         raise ValueError(
             f"min_new_tokens={least} is more than max_new_tokens={longest} of {name}"
@@ -201,25 +229,13 @@ def _log_ends(config: tuple[int, ...], tokenizer: tuple[int, ...]) -> None:
     )  # fmt: skip
 
 
-def config_ends(generation_config: Any) -> list[int]:
-    """The end tokens of a generation config."""
+def config_ends(generation_config: Any, vocab: int) -> list[int]:
+    """The end tokens of a generation config that the model can give."""
     ends = getattr(generation_config, "eos_token_id", None)
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    return [i for i in check_ids("eos_token_id" + OF_CONFIG, ends, MAX_STOP_IDS) if i < vocab]
 
 
 def tokenizer_ends(tokenizer: Any, vocab: int) -> list[int]:
     """The end token of a tokenizer, if the model can give it; a chat model's ends a turn."""
     end = getattr(tokenizer, "eos_token_id", None)
     return [end] if isinstance(end, int) and 0 <= end < vocab else []
-
-
-def _ids(name: str, ids: Any, vocab: int) -> list[int]:
-    if ids is None:
-        return []
-    ids = [ids] if isinstance(ids, int) else list(ids)
-    for i in ids:
-        if isinstance(i, bool) or not isinstance(i, int):
-            raise TypeError(f"{name} must be token ids, got {i!r}")
-        if not 0 <= i < vocab:
-            raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {i}")
-    return ids

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
+from csd.schema.check import shown
+
 # a sign counts where it is not a minus between two numbers; commas only as thousands separators
 _NUMBER = r"(?:(?<![\w)])-(?:\\?\$)?)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _BRACES = r"\s*(?:\{\s*(-?\d+)\s*\}|(\d))"
@@ -102,7 +104,7 @@ def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str
     if not isinstance(extract, str) or extract not in EXTRACTORS:
         raise ValueError(
             f"extract must be a function or one of {', '.join(map(repr, EXTRACTORS))}, "
-            f"got {extract!r}"
+            f"got {shown(extract)}"
         )
     return EXTRACTORS[extract]
 

@@ -42,13 +42,14 @@ def best_of(
     compared = drawn(samples)
     if not compared:
         raise ValueError("samples must hold at least one that was not cancelled, got none")
-    if score == "logprob":
+    if isinstance(score, str) and score == "logprob":
         score = mean_logprob
     elif isinstance(score, torch.nn.Module):
         score = _reward(score, tokenizer, prompt)
     elif not callable(score):
         raise ValueError(
-            f"score must be 'logprob', a function or a sequence classification model, got {score!r}"
+            "score must be 'logprob', a function or a sequence classification model, got "
+            f"{shown(score)}"
         )
     scores = [_number(score(s), s) for s in compared]
     best = max(range(len(scores)), key=scores.__getitem__)

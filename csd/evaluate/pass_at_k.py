@@ -2,6 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
+from numbers import Real
+
+import numpy as np
+
+from csd.schema.arguments import check_whole, each
+from csd.schema.check import shown
 
 
 def pass_at_k(correct: Sequence[bool | None], k: int) -> float:
@@ -17,18 +24,16 @@ def pass_at_k(correct: Sequence[bool | None], k: int) -> float:
 
     Raises ValueError for fewer than `k` samples before the first None.
     """
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"k must be a whole number, got {k!r}")
-    known = list(correct)
-    if None in known:
-        known = known[: known.index(None)]
+    k = check_whole("k", k, 1)
+    given = each("correct", correct, "a list of True, False or None")
+    known = list(takewhile(lambda right: right is not None, given))
     for right in known:
         # half a point would count as one
-        if right not in (0, 1):
-            raise ValueError(f"correct must hold True, False or None, got {right!r}")
+        if not isinstance(right, Real | np.bool_) or right not in (0, 1):
+            raise ValueError(f"correct must hold True, False or None, got {shown(right)}")
     n, c = len(known), sum(map(bool, known))
-    if k < 1 or k > n:
-        raise ValueError(f"k must lie between 1 and the {n} samples that count, got {k}")
+    if k > n:
+        raise ValueError(f"k must lie between 1 and the {n} samples that count, got {shown(k)}")
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 

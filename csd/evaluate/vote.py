@@ -16,6 +16,7 @@ from csd.evaluate.answers import (
     last_number,
     stated,
 )
+from csd.schema.arguments import check_number, each
 from csd.schema.check import shown
 
 __all__ = ["Decision", "Vote", "answer_of", "boxed", "drawn", "last_number", "stated", "vote"]
@@ -36,7 +37,7 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
     is not counted behind one that did not.
     """
     found = []
-    for sample in samples:
+    for sample in each("samples", samples, "what csd.generate returns for one prompt"):
         if not isinstance(sample, Sample):
             raise TypeError(
                 "samples must be what csd.generate returns for one prompt, or a list of Sample, "
@@ -79,10 +80,10 @@ def vote(
     Raises ValueError for a weight that is negative or not finite, and for samples without text.
     """
     read, same = extractor(extract), _comparison(extract)
-    if weight == "probability":
+    if isinstance(weight, str) and weight == "probability":
         weight = probability
     elif weight is not None and not callable(weight):
-        raise ValueError(f"weight must be a function, 'probability' or None, got {weight!r}")
+        raise ValueError(f"weight must be a function, 'probability' or None, got {shown(weight)}")
     voters = drawn(samples)
     spelling: dict[str, str] = {}
     answers = []
@@ -119,8 +120,10 @@ class Vote:
 
     def __post_init__(self) -> None:
         extractor(self.extract)
-        if self.confidence is not None and not 0.5 < self.confidence < 1:
-            raise ValueError(f"confidence must lie in (0.5, 1), got {self.confidence!r}")
+        if self.confidence is None:
+            return
+        if not 0.5 < check_number("confidence", self.confidence, -math.inf) < 1:
+            raise ValueError(f"confidence must lie in (0.5, 1), got {shown(self.confidence)}")
 
     def of(self, total: int) -> Callable[[list[Sample]], bool]:
         """The `until` of a prompt with `total` samples."""

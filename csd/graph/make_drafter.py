@@ -1,12 +1,15 @@
 """Drafters by name."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from csd.graph.drafter import Drafter
 from csd.graph.model.draft_model import Drafting
 from csd.kernels.ops import Ops
+from csd.schema.arguments import takes
+from csd.schema.check import shown
 
 DRAFTERS = (
     "consensus", "prompt-lookup", "paper", "paper-tree", "paper-shrinking", "paper-shrinking-tree",
@@ -14,11 +17,23 @@ DRAFTERS = (
 )  # fmt: skip
 
 
-def known(name: str | Callable) -> bool:
-    """Whether `make_drafter` takes it."""
-    if callable(name):
-        return True
-    return (name in DRAFTERS and name != "rest:PATH") or _path(name) is not None
+def check_known(name: Any) -> None:
+    """Raises TypeError or ValueError, naming `drafter`, for what `make_drafter` does not take."""
+    if isinstance(name, str):
+        if (name in DRAFTERS and name != "rest:PATH") or _path(name) is not None:
+            return
+    elif isinstance(name, Drafting) or _makes(name):
+        return
+    kind = ValueError if isinstance(name, str) else TypeError
+    raise kind(
+        f"drafter must be one of {', '.join(map(repr, DRAFTERS))}, a csd.DraftModel, a csd.Eagle "
+        f"or a function of (operations, device), got {shown(name)}"
+    )
+
+
+def _makes(name: Any) -> bool:
+    """Whether it can be called with (operations, device), and is not a class of something else."""
+    return takes(name, 2) and (not isinstance(name, type) or issubclass(name, Drafter))
 
 
 def make_drafter(
@@ -34,10 +49,12 @@ def make_drafter(
     """
     if isinstance(name, Drafting):
         return name.make(ops, device, tokens, history)
-    if callable(name):
-        return name(ops, device)
-    if not known(name):
-        raise ValueError(f"drafter must be one of {', '.join(map(repr, DRAFTERS))}, got {name!r}")
+    check_known(name)
+    if not isinstance(name, str):
+        made = name(ops, device)
+        if not isinstance(made, Drafter):
+            raise TypeError(f"drafter must make a Drafter, got {shown(made)} from {shown(name)}")
+        return made
     if name == "consensus":
         from csd.graph.consensus import ConsensusGraph
 
@@ -72,7 +89,7 @@ def make_drafter(
     return Rest(path)
 
 
-def _path(name: str | Callable) -> str | None:
-    if isinstance(name, str) and name.startswith("rest:") and len(name) > 5:
+def _path(name: str) -> str | None:
+    if name.startswith("rest:") and len(name) > 5:
         return name[5:]
     return None

@@ -126,18 +126,21 @@ class ParallelEngine(Engine):
         self.link.send("end", [(r.seed, r.result(), r.stats) for r in requests])
         self.link.agree(None)
 
-    def _prepare(self, requests: list[Request], drafter: Any, share: str | None = None) -> Step:
+    def _prepare(
+        self, requests: list[Request], drafter: Any, share: str | None = None, nodes: int = 0
+    ) -> Step:
         before = self._step
-        step = super()._prepare(requests, drafter, share)
+        step = super()._prepare(requests, drafter, share, nodes)
         if step is not before:
             cache = step.cache
             tables = (cache.slot_pages.shape[1], cache.prompt_pages.shape[1])
-            sizes = (step.slots.count, *tables, cache.k.shape[1], step.slots.context.shape[1])
+            kept = (step.slots.context.shape[1], cache.node_k.shape[1])
+            sizes = (step.slots.count, *tables, cache.k.shape[1], *kept)
             self.link.send("allocate", sizes)
             self.link.agree(None)
         return step
 
-    def _allocate(self, *sizes: int) -> Step:
+    def _allocate(self, *sizes: Any) -> Step:
         step = super()._allocate(*sizes)
         values = {f.name: getattr(step, f.name) for f in fields(step)}
         if self.link.rank:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from csd.kernels.cpu import compiles
+from csd.schema.check import shown
 
 # PyTorch's threads to a loop's one beyond which its own operations are faster than loops
 MOST_THREADS = 4
@@ -96,8 +97,8 @@ class Ops:
             return compiled_loops() if compiles() else reference()
         if kernels is None:
             kernels = "triton" if device.type == "cuda" else "reference"
-        if kernels not in ("reference", "triton"):
-            raise ValueError(f"kernels must be 'reference' or 'triton', got {kernels!r}")
+        if not isinstance(kernels, str) or kernels not in ("reference", "triton"):
+            raise ValueError(f"kernels must be 'reference' or 'triton', got {shown(kernels)}")
         if kernels == "reference":
             return reference()
         if device.type == "cpu" and not _runs_on_cpu():

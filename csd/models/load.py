@@ -130,7 +130,7 @@ def _from_path(
     revision: str | None,
     tokenizer: Any,
 ) -> Loaded:
-    device = _device(device)
+    device = usable(device)
     if dtype is None:
         dtype = _default_dtype(device, name.endswith(".gguf"))
     elif dtype not in DTYPES:
@@ -258,12 +258,13 @@ def _brief(error: Exception) -> str:
     return text if len(text) <= 600 else text[:599] + "…"
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def usable(device: str | torch.device | None) -> torch.device:
+    """The device of that name; None is a GPU if there is one. Raises ValueError for no such one."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
+        torch.empty(1, device=found).item()
     # torch raises what its back ends raise
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"device {device!r} cannot be used here: {error}") from error

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def parse(
     """
     if torch.is_tensor(prompt) and prompt.dim() == 2:
         rows = _unpad(prompt, attention_mask)
+        if not rows:
+            raise ValueError("prompt is a tensor without rows")
         return _each(rows, lambda row, name: _check(row, vocab, name), errors), True
     if attention_mask is not None:
         raise ValueError("attention_mask goes with a 2-D tensor of prompts only")
@@ -107,7 +110,8 @@ def _check_template_kwargs(given: Any, prompt: Any) -> None:
 
 
 def _is_id(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+    # numpy's are taken too
+    return isinstance(x, Integral) and not isinstance(x, bool)
 
 
 def _one(
@@ -231,7 +235,7 @@ def _check(ids: list[int] | tuple, vocab: int, name: str) -> list[int]:
         raise ValueError(f"{name} is empty")
     for i in ids:
         if not _is_id(i):
-            raise TypeError(f"{name} must hold token ids, got {i!r}")
+            raise TypeError(f"{name} must hold token ids, got {shown(i)}")
         if not 0 <= i < vocab:
-            raise ValueError(f"{name} has token id {i}, outside the vocabulary of {vocab}")
-    return list(ids)
+            raise ValueError(f"{name} has token id {shown(i)}, outside the vocabulary of {vocab}")
+    return [int(i) for i in ids]

@@ -1,33 +1,63 @@
-"""Checks of arguments that several functions take; each names the argument."""
+"""Checks of arguments that several functions take; each names the argument.
 
+They return the value as plain Python has it: numbers of numpy are taken, True and False are none.
+"""
+
+import inspect
 import math
+import os
+from collections.abc import Collection, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 
-def check_whole(name: str, value: Any, low: int) -> int:
-    """Raises TypeError or ValueError unless a whole number, at least `low`."""
-    _check_integer(name, value, "a whole number")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-    return value
+from csd.schema.check import shown
+
+# what 32 bits hold
+LARGEST = 2**31 - 1
+# logits are multiplied with at most, by the penalty and by the temperature each: with both,
+# products of logits up to 1e8 are numbers of 32 bits
+STEEPEST = 1e15
+
+
+def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Raises TypeError or ValueError unless a whole number in [low, high]."""
+    return _bounded(name, _integer(name, value, "a whole number"), low, high)
 
 
 def check_seed(value: Any) -> int:
-    """Raises TypeError unless a whole number, which may be negative."""
-    return _check_integer("seed", value, "a whole number or None")
+    """Raises TypeError or ValueError unless a whole number of 64 bits, as torch has it."""
+    return _bounded("seed", _integer("seed", value, "a whole number or None"), -(2**63), 2**64 - 1)
 
 
 def check_budget(value: Any) -> str | int:
     """Raises TypeError or ValueError unless "auto" or a whole number from 0."""
-    if value == "auto":
+    if isinstance(value, str) and value == "auto":
         return "auto"
-    return check_whole("budget", _check_integer("budget", value, "'auto' or a whole number"), 0)
+    return _bounded("budget", _integer("budget", value, "'auto' or a whole number"), 0, None)
 
 
 def check_share(value: Any) -> str | None:
     """Raises ValueError unless None or "call"."""
-    if value not in (None, "call"):
-        raise ValueError(f"share must be None or 'call', got {value!r}")
+    if value is None or (isinstance(value, str) and value == "call"):
+        return value
+    raise ValueError(f"share must be None or 'call', got {shown(value)}")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Raises TypeError unless True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def check_one_of(name: str, value: Any, names: Collection[str]) -> str:
+    """Raises ValueError unless one of `names`."""
+    if not isinstance(value, str) or value not in names:
+        quoted = [*map(repr, names)]
+        expected = " or ".join(quoted) if len(quoted) < 3 else f"one of {', '.join(quoted)}"
+        raise ValueError(f"{name} must be {expected}, got {shown(value)}")
     return value
 
 
@@ -35,17 +65,117 @@ def check_number(
     name: str, value: Any, low: float, high: float = math.inf, above: bool = False
 ) -> float:
     """Raises TypeError or ValueError unless a finite number in [low, high]; above: (low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real:
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
+    if not isinstance(value, int | float):
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     inside = low < value <= high if above else low <= value <= high
-    if not inside or math.isinf(value):
+    if not inside or value == math.inf:
         bracket = "(" if above else "["
         end = f"{high}]" if high < math.inf else "inf)"
-        raise ValueError(f"{name} must lie in {bracket}{low}, {end}, got {value}")
+        raise ValueError(f"{name} must lie in {bracket}{low}, {end}, got {shown(value)}")
     return value
 
 
-def _check_integer(name: str, value: Any, expected: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be {expected}, got {value!r}")
+def check_temperature(value: Any, name: str = "temperature") -> float:
+    """Raises TypeError or ValueError unless a number above 0 that logits can be divided by."""
+    value = check_number(name, value, 0, STEEPEST, above=True)
+    if value < 1 / STEEPEST:
+        raise ValueError(f"{name} above 0 must be at least {1 / STEEPEST}, got {value}")
+    return value
+
+
+def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> list[int]:
+    """Token ids, at most `most`: None is none, a whole number one; else a list, array or tensor.
+
+    Raises TypeError or ValueError for another value, and for an id outside of `vocab`.
+    """
+    if value is None:
+        return []
+    if hasattr(value, "tolist"):
+        # of numpy and torch
+        value = value.tolist()
+    if isinstance(value, Integral):
+        value = [value]
+    # an iterator could be read only once
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Collection):
+        raise TypeError(f"{name} must be token ids, got {shown(value)}")
+    if len(value) > most:
+        raise ValueError(f"{name} must be at most {most} token ids, got {len(value)}")
+    found = [_integer(name, i, "token ids") for i in value]
+    for i in found:
+        if not 0 <= i <= LARGEST:
+            raise ValueError(f"{name} must be token ids, got {shown(i)}")
+        if vocab is not None and i >= vocab:
+            raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {i}")
+    return found
+
+
+def check_strings(name: str, value: Any) -> tuple[str, ...]:
+    """Texts that are not empty: None is none, a str one of them.
+
+    Raises TypeError or ValueError for another value.
+    """
+    if value is None:
+        return ()
+    if hasattr(value, "tolist"):
+        # of numpy
+        value = value.tolist()
+    if isinstance(value, str):
+        value = (value,)
+    if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Collection):
+        raise TypeError(f"{name} must be a string or a list of strings, got {shown(value)}")
+    if any(not isinstance(s, str) or not s for s in value):
+        raise ValueError(f"{name} must be non-empty strings, got {shown(value)}")
+    return tuple(value)
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raises TypeError or ValueError for what no file can be named."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a path, got {shown(value)}")
+    try:
+        fits = value != "" and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} must be a path, got {shown(value)}")
+
+
+def each(name: str, value: Any, expected: str) -> Iterator:
+    """Of `value`, once. Raises TypeError where nothing is in it."""
+    try:
+        return iter(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
+
+
+def takes(value: Any, arguments: int) -> bool:
+    """Whether it can be called with so many arguments; True where that cannot be known."""
+    if not callable(value):
+        return False
+    try:
+        inspect.signature(value).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _integer(name: str, value: Any, expected: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}")
+    return int(value)
+
+
+def _bounded(name: str, value: int, low: int, high: int | None) -> int:
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {shown(value)}")
+    if high is not None and value > high:
+        raise ValueError(f"{name} must be at most {high}, got {shown(value)}")
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from csd.graph.history import Earlier
-from csd.schema.arguments import check_whole
+from csd.schema.arguments import check_flag, check_path, check_whole
 from csd.traces.journal import Journal
 from csd.traces.traces import Trace
 
@@ -46,10 +46,11 @@ class History:
         epochs: int | None = None,
         top: bool = False,
     ):
-        check_whole("samples", samples, 1)
-        check_whole("tokens", tokens, 1)
-        if epochs is not None:
-            check_whole("epochs", epochs, 1)
+        samples, tokens = check_whole("samples", samples, 1), check_whole("tokens", tokens, 1)
+        epochs = None if epochs is None else check_whole("epochs", epochs, 1)
+        top = check_flag("top", top)
+        if path is not None:
+            check_path("path", path)
         self.samples, self.tokens, self.epochs, self.top = samples, tokens, epochs, top
         self.size = 0  # tokens held, those of prompts included
         self._groups: OrderedDict[bytes, _Group] = OrderedDict()  # used longest ago first

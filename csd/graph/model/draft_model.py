@@ -11,7 +11,8 @@ from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
 from csd.graph.model.network import ModelNetwork, first_layers
 from csd.kernels.ops import Ops
 from csd.models.load import Loaded, load
-from csd.schema.arguments import check_whole
+from csd.schema.arguments import check_flag, check_temperature, check_whole
+from csd.schema.check import shown
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH
 
 
@@ -30,20 +31,21 @@ class Drafting:
         self, *, k: int = 4, depth: int = 5,
         temperature: float | tuple[float, ...] | list[float] | None = None, graph: bool = False,
     ):  # fmt: skip
-        check_whole("k", k, 1)
-        check_whole("depth", depth, 1)
-        for name, value, most in (("k", k, MAX_CHILDREN), ("depth", depth, MAX_DEPTH)):
-            if value > most:
-                raise ValueError(f"{name} must be at most {most}, got {value}")
-        several = isinstance(temperature, tuple | list)
-        found: Any = tuple(temperature) if several else temperature  # type: ignore[arg-type]
-        for t in found if several else (found,):
-            real = isinstance(t, int | float) and not isinstance(t, bool)
-            if (t is not None and not (real and 0 < t < float("inf"))) or (several and t is None):
-                raise ValueError(f"temperature must be above 0, got {temperature!r}")
-        if several and len(found) != k:
-            raise ValueError(f"temperature must have one entry for each of k={k}, got {found!r}")
-        self.k, self.depth, self.temperature, self.graph = k, depth, found, graph
+        self.k = check_whole("k", k, 1, MAX_CHILDREN)
+        self.depth = check_whole("depth", depth, 1, MAX_DEPTH)
+        self.temperature = self._temperatures(temperature)
+        self.graph = check_flag("graph", graph)
+
+    def _temperatures(self, given: Any) -> Any:
+        if given is None:
+            return None
+        several = isinstance(given, tuple | list)
+        found = tuple(check_temperature(t) for t in (given if several else (given,)))
+        if several and len(found) != self.k:
+            raise ValueError(
+                f"temperature must have one entry for each of k={self.k}, got {shown(given)}"
+            )
+        return found if several else found[0]
 
     def make(
         self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
@@ -80,8 +82,7 @@ class DraftModel(Drafting):
         layers: int | None = None, dtype: torch.dtype | None = None, revision: str | None = None,
     ):  # fmt: skip
         super().__init__(k=k, depth=depth, temperature=temperature, graph=graph)
-        if layers is not None:
-            check_whole("layers", layers, 1)
+        layers = None if layers is None else check_whole("layers", layers, 1)
         self.model, self.layers, self.dtype, self.revision = model, layers, dtype, revision
         self._loaded: Loaded | None = None
 

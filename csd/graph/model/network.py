@@ -8,6 +8,7 @@ import torch
 
 from csd.kernels.ops import Ops
 from csd.models.decoder import Decoder, DecoderLike
+from csd.schema.check import shown
 
 
 def first_layers(decoder: DecoderLike, layers: int) -> Decoder:
@@ -15,7 +16,7 @@ def first_layers(decoder: DecoderLike, layers: int) -> Decoder:
     if not isinstance(decoder, Decoder):
         raise TypeError(f"layers needs a csd Decoder, got {type(decoder).__name__}")
     if not 1 <= layers <= len(decoder.layers):
-        raise ValueError(f"layers must be from 1 to {len(decoder.layers)}, got {layers}")
+        raise ValueError(f"layers must be from 1 to {len(decoder.layers)}, got {shown(layers)}")
     made = copy.copy(decoder)
     made.layers, made.taps, made.tapped = decoder.layers[:layers], (), {}
     made.config = replace(decoder.config, layers=layers)

@@ -1,0 +1,115 @@
+"""Every flag of every command with odd values: served, or an error that names it."""
+
+import json
+
+import pytest
+from odd_values import ODD
+
+from csd.cli import main as command
+from csd.cli.main import main
+from csd.models.demo import toy
+
+NUMBERS = [str(v) for v in ODD if isinstance(v, int) and abs(v) < 2**99] + ["9" * 5000]
+TEXTS = ["", "no", "nan", "inf", "-inf", "1e999", "5e-324", "0.5", "1_0", "\u0663", "0x10", "auto",
+         "None", "True", "\udcff", "a b", "rest:", "rest:none", "gpu", "cuda:99"]  # fmt: skip
+FILES = {"-o", "--out", "--record", "--history", "--cost"}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Positional arguments of each command."""
+    folder = tmp_path_factory.mktemp("flags")
+    for part in toy():
+        part.save_pretrained(folder / "model")
+    row = {"prompt": "a b", "answer": "1"}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    trace = {"problem": 0, "prompt_ids": [1, 2], "samples": [[3, 4, 5]] * 2, "temperature": 1.0}
+    (folder / "traces.jsonl").write_text(json.dumps(trace) + "\n")
+    model, rows = str(folder / "model"), str(folder / "rows.jsonl")
+    return {
+        "sample": [model, "a", "--max-new-tokens=2"],
+        "record": [model, rows, "-o", str(folder / "out.jsonl"), "--max-new-tokens=2"],
+        "eval": [rows, "--model", model, "-o", str(folder / "eval.jsonl"), "--max-new-tokens=2"],
+        "replay": [str(folder / "traces.jsonl"), "--nodes", "2"],
+        "doctor": ["--dtype=float32", "--kernels=reference"],
+        "report": [str(folder / "none.json")],
+    }  # fmt: skip
+
+
+def flags():
+    """(command, flag) of all that take a value."""
+    parsers = {}
+
+    class Taken(Exception):
+        pass
+
+    def take(parser, argv=None):
+        parsers.update(parser._subparsers._group_actions[0].choices)
+        raise Taken
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command.argparse.ArgumentParser, "parse_args", take)
+        with pytest.raises(Taken):
+            main([])
+    for name, parser in parsers.items():
+        for action in parser._actions:
+            # a model is what it is called by, and a report's file is checked before its page
+            if action.option_strings and action.nargs != 0 and action.dest != "model":
+                yield name, action.option_strings[-1], action.dest
+
+
+class Served(Exception):
+    """In place of drawing."""
+
+
+@pytest.mark.parametrize("name, flag, dest", flags(), ids=lambda x: x)
+def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def stop(*args, **options):
+        raise Served
+
+    # what a call is checked by, and no more: that is tested without the command
+    monkeypatch.setattr("csd.engine.engine.Engine.run", stop)
+    monkeypatch.setattr("csd.cli.doctor.check", stop)
+    monkeypatch.setattr("csd.evaluate.speedup.gain", stop)
+    served = 0
+    for value in TEXTS + (NUMBERS if flag not in FILES else []):
+        given = [x for x in places[name] if not x.startswith(flag + "=")]
+        try:
+            code = main([name, *given, f"{flag}={value}"])
+        except SystemExit as stopped:
+            code = stopped.code
+        except Served:
+            served += 1
+            capsys.readouterr()
+            continue
+        told = capsys.readouterr().err
+        assert code == 2, (value, code, told)
+        last = told.strip().splitlines()[-1]
+        if name == "report":
+            continue
+        assert any(x in last for x in (dest, flag, value, repr(value)[1:-1])), (value, told)
+
+
+@pytest.mark.parametrize("name, flag, value, code", [
+    ("sample", "--top-k", 2**31, 0),
+    ("sample", "--budget", 4_000_000_000, 0),
+    ("sample", "--seed", 2**64 - 1, 0),
+    ("sample", "--first-sample", 2**31 - 8, 0),
+    ("sample", "--first-sample", 2**31 - 1, 2),
+    ("sample", "--num-samples", 10**9, 2),
+    ("sample", "--temperature", 5e-324, 2),
+    ("record", "--limit", -1, 2),
+    ("replay", "--limit", 0, 2),
+    ("doctor", "--head-dim", 15, 2),
+    ("doctor", "--heads", 10**9, 2),
+    ("doctor", "--device", "meta", 2),
+], ids=str)  # fmt: skip
+def test_what_ended_with_a_traceback(name, flag, value, code, places, capsys):
+    assert main([name, *places[name], f"{flag}={value}"]) == code
+    told = capsys.readouterr()
+    if code:
+        assert flag[2:].replace("-", "_") in told.err
+    else:
+        assert "--- sample" in told.out
