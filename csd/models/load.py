@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.models import gguf_file
+from csd.models import gguf_file, gguf_model
 from csd.models.config import SUPPORTED, ModelConfig
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.fuse import DTYPES, fuse, is_fused
@@ -132,7 +132,8 @@ def _from_path(
     if revision is not None and "revision" not in options:
         raise ValueError(f"revision is for hub names, and {name} is a local path")
     with gguf_file.read_once() if "gguf_file" in options else nullcontext():
-        model = _read(name, place, dtype, options)
+        read = _read_gguf if "gguf_file" in options else _read
+        model = read(name, place, dtype, options)
         if tokenizer is None:
             tokenizer = _tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
@@ -172,8 +173,6 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
         ModelConfig.from_transformers(config)
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
-    if "gguf_file" in options:
-        options = options | gguf_file.plain_weights()
     try:
         model, seen = AutoModelForCausalLM.from_pretrained(
             place, config=config, dtype=dtype, output_loading_info=True, **options
@@ -197,6 +196,20 @@ def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any
             f"{', '.join(beyond[:3])}"
         )
     return model
+
+
+def _read_gguf(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
+    """The transformers model of a GGUF file. "auto" is float32: the file has no dtype of its own."""
+    try:
+        return gguf_model.read(
+            os.path.join(place, options["gguf_file"]),
+            torch.float32 if isinstance(dtype, str) else dtype,
+        )
+    except MemoryError as error:
+        raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
+    # a file may make its reader raise anything
+    except Exception as error:
+        raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {_brief(error)}") from error
 
 
 def _no_model(name: str, error: Exception) -> str:
