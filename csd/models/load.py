@@ -271,7 +271,7 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
     if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
         return None
     try:
-        return AutoTokenizer.from_pretrained(place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError):
         # a checkpoint without a tokenizer serves token ids
         return None
@@ -279,3 +279,12 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
         raise
     except Exception as error:
         raise ValueError(f"the tokenizer of {place!r} cannot be read: {_brief(error)}") from error
+    if "gguf_file" in options:
+        from csd.models import gguf_tokenizer
+
+        path = os.path.join(place, options["gguf_file"])
+        try:
+            gguf_tokenizer.complete(tokenizer, path)
+        except Exception as error:
+            raise ValueError(f"the tokenizer of {path!r} cannot be read: {_brief(error)}") from error
+    return tokenizer

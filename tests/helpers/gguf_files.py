@@ -80,17 +80,13 @@ def write(model, path, keys=None, tensors=None, drop=()) -> str:
 def _add(writer, key: str, value: Any) -> None:
     from gguf import GGUFValueType as Kind
 
-    def kind(x):
-        # a bool is an int too
-        types = {bool: Kind.BOOL, int: Kind.INT32, float: Kind.FLOAT32, str: Kind.STRING}
-        if isinstance(x, int) and not isinstance(x, bool) and x >= 0:
-            return Kind.UINT32
-        return types[type(x)]
-
+    types = {bool: Kind.BOOL, int: Kind.INT32, float: Kind.FLOAT32, str: Kind.STRING}
     if isinstance(value, list):
-        writer.add_key_value(key, value, Kind.ARRAY, sub_type=kind(value[0]))
+        writer.add_key_value(key, value, Kind.ARRAY, sub_type=types[type(value[0])])
+    elif type(value) is int and value >= 0:
+        writer.add_key_value(key, value, Kind.UINT32)
     else:
-        writer.add_key_value(key, value, kind(value))
+        writer.add_key_value(key, value, types[type(value)])
 
 
 def rope_factors(parameters: dict, D: int) -> torch.Tensor:
