@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from unittest.mock import patch
 
 _one_at_a_time = Lock()
 
@@ -29,10 +30,5 @@ def read_once() -> Iterator[None]:
     """
     import gguf
 
-    with _one_at_a_time:
-        own = gguf.GGUFReader
-        try:
-            gguf.GGUFReader = cache(own)
-            yield
-        finally:
-            gguf.GGUFReader = own
+    with _one_at_a_time, patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):
+        yield

@@ -66,7 +66,8 @@ def generation_config(keys: dict[str, Any], tokens: Any) -> Any:
 def _id(keys: dict[str, Any], name: str, size: int | None) -> int | None:
     """The token's id; one that is outside of the vocabulary counts as none, as in llama.cpp."""
     value = keys.get(f"tokenizer.ggml.{name}")
-    return value if value is not None and 0 <= value and (size is None or value < size) else None
+    is_token = value is not None and value >= 0 and (size is None or value < size)
+    return value if is_token else None
 
 
 def _ends(keys: dict[str, Any], ids: dict[str, int], tokens: Any) -> set[int]:

@@ -77,7 +77,8 @@ def _check(tensors: Any, places: dict[str, tuple[str, Shape]], config: Any) -> N
     if missing := sorted(want.keys() - have.keys()):
         raise ValueError(f"it lacks the tensors {_some(missing)} of {model}")
     if beyond := sorted(have.keys() - want.keys()):
-        raise ValueError(f"it has tensors that csd does not compute with in {model}: {_some(beyond)}")
+        text = f"it has tensors that csd does not compute with in {model}"
+        raise ValueError(f"{text}: {_some(beyond)}")
     for name, shape in want.items():
         if have[name] != shape:
             raise ValueError(f"its {name} must have shape {shape} by its keys, got {have[name]}")

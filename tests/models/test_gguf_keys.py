@@ -36,7 +36,7 @@ SCALES = {"rope.scaling.factor", "rope.scale_linear"}
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_every_known_key_is_used_or_refused_by_name_or_without_a_value(family):
     known = set(known_keys())
-    assert len(known) > 100 and USED.keys() <= known and NO_VALUE <= known
+    assert len(known) > 100 and known.issuperset(NO_VALUE.union(USED))
     for key in sorted(known | NEUTRAL.keys() | {"some.new_key"}):
         more = {f"{family}.{key}": 7}
         if key == "attention.key_length":
@@ -115,8 +115,10 @@ def test_refuse_a_file_of_another_kind(tmp_path, key, value):
         load(path)
 
 
-@pytest.mark.parametrize("key", sorted(USED.keys() - {"attention.head_count_kv",
-                                                      "attention.key_length", "rope.freq_base"}))
+@pytest.mark.parametrize(
+    "key",
+    sorted(USED.keys() - {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}),
+)
 def test_name_a_key_that_is_missing(key):
     keys = keys_of("qwen3")
     del keys[f"qwen3.{key}"]
@@ -167,8 +169,8 @@ def test_name_a_tensor_that_is_missing(tmp_path):
 @pytest.mark.parametrize(
     "name,shape,message",
     [
-        ("blk.0.attn_v.weight", (16, 40), r"must have shape \(32, 40\) by its keys, got \(16, 40\)"),
-        ("rope_freqs.weight", (16,), r"must have shape \(8,\) by its keys, got \(16,\)"),
+        ("blk.0.attn_v.weight", (16, 40), r"must have shape \(32, 40\) .*, got \(16, 40\)"),
+        ("rope_freqs.weight", (16,), r"must have shape \(8,\) .*, got \(16,\)"),
         ("rope_freqs.weight", (8,), "must be numbers above 0"),
     ],
     ids=["value", "factors", "zeros"],

@@ -132,7 +132,7 @@ def test_each_case_differs_from_the_same_file_without_it(tmp_path):
     importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
 )
 def test_logits_are_llama_cpps(case):
-    model, path = case
+    _, path = case
     decoder = load(path, dtype=torch.float32).decoder
     theirs = LlamaCppModel(path).logits(TOKENS)
     ours = Dense(decoder).logits(TOKENS)

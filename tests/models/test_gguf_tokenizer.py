@@ -1,4 +1,4 @@
-"""Tokens of a text, tokens that end a sample and templates, as a GGUF file and llama.cpp have them."""
+"""Tokens of a text, tokens that end a sample and templates, as a GGUF file has them."""
 
 import importlib.util
 from functools import partial
@@ -188,5 +188,5 @@ def test_refuse_a_way_to_draw_that_csd_does_not_have(name, value):
 
 
 def test_refuse_a_penalty_of_the_last_tokens():
-    with pytest.raises(ValueError, match="general.sampling.penalty_last_n=64"):
+    with pytest.raises(ValueError, match=r"general\.sampling\.penalty_last_n=64"):
         sampling(penalty_repeat=1.1, penalty_last_n=64)
