@@ -3,21 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from csd.models.foreign_fields import refuse_foreign_fields
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_LLAMA3 = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+)  # fmt: skip
 SUPPORTED = "supported are Llama 2/3, Mistral, Qwen2/2.5 and Qwen3 (dense)"
-
-# what relatives of these families scale or cap with
-_PLAIN = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "attention_multiplier",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "logits_scaling",
-    "num_local_experts",
-    "num_experts",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -56,8 +48,7 @@ class ModelConfig:
         _refuse(config, "mlp_bias", (False, None))
         if family != "qwen2":
             _refuse(config, "attention_bias", (False, None))
-        for name in _PLAIN:
-            _refuse(config, name, (None, 1.0))
+        refuse_foreign_fields(config, SUPPORTED)
         if getattr(config, "pretraining_tp", 1) not in (1, None):
             raise ValueError("pretraining_tp must be 1")
         _no_window(config)
@@ -102,6 +93,9 @@ def _no_window(config: Any) -> None:
     """A sliding window matters only where it is in use and shorter than the context."""
     types = getattr(config, "layer_types", None)
     if types is not None:
+        other = sorted(set(types) - {"full_attention", "sliding_attention"})
+        if other:
+            raise ValueError(f"layer_types of {other[0]!r} are not supported; {SUPPORTED}")
         used = "sliding_attention" in types
     elif config.model_type == "mistral":
         used = True
@@ -121,17 +115,19 @@ def _rope(config: Any) -> tuple[float, tuple | None]:
         raise ValueError(
             f"rope_parameters need rope_type and rope_theta for all layers, got {rope}"
         )
-    kind = rope["rope_type"]
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    kind, theta = rope["rope_type"], float(rope["rope_theta"])
+    if kind not in ("default", "llama3"):
+        raise ValueError(f"rope type {kind!r} is not supported, only 'default' and 'llama3'")
+    if rope.get("partial_rotary_factor") not in (None, 1):
         raise ValueError("partial_rotary_factor other than 1 is not supported")
-    theta = float(rope["rope_theta"])
+    # a context that was extended is no part of the default's computation
+    used = _LLAMA3 if kind == "llama3" else _LLAMA3[-1:]
+    for name in sorted(rope.keys() - {"rope_type", "type", "rope_theta", *used}):
+        if rope[name] not in (None, 1):
+            raise ValueError(
+                f"rope_parameters with {name}={rope[name]!r} are not supported for {kind!r}"
+            )
     if kind == "default":
         return theta, None
-    if kind == "llama3":
-        return theta, (
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope["original_max_position_embeddings"]),
-        )
-    raise ValueError(f"rope type {kind!r} is not supported, only 'default' and 'llama3'")
+    factor, low, high, old = (rope[name] for name in _LLAMA3)
+    return theta, (float(factor), float(low), float(high), int(old))

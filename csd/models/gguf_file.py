@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from unittest.mock import patch
 
 _one_at_a_time = Lock()
 
@@ -22,30 +22,13 @@ def folder_and_file(name: str) -> tuple[str, str]:
     return str(path.parent), path.name
 
 
-def plain_weights() -> dict[str, Any]:
-    """The option that makes transformers dequantise a GGUF file; older ones always do."""
-    import transformers
-
-    config = getattr(transformers, "GgufConfig", None)
-    return {} if config is None else {"quantization_config": config(dequantize=True)}
-
-
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Inside, a file's header is parsed once, and a family's map of names is made once.
+    """Inside, a file's header is parsed once.
 
-    transformers does the one for the config, the weights and the tokenizer, and the other for each
-    module of the model. It takes both from the package `gguf` when it needs them.
+    The model and transformers' tokenizer read it, each with the reader that `gguf` has then.
     """
     import gguf
 
-    names = "GGUFReader", "get_tensor_name_map"
-    with _one_at_a_time:
-        own = [getattr(gguf, name) for name in names]
-        try:
-            for name, function in zip(names, own, strict=True):
-                setattr(gguf, name, cache(function))
-            yield
-        finally:
-            for name, function in zip(names, own, strict=True):
-                setattr(gguf, name, function)
+    with _one_at_a_time, patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):
+        yield

@@ -4,14 +4,14 @@ import os
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import nn
 
-from csd.models import gguf_facts, gguf_file
-from csd.models.config import SUPPORTED, ModelConfig
+from csd.models import gguf_file
+from csd.models.checkpoint import check_folder, read_gguf, read_model, read_tokenizer
+from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.fuse import DTYPES, checked_config, fuse, is_fused
 from csd.models.linear import multiplies_bfloat16
@@ -120,7 +120,7 @@ def _loaded(
 def _tokenizer_of(model: nn.Module) -> Any:
     """The tokenizer where the model came from: its folder, or the hub's files on this machine."""
     place = getattr(model.config, "_name_or_path", None)
-    return _tokenizer(place, {"local_files_only": True}) if place else None
+    return read_tokenizer(place, {"local_files_only": True}) if place else None
 
 
 def _from_path(
@@ -139,7 +139,7 @@ def _from_path(
     if name.endswith(".gguf"):
         place, options["gguf_file"] = gguf_file.folder_and_file(name)
     elif os.path.isdir(name):
-        _check_folder(name)
+        check_folder(name)
     elif os.path.exists(name):
         raise ValueError(f"{name} is a file, but not a GGUF file or a model's folder")
     else:
@@ -147,9 +147,10 @@ def _from_path(
     if revision is not None and "revision" not in options:
         raise ValueError(f"revision is for hub names, and {name} is a local path")
     with gguf_file.read_once() if "gguf_file" in options else nullcontext():
-        model = _read(name, place, dtype, options)
+        read = read_gguf if "gguf_file" in options else read_model
+        model = read(name, place, dtype, options)
         if tokenizer is None:
-            tokenizer = _tokenizer(place, options)
+            tokenizer = read_tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         # few CPUs multiply it, and float32 holds its numbers
         model = model.float()
@@ -168,96 +169,6 @@ def _default_dtype(device: torch.device, is_gguf: bool) -> torch.dtype | str:
     return torch.bfloat16 if is_gguf else "auto"
 
 
-def _read(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
-    """The transformers model. What csd cannot run is refused before gigabytes are read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    facts = _facts(name, place, options) if "gguf_file" in options else None
-    try:
-        config = AutoConfig.from_pretrained(place, **options)
-    except ValueError as error:
-        raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {error}") from error
-    except OSError as error:
-        raise ValueError(_no_model(name, error)) from error
-    except ImportError:
-        raise
-    # a file may make its readers raise anything
-    except Exception as error:
-        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
-    if facts:
-        facts.to_config(config)
-    try:
-        ModelConfig.from_transformers(config)
-    except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
-    if facts:
-        options = options | gguf_file.plain_weights()
-    try:
-        model, seen = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=dtype, output_loading_info=True, **options
-        )
-    except ImportError:
-        raise
-    except MemoryError as error:
-        raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
-    except Exception as error:
-        raise ValueError(_no_model(name, error)) from error
-    # transformers would go on with random weights
-    if seen["missing_keys"]:
-        raise ValueError(
-            f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
-        )
-    # nor more than log tensors that its class does not compute with
-    beyond = sorted(key for key in seen["unexpected_keys"] if not key.endswith(".inv_freq"))
-    if beyond:
-        raise ValueError(
-            f"{name!r} has weights that a {type(model).__name__} of {config.num_hidden_layers} "
-            f"layers does not compute with: {', '.join(beyond[:3])}"
-        )
-    if facts:
-        facts.to_model(model)
-    return model
-
-
-def _facts(name: str, place: str, options: dict) -> gguf_facts.Facts:
-    import gguf
-
-    # a damaged file may make its readers raise anything
-    try:
-        reader = gguf.GGUFReader(os.path.join(place, options["gguf_file"]))
-    except Exception as error:
-        raise ValueError(
-            f"{name!r} cannot be loaded; {SUPPORTED}, also as GGUF files: {_brief(error)}"
-        ) from error
-    try:
-        return gguf_facts.Facts(name, reader)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(_no_model(name, error)) from error
-
-
-def _no_model(name: str, error: Exception) -> str:
-    if os.path.exists(name):
-        return f"{name!r} cannot be loaded: {_brief(error)}"
-    return (
-        f"{name!r} is neither a local model folder nor a model that could be had from the hub: "
-        f"{_brief(error)}"
-    )
-
-
-def _brief(error: Exception) -> str:
-    """What an error means to the model's owner, without advice that is not for them."""
-    if isinstance(error, UnpicklingError):
-        return "its weights are a pickle that runs code, or a torn one; save them as *.safetensors"
-    text = str(error)
-    if "ignore_mismatched_sizes" in text:
-        return "its weights have other shapes than its config.json says; the list above has them"
-    if not isinstance(error, OSError | ValueError | RuntimeError):
-        text = f"{type(error).__name__}: {text}"
-    return text if len(text) <= 600 else text[:599] + "…"
-
-
 def usable(device: str | torch.device | None) -> torch.device:
     """The device of that name; None is a GPU if there is one. Raises ValueError for no such one."""
     if device is None:
@@ -269,39 +180,3 @@ def usable(device: str | torch.device | None) -> torch.device:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"device {device!r} cannot be used here: {error}") from error
     return found
-
-
-def _check_folder(name: str) -> None:
-    have = os.listdir(name)
-    if "config.json" not in have:
-        raise ValueError(f"{name} is not a model's folder: it has no config.json")
-    if not any(f.endswith((".safetensors", ".bin")) for f in have):
-        raise ValueError(f"{name} is not a model's folder: it has no weights (*.safetensors)")
-
-
-_TOKENIZER_FILES = {
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "tekken.json",
-}
-
-
-def _tokenizer(place: str, options: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer
-
-    # transformers makes an empty tokenizer for some families where there is none
-    local = os.path.isdir(place) and "gguf_file" not in options
-    if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(place, **options)
-    except (OSError, ValueError, KeyError):
-        # a checkpoint without a tokenizer serves token ids
-        return None
-    except ImportError:
-        raise
-    except Exception as error:
-        raise ValueError(f"the tokenizer of {place!r} cannot be read: {_brief(error)}") from error

@@ -63,7 +63,7 @@ CASES = {
     "another vocabulary": (lambda f: edit(f, vocab_size=50), "its weights have other shapes"),
     "fewer layers": (
         lambda f: edit(f, num_hidden_layers=1, layer_types=None, max_window_layers=1),
-        "has weights that a Qwen2ForCausalLM of 1 layers does not compute with",
+        "has weights beyond the 1 layers of its config",
     ),
     "more layers": (
         lambda f: edit(f, num_hidden_layers=5, layer_types=None), "lacks the weights"

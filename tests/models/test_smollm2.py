@@ -1,9 +1,11 @@
 """A real model: SmolLM2-135M-Instruct in float32, from its GGUF file, beside transformers."""
 
 import copy
+import functools
 import os
 from dataclasses import replace
 
+import gguf
 import oracle
 import pytest
 import torch
@@ -23,19 +25,19 @@ TOKENS = int(os.environ.get("CSD_TOKENS", "320"))
 
 @pytest.fixture(scope="module")
 def loaded():
-    """An engine, and the module as transformers read it: to read the file twice takes long."""
-    found, read = [], transformers.AutoModelForCausalLM.from_pretrained
-
-    def reading(*args, **options):
-        model, seen = read(*args, **options)
-        # csd rebinds the parameters of what it is given
-        found.append(copy.deepcopy(model))
-        return model, seen
-
+    """An engine, and the module as transformers itself reads the file."""
+    folder, name = os.path.split(smollm2_path())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", reading)
+        # to parse the header twice takes long
+        patch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
         engine = csd.Engine(smollm2_path(), dtype=torch.float32)
-    return engine, *found
+        module = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            gguf_file=name,
+            dtype=torch.float32,
+            quantization_config=transformers.GgufConfig(dequantize=True),
+        )
+    return engine, module.eval()
 
 
 def test_logits(loaded):

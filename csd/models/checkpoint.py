@@ -1,0 +1,143 @@
+"""A checkpoint as a `transformers` model and tokenizer, with errors for the checkpoint's owner."""
+
+import os
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from csd.models import gguf_model
+from csd.models.config import SUPPORTED, ModelConfig
+
+# buffers of old checkpoints, which the module makes from its config
+_DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
+
+
+def read_model(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
+    """The transformers model. What csd cannot run is refused before gigabytes are read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(place, **options)
+    except ValueError as error:
+        raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {error}") from error
+    except OSError as error:
+        raise ValueError(_no_model(name, error)) from error
+    except ImportError:
+        raise
+    # a file may make its readers raise anything
+    except Exception as error:
+        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+    try:
+        ModelConfig.from_transformers(config)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+    try:
+        model, seen = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=dtype, output_loading_info=True, **options
+        )
+    except ImportError:
+        raise
+    except MemoryError as error:
+        raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
+    except Exception as error:
+        raise ValueError(_no_model(name, error)) from error
+    # transformers would go on with random weights
+    if seen["missing_keys"]:
+        raise ValueError(
+            f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
+        )
+    # nor say more than a word about weights that its module does not compute with
+    unread = sorted(key for key in seen["unexpected_keys"] if not key.endswith(_DERIVED))
+    if unread:
+        raise ValueError(
+            f"{name!r} has weights beyond the {config.num_hidden_layers} layers of its config, or "
+            f"with which a {config.model_type} model does not compute: {', '.join(unread[:3])}"
+        )
+    return model
+
+
+def read_gguf(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
+    """The transformers model of a GGUF file; "auto" is float32, as it has no dtype of its own."""
+    try:
+        return gguf_model.read(
+            os.path.join(place, options["gguf_file"]),
+            torch.float32 if isinstance(dtype, str) else dtype,
+        )
+    except MemoryError as error:
+        raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
+    # a file may make its reader raise anything
+    except Exception as error:
+        raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {_brief(error)}") from error
+
+
+def _no_model(name: str, error: Exception) -> str:
+    if os.path.exists(name):
+        return f"{name!r} cannot be loaded: {_brief(error)}"
+    return (
+        f"{name!r} is neither a local model folder nor a model that could be had from the hub: "
+        f"{_brief(error)}"
+    )
+
+
+def _brief(error: Exception) -> str:
+    """What an error means to the model's owner, without advice that is not for them."""
+    if isinstance(error, UnpicklingError):
+        return "its weights are a pickle that runs code, or a torn one; save them as *.safetensors"
+    text = str(error)
+    if "ignore_mismatched_sizes" in text:
+        return "its weights have other shapes than its config.json says; the list above has them"
+    if not isinstance(error, OSError | ValueError | RuntimeError):
+        text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= 600 else text[:599] + "…"
+
+
+def check_folder(name: str) -> None:
+    have = os.listdir(name)
+    if "config.json" not in have:
+        raise ValueError(f"{name} is not a model's folder: it has no config.json")
+    if "adapter_config.json" in have:
+        raise ValueError(
+            f"{name} has an adapter, which is not supported; merge it (PEFT's merge_and_unload) "
+            "and save the whole model"
+        )
+    if not any(f.endswith((".safetensors", ".bin")) for f in have):
+        raise ValueError(f"{name} is not a model's folder: it has no weights (*.safetensors)")
+
+
+_TOKENIZER_FILES = {
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+}
+
+
+def read_tokenizer(place: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    # transformers makes an empty tokenizer for some families where there is none
+    local = os.path.isdir(place) and "gguf_file" not in options
+    if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    except (OSError, ValueError, KeyError):
+        # a checkpoint without a tokenizer serves token ids
+        return None
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ValueError(f"the tokenizer of {place!r} cannot be read: {_brief(error)}") from error
+    if "gguf_file" in options:
+        from csd.models import gguf_tokenizer
+
+        path = os.path.join(place, options["gguf_file"])
+        try:
+            gguf_tokenizer.complete(tokenizer, path)
+        except Exception as error:
+            text = f"the tokenizer of {path!r} cannot be read: {_brief(error)}"
+            raise ValueError(text) from error
+    return tokenizer

@@ -1,0 +1,164 @@
+"""Keys of a GGUF file's model: the config they make, and the values that csd does not compute.
+
+llama.cpp's loader of an architecture gives a key its meaning. Each `<architecture>.*` key of a file
+is one of `USED`, is without a value for the computation, or must have a value that changes nothing.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+# key below the architecture -> field of the config
+USED = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_OPTIONAL = {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}
+_REAL = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
+
+# read by no computation of these architectures
+NO_VALUE = {
+    "attention.layer_norm_epsilon",
+    "rope.scaling.finetuned",
+    # of YaRN and LongRoPE, whose types are refused
+    "rope.scaling.original_context_length",
+}
+
+Sizes = dict[str, Any]
+Neutral = Callable[[Any, Sizes], bool]
+
+
+def _one_of(*values: object) -> Neutral:
+    return lambda value, _: any(value == v for v in values)
+
+
+def _same_as(field: str, *others: object) -> Neutral:
+    return lambda value, sizes: value in (sizes[field], *others)
+
+
+# key below the architecture -> whether a value changes nothing
+NEUTRAL: dict[str, Neutral] = {
+    "vocab_size": _same_as("vocab_size"),
+    "attention.value_length": _same_as("head_dim"),
+    "rope.dimension_count": _same_as("head_dim"),
+    "embedding_length_out": _same_as("hidden_size", 0),
+    "attention.scale": lambda value, sizes: value == 0
+    or math.isclose(value, sizes["head_dim"] ** -0.5, rel_tol=1e-6),
+    "attention.sliding_window": lambda value, sizes: value == 0
+    or value >= sizes["max_position_embeddings"],
+    "attention.causal": _one_of(True),
+    "hidden_activation": _one_of("silu"),
+    "rope.scaling.type": _one_of("none", "linear"),
+    "rope.scaling.attn_factor": _one_of(1),
+    # a number above 0 divides the rotary frequencies: `frequency_divisor`
+    "rope.scaling.factor": lambda value, _: math.isfinite(value) and value >= 0,
+    "rope.scale_linear": lambda value, _: math.isfinite(value) and value >= 0,
+    "rope.scaling.yarn_ext_factor": _one_of(0),
+    "rope.scaling.yarn_attn_factor": _one_of(1),
+    "rope.scaling.yarn_log_multiplier": _one_of(0),
+    # of LLaMA's first converter: the order of rows that the architecture has anyway
+    "tensor_data_layout": _one_of("Meta AI original pth"),
+    **dict.fromkeys(
+        (
+            "attention.output_scale", "attention.value_scale", "embedding_scale",
+            "expert_weights_scale", "logit_scale", "residual_scale",
+        ),
+        _one_of(0, 1),
+    ),
+    **dict.fromkeys(
+        (
+            "attention.clamp_kqv", "attention.max_alibi_bias", "attention.shared_kv_layers",
+            "attn_logit_softcapping", "classifier.pooling_type", "expert_count",
+            "expert_feed_forward_length", "expert_gating_func", "expert_group_count",
+            "expert_group_used_count", "expert_shared_count", "expert_shared_feed_forward_length",
+            "expert_used_count", "expert_weights_norm", "final_logit_softcapping",
+            "interleave_moe_layer_step", "leading_dense_block_count", "moe_every_n_layers",
+            "n_deepstack_layers", "nextn_predict_layers", "pooling_type",
+            "router_logit_softcapping", "use_parallel_residual",
+        ),
+        _one_of(0),
+    ),
+}  # fmt: skip
+
+# keys of no architecture -> the values that change nothing
+_OF_THE_FILE = {
+    "general.type": ("model",),
+    "split.count": (0, 1),
+}
+# of adapters, image encoders and other ways to draw, none of which a text decoder has
+_FOREIGN = ("adapter.", "clip.", "diffusion.", "xielu.")
+
+
+def config_fields(keys: dict[str, Any], vocab: int) -> Sizes:
+    """Fields of the `transformers` config of a file with these keys and `vocab` embeddings.
+
+    keys: values by whole name; of arrays that belong to the tokenizer any value will do. Raises
+    ValueError, naming keys and values, for what csd does not compute.
+    """
+    architecture = keys.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"its general.architecture={architecture!r} is not supported")
+    own = {k.partition(".")[2]: v for k, v in keys.items() if k.startswith(f"{architecture}.")}
+    fields: Sizes = {"model_type": architecture, "vocab_size": vocab}
+    for key, field in USED.items():
+        if key in own:
+            fields[field] = _number(f"{architecture}.{key}", own[key], key in _REAL)
+        elif key not in _OPTIONAL:
+            raise ValueError(f"it lacks the key {architecture}.{key}")
+    heads = fields["num_attention_heads"]
+    fields.setdefault("num_key_value_heads", heads)
+    # the rotary embedding of all three spans the head
+    size = own.get("rope.dimension_count", fields["hidden_size"] // heads)
+    fields.setdefault("head_dim", _number(f"{architecture}.rope.dimension_count", size, False))
+    theta = fields.pop("rope_theta", 10000.0)
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    _refuse(keys, architecture, own, fields)
+    return fields
+
+
+def frequency_divisor(keys: dict[str, Any]) -> float:
+    """Number that linear scaling divides the rotary frequencies by."""
+    rope = f"{keys['general.architecture']}.rope."
+    if keys.get(f"{rope}scaling.type") == "none":
+        return 1.0
+    return float(keys.get(f"{rope}scaling.factor", keys.get(f"{rope}scale_linear", 0)) or 1)
+
+
+def _number(key: str, value: Any, real: bool) -> int | float:
+    kinds = (int, float) if real else (int,)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+        expected = "a number" if real else "a whole number"
+        raise ValueError(f"its {key} must be {expected} above 0 for all layers, got {value!r}")
+    return value
+
+
+def _refuse(keys: dict[str, Any], architecture: str, own: dict[str, Any], fields: Sizes) -> None:
+    wrong = [
+        f"{architecture}.{key}={value!r}"
+        for key, value in own.items()
+        if key not in USED and key not in NO_VALUE and not _changes_nothing(key, value, fields)
+    ]
+    wrong += [
+        f"{key}={value!r}"
+        for key, value in keys.items()
+        if key.startswith(_FOREIGN) or value not in _OF_THE_FILE.get(key, (value,))
+    ]
+    if wrong:
+        raise ValueError(f"csd does not compute what its keys ask for: {', '.join(wrong)}")
+
+
+def _changes_nothing(key: str, value: Any, fields: Sizes) -> bool:
+    try:
+        return key in NEUTRAL and NEUTRAL[key](value, fields)
+    # a list or a text in the place of a number
+    except TypeError:
+        return False

@@ -1,0 +1,42 @@
+"""The `transformers` model of a GGUF file."""
+
+from typing import Any
+
+import torch
+
+from csd.models.config import ModelConfig
+from csd.models.gguf_generation import generation_config
+from csd.models.gguf_keys import config_fields, frequency_divisor
+from csd.models.gguf_tensors import frequency_factors, weights
+
+# of the tokenizer, long, and of no value for the model
+_LONG = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
+
+
+def read(path: str, dtype: torch.dtype) -> Any:
+    """The model in `dtype`; the sum of all keys and tensors is in it and its generation config.
+
+    Raises ValueError for a key or a tensor that csd does not compute with.
+    """
+    import gguf
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    reader = gguf.GGUFReader(path)
+    keys = {n: None if n in _LONG else f.contents() for n, f in reader.fields.items()}
+    shapes = {t.name: t.shape for t in reader.tensors}
+    if "token_embd.weight" not in shapes:
+        raise ValueError("it lacks the tensor token_embd.weight")
+    config = AutoConfig.for_model(
+        **config_fields(keys, vocab=int(shapes["token_embd.weight"][-1])),
+        tie_word_embeddings="output.weight" not in shapes,
+    )
+    ModelConfig.from_transformers(config)
+    state, factors = weights(reader.tensors, config, dtype), frequency_factors(reader.tensors)
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+    w = model.model.rotary_emb.inv_freq
+    w /= frequency_divisor(keys)
+    if factors is not None:
+        w /= factors.to(w.dtype)
+    model.generation_config = generation_config(keys, reader.fields.get("tokenizer.ggml.tokens"))
+    return model
