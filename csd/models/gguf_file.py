@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from unittest.mock import patch
 
+READER = "GGUFReader"
 _one_at_a_time = Lock()
 
 
@@ -30,5 +30,10 @@ def read_once() -> Iterator[None]:
     """
     import gguf
 
-    with _one_at_a_time, patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):
-        yield
+    with _one_at_a_time:
+        own = gguf.GGUFReader
+        setattr(gguf, READER, cache(own))
+        try:
+            yield
+        finally:
+            setattr(gguf, READER, own)
