@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
 from numbers import Real
 
 import numpy as np
@@ -25,13 +24,14 @@ def pass_at_k(correct: Sequence[bool | None], k: int) -> float:
     Raises ValueError for fewer than `k` samples before the first None.
     """
     k = check_whole("k", k, 1)
-    given = each("correct", correct, "a list of True, False or None")
-    known = list(takewhile(lambda right: right is not None, given))
-    for right in known:
+    n = c = 0
+    for right in each("correct", correct, "a list of True, False or None"):
+        if right is None:
+            break
         # half a point would count as one
         if not isinstance(right, Real | np.bool_) or right not in (0, 1):
             raise ValueError(f"correct must hold True, False or None, got {shown(right)}")
-    n, c = len(known), sum(map(bool, known))
+        n, c = n + 1, c + bool(right)
     if k > n:
         raise ValueError(f"k must lie between 1 and the {n} samples that count, got {shown(k)}")
     return 1 - math.comb(n - c, k) / math.comb(n, k)

@@ -48,7 +48,7 @@ def flags():
         raise Taken
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command.argparse.ArgumentParser, "parse_args", take)
+        patch.setattr(command.argparse.ArgumentParser, "parse_known_args", take)
         with pytest.raises(Taken):
             main([])
     for name, parser in parsers.items():
