@@ -35,6 +35,7 @@ from csd.models.load import Loaded, load
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
+from csd.state.forks import watch_forks
 from csd.verify.sampler import Sampler
 
 # of the int32 index of a step's rows, and of what a step's sizes take to time, far more than pay
@@ -139,6 +140,7 @@ class Engine(Resources):
         self._ended = True  # whether the last call's slots and pages are free again
         self._last: torch.cuda.Event | None = None  # when the last call's work was done
         self._group_keys = count(1)  # never reused, by any call
+        watch_forks(self)
 
     def __enter__(self) -> "Engine":
         return self
@@ -334,6 +336,11 @@ class Engine(Resources):
     def _in_my_call(self) -> bool:
         """Whether this thread is within a call of this engine."""
         return self._lock.locked() and self._busy == threading.get_ident()
+
+    def after_fork(self) -> None:
+        # what a call of another thread has begun is dropped by the next call
+        if not self._in_my_call():
+            self._lock = threading.Lock()
 
     def _not_within_a_stream(self) -> None:
         if self._in_my_call():

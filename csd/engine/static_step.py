@@ -50,8 +50,12 @@ class StaticStep(Step):
 
     def body(self, rows: int, nodes: int) -> tuple[Snapshot, Pool, Verdict]:
         """One step over `rows` rows with at most `nodes` drafted ones."""
-        assert self.drafter is not None
-        pool = self.drafter.propose(self.slots, rows, nodes=nodes)
+        if self.drafting:
+            assert self.drafter is not None
+            pool = self.drafter.propose(self.slots, rows, nodes=nodes)
+        else:
+            # a drafter that was not started has no memory
+            pool = self.ops.roots(self.slots, rows)
         verdict, snapshot = self.decide(self.forward(pool), pool)
         self.commit(verdict)
         self.insert(pool, verdict)

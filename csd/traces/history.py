@@ -13,6 +13,7 @@ import numpy as np
 
 from csd.graph.history import Earlier
 from csd.schema.arguments import check_flag, check_path, check_whole
+from csd.state.forks import watch_forks
 from csd.traces.journal import Journal
 from csd.traces.traces import Trace
 
@@ -55,12 +56,16 @@ class History:
         self.size = 0  # tokens held, those of prompts included
         self._groups: OrderedDict[bytes, _Group] = OrderedDict()  # used longest ago first
         self._lock = threading.Lock()
+        watch_forks(self)
         self._journal: Journal | None = None
         if path is not None:
             journal = Journal(path)
             for trace in journal.read():
                 self._put(trace)
             self._journal = journal
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def __enter__(self) -> "History":
         return self
