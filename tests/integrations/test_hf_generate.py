@@ -244,7 +244,7 @@ def test_refused_by_name(model, name):
         (dict(first_sample="a"), TypeError, "first_sample must be a whole number, got 'a'"),
         (dict(top_p=0.0), ValueError, r"top_p of .* must lie in \(0, 1\], got 0"),
         (dict(max_new_tokens=600), ValueError, "max_new_tokens=600 pass the model's context"),
-        (dict(eos_token_id=[*range(20)]), ValueError, r"eos_token_id of .* at most 16 token ids, got 20"),
+        (dict(eos_token_id=[*range(20)]), ValueError, r"eos_token_id of .* 16 token ids, got 20"),
         (dict(attention_mask=torch.zeros(1, 3, dtype=torch.long)), ValueError, "no token of row 0"),
         (dict(rows=[[5, 97]]), ValueError, "input_ids must lie in the vocabulary of 97, got 97"),
     ],
