@@ -27,7 +27,7 @@ from bench.attention_rivals import FULL_RIVALS, RIVALS
 from bench.step_jobs import Sizes, makers
 from bench.suffix_gpu import suffix_gpu_job
 from bench.timing import copies_for, copy_bandwidth, replayed
-from csd.kernels.ops import Ops
+from csd.backends import choose
 from csd.kernels.tree_attention import tree_attention_ref, tree_attention_triton
 from csd.kernels.tree_attention.launch import empty_partials
 from csd.kernels.tree_attention.layout import with_layout
@@ -108,7 +108,7 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
     print(f"copy: {bandwidth / 1e12:.2f} TB/s")
     rows = []
     if args.only in (None, "step"):
-        ops = Ops.choose(None, device)
+        ops = choose(None, device, torch.bfloat16)
         for shape in SHAPES[:2]:
             for maker in makers(ops, shape, Sizes(), device, torch.bfloat16):
                 rows.append(step_row(maker, shape.name, bandwidth, args.replays))

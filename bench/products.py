@@ -4,7 +4,7 @@
         [--rows 1 2 4 8 14 16 28 32 64] [--rounds N] [--json F]
 
 Random weights of a known shape, the layers' and the head's. "plain" is `F.linear`, "onednn" the
-packed product of oneDNN, "fma" and "dot" the loop of `csd/kernels/cpu/products.py` by the
+packed product of oneDNN, "fma" and "dot" the loop of `csd/cpu/products.py` by the
 instructions that this CPU has, each with weights that are laid out beforehand and with plain ones,
 as a user's module has them. In milliseconds: medians of rounds in which all take turns. "taken" is
 the instruction that csd takes on this CPU, "gain" the median of the rounds' ratios of the faster of
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from bench.common import finish, table
 from bench.shapes import SHAPES
-from csd.kernels.cpu import instruction, instructions
+from csd.cpu import instruction, instructions
 from csd.models.linear import onednn_multiplies
 
 ROWS = (1, 2, 4, 8, 14, 16, 28, 32, 64)
@@ -62,7 +62,7 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
             lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""),
         )
     for by in instructions(dtype):
-        from csd.kernels.cpu.products import by_columns, product
+        from csd.cpu.products import by_columns, product
 
         kinds[by] = partial(by_columns, by=by), partial(product, by=by)
         kinds[f"{by}, plain"] = lambda w: w, partial(product, by=by)

@@ -67,10 +67,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(installed):
 def test_the_wheel_draws_samples(installed, checkpoint):
     # nothing is compiled, which takes a minute and depends on no file but these
     code = (
-        "import csd, csd.kernels.cpu, importlib.util, pkgutil, sys;"
-        "loops = [m.name for m in pkgutil.iter_modules(csd.kernels.cpu.__path__)];"
+        "import csd, csd.cpu, importlib.util, pkgutil, sys;"
+        "loops = [m.name for m in pkgutil.iter_modules(csd.cpu.__path__)];"
         "loops = loops if importlib.util.find_spec('numba') else [];"
-        "[importlib.import_module(f'csd.kernels.cpu.{name}') for name in loops];"
+        "[importlib.import_module(f'csd.cpu.{name}') for name in loops];"
         "engine = csd.Engine(sys.argv[1], kernels='reference');"
         "out = csd.generate(engine, [5, 6, 7], num_samples=2, max_new_tokens=3, seed=0);"
         "print(csd.__file__, len(out), len(out.tokens[0]))"

@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 
 import torch
 
+from csd.backends import NAMES
+from csd.cli.operations import table
 from csd.engine.self_check import SMALL, check
 from csd.models.load import usable
 from csd.schema.arguments import check_whole
@@ -21,7 +23,9 @@ def add(commands: _SubParsersAction) -> None:
     parser = commands.add_parser("doctor", help="check each operation on this machine")
     parser.add_argument("--device", help="by default a GPU if there is one")
     parser.add_argument("--dtype", choices=DTYPES, help="both float32 and bfloat16 when not given")
-    parser.add_argument("--kernels", choices=["reference", "triton"])
+    parser.add_argument("--kernels", choices=NAMES)
+    parser.add_argument("--ops", action="store_true",
+                        help="print what implements each operation, and check nothing")  # fmt: skip
     for name in SIZES:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=getattr(SMALL, name), help="of the model")
@@ -31,6 +35,9 @@ def add(commands: _SubParsersAction) -> None:
 
 
 def _doctor(args: Namespace) -> int:
+    if args.ops:
+        print(table())
+        return 0
     sizes = {name: getattr(args, name) for name in SIZES}
     for name, value in sizes.items():
         check_whole(name, value, 1, LARGEST_SIZE)

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import torch
 
+from csd.backends import loops
+from csd.cpu import compiles
 from csd.engine import own_python
 from csd.engine.compile_step import compile_rest, compile_verify
-from csd.kernels.cpu import compiles
-from csd.kernels.ops import compiled_loops
 from csd.state.slots import Slots
 
 LOG = logging.getLogger("csd")
@@ -33,7 +33,7 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
     if not _may_begin():
         yield
         return
-    from csd.kernels.cpu.compiled import before_compiling
+    from csd.cpu.compiled import before_compiling
 
     others: list[subprocess.Popen] = []
 
@@ -64,14 +64,14 @@ def _may_begin() -> bool:
     # a program that embeds Python may have no executable of it
     if not compiles() or not sys.executable:
         return False
-    from csd.kernels.cpu.threads import threads
+    from csd.cpu.threads import threads
 
     return threads() > 1
 
 
 def compile_others(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:
     """Compiles what steps run beside the layers."""
-    ops, logprobs = compiled_loops(), torch.promote_types(dtype, torch.float32)
+    ops, logprobs = loops(), torch.promote_types(dtype, torch.float32)
     slots = Slots.empty(rows[-1], vocab, 1, 1, logprobs)
     slots.group.zero_()
     slots.context[:, 0] = 0

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 
+from csd.backends import choose
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
 from csd.engine.first_use import require_check
@@ -59,8 +60,8 @@ class Engine(Resources):
     memory: share of the free memory that caches and a step's rows may take, in (0, 1].
     prefill_chunk: prompt tokens read at once. A prompt that is longer, when samples are in flight,
         is read a chunk between two of their steps.
-    kernels: "reference" or "triton"; by default what fits the device: on a CPU the references, some
-        of them as numba's loops where it is installed (`csd/kernels/cpu`).
+    kernels: "reference", "cpu" or "triton", a backend (`csd.backends`); by default what fits the
+        device and the dtype. `engine.ops.name` is what was taken.
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
         default on a GPU. Drafters that read the device and other verifiers than "match" run
         without.
@@ -116,7 +117,7 @@ class Engine(Resources):
         self._exact = exact
         self._cost_of: tuple | None = None  # what steps were timed for
         self._cost: CostModel | None = None
-        self._ops = Ops.choose(kernels, loaded.device)
+        self._ops = choose(kernels, loaded.device, loaded.dtype)
         self._products = ExactProducts.for_kernels(self._ops.name, exact)
         self._take(loaded)
         if self.exact and self._ops.name == "triton":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 
+from csd.backends import choose
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.requests import Request
@@ -105,7 +106,7 @@ def check(
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     start = time.perf_counter()
     config = replace(config, vocab=min(config.vocab, 499), layers=2, context=1024)
-    ops = Ops.choose(kernels, device)
+    ops = choose(kernels, device, dtype)
     report = Report(_name(device), str(dtype).removeprefix("torch."), ops.name, _versions(device))
     found = {n: Check(n) for n in (*_operations(), *ops.joined) if n not in UNCHECKED}
 

@@ -19,7 +19,7 @@ def sizes_to_time(max_slots: int, captured: bool) -> list[int]:
     """Rows of the pools that an engine of `max_slots` slots times; captured: the ones it runs."""
     if captured:
         return sizes_for(max_slots)
-    # 14 rows and twice as many are what a CPU's loop of products has sums for (csd/kernels/cpu)
+    # 14 rows and twice as many are what a CPU's loop of products has sums for (csd/cpu)
     sizes = [1, 2, 4, 8, 14, 16, 28, 32, 48, 64, 96, 128]
     return [size for size in sizes if size <= max_slots + most_nodes(max_slots)]
 

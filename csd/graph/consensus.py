@@ -10,7 +10,7 @@ from csd.graph.capacity import capacity_for, that_fit
 from csd.graph.drafter import StaticDrafter
 from csd.graph.history import Earlier, Rows, pieces
 from csd.graph.later import Later
-from csd.kernels.draft_tree import DraftNoise
+from csd.kernels.draft_tree import DraftNoise, draft_tree_ref
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import SUCCESSORS, any_context
 from csd.kernels.ops import Ops
@@ -171,9 +171,12 @@ class ConsensusGraph(StaticDrafter):
     ) -> Pool:
         """Draft trees of all live slots in `rows` rows.
 
-        noise: in place of the slots' own. nodes: drafted nodes at most.
+        noise: in place of the slots' own, which only the reference takes. nodes: drafted nodes at
+            most.
         """
-        return self._ops.draft_tree(self.table, slots, rows, self.config, noise, nodes=nodes)
+        if noise is not None:
+            return draft_tree_ref(self.table, slots, rows, self.config, noise, nodes=nodes)
+        return self._ops.draft_tree(self.table, slots, rows, self.config, nodes=nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
         """Every verified node's top 8, and the committed tokens."""

@@ -100,7 +100,7 @@ def tree_attention_forward(
             f"{tuple(attention_mask.shape)} in {type(module).__name__}: a family with masks of its "
             "own is not supported by csd_tree"
         )
-    if not _takes_positions(type(module)):
+    if not _takes_positions(type(module).__module__):
         raise ValueError(
             f"position_ids must place the tree's nodes, and the family of {type(module).__name__} "
             "takes none: it is not supported by csd_tree"
@@ -117,12 +117,11 @@ def tree_attention_forward(
 
 
 @cache
-def _takes_positions(attention: type) -> bool:
-    """Whether the causal language models of an attention's file have an argument position_ids.
+def _takes_positions(file: str) -> bool:
+    """Whether the causal language models of an attention's module have an argument position_ids.
 
     Others, as the decoders of encoder-decoder families, count positions from the cache's length,
     and pass an argument that they do not have on to their layers without a word.
     """
-    module = sys.modules[attention.__module__]
-    models = [x for name, x in vars(module).items() if name.endswith("ForCausalLM")]
+    models = [x for name, x in vars(sys.modules[file]).items() if name.endswith("ForCausalLM")]
     return all("position_ids" in inspect.signature(x.forward).parameters for x in models)

@@ -32,6 +32,7 @@ MASK = (1 << 64) - 1
 _ATTENTION: dict[str | None, Callable[..., torch.Tensor]] = {
     None: tree_attention,
     "reference": lambda *args, **named: tree_attention_batched(*args[:5], *args[5], **named),
+    "cpu": tree_attention,
     "triton": tree_attention_triton,
 }
 

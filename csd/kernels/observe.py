@@ -16,6 +16,7 @@ of total 0 has key -1 and is not inserted.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -217,7 +218,8 @@ def _fake(pool: Any, slots: Any, verdict: Any, weights: Any) -> Observed:
     return _empty(M, S, N, pool.slot.device)
 
 
-def _with_config(run: Callable) -> Callable:
+def with_config(run: Callable) -> Callable:
+    @wraps(run)
     def call(pool: Any, slots: Any, verdict: Any, soft_weight: int, hard_weight: int) -> Observed:
         config = SimpleNamespace(soft_weight=soft_weight, hard_weight=hard_weight)
         return run(pool, slots, verdict, config)
@@ -234,10 +236,10 @@ _observe = RecordOperator(
         "SymInt soft_weight",
         "SymInt hard_weight",
     ),
-    _with_config(observe_ref),
-    _with_config(observe_triton),
+    with_config(observe_ref),
+    with_config(observe_triton),
     returns=Observed,
-    fake=_with_config(_fake),
+    fake=with_config(_fake),
 )
 
 

@@ -1,12 +1,15 @@
 """Operations as operators of PyTorch: `torch.ops.csd.<name>`.
 
-An operator runs the operation's reference on a CPU and its launcher on a GPU, and PyTorch's tools
-know the shapes of its results. Its arguments are tensors, lists of tensors and numbers. A record of
-`csd.state` is packed into those of its fields that the operation takes, and unpacked again within.
+An operator runs the operation's launcher on a GPU; on a CPU the loop of the backend "cpu", where
+there is one that takes the arguments, and else the reference. PyTorch's tools know the shapes of
+its results. Its arguments are tensors, lists of tensors and numbers. A record of `csd.state` is
+packed into those of its fields that the operation takes, and unpacked again within.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +23,36 @@ NUMBERS = {
 }  # fmt: skip
 
 
+@dataclass
+class Implementations:
+    """Of an operation, in each backend."""
+
+    reference: Callable
+    triton: Callable
+    loop: Callable | None = None  # of the backend "cpu"
+    takes: Callable[..., bool] | None = None  # whether the loop takes the arguments
+
+    def on_cpu(self, *args: Any) -> Any:
+        load_loops()
+        if self.loop is not None and self.takes is not None and self.takes(*args):
+            return self.loop(*args)
+        return self.reference(*args)
+
+
+# by name
+OPERATIONS: dict[str, Implementations] = {}
+
+
+@cache
+def load_loops() -> None:
+    """Where numba is installed, the loops enter OPERATIONS.
+
+    By name: csd.cpu imports this package.
+    """
+    if import_module("csd.cpu").compiles():
+        import_module("csd.cpu.operations")
+
+
 def operator(
     name: str,
     reference: Callable,
@@ -28,26 +61,31 @@ def operator(
     written: Sequence[str] = (),
     schema: str | None = None,
     fake: Callable | None = None,
+    unpacked: Callable[[Callable], Callable] = lambda function: function,
 ) -> Any:
     """Registers csd::name and returns PyTorch's CustomOpDef.
 
     written: arguments that are changed in place. schema: arguments and results as PyTorch writes
     them, taken from the reference's signature where not given. fake: makes results of the right
-    shape without values; without it the operator returns nothing.
+    shape without values; without it the operator returns nothing. unpacked: makes a function of the
+    operator's own arguments from an implementation.
     """
+    found = OPERATIONS[name] = Implementations(reference, triton)
     if schema is None:
         schema = torch.library.infer_schema(reference, mutates_args=written)
     if fake is None:
         schema = schema.partition(" -> ")[0] + " -> ()"
 
+    run_on_cpu, launch = unpacked(found.on_cpu), unpacked(triton)
+
     def on_cpu(*args: Any) -> Any:
-        result = reference(*args)
+        result = run_on_cpu(*args)
         return None if fake is None else result
 
     def on_gpu(*args: Any) -> Any:
         first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
         with torch.cuda.device_of(first):
-            result = triton(*args)
+            result = launch(*args)
         return None if fake is None else result
 
     made = torch.library.custom_op(
@@ -133,8 +171,9 @@ class RecordOperator:
         result = returns if isinstance(returns, str) else "Tensor[]"
         self.definition = operator(
             name,
-            self._implementation(reference),
-            self._implementation(triton),
+            reference,
+            triton,
+            unpacked=self._implementation,
             written=[a.split()[1] for a in declared if "!" in a],
             schema=f"({', '.join(numbered)}) -> {result}",
             fake=fake and self._implementation(fake),

@@ -1,17 +1,13 @@
-"""The operations of a step in one implementation: the references or the Triton kernels."""
+"""The operations of a step in one backend: the references or the Triton kernels.
+
+`csd.backends` has the third, a CPU's loops, and chooses among them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
-
-from csd.kernels.cpu import compiles
-from csd.schema.check import shown
-
-# PyTorch's threads to a loop's one beyond which its own operations are faster than loops
-MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,44 +83,6 @@ class Ops:
         self.advance_slots(slots, verdict)
         return verdict, *self.snapshot(pool, verdict, top, trees)
 
-    @classmethod
-    def choose(cls, kernels: str | None, device: torch.device) -> "Ops":
-        """`kernels` "reference" or "triton"; None takes what fits the device.
-
-        On a CPU that is the references, some of them as numba's loops where it is installed.
-        """
-        if kernels is None and device.type == "cpu":
-            return compiled_loops() if compiles() else reference()
-        if kernels is None:
-            kernels = "triton" if device.type == "cuda" else "reference"
-        if not isinstance(kernels, str) or kernels not in ("reference", "triton"):
-            raise ValueError(f"kernels must be 'reference' or 'triton', got {shown(kernels)}")
-        if kernels == "reference":
-            return reference()
-        if device.type == "cpu" and not _runs_on_cpu():
-            raise ValueError(
-                "kernels must be 'reference' on a CPU, got 'triton', which needs a GPU, or "
-                "TRITON_INTERPRET=1 in the environment before csd is imported"
-            )
-        return triton()
-
-
-def _runs_on_cpu() -> bool:
-    """Whether Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
-    from triton.backends.driver import DriverBase
-    from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
-
-    from csd.kernels.noise import philox_word
-
-    if not isinstance(philox_word, JITFunction):
-        return True
-    try:
-        return not isinstance(driver.active, DriverBase)
-    except RuntimeError:
-        # there is no GPU
-        return False
-
 
 def reference() -> Ops:
     from csd.kernels.advance_slots import advance_slots_ref
@@ -160,51 +118,6 @@ def reference() -> Ops:
         observe=observe_ref,
         graph_insert=graph_insert_ref,
         snapshot=snapshot_ref,
-    )
-
-
-def compiled_loops() -> Ops:
-    """The references, with loops in place of what takes the most of a step."""
-    from csd.kernels.cpu.attention import plan_attention, tree_attention
-    from csd.kernels.cpu.commit_kv import commit_kv
-    from csd.kernels.cpu.decide import decide
-    from csd.kernels.cpu.draft_tree import draft_tree
-    from csd.kernels.cpu.forward import forward
-    from csd.kernels.cpu.graph_insert import graph_insert
-    from csd.kernels.cpu.insert_observed import insert_observed
-    from csd.kernels.cpu.layers import rms_norm, rotary, swiglu
-    from csd.kernels.cpu.observe import observe
-    from csd.kernels.cpu.passes import PASSES
-    from csd.kernels.cpu.pools import prices, roots, trim
-    from csd.kernels.cpu.threads import threads
-    from csd.kernels.cpu.verify import verify
-    from csd.kernels.verify import verify_ref
-
-    if torch.get_num_threads() > MOST_THREADS * threads():
-        return reference()
-    plain = reference()
-    joined = {
-        "forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward),
-        "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
-        "insert_observed": Joined((observe, graph_insert), insert_observed),
-    }
-    return replace(
-        plain,
-        rms_norm=rms_norm,
-        rotary=rotary,
-        swiglu=swiglu,
-        plan_attention=plan_attention,
-        tree_attention=tree_attention,
-        verify=verify,
-        verify_all=partial(verify_ref, passes=PASSES),
-        commit_kv=commit_kv,
-        roots=roots,
-        prices=prices,
-        trim=trim,
-        draft_tree=draft_tree,
-        observe=observe,
-        graph_insert=graph_insert,
-        joined=joined,
     )
 
 

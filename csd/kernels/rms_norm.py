@@ -12,6 +12,9 @@ weight is applied: transformers' order of casts, which its logits depend on. (Zh
 "Root mean square layer normalization", 2019.)
 """
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 import triton
 import triton.language as tl
@@ -157,11 +160,16 @@ def _fake(x, weight, eps, *residual):
     return (x.new_empty(x.shape), x.new_empty(x.shape)) if residual else x.new_empty(x.shape)
 
 
+def first_of(run: Callable) -> Callable:
+    """`run` without its second result."""
+    return wraps(run)(lambda *args: run(*args)[0])
+
+
 # an operator's result may not be one of its arguments: without a residual the sum is left out
 _rms_norm = operator(
     "rms_norm",
-    lambda *args: rms_norm_ref(*args)[0],
-    lambda *args: rms_norm_triton(*args)[0],
+    first_of(rms_norm_ref),
+    first_of(rms_norm_triton),
     schema="(Tensor x, Tensor weight, float eps) -> Tensor",
     fake=_fake,
 )

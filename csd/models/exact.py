@@ -6,7 +6,7 @@ model's weights: a number of rows that is `least` or more and `most` or fewer gi
 bits. Fewer rows are padded, more are multiplied in blocks.
 
 Seen so far of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
-float32 all but 1. csd's own loop (`csd/kernels/cpu/products.py`) has this for every number of rows,
+float32 all but 1. csd's own loop (`csd/cpu/products.py`) has this for every number of rows,
 by how it adds, and nothing is tried where weights are packed for it.
 
 Triton's product (`csd.kernels.row_linear`) is made to agree for every number of rows, and is tried
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.cpu import in_loops
+from csd.cpu import in_loops
 from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.row_linear import row_linear_triton, row_parts_triton
 from csd.kernels.tree_attention.batched_check import check_products
@@ -91,7 +91,7 @@ def choose_exact(
         return loaded.decoder, False
     if wanted:
         return exact_decoder(loaded, products), True
-    if kernels != "reference":
+    if kernels == "triton":
         return loaded.decoder, False
     try:
         made = exact_decoder(loaded, products)
@@ -160,10 +160,10 @@ class ExactProducts:
         """Those that go with `kernels`; wanted: an engine's argument `exact`."""
         if wanted not in (None, True, False, "cublas"):
             raise ValueError(f"exact must be True, False or 'cublas', got {wanted!r}")
-        if kernels != "reference":
+        if kernels == "triton":
             return cls.of("cublas" if wanted == "cublas" else "triton")
         if wanted == "cublas":
-            raise ValueError("exact must be True or False with kernels='reference', got 'cublas'")
+            raise ValueError(f"exact must be True or False with kernels={kernels!r}, got 'cublas'")
         return cls.of("library")
 
     def __call__(

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.cpu import in_loops, multiplies
+from csd.cpu import in_loops, multiplies
 
 # not every build of PyTorch has it, and the flag is on without it too
 ONEDNN = torch.backends.mkldnn.is_available()
@@ -55,7 +55,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     if weight.device.type != "cpu":
         return weight
     if multiplies(weight.dtype):
-        from csd.kernels.cpu.products import by_columns, fits
+        from csd.cpu.products import by_columns, fits
 
         if fits(weight):
             return by_columns(weight)
@@ -64,7 +64,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _loop() -> Callable:
-    from csd.kernels.cpu.products import product
+    from csd.cpu.products import product
 
     return product
 

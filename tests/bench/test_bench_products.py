@@ -8,7 +8,7 @@ import torch
 from bench.common import table
 from bench.products import main
 from bench.shapes import SHAPES
-from csd.kernels.cpu import instructions
+from csd.cpu import instructions
 from csd.models.linear import onednn_multiplies
 
 

@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("numba")
 import numba
 
+from csd.cpu import threads as module
 from csd.engine import compile_beside, own_python
-from csd.kernels.cpu import threads as module
 
 
 class Process:
@@ -42,7 +42,7 @@ def processes(monkeypatch):
     return Process.made
 
 
-def compiles(name="csd.kernels.cpu.some"):
+def compiles(name="csd.cpu.some"):
     def one():
         return 1
 
@@ -117,7 +117,7 @@ def test_where_no_process_can_begin_the_call_goes_on(processes, monkeypatch, cap
             else:
                 # numba is not there to be asked
                 patch.setattr(compile_beside, "compiles", lambda: False)
-                patch.setitem(sys.modules, "csd.kernels.cpu.compiled", None)
+                patch.setitem(sys.modules, "csd.cpu.compiled", None)
             with beside():
                 compiles()
     assert not caplog.records

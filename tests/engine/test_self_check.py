@@ -68,7 +68,7 @@ def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
     monkeypatch.setattr(exact, "in_blocks", by_rows)
     # which the loops of products do not go through
     monkeypatch.setattr(self_check, "pack", lambda decoder: None)
-    monkeypatch.setattr("csd.kernels.cpu.multiplies", lambda dtype: False)
+    monkeypatch.setattr("csd.cpu.multiplies", lambda dtype: False)
     failed = check("cpu", torch.bfloat16, tokens=6, exact=True).failed
     assert [c.name for c in failed] == ["drafted against plain tokens"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from csd.kernels.cpu import compiles
+from csd.cpu import compiles
 
 pytestmark = pytest.mark.skipif(not compiles(), reason="the references run on this CPU")
 
@@ -26,11 +26,11 @@ from bench.shapes import SHAPES, random_model
 from csd.engine.compile_beside import compile_others
 from csd.engine.step import Step
 from csd.engine.time_steps import sizes_to_time
-from csd.kernels import cpu
-from csd.kernels.cpu import threads
+from csd import cpu
+from csd.cpu import threads
 
 VOCAB = 4099
-MODULES = [import_module(f"csd.kernels.cpu.{x.name}") for x in iter_modules(cpu.__path__)]
+MODULES = [import_module(f"csd.cpu.{x.name}") for x in iter_modules(cpu.__path__)]
 CASES = dict(
     flat=dict(temperature=5.0), likely=dict(temperature=0.2), greedy=dict(temperature=0),
     filtered=dict(temperature=1.0, top_p=0.9), penalised=dict(repetition_penalty=1.2),

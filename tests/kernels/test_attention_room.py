@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("numba")
 
-from csd.kernels.cpu.attention_room import PAGE, PARTS, room, room_bytes
-from csd.kernels.cpu.lanes import WIDTH
-from csd.kernels.cpu.vectors import LINE
+from csd.cpu.attention_room import PAGE, PARTS, room, room_bytes
+from csd.cpu.lanes import WIDTH
+from csd.cpu.vectors import LINE
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

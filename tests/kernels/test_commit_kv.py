@@ -4,13 +4,13 @@ import pytest
 import torch
 from commit_cases import commit_case
 
+from csd.cpu import compiles
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import commit_kv, commit_kv_ref, commit_kv_triton, write_prompt
-from csd.kernels.cpu import compiles
 
 RUNS = [commit_kv_ref, commit_kv_triton, commit_kv]
 if compiles():
-    from csd.kernels.cpu.commit_kv import commit_kv as commit_kv_loop
+    from csd.cpu.commit_kv import commit_kv as commit_kv_loop
 
     RUNS.append(commit_kv_loop)
 

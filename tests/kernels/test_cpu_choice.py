@@ -4,11 +4,16 @@ import numba
 import pytest
 import torch
 
-import csd.kernels.cpu as cpu
-from csd.kernels import ops
-from csd.kernels.cpu import attention, layers
+import csd.cpu as cpu
+from csd import backends
+from csd.backends import choose
+from csd.cpu import attention, layers
+from csd.kernels.ops import reference
 
 CPU = torch.device("cpu")
+
+
+F32, F64, F16 = torch.float32, torch.float64, torch.float16
 
 
 @pytest.mark.parametrize(
@@ -16,24 +21,50 @@ CPU = torch.device("cpu")
     [(1, True, True), (2, True, True), (16, True, True), (4, False, True), (5, False, False)],
 )
 def test_loops_run_unless_many_threads_would_wait_for_one(monkeypatch, threads, together, loops):
-    monkeypatch.setattr(ops, "compiles", lambda: True)
+    monkeypatch.setattr(backends, "compiles", lambda: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 16)
-    monkeypatch.setattr("csd.kernels.cpu.threads._shared", lambda: together)
-    found = ops.Ops.choose(None, CPU)
-    assert found.name == "reference"
+    monkeypatch.setattr("csd.cpu.threads._shared", lambda: together)
+    found = choose(None, CPU, F32)
+    assert found.name == ("cpu" if loops else "reference")
     assert (found.rms_norm is layers.rms_norm) == loops
-    assert (found.verify is not ops.reference().verify) == loops
+    assert (found.verify is not reference().verify) == loops
     assert (found.tree_attention is attention.tree_attention) == loops
+    # by name they run whatever the threads
+    assert choose("cpu", CPU, F32).name == "cpu"
 
 
-def test_without_numba_and_on_request_the_references_run(monkeypatch):
-    assert ops.Ops.choose("reference", CPU) == ops.reference()
-    monkeypatch.setattr(ops, "compiles", lambda: False)
-    assert ops.Ops.choose(None, CPU) == ops.reference()
+def test_by_dtype():
+    assert choose(None, CPU, F16) == reference()
+    assert choose("reference", CPU, F32) == reference()
+    wide = choose(None, CPU, F64)
+    assert wide.name == "cpu" and wide.tree_attention is attention.tree_attention
+    assert (wide.rms_norm, wide.swiglu) == (reference().rms_norm, reference().swiglu)
 
 
-BF16, F32 = torch.bfloat16, torch.float32
+def test_without_numba_the_references_run_and_one_warning_names_it(monkeypatch):
+    monkeypatch.setattr(backends, "compiles", lambda: False)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    backends._warn_without_numba.cache_clear()
+    with pytest.warns(UserWarning, match="pip install numba") as found:
+        assert choose(None, CPU, F32) == choose(None, CPU, F32) == reference()
+    assert len(found) == 1
+    with pytest.raises(ValueError, match="kernels='cpu' needs numba"):
+        choose("cpu", CPU, F32)
+
+
+@pytest.mark.parametrize(("kernels", "device", "dtype", "message"), [
+    ("cpu", "cpu", F16, "needs one of bfloat16, float32, float64; got float16"),
+    ("cpu", "cuda", F32, "needs a device 'cpu'; got 'cuda'"),
+    ("numba", "cpu", F32, "must be 'reference', 'cpu' or 'triton', got 'numba'"),
+    (3, "cpu", F32, "must be 'reference', 'cpu' or 'triton', got 3"),
+])  # fmt: skip
+def test_a_name_that_cannot_run_is_refused(kernels, device, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        choose(kernels, torch.device(device), dtype)
+
+
+BF16 = torch.bfloat16
 DOT, NO_DOT = "+avx2,+avx512bf16", "+avx2,-avx512bf16"
 
 
@@ -54,8 +85,8 @@ def test_products_are_loops_by_the_kind_of_cpu(
     monkeypatch.setattr(cpu, "compiles", lambda: True)
     monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
     monkeypatch.setattr(cpu, "has_amx", lambda: amx)
-    monkeypatch.setattr("csd.kernels.cpu.lanes.FEATURES", features)
-    monkeypatch.setattr("csd.kernels.cpu.lanes.CPU", kind)
+    monkeypatch.setattr("csd.cpu.lanes.FEATURES", features)
+    monkeypatch.setattr("csd.cpu.lanes.CPU", kind)
     monkeypatch.setattr(cpu, "instructions", cpu.instructions.__wrapped__)
     for dtype in (BF16, F32, torch.float16, torch.float64):
         assert cpu.instruction.__wrapped__(dtype) == taken.get(dtype)
@@ -67,5 +98,5 @@ def test_products_are_loops_only_in_all_of_pytorch_s_threads(monkeypatch, thread
     monkeypatch.setattr(cpu, "instruction", lambda dtype: "fma")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 16)
-    monkeypatch.setattr("csd.kernels.cpu.threads._shared", lambda: together)
+    monkeypatch.setattr("csd.cpu.threads._shared", lambda: together)
     assert cpu.multiplies(F32) == loop

@@ -11,11 +11,12 @@ from tree_cases import random_logits, trees
 pytest.importorskip("numba")
 
 import csd
+from csd.backends import loops as cpu_backend
+from csd.cpu import decide as joined
+from csd.cpu import verify as loops
+from csd.cpu.passes import PASSES
 from csd.kernels.advance_slots import advance_slots_ref
-from csd.kernels.cpu import decide as joined
-from csd.kernels.cpu import verify as loops
-from csd.kernels.cpu.passes import PASSES
-from csd.kernels.ops import Ops, reference
+from csd.kernels.ops import reference
 from csd.kernels.snapshot import snapshot_ref
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.on_path import verify_on_path
@@ -114,7 +115,7 @@ def test_any_number_of_threads_gives_the_same_bits(poison, threads, monkeypatch)
     before = torch.get_num_threads()
     logits, pool, slots = case(2, 1023, torch.bfloat16)
     want = loops._followed(logits, pool, slots)
-    monkeypatch.setattr("csd.kernels.cpu.threads.LEAST", 1)
+    monkeypatch.setattr("csd.cpu.threads.LEAST", 1)
     torch.set_num_threads(threads)
     try:
         assert_equal_fields(loops._followed(logits, pool, slots), want)
@@ -167,7 +168,6 @@ LEFT = {
     "NaN": lambda x, pool, slots: x[:, 40].fill_(torch.nan),
     "negative NaN": lambda x, pool, slots: x[:, 40].fill_(-torch.nan),
     "infinity": lambda x, pool, slots: x[:, 40].fill_(torch.inf),
-    "float16": lambda x, pool, slots: (x.half(), pool, slots),
     "logits between others": strided,
     "a type of its own": lambda x, pool, slots: (
         x, replace(pool, parent=pool.parent.long()), slots,
@@ -274,7 +274,7 @@ def test_slots_that_loops_cannot_read_move_on():
 
 
 def test_which_operations_they_stand_for():
-    ops = Ops.choose(None, torch.device("cpu"))
+    ops = cpu_backend()
     if "decide" not in ops.joined:
         pytest.skip("an engine on this CPU runs no loops")
     assert ops.joined["decide"].of == (ops.verify, ops.advance_slots, ops.snapshot)

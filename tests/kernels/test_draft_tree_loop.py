@@ -12,8 +12,8 @@ pytest.importorskip("numba")
 from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slots, used_pool
 from equal_fields import assert_equal_fields
 
-from csd.kernels.cpu.draft_tree import draft_tree
-from csd.kernels.cpu.order import places_in_order
+from csd.cpu.draft_tree import draft_tree
+from csd.cpu.order import places_in_order
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_NODES

@@ -5,7 +5,7 @@ import pytest
 import torch
 from elementwise_cases import normal, rotary_case
 
-from csd.kernels.cpu import layers as loops
+from csd.cpu import layers as loops
 from csd.kernels.rms_norm import rms_norm, rms_norm_ref, rms_norm_triton
 from csd.kernels.rotary import rotary, rotary_ref, rotary_triton
 from csd.kernels.swiglu import swiglu, swiglu_ref, swiglu_triton

@@ -4,8 +4,8 @@ import pytest
 import torch
 from numba import njit
 
-from csd.kernels.cpu import attention, instructions
-from csd.kernels.cpu.numbers import added
+from csd.cpu import attention, instructions
+from csd.cpu.numbers import added
 from csd.kernels.tree_attention import batched, batched_work, tree_attention_batched
 from csd.state.pool import MAX_DEPTH, Pool
 

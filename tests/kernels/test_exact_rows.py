@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.cpu import layers as loops
-from csd.kernels.rms_norm import rms_norm_ref
-from csd.kernels.rotary import rotary_ref
+from csd.backends import loops as cpu_backend
+from csd.kernels.ops import reference
 from csd.kernels.swiglu import swiglu_ref
 from csd.kernels.verify import reference_rows as verify
 
@@ -32,28 +31,33 @@ def same_for_every_number_of_rows(function, x):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_gates_and_norms(threads, dtype):
+EACH = pytest.mark.parametrize("ops, dtype", [
+    (ops, dtype) for ops in (reference(), cpu_backend())
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    if ops.name == "reference" or dtype != torch.float16
+], ids=lambda x: getattr(x, "name", str(x)))  # fmt: skip
+
+
+@EACH
+def test_gates_and_norms(threads, ops, dtype):
     # no multiple of a vector's width, and enough for both threads
     weight = random(1543, dtype=dtype)
-    for swiglu, norm in ((swiglu_ref, rms_norm_ref), (loops.swiglu, loops.rms_norm)):
-        assert same_for_every_number_of_rows(swiglu, random(40, 2 * 1543, dtype=dtype))
-        assert same_for_every_number_of_rows(
-            lambda x, norm=norm: norm(x, weight, 1e-5)[0], random(40, 1543, dtype=dtype)
-        )
+    assert same_for_every_number_of_rows(ops.swiglu, random(40, 2 * 1543, dtype=dtype))
+    assert same_for_every_number_of_rows(
+        lambda x: ops.rms_norm(x, weight, 1e-5)[0], random(40, 1543, dtype=dtype)
+    )
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@EACH
 @pytest.mark.parametrize("D", [16, 22, 64])
-@pytest.mark.parametrize("rotary", [rotary_ref, loops.rotary], ids=["reference", "loop"])
-def test_rotary(threads, rotary, D, dtype):
+def test_rotary(threads, ops, D, dtype):
     cos, sin = random(60, D, dtype=dtype).cos(), random(60, D, dtype=dtype).sin()
 
     def rotated(x):
         # its place in the step is not its position: that is another row's
         position = x[:, 0, 0].long().remainder(50).int()
         k, v = torch.empty(2, x.shape[0], 3, D, dtype=dtype)
-        q = rotary(x[:, :9], x[:, 9:12], x[:, 12:], position, cos, sin, k, v)
+        q = ops.rotary(x[:, :9], x[:, 9:12], x[:, 12:], position, cos, sin, k, v)
         return torch.cat((q, k, v), 1)
 
     assert same_for_every_number_of_rows(rotated, 30 * random(40, 15, D, dtype=dtype))

@@ -1,5 +1,7 @@
 """All layers in one call: the bits of the operations by themselves."""
 
+from dataclasses import replace
+
 import checkpoints
 import pytest
 import torch
@@ -7,10 +9,10 @@ import torch
 pytest.importorskip("numba")
 
 import csd
-from csd.kernels.cpu import attention, products
-from csd.kernels.cpu import forward as joined
-from csd.kernels.cpu.lanes import FEATURES
-from csd.kernels.cpu.products import MOST
+from csd.cpu import attention, products
+from csd.cpu import forward as joined
+from csd.cpu.lanes import FEATURES
+from csd.cpu.products import MOST
 from csd.kernels.ops import Ops
 
 EVEN = dict(
@@ -22,7 +24,7 @@ EVEN = dict(
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
     """engine(family, dtype): whose products are loops, whatever this CPU takes."""
-    for module in ("kernels.cpu", "models.linear"):
+    for module in ("cpu", "models.linear"):
         monkeypatch.setattr(f"csd.{module}.multiplies", lambda dtype: True)
 
     def make(family, dtype, plain=False, **options):
@@ -89,7 +91,7 @@ def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("plain", [False, True], ids=["laid out", "plain"])
 def test_it_has_them_in_several_threads(engine, both, threads, plain, monkeypatch):
-    monkeypatch.setattr("csd.kernels.cpu.threads.LEAST", 1)
+    monkeypatch.setattr("csd.cpu.threads.LEAST", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -114,7 +116,7 @@ def test_what_stands_in_an_operation_s_place_is_called(engine, monkeypatch):
             else:
                 norm = made.ops.rms_norm
                 other = lambda *args, norm=norm, **more: norm(*args, **more)  # noqa: E731
-                made.ops = csd.kernels.ops.replace(made.ops, rms_norm=other)
+                made.ops = replace(made.ops, rms_norm=other)
             draw(made, budget=0)
     assert not calls
 

@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 from numba.core.caching import _CacheLocator
 from numba.core.serialize import dumps
 
-from csd.kernels.cpu import compiled, kept
+from csd.cpu import compiled, kept
 
 
 def double(x):

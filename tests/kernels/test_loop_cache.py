@@ -9,8 +9,8 @@ pytest.importorskip("numba")
 
 from numba import njit
 
-from csd.kernels.cpu import compiled, kept
-from csd.kernels.cpu.kept import Files
+from csd.cpu import compiled, kept
+from csd.cpu.kept import Files
 
 
 def add_one(x):
@@ -42,26 +42,26 @@ def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
 
 def test_code_is_stale_when_a_file_that_it_may_contain_has_changed(tmp_path, monkeypatch):
     sources = {
-        "csd/kernels/cpu/grow.py": "from csd.kernels.cpu.find import find\n",
-        "csd/kernels/cpu/find.py": "import csd\nfrom csd.state.pool import (\n    MOST,\n)\n"
-        "from csd.kernels.cpu import lanes\nfrom csd.kernels.cpu import (\n    tiles,\n)\n",
-        "csd/kernels/cpu/__init__.py": "",
-        "csd/kernels/cpu/lanes.py": "",
-        "csd/kernels/cpu/tiles.py": "",
+        "csd/cpu/grow.py": "from csd.cpu.find import find\n",
+        "csd/cpu/find.py": "import csd\nfrom csd.state.pool import (\n    MOST,\n)\n"
+        "from csd.cpu import lanes\nfrom csd.cpu import (\n    tiles,\n)\n",
+        "csd/cpu/__init__.py": "",
+        "csd/cpu/lanes.py": "",
+        "csd/cpu/tiles.py": "",
         "csd/state/pool.py": "from csd.state.slots import Slots\nMOST = 1\n",
         "csd/state/slots.py": "",
-        "csd/kernels/cpu/verify.py": "",
+        "csd/cpu/verify.py": "",
     }
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(compiled, "PACKAGES", tmp_path)
-    monkeypatch.setattr(compiled, "HERE", tmp_path / "csd/kernels/cpu")
+    monkeypatch.setattr(compiled, "HERE", tmp_path / "csd/cpu")
     stale = []
     for name, text in sources.items():
-        before = compiled.stamp.__wrapped__(tmp_path / "csd/kernels/cpu/grow.py")
+        before = compiled.stamp.__wrapped__(tmp_path / "csd/cpu/grow.py")
         (tmp_path / name).write_text(text + "# changed\n")
-        if compiled.stamp.__wrapped__(tmp_path / "csd/kernels/cpu/grow.py") != before:
+        if compiled.stamp.__wrapped__(tmp_path / "csd/cpu/grow.py") != before:
             stale.append(name)
     assert stale == [*sources][:6]
 
@@ -92,6 +92,6 @@ def test_what_compiles_is_logged_once(monkeypatch, caplog):
     assert compiles("user.loops") == []
     # as of code that was given as text
     assert compiles(None) == []
-    assert compiles("csd.kernels.cpu.some") == ["csd"]
-    assert compiles("csd.kernels.cpu.other") == ["csd"]
+    assert compiles("csd.cpu.some") == ["csd"]
+    assert compiles("csd.cpu.other") == ["csd"]
     assert "once a machine" in caplog.text

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from insert_cases import config, random_rows, tensors
 
+from csd.cpu import graph_insert as module
+from csd.cpu.graph_insert import graph_insert
 from csd.graph.consensus import insert_prompt
-from csd.kernels.cpu import graph_insert as module
-from csd.kernels.cpu.graph_insert import graph_insert
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.state.context_table import MAX_TOTAL, GraphConfig, Table
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from tree_cases import trees
 
-from csd.kernels.cpu import draws, noise, paths
-from csd.kernels.cpu.compiled import loop
+from csd.cpu import draws, noise, paths
+from csd.cpu.compiled import loop
 from csd.kernels.noise import ACCEPT, SAMPLE, gumbel, philox_words, stepped
 from csd.kernels.verify.passes import Heads, Rows
 from csd.kernels.verify.reference_draws import draw_ref

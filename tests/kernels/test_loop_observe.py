@@ -7,15 +7,15 @@ import torch
 from equal_fields import assert_equal_fields
 from test_observe import HALF, ONE, no_path, random_step, verdict_of
 
+from csd.backends import loops as cpu_backend
+from csd.cpu import graph_insert as inserting
+from csd.cpu.graph_insert import graph_insert
+from csd.cpu.insert_observed import insert_observed
+from csd.cpu.observe import observe
 from csd.graph.later import Later
-from csd.kernels.cpu import graph_insert as inserting
-from csd.kernels.cpu import observe as observing
-from csd.kernels.cpu.graph_insert import graph_insert
-from csd.kernels.cpu.insert_observed import insert_observed
-from csd.kernels.cpu.observe import observe
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import GROUP_SLOTS, observe_ref
-from csd.kernels.ops import compiled_loops, reference
+from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool, roots
 from csd.state.slots import Slots
@@ -23,8 +23,7 @@ from csd.state.slots import Slots
 
 @pytest.fixture
 def no_reference(monkeypatch):
-    """The loops alone observe and insert."""
-    monkeypatch.delattr(observing, "observe_ref")
+    """The loops alone insert."""
     monkeypatch.delattr(inserting, "graph_insert_ref")
 
 
@@ -94,7 +93,7 @@ def test_steps_are_inserted_as_by_the_references(poison, no_reference, joined, c
 def test_what_waits_is_observed_together(no_reference):
     """Steps whose slots and groups are numbered on, and some of whose groups have gone."""
     config, found = GraphConfig(orders=(1, 2, 5), capacity=1 << 10, ways=8), []
-    for ops in (reference(), compiled_loops()):
+    for ops in (reference(), cpu_backend()):
         later, table = Later(), Table.empty(config)
         for seed in range(4):
             pool, slots, verdict = random_step(20, 9, 5, seed)
@@ -117,8 +116,8 @@ def test_an_operation_that_is_replaced_is_called():
     config = GraphConfig(orders=(1, 2, 5), capacity=1 << 10)
     table, want = Table.empty(config), Table.empty(config)
     step = random_step(20, 9, 5, 1)
-    replace(compiled_loops(), observe=replaced).insert_observed(table, *step, config)
-    compiled_loops().insert_observed(want, *step, config)
+    replace(cpu_backend(), observe=replaced).insert_observed(table, *step, config)
+    cpu_backend().insert_observed(want, *step, config)
     assert called == [3 + 1]
     assert_equal_fields(table, want)
 
@@ -135,18 +134,17 @@ def test_a_pool_of_padding():
     assert_equal_fields(table, want)
 
 
-def test_tensors_that_are_elsewhere_are_the_references(monkeypatch):
+def test_tensors_that_are_elsewhere_are_refused():
     """Such as a table on a GPU, or what stands for a tensor while a step is traced."""
     config, step = GraphConfig(orders=(1, 3), capacity=64), random_step(9, 4, 3, 1)
-    seen, table, called = observe(*step, config), Table.empty(config, "meta"), []
-    monkeypatch.setattr(observing, "observe_ref", lambda *args: called.append(args) or seen)
-    monkeypatch.setattr(inserting, "graph_insert_ref", lambda *args: called.append(args))
+    seen, table = observe(*step, config), Table.empty(config, "meta")
     pool = replace(step[0], slot=step[0].slot.to("meta"))
-    observe(pool, *step[1:], config)
-    graph_insert(table, *seen, step[1].group_key, config.orders)
-    insert_observed(table, pool, *step[1:], config)
-    assert [type(args[0]) for args in called] == [Pool, Table, Pool, Table]
-    assert all(args[-1] in (config, config.orders) for args in called)
+    with pytest.raises(TypeError, match=r"observe of kernels='cpu' takes .* on meta"):
+        observe(pool, *step[1:], config)
+    with pytest.raises(TypeError, match=r"graph_insert of kernels='cpu' takes .* on meta"):
+        graph_insert(table, *seen, step[1].group_key, config.orders)
+    with pytest.raises(TypeError, match="kernels='cpu' takes"):
+        insert_observed(table, pool, *step[1:], config)
 
 
 def test_tensors_of_other_dtypes_and_layouts(no_reference):

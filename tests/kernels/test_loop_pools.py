@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 from draft_cases import CONFIG, random_graph, random_slots
 from equal_fields import assert_equal_fields
 
-from csd.kernels.cpu.pools import prices, roots, trim
+from csd.cpu.pools import prices, roots, trim
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.state.pool import prices as prices_ref
 from csd.state.pool import roots as roots_ref

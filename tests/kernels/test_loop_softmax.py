@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("numba")
 from numba import njit
 
-from csd.kernels.cpu.lanes import BLOCK, WIDTH, block, put
-from csd.kernels.cpu.numbers import exp
-from csd.kernels.cpu.softmax import exponentials, softmax
+from csd.cpu.lanes import BLOCK, WIDTH, block, put
+from csd.cpu.numbers import exp
+from csd.cpu.softmax import exponentials, softmax
 
 ONE = np.float32(1)
 OLD = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, WIDTH - 1, WIDTH, WIDTH + 1, 130, 1000]

@@ -13,7 +13,7 @@ from attention_cases import attention_case
 from elementwise_cases import normal, rotary_case
 from tree_cases import random_logits, trees
 
-from csd.kernels.cpu import attention, heads, layers, threads
+from csd.cpu import attention, heads, layers, threads
 
 needs_threads = pytest.mark.skipif(
     numba.config.NUMBA_NUM_THREADS < 2, reason="numba has one thread on one core"
@@ -98,8 +98,8 @@ import sys
 import numpy as np
 import torch
 from numba import prange
-from csd.kernels.cpu.compiled import loop
-from csd.kernels.cpu.threads import LEAST, by_threads, many
+from csd.cpu.compiled import loop
+from csd.cpu.threads import LEAST, by_threads, many
 
 @by_threads
 def fill(x):

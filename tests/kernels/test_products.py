@@ -5,11 +5,11 @@ import torch
 
 pytest.importorskip("numba")
 
-from csd.kernels.cpu import instructions
-from csd.kernels.cpu import plain as plain_products
-from csd.kernels.cpu.dots import ROWS as MOST_PLAIN_ROWS
-from csd.kernels.cpu.products import MOST, by_columns, fits, product
-from csd.kernels.cpu.tiles import COLUMNS, ROWS
+from csd.cpu import instructions
+from csd.cpu import plain as plain_products
+from csd.cpu.dots import ROWS as MOST_PLAIN_ROWS
+from csd.cpu.products import MOST, by_columns, fits, product
+from csd.cpu.tiles import COLUMNS, ROWS
 
 NAN = float("nan")
 BF16, F32 = torch.bfloat16, torch.float32

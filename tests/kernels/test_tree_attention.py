@@ -5,9 +5,9 @@ import torch
 from attention_cases import attention_case, dense_attention, laid_out, within_eager
 from triton.runtime.interpreter import InterpretedFunction
 
-from csd.kernels.cpu import attention, instructions
-from csd.kernels.cpu.lanes import FEATURES
-from csd.kernels.cpu.tiles import BY
+from csd.cpu import attention, instructions
+from csd.cpu.lanes import FEATURES
+from csd.cpu.tiles import BY
 from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention import (
     tree_attention,

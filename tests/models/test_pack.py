@@ -10,7 +10,7 @@ from dense import Dense, some_tokens
 from precision import within_eager
 
 import csd
-from csd.kernels.cpu import in_loops
+from csd.cpu import in_loops
 from csd.models.fuse import fuse
 from csd.models.linear import linear, onednn_multiplies, packed
 from csd.models.load import load
@@ -80,7 +80,7 @@ EVEN = dict(
 def test_samples_of_loops_are_exact_by_default(monkeypatch, tmp_path, family, dtype):
     """Each dtype's own product is the loop, and no row count is tried to find that out."""
     pytest.importorskip("numba")
-    for module in ("kernels.cpu", "models.linear"):
+    for module in ("cpu", "models.linear"):
         monkeypatch.setattr(f"csd.{module}.multiplies", lambda dtype: True)
     monkeypatch.setattr("csd.models.exact.row_blocks", None)
     path = checkpoints.make(family, tmp_path / family, **EVEN)

@@ -52,6 +52,7 @@ integers but for one edge in 10^9.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from csd.kernels.draft_tree.constants import DraftNoise
@@ -75,7 +76,8 @@ _CONFIG = (
 )  # fmt: skip
 
 
-def _with_config(run: Callable) -> Callable:
+def with_config(run: Callable) -> Callable:
+    @wraps(run)
     def call(table: dict, slots: Any, rows: int, ways: int, *numbers: Any) -> Pool:
         orders, *drafting, nodes = numbers
         graph = Table(ways, **table)
@@ -104,8 +106,8 @@ _draft_tree = RecordOperator(
         *numbers(GraphConfig, _CONFIG),
         "SymInt nodes",
     ),
-    _with_config(draft_tree_ref),
-    _with_config(draft_tree_triton),
+    with_config(draft_tree_ref),
+    with_config(draft_tree_triton),
     returns=Pool,
     fake=_fake,
 )

@@ -19,6 +19,7 @@ with the tail. The work list of both is made once a step (`plan.py`). The refere
 each with itself to the bit.
 """
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -43,11 +44,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+@wraps(tree_attention_batched)
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out = args
     tree_attention_batched(*keys, *layout, scale, out=out)
 
 
+@wraps(exact_attention_triton)
 def _on_gpu(*args: Any) -> None:
     *operands, work, out = args
     attend: Any = exact_attention_triton

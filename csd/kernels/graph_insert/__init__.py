@@ -22,6 +22,7 @@ stay below 2^30 together.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from csd.state.context_table import Table
 __all__ = ["graph_insert", "graph_insert_ref", "graph_insert_triton", "insert_observed_triton"]
 
 
-def _on_table(run: Callable) -> Callable:
+def on_table(run: Callable) -> Callable:
+    @wraps(run)
     def call(table: dict, ways: int, *rows_and_orders: Any) -> None:
         *rows, orders = rows_and_orders
         run(Table(ways, **table), *rows, tuple(orders))
@@ -53,8 +55,8 @@ _graph_insert = RecordOperator(
         )),
         "SymInt[] orders",
     ),
-    _on_table(graph_insert_ref),
-    _on_table(graph_insert_triton),
+    on_table(graph_insert_ref),
+    on_table(graph_insert_triton),
 )  # fmt: skip
 
 

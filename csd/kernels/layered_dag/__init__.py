@@ -20,6 +20,7 @@ Li et al., "Speculative decoding for multi-sample inference", 2503.05330: consen
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -94,6 +95,7 @@ _CONFIG = ("alpha", "tree", "frontier", "min_prob")
 
 
 def _with_config(run: Callable) -> Callable:
+    @wraps(run)
     def call(candidates: Candidates, slots: Any, rows: int, *numbers: Any) -> Pool:
         *chosen, nodes = numbers
         config = DagConfig(**dict(zip(_CONFIG, chosen, strict=True)))

@@ -16,6 +16,7 @@ log2 e); a segment leaves a normalised partial result o and its lse = log2(sum o
 second launch adds them up for each row: sum of 2^(lse - max lse) o over the sum of the weights.
 """
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -35,11 +36,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+@wraps(tree_attention_batched)
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out = args
     tree_attention_batched(*keys, *layout, scale, out=out)
 
 
+@wraps(tree_attention_triton)
 def _on_gpu(*args: Any) -> None:
     *operands, work, out = args
     attend: Any = tree_attention_triton

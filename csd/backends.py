@@ -1,0 +1,144 @@
+"""The three backends of a step's operations, by the names that `kernels=` takes.
+
+"reference": PyTorch and numpy, the definition. "cpu": loops that numba compiles (`csd/cpu`).
+"triton": the kernels of a GPU. An operation that a backend lacks is the reference's in it, and
+`csd doctor --ops` prints which are.
+"""
+
+import warnings
+from dataclasses import replace
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from csd.cpu import DTYPES, compiles, fused_arithmetic
+from csd.kernels.ops import Joined, Ops, reference, triton
+from csd.schema.check import shown
+
+NAMES = ("reference", "cpu", "triton")
+# PyTorch's threads to a loop's one beyond which its own operations are faster than loops
+MOST_THREADS = 4
+
+
+def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops:
+    """The backend of that name for tensors of a device and a dtype; `ops.name` has its name.
+
+    None takes "triton" on a GPU. On a CPU it takes "cpu" where numba is installed, the loops have
+    the dtype, and PyTorch has at most four threads to one of theirs; else "reference".
+
+    Raises ValueError for a name that is none, or that cannot run here.
+    """
+    if kernels is None:
+        if device.type == "cuda":
+            return triton()
+        return loops(dtype) if device.type == "cpu" and _loops_pay(dtype) else reference()
+    if not isinstance(kernels, str) or kernels not in NAMES:
+        raise ValueError(f"kernels must be 'reference', 'cpu' or 'triton', got {shown(kernels)}")
+    if kernels == "reference":
+        return reference()
+    if kernels == "cpu":
+        _check_loops(device, dtype)
+        return loops(dtype)
+    if device.type == "cpu" and not _interpreted():
+        raise ValueError(
+            "kernels must be 'reference' or 'cpu' on a CPU, got 'triton', which needs a GPU, or "
+            "TRITON_INTERPRET=1 in the environment before csd is imported"
+        )
+    return triton()
+
+
+def _loops_pay(dtype: torch.dtype) -> bool:
+    if not compiles():
+        _warn_without_numba()
+        return False
+    from csd.cpu.threads import threads
+
+    return dtype in DTYPES and torch.get_num_threads() <= MOST_THREADS * threads()
+
+
+@cache
+def _warn_without_numba() -> None:
+    if fused_arithmetic() and find_spec("numba") is None:
+        warnings.warn(
+            "numba is not installed, so csd runs its references on this CPU, which take several "
+            "times as long: pip install numba",
+            stacklevel=2,
+        )
+
+
+def _check_loops(device: torch.device, dtype: torch.dtype) -> None:
+    names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
+    for served, wanted, given in (
+        (device.type == "cpu", "a device 'cpu'", f"'{device.type}'"),
+        (find_spec("numba") is not None, "numba: pip install numba", "none"),
+        (fused_arithmetic(), "a CPU with fused multiply-add", "one without"),
+        (dtype in DTYPES, f"one of {names}", str(dtype).removeprefix("torch.")),
+    ):
+        if not served:
+            raise ValueError(f"kernels='cpu' needs {wanted}; got {given}")
+
+
+def _interpreted() -> bool:
+    """Whether Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
+    from triton.backends.driver import DriverBase
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from csd.kernels.noise import philox_word
+
+    if not isinstance(philox_word, JITFunction):
+        return True
+    try:
+        return not isinstance(driver.active, DriverBase)
+    except RuntimeError:
+        # there is no GPU
+        return False
+
+
+def loops(dtype: torch.dtype = torch.float32) -> Ops:
+    """The backend "cpu".
+
+    In float64 norm, rotary embedding and SwiGLU are the references: a norm's statistics, which are
+    float32 in any dtype, are what differs most from transformers', and the reference adds them up
+    as transformers does.
+    """
+    from csd.cpu.attention import plan_attention, tree_attention
+    from csd.cpu.commit_kv import commit_kv
+    from csd.cpu.decide import decide
+    from csd.cpu.draft_tree import draft_tree
+    from csd.cpu.forward import forward
+    from csd.cpu.graph_insert import graph_insert
+    from csd.cpu.insert_observed import insert_observed
+    from csd.cpu.layers import LOW, rms_norm, rotary, swiglu
+    from csd.cpu.observe import observe
+    from csd.cpu.passes import PASSES
+    from csd.cpu.pools import prices, roots, trim
+    from csd.cpu.verify import verify
+    from csd.kernels.verify import verify_ref
+
+    plain = reference()
+    joined = {
+        "forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward),
+        "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
+        "insert_observed": Joined((observe, graph_insert), insert_observed),
+    }
+    of_layers: dict[str, Any] = dict(rms_norm=rms_norm, rotary=rotary, swiglu=swiglu) if dtype in LOW else {}
+    return replace(
+        plain,
+        name="cpu",
+        **of_layers,
+        plan_attention=plan_attention,
+        tree_attention=tree_attention,
+        verify=verify,
+        verify_all=partial(verify_ref, passes=PASSES),
+        commit_kv=commit_kv,
+        roots=roots,
+        prices=prices,
+        trim=trim,
+        draft_tree=draft_tree,
+        observe=observe,
+        graph_insert=graph_insert,
+        joined=joined,
+    )

@@ -1,0 +1,63 @@
+"""`csd doctor --ops`: each operation, and what implements it in each backend."""
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+import csd.kernels
+from csd.backends import loops
+from csd.cpu import compiles
+from csd.kernels.operator import OPERATIONS, load_loops
+from csd.kernels.ops import Ops, exact_triton, reference, triton
+
+# a weight's layout chooses its product, not `kernels=` (`csd.models.linear`)
+PRODUCT = (
+    "linear", "torch.nn.functional.linear", "cpu.products.product or oneDNN", "cuBLAS",
+    "kernels.row_linear.row_linear_triton",
+)  # fmt: skip
+
+
+def table() -> str:
+    """A Markdown table: the operations of a step, those for other models, and fused ones.
+
+    A cell has a function's place within csd; "reference" where a backend runs the reference's.
+    """
+    backends = {"reference": reference(), "cpu": loops() if compiles() else None}
+    backends |= {"triton": triton(), "triton, exact": exact_triton()}
+    steps = [f.name for f in fields(Ops) if f.name not in ("name", "joined")]
+    rows = [["operation", *backends], ["---"] * (1 + len(backends))]
+    for name in steps:
+        run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
+        rows.append([name, *_cells(run)])
+    rows.append(list(PRODUCT))
+    load_loops()
+    for module in pkgutil.iter_modules(csd.kernels.__path__):
+        import_module(f"csd.kernels.{module.name}")
+    for name, found in sorted(OPERATIONS.items()):
+        if name not in steps:
+            rows.append([name, *_cells([found.reference, found.loop, found.triton]), ""])
+    fused: dict[str, list[str]] = {}
+    for i, ops in enumerate(backends.values()):
+        for name, joined in (ops.joined if ops else {}).items():
+            cells = fused.setdefault(f"{name} (fused)", [""] * len(backends))
+            cells[i] = f"{_place(joined.run)}: {', '.join(x.__name__ for x in joined.of)}"
+    rows += [[name, *cells] for name, cells in fused.items()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(functions: list[Callable | None]) -> list[str]:
+    first, cells = functions[0], []
+    for i, function in enumerate(functions):
+        same = i > 0 and function is first
+        cells.append("reference" if same else "" if function is None else _place(function))
+    return cells
+
+
+def _place(function: Any) -> str:
+    function = inspect.unwrap(function)
+    # a partial of a reference, with parts of its own
+    function = getattr(function, "func", function)
+    return f"{function.__module__}.{function.__qualname__}".removeprefix("csd.")

@@ -1,0 +1,188 @@
+"""Tree attention in one call a layer; the formula is in `csd/kernels/tree_attention`.
+
+A group's rows are read together: of each page of keys and values, of the prompt's once a thread and
+of the others once a slot, all rows that attend to it take what they need, while the next page is on
+its way from memory. A row's sums run over its slot's keys and then over the prompt's, in order of
+position, and hidden nodes add exact zeros. So its result is a function of its own query, keys and
+values, to the bit: an engine's is exact with no further rule.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numba import prange
+
+from csd.cpu import instruction
+from csd.cpu.attention_room import PAGE, room, room_bytes
+from csd.cpu.head_products import add_values, score_keys
+from csd.cpu.lanes import BLOCK, WIDTH
+from csd.cpu.numbers import LIKE, memory, read, readable, require, rounded
+from csd.cpu.page_products import BYTES, add_pages, of_head, page_of, score_pages
+from csd.cpu.softmax import softmax
+from csd.cpu.threads import by_threads, threads
+from csd.cpu.tiles import BY
+
+
+@by_threads
+def _attend(
+    shape,  # M, H, K, D, n_pages
+    q,  # [M, H, D]
+    node_k,  # [M, K, D]
+    node_v,  # [M, K, D]
+    k_pages,  # [n_pages, 64, K, D]
+    v_pages,  # [n_pages, 64, K, D]
+    out,  # [M, H, D], written
+    kinds,  # `attention_kinds` of the dtype and D
+    scale,
+    shares,  # into how many parts a group's heads and its rows are divided: `shares`
+    prompt_pages,  # [G, PP] int32
+    prompt_len,  # [G] int32
+    slot_pages,  # [S, SP] int32
+    slot_len,  # [S] int32
+    slot,  # [M] int32
+    ancestors,  # [M] int64
+    slot_start,  # [S] int32
+    slot_nodes,  # [S] int32
+    group_start,  # [G + 1] int32
+    groups,  # those that have rows
+):
+    M, H, K, D, pages = shape
+    like, key_like, by = kinds
+    words = D * like.itemsize // key_like.itemsize
+    q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, D), like)
+    node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, D), like)
+    # pages of keys and of values, and their bytes
+    as_bytes = pages, PAGE, K, D * like.itemsize
+    keys = memory(k_pages, (pages, PAGE, K, words), key_like), memory(k_pages, as_bytes, BYTES)
+    values = memory(v_pages, (pages, PAGE, K, D), like), memory(v_pages, as_bytes, BYTES)
+    each, (sides, parts) = H // K, shares
+    numbers = np.empty(0, type(scale))
+    for unit in prange(len(groups) * sides * parts):
+        g, side, part = groups[unit // parts // sides], unit // parts % sides, unit % parts
+        begin, rows = group_start[g], group_start[g + 1] - group_start[g]
+        first, last = begin + rows * part // parts, begin + rows * (part + 1) // parts
+        if first == last:
+            continue
+        heads = side * K // sides, (side + 1) * K // sides
+        # of one head, and of all of them, head after head
+        rows = (last - first) * each
+        many, prompt, own = rows * (heads[1] - heads[0]), prompt_len[g], 0
+        for m in range(first, last):
+            own = max(own, slot_len[slot[m]] + slot_nodes[slot[m]])
+        wide = -(-D // WIDTH) * WIDTH
+        # a row's keys: prompt | committed | nodes, and room for whole lanes
+        columns = -(-(prompt + own + PAGE) // BLOCK) * BLOCK
+        buffer = np.empty(room_bytes(many, words, columns, wide, numbers), np.uint8)
+        query, score, sums, total, lanes, work = room(
+            buffer.ctypes.data, many, words, columns, wide, numbers
+        )
+        for i in range(many):
+            row = q[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
+            for d in range(words):
+                query[i, d] = read(row[d])
+        whole, shared, s = (0, rows, rows), (prompt_pages[g], 0, prompt), slot[first]
+        then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
+        score_pages(keys, shared, then, heads, whole, 0, query, score, work, by)
+        m = first
+        while m < last:
+            s = slot[m]
+            start, nodes, length = slot_start[s], slot_nodes[s], slot_len[s]
+            stop, old = min(start + nodes, last), prompt + length
+            committed = slot_pages[s], 0, length
+            some = (m - first) * each, (stop - first) * each, rows
+            then = page_of(values[1], slot_pages[s], length, 0)
+            score_pages(keys, committed, then, heads, some, prompt, query, score, work, by)
+            for h in range(heads[0], heads[1]):
+                low, high = of_head(h, heads, some)
+                near = node_k[start : start + nodes]
+                score_keys(near, h, low, high, old, query, score, work, by)
+                for i in range(low, high):
+                    word = ancestors[first + i % rows // each]
+                    total[i] = softmax(score[i], scale, old, nodes, word, lanes)
+            if stop < last:
+                s = slot[stop]
+                then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
+            else:
+                then = page_of(values[1], prompt_pages[g], prompt, 0)
+            add_pages(values, committed, then, heads, some, prompt, score, sums, work, by)
+            for h in range(heads[0], heads[1]):
+                low, high = of_head(h, heads, some)
+                near = node_v[start : start + nodes]
+                add_values(near, h, low, high, old, score, sums, work, by)
+            m = stop
+        add_pages(values, shared, keys[1][0, :0], heads, whole, 0, score, sums, work, by)
+        for i in range(many):
+            y = out[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
+            for d in range(D):
+                y[d] = rounded(sums[i, d] / total[i], like)
+        # numba frees an array behind its last use, and its parts are in use until here
+        buffer[0] = 0
+
+
+LAYOUT = (
+    "prompt_pages", "prompt_len", "slot_pages", "slot_len", "slot", "ancestors", "slot_start",
+    "slot_nodes", "group_start",
+)  # fmt: skip
+
+
+def attention_kinds(
+    dtype: torch.dtype, D: int, by: str | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `_attend` reads values and keys as, and by what it multiplies them, of `tiles.BY`.
+
+    by: an instruction, else this CPU's where it multiplies heads of D numbers.
+    """
+    taken = instruction(dtype)
+    in_pairs = taken == "dot" and D % (2 * BLOCK) == 0
+    by = by or (taken if in_pairs else "fma")
+    return LIKE[dtype], LIKE[dtype if by == "fma" else torch.float32], BY[by]
+
+
+def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:
+    """Into how many parts a group's heads and its rows are divided, for even work of all threads.
+
+    All heads of a token lie side by side, and are read at once where there are slots for all.
+    """
+    slots = int((rows[-3] > 0).sum())
+    count, groups = threads(), len(rows[-1])
+    sides = 1 if slots >= 2 * count else kv_heads
+    return sides, count // math.gcd(groups * sides, count)
+
+
+def plan_attention(heads: int, kv_heads: int, **layout: torch.Tensor) -> tuple[np.ndarray, ...]:
+    """A step's layout as the loop takes it; layout: `LAYOUT`'s tensors and others."""
+    arrays = tuple(layout[name].numpy() for name in LAYOUT)
+    return *arrays, np.flatnonzero(np.diff(arrays[-1]))
+
+
+def tree_attention(
+    q: torch.Tensor,  # [M, H, D]
+    node_k: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, D]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    *,
+    scale: float,
+    work: tuple[np.ndarray, ...] | None = None,
+    out: torch.Tensor | None = None,
+    **layout: torch.Tensor,
+) -> torch.Tensor:
+    """`tree_attention_batched`; work: `plan_attention` of the step.
+
+    Raises TypeError for tensors that loops do not read.
+    """
+    given = q, node_k, node_v, k_pages, v_pages
+    require(readable(*given), "tree_attention", *given)
+    out = torch.empty_like(q) if out is None else out
+    M, H, D = q.shape
+    K, pages, rows = node_k.shape[1], k_pages.shape[0], work or plan_attention(H, 0, **layout)
+    out[int(rows[-2][-1]) :].zero_()
+    tensors = [x.contiguous() for x in (q, node_k, node_v, k_pages, v_pages)]
+    dense = out if out.is_contiguous() else torch.empty_like(q)
+    kind = np.float64 if q.dtype == torch.float64 else np.float32
+    _attend(
+        M * H * D * PAGE, (M, H, K, D, pages), *(x.data_ptr() for x in (*tensors, dense)),
+        attention_kinds(q.dtype, D), kind(scale), shares(rows, K), *rows,
+    )  # fmt: skip
+    return out if out is dense else out.copy_(dense)

@@ -1,0 +1,57 @@
+"""What attention computes a thread's rows in: parts of one piece of memory, from line to line.
+
+A part owns nothing. Where an array that owns its memory is handed on, numba counts its users by
+atomic instructions; and one that numba allocates may begin in the middle of a line, so that each
+vector of a line's size lies in two of them.
+"""
+
+from csd.cpu.compiled import loop
+from csd.cpu.lanes import WIDTH
+from csd.cpu.numbers import memory
+from csd.cpu.vectors import LINE
+
+# keys of a page
+PAGE = 64
+# how many parts there are
+PARTS = 7
+
+
+@loop
+def room_bytes(many, words, columns, wide, like):
+    """How many bytes `room` needs."""
+    numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + WIDTH
+    return numbers * like.itemsize + (PARTS + 1) * LINE
+
+
+@loop
+def room(address, many, words, columns, wide, like):
+    """Of so many rows: query [many, words], score [many, columns], sums [many, wide], 0 at first,
+    total [many], a softmax's sums [WIDTH], and the products' own memory.
+
+    That is a tile of PAGE keys or values, and the rows' weights in pairs [many, PAGE / 2].
+    """
+    size = like.itemsize
+    at = address + -address % LINE
+    query = memory(at, (many, words), like)
+    at += whole_lines(many * words * size)
+    score = memory(at, (many, columns), like)
+    at += whole_lines(many * columns * size)
+    sums = memory(at, (many, wide), like)
+    at += whole_lines(many * wide * size)
+    pairs = memory(at, (many, PAGE // 2), like)
+    at += whole_lines(many * PAGE // 2 * size)
+    total = memory(at, many, like)
+    at += whole_lines(many * size)
+    lanes = memory(at, WIDTH, like)
+    at += whole_lines(WIDTH * size)
+    tile = memory(at, PAGE * wide, like)
+    # products run over whole lanes: numbers that nobody reads may be denormal, and each of those
+    # takes a hundred times as long
+    tile[:] = 0
+    sums[:] = 0
+    return query, score, sums, total, lanes, (tile, pairs)
+
+
+@loop
+def whole_lines(size):
+    return -(-size // LINE) * LINE

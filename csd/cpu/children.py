@@ -1,0 +1,174 @@
+"""The children of one node of a draft tree, as `csd/kernels/draft_tree/` estimates them."""
+
+import numpy as np
+
+from csd.cpu.compiled import loop
+from csd.cpu.lookup import find_entry, hash_prefix
+from csd.cpu.noise import LOW, philox_word
+from csd.kernels.draft_tree.constants import EULER_GAMMA, ONE, TAIL, UNIT
+from csd.kernels.noise import SAMPLE
+from csd.state.context_table import PROMPT_BIT
+from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
+
+# places of a list of numbers by token: of a node's successors, 128 at most, and of all that the
+# nodes of a slot have in a level
+OF_NODE, OF_SLOT = 256, 4096
+SAMPLES = np.int64((1 << PROMPT_BIT) - 1)
+
+
+@loop
+def place_of(token, tokens, stamps, stamp):
+    """Where a hash list has a token, or may have it: `stamps` tells entries of this list."""
+    size = tokens.shape[0]
+    at = (token * 40503) & (size - 1)
+    while stamps[at] == stamp and tokens[at] != token:
+        at = (at + 1) & (size - 1)
+    return at
+
+
+@loop
+def estimate(
+    context,  # [N], the node's
+    owner,  # key of its group
+    whole,  # entry of the group as a whole, or -1
+    table,  # entry_group, entry_hash, entry_tokens, entry_total, succ_token, .._weight, .._source
+    ways,
+    orders,  # [O], ascending
+    betas,  # [O + 1], of the longest first, and of the group as a whole
+    config,  # smoothing, trust, own_weight, uncoupled
+    slot,  # whether it samples, key, sample, position of the children, bit of its sample
+    noise,  # by token, of the slot's children in this level: tokens, values, stamps
+    stamp,  # of this level's noise
+    found,  # by token, written: tokens, sums of 2^-24, said by, stamps
+    mark,  # of this node's list
+    order,  # [OF_NODE], written: places of the list in the order in which they were found
+    work,  # [2, E], codes [O]
+):
+    """Probabilities of the node's successors, unordered; returns how many there are."""
+    entry_group, entry_hash, entry_tokens, entry_total = table[:4]
+    succ_token, succ_weight, succ_source = table[4:]
+    smoothing, trust, own_weight, uncoupled = config
+    samples, bit = slot[0], slot[4]
+    tokens, sums, said, stamps = found
+    (mine, score), codes = work
+    count, left, O = 0, 1.0, orders.shape[0]
+    hash_prefix(owner, context, orders, codes)
+    for o in range(O + 1):
+        entry = whole
+        if o < O:
+            n = O - 1 - o
+            entry = find_entry(
+                entry_group, entry_hash, entry_tokens, ways, owner, context, orders[n], codes[n]
+            )
+        if entry < 0:
+            continue
+        total = float(entry_total[entry])
+        trusted = total * trust / (total + smoothing)
+        share, left = trusted * left, left * (1 - trusted)
+        total = max(total, 1.0)
+        token, weight, source = succ_token[entry], succ_weight[entry], succ_source[entry]
+        E = token.shape[0]
+        if samples:
+            seen = weighted = 0.0
+            for j in range(E):
+                mine[j] = float(weight[j])
+                seen += mine[j]
+                if (source[j] >> bit) & 1:
+                    mine[j] *= own_weight
+                weighted += mine[j]
+            scale = seen / (max(weighted, 1.0) * total)
+            rest = np.log(max(1 - seen / total, TAIL)) + EULER_GAMMA
+            norm = 0.0
+            for j in range(E):
+                mine[j] *= scale
+                score[j] = 0.0
+                if token[j] >= 0 and mine[j] > 0:
+                    noisy = np.log(mine[j]) + _noise(np.int64(token[j]), slot, noise, stamp)
+                    score[j] = np.exp(noisy * betas[o])
+                norm += score[j]
+            norm += np.exp(rest * betas[o])
+        for j in range(E):
+            if token[j] < 0:
+                continue
+            if samples:
+                mass = share * ((1 - uncoupled) / norm * score[j] + uncoupled * mine[j])
+            else:
+                mass = share / total * weight[j]
+            at = place_of(np.int64(token[j]), tokens, stamps, mark)
+            if stamps[at] != mark:
+                # the longest context that has a token says who said it
+                stamps[at], tokens[at], sums[at], said[at] = mark, token[j], 0, source[j]
+                order[count] = at
+                count += 1
+            sums[at] += np.int64(np.floor(mass * ONE))
+    return count
+
+
+@loop
+def _noise(token, slot, noise, stamp):
+    """The Gumbel value that decides about a token, once a slot and level."""
+    _, key, sample, position, _ = slot
+    tokens, values, stamps = noise
+    at = place_of(token, tokens, stamps, stamp)
+    if stamps[at] != stamp:
+        word = philox_word(key, token, position, sample, SAMPLE)
+        u = (np.float64(LOW - word) + 0.5) * 2.0**-32
+        stamps[at], tokens[at], values[at] = stamp, token, -np.log(-np.log(u))
+    return values[at]
+
+
+@loop
+def likeliest(count, order, found, level, highest, stop_ids, chosen):
+    """Places of the node's MAX_CHILDREN likeliest tokens whose edges cost `highest` at most.
+
+    level: what a level costs. Written to chosen[0] by falling probability, ties to smaller tokens,
+    and the edges' costs to chosen[1]. Returns how many there are without those that end the sample.
+    """
+    tokens, sums, _, _ = found
+    places, edges = chosen
+    # less than this costs more than `highest`, by more than a rounding
+    least = np.exp(-float(highest - level + 2) / UNIT) * ONE
+    kept = 0
+    for i in range(count):
+        at = order[i]
+        q = min(sums[at], ONE)
+        if q <= 0 or q < least:
+            continue
+        j = kept
+        while j > 0 and _before(q, tokens[at], places[j - 1], sums, tokens):
+            j -= 1
+        if j == MAX_CHILDREN:
+            continue
+        edge = np.int64(np.floor(-np.log(q * (1 / ONE)) * UNIT + 0.5)) + level
+        if edge > highest:
+            continue
+        kept = min(kept + 1, MAX_CHILDREN)
+        for k in range(kept - 1, j, -1):
+            places[k], edges[k] = places[k - 1], edges[k - 1]
+        places[j], edges[j] = at, edge
+    open_ = 0
+    for i in range(kept):
+        stops = False
+        for stop in stop_ids:
+            stops |= tokens[places[i]] == stop
+        if not stops:
+            places[open_], edges[open_] = places[i], edges[i]
+            open_ += 1
+    return open_
+
+
+@loop
+def _before(q, token, other, sums, tokens):
+    """Whether a token of probability q goes before the one at a place."""
+    others = min(sums[other], ONE)
+    return q > others or (q == others and token < tokens[other])
+
+
+@loop
+def origin(said, bit):
+    """Where a token was seen, one of `csd.state.pool`'s sources."""
+    if (said >> bit) & 1:
+        return OWN
+    if said & SAMPLES:
+        return SIBLING
+    return PROMPT if (said >> PROMPT_BIT) & 1 else HISTORY

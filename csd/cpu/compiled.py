@@ -1,0 +1,101 @@
+"""Loops that numba compiles, and when what is kept of them is stale."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core import event
+
+from csd.cpu.kept import UNKEPT, Kept
+
+HERE, PACKAGES = Path(__file__).parent, Path(__file__).parents[3]
+IMPORTED = re.compile(r"^from (csd[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+
+
+class First(event.Listener):
+    """Runs a function where the first of csd's loops is compiled, and not read from a file."""
+
+    def __init__(self, run: Callable[[], None]):
+        self.run, self.done = run, False
+
+    def on_start(self, found: Any) -> None:
+        module = found.data["dispatcher"].py_func.__module__ or ""
+        if not self.done and module.startswith("csd."):
+            self.done = True
+            self.run()
+
+    def on_end(self, found: Any) -> None:
+        pass
+
+
+def _log() -> None:
+    logging.getLogger("csd").warning(
+        "csd compiles loops for this CPU, which takes about a minute, once a machine"
+    )
+
+
+# once a process: its call waits
+NOTICE = First(_log)
+event.register("numba:compile", NOTICE)
+
+
+def before_compiling(run: Callable[[], None]) -> AbstractContextManager:
+    """Within it, `run` is called before the first loop of csd is compiled, if one is."""
+    return event.install_listener("numba:compile", First(run))
+
+
+def loop(function: Any) -> Any:
+    """`function` compiled at its first call, once for all processes, without Python's lock.
+
+    Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
+    is taken from the end. So loops run over slices.
+    """
+    return compiled(function)
+
+
+def any_order(function: Any) -> Any:
+    """A `loop` whose sums the compiler may reorder; a length has one order."""
+    return compiled(function, fastmath={"reassoc"})
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    usual: dict[str, Any] = dict(nogil=True, error_model="numpy", boundscheck=False)
+    options = usual | options
+    found, file = njit(function, **options), Path(function.__code__.co_filename)
+    try:
+        # numba compiles a function again when its own file has changed, but code of other files,
+        # and their constants, are in it too
+        found._cache = Kept(function, stamp(file) if file.is_file() else None)
+    except RuntimeError as error:
+        # neither the package's folder nor the user's can be written
+        UNKEPT(error)
+    return found
+
+
+@cache
+def stamp(file: Path) -> str:
+    """A digest of `file` and of the files of csd whose code or constants its loops may contain.
+
+    Those are what it imports from and, of these, what the files of this folder import from.
+    """
+    found, left = {file: b""}, [file]
+    while left:
+        at = left.pop()
+        found[at] = at.read_bytes()
+        if at not in (file, HERE / at.name):
+            continue
+        for module, names in IMPORTED.findall(found[at].decode()):
+            path = PACKAGES.joinpath(*module.split("."))
+            files = [path.with_suffix(".py")]
+            if path.is_dir():
+                files = [path / f"{name}.py" for name in ("__init__", *re.findall(r"\w+", names))]
+            new = [x for x in files if x not in found and x.is_file()]
+            found |= dict.fromkeys(new, b"")
+            left += new
+    return hashlib.sha256(b"\0".join(found[path] for path in sorted(found))).hexdigest()

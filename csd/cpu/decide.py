@@ -1,0 +1,164 @@
+"""What `verify`, `advance_slots` and `snapshot` do, in two calls: a verification, and the rest.
+
+Both take tens of microseconds where the references take dozens of small operations of PyTorch.
+"""
+
+import numpy as np
+import torch
+
+from csd.cpu.compiled import loop
+from csd.cpu.numbers import LIKE, memory
+from csd.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, addresses, verify
+from csd.kernels.advance_slots import advance_slots_ref
+from csd.kernels.snapshot import empty_snapshot, snapshot_ref
+from csd.kernels.verify.launch import ACCEPT
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import RUNNING, TOP, Verdict
+
+# what the loop reads and, of the slots, writes, in the order of its addresses
+POOL = dict.fromkeys(
+    ("depth", "cost", "source", "token", "parent", "slot_nodes", "slot_start"), I32
+)
+SLOTS = dict(
+    live=torch.bool, generated=I32, step=I32, context=I32, tokens=I32, seen=I32, penalty=F64
+)
+LOGPROBS = "logprobs", "raw_logprobs"
+VERDICT = dict(
+    sample=I32, top_token=I32, top_prob=F32, accept_row=I32, accept_count=I32, finish=I32,
+    bad=torch.bool,
+)  # fmt: skip
+CHANCES = "logprob", "raw_logprob"
+
+
+@loop
+def _finish(
+    sizes,  # M, S, then of the slots: N, T, W
+    top,
+    trees,
+    pool,  # addresses of `POOL`
+    slots,  # of `SLOTS`
+    logprobs,  # of `LOGPROBS`
+    verdict,  # of `VERDICT`
+    chances,  # of `CHANCES`
+    ints,  # of the snapshot, written
+    floats,  # likewise
+    kept,  # type of the slots' log-probabilities
+    wide,  # of the verdict's
+):
+    M, S = sizes[:2]
+    for s in range(S):
+        _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide)
+        _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide)
+    depth, cost = memory(pool[0], M, INT), memory(pool[1], M, INT)
+    out = memory(ints + 4 * (4 * S + 2 * S * ACCEPT), M, INT)
+    for m in range(M):
+        out[m] = cost[m] if depth[m] > 0 else -1
+    more = ints + 4 * (4 * S + 2 * S * ACCEPT + M)
+    if top:
+        put = floats + 2 * S * ACCEPT * wide.itemsize
+        _tell_top(M, S, verdict, more, put, wide)
+        more += 4 * S * ACCEPT * TOP
+    if trees:
+        _tell_trees(M, S, pool, verdict[3], more)
+
+
+@loop
+def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
+    """`advance_slots_ref` of slot s."""
+    M, S, N, T, W = sizes
+    live, generated = memory(slots[0], S, BOOL), memory(slots[1], S, INT)
+    step, context = memory(slots[2], S, INT), memory(slots[3], (S, N), INT)[s]
+    tokens, seen = memory(slots[4], (S, T), INT)[s], memory(slots[5], (S, W), INT)[s]
+    penalised = memory(slots[6], S, DOUBLE)[s] != 1
+    to, raw_to = memory(logprobs[0], (S, T), kept)[s], memory(logprobs[1], (S, T), kept)[s]
+    sample, row = memory(verdict[0], M, INT), memory(verdict[3], (S, ACCEPT), INT)[s]
+    logprob, raw_logprob = memory(chances[0], M, wide), memory(chances[1], M, wide)
+    count, finish = memory(verdict[4], S, INT)[s], memory(verdict[5], S, INT)[s]
+
+    for i in range(count):
+        token, at = sample[row[i]], min(generated[s] + i, T - 1)
+        tokens[at], to[at], raw_to[at] = token, logprob[row[i]], raw_logprob[row[i]]
+        if penalised:
+            seen[token // 32] |= np.uint32(1) << np.uint32(token % 32)
+    # from the last on: each is read before it is written
+    for i in range(N - 1, -1, -1):
+        context[i] = sample[row[count - 1 - i]] if i < count else context[i - count]
+    step[s] += count > 0
+    generated[s] += count
+    live[s] &= finish == RUNNING
+
+
+@loop
+def _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
+    """The fields of a snapshot that it always has, of slot s."""
+    A = ACCEPT
+    sample, source = memory(verdict[0], M, INT), memory(pool[2], M, INT)
+    row, count = memory(verdict[3], (S, A), INT)[s], memory(verdict[4], S, INT)[s]
+    slot = memory(ints, (4, S), INT)
+    slot[0, s], slot[1, s] = count, memory(pool[5], S, INT)[s]
+    slot[2, s], slot[3, s] = memory(verdict[5], S, INT)[s], memory(verdict[6], S, BOOL)[s]
+    path = memory(ints + 4 * 4 * S, (2, S, A), INT)
+    logprob, raw_logprob = memory(chances[0], M, wide), memory(chances[1], M, wide)
+    chance = memory(floats, (2, S, A), wide)
+    for i in range(A):
+        path[0, s, i] = sample[row[i]] if i < count else -1
+        # token i of the path was drafted as row i + 1
+        path[1, s, i] = source[row[i + 1]] if i + 1 < count else 0
+        chance[0, s, i] = logprob[row[i]] if i < count else 0
+        chance[1, s, i] = raw_logprob[row[i]] if i < count else 0
+
+
+@loop
+def _tell_top(M, S, verdict, ints, floats, wide):
+    """The target's top 8 at the rows of all paths."""
+    row = memory(verdict[3], S * ACCEPT, INT)
+    top_token, top_prob = memory(verdict[1], (M, TOP), INT), memory(verdict[2], (M, TOP), SINGLE)
+    token, prob = memory(ints, (row.size, TOP), INT), memory(floats, (row.size, TOP), wide)
+    for i in range(row.size):
+        for j in range(TOP):
+            token[i, j] = top_token[row[i], j] if row[i] >= 0 else -1
+            prob[i, j] = top_prob[row[i], j] if row[i] >= 0 else 0
+
+
+@loop
+def _tell_trees(M, S, pool, accept_row, ints):
+    """The trees, and which of their rows are accepted."""
+    memory(ints, S, INT)[:] = memory(pool[6], S, INT)
+    token, parent, cost, source = pool[3], pool[4], pool[1], pool[2]
+    out = memory(ints + 4 * S, (4, M), INT)
+    out[0], out[1] = memory(token, M, INT), memory(parent, M, INT)
+    out[2], out[3] = memory(cost, M, INT), memory(source, M, INT)
+    at = ints + 4 * (S + 4 * M)
+    memory(at, S * ACCEPT, INT)[:] = memory(accept_row, S * ACCEPT, INT)
+
+
+def decide(
+    logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
+) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
+    """`verify`, `advance_slots` and `snapshot`."""
+    verdict = verify(logits, pool, slots)
+    return verdict, *finish(pool, slots, verdict, top, trees)
+
+
+def finish(
+    pool: Pool, slots: Slots, verdict: Verdict, top: bool, trees: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`advance_slots_ref`, then `snapshot_ref`."""
+    wide, kept = verdict.logprob.dtype, slots.logprobs.dtype
+    given = (
+        addresses(pool, POOL), addresses(slots, SLOTS),
+        addresses(slots, dict.fromkeys(LOGPROBS, kept)), addresses(verdict, VERDICT),
+        addresses(verdict, dict.fromkeys(CHANCES, wide)),
+    )  # fmt: skip
+    if None in given or not {wide, kept} <= {F32, F64}:
+        # one after another
+        advance_slots_ref(slots, verdict)
+        return snapshot_ref(pool, verdict, top, trees)
+    ints, floats = empty_snapshot(pool, verdict, top, trees)
+    widths = slots.context.shape[1], slots.tokens.shape[1], slots.seen.shape[1]
+    _finish(
+        (pool.rows, slots.count, *widths), top, trees, *given, ints.data_ptr(),
+        floats.data_ptr(), LIKE[kept], LIKE[wide],
+    )  # fmt: skip
+    return ints, floats

@@ -1,0 +1,132 @@
+"""The sums of a few rows with columns of a plain weight [N, K], as a user's module has it.
+
+The numbers of a column lie side by side, so those of LANES k are multiplied at once, and what each
+lane has is added up at the end. `tiles.py` multiplies weights that are laid out for it.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from csd.cpu.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE
+from csd.cpu.vectors import (
+    BYTE,
+    FLOAT,
+    INT,
+    add_product,
+    for_rows,
+    halves,
+    ints,
+    prefetch,
+    rounded,
+)
+
+# rows whose sums are held at once; sums that leave registers for the numbers; and most columns
+ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
+
+
+@intrinsic
+def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, by):
+    """y[r stride + c] = bias[c] + sum over k of x[r, k] weight[c, k]
+
+    For r < rows, one to ROWS of them, and c < COLUMNS, in `steps` steps: of LANES k in float32, of
+    2 LANES in bfloat16. A lane adds up in the order of k, by "fma" the even ones of a step first;
+    neither `rows` nor where a column lies changes a sum. Addresses; bias is float32 or 0 for none,
+    y of the dtype of `like`. So is x, but for "fma" of bfloat16, which `plain._lay_apart` prepares.
+    Asks for the lines of the columns behind those that are multiplied.
+    """
+    low = like.dtype == types.uint16
+
+    def generate(context, builder, signature, args):
+        rows, *others = args[:-2]
+
+        def some_rows(count):
+            columns = min(SIDE, SUMS // count)
+            made = _Dots(builder, count, low, by.dtype == types.uint16, *others)
+            with cgutils.for_range(builder, rows.type(COLUMNS // columns)) as loop:
+                made.columns(builder.mul(loop.index, rows.type(columns)), columns)
+            if COLUMNS % columns:
+                made.columns(rows.type(COLUMNS - COLUMNS % columns), COLUMNS % columns)
+
+        for_rows(builder, rows, ROWS, some_rows)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(*[index] * 7, like, by), generate
+
+
+class _Dots:
+    """Code for a number of rows. low: bfloat16; pairs: two of them are multiplied at once."""
+
+    def __init__(self, builder: Any, rows: int, low: bool, pairs: bool, *places: Any):
+        self.builder, self.rows, self.low = builder, rows, low
+        self.steps, self.x, self.weight, self.bias, self.y, self.stride = places
+        self.apart, self.pairs = low and not pairs, pairs
+        # bytes of a row of x and of a column of the weight
+        self.width = self._times(self.steps, LANES * 4)
+        self.row = self._times(self.width, 2) if self.apart else self.width
+
+    def columns(self, first: Any, count: int) -> None:
+        builder = self.builder
+        weight = builder.add(self.weight, builder.mul(first, self.width))
+        rows, nothing = range(self.rows), ir.Constant(FLOATS, [0.0] * LANES)
+        sums = [[cgutils.alloca_once(builder, FLOATS) for _ in range(count)] for _ in rows]
+        for row in sums:
+            for total in row:
+                builder.store(nothing, total)
+        with cgutils.for_range(builder, self.steps) as loop:
+            self._add(sums, weight, loop.index)
+        for c in range(count):
+            self._end([row[c] for row in sums], builder.add(first, first.type(c)))
+
+    def _add(self, sums: list, weight: Any, step: Any) -> None:
+        builder, count = self.builder, len(sums[0])
+        at = builder.add(weight, self._times(step, LANES * 4))
+        given = [builder.add(at, self._times(self.width, c)) for c in range(count)]
+        for address in given:
+            behind = builder.add(address, self._times(self.width, count))
+            prefetch(builder, builder.inttoptr(behind, BYTE.as_pointer()))
+        words = [self._load(address, INTS) for address in given]
+        parts = [words]
+        if self.apart:
+            even = [builder.shl(word, ints(LANES, 16)) for word in words]
+            parts = [even, [builder.and_(word, ints(LANES, 0xFFFF0000)) for word in words]]
+        x = builder.add(self.x, self._times(step, LANES * 4 * len(parts)))
+        for part, bits in enumerate(parts):
+            columns = [builder.bitcast(column, FLOATS) for column in bits]
+            for r, row in enumerate(sums):
+                place = builder.add(x, self._times(self.row, r))
+                numbers = self._load(builder.add(place, x.type(part * LANES * 4)), FLOATS)
+                for total, column in zip(row, columns, strict=True):
+                    added = add_product(builder, builder.load(total), numbers, column, self.pairs)
+                    builder.store(added, total)
+
+    def _end(self, sums: list, column: Any) -> None:
+        """Adds up the lanes of all rows' sums with a column, and rounds them."""
+        builder = self.builder
+        has = builder.icmp_signed("!=", self.bias, self.bias.type(0))
+        start = cgutils.alloca_once_value(builder, FLOAT(0.0))
+        with builder.if_then(has):
+            at = builder.add(self.bias, self._times(column, 4))
+            builder.store(self._load(at, FLOAT), start)
+        for r, total in enumerate(sums):
+            value = builder.load(total)
+            while value.type.count > 1:
+                value = builder.fadd(*halves(builder, value))
+            value = builder.fadd(value, builder.bitcast(builder.load(start), value.type))
+            if self.low:
+                value = rounded(builder, value)
+            value = builder.extract_element(value, INT(0))
+            size = 2 if self.low else 4
+            place = self._times(builder.add(self._times(self.stride, r), column), size)
+            to = builder.inttoptr(builder.add(self.y, place), value.type.as_pointer())
+            builder.store(value, to, align=size)
+
+    def _times(self, x: Any, n: int) -> Any:
+        return self.builder.mul(x, x.type(n))
+
+    def _load(self, address: Any, kind: Any) -> Any:
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)

@@ -1,0 +1,95 @@
+"""All slots' draft trees in one call; what is drafted is in `csd/kernels/draft_tree`."""
+
+import numpy as np
+
+from csd.cpu.compiled import loop
+from csd.cpu.levels import cheapest, grow
+from csd.cpu.lookup import order_sizes
+from csd.cpu.numbers import on_host, require
+from csd.cpu.pools import arrays, fill, live_by_group, root_positions
+from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
+from csd.kernels.draft_tree.launch import empty_pool
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, Pool
+from csd.state.slots import Slots
+
+
+@loop
+def _draft(
+    live, most, rows, head_start, path, level, max_depth, frontier, table, ways, orders, betas,
+    config, slots, group, position, pool,
+):  # fmt: skip
+    """Grows the trees of the slots `live` and fills a pool's `rows` with `most` nodes at most."""
+    depth = max_depth if live.shape[0] and most > 0 else 0
+    budget = min(most, (MAX_NODES - 1) * live.shape[0])
+    node, context, count = grow(
+        live, budget, head_start, path, level, depth, frontier, table, ways, orders, betas, config,
+        slots,
+    )  # fmt: skip
+    L = live.shape[0]
+    chosen = cheapest(node, L, count, head_start.shape[0])[: max(budget, 0)]
+    fill(live, chosen, node, context, head_start, group, position, pool)
+
+
+@loop
+def _starts(live, group, generated, step, pace, sampled, lead):
+    """[S] int64: `csd.kernels.draft_tree.reference.starts_ahead`."""
+    found = np.zeros(generated.shape[0], np.int64)
+    fewest, together = generated[live[0]], True
+    for s in live:
+        fewest = min(fewest, generated[s])
+        together &= group[s] == group[live[0]]
+    for s in live:
+        ahead = np.int64(generated[s] - fewest)
+        found[s] = min(max(pace[s] * ahead, 0), MOST_AHEAD)
+        if lead and together and not sampled[s]:
+            last = generated[s]
+            for t in live:
+                if step[t] == step[s]:
+                    last = min(last, generated[t])
+            found[s] = max(found[s], min(np.int64(generated[s] - last) * lead, MOST_LEAD))
+    return found
+
+
+def draft_tree(
+    table: Table,
+    slots: Slots,
+    rows: int,
+    config: GraphConfig,
+    noise: DraftNoise | None = None,
+    out: Pool | None = None,
+    nodes: int | None = None,
+) -> Pool:
+    """`draft_tree_ref` without noise, which only the reference takes."""
+    if noise is not None:
+        raise ValueError("noise must be None with kernels='cpu'")
+    require(on_host(slots.live, table.step), "draft_tree", slots.live, table.step)
+    group, generated, temperature = (
+        getattr(slots, name).numpy() for name in ("group", "generated", "temperature")
+    )
+    live = live_by_group(slots)
+    most = rows - live.size if nodes is None else min(nodes, rows - live.size)
+    S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
+    pool = out or empty_pool(rows, S, G, N, slots.live.device)
+    group_key, sampled = slots.group_key.numpy(), temperature > 0
+    owner, step = group_key[group], slots.step.numpy()
+    head_start = np.zeros(S, np.int64)
+    if live.size:
+        head_start = _starts(live, group, generated, step, slots.pace.numpy(), sampled, config.lead)
+    of_slots = (
+        sampled, slots.key.numpy(), slots.sample.numpy(), generated, slots.max_new.numpy(),
+        slots.context.numpy(), slots.stop_ids.numpy(), owner,
+    )  # fmt: skip
+    entries = table.arrays()
+    graph = (
+        entries.entry_group, entries.entry_hash, entries.entry_tokens, entries.entry_total,
+        entries.succ_token, entries.succ_weight, entries.succ_source,
+    )  # fmt: skip
+    _draft(
+        live, most, rows, head_start, max_path_cost(config), level_cost(config, generated, step),
+        min(config.max_depth, MAX_DEPTH), config.frontier, graph, config.ways,
+        order_sizes(config.orders), np.array(config.betas),
+        (float(config.smoothing), config.trust, config.own_weight, config.uncoupled), of_slots,
+        group, root_positions(slots), arrays(pool),
+    )  # fmt: skip
+    return pool

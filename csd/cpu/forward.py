@@ -1,0 +1,180 @@
+"""All layers of a step in one call, where the loops have every operation of theirs.
+
+`Decoder.forward` calls nine operations a layer, and Python between them takes as long as a small
+model's norms and attention. The arithmetic is that of the operations by themselves, to the bit.
+"""
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from csd.cpu import in_loops, instruction
+from csd.cpu.attention import attention_kinds, shares
+from csd.cpu.attention_room import PAGE
+from csd.cpu.compiled import loop
+from csd.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
+from csd.cpu.layers import EXP, rms_norm
+from csd.cpu.numbers import LIKE, memory, readable
+from csd.cpu.products import numbers, room
+from csd.cpu.threads import many, threads
+from csd.cpu.tiles import BY
+from csd.kernels.layer_attention import LayerAttention
+
+# of a layer, in the order of its addresses
+WEIGHTS = (
+    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down",
+)  # fmt: skip
+PRODUCTS = "qkv", "out", "gate_up", "down"
+# numbers between which buffers begin
+ALIGNED = 32
+
+
+@loop
+def _layers(
+    sizes,  # L, M, hidden, H, K, D, F, n_pages
+    many,  # whether in several threads: norms, rotary, attention, SwiGLU, each of `PRODUCTS`
+    weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
+    eps,
+    residual,  # [M, hidden], the embeddings; written: what the last layer's output is added to
+    x,  # [M, hidden], written: the last layer's output
+    buffers,  # [M, ..] of normed hidden, qkv (H + 2 K) D, q H D, attended H D, gates and ups 2 F, F
+    turned,  # float32, for products
+    position,  # [M]
+    cos,
+    sin,
+    caches,  # node_k, node_v, k, v of the first layer
+    strides,  # bytes from a layer's to the next one's
+    scale,
+    shares,
+    rows,  # the layout, as `_attend` takes it
+    like,
+    kinds,  # `attention_kinds`
+    plain,  # None where weights are laid out for products: the other kind is not compiled then
+    by,  # the instruction of products, one of `tiles.BY`
+):
+    L, M, hidden, H, K, D, F, pages = sizes
+    normed, qkv, q, attended, gate_up, gated = buffers
+    norms, turns, attends, gates, by_qkv, by_out, by_gate_up, by_down = many
+    size, width = like.itemsize, (H + 2 * K) * D
+    memory(attended, M * H * D, like)[:] = 0
+    for i in range(L):
+        w = weights[i]
+        node_k, node_v = caches[0] + i * strides[0], caches[1] + i * strides[1]
+        k, v = caches[2] + i * strides[2], caches[3] + i * strides[3]
+        other = residual if i else 0
+        norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
+        shape = M, width, hidden
+        product(plain, by_qkv, shape, normed, turned, w[1], w[2], qkv, like, by)
+        behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
+        if w[3]:
+            for m in range(M):
+                at = m * width * size
+                norm_alone(H, D, qkv + at, 0, w[3], eps, qkv + at, 0, like)
+                norm_alone(K, D, behind_q + at, 0, w[4], eps, behind_q + at, 0, like)
+        rotary(
+            turns, (M, H, K, D), qkv, behind_q, behind_k, (width, width, width), position, cos, sin,
+            q, node_k, node_v, like,
+        )  # fmt: skip
+        attention(
+            attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, shares,
+            *rows,
+        )  # fmt: skip
+        shape = M, hidden, H * D
+        product(plain, by_out, shape, attended, turned, w[5], 0, x, like, by)
+        norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
+        shape = M, 2 * F, hidden
+        product(plain, by_gate_up, shape, normed, turned, w[7], 0, gate_up, like, by)
+        swiglu(gates, M, F, gate_up, gated, like)
+        shape = M, hidden, F
+        product(plain, by_down, shape, gated, turned, w[8], 0, x, like, by)
+
+
+class _Weights(NamedTuple):
+    """A decoder's weights as the loop reads them."""
+
+    addresses: np.ndarray  # [L, 9]
+    plain: bool  # none of its matrices is laid out for products
+    held: list  # tensors whose addresses these are
+    biases: tuple[list, list]  # of those in float32, and what they are copies of
+
+
+_known: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
+
+
+def forward(
+    decoder: Any,
+    token: torch.Tensor,  # [M] int32
+    position: torch.Tensor,  # [M] int32
+    attend: Any,
+    node_k: torch.Tensor,  # [L, M, K, D], written
+    node_v: torch.Tensor,  # [L, M, K, D], written
+) -> torch.Tensor | None:
+    """`Decoder.forward`, or None for what the loops do not have: see `_weights`."""
+    if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_plain", False):
+        return None
+    if decoder not in _known:
+        _known[decoder] = _weights(decoder)
+    weights, c = _known[decoder], decoder.config
+    if weights is None or not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
+        return None
+    M, H, K, D, wide = token.shape[0], c.heads, c.kv_heads, c.head_dim, c.intermediate
+    if weights.plain and weights.biases[0]:
+        # a module's own may have changed since the last step
+        torch._foreach_copy_(*weights.biases)
+    residual = F.embedding(token.clamp(min=0), decoder.embedding)
+    x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
+                           residual.dtype)  # fmt: skip
+    widest = max(c.hidden, H * D, wide)
+    turned = torch.empty(room(M, widest, weights.plain), dtype=torch.float32)
+    layer = decoder.layers[0]
+    products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
+    counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
+    each = (None,) * len(counts) if threads() == 1 else tuple(map(many, counts))
+    caches = node_k, node_v, attend.k, attend.v
+    _layers(
+        (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), each,
+        weights.addresses, np.float32(c.norm_eps), residual.data_ptr(), x.data_ptr(),
+        tuple(y.data_ptr() for y in buffers), turned.data_ptr(), position.numpy(),
+        decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),
+        tuple(y.stride(0) * y.element_size() for y in caches), np.float32(attend.scale),
+        shares(attend.work, K), attend.work, LIKE[residual.dtype],
+        attention_kinds(residual.dtype, D), weights.plain or None, BY[instruction(residual.dtype)],
+    )  # fmt: skip
+    return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
+
+
+def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Of one allocation, each beginning at a line of the cache."""
+    sizes = [-(-rows * n // ALIGNED) * ALIGNED for n in widths]
+    parts = torch.empty(sum(sizes), dtype=dtype).split(sizes)
+    return tuple(x[: rows * n] for x, n in zip(parts, widths, strict=True))
+
+
+def _weights(decoder: Any) -> _Weights | None:
+    """None where a weight is not for the loops of products, or of another dtype."""
+    products = [getattr(layer, name) for layer in decoder.layers for name in PRODUCTS]
+    plain = products[0].dim() == 2
+    if not all(in_loops(x) and (x.dim() == 2) is plain for x in products):
+        return None
+    held: list[torch.Tensor] = []
+    biases: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    rows = []
+    for layer in decoder.layers:
+        row = []
+        for name in WEIGHTS:
+            weight = getattr(layer, name)
+            if weight is None:
+                row.append(0)
+                continue
+            if weight.dtype != decoder.embedding.dtype or not weight.is_contiguous():
+                return None
+            held.append(weight.float() if name == "qkv_bias" else weight)
+            if held[-1] is not weight:
+                biases[0].append(held[-1])
+                biases[1].append(weight)
+            row.append(held[-1].data_ptr())
+        rows.append(row)
+    return _Weights(np.array(rows), plain, held, biases)

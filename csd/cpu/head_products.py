@@ -1,0 +1,106 @@
+"""A head's rows times a page of keys or values, in the CPU's vectors.
+
+By "fma" numbers are multiplied as float32, by "dot" pairs of bfloat16 (`tiles.BY`): of a
+key and a query two that lie side by side, of values and weights those of two keys.
+"""
+
+from typing import Any
+
+from numba import types
+from numba.extending import overload
+
+from csd.cpu.attention_room import PAGE
+from csd.cpu.blocks import pair, round_pairs, turn, widen
+from csd.cpu.compiled import loop
+from csd.cpu.lanes import BLOCK, WIDTH
+from csd.cpu.numbers import read
+from csd.cpu.row_sums import add_eight_rows, add_four_rows
+
+
+@loop
+def score_keys(keys, h, low, high, at, query, score, work, by):
+    """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten.
+
+    By "dot" keys and query hold pairs in the place of float32. work: of `room`.
+    """
+    tile, (count, K, D) = work[0], keys.shape
+    whole = D // BLOCK * BLOCK
+    for j in range(0, count, BLOCK):
+        for d in range(0, whole, BLOCK):
+            turn(keys, (j * K + h) * D + d, K * D, count - 1 - j, tile, d * PAGE + j, PAGE)
+    for j in range(count):
+        for d in range(whole, D):
+            tile[d * PAGE + j] = read(keys[j, h, d])
+    for i in range(low, high):
+        score[i, at : at + -(-count // BLOCK) * BLOCK] = 0
+    _add_product(query, low, high, 0, D, tile, PAGE, count, score, at, by)
+
+
+def add_values(
+    values: Any, h: int, low: int, high: int, at: int, weight: Any, sums: Any, work: Any, by: Any
+) -> None:
+    """sums[low:high] += weight[low:high, at : at + len(values)] times values, key after key.
+
+    By "dot" weights are rounded to bfloat16, into pairs. The key that comes first is the odd one of
+    its pair, whose product is added first, so where pairs begin changes no sum.
+    """
+
+
+@overload(add_values)
+def _add_values(values, h, low, high, at, weight, sums, work, by):
+    add = _add_pairs if by.dtype == types.uint16 else _add_numbers
+    return lambda values, h, low, high, at, weight, sums, work, by: add(
+        values, h, low, high, at, weight, sums, work, by
+    )
+
+
+@loop
+def _add_numbers(values, h, low, high, at, weight, sums, work, by):
+    tile, (count, K, D) = work[0], values.shape
+    wide, whole = sums.shape[1], D // BLOCK * BLOCK
+    for j in range(count):
+        for d in range(0, whole, BLOCK):
+            widen(values, (j * K + h) * D + d, tile, j * wide + d)
+        for d in range(whole, D):
+            tile[j * wide + d] = read(values[j, h, d])
+    _add_product(weight, low, high, at, count, tile, wide, D, sums, 0, by)
+
+
+@loop
+def _add_pairs(values, h, low, high, at, weight, sums, work, by):
+    tile, pairs = work
+    count, D = values.shape[0], values.shape[2]
+    wide, columns = sums.shape[1], weight.shape[1]
+    _pair_values(values, h, tile, wide)
+    for i in range(low, high):
+        for j in range(0, count, 2 * BLOCK):
+            round_pairs(weight, i * columns + at + j, count - j, pairs, (i * PAGE + j) // 2)
+    _add_product(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, by)
+
+
+@loop
+def _pair_values(values, h, tile, wide):
+    """tile[j / 2, d] = the values of keys j and j + 1; of zero behind the last one."""
+    count, K, D = values.shape
+    for j in range(0, count, 2):
+        stride = K * D if j + 1 < count else 0
+        for d in range(0, D, BLOCK):
+            pair(values, (j * K + h) * D + d, stride, tile, j // 2 * wide + d)
+
+
+@loop
+def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at, by):
+    """y[low:high, y_at:] += x[low:high, x_at:] tile, a term after another, each rounded once.
+
+    x: `terms` numbers a row; tile: [terms, wide], of which `columns` are taken. The sums of four
+    rows stay in registers, or in the last blocks of columns those of eight.
+    """
+    # three blocks of eight rows take less time than four of four
+    whole = (columns + BLOCK - 1) // WIDTH * WIDTH
+    for i in range(low, high, 4):
+        for at in range(0, whole, WIDTH):
+            add_four_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at, by)
+    blocks = (columns - whole + BLOCK - 1) // BLOCK
+    if blocks > 0:
+        for i in range(low, high, 8):
+            add_eight_rows(blocks, x, i, high, x_at, terms, tile, wide, whole, y, y_at + whole, by)

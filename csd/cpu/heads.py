@@ -1,0 +1,159 @@
+"""Verification's passes over whole rows of logits: one to find a row's head, one for its sum."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numba import prange
+
+from csd.cpu.compiled import loop
+from csd.cpu.numbers import LIKE, added, exp, memory, peak, read, readable, require
+from csd.cpu.threads import by_threads
+from csd.kernels.verify.constants import HEAD_WIDTH
+from csd.kernels.verify.passes import Heads
+from csd.kernels.verify.reference_rows import heads_ref
+from csd.state.slots import Slots
+
+# numbers of a row at a time
+PIECE = 256
+# tokens of a head that a first look has room for
+MOST = 1024
+
+
+@by_threads
+def _heads(
+    shape,  # R, V, W
+    x,  # [R, V]
+    temperature,  # [R]
+    token,  # [R, W], written
+    score,  # [R, W], written
+    count,  # [R], written: the head's tokens, all of them
+    rest,  # [R], written: sum of exp of the others
+    like,
+):
+    R, V, _ = shape
+    kind = type(temperature[0])
+    for m in prange(R):
+        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
+        most = row_peak(row, z)
+        count[m], rest[m] = row_head(row, most, temperature[m], token[m], score[m], z)
+
+
+@by_threads
+def _log_sum(
+    shape,  # R, V
+    x,  # [R, V]
+    out,  # [R], written: log sum exp x
+    like,
+):
+    R, V = shape
+    kind = type(out[0])
+    for m in prange(R):
+        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
+        out[m] = row_log_sum(row, row_peak(row, z), z)
+
+
+@loop
+def row_head(
+    row,  # [V]
+    most,  # its `row_peak`
+    temperature,
+    token,  # [W], written
+    score,  # [W], written
+    z,  # [PIECE] to work in, of the temperature's type
+):
+    """How many tokens a row's head has, of which the first W are written; exp of the others."""
+    kind = type(temperature)
+    low, zero = kind(-HEAD_WIDTH), kind(0)
+    most = most / temperature
+    found, total = 0, zero
+    for at in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - at)
+        part = row[at : at + width]
+        for j in range(width):
+            z[j] = read(part[j]) / temperature - most
+        z[width:] = -np.inf
+        if not peak(z) < low:
+            for j in range(width):
+                if z[j] >= low:
+                    if found < token.shape[0]:
+                        token[found], score[found] = at + j, z[j]
+                    found += 1
+        for j in range(PIECE):
+            z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
+        total += added(z)
+    return found, total
+
+
+@loop
+def row_log_sum(
+    row,  # [V]
+    most,  # its `row_peak`
+    z,  # [PIECE] to work in, of the sum's type
+):
+    """log sum exp of a row."""
+    total = type(z[0])(0)
+    for at in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - at)
+        part = row[at : at + width]
+        for j in range(width):
+            z[j] = read(part[j]) - most
+        z[width:] = -np.inf
+        for j in range(PIECE):
+            z[j] = exp(z[j])
+        total += added(z)
+    return np.log(total) + most
+
+
+@loop
+def row_peak(row, z):
+    """The largest of a row; z: [PIECE] to work in."""
+    most = read(row[0])
+    for at in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - at)
+        part = row[at : at + width]
+        for j in range(width):
+            z[j] = read(part[j])
+        most = max(most, peak(z[:width]))
+    return most
+
+
+def heads(
+    x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
+) -> Heads:
+    """`heads_ref`, of rows that have filters or long heads as it does."""
+    require(readable(x), "verify", x)
+    R, V = x.shape
+    token = torch.empty(R, min(MOST, V), dtype=torch.long)
+    score, count = torch.empty(token.shape, dtype=temperature.dtype), torch.empty_like(s)
+    rest = torch.empty_like(temperature)
+    x = x.contiguous()
+    _heads(
+        x.numel(), (R, V, token.shape[1]), x.data_ptr(), temperature.numpy(), token.numpy(),
+        score.numpy(), count.numpy(), rest.numpy(), LIKE[x.dtype],
+    )  # fmt: skip
+    other = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
+    other = (other & ~greedy) | (count > token.shape[1])
+    width = max(int(torch.where(other, 0, count).max()), 1) if R else 1
+    hidden = torch.arange(width) >= count[:, None]
+    token = token[:, :width].masked_fill_(hidden, V)
+    score = score[:, :width].masked_fill_(hidden, -torch.inf)
+    if bool(other.any()):
+        at = other.nonzero()[:, 0]
+        found = heads_ref(x[at], temperature[at], slots, s[at], greedy[at])
+        wide = max(found.token.shape[1], width)
+        token = F.pad(token, (0, wide - width), value=V)
+        score = F.pad(score, (0, wide - width), value=-torch.inf)
+        more = (0, wide - found.token.shape[1])
+        token[at] = F.pad(found.token, more, value=V)
+        score[at] = F.pad(found.score, more, value=-torch.inf)
+        rest[at] = found.rest_mass
+    return Heads(token, score, rest)
+
+
+def log_sum(x: torch.Tensor) -> torch.Tensor:
+    """`log_sum_ref`."""
+    require(readable(x), "verify", x)
+    out = torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
+    x = x.contiguous()
+    _log_sum(x.numel(), tuple(x.shape), x.data_ptr(), out.numpy(), LIKE[x.dtype])
+    return out

@@ -1,0 +1,49 @@
+"""The loops of a layer for other loops, each in one thread or in several."""
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+from numba.extending import overload
+
+from csd.cpu.attention import _attend
+from csd.cpu.layers import _rms_norm, _rotary, _swiglu
+from csd.cpu.plain import _product as _plain
+from csd.cpu.products import _product
+from csd.cpu.threads import ByThreads
+
+
+def either(by: ByThreads) -> Callable:
+    """What loops call with `many`, whether in several threads, and then the arguments of `by`.
+
+    many: None in a process of one thread, which then does not compile what several threads run.
+    """
+    alone, together = by.alone, by.together
+
+    def run(many: bool | None, *args: Any) -> None:
+        raise NotImplementedError("loops call it")
+
+    @overload(run, strict=False)
+    def choose(many, *args):
+        if isinstance(many, types.NoneType):
+            return lambda many, *args: alone(*args)
+        return lambda many, *args: together(*args) if many else alone(*args)
+
+    return run
+
+
+norm_alone = _rms_norm.alone
+norm, rotary, swiglu = either(_rms_norm), either(_rotary), either(_swiglu)
+attention, laid_out, as_it_lies = either(_attend), either(_product), either(_plain)
+
+
+def product(plain: bool | None, many: bool | None, *args: Any) -> None:
+    """plain: None where weights are laid out for products: the other kind is not compiled then."""
+    raise NotImplementedError("loops call it")
+
+
+@overload(product, strict=False)
+def _choose(plain, many, *args):
+    if isinstance(plain, types.NoneType):
+        return lambda plain, many, *args: laid_out(many, *args)
+    return lambda plain, many, *args: as_it_lies(many, *args)

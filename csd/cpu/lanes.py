@@ -1,0 +1,118 @@
+"""Several numbers in one value, as LLVM's vectors: what numba's own loops do not keep in registers.
+
+LLVM makes instructions of the CPU at hand of them, on any CPU. Arrays are flat, in one piece, and
+an index is taken as it is: a negative one is not from the end.
+"""
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import config, types
+from numba.core.datamodel import models
+from numba.extending import intrinsic, register_model
+
+from csd.cpu.vectors import BYTE, add_product, prefetch, splat
+
+# numbers side by side: four rows of sums of as many fill the registers
+FEATURES = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
+CPU: str = llvm.get_host_cpu_name()
+WIDTH = 64 if "+avx512f" in FEATURES else 16
+# keys and numbers of a head that are turned at once
+BLOCK = 16
+
+FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+
+
+class Lanes(types.Type):
+    """`count` numbers of a dtype."""
+
+    def __init__(self, dtype: types.Type, count: int):
+        self.dtype, self.count = dtype, count
+        super().__init__(f"lanes({dtype}, {count})")
+
+
+@register_model(Lanes)
+class LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, lanes: Lanes):
+        super().__init__(manager, lanes, ir.VectorType(FLOATS[lanes.dtype], lanes.count))
+
+
+@intrinsic
+def lanes(typing_context, x, at):
+    """x[at : at + WIDTH]"""
+    return _lanes(x, WIDTH)
+
+
+@intrinsic
+def block(typing_context, x, at):
+    """x[at : at + BLOCK]"""
+    return _lanes(x, BLOCK)
+
+
+def _lanes(x: types.Array, count: int) -> tuple[Any, Any]:
+    found = Lanes(x.dtype, count)
+
+    def generate(context, builder, signature, args):
+        return load(context, builder, x, *args, context.get_value_type(found))
+
+    return found(x, types.intp), generate
+
+
+@intrinsic
+def put(typing_context, value, x, at):
+    """x[at : at + WIDTH] = value"""
+
+    def generate(context, builder, signature, args):
+        store(context, builder, x, *args[1:], args[0])
+        return context.get_dummy_value()
+
+    return types.none(value, x, types.intp), generate
+
+
+@intrinsic
+def add_multiple(typing_context, total, x, row):
+    """total + x row for a number x, rounded once."""
+
+    def generate(context, builder, signature, args):
+        number = splat(builder, args[1], total.count)
+        return add_product(builder, args[0], number, args[2])
+
+    return total(total, row.dtype, row), generate
+
+
+@intrinsic
+def fetch(typing_context, x, at):
+    """Asks for the cache line of x[at], which is read next."""
+    return _fetch(x, level=1)
+
+
+@intrinsic
+def fetch_early(typing_context, x, at):
+    """`fetch` of more than a first level of caches keeps until it is read."""
+    return _fetch(x, level=2)
+
+
+def _fetch(x: types.Array, level: int) -> tuple[Any, Any]:
+    def generate(context, builder, signature, args):
+        prefetch(builder, pointer(context, builder, x, *args, BYTE), level)
+        return context.get_dummy_value()
+
+    return types.none(x, types.intp), generate
+
+
+def load(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, vector: Any) -> Any:
+    return builder.load(pointer(context, builder, kind, x, at, vector), align=_bytes(kind))
+
+
+def store(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, value: Any) -> None:
+    builder.store(value, pointer(context, builder, kind, x, at, value.type), align=_bytes(kind))
+
+
+def pointer(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, vector: Any) -> Any:
+    array = context.make_array(kind)(context, builder, x)
+    return builder.bitcast(builder.gep(array.data, [at]), vector.as_pointer())
+
+
+def _bytes(kind: types.Array) -> int:
+    return kind.dtype.bitwidth // 8

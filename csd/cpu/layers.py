@@ -1,0 +1,194 @@
+"""RMS norm, rotary embedding and SwiGLU, one call each; the formulas are in `csd/kernels`.
+
+Not in float64: there a norm's statistics, which are float32 in any dtype, are what differs most
+from transformers', and the reference adds them up as transformers does.
+"""
+
+import numpy as np
+import torch
+from numba import prange
+
+from csd.cpu.compiled import any_order, loop
+from csd.cpu.numbers import LIKE, exp, memory, read, readable, require, rounded
+from csd.cpu.threads import by_threads
+
+LOW = (torch.bfloat16, torch.float32)
+# an exponential takes as long as so many other numbers
+EXP = 4
+
+
+@any_order
+def _squares(x):
+    total = np.float32(0)
+    for j in range(x.shape[0]):
+        total += x[j] * x[j]
+    return total
+
+
+@by_threads
+def _rms_norm(
+    R,
+    F,
+    x,  # [R, F]
+    residual,  # [R, F], or 0 for none
+    weight,  # [F]
+    eps,
+    y,  # [R, F], written
+    total,  # [R, F], written where there is a residual
+    like,
+):
+    for m in prange(R):
+        row = m * F * like.itemsize
+        x_m, y_m = memory(x + row, F, like), memory(y + row, F, like)
+        scale, wide = memory(weight, F, like), np.empty(F, np.float32)
+        if residual:
+            r_m, total_m = memory(residual + row, F, like), memory(total + row, F, like)
+            # `total` may be `residual`: a loop that writes what it reads does not become vectors
+            for j in range(F):
+                wide[j] = read(rounded(read(x_m[j]) + read(r_m[j]), like))
+            for j in range(F):
+                total_m[j] = rounded(wide[j], like)
+        else:
+            for j in range(F):
+                wide[j] = read(x_m[j])
+        length = np.float32(1) / np.sqrt(_squares(wide) / np.float32(F) + eps)
+        for j in range(F):
+            y_m[j] = rounded(read(scale[j]) * read(rounded(wide[j] * length, like)), like)
+
+
+def norms(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> bool:
+    return x.dtype in LOW and readable(x, weight, residual)
+
+
+def rms_norm(
+    x: torch.Tensor,  # [.., F]
+    weight: torch.Tensor,  # [F]
+    eps: float,
+    residual: torch.Tensor | None = None,  # [.., F]
+    rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm_ref`. Raises TypeError for tensors that loops do not read."""
+    require(norms(x, weight, eps, residual), "rms_norm", x, weight, residual)
+    if rows is not None:
+        x = torch.nn.functional.embedding(rows.clamp(min=0), x)
+    x, weight, F = x.contiguous(), weight.contiguous(), x.shape[-1]
+    y, total, other = torch.empty_like(x), x, 0
+    if residual is not None:
+        total, residual = torch.empty_like(x), residual.contiguous()
+        other = residual.data_ptr()
+    _rms_norm(
+        x.numel(), x.numel() // F, F, x.data_ptr(), other, weight.data_ptr(), np.float32(eps),
+        y.data_ptr(), total.data_ptr(), LIKE[x.dtype],
+    )  # fmt: skip
+    return y, total
+
+
+@by_threads
+def _rotary(
+    shape,  # M, H, K, D
+    q,  # [M, H, D]
+    k,  # [M, K, D]
+    v,  # [M, K, D]
+    strides,  # of a row of each
+    position,  # [M] int32
+    cos,  # [positions, D]
+    sin,  # [positions, D]
+    out,  # [M, H, D], written
+    node_k,  # [M, K, D], written
+    node_v,  # [M, K, D], written
+    like,
+):
+    M, H, K, D = shape
+    size = like.itemsize
+    for m in prange(M):
+        turn = position[m] * D * size
+        c, s = memory(cos + turn, D, like), memory(sin + turn, D, like)
+        for h in range(H):
+            _rotate(q + (m * strides[0] + h * D) * size, c, s, out + (m * H + h) * D * size, like)
+        for h in range(K):
+            at, to = h * D * size, (m * K + h) * D * size
+            _rotate(k + m * strides[1] * size + at, c, s, node_k + to, like)
+            given = memory(v + m * strides[2] * size + at, D, like)
+            written = memory(node_v + to, D, like)
+            for j in range(D):
+                written[j] = given[j]
+
+
+@loop
+def _rotate(x, cos, sin, y, like):
+    D, half = cos.shape[0], cos.shape[0] // 2
+    behind = half * like.itemsize
+    low, high = memory(x, half, like), memory(x + behind, half, like)
+    y_low, y_high = memory(y, half, like), memory(y + behind, half, like)
+    cos_h, sin_h = cos[half:D], sin[half:D]
+    for j in range(half):
+        turned = read(rounded(read(low[j]) * read(cos[j]), like))
+        y_low[j] = rounded(turned - read(high[j]) * read(sin[j]), like)
+    for j in range(half):
+        turned = read(rounded(read(high[j]) * read(cos_h[j]), like))
+        y_high[j] = rounded(turned + read(low[j]) * read(sin_h[j]), like)
+
+
+def rotates(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    *dense: torch.Tensor,
+) -> bool:
+    """Whether the loop reads `rotary`'s tensors: a row's heads lie side by side."""
+    rows = all(x.stride()[1:] == (x.shape[2], 1) or not x.numel() for x in (q, k, v))
+    whole = rows and all(x.is_contiguous() for x in (position, *dense))
+    return q.dtype in LOW and whole and readable(q, k, v, *dense)
+
+
+def rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+) -> torch.Tensor:
+    """`rotary_ref`. Raises TypeError for tensors that loops do not read."""
+    given = q, k, v, position, cos, sin, node_k, node_v
+    require(rotates(*given), "rotary", *given)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    _rotary(
+        q.numel(), (*q.shape[:2], *k.shape[1:]), q.data_ptr(), k.data_ptr(), v.data_ptr(),
+        (q.stride(0), k.stride(0), v.stride(0)), position.numpy(), cos.data_ptr(), sin.data_ptr(),
+        out.data_ptr(), node_k.data_ptr(), node_v.data_ptr(), LIKE[q.dtype],
+    )  # fmt: skip
+    return out
+
+
+@by_threads
+def _swiglu(R, F, gate_up, y, like):
+    size = F * like.itemsize
+    for m in prange(R):
+        given = gate_up + 2 * m * size
+        gates, ups = memory(given, F, like), memory(given + size, F, like)
+        y_m = memory(y + m * size, F, like)
+        for j in range(F):
+            gate = read(gates[j])
+            silu = read(rounded(gate / (exp(-gate) + np.float32(1)), like))
+            y_m[j] = rounded(silu * read(ups[j]), like)
+
+
+def gates(gate_up: torch.Tensor) -> bool:
+    return gate_up.dtype in LOW and readable(gate_up)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """`swiglu_ref`. Raises TypeError for a tensor that loops do not read."""
+    require(gates(gate_up), "swiglu", gate_up)
+    F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
+    y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)
+    _swiglu(
+        EXP * y.numel(), y.numel() // F, F, gate_up.data_ptr(), y.data_ptr(), LIKE[y.dtype],
+    )  # fmt: skip
+    return y

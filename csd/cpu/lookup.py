@@ -1,0 +1,57 @@
+"""Contexts of the consensus graph, found as `csd.kernels.graph_lookup` describes."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from csd.cpu.compiled import loop
+from csd.kernels.graph_lookup import FINAL_FACTOR, GROUP_FACTOR, TOKEN_FACTORS
+
+TWO, HIGH, LAST = np.int32(2), np.int64(32), np.int64(29)
+
+
+@lru_cache
+def order_sizes(orders: tuple[int, ...]) -> np.ndarray:
+    """`orders` as loops read them."""
+    return np.array(orders, np.int64)
+
+
+@loop
+def hash_prefix(owner, context, orders, code):
+    """Writes the hashes [O] of a context [N], latest token first, of orders [O] that ascend.
+
+    owner: the group's key. All hashes are `hash_contexts`'s, also of tokens before the start.
+    """
+    z, n = np.int64(owner) * GROUP_FACTOR, 0
+    for o in range(orders.shape[0]):
+        for i in range(n, orders[o]):
+            # the sum is a token's int32, as the references have it
+            z += np.int64(np.int32(context[i] + TWO)) * TOKEN_FACTORS[i]
+        n = orders[o]
+        mixed = (z ^ (z >> HIGH)) * FINAL_FACTOR
+        code[o] = mixed ^ (mixed >> LAST)
+
+
+@loop
+def find_entry(
+    entry_group,  # [C]
+    entry_hash,  # [C]
+    entry_tokens,  # [C, N]
+    ways,
+    owner,
+    context,  # [N], of which the first `order` are the context's
+    order,
+    code,
+):
+    """The entry of a context with the hash `code`, or -1 where it has none: `find_contexts`."""
+    base = (code & (entry_hash.shape[0] // ways - 1)) * ways
+    for entry in range(base, base + ways):
+        if entry_hash[entry] == code:
+            # the first of this hash decides
+            if entry_group[entry] != owner:
+                return -1
+            for i in range(entry_tokens.shape[1]):
+                if entry_tokens[entry, i] != (context[i] if i < order else -1):
+                    return -1
+            return entry
+    return -1

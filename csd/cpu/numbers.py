@@ -1,0 +1,169 @@
+"""Numbers in numba's loops: what they are read as, how they are rounded, and exp.
+
+numba has no bfloat16. Its bits are the upper half of a float32's, so tensors of it are read as
+uint16 and rounded to the nearest, ties to even, as PyTorch does.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, types
+from numba.extending import intrinsic, overload, register_jitable
+
+from csd.cpu.compiled import any_order, loop
+from csd.cpu.exponential import exponential
+
+# by the dtypes that loops read, an array of it
+LIKE = {
+    torch.bfloat16: np.empty(0, np.uint16),
+    torch.float32: np.empty(0, np.float32),
+    torch.float64: np.empty(0, np.float64),
+}
+
+# tensors with memory; others stand for some that is elsewhere, or not there yet
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether loops read the memory of all tensors as one dtype."""
+    given = (x, *(y for y in others if y is not None))
+    return x.dtype in LIKE and all(
+        y.dtype == x.dtype and type(y) in PLAIN and y.is_cpu for y in given
+    )
+
+
+def require(served: bool, name: str, *tensors: torch.Tensor | None) -> None:
+    """Raises TypeError where a loop does not read the tensors of its operation."""
+    if not served:
+        given = ", ".join(_described(x) for x in tensors if x is not None)
+        raise TypeError(
+            f"{name} of kernels='cpu' takes tensors of a CPU in one dtype, bfloat16, float32 or, "
+            f"but for a norm, rotary embedding and SwiGLU, float64, got {given}"
+        )
+
+
+def _described(x: torch.Tensor) -> str:
+    dtype = str(x.dtype).removeprefix("torch.")
+    kind = "" if type(x) in PLAIN else f" {type(x).__name__}"
+    return f"{dtype}{kind} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
+
+
+def on_host(*tensors: torch.Tensor) -> bool:
+    """Whether loops read the memory of all tensors, whatever their dtypes."""
+    return all(type(x) in PLAIN and x.is_cpu for x in tensors)
+
+
+@register_jitable
+def memory(address, shape, like):
+    """The array at an address, of a shape and of the dtype of the array `like`.
+
+    Loops are given addresses: numpy's array of a tensor takes longer to make than a row's norm.
+    """
+    return carray(_pointer(address, like), shape)
+
+
+@intrinsic
+def _pointer(typing_context, address, like):
+    kind = types.CPointer(like.dtype)
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(kind))
+
+    return kind(types.intp, like), generate
+
+
+def read(x: Any) -> Any:
+    """A number of an array: float32, or float64 where the array is."""
+
+
+def rounded(value: Any, like: Any) -> Any:
+    """`value` as a number of the array `like`."""
+
+
+def exp(x: Any) -> Any:
+    """e^x; of float32 as `exponential.py` has it."""
+
+
+def ordered(x: Any) -> Any:
+    """An integer for each number, larger for larger ones: a compiler makes vectors of these."""
+
+
+def number(x: Any) -> Any:
+    """What `ordered` was given."""
+
+
+@overload(ordered)
+def _ordered(x):
+    if x == types.float64:
+        return lambda x: _flip_double(np.float64(x).view(np.int64))
+    return lambda x: _flip_single(np.float32(x).view(np.int32))
+
+
+@overload(number)
+def _number(x):
+    if x == types.int64:
+        return lambda x: np.int64(_flip_double(np.int64(x))).view(np.float64)
+    return lambda x: np.int32(_flip_single(np.int32(x))).view(np.float32)
+
+
+@register_jitable
+def _flip_single(bits):
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@register_jitable
+def _flip_double(bits):
+    return np.int64(bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF)))
+
+
+@overload(read)
+def _read(x):
+    if x == types.uint16:
+        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    return lambda x: x
+
+
+@overload(rounded)
+def _rounded(value, like):
+    if like.dtype == types.float64:
+        return lambda value, like: np.float64(value)
+    if like.dtype == types.float32:
+        return lambda value, like: np.float32(value)
+
+    def bfloat16(value, like):
+        bits = np.float32(value).view(np.uint32)
+        odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
+        up = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+        return np.uint16(up) if value == value else np.uint16(0x7FC0)
+
+    return bfloat16
+
+
+@overload(exp)
+def _exp(x):
+    return (lambda x: _exp_single(x)) if x == types.float32 else lambda x: np.exp(x)
+
+
+@intrinsic
+def _exp_single(typing_context, x):
+    return x(x), lambda context, builder, signature, args: exponential(builder, args[0])
+
+
+@loop
+def peak(x):
+    """The largest of x, or NaN where there is one that is positive."""
+    most = ordered(x[0])
+    for j in range(1, x.shape[0]):
+        value = ordered(x[j])
+        most = value if value > most else most
+    return number(most)
+
+
+@any_order
+def added(x):
+    """The sum of x, in an order that its length decides."""
+    total = x[0]
+    for j in range(1, x.shape[0]):
+        total += x[j]
+    return total

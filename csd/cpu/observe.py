@@ -1,0 +1,97 @@
+"""What a step observed, in one call; the reference is `observe_ref`."""
+
+import numpy as np
+import torch
+
+from csd.cpu.compiled import loop
+from csd.cpu.numbers import on_host, require
+from csd.kernels.observe import GROUP_SLOTS, SUCCESSORS, Observed, observed_rows
+from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import TOP, Verdict
+
+
+@loop
+def observe_rows(
+    slot,  # [M]
+    depth,  # [M]
+    context,  # [M, N]
+    group,  # [S]
+    sample_index,  # [S]
+    group_key,  # [G]
+    step,  # [S]
+    sample,  # [M]
+    top_token,  # [M, TOP]
+    top_prob,  # [M, TOP]
+    accept_row,  # [S, A]
+    soft,
+    hard,
+    out_key,  # [M + S], written, and so are the others
+    out_context,  # [M + S, N]
+    token,  # [M + S, SUCCESSORS]
+    weight,  # [M + S, SUCCESSORS]
+    total,  # [M + S]
+    bit,  # [M + S]
+):
+    M, S = slot.shape[0], group.shape[0]
+    for r in range(M):
+        s = max(slot[r], 0)
+        out_context[r] = context[r]
+        known, drawn = False, np.int64(0)
+        for u in range(TOP):
+            # float64 holds the product exactly: one rounding
+            top = np.int64(np.rint(np.float64(top_prob[r, u]) * soft))
+            token[r, u], weight[r, u] = top_token[r, u], top
+            known |= top != 0
+        if accept_row[s, depth[r]] == r:
+            drawn = hard if known else soft
+        left = drawn
+        for u in range(TOP):
+            if top_token[r, u] == sample[r]:
+                weight[r, u] += drawn
+                left -= drawn
+        token[r, TOP], weight[r, TOP] = sample[r], left
+        total[r] = drawn + (soft if known else 0)
+        _whose(r, s, group, group_key, sample_index, total, out_key, bit)
+
+    # slots of each group that have a path, and those of them that came before; -1 is a group too
+    mates, before = np.zeros(group_key.shape[0] + 1, np.int64), np.zeros(S, np.int64)
+    for s in range(S):
+        before[s] = mates[group[s] + 1]
+        mates[group[s] + 1] += accept_row[s, 0] >= 0
+    for s in range(S):
+        r = M + s
+        out_context[r] = -1
+        out_context[r, 0] = ANY
+        turns = max((mates[group[s] + 1] + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+        tells, total[r] = (step[s] + before[s]) % turns == 0, 0
+        for u in range(SUCCESSORS):
+            row = accept_row[s, u]
+            told = WEIGHT_ONE if row >= 0 and tells else 0
+            token[r, u], weight[r, u] = sample[max(row, 0)], told
+            total[r] += told
+        _whose(r, s, group, group_key, sample_index, total, out_key, bit)
+
+
+@loop
+def _whose(r, s, group, group_key, sample_index, total, key, bit):
+    key[r] = group_key[max(group[s], 0)] if total[r] > 0 else -1
+    bit[r] = sample_index[s] % SAMPLE_BITS
+
+
+def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> tuple[torch.Tensor, ...]:
+    """What the loop reads of a step, in its order."""
+    return (
+        pool.slot, pool.depth, pool.context, slots.group, slots.sample, slots.group_key,
+        slots.step, verdict.sample, verdict.top_token, verdict.top_prob, verdict.accept_row,
+    )  # fmt: skip
+
+
+def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
+    """`observe_ref`."""
+    given = observed_tensors(pool, slots, verdict)
+    require(on_host(*given), "observe", *given)
+    out, read = observed_rows(pool, slots), (x.contiguous().numpy() for x in given)
+    observe_rows(*read, config.soft_weight, config.hard_weight, *(x.numpy() for x in out))
+    return out

@@ -1,0 +1,52 @@
+"""The loops as implementations of the public operations: `csd.kernels` runs them on a CPU."""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from csd.cpu.attention import tree_attention
+from csd.cpu.commit_kv import commit_kv, commits
+from csd.cpu.draft_tree import draft_tree
+from csd.cpu.graph_insert import graph_insert
+from csd.cpu.layers import gates, norms, rms_norm, rotary, rotates, swiglu
+from csd.cpu.numbers import on_host, readable
+from csd.cpu.observe import observe, observed_tensors
+from csd.cpu.passes import PASSES
+from csd.kernels import observe as observe_module
+from csd.kernels.draft_tree import with_config
+from csd.kernels.graph_insert import on_table
+from csd.kernels.operator import OPERATIONS
+from csd.kernels.rms_norm import first_of
+from csd.kernels.verify import verify_ref
+
+
+def _register(name: str, takes: Callable[..., bool], loop: Callable) -> None:
+    found = OPERATIONS[name]
+    found.takes, found.loop = takes, loop
+
+
+@wraps(tree_attention)
+def _attend(*args: Any) -> None:
+    *keys, layout, scale, _work, out = args
+    tree_attention(*keys, **layout._asdict(), scale=scale, out=out)
+
+
+_register("rms_norm", norms, first_of(rms_norm))
+_register("add_rms_norm", norms, rms_norm)
+_register("rotary", rotates, rotary)
+_register("swiglu", gates, swiglu)
+_register("tree_attention", lambda *args: readable(*args[:5]), _attend)
+_register("commit_kv", lambda *args: commits(*args[:4]), commit_kv)
+_register(
+    "verify", lambda logits, pool, slots: readable(logits), partial(verify_ref, passes=PASSES)
+)
+_register("draft_tree", lambda table, slots, *others: on_host(slots.live), with_config(draft_tree))
+_register(
+    "observe",
+    lambda pool, slots, verdict, *weights: on_host(*observed_tensors(pool, slots, verdict)),
+    observe_module.with_config(observe),
+)
+_register(
+    "graph_insert", lambda table, ways, *rows_and_orders: on_host(table["step"]),
+    on_table(graph_insert),
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""A head's rows times all pages of a table, each of which is fetched while the one before is read.
+
+All heads of a token lie side by side, so a page's are taken one after another.
+"""
+
+import numpy as np
+
+from csd.cpu.attention_room import PAGE
+from csd.cpu.compiled import loop
+from csd.cpu.head_products import add_values, score_keys
+from csd.cpu.lanes import fetch_early
+from csd.cpu.vectors import LINE
+
+BYTES = np.empty(0, np.uint8)
+
+
+@loop
+def of_head(h, heads, rows):
+    """Where a head's rows begin and end; rows: where those of the first do, and how many it has."""
+    before = (h - heads[0]) * rows[2]
+    return before + rows[0], before + rows[1]
+
+
+@loop
+def page_of(pages, table, length, at):
+    """What the first `length` tokens have in the page of token `at`, from it on; empty behind."""
+    if at >= length:
+        return pages[0, :0]
+    within = at % PAGE
+    return pages[table[at // PAGE], within : min(PAGE, length - at + within)]
+
+
+@loop
+def _fetch(lines, h):
+    """Asks for the lines of a head's keys or values: a page's bytes."""
+    count, K, size = lines.shape
+    for t in range(count):
+        for byte in range(0, size, LINE):
+            fetch_early(lines, (t * K + h) * size + byte)
+
+
+@loop
+def score_pages(keys, tokens, then, heads, rows, at, query, score, work, by):
+    """`score_keys` of tokens: a table of pages, the first token, and the one behind the last.
+
+    keys: pages, and their bytes; then: bytes of the page that is read after these; rows: as
+    `of_head` takes them; at: of token 0. `add_pages` has the same.
+    """
+    table, done, last = tokens
+    while done < last:
+        page, follows = page_of(keys[0], table, last, done), (done // PAGE + 1) * PAGE
+        lines = page_of(keys[1], table, last, follows) if follows < last else then
+        for h in range(heads[0], heads[1]):
+            _fetch(lines, h)
+            low, high = of_head(h, heads, rows)
+            score_keys(page, h, low, high, at + done, query, score, work, by)
+        done = follows
+
+
+@loop
+def add_pages(values, tokens, then, heads, rows, at, weight, sums, work, by):
+    """`add_values` of them."""
+    table, done, last = tokens
+    while done < last:
+        page, follows = page_of(values[0], table, last, done), (done // PAGE + 1) * PAGE
+        lines = page_of(values[1], table, last, follows) if follows < last else then
+        for h in range(heads[0], heads[1]):
+            _fetch(lines, h)
+            low, high = of_head(h, heads, rows)
+            add_values(page, h, low, high, at + done, weight, sums, work, by)
+        done = follows

@@ -1,0 +1,8 @@
+"""The loops that verification is made of."""
+
+from csd.cpu.draws import draw
+from csd.cpu.heads import heads, log_sum
+from csd.cpu.paths import descend
+from csd.kernels.verify.passes import Passes
+
+PASSES = Passes(heads, log_sum, draw, descend)

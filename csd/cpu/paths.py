@@ -1,0 +1,79 @@
+"""The accepted paths of all slots, in one call; the reference is `descend_ref`."""
+
+import torch
+
+from csd.cpu.compiled import loop
+from csd.kernels.verify.passes import Paths
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.slots import Slots
+from csd.state.verdict import LENGTH, RUNNING, STOP
+
+
+@loop
+def _descend(
+    sample,  # [M]
+    token,  # [M]
+    parent,  # [M]
+    slot_start,  # [S]
+    slot_nodes,  # [S]
+    stop_ids,  # [S, I]
+    max_new,  # [S]
+    generated,  # [S]
+    accept_row,  # [S, A], written
+    accept_count,  # [S], written
+    finish,  # [S], written
+):
+    for s in range(slot_start.shape[0]):
+        accept_row[s] = -1
+        left, behind = max_new[s] - generated[s], slot_start[s] + slot_nodes[s]
+        row, count, end = slot_start[s] if slot_nodes[s] else -1, 0, False
+        while row >= 0 and count < left and not end:
+            accept_row[s, count] = row
+            count += 1
+            end = ends(sample[row], stop_ids[s])
+            row = child(token, parent, row, behind, sample[row])
+        accept_count[s] = count
+        finish[s] = finished(end, count == left) if slot_nodes[s] else RUNNING
+
+
+@loop
+def child(
+    token,  # [M]
+    parent,  # [M]
+    row,
+    behind,  # the row behind the slot's last one
+    drawn,
+):
+    """The child of a row that is the token it drew, or -1."""
+    # a parent precedes its children, which have different tokens
+    for other in range(row + 1, behind):
+        if parent[other] == row and token[other] == drawn:
+            return other
+    return -1
+
+
+@loop
+def ends(drawn, stop_ids):
+    """Whether a token ends its sample; -1 is none."""
+    found = False
+    for i in range(stop_ids.shape[0]):
+        found |= drawn >= 0 and drawn == stop_ids[i]
+    return found
+
+
+@loop
+def finished(end, full):
+    """How a slot stands whose path has an end token, or its last token."""
+    return STOP if end else LENGTH if full else RUNNING
+
+
+def descend(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
+    """`descend_ref`."""
+    S = slots.count
+    out = torch.empty(S, MAX_DEPTH + 1, dtype=torch.int32), *torch.empty(2, S, dtype=torch.int32)
+    given = (
+        sample, pool.token, pool.parent, pool.slot_start, pool.slot_nodes, slots.stop_ids,
+        slots.max_new, slots.generated,
+    )  # fmt: skip
+    _descend(*(x.contiguous().numpy() for x in (*given, *out)))
+    return out

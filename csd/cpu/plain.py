@@ -1,0 +1,76 @@
+"""x W^T + b of a few rows and a plain weight [N, K], as a user's module has it: nothing is copied.
+
+As in `products.py` a row's bits depend neither on other rows nor on the threads; but sums are taken
+in another order than there, so weights that are laid out have other bits.
+"""
+
+import numpy as np
+import torch
+from numba import prange
+
+from csd.cpu.compiled import loop
+from csd.cpu.dots import ROWS, dots
+from csd.cpu.numbers import memory, readable
+from csd.cpu.threads import by_threads
+from csd.cpu.tiles import COLUMNS, LANES
+
+DTYPES = (torch.bfloat16, torch.float32)
+# rows that are multiplied with a block of columns before the next one is read
+MOST = 12 * ROWS
+
+
+@by_threads
+def _product(
+    shape,  # M, N, K
+    x,  # [M, K]
+    apart,  # [M, K] float32, written
+    weight,  # [N, K]
+    bias,  # [N] float32, or 0 for none
+    y,  # [M, N], written
+    like,
+    by,  # one of `tiles.BY`
+):
+    M, N, K = shape
+    row = K * like.itemsize
+    steps = row // (4 * LANES)
+    source, width = x, row
+    if by.itemsize == 4 and like.itemsize == 2:
+        _lay_apart(M * K, x, apart)
+        source, width = apart, 4 * K
+    passes = -(-M // MOST)
+    most = -(-M // passes)
+    for top in range(0, M, most):
+        left = min(most, M - top)
+        tiles = -(-left // ROWS)
+        each = -(-left // tiles)
+        for c in prange(N // COLUMNS):
+            first = c * COLUMNS
+            start = bias + 4 * first if bias else 0
+            for t in range(tiles):
+                r = top + t * each
+                rows = min(each, left - t * each)
+                out = y + (r * N + first) * like.itemsize
+                at = source + r * width
+                dots(rows, steps, at, weight + first * row, start, out, N, like, by)
+
+
+@loop
+def _lay_apart(count, x, y):
+    """Of each 2 LANES numbers of bfloat16 the even ones, then the odd ones, as float32."""
+    words = memory(x, count // 2, np.empty(0, np.uint32))
+    to = memory(y, count, np.empty(0, np.uint32))
+    for first in range(0, count // 2, LANES):
+        given, even = words[first : first + LANES], to[2 * first : 2 * first + LANES]
+        odd = to[2 * first + LANES : 2 * first + 2 * LANES]
+        for j in range(LANES):
+            even[j] = np.uint32(given[j] << np.uint32(16))
+            odd[j] = given[j] & np.uint32(0xFFFF0000)
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether the loop multiplies a weight [N, K] as it lies in memory."""
+    if weight.dtype not in DTYPES or not readable(weight) or weight.layout != torch.strided:
+        return False
+    N, K = weight.shape
+    whole = N % COLUMNS == 0 and K * weight.itemsize % (4 * LANES) == 0
+    return whole and weight.is_contiguous()

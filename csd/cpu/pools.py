@@ -1,0 +1,182 @@
+"""A pool of roots, prices of nodes and a cut pool, a call each; references: `csd.state.pool`."""
+
+from dataclasses import fields
+
+import numpy as np
+import torch
+
+from csd.cpu.compiled import loop
+from csd.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
+from csd.cpu.numbers import on_host, require
+from csd.cpu.order import places_in_order
+from csd.kernels.draft_tree.launch import empty_pool
+from csd.state.pool import MOST_AHEAD, ROOT, Pool
+from csd.state.slots import Slots
+
+FIELDS = tuple(f.name for f in fields(Pool))
+
+
+def arrays(pool: Pool) -> tuple[np.ndarray, ...]:
+    return tuple([getattr(pool, name).numpy() for name in FIELDS])
+
+
+@loop
+def fill(
+    live,  # [L], by group
+    chosen,  # places of nodes, best first
+    node,
+    context,
+    head_start,
+    group,  # [S]
+    position,  # [S], of the roots
+    pool,  # the fields of a Pool, written
+):
+    """Puts the roots, which are the first nodes, and the chosen nodes into a pool."""
+    token, parent, slot, depth, at, ancestors, cost, source, contexts = pool[:9]
+    slot_start, slot_nodes, group_start = pool[9:]
+    L, used = live.shape[0], live.shape[0] + chosen.shape[0]
+    for s in range(slot_start.shape[0]):
+        slot_start[s], slot_nodes[s] = 0, 0
+    for i in range(L):
+        slot_nodes[live[i]] = 1
+    for i in chosen:
+        slot_nodes[node[i, SLOT]] += 1
+    row, g = 0, 0
+    for i in range(L):
+        while g <= group[live[i]]:
+            group_start[g] = row
+            g += 1
+        slot_start[live[i]] = row
+        row += slot_nodes[live[i]]
+    while g < group_start.shape[0]:
+        group_start[g] = row
+        g += 1
+    # rows of nodes, roots' first
+    row_of, filled = np.empty(node.shape[0], np.int64), np.zeros(slot_start.shape[0], np.int64)
+    for k in range(used):
+        i = k if k < L else chosen[k - L]
+        s = node[i, SLOT]
+        m = slot_start[s] + filled[s]
+        bit = np.int64(1) << filled[s]
+        filled[s] += 1
+        row_of[i] = m
+        token[m], slot[m], depth[m] = node[i, TOKEN], s, node[i, DEPTH]
+        at[m], source[m] = position[s] + node[i, DEPTH], node[i, SOURCE]
+        for n in range(context.shape[1]):
+            contexts[m, n] = context[i, n]
+        parent[m], ancestors[m], cost[m] = -1, bit, 0
+        if k >= L:
+            parent[m] = row_of[node[i, PARENT]]
+            ancestors[m] |= ancestors[parent[m]]
+            cost[m] = node[i, COST] - head_start[s]
+    for m in range(used, token.shape[0]):
+        token[m], parent[m], slot[m], depth[m], at[m] = -1, -1, -1, 0, 0
+        ancestors[m], cost[m], source[m] = 0, 0, ROOT
+        for n in range(context.shape[1]):
+            contexts[m, n] = -1
+
+
+def live_by_group(slots: Slots) -> np.ndarray:
+    """The live slots [L], in the order that a pool has them."""
+    live, group = slots.live.numpy().nonzero()[0], slots.group.numpy()
+    return live[group[live].argsort(kind="stable")]
+
+
+def root_positions(slots: Slots) -> np.ndarray:
+    """[S], of each slot's last committed token."""
+    return slots.prompt_len.numpy()[slots.group.numpy()] + slots.generated.numpy()
+
+
+def roots(slots: Slots, rows: int) -> Pool:
+    """`csd.state.pool.roots`, in `rows` >= live rows."""
+    given = slots.live, slots.group, slots.generated, slots.prompt_len, slots.context
+    require(on_host(*given), "roots", *given)
+    live = live_by_group(slots)
+    context = slots.context.numpy()[live]
+    node = np.zeros((live.size, 6), np.int64)
+    node[:, TOKEN], node[:, SLOT] = context[:, 0], live
+    node[:, PARENT], node[:, SOURCE] = -1, ROOT
+    pool = empty_pool(
+        rows, slots.count, slots.group_key.shape[0], context.shape[1], slots.live.device
+    )
+    none, no_start = np.empty(0, np.int64), np.zeros(slots.count, np.int64)
+    fill(
+        live, none, node, context, no_start, slots.group.numpy(), root_positions(slots),
+        arrays(pool),
+    )  # fmt: skip
+    return pool
+
+
+@loop
+def _prices(slot, depth, cost, live, generated, pace, priced, starts, costs):
+    """Writes priced [M], starts [S] and costs [M]; returns how many nodes are drafted."""
+    fewest, drafted = np.int64(1) << 40, 0
+    for s in range(live.shape[0]):
+        if live[s]:
+            fewest = min(fewest, np.int64(generated[s]))
+    for s in range(live.shape[0]):
+        ahead = pace[s] * (np.int64(generated[s]) - fewest)
+        starts[s] = min(max(ahead, 0), MOST_AHEAD) if live[s] else -1
+    for m in range(slot.shape[0]):
+        priced[m] = cost[m]
+        if depth[m] > 0:
+            priced[m] += starts[slot[m]]
+            costs[drafted] = priced[m]
+            drafted += 1
+    return drafted
+
+
+def prices(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
+    """`csd.state.pool.prices`."""
+    given = pool.slot, pool.depth, pool.cost, slots.live, slots.generated, slots.pace
+    require(on_host(*given), "prices", *given)
+    priced, costs = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
+    starts = np.empty(slots.count, np.int32)
+    drafted = _prices(*(x.numpy() for x in given), priced.numpy(), starts, costs)
+    paced = slots.count > 0 and bool(slots.pace.numpy()[0])
+    return priced, costs[:drafted].tolist(), starts.tolist() if paced else None
+
+
+@loop
+def _trim(rows, cost, given, out):
+    """Fields of a Pool; those of `out` are written, in `rows` rows."""
+    token, parent, slot, depth, position, ancestors, own, source, context = given[:9]
+    M, key = slot.shape[0], np.empty(slot.shape[0], np.int64)
+    for m in range(M):
+        key[m] = cost[m] if slot[m] >= 0 else np.int64(1) << 40
+    # of each row, how many before it are kept
+    before = np.zeros(M + 1, np.int64)
+    for m in places_in_order(key)[:rows]:
+        before[m + 1] = 1
+    for m in range(M):
+        before[m + 1] += before[m]
+    slot_start, _, group_start = given[9:]
+    to_token, to_parent, to_slot, to_depth, to_position, to_ancestors = out[:6]
+    to_own, to_source, to_context, to_start, to_nodes, to_group_start = out[6:]
+    for s in range(slot_start.shape[0]):
+        to_start[s], to_nodes[s] = before[slot_start[s]], 0
+    for g in range(group_start.shape[0]):
+        to_group_start[g] = before[group_start[g]]
+    for m in range(M):
+        r = before[m]
+        if before[m + 1] == r:
+            continue
+        to_token[r], to_slot[r], to_depth[r] = token[m], slot[m], depth[m]
+        to_position[r], to_ancestors[r] = position[m], ancestors[m]
+        to_own[r], to_source[r] = own[m], source[m]
+        to_parent[r] = before[parent[m]] if parent[m] >= 0 else -1
+        for n in range(context.shape[1]):
+            to_context[r, n] = context[m, n]
+        if slot[m] >= 0:
+            to_nodes[slot[m]] += 1
+
+
+def trim(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
+    """`csd.state.pool.trim`."""
+    if rows >= pool.rows:
+        return pool
+    require(on_host(cost, pool.token), "trim", cost, pool.token)
+    S, G = pool.slot_start.shape[0], pool.group_start.shape[0] - 1
+    out = empty_pool(rows, S, G, pool.context.shape[1], pool.token.device)
+    _trim(rows, cost.numpy(), arrays(pool), arrays(out))
+    return out

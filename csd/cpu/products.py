@@ -1,0 +1,137 @@
+"""x W^T + b of a few rows, in a loop that reads a weight once and holds several rows' sums.
+
+A sum of a row and a column is taken in the order of k: its bits depend neither on how many rows
+there are nor on the threads. By "fma" each product is rounded once, whatever the CPU's vectors are;
+"dot", an instruction for bfloat16, has an order of its own (`tiles.py`).
+
+A step's rows are few, so its time is that of reading the weights; those of a block of columns lie
+in the order in which they are read. `python -m bench.products` compares.
+"""
+
+import numpy as np
+import torch
+from numba import prange
+
+from csd.cpu import instruction
+from csd.cpu.blocks import turn
+from csd.cpu.compiled import loop
+from csd.cpu.lanes import BLOCK
+from csd.cpu.numbers import LIKE, memory, readable
+from csd.cpu.plain import _product as plain
+from csd.cpu.threads import by_threads
+from csd.cpu.tiles import BY, COLUMNS, LANES, ROWS, tile
+
+# rows that are multiplied with a block of columns before the next one is read
+MOST = 6 * ROWS
+# bytes between what is multiplied and what is asked for
+AHEAD = 4096
+
+
+@by_threads
+def _product(
+    shape,  # M, N, K
+    x,  # [M, K]
+    turned,  # [room(M, K)] float32, written: of the rows of each tile, [K, rows]
+    weight,  # [N / COLUMNS, K, COLUMNS], as `by_columns` lays it out
+    bias,  # [N] float32, or 0 for none
+    y,  # [M, N], written
+    like,
+    by,  # one of `tiles.BY`
+):
+    M, N, K = shape
+    in_pairs = by.itemsize == 2
+    # a row as numbers of float32, which is what pairs of bfloat16 are moved as
+    words = K // 2 if in_pairs else K
+    passes = -(-M // MOST)
+    most = -(-M // passes)
+    zeros = np.zeros(COLUMNS, np.float32)
+    size = COLUMNS * K * like.itemsize
+    for top in range(0, M, most):
+        left = min(most, M - top)
+        tiles = -(-left // ROWS)
+        each = -(-left // tiles)
+        source = x + top * K * like.itemsize
+        if in_pairs:
+            _turn_rows(left, each, words, source, turned, np.empty(0, np.float32))
+        else:
+            _turn_rows(left, each, K, source, turned, like)
+        for c in prange(N // COLUMNS):
+            block = weight + c * size
+            start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
+            for t in range(tiles):
+                first = t * each
+                rows = min(each, left - first)
+                # the lines further on in this block, or of each tile its share of the next one's
+                step = size // words // tiles
+                ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
+                out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
+                at = turned + first * words * 4
+                tile(rows, words, at, block, start, out, N, ahead, step, like, by)
+
+
+@loop
+def _turn_rows(rows, each, K, x, turned, like):
+    """Of `each` rows after another, [K, each] in float32."""
+    given = memory(x, rows * K, like)
+    to = memory(turned, rows * K + BLOCK, np.empty(0, np.float32))
+    for first in range(0, rows, each):
+        count = min(each, rows - first)
+        for k in range(0, K, BLOCK):
+            turn(given, first * K + k, K, count - 1, to, first * K + k * count, count)
+
+
+def room(rows: int, K: int, is_plain: bool) -> int:
+    """Numbers of float32 that the product of so many rows works in."""
+    return (rows if is_plain else min(rows, MOST)) * K + BLOCK
+
+
+def fits(weight: torch.Tensor, by: str | None = None) -> bool:
+    """Whether the loop multiplies a weight [N, K]; by: an instruction, else this CPU's."""
+    by = by or instruction(weight.dtype)
+    if by is None or not readable(weight):
+        return False
+    N, K = weight.shape
+    return N % COLUMNS == 0 and K % (BLOCK if by == "fma" else 2 * BLOCK) == 0
+
+
+def by_columns(weight: torch.Tensor, by: str | None = None) -> torch.Tensor:
+    """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it.
+
+    In bfloat16 two numbers lie side by side: by "fma" those of columns c and c + LANES, else those
+    of k and k + 1.
+    """
+    K, by = weight.shape[1], by or instruction(weight.dtype)
+    if weight.dtype == torch.float32:
+        return weight.view(-1, COLUMNS, K).transpose(1, 2).contiguous()
+    if by == "fma":
+        pairs = weight.reshape(-1, 2, LANES, K).permute(0, 3, 2, 1)
+    else:
+        pairs = weight.reshape(-1, COLUMNS, K // 2, 2).transpose(1, 2)
+    return pairs.reshape(-1, K, COLUMNS)
+
+
+def product(
+    x: torch.Tensor,  # [M, K]
+    weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS], or plain [N, K]
+    bias: torch.Tensor | None = None,  # [N]
+    by: str | None = None,
+) -> torch.Tensor:
+    """[M, N] in the dtype of x and weight, sums in float32; by: an instruction, else this CPU's."""
+    (M, K), N = x.shape, weight.numel() // x.shape[1]
+    y, x = torch.empty(M, N, dtype=x.dtype), x.contiguous()
+    if M == 0:
+        return y
+    wide = None if bias is None else bias.float()
+    is_plain = weight.dim() == 2
+    turned = torch.empty(room(M, K, is_plain), dtype=torch.float32)
+    (plain if is_plain else _product)(
+        numbers(weight, M), (M, N, K), x.data_ptr(), turned.data_ptr(), weight.data_ptr(),
+        0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
+        BY[by or instruction(x.dtype)],
+    )  # fmt: skip
+    return y
+
+
+def numbers(weight: torch.Tensor, rows: int) -> int:
+    """What a product with a weight takes, in numbers that a loop computes."""
+    return weight.numel() * (1 + rows // COLUMNS)

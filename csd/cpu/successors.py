@@ -1,0 +1,93 @@
+"""The successors of a context, old and new, merged as `csd.kernels.graph_insert` says."""
+
+import numpy as np
+
+from csd.cpu.compiled import loop
+from csd.state.context_table import MAX_TOTAL
+
+TOKEN_BITS = np.int64(31)
+MOST_TOKEN = np.int64((1 << 31) - 1)
+
+
+@loop
+def merge(
+    entry,
+    last,  # the last key of the context
+    count,  # of them
+    before,  # [K], the key before each, or -1
+    orders,  # of a row
+    token,  # [R, U]
+    weight,  # [R, U]
+    row_total,  # [R]
+    bit,  # [R]
+    entry_total,  # [C]
+    succ_token,  # [C, E]
+    succ_weight,  # [C, E]
+    succ_source,  # [C, E]
+    found,  # tokens to work on, E and those of all keys at least
+    mass,  # their weights
+    source,  # their sources
+    at,  # where they are found, twice as many or more, rounded up to a power of two
+    best,  # [E] to work in
+    who,  # [E] to work in
+):
+    """Adds the rows of a context's keys to its entry."""
+    U, E = token.shape[1], succ_token.shape[1]
+    size = 1
+    while size < 2 * (E + count * U):
+        size *= 2
+    at[:size] = -1
+    n = 0
+    for e in range(E):
+        if succ_token[entry, e] < 0:
+            break
+        n = _add(
+            succ_token[entry, e], succ_weight[entry, e], succ_source[entry, e],
+            found, mass, source, at, size, n,
+        )  # fmt: skip
+    total, key = np.int64(entry_total[entry]), last
+    while key >= 0:
+        row = key // orders
+        total += row_total[row]
+        mine = np.int64(1) << np.int64(bit[row])
+        for u in range(U):
+            if token[row, u] >= 0 and weight[row, u] > 0:
+                n = _add(token[row, u], weight[row, u], mine, found, mass, source, at, size, n)
+        key = before[key]
+
+    kept = 0
+    for i in range(n):
+        # the heavier one is larger, of equals the smaller token
+        rank = mass[i] << TOKEN_BITS | (MOST_TOKEN - found[i])
+        if kept == E and rank < best[E - 1]:
+            continue
+        j = min(kept, E - 1)
+        kept = min(kept + 1, E)
+        while j > 0 and best[j - 1] < rank:
+            best[j], who[j] = best[j - 1], who[j - 1]
+            j -= 1
+        best[j], who[j] = rank, i
+    half = np.int64(total > MAX_TOTAL)
+    entry_total[entry] = total >> half
+    for e in range(E):
+        i = who[e] if e < kept else 0
+        w = mass[i] >> half if e < kept else 0
+        succ_token[entry, e] = found[i] if w > 0 else -1
+        succ_weight[entry, e] = w
+        succ_source[entry, e] = source[i] if w > 0 else 0
+
+
+@loop
+def _add(token, weight, source_bits, found, mass, source, at, size, n):
+    """Adds to a token's weight and sources; how many tokens there are then."""
+    h = (np.int64(token) * 0x9E3779B1 >> 16) & (size - 1)
+    while at[h] >= 0 and found[at[h]] != token:
+        h = (h + 1) & (size - 1)
+    i = at[h]
+    if i < 0:
+        at[h] = n
+        found[n], mass[n], source[n] = token, weight, source_bits
+        return n + 1
+    mass[i] += weight
+    source[i] |= source_bits
+    return n

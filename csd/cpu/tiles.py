@@ -1,0 +1,124 @@
+"""The sums of a few rows with a block of a weight's columns, held in the CPU's registers."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from csd.cpu.lanes import FEATURES
+from csd.cpu.vectors import (
+    BYTE,
+    FLOAT,
+    INT,
+    LINE,
+    add_product,
+    for_rows,
+    ints,
+    prefetch,
+    rounded,
+    splat,
+)
+
+WIDE = "+avx512f" in FEATURES
+# numbers of a register, columns of a block, and the most rows whose sums leave registers for the
+# block's numbers and for one of a row
+LANES = 16 if WIDE else 8
+COLUMNS = 2 * LANES
+ROWS = 14 if WIDE else 6
+
+# By which instruction a product is taken, as the type of an argument, so that numba compiles one:
+# "fma" multiplies numbers of float32, "dot" (AVX512-BF16) pairs of bfloat16
+BY = {"fma": np.empty(0, np.float32), "dot": np.empty(0, np.uint16)}
+
+INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
+
+
+@intrinsic
+def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, like, by):
+    """y[r stride + c] = start[c] + sum over k of x[r, k] weight[k, c]
+
+    For r < rows, one to ROWS of them, and c < COLUMNS. Every sum is taken over
+    `steps` steps in the order of k, whatever `rows` is: of one k by "fma" and with one rounding a
+    product, of two by "dot", the odd one first. Addresses; start is float32, y of the dtype of
+    `like`, weight as `products.by_columns` lays it out, and x of float32 [K, rows] by "fma", of
+    pairs of bfloat16 [K / 2, rows] by "dot".
+    Asks for the lines at ahead + k step of what is multiplied next.
+    """
+    low = like.dtype == types.uint16
+
+    def generate(context, builder, signature, args):
+        rows, steps, x, weight, start, y, stride, ahead, step = args[:-2]
+
+        def some_rows(count):
+            made = _Tile(builder, count, low, pairs=by.dtype == types.uint16)
+            made.begin(start)
+            with cgutils.for_range(builder, steps) as loop:
+                made.add(x, weight, loop.index)
+                made.fetch(ahead, step, loop.index)
+            made.end(y, stride)
+
+        for_rows(builder, rows, ROWS, some_rows)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(*[index] * 9, like, by), generate
+
+
+class _Tile:
+    """Code for a number of rows. low: bfloat16; pairs: two of them are multiplied at once."""
+
+    def __init__(self, builder: Any, rows: int, low: bool, pairs: bool):
+        self.builder, self.rows, self.low, self.pairs = builder, rows, low, pairs
+        self.sums = [[cgutils.alloca_once(builder, FLOATS) for _ in "lr"] for _ in range(rows)]
+
+    def begin(self, start: Any) -> None:
+        pointer = self._at(start, FLOATS)
+        for half in range(2):
+            first = self.builder.load(self.builder.gep(pointer, [INT(half)]), align=4)
+            for sums in self.sums:
+                self.builder.store(first, sums[half])
+
+    def add(self, x: Any, weight: Any, k: Any) -> None:
+        builder = self.builder
+        x_k = builder.gep(self._at(x, FLOAT), [builder.mul(k, k.type(self.rows))])
+        columns = self._columns(weight, k)
+        for r, sums in enumerate(self.sums):
+            number = builder.load(builder.gep(x_k, [INT(r)]))
+            each = splat(builder, number, LANES)
+            for total, column in zip(sums, columns, strict=True):
+                added = add_product(builder, builder.load(total), each, column, self.pairs)
+                builder.store(added, total)
+
+    def _columns(self, weight: Any, k: Any) -> tuple[Any, Any]:
+        builder = self.builder
+        if not self.low or self.pairs:
+            at = builder.gep(self._at(weight, FLOATS), [builder.mul(k, k.type(2))])
+            return builder.load(at, align=4), builder.load(builder.gep(at, [INT(1)]), align=4)
+        pair = builder.load(builder.gep(self._at(weight, INTS), [k]), align=2)
+        left = builder.shl(pair, ints(LANES, 16))
+        right = builder.and_(pair, ints(LANES, 0xFFFF0000))
+        return builder.bitcast(left, FLOATS), builder.bitcast(right, FLOATS)
+
+    def fetch(self, ahead: Any, step: Any, k: Any) -> None:
+        at = self.builder.gep(self._at(ahead, BYTE), [self.builder.mul(k, step)])
+        size = COLUMNS * (2 if self.low and not self.pairs else 4)
+        for line in range(0, size, LINE):
+            prefetch(self.builder, self.builder.gep(at, [INT(line)]))
+
+    def end(self, y: Any, stride: Any) -> None:
+        builder, size = self.builder, 2 if self.low else 4
+        for r, sums in enumerate(self.sums):
+            for half, total in enumerate(sums):
+                value = builder.load(total)
+                if self.low:
+                    value = rounded(builder, value)
+                elements = builder.mul(stride, stride.type(r))
+                at = builder.add(elements, stride.type(half * LANES))
+                byte = builder.gep(self._at(y, BYTE), [builder.mul(at, at.type(size))])
+                builder.store(value, builder.bitcast(byte, value.type.as_pointer()), align=size)
+
+    def _at(self, address: Any, kind: Any) -> Any:
+        return self.builder.inttoptr(address, kind.as_pointer())
