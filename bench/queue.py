@@ -26,12 +26,11 @@ from csd.evaluate.replay import Recording
 from csd.graph.history import Earlier
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.kernels.noise import prompt_key
-from csd.kernels.verify.launch import ACCEPT
 from csd.models.config import ModelConfig
 from csd.models.load import Loaded
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import TOP, Verdict
+from csd.state.verdict import ACCEPT, TOP, Verdict
 from csd.traces.traces import Trace, read_traces
 
 

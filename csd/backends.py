@@ -124,7 +124,9 @@ def loops(dtype: torch.dtype = torch.float32) -> Ops:
         "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
         "insert_observed": Joined((observe, graph_insert), insert_observed),
     }
-    of_layers: dict[str, Any] = dict(rms_norm=rms_norm, rotary=rotary, swiglu=swiglu) if dtype in LOW else {}
+    of_layers: dict[str, Any] = {}
+    if dtype in LOW:
+        of_layers = dict(rms_norm=rms_norm, rotary=rotary, swiglu=swiglu)
     return replace(
         plain,
         name="cpu",

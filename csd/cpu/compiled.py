@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -14,8 +13,9 @@ from numba.core import event
 
 from csd.cpu.kept import UNKEPT, Kept
 
-HERE, PACKAGES = Path(__file__).parent, Path(__file__).parents[3]
-IMPORTED = re.compile(r"^from (csd[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+CSD = Path(__file__).parents[1]
+# the loops, and where their constants are defined
+ROOMS = ("cpu", "kernels", "state")
 
 
 class First(event.Listener):
@@ -80,22 +80,11 @@ def compiled(function: Any, **options: Any) -> Any:
 
 @cache
 def stamp(file: Path) -> str:
-    """A digest of `file` and of the files of csd whose code or constants its loops may contain.
+    """A digest of `file` and of all sources whose code or constants csd's loops may contain."""
+    return hashlib.sha256(file.read_bytes() + _sources()).hexdigest()
 
-    Those are what it imports from and, of these, what the files of this folder import from.
-    """
-    found, left = {file: b""}, [file]
-    while left:
-        at = left.pop()
-        found[at] = at.read_bytes()
-        if at not in (file, HERE / at.name):
-            continue
-        for module, names in IMPORTED.findall(found[at].decode()):
-            path = PACKAGES.joinpath(*module.split("."))
-            files = [path.with_suffix(".py")]
-            if path.is_dir():
-                files = [path / f"{name}.py" for name in ("__init__", *re.findall(r"\w+", names))]
-            new = [x for x in files if x not in found and x.is_file()]
-            found |= dict.fromkeys(new, b"")
-            left += new
-    return hashlib.sha256(b"\0".join(found[path] for path in sorted(found))).hexdigest()
+
+@cache
+def _sources() -> bytes:
+    files = sorted(path for room in ROOMS for path in (CSD / room).rglob("*.py"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).digest()

@@ -11,10 +11,9 @@ from csd.cpu.numbers import LIKE, memory
 from csd.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, addresses, verify
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.snapshot import empty_snapshot, snapshot_ref
-from csd.kernels.verify.launch import ACCEPT
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import RUNNING, TOP, Verdict
+from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict
 
 # what the loop reads and, of the slots, writes, in the order of its addresses
 POOL = dict.fromkeys(

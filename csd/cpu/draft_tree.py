@@ -8,9 +8,8 @@ from csd.cpu.lookup import order_sizes
 from csd.cpu.numbers import on_host, require
 from csd.cpu.pools import arrays, fill, live_by_group, root_positions
 from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
-from csd.kernels.draft_tree.launch import empty_pool
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, Pool
+from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, Pool, empty_pool
 from csd.state.slots import Slots
 
 

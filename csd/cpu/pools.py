@@ -9,8 +9,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
 from csd.cpu.numbers import on_host, require
 from csd.cpu.order import places_in_order
-from csd.kernels.draft_tree.launch import empty_pool
-from csd.state.pool import MOST_AHEAD, ROOT, Pool
+from csd.state.pool import MOST_AHEAD, ROOT, Pool, empty_pool
 from csd.state.slots import Slots
 
 FIELDS = tuple(f.name for f in fields(Pool))

@@ -20,12 +20,11 @@ from csd.cpu.numbers import LIKE, memory, read, readable
 from csd.cpu.passes import PASSES
 from csd.cpu.paths import child, ends, finished
 from csd.cpu.threads import by_threads
-from csd.kernels.verify.launch import ACCEPT, empty_verdict
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.reference_rows import sample_rows
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import RUNNING, TOP, Verdict
+from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict, empty_verdict
 
 I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
 # what the loop reads, in the order of its addresses

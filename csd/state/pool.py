@@ -51,26 +51,15 @@ class Pool:
         cls, rows: int, slots: int, groups: int, context: int, device: str | torch.device = "cpu"
     ) -> "Pool":
         """A pool of padding rows only."""
-
-        def full(
-            shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
-        ) -> torch.Tensor:
-            return torch.full(shape, value, dtype=dtype, device=device)
-
-        return cls(
-            token=full((rows,), -1),
-            parent=full((rows,), -1),
-            slot=full((rows,), -1),
-            depth=full((rows,), 0),
-            position=full((rows,), 0),
-            ancestors=full((rows,), 0, torch.int64),
-            cost=full((rows,), 0),
-            source=full((rows,), ROOT),
-            context=full((rows, context), -1),
-            slot_start=full((slots,), 0),
-            slot_nodes=full((slots,), 0),
-            group_start=full((groups + 1,), 0),
-        )
+        pool = empty_pool(rows, slots, groups, context, device)
+        for x in (pool.token, pool.parent, pool.slot, pool.context):
+            x.fill_(-1)
+        for x in (pool.depth, pool.position, pool.ancestors, pool.cost):
+            x.zero_()
+        for x in (pool.slot_start, pool.slot_nodes, pool.group_start):
+            x.zero_()
+        pool.source.fill_(ROOT)
+        return pool
 
     @property
     def rows(self) -> int:
@@ -186,4 +175,28 @@ def trim(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
         slot_start=before[pool.slot_start.long()].int(),
         slot_nodes=nodes,
         group_start=before[pool.group_start.long()].int(),
+    )
+
+
+def empty_pool(
+    rows: int, slots: int, groups: int, context: int, device: str | torch.device
+) -> Pool:
+    """Room for a pool; unlike `Pool.empty`, nothing is written."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Pool(
+        token=empty(rows),
+        parent=empty(rows),
+        slot=empty(rows),
+        depth=empty(rows),
+        position=empty(rows),
+        ancestors=empty(rows, dtype=torch.int64),
+        cost=empty(rows),
+        source=empty(rows),
+        context=empty(rows, context),
+        slot_start=empty(slots),
+        slot_nodes=empty(slots),
+        group_start=empty(groups + 1),
     )

@@ -4,10 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from csd.state.pool import MAX_DEPTH
+
 # how a slot stands after the step
 RUNNING, STOP, LENGTH = 0, 1, 2
 
 TOP = 8
+# rows of an accepted path at most
+ACCEPT = MAX_DEPTH + 1
 
 
 @dataclass(slots=True)
@@ -23,3 +27,24 @@ class Verdict:
     accept_count: torch.Tensor  # [S] int32, rows kept after stop rules = tokens committed
     finish: torch.Tensor  # [S] int32, RUNNING, STOP or LENGTH
     bad: torch.Tensor  # [S] bool, a logit of the slot is NaN or +inf, or all are -inf
+
+
+def empty_verdict(
+    rows: int, slots: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Verdict:
+    """Room for a verdict; nothing is written."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Verdict(
+        sample=empty(rows),
+        logprob=empty(rows, dtype=dtype),
+        raw_logprob=empty(rows, dtype=dtype),
+        top_token=empty(rows, TOP),
+        top_prob=empty(rows, TOP, dtype=torch.float32),
+        accept_row=empty(slots, ACCEPT),
+        accept_count=empty(slots),
+        finish=empty(slots),
+        bad=empty(slots, dtype=torch.bool),
+    )

@@ -1,4 +1,4 @@
-"""Public operations on a CPU: the backend "cpu" runs what its loops read, and the references else."""
+"""Public operations on a CPU: loops run where they read the tensors, and the references else."""
 
 from dataclasses import fields
 

@@ -56,11 +56,11 @@ from functools import wraps
 from typing import Any
 
 from csd.kernels.draft_tree.constants import DraftNoise
-from csd.kernels.draft_tree.launch import draft_tree_triton, empty_pool
+from csd.kernels.draft_tree.launch import draft_tree_triton
 from csd.kernels.draft_tree.reference import draft_tree_ref
 from csd.kernels.operator import Fields, RecordOperator, numbers
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import Pool
+from csd.state.pool import Pool, empty_pool
 from csd.state.slots import Slots
 
 __all__ = ["DraftNoise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]

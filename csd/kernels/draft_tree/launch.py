@@ -10,7 +10,7 @@ from csd.kernels.draft_tree.fill import _fill_kernel
 from csd.kernels.draft_tree.grow import _grow_kernel
 from csd.kernels.graph_lookup import hash_factors
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, Pool
+from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, Pool, empty_pool
 from csd.state.slots import MAX_STOP_IDS, Slots
 
 # slots read at once
@@ -136,26 +136,4 @@ def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int, lead: in
         LEAD=lead,
         BLOCK_S=FILL_S,
         num_warps=FILL_WARPS,
-    )
-
-
-def empty_pool(rows: int, slots: int, groups: int, context: int, device: torch.device) -> Pool:
-    """Room for a pool; unlike `Pool.empty`, nothing is written."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return Pool(
-        token=empty(rows),
-        parent=empty(rows),
-        slot=empty(rows),
-        depth=empty(rows),
-        position=empty(rows),
-        ancestors=empty(rows, dtype=torch.int64),
-        cost=empty(rows),
-        source=empty(rows),
-        context=empty(rows, context),
-        slot_start=empty(slots),
-        slot_nodes=empty(slots),
-        group_start=empty(groups + 1),
     )

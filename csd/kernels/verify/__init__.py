@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from csd.kernels.operator import Fields, RecordOperator
-from csd.kernels.verify.launch import decide_triton, empty_verdict, verify_triton
+from csd.kernels.verify.launch import decide_triton, verify_triton
 from csd.kernels.verify.reference import verify_ref
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import Verdict
+from csd.state.verdict import Verdict, empty_verdict
 
 __all__ = ["decide_triton", "verify", "verify_ref", "verify_triton"]
 

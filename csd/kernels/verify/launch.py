@@ -13,9 +13,9 @@ from csd.kernels.verify.finish import _finish_kernel
 from csd.kernels.verify.row import GROUP
 from csd.kernels.verify.sample import _sample_kernel
 from csd.kernels.verify.scan import _scan_kernel
-from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import TOP, Verdict
+from csd.state.verdict import ACCEPT, Verdict, empty_verdict
 
 # chunks of a row, tokens read at once, tokens that a chunk and a row can list
 SPLITS, BLOCK, CAP, LIST = 16, 1024, 512, 2048
@@ -24,7 +24,6 @@ SPLITS, BLOCK, CAP, LIST = 16, 1024, 512, 2048
 SCAN = 4096
 COMPACT_TILE, COMPACT, COMPACT_WARPS = 128, 256, 1
 SAMPLE_WARPS = 8
-ACCEPT = MAX_DEPTH + 1
 
 
 def verify_triton(
@@ -151,23 +150,4 @@ def _descent(pool: Pool, slots: Slots, out: Verdict, bad_rows: torch.Tensor) -> 
         BLOCK_A=triton.next_power_of_2(ACCEPT),
         STOPS=slots.stop_ids.shape[1],
         num_warps=4,
-    )
-
-
-def empty_verdict(
-    rows: int, slots: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Verdict:
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return Verdict(
-        sample=empty(rows),
-        logprob=empty(rows, dtype=dtype),
-        raw_logprob=empty(rows, dtype=dtype),
-        top_token=empty(rows, TOP),
-        top_prob=empty(rows, TOP, dtype=torch.float32),
-        accept_row=empty(slots, ACCEPT),
-        accept_count=empty(slots),
-        finish=empty(slots),
-        bad=empty(slots, dtype=torch.bool),
     )
