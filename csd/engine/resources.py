@@ -39,6 +39,8 @@ class Resources:
 
     def _drop(self) -> None:
         self._step: Step | None = None
+        # bytes of the caches at hand, as they were counted before they were made
+        self.demand: Demand | None = None
         self._drafter: Any = None
         self._dropped = 0  # contexts, as of the last call
 
@@ -99,6 +101,7 @@ class Resources:
 
         slots = slots_that_fit(demand, wanted.slots, int(self.memory * free_bytes(self.device)))
         sizes = replace(wanted, slots=slots)
+        self.demand = demand(slots)
         with torch.inference_mode(False):
             self._drafter, tables = made, (sizes.slot_pages, sizes.prompt_pages)
             self._step = self._allocate(slots, *tables, sizes.pages, made.context, rows(slots))
