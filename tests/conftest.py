@@ -2,9 +2,20 @@ import gc
 import os
 import tempfile
 
+# With CSD_TEST_DEVICE=cuda compiled kernels are launched on a GPU. Else none is there, whatever the
+# machine has: a model that is loaded by name would go to it, with interpreted kernels. Read when
+# torch looks for devices
+ON_GPU = os.environ.get("CSD_TEST_DEVICE") == "cuda"
+if not ON_GPU:
+    # an empty list hides all of NVIDIA's; AMD's runtimes take it for none given
+    os.environ |= dict(
+        CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="-1", ROCR_VISIBLE_DEVICES="-1"
+    )
+
 # read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
 # as compiled for that chip, instruction by instruction (tools/ptx)
-os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("CSD_PTX") else "1")
+COMPILED = ON_GPU or bool(os.environ.get("CSD_PTX"))
+os.environ.setdefault("TRITON_INTERPRET", "0" if COMPILED else "1")
 
 # with CSD_AMX=1 loops are those of a CPU with AMX, whose instructions are emulated, in one thread.
 # What numba keeps of them calls this process's functions, so no other may find it
@@ -49,6 +60,16 @@ def pytest_configure(config):
     As options of every run they would make each one of processes to pytest-benchmark, which times
     nothing there.
     """
+    device = os.environ.get("CSD_TEST_DEVICE", "cpu")
+    if device not in ("cpu", "cuda"):
+        raise pytest.UsageError(f"CSD_TEST_DEVICE must be 'cpu' or 'cuda', got {device!r}")
+    if ON_GPU and os.environ.get("CSD_PTX"):
+        raise pytest.UsageError("CSD_TEST_DEVICE=cuda and CSD_PTX exclude each other")
+    if ON_GPU and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            "CSD_TEST_DEVICE=cuda needs a GPU that torch can use, and there is none "
+            f"(torch {torch.__version__}, CUDA {torch.version.cuda})"
+        )
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist, config.option.loadscopereorder = "loadfile", False
 
@@ -70,7 +91,13 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def chip():
-    """Launches go to the chip that CSD_PTX names."""
+    """Launches go to the chip that CSD_PTX names, or to the GPU of CSD_TEST_DEVICE."""
+    if ON_GPU:
+        from on_device import on_device
+
+        with on_device(torch.device("cuda")):
+            yield
+        return
     if "CSD_PTX" not in os.environ:
         yield
         return
@@ -119,7 +146,7 @@ def few_splits(monkeypatch):
     """Interpreted, a short row of logits is in 2 parts: of 16, as compiled, 15 would be empty."""
     from csd.kernels.verify import launch
 
-    if "CSD_PTX" not in os.environ:
+    if not COMPILED:
         monkeypatch.setattr(launch, "SPLITS", 2)
 
 

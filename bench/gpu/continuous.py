@@ -15,9 +15,10 @@ SAMPLES = (16, 64)
 def run(section: Section) -> None:
     """Random weights of the Llama shape: the time of a step does not depend on them."""
     model = build(section)
+    kept = {"transformers": transformers.__version__}
     missing = refusal(model)
     if missing:
-        section.add(transformers=transformers.__version__, note=missing)
+        section.add(note=missing, **kept)
         return
     prompt, new = (1024, 128) if section.cuda else (32, 4)
     ids = torch.randint(RECORDED_VOCAB, (prompt,)).tolist()
@@ -26,41 +27,46 @@ def run(section: Section) -> None:
             section.cut_off(f"N={samples}")
             continue
         try:
-            first = section.clock(lambda samples=samples: draw(model, ids, samples, new))
-            again = section.clock(lambda samples=samples: draw(model, ids, samples, new))
+            section.add(N=samples, prompt=prompt, new_tokens=new, **kept,
+                        **measured(section, model, ids, samples, new))  # fmt: skip
         except Exception as error:
             # another library's: it is a result
-            note = f"{type(error).__name__}: {error}"[:300]
-            section.add(N=samples, transformers=transformers.__version__, note=note)
-            continue
-        section.add(
-            N=samples,
-            prompt=prompt,
-            new_tokens=new,
-            first_seconds=first,
-            seconds=again,
-            tokens_per_second=samples * new / again,
-            transformers=transformers.__version__,
-        )
+            section.add(N=samples, note=f"{type(error).__name__}: {error}"[:300], **kept)
 
 
 def refusal(model) -> str | None:
     """Why this version of `transformers` cannot, or None."""
     if not hasattr(model, "generate_batch"):
         return "this version has no generate_batch"
-    if "generation_config" not in inspect.signature(model.generate_batch).parameters:
-        return "generate_batch of this version takes no generation_config"
-    return None
+    missing = {"generation_config", "record_timestamps"} - set(
+        inspect.signature(model.generate_batch).parameters
+    )
+    return f"generate_batch of this version has no {', '.join(sorted(missing))}" if missing else None
 
 
-def draw(model, ids: list[int], samples: int, new: int) -> None:
-    """Raises RuntimeError where other than `samples` answers of `new` tokens come back."""
+def measured(section: Section, model, ids: list[int], samples: int, new: int) -> dict:
+    """Seconds of a whole call, and tokens a second from the last first token on: a call captures
+    its graphs anew. Raises RuntimeError where other than `samples` answers of `new` tokens come.
+    """
     config = transformers.GenerationConfig(
         max_new_tokens=new, do_sample=True, temperature=0.7, top_k=0, eos_token_id=-1,
         pad_token_id=0,
     )  # fmt: skip
+    how = {}
+    if not section.cuda:
+        # by itself it would take most of the memory
+        how["continuous_batching_config"] = transformers.ContinuousBatchingConfig(
+            num_blocks=8, max_batch_tokens=64
+        )
+    found: dict = {}
     # the same prompt many times: its pages may be shared
-    found = model.generate_batch([ids] * samples, generation_config=config)
+    seconds = section.clock(lambda: found.update(model.generate_batch(
+        [ids] * samples, generation_config=config, record_timestamps=True, **how
+    )))  # fmt: skip
     lengths = [len(out.generated_tokens) for out in found.values()]
     if lengths != [new] * samples:
         raise RuntimeError(f"{samples} answers of {new} tokens were asked for, got {lengths}")
+    times = [out.timestamps for out in found.values()]
+    begun, ended = max(t[0] for t in times), max(t[-1] for t in times)
+    later = sum(at > begun for t in times for at in t)
+    return {"seconds": seconds, "tokens_per_second": later / (ended - begun)}

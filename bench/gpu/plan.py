@@ -6,15 +6,15 @@ time that a step leaves goes to those behind it, and all of them end within the 
 
 # in a run of 10 minutes, and of 30; one without a box is left out
 BOXES = {
-    "doctor": (100, 150),
-    "compile": (100, 150),
+    "doctor": (120, 160),
+    "compile": (120, 160),
     "products": (25, 40),
     "parity": (110, 180),
     "end_to_end": (150, 400),
-    "attention": (55, 180),
+    "attention": (45, 170),
     "continuous": (40, 120),
     "vllm": (0, 280),
-    "checkpoint": (45, 150),
+    "checkpoint": (35, 150),
     "prefill": (25, 40),
     "first_call": (35, 60),
     "outside": (0, 60),

@@ -6,7 +6,7 @@ import torch
 
 from bench.gpu.roofline import measure, step_seconds
 from bench.gpu.section import Section
-from bench.gpu.workload import RECORDED_VOCAB, engine_of, shapes
+from bench.gpu.workload import engine_of, shapes
 
 # prompts and their tokens
 JOBS = ((64, 200), (1, 8192), (1, 200))
@@ -23,7 +23,7 @@ def run(section: Section) -> None:
                 section.cut_off(f"{count} prompts of {tokens} tokens")
                 continue
             generator = torch.Generator().manual_seed(0)
-            prompts = torch.randint(RECORDED_VOCAB, (count, tokens), generator=generator).tolist()
+            prompts = torch.randint(config.vocab, (count, tokens), generator=generator).tolist()
 
             def read(prompts=prompts) -> None:
                 engine.generate(
