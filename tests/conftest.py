@@ -8,9 +8,8 @@ import tempfile
 ON_GPU = os.environ.get("CSD_TEST_DEVICE") == "cuda"
 if not ON_GPU:
     # an empty list hides all of NVIDIA's; AMD's runtimes take it for none given
-    os.environ |= dict(
-        CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="-1", ROCR_VISIBLE_DEVICES="-1"
-    )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["HIP_VISIBLE_DEVICES"] = os.environ["ROCR_VISIBLE_DEVICES"] = "-1"
 
 # read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
 # as compiled for that chip, instruction by instruction (tools/ptx)

@@ -48,7 +48,7 @@ def test_tensors_are_placed_on_the_device_asked_for():
 
     with pytest.raises(Stop):
         launching_on(launch, torch.device("meta"))("k", x.T[1:], (x, 3), grid=(2,), BLOCK=8)
-    (kernel, (part, (whole, number)), options), = seen
+    ((kernel, (part, (whole, number)), options),) = seen
     assert (kernel, number, options) == ("k", 3, {"grid": (2,), "BLOCK": 8})
     assert part.is_meta and whole.is_meta
     assert (part.shape, part.stride()) == (x.T[1:].shape, x.T[1:].stride())

@@ -69,9 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_here(args, name: str, seconds: float) -> int:
     """Run a section in this process and record in its file how it ended."""
-    section = Section(
-        name, args.out, torch.device(args.device), seconds, args.minutes, args.vllm
-    )
+    section = Section(name, args.out, torch.device(args.device), seconds, args.minutes, args.vllm)
     section.write("running")
     try:
         importlib.import_module(f"bench.gpu.{name}").run(section)

@@ -38,10 +38,9 @@ def refusal(model) -> str | None:
     """Why this version of `transformers` cannot, or None."""
     if not hasattr(model, "generate_batch"):
         return "this version has no generate_batch"
-    missing = {"generation_config", "record_timestamps"} - set(
-        inspect.signature(model.generate_batch).parameters
-    )
-    return f"generate_batch of this version has no {', '.join(sorted(missing))}" if missing else None
+    known = inspect.signature(model.generate_batch).parameters
+    missing = [name for name in ("generation_config", "record_timestamps") if name not in known]
+    return f"generate_batch of this version has no {', '.join(missing)}" if missing else None
 
 
 def measured(section: Section, model, ids: list[int], samples: int, new: int) -> dict:

@@ -47,9 +47,7 @@ def examined(section: Section, job: dict) -> dict:
     job = job | {"device": str(section.device)}
     command = [sys.executable, "-m", "bench.gpu.doctor", json.dumps(job)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=max(section.left, 1)
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(section.left, 1))
     except subprocess.TimeoutExpired:
         return {"late": True}
     try:

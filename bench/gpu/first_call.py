@@ -1,7 +1,8 @@
 """What a user waits for at first, and what a step and the caches take beside what they should.
 
 An engine's first call measures, captures and allocates; a later one captures the pool sizes that it
-is the first to choose. A call behind which there is no new graph is warm. The host's milliseconds a step beside the device's: where they are equal, launches are the bottleneck.
+is the first to choose. A call behind which there is no new graph is warm. The host's milliseconds a
+step beside the device's: where they are equal, launches are the bottleneck.
 """
 
 import time
@@ -26,9 +27,7 @@ def run(section: Section) -> None:
         config.vocab, (prompt,), generator=torch.Generator().manual_seed(0)
     ).tolist()
     made = []
-    seconds = section.clock(
-        lambda: made.append(engine_of(section, config, max_slots=max(samples)))
-    )
+    seconds = section.clock(lambda: made.append(engine_of(section, config, max_slots=max(samples))))
     section.add(shape=name, what="model and engine", seconds=seconds)
     with made.pop() as engine:
         for n in samples:

@@ -156,9 +156,7 @@ def kernels(section: Section) -> None:
     command = [sys.executable, "-m", "bench.kernels", "--device", "cuda", "--only", "step"]
     command += ["--json", str(section.out / "kernels.json")]
     try:
-        done = subprocess.run(
-            command, timeout=max(section.left, 1), capture_output=True, text=True
-        )
+        done = subprocess.run(command, timeout=max(section.left, 1), capture_output=True, text=True)
     except subprocess.TimeoutExpired:
         # what was not finished is not known to be wrong
         section.cut_off("single kernels: not all of them")

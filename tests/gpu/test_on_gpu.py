@@ -1,4 +1,4 @@
-"""Engines on a GPU (`make test-gpu`); elsewhere on a simulated one, which has one thread and device.
+"""Engines on a GPU (`make test-gpu`); elsewhere on a simulated one, of one thread and device.
 
 What is drawn is compared with the CPU's references.
 """

@@ -1,4 +1,4 @@
-"""`bench.gpu` on a GPU and under a clock that are not there: its shapes tiny, its boxes as they are."""
+"""`bench.gpu` on a simulated GPU under a simulated clock: its shapes tiny, its boxes as they are."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from simulated_gpu import Gpu
 from simulated_gpu.clock import Clock, Killed
 
 from bench.gpu import __main__ as gpu
+from bench.gpu import compile as compile_ahead
 from bench.gpu import (
     doctor,
     drafters,
@@ -24,7 +25,6 @@ from bench.gpu import (
     products,
     workload,
 )
-from bench.gpu import compile as compile_ahead
 from bench.shapes import SHAPES
 from csd.engine import static_step
 from csd.graph import consensus
@@ -39,6 +39,7 @@ AT_ONCE = 2
 
 def small(trace):
     """Six tokens a sample, out of the tiny vocabulary."""
+
     def ids(tokens):
         return [t % TINY.vocab for t in tokens]
 
@@ -140,6 +141,3 @@ class Run:
         before = self.gpu.replays
         run()
         return {"attention": self.gpu.replays - before + 3.0, "other": 3.0}
-
-
-

@@ -65,7 +65,7 @@ def test_kernels_are_checked_in_their_own_section_alone(whole):
     ids=["checks", "compilation"],
 )
 def test_what_takes_too_long_is_cut(tmp_path, monkeypatch, slow, cut, code):
-    """A section that its box cuts takes no time of the others; without parity the exit code is 1."""
+    """A section that its box cuts takes no time of others; without parity the exit code is 1."""
     names = ["doctor", "compile", "parity"] if code else ["doctor", "compile", "products"]
     monkeypatch.setattr(parity, "CASES", {"0.7": parity.CASES["0.7"]})
     monkeypatch.setattr(parity, "LONG", {})
@@ -212,14 +212,15 @@ def test_kernels(section, monkeypatch, tmp_path):
     ).items():  # fmt: skip
         monkeypatch.setattr(kernels, name, value)
     path = tmp_path / "kernels.json"
-    _, rows = kernels.on_gpu(SimpleNamespace(only=None, full=False, beside=[], replays=3, json=path))
+    asked = partial(SimpleNamespace, full=False, beside=[], replays=3, json=path)
+    _, rows = kernels.on_gpu(asked(only=None))
     # whoever ends the run has what was done
     written = json.loads(path.read_text())
     assert written.pop("machine")
     assert written == {"bench": "kernels", "complete": False, "rows": rows}
     kept = []
     monkeypatch.setattr(kernels, "_keep", lambda _, rows: kept.append(len(rows)))
-    kernels.on_gpu(SimpleNamespace(only="step", full=False, beside=[], replays=3, json=path))
+    kernels.on_gpu(asked(only="step"))
     assert kept == [*range(1, len(rows) - 1)]
     assert {row["provider"] for row in rows} == {"csd", "sdpa"}
     assert {row["kernel"] for row in rows} >= {"draft_tree", "graph_insert", "verify", "commit"}
