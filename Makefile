@@ -65,13 +65,13 @@ KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise 
 	tree_attention verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
-COMPILED := ptx_machine $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
+COMPILED := $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
 	engine/test_exact_triton.py \
 	integrations/test_swap_attention.py integrations/test_swap_kernels.py
 
 test-compiled: install
 	for chip in sm_90 sm_80; do \
-		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(COMPILED:%=tests/%) || exit 1; \
+		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/ptx_machine $(COMPILED:%=tests/%) || exit 1; \
 	done
 
 # on a GPU: the same files with compiled kernels launched on it, and engines there

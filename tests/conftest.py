@@ -1,24 +1,12 @@
 import gc
 import os
 
-# With CSD_TEST_DEVICE=cuda compiled kernels are launched on a GPU. Else none is there, whatever the
-# machine has: a model that is loaded by name would go to it, with interpreted kernels. Read when
-# torch looks for devices
-ON_GPU = os.environ.get("CSD_TEST_DEVICE") == "cuda"
-if not ON_GPU:
-    # an empty list hides all of NVIDIA's; AMD's runtimes take it for none given
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ["HIP_VISIBLE_DEVICES"] = os.environ["ROCR_VISIBLE_DEVICES"] = "-1"
-
-# read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
-# as compiled for that chip, instruction by instruction (tools/ptx)
-COMPILED = ON_GPU or bool(os.environ.get("CSD_PTX"))
-os.environ.setdefault("TRITON_INTERPRET", "0" if COMPILED else "1")
-
+import chosen_device
 import interpreter
 import interpreter_types
 import pytest
 import torch
+from chosen_device import COMPILED, ON_GPU
 
 interpreter.patch_once_a_launch()
 interpreter.patch_loop_bounds()
@@ -46,9 +34,9 @@ def pytest_configure(config):
     As options of every run they would make each one of processes to pytest-benchmark, which times
     nothing there.
     """
-    device = os.environ.get("CSD_TEST_DEVICE", "cpu")
-    if device not in ("cpu", "cuda"):
-        raise pytest.UsageError(f"CSD_TEST_DEVICE must be 'cpu' or 'cuda', got {device!r}")
+    if chosen_device.DEVICE not in ("cpu", "cuda"):
+        got = repr(chosen_device.DEVICE)
+        raise pytest.UsageError(f"CSD_TEST_DEVICE must be 'cpu' or 'cuda', got {got}")
     if ON_GPU and os.environ.get("CSD_PTX"):
         raise pytest.UsageError("CSD_TEST_DEVICE=cuda and CSD_PTX exclude each other")
     if ON_GPU and not torch.cuda.is_available():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chosen_device import ON_GPU
 from on_device import launching_on
 from triton.runtime.interpreter import GridExecutor
 
@@ -15,7 +16,7 @@ from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
 TESTS = Path(__file__).parent
 
 
-@pytest.mark.skipif(os.environ.get("CSD_TEST_DEVICE") == "cuda", reason="a GPU was asked for")
+@pytest.mark.skipif(ON_GPU, reason="a GPU was asked for")
 def test_no_gpu_is_in_sight():
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert os.environ["HIP_VISIBLE_DEVICES"] == os.environ["ROCR_VISIBLE_DEVICES"] == "-1"

@@ -1,15 +1,12 @@
 """The kernels' own check on the GPU at hand: `make test-gpu`."""
 
-import os
-
 import pytest
 import torch
+from chosen_device import ON_GPU
 
 from csd.engine.self_check import check
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("CSD_TEST_DEVICE") != "cuda", reason="needs a GPU: make test-gpu"
-)
+pytestmark = pytest.mark.skipif(not ON_GPU, reason="needs a GPU: make test-gpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -3,12 +3,12 @@
 What is drawn is compared with the CPU's references.
 """
 
-import os
 import threading
 from functools import partial
 
 import pytest
 import torch
+from chosen_device import ON_GPU
 from engine_cases import PROMPTS, assert_same_samples
 from simulated_gpu import Gpu
 
@@ -18,7 +18,6 @@ from csd.engine import static_step
 from csd.graph import consensus
 from csd.state.context_table import GraphConfig
 
-REAL = os.environ.get("CSD_TEST_DEVICE") == "cuda"
 ASKED = dict(num_samples=3, max_new_tokens=12, seed=1, temperature=0.8, top_p=0.9)
 # more samples than slots, a prompt of many chunks and pages, every rule of sampling and stopping
 MANY = dict(
@@ -31,7 +30,7 @@ MANY = dict(
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     """Within a test, a GPU: the machine's, or a simulated one."""
-    if REAL:
+    if ON_GPU:
         yield
         return
     monkeypatch.setattr(static_step, "SIZES", (16, 32))
@@ -99,7 +98,7 @@ def test_a_call_closed_midway_leaves_the_engine_usable():
         assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), want)
 
 
-@pytest.mark.skipif(not REAL, reason="the simulated GPU has one thread: make test-gpu")
+@pytest.mark.skipif(not ON_GPU, reason="the simulated GPU has one thread: make test-gpu")
 @pytest.mark.parametrize("shared", [True, False], ids=["one engine", "an engine each"])
 def test_two_threads(shared):
     """Captures and replays of one thread, while the other captures and replays."""
@@ -126,7 +125,7 @@ def test_two_threads(shared):
             assert_same_samples(got, want)
 
 
-@pytest.mark.skipif(not REAL or torch.cuda.device_count() < 2, reason="needs a second GPU")
+@pytest.mark.skipif(not ON_GPU or torch.cuda.device_count() < 2, reason="needs a second GPU")
 def test_a_device_that_is_not_the_current_one():
     want = on_cpu(prompt=PROMPTS, budget=10, **ASKED)
     with engine("cuda:1") as e:

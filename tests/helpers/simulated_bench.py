@@ -1,4 +1,4 @@
-"""`bench.gpu` on a simulated GPU under a simulated clock: its shapes tiny, its boxes as they are."""
+"""`bench.gpu` on a simulated GPU under a simulated clock: tiny shapes, and boxes as they are."""
 
 import argparse
 import json
