@@ -46,7 +46,7 @@ def engine(device="cuda", dtype=torch.float32, **options):
 
 
 def on_cpu(dtype=torch.float32, how=None, **asked):
-    with engine("cpu", dtype, **(how or {})) as e:
+    with engine("cpu", dtype, kernels="reference", **(how or {})) as e:
         return e.generate(**asked)
 
 

@@ -14,6 +14,7 @@ from simulated_gpu.clock import Clock
 
 from bench import attention_rivals, kernels, timing
 from bench.aot import Shape
+from bench.aot.record import named
 from bench.aot.run import OutOfTime
 from bench.attention_job import JobShape
 from bench.gpu import compile as compile_ahead
@@ -174,6 +175,22 @@ def test_compile(section, monkeypatch):
     late, spills = False, 8
     with pytest.raises(RuntimeError, match="verify bf16: 8 spills"):
         compile_ahead.run(section)
+
+
+@pytest.mark.parametrize(("capability", "target"), [((12, 0), "sm_120"), ((8, 9), "sm_89")])
+def test_kernels_are_compiled_for_the_chip_at_hand(section, monkeypatch, capability, target):
+    asked = []
+
+    def compiled(tasks, *args, **options):
+        asked.extend(tasks)
+        return []
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: capability)
+    monkeypatch.setattr(compile_ahead, "compile_all", compiled)
+    compile_ahead.run(section)
+    assert {task[0] for task in asked} == {section.facts["target"]} == {target}
+    chip = named(target)
+    assert (chip.arch, chip.shared) == (10 * capability[0] + capability[1], 99 * 1024)
 
 
 def test_outside(section, monkeypatch):
