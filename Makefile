@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-docs docs demo test test-integrations test-vllm test-compiled test-faults test-long lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-docs docs demo test test-integrations test-vllm test-compiled test-gpu test-faults test-long lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -65,14 +65,19 @@ KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise 
 	tree_attention verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
-COMPILED := ptx_machine $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
+COMPILED := $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
 	engine/test_exact_triton.py \
 	integrations/test_swap_attention.py integrations/test_swap_kernels.py
 
 test-compiled: install
 	for chip in sm_90 sm_80; do \
-		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(COMPILED:%=tests/%) || exit 1; \
+		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/ptx_machine $(COMPILED:%=tests/%) || exit 1; \
 	done
+
+# on a GPU: the same files with compiled kernels launched on it, and engines there
+test-gpu: install
+	CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+		$(COMPILED:%=tests/%) tests/gpu
 
 # kills, full disks, interrupts, threads and volume: a few of each are in `make test`
 test-faults: install

@@ -1,6 +1,6 @@
 """Every kernel on a GPU: right first, then microseconds, bytes and share of the copy bandwidth.
 
-python -m bench.kernels --device cuda --json F [--full] [--only attention] [--replays 30]
+python -m bench.kernels --device cuda --json F [--full] [--only attention] [--beside flashinfer]
 python -m bench.kernels --device cpu --json F
 
 Attention runs at twelve shapes against PyTorch's own parts (`bench/attention_rivals.py`); --full
@@ -121,6 +121,7 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
         providers = {"csd": ours} | RIVALS
         if args.full:
             providers |= FULL_RIVALS | OTHERS
+        providers |= {name: OTHERS[name] for name in args.beside}
         # flex_attention is compiled anew for each shape: the others have all of theirs before
         slow = {name: providers.pop(name) for name in list(providers) if "flex" in name}
         for some in (providers, slow):
@@ -173,6 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
     parser.add_argument("--json", help="write the result to this file")
     parser.add_argument("--full", action="store_true", help="the grid, and other packages")
+    parser.add_argument("--beside", nargs="*", choices=list(OTHERS), default=[])
     parser.add_argument("--only", choices=["attention", "step"])
     parser.add_argument("--replays", type=int, default=30)
     args = parser.parse_args(argv)

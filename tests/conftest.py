@@ -1,14 +1,12 @@
 import gc
 import os
 
-# read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
-# as compiled for that chip, instruction by instruction (tools/ptx)
-os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("CSD_PTX") else "1")
-
+import chosen_device
 import interpreter
 import interpreter_types
 import pytest
 import torch
+from chosen_device import COMPILED, ON_GPU
 
 interpreter.patch_once_a_launch()
 interpreter.patch_loop_bounds()
@@ -36,6 +34,16 @@ def pytest_configure(config):
     As options of every run they would make each one of processes to pytest-benchmark, which times
     nothing there.
     """
+    if chosen_device.DEVICE not in ("cpu", "cuda"):
+        got = repr(chosen_device.DEVICE)
+        raise pytest.UsageError(f"CSD_TEST_DEVICE must be 'cpu' or 'cuda', got {got}")
+    if ON_GPU and os.environ.get("CSD_PTX"):
+        raise pytest.UsageError("CSD_TEST_DEVICE=cuda and CSD_PTX exclude each other")
+    if ON_GPU and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            "CSD_TEST_DEVICE=cuda needs a GPU that torch can use, and there is none "
+            f"(torch {torch.__version__}, CUDA {torch.version.cuda})"
+        )
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist, config.option.loadscopereorder = "loadfile", False
 
@@ -57,7 +65,13 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def chip():
-    """Launches go to the chip that CSD_PTX names."""
+    """Launches go to the chip that CSD_PTX names, or to the GPU of CSD_TEST_DEVICE."""
+    if ON_GPU:
+        from on_device import on_device
+
+        with on_device(torch.device("cuda")):
+            yield
+        return
     if "CSD_PTX" not in os.environ:
         yield
         return
@@ -95,7 +109,7 @@ def few_splits(monkeypatch):
     """Interpreted, a short row of logits is in 2 parts: of 16, as compiled, 15 would be empty."""
     from csd.kernels.verify import launch
 
-    if "CSD_PTX" not in os.environ:
+    if not COMPILED:
         monkeypatch.setattr(launch, "SPLITS", 2)
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from typing import Any
 
-from bench.aot.record import TARGETS, CompileJob
+from bench.aot.record import TARGETS, CompileJob, named
 
 
 def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict:
@@ -18,7 +18,7 @@ def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict
     """
     import triton
 
-    t = TARGETS[target]
+    t = named(target)
     start = time.perf_counter()
     kernel = triton.compile(job.source, target=t.gpu, options=job.options)
     seconds = time.perf_counter() - start
@@ -34,7 +34,7 @@ def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict
         "shared": shared,
         "limit": t.shared,
         "at once": at_once(job.num_warps, usage["registers"], shared, t.shared)
-        if cuda
+        if cuda and target in TARGETS
         else None,
         "seconds": round(seconds, 2),
     }

@@ -21,27 +21,42 @@ from triton.runtime import driver
 
 from bench.aot.launches import launches
 from bench.aot.shape import Shape
+from csd.kernels.target import tiles_for
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """backend, arch, warp: what Triton calls the GPU; shared: bytes a program may use of it."""
+    """backend, arch, warp: what Triton calls the GPU; shared: bytes a program may use of it; tiles:
+    the chip that kernels' tiles are made for there."""
 
     backend: str
     arch: int | str
     warp: int
     shared: int
+    tiles: str
 
     @property
     def gpu(self) -> GPUTarget:
         return GPUTarget(self.backend, self.arch, self.warp)
 
 
-TARGETS = {
-    "sm_90": Target("cuda", 90, 32, 227 * 1024),
-    "sm_80": Target("cuda", 80, 32, 163 * 1024),
-    "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
-}
+# KiB of shared memory a program may use, by compute capability (CUDA C++ Programming Guide,
+# "Compute Capabilities"); other chips have no less than the least of them
+SHARED = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+LEAST_SHARED = 99
+
+
+def named(target: str) -> Target:
+    """A chip by its compiler's name: sm_ and the compute capability, or gfx and AMD's number."""
+    if target.startswith("gfx"):
+        return Target("hip", target, 64, 64 * 1024, "gfx942")
+    arch = int(target.removeprefix("sm_"))
+    shared = 1024 * SHARED.get(arch, LEAST_SHARED)
+    return Target("cuda", arch, 32, shared, tiles_for(*divmod(arch, 10)))
+
+
+# those that `make aot` compiles for
+TARGETS = {name: named(name) for name in ("sm_90", "sm_80", "gfx942")}
 # constants that a job's name shows, where its kernel has them
 SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED")
 
@@ -74,6 +89,7 @@ class CompileJob:
 def recording(target: str) -> Iterator[list[CompileJob]]:
     """A list that receives what kernels launched within, on tensors of any device, compile from."""
     jobs: list[CompileJob] = []
+    chip = named(target)
 
     def hook(*, fn: Any, compile: dict, **_: Any) -> bool:
         kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
@@ -87,17 +103,17 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
         return True
 
     without_device = SimpleNamespace(
-        get_current_target=lambda: TARGETS[target].gpu,
-        # Triton keeps what it knows of a target by the device's number
-        get_current_device=lambda: list(TARGETS).index(target),
+        get_current_target=lambda: chip.gpu,
+        # Triton keeps what it knows of a target by the device
+        get_current_device=lambda: target,
         get_current_stream=lambda device=None: 0,
     )
     before = knobs.runtime.jit_cache_hook
     with (
         mock.patch.object(driver, "_active", without_device),
-        mock.patch("csd.kernels.tree_attention.launch.target_of", lambda device: target),
-        mock.patch("csd.kernels.row_linear.target_of", lambda device: target),
-        mock.patch("csd.kernels.exact_attention.launch.target_of", lambda device: target),
+        mock.patch("csd.kernels.tree_attention.launch.target_of", lambda device: chip.tiles),
+        mock.patch("csd.kernels.row_linear.target_of", lambda device: chip.tiles),
+        mock.patch("csd.kernels.exact_attention.launch.target_of", lambda device: chip.tiles),
     ):
         knobs.runtime.jit_cache_hook = hook
         try:

@@ -1,18 +1,19 @@
-"""Prove or refute csd on a GPU, in under nine and a half minutes.
+"""Prove or refute csd on a GPU, in ten minutes or in thirty.
 
-    python -m bench.gpu --out DIR [--quick] [--device cpu] [--only SECTION ..] [--stretch 2]
+    python -m bench.gpu --out DIR [--minutes 30] [--only SECTION ..] [--vllm PYTHON] [--device cpu]
 
 Sections of falling value, each with a time box, each writing DIR/SECTION.json row by row: a run
 that is killed keeps what it has. On a GPU a section is a process of its own, so that a fault in one
-leaves the others alone. Tokens come from `bench/traces/`: figures are speed-ups at those traces'
-tau, never of the text of the shapes' real weights. CSD_COMMIT names the commit in the files where
-there is no .git.
+leaves the others alone, and its children end with it. The exit code is 0 where no section failed
+and parity, if it was asked for, is complete. Tokens come from `bench/traces/`: figures are
+speed-ups at those traces' tau, never of the text of the shapes' real weights. CSD_COMMIT names the
+commit in the files where there is no .git.
 """
 
 import argparse
 import importlib
 import json
-import subprocess
+import signal
 import sys
 import time
 import traceback
@@ -21,19 +22,11 @@ from pathlib import Path
 import torch
 
 from bench.common import finish, table, write
+from bench.gpu.plan import BOXES, MINUTES, chosen, steps
 from bench.gpu.plots import draw
+from bench.gpu.processes import run_groups
 from bench.gpu.section import Section
 
-# seconds, and seconds with --quick
-BOXES = {
-    "compile": (50, 12),
-    "parity": (60, 16),
-    "end_to_end": (245, 42),
-    "attention": (75, 12),
-    "outside": (55, 12),
-    "drafters": (45, 9),
-    "equality": (35, 9),
-}
 # before its box closes, for a section to end by itself
 GRACE = 3
 SHOWN = ("shape", "N", "tau", "tokens/s", "plain tokens/s", "speedup", "ideal speedup", "step ms",
@@ -43,33 +36,40 @@ SHOWN = ("shape", "N", "tau", "tokens/s", "plain tokens/s", "speedup", "ideal sp
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the result files")
-    parser.add_argument("--quick", action="store_true", help="under two minutes")
+    parser.add_argument("--minutes", type=int, default=10, choices=MINUTES)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--only", nargs="+", choices=list(BOXES), default=list(BOXES))
-    parser.add_argument("--stretch", type=float, default=1.0, help="multiply every time box")
+    parser.add_argument("--only", nargs="+", choices=list(BOXES))
+    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter that imports vLLM")
     parser.add_argument("--processes", action="store_true", help="one a section on a CPU too")
     parser.add_argument("--section", choices=list(BOXES), help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU that torch can use; none is there")
+    names = chosen(args.minutes, args.only)
+    if args.vllm and "vllm" not in [args.section, *names]:
+        parser.error("--vllm needs --minutes 30, or --only vllm")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.section:
-        return run_here(args, args.section)
+        # a process of its own has spent some of its box on imports, and is ended when it closes
+        return run_here(args, args.section, args.seconds - (time.time() - args.began) - GRACE)
     start = time.perf_counter()
     apart = args.processes or args.device == "cuda"
-    for name in args.only:
-        print(f"{name} ..", flush=True)
-        (run_apart if apart else run_here)(args, name)
-    return report(args, time.perf_counter() - start)
+    for together, closes in steps(names, args.minutes):
+        print(f"{', '.join(together)} ..", flush=True)
+        left = closes - (time.perf_counter() - start)
+        if apart:
+            run_apart(args, together, left)
+        else:
+            for name in together:
+                run_here(args, name, left)
+    return report(args, names, time.perf_counter() - start)
 
 
-def run_here(args, name: str) -> int:
+def run_here(args, name: str, seconds: float) -> int:
     """Run a section in this process and record in its file how it ended."""
-    # a process of its own has spent some of its box on imports, and is ended when it closes
-    spent = time.time() - args.began + GRACE if args.began else 0.0
-    box = BOXES[name][args.quick] * args.stretch - spent
-    section = Section(name, args.out, torch.device(args.device), args.quick, box)
+    section = Section(name, args.out, torch.device(args.device), seconds, args.minutes, args.vllm)
     section.write("running")
     try:
         importlib.import_module(f"bench.gpu.{name}").run(section)
@@ -78,49 +78,50 @@ def run_here(args, name: str) -> int:
         section.facts["error"] = f"{type(error).__name__}: {error}"[:1000]
         section.write("failed")
         return 1
-    section.write("done")
+    section.end()
     return 0
 
 
-def run_apart(args, name: str) -> int:
-    """Run a section in a process that is ended when its box closes."""
-    command = [sys.executable, "-m", "bench.gpu", "--out", str(args.out), "--device", args.device]
-    command += ["--section", name, "--began", str(time.time())] + ["--quick"] * args.quick
-    command += ["--stretch", str(args.stretch)]
-    (args.out / f"{name}.json").unlink(missing_ok=True)
-    box = BOXES[name][args.quick] * args.stretch
-    try:
-        code = subprocess.run(command, timeout=box).returncode
-    except subprocess.TimeoutExpired:
-        return 0
-    path = args.out / f"{name}.json"
-    found = json.loads(path.read_text()) if path.exists() else {"section": name, "rows": []}
-    if code and found.get("status") != "failed":
-        # killed from outside, or by a fault that Python could not catch
-        found |= {"status": "failed", "error": f"the process ended with code {code}"}
-        write(found, path, indent=1)
-    return code
+def run_apart(args, names: list[str], seconds: float) -> None:
+    """Run sections side by side, in processes that end when their box closes."""
+    commands = {}
+    for name in names:
+        (args.out / f"{name}.json").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "bench.gpu", "--out", str(args.out)]
+        command += ["--device", args.device, "--minutes", str(args.minutes), "--section", name]
+        command += ["--seconds", str(seconds), "--began", str(time.time())]
+        commands[name] = command + (["--vllm", args.vllm] if args.vllm else [])
+    for name, code in run_groups(commands, seconds).items():
+        path = args.out / f"{name}.json"
+        found = json.loads(path.read_text()) if path.exists() else {"section": name, "rows": []}
+        if code and found.get("status") != "failed":
+            # killed from outside, or by a fault that Python could not catch
+            found |= {"status": "failed", "error": f"the process ended with code {code}"}
+            write(found, path, indent=1)
 
 
-def report(args, seconds: float) -> int:
-    """The table, the plots, and one JSON line; 1 when a section failed."""
+def report(args, names: list[str], seconds: float) -> int:
+    """The table, the plots, and one JSON line; the exit code."""
     found = {}
-    for name in args.only:
+    for name in names:
         path = args.out / f"{name}.json"
         found[name] = json.loads(path.read_text()) if path.exists() else {"rows": []}
     status = {
-        # what a box has cut is still "running" in its file
-        name: {"running": "cut"}.get(data.get("status"), data.get("status", "failed"))
+        # what a box has cut is still "running" in its file, or has none yet
+        name: {"running": "cut"}.get(data.get("status", "cut"), data.get("status", "cut"))
         for name, data in found.items()
     }
     rows = found.get("end_to_end", {"rows": []})["rows"]
     if rows:
         print(table([{k: r[k] for k in SHOWN} for r in rows]))
+    for name, data in found.items():
+        if "error" in data:
+            print(f"{name} failed: {data['error']}")
     plots = draw(rows, args.out)
     result = {
         "bench": "gpu",
         "device": args.device,
-        "quick": args.quick,
+        "minutes": args.minutes,
         "seconds": round(seconds, 1),
         "sections": status,
         "rows": {name: len(data["rows"]) for name, data in found.items()},
@@ -129,8 +130,10 @@ def report(args, seconds: float) -> int:
     }
     write(result, args.out / "summary.json", indent=1)
     finish(result)
-    return int("failed" in status.values())
+    return int("failed" in status.values() or status.get("parity", "done") != "done")
 
 
 if __name__ == "__main__":
+    # as an interrupt does, so that sections are ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

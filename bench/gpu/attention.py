@@ -6,21 +6,27 @@ from importlib.util import find_spec
 
 from bench.gpu.section import Section
 
+# provider -> the module it imports, and how to install it beside this torch
+OTHERS = {"flashinfer": ("flashinfer", "pip install flashinfer-python")}
+
 
 def run(section: Section) -> None:
+    beside = []
+    for name, (module, install) in OTHERS.items():
+        if find_spec(module) is None:
+            section.add(provider=name, note="not installed", install=install)
+        else:
+            beside.append(name)
     if not section.cuda:
         section.skip("attention is timed on a GPU: bench.kernels --only attention")
         return
-    if find_spec("bench.kernels") is None:
-        section.skip("there is no bench.kernels to time attention with")
-        return
     path = section.out / "attention_shapes.json"
     command = [sys.executable, "-m", "bench.kernels", "--device", "cuda", "--only", "attention"]
-    command += ["--json", str(path), "--replays", "10" if section.quick else "30"]
+    command += ["--json", str(path), "--replays", "30", "--beside", *beside]
     try:
         done = subprocess.run(command, timeout=max(section.left, 1))
     except subprocess.TimeoutExpired:
-        section.skip(f"attention: {path.name} has the shapes there was time for")
+        section.cut_off(f"{path.name} has the shapes there was time for")
         return
     if done.returncode:
         raise RuntimeError(f"bench.kernels ended with status {done.returncode}")

@@ -20,11 +20,9 @@ def run(section: Section) -> None:
     if not section.cuda:
         section.skip("kernels are compiled for a GPU: `make aot` does so without one")
         return
-    # tiles are shared by more chips, binaries are not
-    target = {(9, 0): "sm_90", (8, 0): "sm_80"}.get(torch.cuda.get_device_capability())
-    if target is None:
-        section.skip("kernels are compiled ahead for sm_90 and sm_80, this is another chip")
-        return
+    # binaries are a chip's own: none of another's is found in the cache
+    target = chip()
+    section.facts["target"] = target
     cores = len(os.sched_getaffinity(0))
     # in float32 the model whose generations `parity` compares, which comes next
     tiny = Shape.of("tiny", shapes.SHAPES["tiny"])
@@ -32,10 +30,18 @@ def run(section: Section) -> None:
     try:
         rows = compile_all(tasks, cores, cache=knobs.cache.dir, timeout=max(section.left, 1))
     except OutOfTime as error:
-        section.skip(f"{error}; what is compiled is kept")
+        section.cut_off(f"{error}; what is compiled is kept")
         rows = error.rows
     for row in rows:
         section.add(**row)
     wrong = [f"{r['kernel']}: {'; '.join(problems(r))}" for r in section.rows if problems(r)]
     if wrong:
         raise RuntimeError(f"not compiled as it should be: {', '.join(wrong)}")
+
+
+def chip() -> str:
+    """The device's name among compilers' targets: sm_90, sm_120, gfx942, .."""
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{10 * major + minor}"

@@ -7,9 +7,9 @@ cuBLAS's in blocks of 64 rows, next to cuBLAS's own at as many rows as there are
 import torch
 
 import csd
-from bench.gpu.products import price
+from bench.gpu.exact_products import price
 from bench.gpu.section import Section
-from bench.gpu.workload import model, recorded, shapes
+from bench.gpu.workload import engine_of, recorded, shapes
 
 SAMPLES, NEW = 8, 128
 BUDGETS = (0, 16, 32, "auto")
@@ -23,10 +23,12 @@ def run(section: Section) -> None:
     samples, new = (SAMPLES, NEW) if section.cuda else (2, 12)
     for name, config in shapes(section).items():
         for exact in (True, False):
-            with csd.Engine(model(section, config), max_slots=samples, exact=exact) as engine:
+            with engine_of(section, config, max_slots=samples, exact=exact) as engine:
                 for trace in recorded(section)[: 1 if exact else 3]:
                     if section.left > 0:
                         compare(section, engine, name, trace, samples, new)
+                    else:
+                        section.cut_off(f"{name}, exact={exact}, prompt {trace.problem}")
             del engine
             if section.cuda:
                 torch.cuda.empty_cache()

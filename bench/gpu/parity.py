@@ -1,153 +1,165 @@
-"""Triton kernels and static steps against the references, on the device."""
+"""Triton kernels and static steps against the references, on the device.
 
-import inspect
-import statistics
+Every rule of sampling, a prompt of several chunks and pages, a vocabulary of 128k, a call that is
+closed midway, and captures while another thread uses the device.
+"""
+
 import subprocess
 import sys
-from dataclasses import fields, replace
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 import csd
+from bench.gpu.parity_logits import logits
 from bench.gpu.section import Section
 from bench.shapes import SHAPES, random_model
-from csd.models.decoder import Decoder, Layer
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
 SAMPLES, NEW = 4, 24
+# more than two chunks, and than a page of new tokens
+LONG_PROMPT, LONG_NEW, CHUNK = [[i * i % 97 for i in range(700)]], 70, 256
+WIDE = 128256
+CASES = {
+    "greedy": dict(temperature=0.0),
+    "0.7": dict(temperature=0.7),
+    "top-p": dict(temperature=1.0, top_p=0.9),
+    "top-k": dict(temperature=1.0, top_k=20),
+    "min-p": dict(temperature=1.0, min_p=0.02),
+    "penalty": dict(temperature=0.7, repetition_penalty=1.3),
+    "stop ids": dict(temperature=1.0, stop_token_ids=list(range(40, 48)), min_new_tokens=3),
+}
+LONG = {"long prompt": dict(temperature=0.7)}
 
 
 def run(section: Section) -> None:
     """A row a comparison; raises AssertionError at the end when one failed."""
-    engines(section)
+    engines(section, "tiny", CASES | LONG)
+    engines(section, f"{WIDE} tokens", {name: CASES[name] for name in ("0.7", "top-p", "top-k")})
+    interruptions(section)
     logits(section)
     kernels(section)
     wrong = [row["what"] for row in section.rows if not row["same"]]
     assert not wrong, f"not the same: {', '.join(wrong)}"
 
 
-def engines(section: Section) -> None:
+def model(section: Section, name: str):
+    config = SHAPES["tiny"] if name == "tiny" else replace(SHAPES["tiny"], vocab=WIDE)
+    return random_model(config, section.device, torch.float32)
+
+
+def engine(section: Section, name: str, **options: Any) -> csd.Engine:
+    how = dict(max_slots=6, prefill_chunk=CHUNK, self_check=False) | options
+    return csd.Engine(model(section, name), **how)
+
+
+def drawn(engine: csd.Engine, case: str, **more: Any) -> list[list[list[int]]]:
+    """Tokens of every sample of a case."""
+    prompts, new = (LONG_PROMPT, LONG_NEW) if case in LONG else (PROMPTS, NEW)
+    outs = engine.generate(
+        prompts, num_samples=SAMPLES, max_new_tokens=new, seed=1, budget=10,
+        **(CASES | LONG)[case], **more,
+    )  # fmt: skip
+    return [out.tokens for out in outs]
+
+
+def engines(section: Section, name: str, cases: dict) -> None:
     """Whole generations in float32 must have the same tokens however they run."""
-    device = section.device
-    sides = {"reference": dict(kernels="reference"), "plain": dict(kernels="reference")}
+    fast = "triton" if section.cuda else "reference"
+    sides = {"static": dict(kernels=fast, static=True)}
     if section.cuda:
-        sides["triton"] = dict(kernels="triton")
-    if "static" in inspect.signature(csd.Engine).parameters:
-        for options in sides.values():
-            options["static"] = False
-        sides["static"] = dict(kernels="triton" if section.cuda else "reference", static=True)
-    cases = [dict(temperature=0.0), dict(temperature=0.7), dict(temperature=1.0, top_p=0.9)]
-    found: dict[str, list] = {}
-    for name, options in sides.items():
-        made = random_model("tiny", device, torch.float32)
-        with csd.Engine(made, max_slots=6, **options) as engine:
-            found[name] = [
-                [
-                    out.tokens
-                    for out in engine.generate(
-                        PROMPTS, num_samples=SAMPLES, max_new_tokens=NEW, seed=1, budget=10,
-                        speculate=name != "plain", **case,
-                    )
-                ]
-                for case in cases
-            ]  # fmt: skip
-    for name in list(sides)[1:]:
-        for case, got, want in zip(cases, found[name], found["reference"], strict=True):
-            what = f"{name} against reference, {case}"
-            section.add(what=what, same=got == want)
-
-
-def logits(section: Section) -> None:
-    """Two layers of each large shape in bfloat16: how far Triton and references are from float32.
-
-    Compared are the log-probabilities of committed tokens. Triton's may be off by 1.5 times as much
-    as PyTorch's own bfloat16, beyond what chance does to so few tokens.
-    """
-    if not section.cuda:
-        section.skip("logits of the large shapes: Triton kernels need a GPU")
-        return
-    for name in ("llama-3.1-8b", "qwen2.5-7b"):
-        low = random_model(replace(SHAPES[name], layers=2), section.device)
-        sides = {
-            "exact": (widened(low), "reference"),
-            "reference": (low, "reference"),
-            "triton": (low, "triton"),
-        }
-        outs = {}
-        for side, (made, which) in sides.items():
-            with csd.Engine(made, max_slots=4, kernels=which) as engine:
-                outs[side] = engine.generate(
-                    list(range(100, 400)), num_samples=4, max_new_tokens=12, seed=1, budget=12,
-                    temperature=0.7,
+        sides["triton"] = dict(kernels="triton", static=False)
+    sides["plain"] = dict(kernels="reference", static=False)
+    with engine(section, name, kernels="reference", static=False) as made:
+        want = {case: drawn(made, case) for case in cases}
+    for side, options in sides.items():
+        if section.left <= 0:
+            section.cut_off(f"{side} against reference, {name}")
+            continue
+        with engine(section, name, **options) as made:
+            for case in cases:
+                compare(
+                    section, f"{side} against reference, {name}, {case}", want[case],
+                    lambda case=case, made=made, side=side: drawn(
+                        made, case, speculate=side != "plain"
+                    ),
                 )  # fmt: skip
-        errors = {side: differences(outs[side], outs["exact"]) for side in ("reference", "triton")}
-        mean = {side: sum(x) / max(len(x), 1) for side, x in errors.items()}
-        section.add(
-            what=f"{name}, 2 layers, bfloat16",
-            same=within(errors["triton"], errors["reference"]) and len(errors["triton"]) >= 8,
-            mean_error=mean["triton"],
-            mean_error_of_pytorch=mean["reference"],
-            tokens_compared=len(errors["triton"]),
-        )
-        del low, sides
-        torch.cuda.empty_cache()
 
 
-def within(errors: list[float], allowed: list[float], factor: float = 1.5) -> bool:
-    """Whether the mean of `errors` is at most `factor` times that of `allowed`.
-
-    Both are estimated from few tokens: false only where the excess is above three standard errors.
-    """
-    excess = statistics.fmean(errors) - factor * statistics.fmean(allowed)
-    variance = sum(
-        scale**2 * statistics.variance(x) / len(x) for scale, x in ((1, errors), (factor, allowed))
-    )
-    return excess <= 3 * variance**0.5
+def compare(section: Section, what: str, want: Any, call: Callable[[], Any]) -> None:
+    """Add a row: whether a call returns `want`. One that fails does not, and the rest go on."""
+    try:
+        section.add(what=what, same=call() == want)
+    except Exception as error:
+        section.add(what=what, same=False, error=f"{type(error).__name__}: {error}"[:300])
 
 
-def differences(a, b) -> list[float]:
-    """Of log-probabilities, up to where rounding lets a sample go another way."""
-    found = []
-    for s, t in zip(a, b, strict=True):
-        rows = zip(s.tokens, t.tokens, s.raw_logprobs, t.raw_logprobs, strict=True)
-        for x, y, p, q in rows:
-            if x != y:
-                break
-            found.append(abs(p - q))
-    return found
+def interruptions(section: Section) -> None:
+    """What other callers of an engine and of the device do must not show in the tokens."""
+    if section.left <= 0:
+        section.cut_off("a call that is closed midway, and a second thread")
+        return
+
+    def closed(made: csd.Engine) -> list:
+        with made:
+            stream = made.stream(PROMPTS, num_samples=SAMPLES, max_new_tokens=NEW, seed=2)
+            next(stream)
+            stream.close()
+            return drawn(made, "0.7")
+
+    def beside(made: csd.Engine) -> list:
+        with made, other_thread(section.device):
+            return drawn(made, "0.7")
+
+    how = dict(kernels="triton" if section.cuda else "reference", static=True)
+    with engine(section, "tiny", kernels="reference", static=False) as made:
+        want = drawn(made, "0.7")
+    for what, call in (("behind a call closed midway", closed), ("beside a thread", beside)):
+        compare(section, what, want, lambda call=call: call(engine(section, "tiny", **how)))
 
 
-def widened(decoder: Decoder) -> Decoder:
-    """The same weights in float32."""
+@contextmanager
+def other_thread(device: torch.device) -> Iterator[None]:
+    """Within the block, another thread allocates, multiplies and waits, on a stream of its own."""
+    done, errors = threading.Event(), []
 
-    def wide(x):
-        return x if x is None else x.float()
+    def work() -> None:
+        try:
+            cuda = device.type == "cuda"
+            with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else nullcontext():
+                while not done.is_set():
+                    x = torch.randn(256, 256, device=device)
+                    (x @ x).sum().item()
+        except Exception as error:
+            errors.append(error)
 
-    layers = [
-        Layer(**{f.name: wide(getattr(layer, f.name)) for f in fields(Layer)})
-        for layer in decoder.layers
-    ]
-    return Decoder(
-        decoder.config, wide(decoder.embedding), layers, wide(decoder.norm), wide(decoder.head)
-    )
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def kernels(section: Section) -> None:
     """Each kernel's own check, where there is a bench for it."""
-    from importlib.util import find_spec
-
-    if not section.cuda or find_spec("bench.kernels") is None:
+    if not section.cuda:
         section.skip("single kernels: bench.kernels on a GPU checks them")
         return
     command = [sys.executable, "-m", "bench.kernels", "--device", "cuda", "--only", "step"]
     command += ["--json", str(section.out / "kernels.json")]
     try:
-        done = subprocess.run(
-            command, timeout=max(section.left, 1), capture_output=True, text=True
-        )
+        done = subprocess.run(command, timeout=max(section.left, 1), capture_output=True, text=True)
     except subprocess.TimeoutExpired:
         # what was not finished is not known to be wrong
-        section.skip("single kernels: no time left for all of them")
+        section.cut_off("single kernels: not all of them")
         return
     print(done.stdout[-3000:])
     section.add(what="every kernel of a step", same=done.returncode == 0, log=done.stderr[-1500:])

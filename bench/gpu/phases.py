@@ -6,6 +6,10 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from bench.gpu.section import Section
+from bench.gpu.timed import settled, shortened
+from bench.gpu.workload import forced
+
 # of the device alone: tracing the host would slow it down
 ACTIVITIES = [ProfilerActivity.CUDA]
 
@@ -50,3 +54,34 @@ def by_phase(events) -> dict[str, float]:
             phase = phase_of(event.name)
             found[phase] = found.get(phase, 0.0) + event.self_device_time_total / 1e6
     return found
+
+
+def phases(section: Section, engine, picked: list, prompt_tokens: int) -> dict:
+    """Milliseconds of a step by phase: the device's, or the host's clock where there is none.
+
+    The prompts' pass is no part of it. On a device the time of a run that draws one token a sample
+    is taken off, as it is off `step ms`: that pass and the first step.
+    """
+    run = forced(engine, picked, prompt_tokens, speculate=True)
+    if not section.cuda:
+        out = run()[0]
+        spent = {k: v for k, v in out.stats.seconds.items() if k != "prefill"}
+        return {k: 1e3 * v / out.stats.steps for k, v in spent.items()}
+    first = forced(engine, shortened(picked, 1), prompt_tokens, speculate=False)
+    # the longer one first: its caches are large enough for both
+    spent, results = profiled(engine, run)
+    begun, _ = profiled(engine, first)
+    steps = max(max(out.stats.steps for out in results) - 1, 1)
+    # a phase of nearly nothing may come out less than that
+    return {k: 1e3 * max(v - begun.get(k, 0.0), 0.0) / steps for k, v in spent.items()}
+
+
+def profiled(engine, run) -> tuple[dict, list]:
+    """The device's seconds by phase, and the results, of a run behind one that nothing watches."""
+    run()
+
+    def once() -> tuple[dict, list]:
+        results: list = []
+        return device_seconds(lambda: results.extend(run())), results
+
+    return settled(engine, once)

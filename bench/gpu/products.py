@@ -1,10 +1,8 @@
-"""What matrix products with exact rows cost, beside cuBLAS, by the number of rows.
+"""cuBLAS by the number of rows, for the products of a layer: what drafts cost rests on it.
 
-"gate_up, SwiGLU" is one launch of Triton's beside cuBLAS and a launch of SwiGLU. Engines that are
-not exact take the latter: `python -m bench.roofline` has how much slower the former may be.
+Beside the time, whether a row has the same bits as among 16 rows: where it has not, tokens of
+bfloat16 may differ with what is drafted.
 """
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +11,11 @@ from bench.gpu.section import Section
 from bench.gpu.workload import shapes
 from bench.timing import copies_for, copy_bandwidth, replayed
 from csd.engine.static_step import SIZES
-from csd.kernels.gated_linear import gated_linear_triton
-from csd.kernels.row_linear import row_linear_triton
-from csd.kernels.swiglu import swiglu_triton
 from csd.models.config import ModelConfig
-from csd.models.exact import CUBLAS_ROWS, RowBlocks, in_blocks
+
+ROWS = (1, *SIZES)
+# among which a row's bits are those that others are compared with
+COMPARED = 16
 
 
 def matrices(c: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -30,47 +28,40 @@ def matrices(c: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def cublas_in_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return in_blocks(F.linear, RowBlocks(CUBLAS_ROWS, CUBLAS_ROWS), x, weight, None)
-
-
-PROVIDERS = {"triton": row_linear_triton, "cublas 64": cublas_in_blocks, "cublas": F.linear}
-GATED = {
-    "triton": gated_linear_triton,
-    "cublas 64": lambda x, weight: swiglu_triton(cublas_in_blocks(x, weight)),
-    "cublas": lambda x, weight: swiglu_triton(F.linear(x, weight)),
-}
-
-
-def price(section: Section) -> None:
+def run(section: Section) -> None:
     """A row a matrix and number of rows: microseconds, and the share of the copy bandwidth."""
-    bandwidth = copy_bandwidth(section.device)
+    if not section.cuda:
+        section.skip("products by rows: cuBLAS needs a GPU")
+        return
+    section.facts["copy bytes/s"] = bandwidth = copy_bandwidth(section.device)
     for name, config in shapes(section).items():
         for product, (n, k) in matrices(config).items():
-            weights = [
-                torch.randn(n, k, device=section.device).to(torch.bfloat16)
-                for _ in range(copies_for(2 * n * k))
-            ]
-            for rows in SIZES:
+            weights = weights_of(n, k, section.device)
+            most = torch.randn(max(ROWS), k, device=section.device).to(torch.bfloat16)
+            first = F.linear(most[:COMPARED], weights[0])[0]
+            for rows in ROWS:
                 if section.left <= 0:
-                    section.skip(f"prices of {product} of {name} from {rows} rows on")
+                    section.cut_off(f"{product} of {name} from {rows} rows on")
                     break
-                x = torch.randn(rows, k, device=section.device).to(torch.bfloat16)
-                of = {product: PROVIDERS}
-                if product == "gate_up":
-                    of["gate_up, SwiGLU"] = GATED
-                for label, providers in of.items():
-                    row = times(providers, x, weights, bandwidth)
-                    section.add(shape=name, product=label, rows=rows, **row)
+                x = most[:rows]
+                us = replayed([lambda w=w, x=x: F.linear(x, w) for w in weights], 10)[0]
+                section.add(
+                    shape=name,
+                    product=product,
+                    rows=rows,
+                    us=us,
+                    share_of_copy=moved(x, weights[0]) / (us * 1e-6) / bandwidth,
+                    same_bits=bool((F.linear(x, weights[0])[0] == first).all()),
+                )
 
 
-def times(
-    providers: dict[str, Callable], x: torch.Tensor, weights: list[torch.Tensor], bandwidth: float
-) -> dict:
-    """Of each provider, over weights that do not fit into the cache together."""
-    row: dict = {}
-    moved = sum(t.numel() * t.element_size() for t in (x, weights[0]))
-    for name, run in providers.items():
-        us = replayed([lambda w=w, run=run: run(x, w) for w in weights], 10)[0]
-        row |= {f"{name} us": us, f"{name} share of copy": moved / (us * 1e-6) / bandwidth}
-    return row | {"triton over cublas": row["triton us"] / row["cublas us"]}
+def weights_of(n: int, k: int, device: torch.device) -> list[torch.Tensor]:
+    """Matrices of a product that do not fit into the cache together."""
+    return [
+        torch.randn(n, k, device=device).to(torch.bfloat16) for _ in range(copies_for(2 * n * k))
+    ]
+
+
+def moved(x: torch.Tensor, weight: torch.Tensor) -> int:
+    """Bytes that a product reads."""
+    return sum(t.numel() * t.element_size() for t in (x, weight))

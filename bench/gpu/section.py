@@ -16,11 +16,13 @@ class Section:
     name: str
     out: Path
     device: torch.device
-    quick: bool
     box: float  # seconds
+    minutes: int = 10  # of the whole run
+    vllm: str | None = None  # the interpreter of an environment that has vLLM
     rows: list[dict] = field(default_factory=list)
     facts: dict = field(default_factory=dict)
-    start: float = field(default_factory=time.perf_counter)
+    cut: bool = False  # whether time was too short for all of it
+    start: float = field(default_factory=lambda: time.perf_counter())
 
     @property
     def cuda(self) -> bool:
@@ -40,6 +42,14 @@ class Section:
         self.facts.setdefault("left out", []).append(why)
         print(f"  {self.name}: left out: {why}", flush=True)
         self.write("running")
+
+    def cut_off(self, why: str) -> None:
+        """Leave out what time is too short for: the section counts as cut."""
+        self.cut = True
+        self.skip(f"no time: {why}")
+
+    def end(self) -> None:
+        self.write("cut" if self.cut else "done")
 
     def write(self, status: str) -> None:
         data = {

@@ -32,6 +32,11 @@ def model(section: Section, config: ModelConfig):
     return random_model(config, section.device, dtype)
 
 
+def engine_of(section: Section, config: ModelConfig, **options) -> csd.Engine:
+    """An engine over `model`; the section `doctor` has checked its kernels."""
+    return csd.Engine(model(section, config), self_check=False, **options)
+
+
 def recorded(section: Section) -> list[Trace]:
     """The traces at temperature 0.7; on a CPU their first tokens."""
     traces = [t for t in read_traces(TRACES) if t.temperature == TEMPERATURE]
@@ -77,4 +82,4 @@ def forced(engine: csd.Engine, traces: list[Trace], prompt_tokens: int, **option
     return run
 
 
-__all__ = ["forced", "forcing", "groups", "model", "recorded", "shapes"]
+__all__ = ["engine_of", "forced", "forcing", "groups", "recorded", "shapes"]

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -35,15 +35,56 @@ class Sizes:
         # each group in flight has at least one slot
         return self.slots * self.slot_pages + min(self.slots, self.groups) * self.prompt_pages
 
-    def fit(self, cache: KVCache, rows: int) -> bool:
-        """Whether the cache of an earlier call is large enough, with steps of so many rows."""
-        return (
-            cache.node_k.shape[1] >= rows
-            and cache.slot_pages.shape[0] >= self.slots
-            and cache.slot_pages.shape[1] >= self.slot_pages
-            and cache.prompt_pages.shape[1] >= self.prompt_pages
-            and len(cache.allocator) >= self.pages
-        )
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What caches hold, whatever call they were made for."""
+
+    slots: int
+    slot_pages: int
+    prompt_pages: int
+    pages: int  # of all samples and prompts in flight
+    rows: int  # of a step
+
+    @classmethod
+    def of(cls, cache: KVCache) -> "Room":
+        slots, slot_pages = cache.slot_pages.shape
+        prompt_pages, pages = cache.prompt_pages.shape[1], cache.k.shape[1]
+        return cls(slots, slot_pages, prompt_pages, pages, cache.node_k.shape[1])
+
+    @classmethod
+    def least(cls, sizes: Sizes, rows: int) -> "Room":
+        return cls(sizes.slots, sizes.slot_pages, sizes.prompt_pages, sizes.pages, rows)
+
+    def with_room_for(self, other: "Room") -> "Room":
+        return Room(*map(max, astuple(self), astuple(other)))
+
+    def grown(self, before: "Room", max_slots: int, fits: Callable[["Room"], bool]) -> "Room":
+        """The first that fits of: slots and pages of both at the next powers of two, so that calls
+        which grow slowly seldom allocate; of both; its own."""
+        both = self.with_room_for(before)
+        slots = min(_power_of_two(both.slots), max(max_slots, both.slots))
+        rounded = replace(both, slots=slots, pages=_power_of_two(both.pages))
+        return next((room for room in (rounded, both) if fits(room)), self)
+
+    def bytes(self, config: Any, dtype: torch.dtype, gathers: bool) -> int:
+        """Of the cache and of a step's rows, and of the tokens and log-probabilities of slots."""
+        page = KVCache.bytes_per_page(config, dtype)
+        own = torch.int32.itemsize + 2 * max(torch.float32.itemsize, dtype.itemsize)
+        step = self.rows * (page // PAGE + config.vocab * dtype.itemsize)
+        if gathers:
+            step += _gathered(self.pages * page, config, dtype)
+        return self.pages * page + step + self.slots * self.slot_pages * PAGE * own
+
+
+def _power_of_two(x: int) -> int:
+    return 1 << (x - 1).bit_length()
+
+
+def _gathered(cached: int, config: Any, dtype: torch.dtype) -> int:
+    """Bytes of a layer's keys and values as they are, and of another copy in float32."""
+    wide = max(torch.float32.itemsize, dtype.itemsize)
+    return cached // config.layers * (dtype.itemsize + wide) // dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +121,7 @@ class Demand:
         prompts = min(slots, groups) * prompt_pages * page
         step = rows * (page // PAGE + config.vocab * dtype.itemsize)
         if gathers:
-            wide = max(torch.float32.itemsize, dtype.itemsize)
-            step += (new + prompts) // config.layers * (dtype.itemsize + wide) // dtype.itemsize
+            step += _gathered(new + prompts, config, dtype)
         return cls(slots, new, prompts, step)
 
     @property
@@ -117,3 +157,9 @@ def slots_that_fit(demand: Callable[[int], Demand], wanted: int, room: int) -> i
     demand(1).check(room)
     # it grows with the slots
     return bisect_right(range(1, wanted + 1), room, key=lambda n: demand(n).total)
+
+
+def graph_tokens(requests: list[Request], sizes: Sizes) -> int:
+    """That the graph has to hold: of the slots, and of the groups in flight."""
+    texts = sorted(len(r.prompt) + sum(map(len, r.history)) for r in requests)[-sizes.groups :]
+    return sizes.slots * max(r.params.max_new_tokens for r in requests) + sum(texts)

@@ -7,7 +7,7 @@ import torch
 
 from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, nodes_of
 from csd.engine.call import RunSettings
-from csd.engine.memory import Demand, Sizes, slots_that_fit
+from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
 from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
@@ -39,6 +39,10 @@ class Resources:
 
     def _drop(self) -> None:
         self._step: Step | None = None
+        # bytes of the caches at hand, as they were counted before they were made
+        self.demand: Demand | None = None
+        self._limited: Room | None = None  # what a call wanted that memory had too few slots for
+        self._text = 0, False  # tokens that the drafter was made for, and whether for a history
         self._drafter: Any = None
         self._dropped = 0  # contexts, as of the last call
 
@@ -69,39 +73,53 @@ class Resources:
             self._drafter_name = drafter
             self._drop()
         wanted = Sizes.of(requests, self.max_slots)
-        tokens = _graph_tokens(requests, wanted)
+        tokens = graph_tokens(requests, wanted)
         if share:
             tokens += shared_tokens(requests, wanted.groups)
-        text = tokens, any(r.history for r in requests)
+        history = any(r.history for r in requests)
 
         def rows(slots: int) -> int:
             return self._rows(slots, nodes, wanted.prompt_pages * PAGE)
 
+        least = Room.least(wanted, rows(wanted.slots))
+        before = None
         if self._step is not None:
-            fits = wanted.fit(self._step.cache, rows(wanted.slots)) and self._drafter.suits(*text)
+            before = Room.of(self._step.cache)
+            fits = before == before.with_room_for(least) or least == self._limited
+            fits = fits and self._drafter.suits(tokens, history)
             if fits and self._step.cache.k.dtype == self.dtype:
                 return self._step
+            # caches only grow: else calls of two sizes would make them, and all graphs, in turn
+            tokens, history = max(tokens, self._text[0]), history or self._text[1]
             # its memory counts as free below
             self._drop()
 
         # what a call leaves for the next must not be of one caller's inference mode
         with torch.inference_mode(False):
-            made = make_drafter(self._drafter_name, self._ops, self.device, *text)
+            made = make_drafter(self._drafter_name, self._ops, self.device, tokens, history)
         made.check_vocab(self.decoder.config.vocab)
+        gathers = self._ops.name == "reference"
 
         def demand(slots: int) -> Demand:
             sizes = replace(wanted, slots=slots)
             own = Demand.of(
-                self.decoder.config, self.dtype, **asdict(sizes), rows=rows(slots),
-                gathers=self._ops.name == "reference",
-            )  # fmt: skip
+                self.decoder.config, self.dtype, **asdict(sizes), rows=rows(slots), gathers=gathers
+            )
             return replace(own, drafter=made.cache_bytes(sizes.pages))
 
-        slots = slots_that_fit(demand, wanted.slots, int(self.memory * free_bytes(self.device)))
-        sizes = replace(wanted, slots=slots)
+        free = int(self.memory * free_bytes(self.device))
+        slots = slots_that_fit(demand, wanted.slots, free)
+        self.demand, room = demand(slots), Room.least(replace(wanted, slots=slots), rows(slots))
+        limited = least if slots < wanted.slots else None
+        if before is not None and limited is None:
+            config, dtype = self.decoder.config, self.dtype
+            room = room.grown(before, self.max_slots, lambda room: (
+                room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages) <= free
+            ))  # fmt: skip
         with torch.inference_mode(False):
-            self._drafter, tables = made, (sizes.slot_pages, sizes.prompt_pages)
-            self._step = self._allocate(slots, *tables, sizes.pages, made.context, rows(slots))
+            self._drafter, self._text, self._limited = made, (tokens, history), limited
+            tables = room.slot_pages, room.prompt_pages
+            self._step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
             made.attach(self.decoder, self._step.cache)
         return self._step
 
@@ -179,9 +197,3 @@ class Resources:
             return 0
         self._dropped = int(found)
         return self._dropped - before
-
-
-def _graph_tokens(requests: list[Request], sizes: Sizes) -> int:
-    """That the graph has to hold: of the slots, and of the groups in flight."""
-    texts = sorted(len(r.prompt) + sum(map(len, r.history)) for r in requests)[-sizes.groups :]
-    return sizes.slots * max(r.params.max_new_tokens for r in requests) + sum(texts)

@@ -12,11 +12,15 @@ def target_of(device: torch.device) -> str:
         return "sm_90"
     if torch.version.hip:
         return "gfx942"
-    major, _ = capability = torch.cuda.get_device_capability(device)
+    return tiles_for(*torch.cuda.get_device_capability(device))
+
+
+def tiles_for(major: int, minor: int) -> str:
+    """The target whose tiles run on a chip of this compute capability."""
     if major in (9, 10):
         return "sm_90"
     # other chips have less shared memory than either, and tiles made for 64 KiB fit them all
-    return "sm_80" if capability in ((8, 0), (8, 7)) else "gfx942"
+    return "sm_80" if (major, minor) in ((8, 0), (8, 7)) else "gfx942"
 
 
 @cache

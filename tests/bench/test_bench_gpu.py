@@ -1,12 +1,17 @@
 """The GPU benchmark on a CPU: every section runs, on a tiny shape."""
 
 import json
+import shutil
 import subprocess
 import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import scan_cache_dir
 from step_kernels import STEP
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
@@ -14,24 +19,31 @@ from torch.profiler import ProfilerActivity
 
 from bench import common
 from bench.gpu import __main__ as gpu
-from bench.gpu import equality, parity, phases
-from bench.gpu.end_to_end import timed
+from bench.gpu import checkpoint, doctor, equality, parity, parity_logits, phases
 from bench.gpu.phases import by_phase, phase_of
+from bench.gpu.plan import BOXES, MINUTES, box, chosen, steps
+from bench.gpu.processes import run_groups
 from bench.gpu.roofline import parameters, step_seconds
+from bench.gpu.timed import timed
 from bench.gpu.workload import groups
 from bench.shapes import SHAPES
 from csd.traces.traces import Trace
 
 
-def test_quick_run_on_a_cpu(tmp_path, capsys):
-    assert gpu.main(["--out", str(tmp_path), "--quick", "--device", "cpu"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    summary = json.loads(said[-1])
+def test_every_section_on_a_cpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(parity, "NEW", 6)
+    monkeypatch.setattr(parity, "LONG_NEW", 6)
+    monkeypatch.setattr(parity, "WIDE", 2000)
+    assert gpu.main(["--out", str(tmp_path), "--minutes", "30", "--device", "cpu"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(summary["sections"]) == list(BOXES)
     assert set(summary["sections"].values()) == {"done"}
-    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in gpu.BOXES}
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in BOXES}
 
+    checked, = found["doctor"]["rows"]
+    assert checked["passed"] and checked["shape"] == "tiny" and len(checked["checks"]) > 10
     assert all(row["same"] for row in found["parity"]["rows"])
-    assert len(found["parity"]["rows"]) >= 3
+    assert len(found["parity"]["rows"]) == 2 * (8 + 3) + 2
     ends = found["end_to_end"]["rows"]
     assert {row["N"] for row in ends} == {1, 4}
     for row in ends:
@@ -45,8 +57,15 @@ def test_quick_run_on_a_cpu(tmp_path, capsys):
     assert drafted["consensus"]["tau"] >= 1
     assert all(row["equal_tokens"] == 1 for row in found["equality"]["rows"])
     assert found["outside"]["rows"][0]["tokens_per_second"] > 0
-    # what needs a GPU is named
+    together, = found["continuous"]["rows"]
+    assert together.get("tokens_per_second", 0) > 0 or "note" in together
+    assert found["first_call"]["rows"][1]["predicted_bytes"]["total"] > 0
+    assert found["prefill"]["rows"][0]["tokens_per_second"] > 0
+    # what needs a GPU, or is not installed, is named
     assert any("attention" in why for why in summary["left out"])
+    assert any("--vllm PYTHON" in why for why in summary["left out"])
+    if find_spec("flashinfer") is None:
+        assert found["attention"]["rows"][0]["note"] == "not installed"
 
 
 def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path, monkeypatch, capsys):
@@ -69,23 +88,62 @@ def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, ca
     assert gpu.main(options) == 0
     assert json.loads((tmp_path / "attention.json").read_text())["status"] == "done"
 
-    def too_long(command, timeout):
-        assert timeout == 2 * gpu.BOXES["attention"][0]
-        assert command[-2:] == ["--stretch", "2.0"]
+    def too_long(commands, seconds):
+        (name, command), = commands.items()
+        assert name == "attention" and BOXES[name][1] - 1 < seconds <= BOXES[name][1]
+        assert command[-4:-1:2] == ["--seconds", "--began"] and float(command[-3]) == seconds
         (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
-        raise subprocess.TimeoutExpired(command, timeout)
+        return {name: None}
 
-    fake = SimpleNamespace(run=too_long, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(gpu, "subprocess", fake)
-    assert gpu.main([*options, "--stretch", "2"]) == 0
+    monkeypatch.setattr(gpu, "run_groups", too_long)
+    capsys.readouterr()
+    assert gpu.main([*options, "--minutes", "30"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["sections"] == {"attention": "cut"}
     assert summary["rows"] == {"attention": 1}
 
 
-@pytest.mark.parametrize(("quick", "most"), [(False, 570), (True, 120)])
-def test_boxes_add_up_to_what_is_promised(quick, most):
-    assert sum(box[quick] for box in gpu.BOXES.values()) <= most - 5
+@pytest.mark.parametrize("status", ["running", None])
+def test_without_parity_the_exit_code_is_1(tmp_path, monkeypatch, status):
+    def ends(commands, seconds):
+        for name in commands:
+            if name != "parity" or status:
+                kept = status if name == "parity" else "done"
+                (tmp_path / f"{name}.json").write_text(json.dumps(dict(status=kept, rows=[])))
+        return dict.fromkeys(commands)
+
+    monkeypatch.setattr(gpu, "run_groups", ends)
+    options = ["--out", str(tmp_path), "--device", "cpu", "--processes", "--only", "attention"]
+    assert gpu.main(options) == 0
+    assert gpu.main([*options, "parity"]) == 1
+
+
+def test_a_part_without_time_makes_a_section_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(parity, "run", lambda section: section.cut_off("the rest"))
+    assert gpu.main(["--out", str(tmp_path), "--device", "cpu", "--only", "parity"]) == 1
+    assert json.loads((tmp_path / "parity.json").read_text())["status"] == "cut"
+
+
+@pytest.mark.parametrize("minutes", MINUTES)
+def test_boxes_add_up_to_what_is_promised(minutes):
+    names = chosen(minutes)
+    planned = steps(names, minutes)
+    # imports and the report are this process's
+    assert planned[-1][1] <= 60 * minutes - 10
+    assert [name for together, _ in planned for name in together] == names
+    assert planned[0][0] == ["doctor", "compile"]
+    closes = [0, *(at for _, at in planned)]
+    for (together, _), before, after in zip(planned, closes, closes[1:], strict=False):
+        assert {box(name, minutes) for name in together} == {after - before}
+
+
+def test_time_that_is_left_goes_to_the_next_section(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(gpu, "run_apart", lambda args, names, seconds: given.append(seconds))
+    options = ["--out", str(tmp_path), "--device", "cpu", "--processes"]
+    gpu.main([*options, "--only", "prefill", "first_call"])
+    prefill, first_call = BOXES["prefill"][0], BOXES["first_call"][0]
+    assert given == pytest.approx([prefill, prefill + first_call], abs=1)
 
 
 def test_a_section_ends_before_its_box_closes(tmp_path, monkeypatch):
@@ -93,22 +151,130 @@ def test_a_section_ends_before_its_box_closes(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu.time, "time", lambda: 1002.0)
     monkeypatch.setattr(equality, "run", lambda section: boxes.append(section.box))
     options = ["--out", str(tmp_path), "--device", "cpu", "--section", "equality"]
-    assert gpu.main([*options, "--began", "1000"]) == 0
-    assert boxes == [gpu.BOXES["equality"][0] - 2 - gpu.GRACE]
+    assert gpu.main([*options, "--seconds", "50", "--began", "1000"]) == 0
+    assert boxes == [50 - 2 - gpu.GRACE]
 
 
 def test_a_section_that_dies_has_failed(tmp_path, monkeypatch, capsys):
-    def dies(command, timeout):
+    def dies(commands, seconds):
         (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
-        return SimpleNamespace(returncode=-11)
+        return {"attention": -11}
 
-    fake = SimpleNamespace(run=dies, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(gpu, "subprocess", fake)
+    monkeypatch.setattr(gpu, "run_groups", dies)
     options = ["--out", str(tmp_path), "--device", "cpu", "--processes", "--only", "attention"]
     assert gpu.main(options) == 1
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["sections"] == {"attention": "failed"} and summary["rows"] == {"attention": 1}
     assert "code -11" in json.loads((tmp_path / "attention.json").read_text())["error"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("time.sleep(600)", None), ("os.kill(os.getpid(), 9)", -9), ("sys.exit(3)", 3)],
+    ids=["time is over", "killed", "ended"],
+)
+def test_what_a_section_began_ends_with_it(tmp_path, end, code):
+    path = tmp_path / "child"
+    program = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(path)!r}, 'w').write(str(child.pid))\n{end}"
+    )
+    seconds = 1.5 if code is None else 60
+    assert run_groups({"it": [sys.executable, "-c", program]}, seconds) == {"it": code}
+    # nobody may have looked at how it ended yet
+    state = Path(f"/proc/{path.read_text()}/stat")
+    for _ in range(100):
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError("the child of the section's process is still running")
+
+
+def test_an_error_of_the_doctor_is_a_result(tmp_path, monkeypatch, capsys):
+    wrong = {"checks": [dict(name="verify", calls=3, error="2 of 9 wrong")]}
+    monkeypatch.setattr(doctor, "examined", lambda section, job: wrong)
+    options = ["--out", str(tmp_path), "--device", "cpu", "--only", "doctor", "attention"]
+    assert gpu.main(options) == 1
+    said = capsys.readouterr().out
+    summary = json.loads(said.splitlines()[-1])
+    assert summary["sections"] == {"doctor": "failed", "attention": "done"}
+    assert "doctor failed: RuntimeError: tiny, float32: verify: 2 of 9 wrong" in said
+    row, = json.loads((tmp_path / "doctor.json").read_text())["rows"]
+    assert not row["passed"]
+
+
+def test_vllm_is_asked_in_its_own_environment(tmp_path):
+    """A stand-in for the package: what the script asks of it, and what comes back."""
+    (tmp_path / "vllm.py").write_text(STAND_IN)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    out = tmp_path / "out"
+    options = ["--out", str(out), "--device", "cpu", "--only", "vllm", "--vllm", str(python)]
+    assert gpu.main(options) == 0
+    rows = json.loads((out / "vllm.json").read_text())["rows"]
+    assert [(r["N"], r["drafts"]) for r in rows if "N" in r] == [
+        (16, None), (64, None), (16, "ngram")
+    ]  # fmt: skip
+    assert all(r["tokens_per_second"] > 0 and r["vllm"] == "0.0" for r in rows if "N" in r)
+    # what it fails at is a row, and what it said is kept
+    assert rows[-1]["note"] == "code 1, see vllm.log"
+    assert "out of memory" in (out / "vllm.log").read_text()
+    config = json.loads((out / "vllm" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"] and config["hidden_size"] == 64
+
+
+STAND_IN = """
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+__version__ = "0.0"
+
+
+def SamplingParams(**options):
+    assert options["ignore_eos"] and not options["detokenize"]
+    return SimpleNamespace(**options)
+
+
+class LLM:
+    def __init__(self, model, load_format, speculative_config, **options):
+        assert load_format == "dummy" and json.loads(Path(model, "config.json").read_text())
+        self.drafts = speculative_config
+
+    def generate(self, prompts, params, use_tqdm):
+        assert len(prompts[0]["prompt_token_ids"]) == 32
+        if self.drafts and params.n > 16:
+            raise RuntimeError("out of memory")
+        print("vLLM prints, too")
+        outs = [SimpleNamespace(token_ids=[1] * params.max_tokens) for _ in range(params.n)]
+        return [SimpleNamespace(outputs=outs)]
+"""
+
+
+def test_vllm_needs_a_run_that_has_it(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        gpu.main(["--out", str(tmp_path), "--device", "cpu", "--vllm", "python"])
+    assert "--vllm needs --minutes 30" in capsys.readouterr().err
+
+
+def test_a_checkpoint_in_the_cache_is_measured(tmp_path, toy_folder, monkeypatch):
+    """The largest that is whole, of those whose family csd runs."""
+    for name, drop in (("whole", None), ("half", "model.safetensors"), ("bare", "tokenizer.json")):
+        repository = tmp_path / "cache" / f"models--org--{name}"
+        shutil.copytree(toy_folder, repository / "snapshots" / "0")
+        if drop:
+            (repository / "snapshots" / "0" / drop).unlink()
+            (repository / "snapshots" / "0" / "larger").write_bytes(bytes(10_000_000))
+    monkeypatch.setattr(checkpoint, "scan_cache_dir", lambda: scan_cache_dir(tmp_path / "cache"))
+    monkeypatch.setattr(checkpoint, "SAMPLES", (2,))
+    monkeypatch.setattr(checkpoint, "COUNT", 2)
+    options = ["--out", str(tmp_path), "--device", "cpu", "--only", "checkpoint"]
+    assert gpu.main(options) == 0
+    row, = json.loads((tmp_path / "checkpoint.json").read_text())["rows"]
+    assert (row["checkpoint"], row["N"], row["prompts"]) == ("org/whole", 2, 2)
+    assert row["tau"] >= 1 and row["equal_samples"] == 1
 
 
 def test_a_run_that_captures_is_not_what_is_timed():
@@ -234,5 +400,5 @@ def test_parity_finds_larger_errors_and_no_chance():
         return (scale * torch.randn(count, generator=generator).abs()).tolist()
 
     # of 48 tokens each, as parity compares them
-    assert all(parity.within(errors(1, 48), errors(1, 48)) for _ in range(200))
-    assert not any(parity.within(errors(4, 48), errors(1, 48)) for _ in range(200))
+    assert all(parity_logits.within(errors(1, 48), errors(1, 48)) for _ in range(200))
+    assert not any(parity_logits.within(errors(4, 48), errors(1, 48)) for _ in range(200))

@@ -1,5 +1,8 @@
 """Slots are as many as fit; a request that cannot fit is refused with the numbers."""
 
+import random
+from functools import partial
+
 import pytest
 import torch
 from scripted import PrefixSum, engine
@@ -8,6 +11,8 @@ import csd
 from bench.shapes import SHAPES
 from csd.engine import resources
 from csd.engine.memory import Demand, slots_that_fit
+from csd.engine.requests import Request
+from csd.engine.sampling import SamplingParams
 from csd.models.demo import toy
 from csd.state.device import free_bytes, peak_bytes
 from csd.state.kv_cache import KVCache, PageAllocator, pages_for
@@ -122,3 +127,60 @@ def test_prompts_of_one_token_are_admitted_when_no_page_is_free():
         together = engine.generate(prompts, max_new_tokens=40, seed=seed)
         alone = [engine.generate(p, max_new_tokens=40, seed=seed) for p in prompts]
         assert [out.tokens for out in together] == [out.tokens for out in alone]
+
+
+def allocations(monkeypatch, engine):
+    """A list that grows with each cache that `engine` makes."""
+    made, plain = [], engine._allocate
+
+    def noted(*args):
+        made.append(args)
+        return plain(*args)
+
+    monkeypatch.setattr(engine, "_allocate", noted)
+    return made
+
+
+SIZES = [(n, new, prompt) for n in (1, 3, 6) for new in (8, 100, 300) for prompt in (5, 80, 200)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_that_were_made_before_allocate_nothing(monkeypatch, seed):
+    """In whatever order they come: caches only grow. And they seldom do."""
+    calls = random.Random(seed).sample(SIZES, len(SIZES))
+    with engine(PrefixSum(), max_slots=6) as made:
+        found = allocations(monkeypatch, made)
+
+        def draw(n, new, prompt):
+            params = SamplingParams(max_new_tokens=new)
+            request = Request.of(0, [1] * prompt, params, range(n), 0)
+            made._prepare([request], "consensus")
+
+        for call in calls:
+            draw(*call)
+        assert 0 < len(found) <= 12
+        found.clear()
+        for call in random.Random(-seed).sample(SIZES, len(SIZES)):
+            draw(*call)
+        assert not found
+
+
+def test_caches_do_not_grow_beyond_memory(monkeypatch):
+    """Where both sizes do not fit, the call at hand gets its own; one with too few slots keeps
+    its caches for the next."""
+    with engine(PrefixSum(), max_slots=4, memory=1.0) as made:
+        draw = partial(csd.generate, made, [1, 2], seed=0, budget=2)
+        few = [draw(num_samples=1, max_new_tokens=400).tokens, made.demand.total]
+        many = [draw(num_samples=4, max_new_tokens=64).tokens, made.demand.total]
+        made.release()
+        free = max(few[1], many[1])
+        monkeypatch.setattr(resources, "free_bytes", lambda device: free)
+        found = allocations(monkeypatch, made)
+        for _ in range(2):
+            assert draw(num_samples=1, max_new_tokens=400).tokens == few[0]
+            assert draw(num_samples=4, max_new_tokens=64).tokens == many[0]
+        assert len(found) == 4
+        found.clear()
+        wide = [draw(num_samples=4, max_new_tokens=400).tokens for _ in range(3)]
+        assert wide[0] == wide[2] and made._step.slots.count < 4
+        assert len(found) == 1

@@ -8,76 +8,109 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from simulated_bench import AT_ONCE, TINY, Run, called, tiny_shapes
 from simulated_gpu import Gpu
+from simulated_gpu.clock import Clock
 
 from bench import attention_rivals, kernels, timing
 from bench.aot import Shape
+from bench.aot.record import named
 from bench.aot.run import OutOfTime
 from bench.attention_job import JobShape
 from bench.gpu import compile as compile_ahead
-from bench.gpu import drafters, end_to_end, equality, outside, parity, products, workload
+from bench.gpu import drafters, equality, exact_products, outside, parity
+from bench.gpu.plan import box
 from bench.gpu.section import Section
-from bench.shapes import SHAPES
-from csd.engine import static_step
-from csd.graph import consensus
 from csd.models import exact
-from csd.state.context_table import GraphConfig
 
-TINY = replace(SHAPES["tiny"], context=2048)
-
-
-def small(trace):
-    """Six tokens a sample, out of the tiny vocabulary."""
-    def ids(tokens):
-        return [t % TINY.vocab for t in tokens]
-
-    samples = [ids(s[:6]) for s in trace.samples]
-    return replace(trace, prompt=ids(trace.prompt), samples=samples, top=None, stop_ids=())
+SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")
 
 
 @pytest.fixture
-def section(monkeypatch, tmp_path):
-    """Both large shapes are the tiny one; the graph is small, for the references copy it."""
-    monkeypatch.setattr(static_step, "SIZES", (16, 32))
-    monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
-    monkeypatch.setitem(SHAPES, "llama-3.1-8b", TINY)
-    monkeypatch.setitem(SHAPES, "qwen2.5-7b", replace(TINY, family="qwen2", qkv_bias=True,
-                                                      qk_norm=False))  # fmt: skip
-    whole = workload.recorded
-
-    def short(section):
-        return [small(t) for t in whole(section)]
-
-    for module in (end_to_end, drafters, equality):
-        monkeypatch.setattr(module, "recorded", short)
-    with Gpu() as gpu:
-        made = Section("name", tmp_path, torch.device("cuda"), False, 1000.0)
+def section(tmp_path):
+    with tiny_shapes(), Gpu() as gpu:
+        made = Section("name", tmp_path, torch.device("cuda"), 1000.0)
         made.gpu = gpu
         yield made
 
 
-def test_end_to_end(section, monkeypatch):
-    def profiled(run):
-        # everything has been timed before
-        assert len(section.rows) == 2
-        before = section.gpu.replays
-        run()
-        # a second a step, and as much as three for the prompt
-        return {"attention": section.gpu.replays - before + 3.0, "other": 3.0}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Sections of a ten minutes' run, where nothing takes longer than is thought."""
+    return Run(tmp_path_factory.mktemp("whole"), Clock(), "--only", *SECTIONS)
 
-    monkeypatch.setattr(end_to_end, "SAMPLES", (4, 1))
-    monkeypatch.setattr(end_to_end, "PAIRS", 2)
-    monkeypatch.setattr(end_to_end, "shapes", lambda section: {"tiny": TINY})
-    monkeypatch.setattr(end_to_end, "measure", lambda d: dict(bandwidth=1e9, flops=1e9))
-    monkeypatch.setattr(end_to_end, "device_seconds", profiled)
-    end_to_end.run(section)
-    assert [(row["shape"], row["N"]) for row in section.rows] == [("tiny", 4), ("tiny", 1)]
-    for row in section.rows:
+
+def test_sections_end_within_their_boxes(whole):
+    assert whole.code == 0
+    assert set(whole.status.values()) == {"done"}
+    assert set(whole.charged) == set(SECTIONS)
+    for name, charged in whole.charged.items():
+        assert sum(charged.values()) < box(name, 10), name
+    # they run side by side
+    assert whole.seconds < sum(sum(c.values()) for c in whole.charged.values())
+
+
+def test_kernels_are_checked_in_their_own_section_alone(whole):
+    checked = [name for name, charged in whole.charged.items() if "checks" in charged]
+    assert checked == ["doctor"]
+    assert whole.charged["doctor"]["checks"] == 5 * whole.clock.check / AT_ONCE
+    assert len(whole.found["doctor"]["rows"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("slow", "cut", "code"),
+    [
+        (dict(check=60), ["doctor"], 0),
+        (dict(compilation=30), ["parity"], 1),
+    ],
+    ids=["checks", "compilation"],
+)
+def test_what_takes_too_long_is_cut(tmp_path, monkeypatch, slow, cut, code):
+    """A section that its box cuts takes no time of others; without parity the exit code is 1."""
+    names = ["doctor", "compile", "parity"] if code else ["doctor", "compile", "products"]
+    monkeypatch.setattr(parity, "CASES", {"0.7": parity.CASES["0.7"]})
+    monkeypatch.setattr(parity, "LONG", {})
+    run = Run(tmp_path, Clock(**slow), "--only", *names)
+    assert [name for name, status in run.status.items() if status == "cut"] == cut
+    assert run.code == code
+    assert run.seconds <= sum(box(name, 10) for name in names if name != "compile")
+
+
+def test_products_by_rows(whole):
+    rows = whole.found["products"]["rows"]
+    assert [r["product"] for r in rows[::3]] == ["qkv", "out", "gate_up", "down"]
+    # a device whose products depend on their rows is found out
+    assert {r["rows"] for r in rows if not r["same_bits"]} == {32}
+
+
+def test_parity(whole):
+    rows = whole.found["parity"]["rows"]
+    assert all(row["same"] for row in rows), rows
+    sides = ("plain", "static", "triton")
+    assert len(rows) == len(sides) * (8 + 3) + 2 + 2 + 1
+    assert any("closed midway" in row["what"] for row in rows)
+
+
+def test_end_to_end(whole):
+    rows = whole.found["end_to_end"]["rows"]
+    assert [(row["shape"], row["N"]) for row in rows] == [("tiny", 4), ("tiny", 1)]
+    for row in rows:
         assert row["pairs"] == 2 and row["plain steps"] == 6 and row["tau"] >= 1
         assert row["peak memory GB"] > 0 and math.isfinite(row["step ms"])
         assert row["synchronisations"] == 0
         # what a step takes, without the prompt
         assert row["phases ms"] == pytest.approx({"attention": 1e3, "other": 0})
+
+
+def test_first_calls_and_prompts(whole):
+    made, row = whole.found["first_call"]["rows"]
+    assert made["what"] == "model and engine"
+    assert row["cold_seconds"] > 10 * row["warm_seconds"]
+    assert row["graphs"][-1] == row["graphs"][-2] >= row["graphs"][0] > 0
+    assert row["device_ms_a_step"] > 0 and row["peak_bytes_beyond"] > 0
+    assert row["predicted_bytes"]["total"] > 0
+    read, = whole.found["prefill"]["rows"]
+    assert read["prompts"] == 3 and read["tokens_per_second"] > 0
 
 
 def test_drafters(section, monkeypatch):
@@ -90,18 +123,12 @@ def test_drafters(section, monkeypatch):
     assert all(row["drafting_us_a_step"] > 0 for row in section.rows if "steps" in row)
 
 
-def called(call):
-    call()
-    return 1.0
-
-
 def test_equality(section, monkeypatch, ordered_products):
     monkeypatch.setattr(exact, "GPU_SIZES", (1, 16, 17, 33))
-    monkeypatch.setattr(products, "SIZES", (16,))
-    monkeypatch.setattr(products, "copies_for", lambda size: 1)
-    monkeypatch.setattr(products, "replayed", lambda calls, count: [sum(map(called, calls))])
-    monkeypatch.setattr(products, "copy_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(products, "shapes", lambda section: {"tiny": TINY})
+    monkeypatch.setattr(exact_products, "SIZES", (16,))
+    monkeypatch.setattr(exact_products, "replayed", lambda calls, _: [sum(map(called, calls))])
+    monkeypatch.setattr(exact_products, "copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(exact_products, "shapes", lambda section: {"tiny": TINY})
     monkeypatch.setattr(equality, "SAMPLES", 2)
     monkeypatch.setattr(equality, "NEW", 3)
     # "auto" times steps of every size, interpreted
@@ -109,7 +136,6 @@ def test_equality(section, monkeypatch, ordered_products):
     monkeypatch.setattr(equality, "BUDGETS", (0, 32))
     traces = [replace(t, prompt=t.prompt[:12]) for t in equality.recorded(section)]
     monkeypatch.setattr(equality, "recorded", lambda section: traces)
-    monkeypatch.setattr(equality, "shapes", lambda section: {"tiny": TINY})
     equality.run(section)
     drawn = [row for row in section.rows if "product" not in row]
     assert all(row["same_again"] for row in drawn)
@@ -151,6 +177,22 @@ def test_compile(section, monkeypatch):
         compile_ahead.run(section)
 
 
+@pytest.mark.parametrize(("capability", "target"), [((12, 0), "sm_120"), ((8, 9), "sm_89")])
+def test_kernels_are_compiled_for_the_chip_at_hand(section, monkeypatch, capability, target):
+    asked = []
+
+    def compiled(tasks, *args, **options):
+        asked.extend(tasks)
+        return []
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: capability)
+    monkeypatch.setattr(compile_ahead, "compile_all", compiled)
+    compile_ahead.run(section)
+    assert {task[0] for task in asked} == {section.facts["target"]} == {target}
+    chip = named(target)
+    assert (chip.arch, chip.shared) == (10 * capability[0] + capability[1], 99 * 1024)
+
+
 def test_outside(section, monkeypatch):
     calls = []
 
@@ -164,15 +206,6 @@ def test_outside(section, monkeypatch):
     assert [row["compiled"] for row in section.rows] == [False, True, True, True]
     # compiled before it is timed, and without it before that
     assert calls[:5] == [(2, False), (32, False), (1, False), (128, True), (128, True)]
-
-
-def test_parity(section, monkeypatch):
-    monkeypatch.setattr(parity, "SAMPLES", 2)
-    monkeypatch.setattr(parity, "NEW", 3)
-    parity.engines(section)
-    parity.logits(section)
-    assert len(section.rows) == 9 + 2
-    assert all(row["same"] for row in section.rows), section.rows
 
 
 def test_replays_are_queued_before_any_is_waited_for():
@@ -196,14 +229,15 @@ def test_kernels(section, monkeypatch, tmp_path):
     ).items():  # fmt: skip
         monkeypatch.setattr(kernels, name, value)
     path = tmp_path / "kernels.json"
-    _, rows = kernels.on_gpu(SimpleNamespace(only=None, full=False, replays=3, json=path))
+    asked = partial(SimpleNamespace, full=False, beside=[], replays=3, json=path)
+    _, rows = kernels.on_gpu(asked(only=None))
     # whoever ends the run has what was done
     written = json.loads(path.read_text())
     assert written.pop("machine")
     assert written == {"bench": "kernels", "complete": False, "rows": rows}
     kept = []
     monkeypatch.setattr(kernels, "_keep", lambda _, rows: kept.append(len(rows)))
-    kernels.on_gpu(SimpleNamespace(only="step", full=False, replays=3, json=path))
+    kernels.on_gpu(asked(only="step"))
     assert kept == [*range(1, len(rows) - 1)]
     assert {row["provider"] for row in rows} == {"csd", "sdpa"}
     assert {row["kernel"] for row in rows} >= {"draft_tree", "graph_insert", "verify", "commit"}

@@ -1,8 +1,14 @@
 """What the simulated GPU finds (`simulated.py`): each a program that would fail on a real one."""
 
+import time
+
 import pytest
 import torch
 from simulated_gpu import Gpu
+from simulated_gpu.clock import Clock, Killed
+from simulated_gpu.tensor import CUDA
+
+from csd.kernels.rms_norm import rms_norm
 
 
 def reads_too_soon():
@@ -74,3 +80,34 @@ def test_a_copy_overwrites_only_where_it_goes():
         assert host.isnan().tolist() == [False, True, True, False, False]
         torch.cuda.synchronize()
         assert host.tolist() == [0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("dtype", "differ"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_a_products_last_bits_may_depend_on_its_rows(dtype, differ):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(32, 32, generator=generator).to(dtype) for _ in range(2))
+    for by_rows in (True, False):
+        with Gpu(by_rows=by_rows):
+            a, b = x.to(CUDA), y.to(CUDA)
+            few, many = ((a[:rows] @ b).cpu()[:16] for rows in (16, 32))
+        assert torch.equal(few, many) != (differ and by_rows)
+        # in the last bits only
+        torch.testing.assert_close(few, many, rtol=0, atol=32 * torch.finfo(dtype).eps)
+
+
+def test_a_clock_is_charged():
+    clock = Clock(compilation=2.0, capture=3.0, launch=0.5, deadline=20.0)
+    with Gpu(clock=clock):
+        x, weight = torch.ones(2, 8, device="cuda"), torch.ones(8, device="cuda")
+        launches = clock.charged["launches"]
+        for rows in (1, 2, 2):
+            rms_norm(x[:rows], weight, 1e-5)
+        assert clock.charged["compilation"] == 2.0
+        assert clock.charged["launches"] - launches == 3 * 0.5
+        assert time.perf_counter() == clock.now
+        captured(lambda: x + 1)
+        assert clock.charged["captures"] == 3.0
+        with pytest.raises(Killed):
+            for _ in range(100):
+                x + 1
+    assert time.perf_counter() != clock.now

@@ -10,6 +10,7 @@ capture that waits for the device, copies from the host, or reads memory that wa
 `gpu.waits` counts what `torch.cuda.set_sync_debug_mode` would, by operation.
 """
 
+import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from triton.runtime.interpreter import GridExecutor
 from csd.engine import engine
 from csd.kernels import ops
 from simulated_gpu.attention import lower_right
+from simulated_gpu.clock import Clock
 from simulated_gpu.operations import Operations
 from simulated_gpu.streams import Event, Graph
 from simulated_gpu.tensor import HostGenerator, host_first
@@ -35,10 +37,20 @@ def can_use_flash(params, debug=False) -> bool:
 class Gpu(Operations):
     """compiled: whether csd's operators launch their Triton kernels (interpreted), or run their
     references as one piece of work each. idle: kernels are launched and do nothing. memory: bytes.
+    by_rows: whether the last bits of a product in 16 bits depend on its number of rows, as a
+    library's do that takes other kernels for other sizes. clock: what the host's time is charged
+    with, in place of its own.
     """
 
-    def __init__(self, compiled: bool = False, idle: bool = False, memory: int = 80 << 30):
-        super().__init__(compiled, idle, memory)
+    def __init__(
+        self,
+        compiled: bool = False,
+        idle: bool = False,
+        memory: int = 80 << 30,
+        by_rows: bool = False,
+        clock: Clock | None = None,
+    ):
+        super().__init__(compiled, idle, memory, by_rows, clock)
         self._stack = ExitStack()
 
     def __enter__(self):
@@ -88,10 +100,16 @@ class Gpu(Operations):
             (torch.backends.cuda, "can_use_flash_attention", can_use_flash),
             # a tensor of its own kind, which a mode cannot make
             (bias, "causal_lower_right", lower_right),
-            # it runs in a process of its own, which has no simulated GPU
-            (engine, "require_check", lambda *a: None),
         ):
             self._stack.enter_context(mock.patch.object(owner, name, value))
+        if self.host is not None:
+            host = self.host
+
+            def checked(*args) -> None:
+                host.charge("checks", host.check)
+
+            self._stack.enter_context(mock.patch.object(engine, "require_check", checked))
+            self._stack.enter_context(mock.patch.object(time, "perf_counter", lambda: host.now))
         return super().__enter__()
 
     def __exit__(self, *exc):

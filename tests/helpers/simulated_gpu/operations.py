@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from simulated_gpu.attention import ATTENTION
+from simulated_gpu.clock import Clock
 from simulated_gpu.memory import Memory, garbage, storage, whole
 from simulated_gpu.streams import Streams
 from simulated_gpu.tensor import (
@@ -48,15 +49,27 @@ def written(func, args, kwargs):
     return outs[0] if len(schema.returns) == 1 else tuple(outs)
 
 
+def mm_by_rows(x, y):
+    """A product in 16 bits adds two halves, rounded each, where it has more than 16 rows."""
+    k = x.shape[1] // 2
+    if x.dtype.itemsize > 2 or x.shape[0] <= 16 or not k:
+        return x @ y
+    return x[:, :k] @ y[:k] + x[:, k:] @ y[k:]
+
+
+BY_ROWS = {"mm": mm_by_rows, "addmm": lambda bias, x, y: bias + mm_by_rows(x, y)}
+
+
 class Operations(Streams, TorchDispatchMode):
     """Decides of each operation whether it is queued, done at once, waited for or refused.
 
-    compiled, idle, memory: as `Gpu` has them.
+    All arguments are as `Gpu` has them.
     """
 
-    def __init__(self, compiled: bool, idle: bool, memory: int):
-        super().__init__()
+    def __init__(self, compiled: bool, idle: bool, memory: int, by_rows: bool, clock: Clock | None):
+        super().__init__(clock)
         self.compiled, self.idle, self.memory = compiled, idle, Memory(memory)
+        self.by_rows = by_rows
         self._within_launch = False
 
     # what it is told of
@@ -101,6 +114,8 @@ class Operations(Streams, TorchDispatchMode):
         if name in ATTENTION:
             return ATTENTION[name](self.launch, name, args, kwargs)
         operator = OPDEFS.get(f"{func.namespace}::{name}")
+        if operator is not None and self.host is not None:
+            self.host.compile(name, [x for x in leaves if isinstance(x, Simulated)])
         if operator is not None and self.compiled:
             # what it makes is the device's too
             TorchDispatchMode.__enter__(self)
@@ -123,6 +138,9 @@ class Operations(Streams, TorchDispatchMode):
                 raise RuntimeError(f"{executor.fn.__name__} got a tensor of the {x.device}")
         if any(n < 1 for n in executor.grid) or any(n > 65535 for n in executor.grid[1:]):
             raise RuntimeError(f"{executor.fn.__name__} launched with grid {executor.grid}")
+        if self.host is not None:
+            held = [x for x in leaves if isinstance(x, Simulated)]
+            self.host.compile(executor.fn.__name__, held)
         hargs, hkwargs = mapped(held_of, (args, kwargs))
         run = (lambda *a, **k: None) if self.idle else interpreted
         self.push(
@@ -142,9 +160,10 @@ class Operations(Streams, TorchDispatchMode):
         hargs, hkwargs = mapped(held_of, (args, kwargs))
         if "device" in hkwargs:
             hkwargs = hkwargs | {"device": torch.device("cpu")}
+        run = BY_ROWS.get(name, func) if self.by_rows else func
 
         def work() -> None:
-            got = [x for x in leaves_of(func(*hargs, **hkwargs)) if isinstance(x, torch.Tensor)]
+            got = [x for x in leaves_of(run(*hargs, **hkwargs)) if isinstance(x, torch.Tensor)]
             for target, x in zip(targets, got, strict=True):
                 target.copy_(x)
 

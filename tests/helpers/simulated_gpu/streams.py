@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from simulated_gpu.clock import Clock
 from simulated_gpu.memory import garbage, storage
 
 SYNC = "called a synchronizing CUDA operation"
@@ -108,14 +109,17 @@ class Graph:
                 work()
 
         gpu.replays += 1
+        if gpu.host is not None:
+            gpu.host.charge("launches", gpu.host.launch)
         gpu.stream.push(run)
 
 
 class Streams:
     """All that the host tells the device: on which stream, in which capture, and every wait."""
 
-    def __init__(self):
+    def __init__(self, host: Clock | None):
         super().__init__()
+        self.host = host
         self.clock, self.replays, self.events = 0.0, 0, 0
         self.waits: Counter = Counter()
         self.launched: Counter = Counter()
@@ -130,6 +134,8 @@ class Streams:
 
     def push(self, work, name: str, uses) -> None:
         self.launched[name] += 1
+        if self.host is not None:
+            self.host.charge("launches", self.host.launch)
         if self.capturing is None:
             self.stream.push(work)
             return
@@ -177,6 +183,8 @@ class Streams:
     @contextmanager
     def capture(self, graph, pool=None, stream=None, capture_error_mode="global"):
         """`torch.cuda.graph`"""
+        if self.host is not None:
+            self.host.charge("captures", self.host.capture)
         self.synchronize()
         with self.within(stream or self.new_stream()):
             self.capturing = graph

@@ -1,0 +1,71 @@
+"""`transformers` generate_batch, its continuous batching, at 16 and 64 samples of one prompt."""
+
+import inspect
+
+import torch
+import transformers
+
+from bench.gpu.outside import build
+from bench.gpu.section import Section
+from bench.gpu.workload import RECORDED_VOCAB
+
+SAMPLES = (16, 64)
+
+
+def run(section: Section) -> None:
+    """Random weights of the Llama shape: the time of a step does not depend on them."""
+    model = build(section)
+    kept = {"transformers": transformers.__version__}
+    missing = refusal(model)
+    if missing:
+        section.add(note=missing, **kept)
+        return
+    prompt, new = (1024, 128) if section.cuda else (32, 4)
+    ids = torch.randint(RECORDED_VOCAB, (prompt,)).tolist()
+    for samples in SAMPLES if section.cuda else (2,):
+        if section.left <= 0:
+            section.cut_off(f"N={samples}")
+            continue
+        try:
+            section.add(N=samples, prompt=prompt, new_tokens=new, **kept,
+                        **measured(section, model, ids, samples, new))  # fmt: skip
+        except Exception as error:
+            # another library's: it is a result
+            section.add(N=samples, note=f"{type(error).__name__}: {error}"[:300], **kept)
+
+
+def refusal(model) -> str | None:
+    """Why this version of `transformers` cannot, or None."""
+    if not hasattr(model, "generate_batch"):
+        return "this version has no generate_batch"
+    known = inspect.signature(model.generate_batch).parameters
+    missing = [name for name in ("generation_config", "record_timestamps") if name not in known]
+    return f"generate_batch of this version has no {', '.join(missing)}" if missing else None
+
+
+def measured(section: Section, model, ids: list[int], samples: int, new: int) -> dict:
+    """Seconds of a whole call, and tokens a second from the last first token on: a call captures
+    its graphs anew. Raises RuntimeError where other than `samples` answers of `new` tokens come.
+    """
+    config = transformers.GenerationConfig(
+        max_new_tokens=new, do_sample=True, temperature=0.7, top_k=0, eos_token_id=-1,
+        pad_token_id=0,
+    )  # fmt: skip
+    how = {}
+    if not section.cuda:
+        # by itself it would take most of the memory
+        how["continuous_batching_config"] = transformers.ContinuousBatchingConfig(
+            num_blocks=8, max_batch_tokens=64
+        )
+    found: dict = {}
+    # the same prompt many times: its pages may be shared
+    seconds = section.clock(lambda: found.update(model.generate_batch(
+        [ids] * samples, generation_config=config, record_timestamps=True, **how
+    )))  # fmt: skip
+    lengths = [len(out.generated_tokens) for out in found.values()]
+    if lengths != [new] * samples:
+        raise RuntimeError(f"{samples} answers of {new} tokens were asked for, got {lengths}")
+    times = [out.timestamps for out in found.values()]
+    begun, ended = max(t[0] for t in times), max(t[-1] for t in times)
+    later = sum(at > begun for t in times for at in t)
+    return {"seconds": seconds, "tokens_per_second": later / (ended - begun)}

@@ -1,0 +1,86 @@
+"""`csd doctor` at every shape and dtype that later sections draw with, before they do.
+
+No later section checks its kernels: one that is refused would say no more than this one does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import torch
+
+from bench.gpu.section import Section
+from bench.gpu.workload import shapes
+from bench.shapes import SHAPES
+from csd.engine.self_check import check
+
+
+def run(section: Section) -> None:
+    """A row a shape, dtype and kind of engine; raises RuntimeError where one is wrong."""
+    wanted = jobs(section)
+    # a check holds a context on the device, and its references take a core
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(max(1, min(len(wanted), cores // 2))) as pool:
+        reports = pool.map(lambda job: examined(section, job), wanted)
+        for job, found in zip(wanted, reports, strict=True):
+            add(section, job, found)
+    wrong = [f"{r['shape']}, {r['dtype']}: {r['error']}" for r in section.rows if not r["passed"]]
+    if wrong:
+        raise RuntimeError("; ".join(wrong))
+
+
+def jobs(section: Section) -> list[dict]:
+    """What `parity` draws in float32, then what all others do."""
+    found = [dict(shape="tiny", dtype="float32", exact=False)]
+    if section.cuda:
+        large = list(shapes(section))
+        found += [dict(shape=name, dtype="bfloat16", exact=False) for name in large]
+        found += [dict(shape=name, dtype="bfloat16", exact=True) for name in large]
+    return found
+
+
+def examined(section: Section, job: dict) -> dict:
+    """The report of one check, which runs in a process of its own: a kernel may fault."""
+    job = job | {"device": str(section.device)}
+    command = [sys.executable, "-m", "bench.gpu.doctor", json.dumps(job)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(section.left, 1))
+    except subprocess.TimeoutExpired:
+        return {"late": True}
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        return {"error": f"the process ended with code {done.returncode}: {last[0]}"}
+
+
+def add(section: Section, job: dict, found: dict) -> None:
+    if "late" in found:
+        section.cut_off(f"the check of {job}")
+        return
+    wrong = [f"{c['name']}: {c['error'] or 'it was not called'}"
+             for c in found.get("checks", []) if c["error"] or not c["calls"]]  # fmt: skip
+    error = found.pop("error", None) or "; ".join(wrong) or None
+    section.add(**job, passed=error is None, error=error, **found)
+    exact = ", exact" * job["exact"]
+    print(f"  {job['shape']}, {job['dtype']}{exact}: {error or 'passed'}", flush=True)
+
+
+def main(job: str) -> None:
+    """Check the operations and print the report as one JSON object on the last line."""
+    given = json.loads(job)
+    report = check(
+        given["device"], getattr(torch, given["dtype"]), SHAPES[given["shape"]],
+        exact=given["exact"],
+    )  # fmt: skip
+    found = asdict(report)
+    # the job has it
+    del found["dtype"]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,89 @@
+"""Log-probabilities of the large shapes in bfloat16: the kernels' errors beside PyTorch's own."""
+
+import statistics
+from dataclasses import fields, replace
+
+import torch
+
+import csd
+from bench.gpu.section import Section
+from bench.shapes import SHAPES, random_model
+from csd.models.decoder import Decoder, Layer
+
+
+def logits(section: Section) -> None:
+    """Two layers of each large shape in bfloat16: how far Triton and references are from float32.
+
+    Compared are the log-probabilities of committed tokens. Triton's may be off by 1.5 times as much
+    as PyTorch's own bfloat16, beyond what chance does to so few tokens.
+    """
+    if not section.cuda:
+        section.skip("logits of the large shapes: Triton kernels need a GPU")
+        return
+    for name in ("llama-3.1-8b", "qwen2.5-7b"):
+        if section.left <= 0:
+            section.cut_off(f"logits of {name}")
+            continue
+        low = random_model(replace(SHAPES[name], layers=2), section.device)
+        sides = {
+            "exact": (widened(low), "reference"),
+            "reference": (low, "reference"),
+            "triton": (low, "triton"),
+        }
+        outs = {}
+        for side, (made, which) in sides.items():
+            with csd.Engine(made, max_slots=4, kernels=which, self_check=False) as engine:
+                outs[side] = engine.generate(
+                    list(range(100, 400)), num_samples=4, max_new_tokens=12, seed=1, budget=12,
+                    temperature=0.7,
+                )  # fmt: skip
+        errors = {side: differences(outs[side], outs["exact"]) for side in ("reference", "triton")}
+        mean = {side: sum(x) / max(len(x), 1) for side, x in errors.items()}
+        section.add(
+            what=f"{name}, 2 layers, bfloat16",
+            same=within(errors["triton"], errors["reference"]) and len(errors["triton"]) >= 8,
+            mean_error=mean["triton"],
+            mean_error_of_pytorch=mean["reference"],
+            tokens_compared=len(errors["triton"]),
+        )
+        del low, sides
+        torch.cuda.empty_cache()
+
+
+def within(errors: list[float], allowed: list[float], factor: float = 1.5) -> bool:
+    """Whether the mean of `errors` is at most `factor` times that of `allowed`.
+
+    Both are estimated from few tokens: false only where the excess is above three standard errors.
+    """
+    excess = statistics.fmean(errors) - factor * statistics.fmean(allowed)
+    variance = sum(
+        scale**2 * statistics.variance(x) / len(x) for scale, x in ((1, errors), (factor, allowed))
+    )
+    return excess <= 3 * variance**0.5
+
+
+def differences(a, b) -> list[float]:
+    """Of log-probabilities, up to where rounding lets a sample go another way."""
+    found = []
+    for s, t in zip(a, b, strict=True):
+        rows = zip(s.tokens, t.tokens, s.raw_logprobs, t.raw_logprobs, strict=True)
+        for x, y, p, q in rows:
+            if x != y:
+                break
+            found.append(abs(p - q))
+    return found
+
+
+def widened(decoder: Decoder) -> Decoder:
+    """The same weights in float32."""
+
+    def wide(x):
+        return x if x is None else x.float()
+
+    layers = [
+        Layer(**{f.name: wide(getattr(layer, f.name)) for f in fields(Layer)})
+        for layer in decoder.layers
+    ]
+    return Decoder(
+        decoder.config, wide(decoder.embedding), layers, wide(decoder.norm), wide(decoder.head)
+    )

@@ -1,0 +1,52 @@
+"""The sections in the order of their worth, and the seconds that each may take.
+
+Sections of one step run side by side. A step's box closes when the boxes up to it have, so the
+time that a step leaves goes to those behind it, and all of them end within the minutes promised.
+"""
+
+# in a run of 10 minutes, and of 30; one without a box is left out
+BOXES = {
+    "doctor": (120, 160),
+    "compile": (120, 160),
+    "products": (25, 40),
+    "parity": (110, 180),
+    "end_to_end": (150, 400),
+    "attention": (45, 170),
+    "continuous": (40, 120),
+    "vllm": (0, 280),
+    "checkpoint": (35, 150),
+    "prefill": (25, 40),
+    "first_call": (35, 60),
+    "outside": (0, 60),
+    "drafters": (0, 55),
+    "equality": (0, 65),
+}
+MINUTES = (10, 30)
+# to compile and to check kernels wait for different parts of a machine
+SIDE_BY_SIDE = ("doctor", "compile")
+
+
+def box(name: str, minutes: int) -> int:
+    """Seconds of a section; one that a short run leaves out has those of a long one."""
+    return BOXES[name][MINUTES.index(minutes)] or BOXES[name][-1]
+
+
+def chosen(minutes: int, only: list[str] | None = None) -> list[str]:
+    """Names of the sections that a run has, in their order."""
+    return [
+        name for name, boxes in BOXES.items()
+        if (name in only if only else boxes[MINUTES.index(minutes)])
+    ]  # fmt: skip
+
+
+def steps(names: list[str], minutes: int) -> list[tuple[list[str], int]]:
+    """Sections that run side by side, and the second at which their box closes."""
+    found: list[tuple[list[str], int]] = []
+    closes = 0
+    for name in names:
+        if found and name in SIDE_BY_SIDE and found[-1][0][-1] in SIDE_BY_SIDE:
+            found[-1][0].append(name)
+            continue
+        closes += box(name, minutes)
+        found.append(([name], closes))
+    return found

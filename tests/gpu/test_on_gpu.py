@@ -1,0 +1,134 @@
+"""Engines on a GPU (`make test-gpu`); elsewhere on a simulated one, of one thread and device.
+
+What is drawn is compared with the CPU's references.
+"""
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+from chosen_device import ON_GPU
+from engine_cases import PROMPTS, assert_same_samples
+from simulated_gpu import Gpu
+
+import csd
+from bench.shapes import random_model
+from csd.engine import static_step
+from csd.graph import consensus
+from csd.state.context_table import GraphConfig
+
+ASKED = dict(num_samples=3, max_new_tokens=12, seed=1, temperature=0.8, top_p=0.9)
+# more samples than slots, a prompt of many chunks and pages, every rule of sampling and stopping
+MANY = dict(
+    prompt=[[5, 6, 7, 5, 6, 7, 5], [i % 90 for i in range(150)], [9, 8, 9]],
+    num_samples=5, max_new_tokens=10, seed=3, temperature=1.0, top_k=30, min_p=0.01,
+    repetition_penalty=1.2, stop_token_ids=[3, 17, 40, 41, 42], min_new_tokens=3, budget=12,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """Within a test, a GPU: the machine's, or a simulated one."""
+    if ON_GPU:
+        yield
+        return
+    monkeypatch.setattr(static_step, "SIZES", (16, 32))
+    # the references copy the whole graph
+    monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
+    with Gpu():
+        yield
+
+
+def engine(device="cuda", dtype=torch.float32, **options):
+    how = dict(max_slots=4, self_check=False) | options
+    return csd.Engine(random_model("tiny", device, dtype), **how)
+
+
+def on_cpu(dtype=torch.float32, how=None, **asked):
+    with engine("cpu", dtype, kernels="reference", **(how or {})) as e:
+        return e.generate(**asked)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "how"),
+    [
+        (torch.float32, dict(static=True)),
+        (torch.float32, dict(static=False)),
+        # kernels multiply in float32
+        (torch.float64, dict(kernels="reference")),
+    ],
+    ids=["captured", "eager", "float64"],
+)
+def test_drafts_are_lossless(dtype, how):
+    want = on_cpu(dtype, prompt=PROMPTS, speculate=False, **ASKED)
+    with engine(dtype=dtype, **how) as e:
+        for options in (dict(speculate=False), dict(budget=10)):
+            assert_same_samples(e.generate(PROMPTS, **options, **ASKED), want)
+
+
+def test_graphs_are_captured_once_and_no_later_call_waits():
+    want = on_cpu(prompt=PROMPTS, budget=10, **ASKED)
+    with engine() as e:
+        assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), want)
+        captured = dict(e.captured)
+        assert captured
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), want)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert e.captured == captured
+
+
+@pytest.mark.parametrize("lag", [1, 4])
+def test_slots_are_refilled(lag):
+    how = dict(prefill_chunk=64)
+    want = on_cpu(how=how, **MANY)
+    with engine(lag=lag, **how) as e:
+        assert_same_samples(e.generate(**MANY), want)
+
+
+def test_a_call_closed_midway_leaves_the_engine_usable():
+    want = on_cpu(prompt=PROMPTS, budget=10, **ASKED)
+    with engine() as e:
+        stream = csd.stream(e, PROMPTS, budget=10, **ASKED)
+        next(stream)
+        stream.close()
+        assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), want)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the simulated GPU has one thread: make test-gpu")
+@pytest.mark.parametrize("shared", [True, False], ids=["one engine", "an engine each"])
+def test_two_threads(shared):
+    """Captures and replays of one thread, while the other captures and replays."""
+    want = on_cpu(prompt=PROMPTS, budget=10, **ASKED)
+    first = engine()
+    engines = [first, first if shared else engine()]
+    found: dict = {}
+
+    def draw(i):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                found[i] = [engines[i].generate(PROMPTS, budget=10, **ASKED) for _ in range(3)]
+        except Exception as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=draw, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(2):
+        assert isinstance(found[i], list), found[i]
+        for got in found[i]:
+            assert_same_samples(got, want)
+
+
+@pytest.mark.skipif(not ON_GPU or torch.cuda.device_count() < 2, reason="needs a second GPU")
+def test_a_device_that_is_not_the_current_one():
+    want = on_cpu(prompt=PROMPTS, budget=10, **ASKED)
+    with engine("cuda:1") as e:
+        assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), want)
+        assert e.captured
+    assert torch.cuda.current_device() == 0
