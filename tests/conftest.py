@@ -12,14 +12,14 @@ if os.environ.get("CSD_AMX"):
     CACHE = tempfile.TemporaryDirectory()
     os.environ["NUMBA_CACHE_DIR"] = CACHE.name
 
-# what csd keeps for the user is neither read nor written
-KEPT = tempfile.TemporaryDirectory()
-os.environ["XDG_CACHE_HOME"] = KEPT.name
-
 import interpreter
 import interpreter_types
 import pytest
 import torch
+
+# what csd keeps for the user is neither read nor written
+KEPT = tempfile.TemporaryDirectory()
+os.environ["XDG_CACHE_HOME"] = KEPT.name
 
 interpreter.patch_once_a_launch()
 interpreter.patch_loop_bounds()

@@ -45,7 +45,8 @@ def timed_as(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int]) -> st
     what = {
         "csd": __version__, "torch": torch.__version__, "cpu": cpu_name(),
         "capability": torch.backends.cpu.get_cpu_capability(), "ops": ops, "loops": compiles(),
-        "instruction": instruction(dtype), "threads": torch.get_num_threads(), "dtype": str(dtype), "model": asdict(decoder.config),
+        "instruction": instruction(dtype), "threads": torch.get_num_threads(),
+        "dtype": str(dtype), "model": asdict(decoder.config),
         # packed ones take other times than plain ones
         "weights": [(str(w.layout), str(w.dtype), w.dim()) for w in weights],
         "product": getattr(product, "__qualname__", type(product).__qualname__),
