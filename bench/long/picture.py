@@ -9,7 +9,7 @@ from math import ceil, log10
 from bench.long.plan import CSD, PEERS
 from bench.long.readme_table import SAMPLES, fastest, headline
 
-WIDTH, HEIGHT = 760, 520
+WIDTH, HEIGHT = 780, 510
 LEFT, RIGHT, TOP, BOTTOM = 60, 560, 46, 330
 BARS, BAR_LEFT, BAR_RIGHT = (400, 450), 250, 660
 # of light and of dark mode, by side
@@ -39,7 +39,10 @@ def _style() -> str:
             f".s{i} {{ stroke: {pair[mode]}; fill: {pair[mode]} }}"
             for i, pair in enumerate(COLOURS.values())
         )
-        return f"text {{ fill: {text}; stroke: none }} .grid {{ stroke: {line} }} {sides}"
+        return (
+            f"text {{ fill: {text}; stroke: none }} .grid {{ stroke: {line} }} "
+            f".mark {{ stroke: {text} }} {sides}"
+        )
 
     fixed = "path { fill: none !important; stroke-width: 2 } .bold { font-weight: 600 }"
     dark = colours(1, "#e6e9ed", "#4a525c")
@@ -126,7 +129,7 @@ def _bars(row: dict) -> list[str]:
         end = value
         if interval:
             low, high = (BAR_LEFT + v * scale for v in interval)
-            parts.append(f'<line class="grid" x1="{low:.1f}" x2="{high:.1f}" y1="{y + 11}" '
+            parts.append(f'<line class="mark" x1="{low:.1f}" x2="{high:.1f}" y1="{y + 11}" '
                          f'y2="{y + 11}" stroke-width="2"/>')  # fmt: skip
             end = max(value, interval[1])
         parts.append(_text(BAR_LEFT + end * scale + 8, y + 15, f"{value:.2f}", "bold"))

@@ -10,7 +10,11 @@ VLLM = ("vLLM", "vLLM ngram")
 LLAMA = ("llama.cpp", "llama.cpp, csd's dtype")
 TRANSFORMERS = ("transformers generate", "transformers generate_batch")
 PEERS = (*VLLM, *LLAMA, *TRANSFORMERS)
-TASKS, LIMITS, SAMPLES = ("worked", "programs", "rewriting"), (100, 300, 1000, 3000), (4, 8, 16)
+TASKS, LIMITS, SAMPLES = (
+    ("worked problems", "programs", "rewriting"),
+    (100, 300, 1000, 3000),
+    (4, 8, 16),
+)
 # tokens a second at 8 samples; what a side takes to start, in seconds
 RATES = {
     "csd": 500, "csd without drafts": 500, "vLLM": 460, "vLLM ngram": 460, "llama.cpp": 220,
@@ -57,16 +61,16 @@ def plan(full: bool, recorded: bool) -> list[Cell]:
     full: all sides over the whole grid.
     """
     every = (*CSD, *PEERS)
-    cells = [Cell("one", "worked", 8, limit, every) for limit in (1000, 300, 100)]
-    cells += [Cell("one", "worked", n, 300, every) for n in (16, 1)]
+    cells = [Cell("one", "worked problems", 8, limit, every) for limit in (1000, 300, 100)]
+    cells += [Cell("one", "worked problems", n, 300, every) for n in (16, 1)]
     cells += [Cell("many", "mixed", OF_EACH, 300, slots=slots) for slots in (16, 64)]
     if recorded:
         cells += [Cell("recorded", "rewrites", n, 250) for n in (8, 4)]
-    cells.append(Cell("one", "worked", 8, 3000, (*CSD, "vLLM")))
+    cells.append(Cell("one", "worked problems", 8, 3000, (*CSD, "vLLM")))
     for limit in (300, 100, 1000):
         for task in TASKS:
             # of the long ones one number of samples for each further task
-            counts = SAMPLES if limit < 1000 or task == "worked" else (8,)
+            counts = SAMPLES if limit < 1000 or task == "worked problems" else (8,)
             cells += [Cell("one", task, n, limit) for n in counts]
     if full:
         wide = [Cell("one", t, n, limit, every)
@@ -88,6 +92,6 @@ def kept(cells: list[Cell], sides: set[str]) -> list[Cell]:
 
 def told(cells: list[Cell], pairs: int) -> str:
     """The cells and their estimated minutes, for a person."""
-    lines = [f"{c.seconds(pairs) / 60:6.1f} min  {c.name:42} {', '.join(c.sides)}" for c in cells]
+    lines = [f"{c.seconds(pairs) / 60:6.1f} min  {c.name:45} {', '.join(c.sides)}" for c in cells]
     total = sum(c.seconds(pairs) for c in cells) + START * len({s for c in cells for s in c.sides})
     return "\n".join([*lines, f"{total / 60:6.1f} min  in all, as SmolLM2-135M takes on 2 cores"])

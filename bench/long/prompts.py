@@ -11,7 +11,7 @@ from bench.cpu import PROBLEMS
 
 FOLDER = Path(__file__).parents[1] / "prompts"
 # tokens of the answer to one item, of a small model
-EACH = {"worked": 130, "programs": 150, "rewriting": 120}
+EACH = {"worked problems": 130, "programs": 150, "rewriting": 120}
 # of a limit's tokens, those that the prompt asks for
 FILLED = 0.7
 
@@ -51,8 +51,8 @@ def _rewriting(items: list[str], short: bool) -> str:
 
 
 ITEMS = {
-    "worked": lambda: PROBLEMS + _lines("worked.jsonl", "prompt"),
+    "worked problems": lambda: PROBLEMS + _lines("worked.jsonl", "prompt"),
     "programs": lambda: _lines("code.jsonl", "prompt"),
     "rewriting": lambda: _lines("functions.jsonl", "code"),
 }
-ASK = {"worked": _worked, "programs": _programs, "rewriting": _rewriting}
+ASK = {"worked problems": _worked, "programs": _programs, "rewriting": _rewriting}

@@ -13,7 +13,7 @@ ENGINES = {
 
 
 def headline(result: dict) -> dict:
-    """Of the rows at 8 samples those with most engines; of them one that counts, and the longest."""
+    """Of the rows at 8 samples with most engines one that counts if any does, and the longest."""
     rows = [r for r in result["rows"] if r["kind"] == "one" and r["samples"] == SAMPLES]
     if not rows:
         raise ValueError(f"the result has no row of {SAMPLES} samples of one prompt")

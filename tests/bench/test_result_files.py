@@ -15,7 +15,10 @@ from csd.state.processor import model
 FOLDER = Path(bench.__file__).parent
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 # JSON that is no result: traces, and what two processes of a benchmark pass to one another
-OTHER = {("run", "worker"), ("run", "run"), ("record", "main")}
+OTHER = {
+    ("run", "worker"), ("run", "run"), ("record", "main"), ("vllm_side", "Vllm"),
+    ("vllm_worker", "main"),
+}  # fmt: skip
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C
 flags\t\t: fpu sse4_2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8
