@@ -68,6 +68,8 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
         opened = open_sides(args.model, args.vllm, cells, stack)
         cells = kept(cells, set(opened.sides))
         result = continued(args.json, opened.head)
+        for name, why in result["left out"].items():
+            print(f"{name} is left out: {why}")
         print(told(cells, args.pairs), flush=True)
         started = time.perf_counter()
         for cell in cells:

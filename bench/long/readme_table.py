@@ -39,7 +39,8 @@ def block(result: dict) -> str:
     for engine in ENGINES:
         side = sides.get(engine)
         if side is None:
-            lines.append([engine, "not measured", "", ""])
+            why = result["left out"].get(ENGINES[engine][0], "no such side in this row")
+            lines.append([engine, why, "", ""])
             continue
         speed = row["tok/s"][side]
         lines.append([

@@ -46,6 +46,7 @@ def result():
     rows = [drawn_in_turns(cell, sides, Tokenizer(), 2) for cell in cells]
     machine = {"cores": 2, "cpu": "A <CPU> & more"}
     head = {"bench": "long", "model": "m.gguf", "dtype": "bfloat16", "machine": machine}
+    head["left out"] = {"llama.cpp": "llama-cpp-python is not here"}
     return {**head, "rows": rows, "log": log}
 
 
@@ -130,7 +131,7 @@ def test_the_table_is_made_of_the_file(result):
     assert tuple(row[0].removeprefix("| ").split(" (")[0] for row in rows) == ENGINES
     # the longest row, and of an engine's sides the fastest
     assert "8 answers of 60 tokens" in block and "vLLM (ngram) | 420 | 1.1 s | 1.43" in block
-    assert rows[0][1:3] == ["600", "0.8 s"] and "llama.cpp | not measured" in block
+    assert rows[0][1:3] == ["600", "0.8 s"] and "llama.cpp | llama-cpp-python is not here" in block
 
 
 def test_the_picture_is_made_of_the_file(result, tmp_path, capsys):
