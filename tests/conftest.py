@@ -1,5 +1,6 @@
 import gc
 import os
+import tempfile
 
 # read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
 # as compiled for that chip, instruction by instruction (tools/ptx)

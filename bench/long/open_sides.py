@@ -83,7 +83,7 @@ def open_sides(
     if wanted & {*VLLM}:
         _open_vllm(opened, python, most, length, stack)
     for side in opened.sides.values():
-        side.draw(ids_of(opened.tokenizer, "Count to nine."), 2, 8, 0)
+        side.draw(ids_of(opened.tokenizer, "Count to ninety."), min(most, 8), 24, 0)
     return opened
 
 

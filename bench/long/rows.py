@@ -88,7 +88,7 @@ def recorded(cell: Cell, path: str, shape: str, dtype: Any, pairs: int) -> dict:
 def _named(cell: Cell) -> dict:
     return {
         "name": cell.name, "kind": cell.kind, "task": cell.task, "samples": cell.samples,
-        "limit": cell.limit, "slots": cell.slots,
+        "limit": cell.limit, "slots": cell.slots, "prompts": PROMPTS if cell.kind == "many" else 1,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ the same end tokens. `draw(ids, n, limit, seed)` gives a `Drawn`.
 
 import time
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Csd:
             [tokens for out in outs for tokens in out.tokens],
             [reason == "stop" for out in outs for reason in out.finish_reasons],
             seconds,
-            outs[0].stats.tokens_per_step,
+            mean(out.stats.tokens_per_step for out in outs),
         )
 
 
