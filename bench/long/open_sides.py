@@ -79,7 +79,8 @@ def open_sides(
     if wanted & {*TRANSFORMERS}:
         _add(opened, transformers_sides(path, opened.dtype, opened.ends), version("transformers"))
     if wanted & {*LLAMA}:
-        _open_llama(opened, most, most * length, stack)
+        room = [(longest + c.limit) * c.samples for c in one if {*LLAMA} & {*c.sides}]
+        _open_llama(opened, most, max(room), stack)
     if wanted & {*VLLM}:
         _open_vllm(opened, python, most, length, stack)
     for side in opened.sides.values():
@@ -120,7 +121,12 @@ def _open_vllm(
     to = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     folder = as_folder(opened.path, opened.dtype, opened.tokenizer, to)
     for name, ngram in zip(VLLM, (0, NGRAM), strict=True):
-        side = Vllm(python, folder, opened.dtype, opened.ends, length, most, ngram)
+        try:
+            side = Vllm(python, folder, opened.dtype, opened.ends, length, most, ngram)
+        except RuntimeError as error:
+            # named, and the others are measured all the same
+            opened.left_out[name] = str(error)
+            continue
         stack.callback(side.close)
         drafts = f", ngram of {ngram} tokens" if ngram else ""
         _add(opened, {name: side}, f"{side.version}, CPU build{drafts}")

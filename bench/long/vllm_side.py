@@ -49,7 +49,8 @@ class Vllm:
         # as many threads as csd's side has: each side runs alone
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self.process = subprocess.Popen(
-            [python, str(WORKER), json.dumps(job)], env=os.environ | threads, text=True,
+            # -P: the worker's folder is no place to import from
+            [python, "-P", str(WORKER), json.dumps(job)], env=os.environ | threads, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.log: deque[str] = deque(maxlen=20)
