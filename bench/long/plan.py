@@ -21,7 +21,7 @@ RATES = {
     "llama.cpp, csd's dtype": 220, "transformers generate": 140,
     "transformers generate_batch": 64,
 }  # fmt: skip
-START = 20
+START = 40
 # of a limit, the mean length of what is drawn with it
 LENGTH = 0.65
 # the row of many prompts: so many, samples of each

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "prompts"
 # tokens of the answer to one item, of a small model
 EACH = {"worked problems": 130, "programs": 150, "rewriting": 120}
 # of a limit's tokens, those that the prompt asks for
-FILLED = 0.7
+FILLED = 0.3
 
 
 def prompt(task: str, limit: int, turn: int) -> str:
