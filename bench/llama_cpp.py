@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+# rows of a batch at most
+BATCH = 512
+
 
 def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
     """A GGUF file with the matrices of the one at `path` in bfloat16, float16 or float32."""
@@ -64,7 +67,7 @@ class LlamaCpp:
         self.model = lib.llama_model_load_from_file(str(path).encode(), given)
         params = lib.llama_context_default_params()
         threads = torch.get_num_threads()
-        params.n_ctx, params.n_batch, params.n_seq_max = cells, 512, most
+        params.n_ctx, params.n_batch, params.n_seq_max = cells, BATCH, most
         params.n_threads = params.n_threads_batch = threads
         # one cache for all sequences, or the prompt's cells would be copied
         with suppress(AttributeError):
@@ -72,39 +75,51 @@ class LlamaCpp:
         self.context = lib.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp made no context for {path}")
-        self.batch = lib.llama_batch_init(512, 0, 1)
+        self.batch = lib.llama_batch_init(BATCH, 0, 1)
         self.vocab = lib.llama_model_get_vocab(self.model)
 
     def draw(self, chat: list[dict], n: int, tokens: int, seed: int) -> float:
         """Tokens per second; a sample counts up to its end token."""
-        lib, context = self.lib, self.context
         prompt = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True)
         prompt = prompt["input_ids"] if hasattr(prompt, "keys") else prompt
         start = time.perf_counter()
+        drawn = sum(map(len, self.samples(prompt, n, tokens, seed)))
+        return drawn / (time.perf_counter() - start)
+
+    def samples(self, prompt: list[int], n: int, tokens: int, seed: int) -> list[list[int]]:
+        """Tokens of n samples, each with its end token if it has one."""
+        lib, context = self.lib, self.context
         memory = lib.llama_get_memory(context)
         lib.llama_memory_clear(memory, True)
-        self._decode([(t, i, 0) for i, t in enumerate(prompt)])
+        rows = [(t, i, 0) for i, t in enumerate(prompt)]
+        chunks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        for chunk in chunks:
+            self._decode(chunk)
         for s in range(1, n):
             lib.llama_memory_seq_cp(memory, 0, s, -1, -1)
         samplers = [self._sampler(seed * n + s) for s in range(n)]
         # the first tokens all come from the prompt's last row
-        rows, position = {s: len(prompt) - 1 for s in range(n)}, len(prompt)
-        drawn = 0
+        last, position = {s: len(chunks[-1]) - 1 for s in range(n)}, len(prompt)
+        found: list[list[int]] = [[] for _ in range(n)]
         for _ in range(tokens):
             following = []
-            for s, row in rows.items():
+            for s, row in last.items():
                 token = lib.llama_sampler_sample(samplers[s], context, row)
-                drawn += 1
-                if not lib.llama_vocab_is_eog(self.vocab, token):
+                found[s].append(token)
+                if not self.ends(token):
                     following.append((token, position, s))
             if not following:
                 break
             self._decode(following, every=True)
-            rows = {s: row for row, (_, _, s) in enumerate(following)}
+            last = {s: row for row, (_, _, s) in enumerate(following)}
             position += 1
         for sampler in samplers:
             lib.llama_sampler_free(sampler)
-        return drawn / (time.perf_counter() - start)
+        return found
+
+    def ends(self, token: int) -> bool:
+        """Whether a token ends a sample."""
+        return bool(self.lib.llama_vocab_is_eog(self.vocab, token))
 
     def _sampler(self, seed: int) -> Any:
         lib = self.lib
@@ -115,8 +130,8 @@ class LlamaCpp:
 
     def _decode(self, rows: list[tuple[int, int, int]], every: bool = False) -> None:
         """rows: token, position, sequence; logits of the last one, or of every one."""
-        if len(rows) > 512:
-            raise ValueError(f"at most 512 rows go into a batch, got {len(rows)}")
+        if len(rows) > BATCH:
+            raise ValueError(f"at most {BATCH} rows go into a batch, got {len(rows)}")
         batch = self.batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence) in enumerate(rows):

@@ -1,11 +1,11 @@
 """The CPU that figures are taken on: its model, its instruction sets, who multiplies matrices."""
 
 import os
-import platform
 import re
-from pathlib import Path
 
 import torch
+
+from csd.state.processor import CPUINFO, cpu_name
 
 # those that choose a kernel of a product, by the kernel's names for them: x86, then ARM
 SETS = (
@@ -20,14 +20,13 @@ VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
     "OPENBLAS_NUM_THREADS", "TRITON_INTERPRET",
 )  # fmt: skip
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor() -> dict:
     """Model, cores, instruction sets, libraries, threads, and the variables that are set."""
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     return {
-        "cpu": model(text) or platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "instructions": instructions(text),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -35,15 +34,6 @@ def processor() -> dict:
         "cpu_threads": torch.get_num_threads(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-
-
-def model(cpuinfo: str) -> str | None:
-    """Of the first core; an ARM core has no name there, but numbers."""
-    if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
-        return found[1].strip()
-    numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]
-    return " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True)
-                    if x) or None  # fmt: skip
 
 
 def instructions(cpuinfo: str) -> list[str]:

@@ -1,5 +1,6 @@
 import gc
 import os
+import tempfile
 
 import chosen_device
 import interpreter
@@ -7,6 +8,10 @@ import interpreter_types
 import pytest
 import torch
 from chosen_device import COMPILED, ON_GPU
+
+# what csd keeps for the user is neither read nor written
+KEPT = tempfile.TemporaryDirectory()
+os.environ["XDG_CACHE_HOME"] = KEPT.name
 
 interpreter.patch_once_a_launch()
 interpreter.patch_loop_bounds()

@@ -4,18 +4,16 @@ It runs `csd doctor` in a process of its own, so that a kernel that faults does 
 caller's with it.
 """
 
-import hashlib
 import json
 import logging
-import os
 import subprocess
-from pathlib import Path
 
 import torch
 import triton
 
 from csd.engine import own_python
 from csd.models.config import ModelConfig
+from csd.state.cache_folder import keep, path_of
 from csd.state.version import __version__
 
 SECONDS = 300
@@ -37,8 +35,7 @@ def require_check(
         "device": torch.cuda.get_device_name(device), "dtype": name, "exact": exact, **sizes,
     }  # fmt: skip
     passed = json.dumps(what, sort_keys=True)
-    name_of_file = f"check-{hashlib.sha256(passed.encode()).hexdigest()[:16]}.json"
-    if _kept(name_of_file) == passed:
+    if _kept(passed) == passed:
         return
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
     flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={name}"]
@@ -51,26 +48,18 @@ def require_check(
             "check; please report the output of `csd doctor`"
         )
     try:
-        _keep(name_of_file, passed)
+        keep(path_of("check", passed), passed)
     # a user may have no home
     except (OSError, RuntimeError) as error:
         # the next process checks again
         LOG.warning("that the kernels are right cannot be kept: %s", error)
 
 
-def _kept(name: str) -> str | None:
+def _kept(of: str) -> str | None:
     try:
-        return (_folder() / name).read_text()
+        return path_of("check", of).read_text()
     except (OSError, RuntimeError, ValueError):
         return None
-
-
-def _keep(name: str, text: str) -> None:
-    path = _folder() / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(text)
-    fresh.replace(path)
 
 
 def _error_of(command: list[str]) -> str | None:
@@ -89,7 +78,3 @@ def _error_of(command: list[str]) -> str | None:
         return f"the process ended with code {done.returncode}: {last[0]}"
     wrong = [c for r in found["reports"] for c in r["checks"] if c["error"] or not c["calls"]]
     return "; ".join(f"{c['name']}: {c['error'] or 'it was not called'}" for c in wrong) or None
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csd"

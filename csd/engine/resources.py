@@ -7,13 +7,14 @@ import torch
 
 from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, nodes_of
 from csd.engine.call import RunSettings
+from csd.engine.kept_times import keep_times, kept_times, timed_as
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
 from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
-from csd.engine.time_steps import NOT_WORTH, sizes_to_time, time_steps
+from csd.engine.time_steps import NOT_WORTH, compile_loops, sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.make_drafter import make_drafter
 from csd.kernels.ops import Ops
@@ -59,7 +60,7 @@ class Resources:
         if isinstance(nodes, int):
             return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
         if self._cost is None:
-            self._cost = self.measure_steps()
+            self._cost = self._step_times()
         return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
     def _prepare(
@@ -182,6 +183,20 @@ class Resources:
         with torch.inference_mode(False):
             step = self._allocate(sizes[-1], 1, 1, 1, 1)
         return time_steps(step, sizes, captured, worth)
+
+    def _step_times(self) -> CostModel:
+        """Those that a process kept for steps like these, else those measured now, and kept."""
+        sizes = sizes_to_time(self.max_slots, False)
+        of = timed_as(self.decoder, self.dtype, self._ops.name, sizes)
+        found = kept_times(of) if of else None
+        if found is None:
+            found = self.measure_steps()
+            if of:
+                keep_times(of, found)
+            return found
+        with torch.inference_mode(False):
+            compile_loops(self._allocate(sizes[-1], 1, 1, 1, 1), sizes)
+        return found
 
     def _newly_dropped(self, requests: list[Request]) -> int:
         """Contexts that the graph had no room for since this was last called.

@@ -43,6 +43,7 @@ class CostModel:
         if min(seconds) <= 0:
             raise ValueError("seconds must be more than 0")
         self.sizes = sizes
+        self.steady = True  # whether the machine disturbed no measurement of it
         # more rows never cost less, and what disturbs a measurement only adds to it
         self.seconds = [min(seconds[i:]) for i in range(len(seconds))]
 
@@ -77,19 +78,31 @@ class CostModel:
 
         worth: sizes beyond the first that takes so many times what the smallest does are left out.
         """
+        times: dict[int, list[float]] = {size: [] for size in sizes}
+
+        def again(size: int) -> None:
+            start = time.perf_counter()
+            run(size)
+            times[size].append(time.perf_counter() - start)
+
+        def too_long(size: int) -> bool:
+            return len(times) > 2 and min(times[size]) > worth * min(times[sizes[0]])
+
         for size in (sizes[0], sizes[1]):
             run(size)
-        times: dict[int, list[float]] = {size: [] for size in sizes}
         for _ in range(repeats):
             for size in [*times]:
-                start = time.perf_counter()
-                run(size)
-                times[size].append(time.perf_counter() - start)
-                if len(times) > 2 and times[size][-1] > worth * min(times[sizes[0]]):
+                again(size)
+                if too_long(size):
+                    # once more, for something else may have taken the time
+                    again(size)
+                if too_long(size):
                     times = {m: found for m, found in times.items() if m <= max(size, sizes[1])}
                     break
-        sizes = [*times]
-        return cls(sizes, [min(times[size]) for size in sizes])
+        table = cls([*times], [min(found) for found in times.values()])
+        twice = [sorted(found)[:2] for found in times.values()]
+        table.steady = not any(_differ(found[-1], found[0]) for found in twice)
+        return table
 
 
 class Calibration:

@@ -24,6 +24,28 @@ def sizes_to_time(max_slots: int, captured: bool) -> list[int]:
     return [size for size in sizes if size <= max_slots + most_nodes(max_slots)]
 
 
+def compile_loops(step: Step, sizes: list[int]) -> None:
+    """Compiles what steps run on a CPU, or reads it where it is kept: for one thread, for several.
+
+    Else a call's first steps would compile it, and their times would be taken for those of steps.
+    """
+    step.drafting = False
+    step.slots.group.zero_()
+    dtype, few_and_many = step.cache.node_k.dtype, [sizes[0], sizes[-1]]
+    with compiled_beside(dtype, step.decoder.config.vocab, few_and_many):
+        logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
+    for x in logits:
+        compile_verify(step.ops, step.slots, x, _roots(step, x.shape[0]))
+    compile_rest(step.ops, dtype, step.slots.logprobs.dtype)
+
+
+def _roots(step: Step, rows: int) -> Pool:
+    slots = step.slots
+    slots.live.copy_(torch.arange(slots.count, device=slots.live.device) < rows)
+    slots.context[:, 0] = 0
+    return step.ops.roots(slots, rows)
+
+
 def time_steps(
     step: Step, sizes: list[int], captured: bool, worth: float = NOT_WORTH
 ) -> CostModel:
@@ -32,27 +54,17 @@ def time_steps(
     No slot has a token to draw: of a pool's rows, a CPU's loops verify those of accepted paths.
     worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
     """
-    slots, device = step.slots, step.slots.live.device
+    slots = step.slots
     step.drafting = False
     slots.group.zero_()
 
-    def roots(rows: int) -> Pool:
-        slots.live.copy_(torch.arange(slots.count, device=device) < rows)
-        slots.context[:, 0] = 0
-        return step.ops.roots(slots, rows)
-
     def run(rows: int) -> None:
-        pool = roots(rows)
+        pool = _roots(step, rows)
         step.ops.verify(step.forward(pool), pool, slots)
 
-    if device.type != "cuda":
-        # loops for one thread and for several are compiled before anything is timed
-        dtype, few_and_many = step.cache.node_k.dtype, [sizes[0], sizes[-1]]
-        with compiled_beside(dtype, step.decoder.config.vocab, few_and_many):
-            logits = [step.forward(roots(rows)) for rows in few_and_many]
-        for x in logits:
-            compile_verify(step.ops, slots, x, roots(x.shape[0]))
-        compile_rest(step.ops, dtype, slots.logprobs.dtype)
+    if slots.live.device.type != "cuda":
+        # before anything is timed
+        compile_loops(step, sizes)
         return CostModel.measure(run, sizes, worth=worth)
     captures = Captures()
 

@@ -10,11 +10,15 @@ import torch
 
 import bench
 from bench import common, processor
+from csd.state.processor import model
 
 FOLDER = Path(bench.__file__).parent
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 # JSON that is no result: traces, and what two processes of a benchmark pass to one another
-OTHER = {("run", "worker"), ("run", "run"), ("record", "main")}
+OTHER = {
+    ("run", "worker"), ("run", "run"), ("record", "main"), ("vllm_side", "Vllm"),
+    ("vllm_worker", "main"),
+}  # fmt: skip
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C
 flags\t\t: fpu sse4_2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8
@@ -71,14 +75,14 @@ def test_a_file_holds_the_machine(tmp_path, capsys, monkeypatch):
 
 
 def test_a_processor_is_read():
-    assert processor.model(INTEL) == "Intel(R) Xeon(R) Platinum 8488C"
+    assert model(INTEL) == "Intel(R) Xeon(R) Platinum 8488C"
     assert processor.instructions(INTEL) == [
         "avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
     ]  # fmt: skip
-    assert processor.model(ARM) == "implementer 0x41 part 0xd4f"
+    assert model(ARM) == "implementer 0x41 part 0xd4f"
     assert processor.instructions(ARM) == ["asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve"]
     # a system without the file
-    assert processor.model("") is None and processor.instructions("") == []
+    assert model("") is None and processor.instructions("") == []
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from csd.engine import first_use, self_check
 from csd.engine.self_check import SMALL, check
 from csd.kernels.ops import Joined, Ops, reference
 from csd.models import exact
+from csd.state import cache_folder
 
 
 def spoil_integers(result):
@@ -202,7 +203,7 @@ def test_a_check_that_cannot_be_kept_ends_no_call(home, first, tmp_path, caplog,
             raise RuntimeError("Could not determine home directory.")
 
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(first_use.Path, "home", refuse)
+        monkeypatch.setattr(cache_folder.Path, "home", refuse)
     use(stdout=output(verify=None))
     assert "cannot be kept" in caplog.text
     use(stdout=output(verify=None))

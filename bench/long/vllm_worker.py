@@ -1,0 +1,67 @@
+"""vLLM's side, run by the Python of an environment that has vLLM's CPU build; nothing of csd.
+
+    python vllm_worker.py JOB
+
+JOB is JSON: model (a folder), dtype, length (tokens of a sequence at most), samples (at once at
+most), ends, temperature, ngram (drafted tokens, 0 for none). Answers one line of JSON when it has
+loaded, and one for each line of JSON on standard input: ids, n, limit.
+"""
+
+import json
+import os
+import sys
+import time
+
+
+def main(arguments: list[str]) -> None:
+    job = json.loads(arguments[0])
+    # vLLM writes to standard output
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    # in this process: an engine of its own would wait in a loop
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    import vllm
+
+    drafts = None
+    if job["ngram"]:
+        drafts = {
+            "method": "ngram", "num_speculative_tokens": job["ngram"], "prompt_lookup_max": 4,
+        }  # fmt: skip
+        expand_by_request()
+    llm = vllm.LLM(
+        job["model"], dtype=job["dtype"], max_model_len=job["length"], max_num_seqs=job["samples"],
+        speculative_config=drafts, seed=0,
+    )  # fmt: skip
+
+    def answer(**fields) -> None:
+        print(json.dumps(fields), file=answers, flush=True)
+
+    answer(version=vllm.__version__)
+    for line in sys.stdin:
+        given = json.loads(line)
+        params = vllm.SamplingParams(
+            n=given["n"], temperature=job["temperature"], max_tokens=given["limit"],
+            stop_token_ids=job["ends"], detokenize=False,
+        )  # fmt: skip
+        start = time.perf_counter()
+        (out,) = llm.generate([{"prompt_token_ids": given["ids"]}], params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        answer(tokens=[list(x.token_ids) for x in out.outputs], seconds=seconds)
+
+
+def expand_by_request() -> None:
+    """Gives each drafted token its request's temperature: vLLM 0.32.0 reads, on a CPU, memory that
+    nobody has written."""
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
+        count = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
+        return torch.where(x == replace_from, replace_to, x).repeat_interleave(count)
+
+    rejection_sampler.expand_batch_to_tokens = expand
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,22 @@
+"""The CPU at hand, by its name."""
+
+import platform
+import re
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def cpu_name() -> str:
+    """The first core's model, as the system has it."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    return model(text) or platform.processor() or platform.machine()
+
+
+def model(cpuinfo: str) -> str | None:
+    """Of the first core; an ARM core has no name there, but numbers."""
+    if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
+        return found[1].strip()
+    numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]
+    return " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True)
+                    if x) or None  # fmt: skip

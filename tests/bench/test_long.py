@@ -1,0 +1,162 @@
+"""bench.long: what a row says, the plan, the picture and the table that are made of a file."""
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from bench.long import __main__ as long
+from bench.long import picture, readme_table
+from bench.long.drawn import Drawn, described, distinct
+from bench.long.plan import CSD, PEERS, TASKS, Cell, kept, plan
+from bench.long.prompts import ITEMS, prompt
+from bench.long.rows import drawn_in_turns
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ("csd", "csd without drafts", "vLLM", "llama.cpp", "transformers")
+
+
+class Tokenizer:
+    def apply_chat_template(self, chat, add_generation_prompt):
+        assert add_generation_prompt
+        return {"input_ids": list(chat[0]["content"].encode())}
+
+
+class Side:
+    """Draws n samples of rising tokens with an end, at so many tokens a second."""
+
+    def __init__(self, speed, log, name):
+        self.speed, self.log, self.name = speed, log, name
+
+    def draw(self, ids, n, limit, seed):
+        self.log.append((self.name, seed))
+        tokens = [[*range(1, limit), 0] for _ in range(n)]
+        return Drawn(tokens, [True] * n, n * limit / self.speed, 1.5)
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Rows of sides that do not exist, as a run writes them."""
+    log, speeds = [], {"csd": 600.0, "csd without drafts": 500.0, "vLLM": 400.0,
+                       "vLLM ngram": 420.0, "transformers generate": 100.0}  # fmt: skip
+    sides = {name: Side(speed, log, name) for name, speed in speeds.items()}
+    cells = [Cell("one", "worked problems", 8, limit, tuple(speeds)) for limit in (20, 60)]
+    cells.append(Cell("one", "programs", 4, 20, CSD))
+    rows = [drawn_in_turns(cell, sides, Tokenizer(), 2) for cell in cells]
+    machine = {"cores": 2, "cpu": "A <CPU> & more"}
+    head = {"bench": "long", "model": "m.gguf", "dtype": "bfloat16", "machine": machine}
+    head["left out"] = {"llama.cpp": "llama-cpp-python is not here"}
+    return {**head, "rows": rows, "log": log}
+
+
+def test_a_sample_ends_with_its_first_end_token():
+    drawn = Drawn.cut([[5, 6, 0, 7, 0], [5, 6], []], {0}, 2.0)
+    assert drawn.tokens == [[5, 6, 0], [5, 6], []] and drawn.ended == [True, False, False]
+    assert drawn.rate == 2.5
+
+
+def test_rows_of_text_that_repeats_or_was_cut_do_not_count():
+    fresh, circle = list(range(40)), [1, 2] * 20
+    assert distinct([fresh]) == 1.0 and distinct([circle]) == 2 / 33
+    # what two samples share is no repetition within one
+    assert distinct([fresh, fresh]) == 1.0 and distinct([[1, 2]]) == 1.0
+    assert described([fresh] * 2, [True, False])["counts"]
+    assert not described([fresh] * 3, [True, False, False])["counts"]
+    assert not described([fresh, circle], [True, True])["counts"]
+
+
+def test_sides_take_turns_and_a_row_has_their_ratios(result):
+    row = result["rows"][0]
+    names = [name for name, seed in result["log"][:10]]
+    assert names[:5] == names[5:][::-1] and names[5:] == list(row["rates"])
+    assert row["tok/s"]["csd"] == pytest.approx(600)
+    assert row["csd / other"]["vLLM"] == pytest.approx([1.5] * 3)
+    assert row["equal samples"] == "16/16" and row["mean length"] == 20 and row["counts"]
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_many_prompts_are_of_all_tasks():
+    seen = []
+
+    class Many(Side):
+        def draw_all(self, prompts, n, limit, seed):
+            seen.append(prompts)
+            return self.draw(prompts[0], n * len(prompts), limit, seed)
+
+    sides = {name: Many(100.0, [], name) for name in CSD}
+    row = drawn_in_turns(Cell("many", "mixed", 4, 60, slots=16), sides, Tokenizer(), 1)
+    assert len(seen) == 2 and seen[0] == seen[1] and len(set(map(tuple, seen[0]))) == 16
+    assert row["slots"] == 16 and row["mean length"] == 60
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_longer_limit_asks_for_more(task):
+    texts = [prompt(task, limit, 0) for limit in (100, 300, 1000, 3000)]
+    asked = [sum(item in text for item in ITEMS[task]()) for text in texts]
+    assert asked[0] == asked[1] == 1 < asked[2] < asked[3]
+    assert prompt(task, 300, 0) != prompt(task, 300, 1)
+
+
+def test_the_plan_fits_in_an_hour_and_the_first_rows_have_all_sides():
+    cells = plan(full=False, recorded=True)
+    assert sum(cell.seconds(3) for cell in cells) < 3000
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert cells[0].sides == (*CSD, *PEERS) and cells[0].limit == 1000
+    assert {(c.task, c.samples) for c in cells if c.kind == "one"} >= {
+        (task, n) for task in TASKS for n in (4, 8, 16)
+    }
+    assert {c.slots for c in cells if c.kind == "many"} == {16, 64}
+    full = plan(full=True, recorded=False)
+    assert {c.sides for c in full if c.kind == "one"} == {(*CSD, *PEERS)}
+    assert kept(cells[:1], {"csd", "vLLM"})[0].sides == ("csd", "vLLM")
+
+
+def test_a_run_goes_on_behind_the_rows_of_its_file(tmp_path, result):
+    path, head = tmp_path / "x.json", {"model": "m.gguf", "dtype": "bfloat16"}
+    head |= {"sides": {"csd": "1"}, "left out": {"vLLM": "none"}}
+    assert long.continued(path, head)["rows"] == []
+    path.write_text(json.dumps(result | {"sides": {"vLLM": "2"}, "left out": {}}))
+    found = long.continued(path, head)
+    assert found["rows"] == result["rows"] and found["left out"] == {}
+    assert found["sides"] == {"vLLM": "2", "csd": "1"}
+    with pytest.raises(ValueError, match=r"is of model m\.gguf, not another: give another"):
+        long.continued(path, head | {"model": "another"})
+
+
+def test_the_table_is_made_of_the_file(result):
+    block = readme_table.block(result)
+    assert block.startswith(readme_table.BEGIN) and block.endswith(readme_table.END)
+    rows = [line.split(" | ") for line in block.splitlines() if line.startswith("| ")][2:]
+    assert tuple(row[0].removeprefix("| ").split(" (")[0] for row in rows) == ENGINES
+    # the longest row, and of an engine's sides the fastest
+    assert "8 answers of 60 tokens" in block and "vLLM (ngram) | 420 | 1.1 s | 1.43" in block
+    assert rows[0][1:3] == ["600", "0.8 s"] and "llama.cpp | llama-cpp-python is not here" in block
+
+
+def test_the_picture_is_made_of_the_file(result, tmp_path, capsys):
+    path = tmp_path / "long.json"
+    path.write_text(json.dumps(result))
+    long.main(["--plot", "--json", str(path)])
+    assert capsys.readouterr().out.strip() == readme_table.block(result)
+    text = (tmp_path / "long.svg").read_text()
+    root = ET.fromstring(text)
+    texts = ["".join(x.itertext()) for x in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"csd", "csd without drafts", "vLLM", "vLLM ngram", "20", "60"} <= set(texts)
+    assert "prefers-color-scheme: dark" in text and "llama.cpp" not in texts
+    # the engine beside its fastest peer, and the drafts beside the engine
+    assert {"1.19", "1.20", "engine: without drafts / vLLM ngram"} <= set(texts)
+    lines = [x for x in root.iter("{http://www.w3.org/2000/svg}path")]
+    assert len(lines) == 5 and all(len(x.attrib["d"].split("L")) == 2 for x in lines)
+    # no background
+    assert len([*root.iter("{http://www.w3.org/2000/svg}rect")]) == 2
+    assert set(picture.COLOURS) == {*CSD, *PEERS}
+
+
+def test_readme_has_the_table_of_the_file():
+    readme, path = (ROOT / "README.md").read_text(), ROOT / long.RESULT
+    if readme_table.BEGIN not in readme:
+        pytest.skip("README has no table of bench.long")
+    begin, end = (readme.index(mark) for mark in (readme_table.BEGIN, readme_table.END))
+    found = readme[begin : end + len(readme_table.END)]
+    assert found == readme_table.block(json.loads(path.read_text()))
