@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.cpu import compiles
 from csd.schema.check import shown
 
@@ -44,6 +45,7 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
+    chunk_attention: Callable = chunk_attention  # of a prompt's chunk
     # by the name of the method that is to call it
     joined: Mapping[str, Joined] = field(default_factory=dict, hash=False)
 
