@@ -9,6 +9,7 @@ from csd.engine.cuda_graphs import Captures
 from csd.engine.static_step import sizes_for
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
+from csd.state.phases import phase
 from csd.state.pool import Pool
 
 # a step that takes so many times the smallest is never worth its drafts
@@ -53,7 +54,8 @@ def time_steps(
         for x in logits:
             compile_verify(step.ops, slots, x, roots(x.shape[0]))
         compile_rest(step.ops, dtype, slots.logprobs.dtype)
-        return CostModel.measure(run, sizes, worth=worth)
+        with phase("measure steps", device):
+            return CostModel.measure(run, sizes, worth=worth)
     captures = Captures()
 
     def timed(rows: int) -> None:
@@ -66,4 +68,5 @@ def time_steps(
     # what is compiled or captured is so before anything is timed
     for rows in sizes:
         timed(rows)
-    return CostModel.measure(timed, sizes)
+    with phase("measure steps", device):
+        return CostModel.measure(timed, sizes)

@@ -169,8 +169,10 @@ class Tree:
 
         sample: [M], the token drawn at each row from its logits. A row is accepted when it is a
         root, or its parent is accepted and drew this row's token: the samples at the accepted rows
-        are what was drawn, the last of them is the next root. Reads the device.
+        are what was drawn, the last of them is the next root. Reads the device. Raises RuntimeError
+        where the pass has not attended in every layer.
         """
+        self.check_attended()
         drawn, token = sample.tolist(), self.token.tolist()
         paths = []
         for start, count in zip(self.slot_start.tolist(), self.slot_nodes.tolist(), strict=True):

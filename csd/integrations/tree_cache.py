@@ -157,6 +157,12 @@ class TreeCache:
 def _stack(past: Any, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one batch row of a transformers cache, each [L, P, K, D]."""
     layers = getattr(past, "layers", None)
+    # a subclass keeps more than its layers show: a recurrent state, an encoder's keys
+    if past is None or (layers is not None and type(past).__name__ != "DynamicCache"):
+        raise ValueError(
+            "a prompt's cache must be a DynamicCache or a (key, value) pair a layer, got a "
+            f"{type(past).__name__}"
+        )
     for layer in layers or ():
         # others keep recurrent states, a window, or room for tokens to come
         if type(layer).__name__ != "DynamicLayer":

@@ -50,7 +50,7 @@ class Report:
         lines = [", ".join(head), f"{self.device}, {self.dtype}, kernels={self.kernels!r}", ""]
         for check in self.checks:
             state = "ok" if check.passed else "FAILED"
-            row = f"{check.name:34} {check.calls:5} calls  {state:6}  error {check.worst:.2f}"
+            row = f"{check.name:40} {check.calls:5} calls  {state:6}  error {check.worst:.2f}"
             lines.append(row + (f"  {check.error}" if check.error else ""))
         lines += self.notes
         lines.append(f"{len(self.checks) - len(self.failed)} of {len(self.checks)} passed in "

@@ -77,13 +77,13 @@ class _Runs:
             with self._engine(static=False) as e:
                 e.ops = compared_ops(e.ops, found, self._coverage)
                 # a step without drafts makes its pool by an operation of its own
-                self._draw(e, tokens=1, drafted=False)
+                self._run(e, self._sizes.filtered(self._config.vocab), 0, drafted=False)
                 self._want = self._draw(e)
             with self._engine(static=self._statically(), captured=False) as e:
                 self._coverage.few_programs = e.ops.name == "triton" and not e.exact
                 e.ops = compared_ops(e.ops, found, self._coverage)
                 nodes = self._sizes.rows - SLOTS
-                self._run(e, self._sizes.filtered(self._config.vocab), nodes)
+                self._run(e, self._sizes.wide(self._config.vocab), nodes)
         except Exception as error:
             # an operation that raises has noted it
             if all(row.error is None for row in found.values()):
@@ -142,9 +142,8 @@ class _Runs:
         kind = Engine if captured else UncapturedEngine
         return kind(decoder, static=static, **self._options)
 
-    def _draw(self, e: Engine, tokens: int | None = None, drafted: bool = True) -> list[Request]:
-        sizes = self._sizes if tokens is None else replace(self._sizes, tokens=tokens)
-        return self._run(e, sizes.requests(self._config.vocab), NODES, drafted)
+    def _draw(self, e: Engine, drafted: bool = True) -> list[Request]:
+        return self._run(e, self._sizes.requests(self._config.vocab), NODES, drafted)
 
     def _run(
         self, e: Engine, requests: list[Request], nodes: int, drafted: bool = True

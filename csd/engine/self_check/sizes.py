@@ -8,11 +8,13 @@ from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.models.config import ModelConfig
 
-# the kind of model that is checked where none is given
+# the kind of model that is checked where none is given, and its vocabulary on a GPU, whose kernels
+# cut it into chunks
 SMALL = ModelConfig(
-    family="qwen3", vocab=128_256, hidden=64, intermediate=160, layers=2, heads=4, kv_heads=2,
+    family="qwen3", vocab=499, hidden=64, intermediate=160, layers=2, heads=4, kv_heads=2,
     head_dim=16, context=1024, norm_eps=1e-6, rope_theta=10000.0, qk_norm=True,
 )  # fmt: skip
+LARGE_VOCAB = 128_256
 SAMPLES, SLOTS, NODES = 3, 4, 16
 SHORT = (9, 8, 30, 31, 9, 8)
 SEED = 1
@@ -36,21 +38,29 @@ class Sizes:
         ]
 
     def filtered(self, vocab: int) -> list[Request]:
-        """The same prompts with every filter, for a few steps."""
+        """The short prompt by every filter, and with more tokens to choose from than are listed."""
+        prompt = [t % vocab for t in SHORT]
         return [
-            self._request(0, self._long(vocab), 2, temperature=2.0, top_p=0.9, min_p=1e-4),
+            self._request(0, prompt, 1, temperature=2.0),
             self._request(
-                1, [t % vocab for t in SHORT], 2,
-                temperature=0.8, top_k=50, repetition_penalty=1.2,
+                1, prompt[:-1], 2, temperature=0.8, top_k=50, min_p=1e-4, repetition_penalty=1.2
             ),
-        ]  # fmt: skip
+            self._request(2, prompt[:-2], 2, temperature=0.5, top_p=0.9),
+        ]
 
-    def _request(self, index: int, prompt: list[int], tokens: int, **filters: float) -> Request:
+    def wide(self, vocab: int) -> list[Request]:
+        """As many samples of the long prompt as there are slots, for a few steps."""
+        return [self._request(0, self._long(vocab), 2, SLOTS, temperature=0.3)]
+
+    def _request(
+        self, index: int, prompt: list[int], tokens: int, samples: int = SAMPLES, **filters: float
+    ) -> Request:
         params = SamplingParams(max_new_tokens=tokens, **filters)  # type: ignore[arg-type]
-        return Request.of(index, prompt, params, range(SAMPLES), SEED)
+        return Request.of(index, prompt, params, range(samples), SEED)
 
     def _long(self, vocab: int) -> list[int]:
         """Random tokens, and some of them once more, so that drafts are found in them."""
-        most = torch.Generator().manual_seed(0)
-        fresh = torch.randint(vocab, (self.prompt - self.prompt // 4,), generator=most).tolist()
-        return [*fresh, *fresh[: self.prompt // 4]]
+        generator = torch.Generator().manual_seed(0)
+        again = self.prompt // 4
+        fresh = torch.randint(vocab, (self.prompt - again,), generator=generator).tolist()
+        return [*fresh, *fresh[:again]]
