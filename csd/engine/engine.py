@@ -69,9 +69,9 @@ class Engine(Resources):
     together: samples of a prompt in flight at once, at most, while other prompts wait; by default
         a quarter of them. Those that come later draft from finished ones. Results do not depend on
         it, but for the order in which samples finish.
-    self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does; about
-        a minute before a model is loaded, once for each machine, version, dtype and kind of model.
-        Raises RuntimeError where one is wrong.
+    self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
+        before a model is loaded: about a minute, once for each machine, version, dtype and size of
+        heads and vocabulary. Raises RuntimeError where one is wrong.
     exact: whether tokens and log-probabilities have the same bits whatever is drafted and batched,
         in bfloat16, float16 and float32. By default where that takes no time, as in bfloat16 on
         CPUs that multiply it; `engine.exact` is what was taken. On a GPU products are Triton's, or

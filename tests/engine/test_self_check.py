@@ -12,12 +12,12 @@ from simulated_gpu import Gpu
 
 from csd.cli.main import main
 from csd.engine import first_use
+from csd.engine.result import Sample
 from csd.engine.self_check import SMALL, Sizes, compiler, run
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
 from csd.kernels.ops import Joined, Ops, reference
-from csd.engine.result import Sample
 from csd.models import exact
 from csd.models.random_weights import random_decoder
 
@@ -310,7 +310,7 @@ def test_a_tie_of_two_tokens_is_a_line_and_no_refusal(gap, exact, monkeypatch):
 
 def by_rows(x, weight, bias=None):
     """Beyond 20 rows sums are in parts that are rounded, as a library may have them."""
-    parts = 4 if x.shape[0] > 20 else 1
+    parts = 16 if x.shape[0] > 20 else 1
     pairs = zip(x.chunk(parts, -1), weight.chunk(parts, -1), strict=True)
     return sum(torch.nn.functional.linear(*pair) for pair in pairs)
 
@@ -323,19 +323,19 @@ def test_products_whose_last_bits_depend_on_the_rows_pass(monkeypatch):
 
     monkeypatch.setattr(run, "random_decoder", decoder)
     monkeypatch.setattr(run, "check_compiler", lambda: Check("compiler", 1))
-    sizes = replace(TINY, tokens=12)
+    sizes = replace(TINY, tokens=24)
     with Gpu():
         device = torch.device("cuda")
         options = dict(kernels="triton", exact=False, sizes=sizes, ops=Ops.choose("triton", device))
         runs = run._Runs(SMALL, device, torch.bfloat16, **options)
-        pair = []
+        pair: list = []
         for static in (False, True):
             with runs._engine(static) as engine:
                 pair.append(runs._draw(engine))
         assert differences(*pair)
         report = check(device, torch.bfloat16, sizes)
     assert not report.failed, report.table()
-    assert {"captured steps", "reached: splits of a prompt"} & {c.name for c in report.checks}
+    assert "captured steps" in {c.name for c in report.checks}
 
 
 def test_tensors_of_records_are_found():

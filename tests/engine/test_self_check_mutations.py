@@ -10,7 +10,7 @@ from csd.engine.engine import Engine
 from csd.engine.self_check import SMALL, Check, Sizes, run
 from csd.engine.self_check.operations import UNCOMPARED, _compared, operations
 from csd.engine.self_check.tensors import mapped, tensors
-from csd.kernels.ops import Joined, Ops, reference
+from csd.kernels.ops import Joined, Ops, reference, triton
 from csd.models.random_weights import random_decoder
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -18,6 +18,9 @@ SIZES = Sizes(prompt=150, prefill_chunk=64, tokens=12, rows=16)
 JOINED = {"decide": ("verify", "advance_slots", "snapshot"),
           "insert_observed": ("observe", "graph_insert")}  # fmt: skip
 NAMES = [*(n for n in operations() if n not in UNCOMPARED), *JOINED]
+# what computes with floats
+KERNELS = ["rms_norm", "rotary", "swiglu", "tree_attention", "verify", "decide"]
+PLANS = {"tree_attention": {"work": None}}
 CALLS = 2  # of each operation, the last ones
 
 
@@ -74,11 +77,24 @@ def wrong(function):
     return call
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_passes_and_times_1_3_fails(name, calls):
+    own = triton()
+    kernel = own.joined[name].run if name in own.joined else getattr(own, name)
+    plain = replace(reference(), verify=reference().verify_all)
+    for change in (lambda x: x, wrong):
+        row = Check(name)
+        args, options = mapped(calls[name][-1], torch.clone)
+        # the references' work list is another
+        _compared(change(kernel), getattr(plain, name), row)(*args, **options | PLANS.get(name, {}))
+        assert row.passed is (change is not wrong), row
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operation_times_1_3_fails(name, calls):
     function = getattr(reference(), name)
     for change in (lambda x: x, wrong):
-        row = Check(name)
+        row = Check(name.removesuffix("_all"))
         for args, options in mapped(calls[name], torch.clone):
             _compared(change(function), function, row)(*args, **options)
         assert row.passed is (change is not wrong), row

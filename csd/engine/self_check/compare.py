@@ -1,9 +1,10 @@
 """Whether results are a reference's.
 
-    |x - exact| <= 4 eps |exact| + 2 max over its row of |eager - exact|
+    |x - exact| <= 4 eps max(|exact|, least) + 2 max over its row of |eager - exact|
 
 eager is the reference in the dtype, exact the reference in float64, eps that of the result's dtype.
-A row is what one index of the first dimension holds; a vector is one row.
+A row is what one index of the first dimension holds; a vector is one row. least is 1 of
+log-probabilities, which are as exact as the sums of about 1 whose logarithms they are, else 0.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ def compare(
     got: list[torch.Tensor],
     eager: list[torch.Tensor],
     exact: Callable[[], list[torch.Tensor]],
+    least: float = 0.0,
 ) -> None:
     """Note in `row` where `got` is wrong. exact: is called where `got` has other bits than `eager`.
 
@@ -37,7 +39,10 @@ def compare(
             row.fail(f"{_kind(a)} in place of {_kind(b)}")
         elif not _same_bits(a, b):
             wide = exact() if wide is None else wide
-            (_compare_floats if b.is_floating_point() else _compare_integers)(row, a, b, wide[i])
+            if b.is_floating_point():
+                _compare_floats(row, a, b, wide[i], least)
+            else:
+                _compare_integers(row, a, b, wide[i])
         if row.error:
             return
 
@@ -62,7 +67,7 @@ def _compare_integers(
 
 
 def _compare_floats(
-    row: Check, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor
+    row: Check, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, least: float
 ) -> None:
     # memory that none has written yet may hold anything, and holds the same on both sides
     unwritten = ((got == eager) | (got.isnan() & eager.isnan())) & ~exact.isfinite()
@@ -70,7 +75,8 @@ def _compare_floats(
     ours, theirs = ((x - wide).abs() for x in (a, b))
     lines = (wide.shape[0], -1) if wide.dim() > 1 else (1, -1)
     most = 2 * theirs.reshape(lines).amax(1, keepdim=True)
-    most = most + ROUNDINGS * torch.finfo(got.dtype).eps * wide.abs().reshape(lines)
+    size = wide.abs().clamp(min=least).reshape(lines)
+    most = most + ROUNDINGS * torch.finfo(got.dtype).eps * size
     # where both are nothing, nothing is wrong
     share = torch.where(ours == 0, 0.0, ours).reshape(lines) / most.clamp(min=1e-300)
     share = share.nan_to_num(nan=torch.inf)

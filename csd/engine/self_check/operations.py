@@ -15,6 +15,8 @@ from csd.state.verdict import Verdict
 
 # what only hands intermediate results on
 HANDED_ON = {"tree_attention": ("work", "partials")}
+# whose results are log-probabilities and probabilities
+OF_PROBABILITIES = {"verify", "decide"}
 # a device's own plan has no reference, and what it plans is compared
 UNCOMPARED = {"plan_attention"}
 
@@ -92,6 +94,7 @@ def _compared(
     """
     same = _on_paths if on_paths else _unchanged
     dropped = HANDED_ON.get(row.name, ())
+    least = float(row.name in OF_PROBABILITIES)
 
     def call(*args: Any, **options: Any) -> Any:
         given = args, {k: v for k, v in options.items() if k not in dropped}
@@ -106,7 +109,7 @@ def _compared(
                     return tensors((same(oracle(*positional, **named)), (positional, named)))
 
                 ours = tensors((same(result), given))
-                compare(row, ours, repeated(torch.clone), lambda: repeated(to_double))
+                compare(row, ours, repeated(torch.clone), lambda: repeated(to_double), least)
             elif result is not None:
                 # a fault of the launch shows when it is waited for
                 mapped(result, to_cpu)
