@@ -19,7 +19,7 @@ from csd.models.config import ModelConfig
 from csd.state.phases import phase
 from csd.state.version import __version__
 
-SECONDS = 300
+SECONDS = 600
 # CUDA's words for a device in exclusive mode that another process has
 BUSY = "busy or unavailable"
 LOG = logging.getLogger("csd")

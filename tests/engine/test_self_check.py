@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from simulated_gpu import Gpu
 
 from csd.cli.main import main
 from csd.engine import first_use
@@ -19,7 +18,6 @@ from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
 from csd.kernels.ops import Joined, Ops, reference
 from csd.models import exact
-from csd.models.random_weights import random_decoder
 
 TINY = Sizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
 
@@ -306,36 +304,6 @@ def test_a_tie_of_two_tokens_is_a_line_and_no_refusal(gap, exact, monkeypatch):
         assert not report.failed and "a tie of two tokens decided sample 2" in report.table()
     else:
         assert "from token 3 on" in report.failed[0].error
-
-
-def by_rows(x, weight, bias=None):
-    """Beyond 20 rows sums are in parts that are rounded, as a library may have them."""
-    parts = 16 if x.shape[0] > 20 else 1
-    pairs = zip(x.chunk(parts, -1), weight.chunk(parts, -1), strict=True)
-    return sum(torch.nn.functional.linear(*pair) for pair in pairs)
-
-
-def test_products_whose_last_bits_depend_on_the_rows_pass(monkeypatch):
-    def decoder(*args, **options):
-        made = random_decoder(*args, **options)
-        made.linear = by_rows
-        return made
-
-    monkeypatch.setattr(run, "random_decoder", decoder)
-    monkeypatch.setattr(run, "check_compiler", lambda: Check("compiler", 1))
-    sizes = replace(TINY, tokens=24)
-    with Gpu():
-        device = torch.device("cuda")
-        options = dict(kernels="triton", exact=False, sizes=sizes, ops=Ops.choose("triton", device))
-        runs = run._Runs(SMALL, device, torch.bfloat16, **options)
-        pair: list = []
-        for static in (False, True):
-            with runs._engine(static) as engine:
-                pair.append(runs._draw(engine))
-        assert differences(*pair)
-        report = check(device, torch.bfloat16, sizes)
-    assert not report.failed, report.table()
-    assert "captured steps" in {c.name for c in report.checks}
 
 
 def test_tensors_of_records_are_found():

@@ -123,9 +123,7 @@ class Coverage:
         self._add("prefill chunks behind the first", start > 0)
 
 
-def _full_pages(
-    work: Work, prompts: list[int], samples: list[int]
-) -> tuple[list[int], list[int]]:
+def _full_pages(work: Work, prompts: list[int], samples: list[int]) -> tuple[list[int], list[int]]:
     """Full pages of each segment of a prompt, and of each of a sample."""
     segments, groups = work.segment.tolist(), len(prompts)
     found: tuple[list[int], list[int]] = [], []
