@@ -4,7 +4,7 @@
         [--rows 1 2 4 8 14 16 28 32 64] [--rounds N] [--json F]
 
 Random weights of a known shape, the layers' and the head's. "plain" is `F.linear`, "onednn" the
-packed product of oneDNN, "fma", "dot" and "amx" the loop of `csd/kernels/cpu/products.py` by the
+packed product of oneDNN, "fma" and "dot" the loop of `csd/kernels/cpu/products.py` by the
 instructions that this CPU has, each with weights that are laid out beforehand and with plain ones,
 as a user's module has them. In milliseconds: medians of rounds in which all take turns. "taken" is
 the instruction that csd takes on this CPU, "gain" the median of the rounds' ratios of the faster of
@@ -65,8 +65,7 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
         from csd.kernels.cpu.products import by_columns, product
 
         kinds[by] = partial(by_columns, by=by), partial(product, by=by)
-        if by != "amx":
-            kinds[f"{by}, plain"] = lambda w: w, partial(product, by=by)
+        kinds[f"{by}, plain"] = lambda w: w, partial(product, by=by)
     found = {}
     for name, (layout, multiply) in kinds.items():
         weights = [layout(torch.randn(size).to(dtype)) for size in sizes]

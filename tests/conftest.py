@@ -1,16 +1,9 @@
 import gc
 import os
-import tempfile
 
 # read when triton is imported, so before anything else imports it. With CSD_PTX=sm_90 kernels run
 # as compiled for that chip, instruction by instruction (tools/ptx)
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("CSD_PTX") else "1")
-
-# with CSD_AMX=1 loops are those of a CPU with AMX, whose instructions are emulated, in one thread.
-# What numba keeps of them calls this process's functions, so no other may find it
-if os.environ.get("CSD_AMX"):
-    CACHE = tempfile.TemporaryDirectory()
-    os.environ["NUMBA_CACHE_DIR"] = CACHE.name
 
 import interpreter
 import interpreter_types
@@ -24,12 +17,6 @@ if os.environ["TRITON_INTERPRET"] == "1":
     interpreter_types.patch()
 # a failure within them shows both sides, as one of a test does
 pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
-
-if os.environ.get("CSD_AMX"):
-    import amx_emulator
-
-    amx_emulator.install()
-
 
 # The files that take longest, longest first: were one of them begun last, it would run alone. Of
 # the first four, of which a process of two takes the first and the last, two compile most of a
@@ -78,17 +65,6 @@ def chip():
 
     with emulated(os.environ["CSD_PTX"]):
         yield
-
-
-@pytest.fixture(autouse=True)
-def tiles():
-    """With CSD_AMX, no test does what a CPU with AMX would refuse."""
-    if not os.environ.get("CSD_AMX"):
-        yield
-        return
-    amx_emulator.FAULTS[:] = 0
-    yield
-    assert not amx_emulator.FAULTS[0]
 
 
 @pytest.fixture

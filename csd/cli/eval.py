@@ -17,7 +17,7 @@ from csd.models.prompts import has_chat
 from csd.schema.write import WholeFile
 
 # what the results of a run depend on
-OPTIONS = (*FILTERS, "max_new_tokens", "seed")
+OPTIONS = (*FILTERS, "max_new_tokens", "seed", "truncate_prompt", "on_error")
 
 
 def add(commands: _SubParsersAction) -> None:

@@ -181,7 +181,7 @@ class Options(TypedDict, total=False):
     on_error: Annotated[str, Option(
         "raise", "what a prompt that cannot be served does: \"raise\" ends the call, \"return\" "
         "gives it a result without samples whose `error` has the reason, while the others are "
-        "drawn", partial(check_one_of, "on_error", names=("raise", "return")))]
+        "drawn", partial(check_one_of, "on_error", names=("raise", "return")), str)]
     until: Annotated[UntilRule | Until | None, Option(
         None, "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
         "indices: called with the first, the first two, ... once all of these have finished. True "

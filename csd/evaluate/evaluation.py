@@ -14,7 +14,7 @@ from csd.engine.result import Samples
 from csd.evaluate.pass_at_k import mean_interval, pass_at_k
 from csd.evaluate.resumed import ResumedFile
 from csd.evaluate.tasks import Problem, Task
-from csd.evaluate.vote import Vote, drawn, vote
+from csd.evaluate.vote import Decision, Vote, drawn, vote
 from csd.models.prompts import as_message
 from csd.schema.check import AtLeast, Between, check, shown
 from csd.traces.history import History
@@ -30,6 +30,7 @@ class Row(TypedDict):
     answers: Annotated[list[str | None], AtLeast(1)]  # of the samples that count
     correct: Annotated[list[bool], AtLeast(1)]
     finish_reasons: Annotated[list[str], AtLeast(1)]
+    error: str | None  # why the problem could not be served
     texts: list[str | None]
     tokens: Annotated[int, Between(0)]
     steps: Annotated[int, Between(0)]
@@ -80,7 +81,8 @@ def run(
 
     history: drafts from what it holds of the problems, and gets what is drawn. options: those of
     `csd.generate`; `seed` must be given. Samples do not depend on where a run was
-    interrupted, nor on `batch`; a problem that occurs again gets new samples.
+    interrupted, nor on `batch`; a problem that occurs again gets new samples. With
+    on_error="return" a problem that cannot be served counts as one without a right answer.
     """
     prompts = [as_message(p.prompt, chat) for p in problems]
     seen: Counter = Counter()
@@ -103,7 +105,7 @@ def run(
             **options,
         )  # fmt: skip
         rows = [
-            _row(problems[i], task, out, seconds / len(outs))
+            _row(problems[i], task, out, seconds / len(outs), num_samples)
             for i, out in zip(block, outs, strict=False)
         ]
         if rows:
@@ -140,8 +142,11 @@ def _draw(
     return [request.result() for request in whole], time.perf_counter() - start, error
 
 
-def _row(problem: Problem, task: Task, out: Samples, seconds: float) -> dict:
-    decision = vote(out, task.extract)
+def _row(problem: Problem, task: Task, out: Samples, seconds: float, num_samples: int) -> dict:
+    if out.error is None:
+        decision = vote(out, task.extract)
+    else:
+        decision = Decision(None, 0, 0, [None] * num_samples)
     return {
         "problem": problem.index,
         "answer": problem.answer,
@@ -149,7 +154,8 @@ def _row(problem: Problem, task: Task, out: Samples, seconds: float) -> dict:
         "vote_correct": decision.answer == problem.answer,
         "answers": decision.answers,
         "correct": [a == problem.answer for a in decision.answers],
-        "finish_reasons": out.finish_reasons,
+        "finish_reasons": out.finish_reasons if out.error is None else ["error"] * num_samples,
+        "error": out.error,
         "texts": [s.text for s in drawn(out)],
         "tokens": out.stats.tokens,
         "steps": out.stats.sample_steps,

@@ -12,7 +12,9 @@ imported, before csd or after it.
 
 import importlib.abc
 import importlib.util
+import inspect
 import sys
+from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -98,6 +100,11 @@ def tree_attention_forward(
             f"{tuple(attention_mask.shape)} in {type(module).__name__}: a family with masks of its "
             "own is not supported by csd_tree"
         )
+    if not _takes_positions(type(module)):
+        raise ValueError(
+            f"position_ids must place the tree's nodes, and the family of {type(module).__name__} "
+            "takes none: it is not supported by csd_tree"
+        )
     for name in UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} must be None for tree attention, got {kwargs[name]!r}")
@@ -107,3 +114,15 @@ def tree_attention_forward(
     found = tree.attend(module.layer_idx, query, key, value, scale)
     tree.count(module.layer_idx)
     return found, None
+
+
+@cache
+def _takes_positions(attention: type) -> bool:
+    """Whether the causal language models of an attention's file have an argument position_ids.
+
+    Others, as the decoders of encoder-decoder families, count positions from the cache's length,
+    and pass an argument that they do not have on to their layers without a word.
+    """
+    module = sys.modules[attention.__module__]
+    models = [x for name, x in vars(module).items() if name.endswith("ForCausalLM")]
+    return all("position_ids" in inspect.signature(x.forward).parameters for x in models)

@@ -25,6 +25,8 @@ def draw(
 ) -> list[Samples]:
     """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
 
+    Without sample indices a prompt is not read.
+
     history: as `csd.generate` has it for a list of prompts. keep: whether a `History` also gets
         what is drawn.
     running: `budget`, `speculate`, `drafter`, `share`, `on_tokens`, as
@@ -49,7 +51,7 @@ def draw(
         kept.check()
     with Carrying(requests):
         try:
-            for _ in engine.run(requests, settings):
+            for _ in engine.run([r for r in requests if r.samples], settings):
                 pass
         finally:
             keep_history(requests, kept)

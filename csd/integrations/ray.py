@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from csd.engine.engine import Engine
-from csd.engine.sampling import SAMPLING, resolve
+from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.integrations.groups import draw
 from csd.models.prompts import parse
-from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
+from csd.schema.arguments import check_budget, check_one_of, check_seed, check_share, check_whole
 from csd.schema.lazy import check_installed
 from csd.schema.other_names import unknown_argument
 
 _RUNNING = {"budget", "speculate", "drafter", "share"}
+_OWN = {"prompt", "chat_template_kwargs", "engine", "on_error"}
 
 
 def sample(
@@ -70,6 +71,8 @@ class Sampler:
         of each row's first sample. A column `history` has earlier samples of each row's prompt,
         lists of token ids or texts, or None; they only draft.
     prompt: the name of the prompts' column. chat_template_kwargs: for prompts that are messages.
+    on_error: "raise", or "return": a row whose prompt cannot be served gets no samples, and the
+        reason in a column `error`, which is None for the others.
     engine: options of `csd.Engine`.
     options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, share, as
         in `csd.generate`. With share="call" the rows of a batch draft for each other, so it is for
@@ -88,14 +91,15 @@ class Sampler:
         prompt: str = "prompt",
         chat_template_kwargs: dict | None = None,
         engine: dict | None = None,
+        on_error: str = "raise",
         **options: Any,
     ):
-        _check(options)
+        _check(dict(options, on_error=on_error))
         check_whole("num_samples", num_samples, 1)
         check_seed(seed)
         self.engine = Engine(model, **(engine or {}))
         self.num_samples, self.seed, self.prompt = num_samples, seed, prompt
-        self.chat_template_kwargs = chat_template_kwargs
+        self.chat_template_kwargs, self.on_error = chat_template_kwargs, on_error
         self.running = {k: v for k, v in options.items() if k in _RUNNING}
         self.sampling = {k: v for k, v in options.items() if k in SAMPLING}
 
@@ -117,6 +121,8 @@ class Sampler:
             "logprobs": (pa.list_(pa.float64()), [r.logprobs for r in results]),
             "finish_reasons": (pa.string(), [r.finish_reasons for r in results]),
         }
+        if self.on_error == "return":
+            table = table.append_column("error", pa.array([r.error for r in results], pa.string()))
         for name, (kind, values) in columns.items():
             table = table.append_column(name, pa.array(values, pa.list_(kind)))
         return table
@@ -124,31 +130,50 @@ class Sampler:
     def draw(self, prompts: list, first: list[int], history: list | None = None) -> list:
         """`Samples` of each prompt; what a row gets does not depend on the rows beside it."""
         engine, config = self.engine, self.engine.config
+        errors: dict[int, Exception] = {}
+        returns = self.on_error == "return"
         rows, _ = parse(
             prompts,
             engine.tokenizer,
             config.vocab,
             chat_template_kwargs=self.chat_template_kwargs,
+            errors=errors if returns else None,
         )
-        requests: list[tuple] = []
-        for ids, start in zip(rows, first, strict=True):
-            params = resolve(
+
+        def params_of(ids: list[int], name: str) -> SamplingParams:
+            return resolve(
                 engine.generation_config,
                 context=config.context,
                 prompt_tokens=len(ids),
                 tokenizer=engine.tokenizer,
-                name=f"prompt {len(requests)}",
+                name=name,
                 vocab=config.vocab,
                 **self.sampling,
             )
-            requests.append((ids, params, range(start, start + self.num_samples)))
-        return draw(engine, requests, seed=self.seed, history=history, **self.running)
+
+        # what is wrong with any prompt is the dataset's error
+        params = params_of([], "an empty prompt")
+        requests = []
+        for i, (ids, start) in enumerate(zip(rows, first, strict=True)):
+            if i not in errors:
+                try:
+                    params = params_of(ids, f"prompt {i}")
+                except ValueError as error:
+                    if not returns:
+                        raise
+                    errors[i] = error
+            count = 0 if i in errors else self.num_samples
+            requests.append((ids, params, range(start, start + count)))
+        results = draw(engine, requests, seed=self.seed, history=history, **self.running)
+        for i, found in errors.items():
+            results[i].error = str(found)
+        return results
 
 
 def _check(options: dict) -> None:
-    own = {"prompt", "chat_template_kwargs", "engine"}
-    unknown = sorted(set(options) - SAMPLING - _RUNNING - own)
+    unknown = sorted(set(options) - SAMPLING - _RUNNING - _OWN)
     if unknown:
-        raise unknown_argument(unknown[0], SAMPLING | _RUNNING | own | {"num_samples", "seed"})
+        raise unknown_argument(unknown[0], SAMPLING | _RUNNING | _OWN | {"num_samples", "seed"})
     check_budget(options.get("budget", "auto"))
     check_share(options.get("share"))
+    check_one_of("on_error", options.get("on_error", "raise"), ("raise", "return"))

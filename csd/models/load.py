@@ -219,5 +219,7 @@ def usable(device: str | torch.device | None) -> torch.device:
         torch.empty(1, device=found).item()
     # torch raises what its back ends raise
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"device {device!r} cannot be used here: {error}") from error
+        # without this backend, torch prints a line and then its whole table of kernels
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
     return found

@@ -45,8 +45,8 @@ def drawn(rows, but=TIMES) -> list[dict]:
 def numbered(problem, texts=("a",)) -> dict:
     """A row of a results file."""
     return dict(problem=problem, answer="7", vote=None, vote_correct=False, answers=[None],
-                correct=[False], finish_reasons=["stop"], texts=list(texts), tokens=1, steps=1,
-                seconds=0.5)  # fmt: skip
+                correct=[False], finish_reasons=["stop"], error=None, texts=list(texts), tokens=1,
+                steps=1, seconds=0.5)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +271,28 @@ def test_a_run_that_drew_nothing_does_not_bind_the_next(tmp_path):
     assert lines(path) == [{"settings": {"model": "smollm2"}}, numbered(0)]
     with pytest.raises(ValueError, match="model 'smollm2', now 'other'"):
         evaluate.Results(path, {"model": "other"})
+
+
+def test_a_problem_that_cannot_be_served_counts_as_unsolved(place, whole, capsys):
+    problems = json.loads((place / "toy" / "config.json").read_text())
+    long = "a" * problems["max_position_embeddings"]
+    rows = [{"prompt": p, "answer": str(i)} for i, p in enumerate(("Say 0.", long, "Say 2."))]
+    (place / "long.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    given = command(place, "served.jsonl", "--quiet", "--batch", "3")
+    given[1] = str(place / "long.jsonl")
+    assert main(given) == 2
+    assert "problem 1: " in capsys.readouterr().err
+    assert main([*given, "--on-error", "return"]) == 0
+    first, refused, last = lines(place / "served.jsonl")[1:]
+    assert [first["texts"], last["texts"]] == [whole[1]["texts"], whole[3]["texts"]]
+    assert first["error"] is None and "tokens" in refused["error"]
+    assert refused["correct"] == [False] * 4 and refused["finish_reasons"] == ["error"] * 4
+    figures = json.loads((place / "served.summary.json").read_text())
+    assert figures["problems"] == 3 and figures["finish_reasons"]["error"] == pytest.approx(1 / 3)
+    # cut to its end it is served
+    given[given.index("-o") + 1] = str(place / "cut.jsonl")
+    assert main([*given, "--truncate-prompt", "40"]) == 0
+    assert [r["error"] for r in lines(place / "cut.jsonl")[1:]] == [None] * 3
 
 
 def row(correct, vote_correct, ends=("stop",)):

@@ -142,6 +142,24 @@ def test_rows_do_not_depend_on_the_rows_beside_them(toy_folder):
     assert sampler(chat).to_pylist()[0]["tokens"] == sampler(ids).to_pylist()[0]["tokens"]
 
 
+def test_a_row_that_cannot_be_served_names_itself_or_gets_its_reason(toy_folder):
+    import pyarrow as pa
+
+    from csd.integrations.ray import Sampler
+
+    sampler = Sampler(toy_folder, **SAMPLING)
+    table = pa.table({"prompt": ["abc", "x" * sampler.engine.config.context, "x"]})
+    with pytest.raises(ValueError, match="prompt 1"):
+        sampler(table)
+    found = Sampler(toy_folder, on_error="return", **SAMPLING)(table).to_pylist()
+    assert [r["error"] is None for r in found] == [True, False, True]
+    assert "prompt 1" in found[1]["error"] and found[1]["tokens"] == []
+    alone = sampler(table.take([0, 2])).to_pylist()
+    assert [found[i]["tokens"] for i in (0, 2)] == [r["tokens"] for r in alone]
+    with pytest.raises(ValueError, match="on_error must be 'raise' or 'return', got 'skip'"):
+        Sampler(toy_folder, on_error="skip", **SAMPLING)
+
+
 def histories(rows):
     """Columns of earlier samples for rows of the prompts "abc", "Two?", "abc"."""
     ids, texts = [r["tokens"] for r in rows], [r["texts"] for r in rows]

@@ -159,6 +159,10 @@ def test_greedy_decoding_by_trees_equals_generate(family):
 def test_accepted_follows_one_path():
     model, dense = swapped("llama"), checkpoints.build("llama")
     tree = filled_cache(model, dense).tree(TOKENS, PARENTS)
+    with pytest.raises(RuntimeError, match="must attend in 2 layers"):
+        tree.accepted(tree.token)
+    with torch.no_grad():
+        model(**tree.inputs)
     sample = [8, 9, 7, 0, 0, 9, 3, 50, 14, 15, 0, 0, 0, 61]
     # the 7 that node 2 drew is node 5, not node 1
     assert tree.accepted(torch.tensor(sample)) == [[0, 2, 5], [0], [], [0], [0]]

@@ -6,7 +6,7 @@ import torch
 
 import csd.kernels.cpu as cpu
 from csd.kernels import ops
-from csd.kernels.cpu import attention, layers, products
+from csd.kernels.cpu import attention, layers
 
 CPU = torch.device("cpu")
 
@@ -38,37 +38,27 @@ DOT, NO_DOT = "+avx2,+avx512bf16", "+avx2,-avx512bf16"
 
 
 @pytest.mark.parametrize(
-    ("machine", "amx", "right", "features", "kind", "taken"),
+    ("machine", "amx", "features", "kind", "taken"),
     [
-        ("x86_64", False, True, NO_DOT, "haswell", {BF16: "fma", F32: "fma"}),
-        ("x86_64", False, True, DOT, "cooperlake", {BF16: "fma", F32: "fma"}),
-        ("x86_64", False, True, NO_DOT, "znver3", {BF16: "fma", F32: "fma"}),
-        ("x86_64", False, True, DOT, "znver4", {BF16: "dot", F32: "fma"}),
-        ("x86_64", True, True, DOT, "sapphirerapids", {BF16: "amx", F32: "fma"}),
-        ("x86_64", True, False, DOT, "sapphirerapids", {BF16: "fma", F32: "fma"}),
-        ("aarch64", False, True, "+neon", "neoverse-v1", {}),
+        ("x86_64", False, NO_DOT, "haswell", {BF16: "fma", F32: "fma"}),
+        ("x86_64", False, DOT, "cooperlake", {BF16: "fma", F32: "fma"}),
+        ("x86_64", False, NO_DOT, "znver3", {BF16: "fma", F32: "fma"}),
+        ("x86_64", False, DOT, "znver4", {BF16: "dot", F32: "fma"}),
+        ("x86_64", True, DOT, "sapphirerapids", {F32: "fma"}),
+        ("aarch64", False, "+neon", "neoverse-v1", {}),
     ],
 )
 def test_products_are_loops_by_the_kind_of_cpu(
-    monkeypatch, machine, amx, right, features, kind, taken
+    monkeypatch, machine, amx, features, kind, taken
 ):
     monkeypatch.setattr(cpu, "compiles", lambda: True)
     monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
-    monkeypatch.setattr("csd.kernels.cpu.amx.usable", lambda: amx)
-    monkeypatch.setattr(cpu, "_is_right", lambda by: right)
+    monkeypatch.setattr(cpu, "has_amx", lambda: amx)
     monkeypatch.setattr("csd.kernels.cpu.lanes.FEATURES", features)
     monkeypatch.setattr("csd.kernels.cpu.lanes.CPU", kind)
     monkeypatch.setattr(cpu, "instructions", cpu.instructions.__wrapped__)
     for dtype in (BF16, F32, torch.float16, torch.float64):
         assert cpu.instruction.__wrapped__(dtype) == taken.get(dtype)
-
-
-def test_an_instruction_that_is_wrong_here_is_not_used(monkeypatch):
-    assert cpu._is_right("fma")
-    product = products.product
-    monkeypatch.setattr(products, "product", lambda *x, **y: product(*x, **y) + 1)
-    with pytest.warns(UserWarning, match="products by 'fma' are wrong on this CPU"):
-        assert not cpu._is_right("fma")
 
 
 @pytest.mark.parametrize(("threads", "together", "loop"), [(2, True, True), (1, False, True),

@@ -8,14 +8,14 @@ pytest.importorskip("numba")
 from csd.kernels.cpu import instructions
 from csd.kernels.cpu import plain as plain_products
 from csd.kernels.cpu.dots import ROWS as MOST_PLAIN_ROWS
-from csd.kernels.cpu.products import AMX_MOST, MOST, by_columns, fits, product
+from csd.kernels.cpu.products import MOST, by_columns, fits, product
 from csd.kernels.cpu.tiles import COLUMNS, ROWS
 
 NAN = float("nan")
 BF16, F32 = torch.bfloat16, torch.float32
-# dtypes with the instructions that this CPU has for them; tests/kernels/test_amx.py emulates AMX's
+# dtypes with the instructions that this CPU has for them
 KINDS = [(dtype, by) for dtype in (F32, BF16) for by in instructions(dtype)]
-PLAIN = [(dtype, by, True) for dtype, by in KINDS if by != "amx"]
+PLAIN = [(dtype, by, True) for dtype, by in KINDS]
 every_layout = pytest.mark.parametrize(
     ("dtype", "by", "plain"), [(*kind, False) for kind in KINDS] + PLAIN, ids=str
 )
@@ -78,12 +78,11 @@ def test_of_a_pair_the_odd_product_is_added_first():
 
 @every_layout
 def test_a_row_has_the_same_bits_among_any_others(dtype, by, plain):
-    most = AMX_MOST if by == "amx" else MOST
-    x, weight, bias = case(most + 30, dtype)
+    x, weight, bias = case(MOST + 30, dtype)
     blocks = laid_out(weight, by, plain)
     alone = torch.cat([product(row[None], blocks, bias, by) for row in x])
-    for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, most, most + 30):
-        for first in (0, 7, most + 30 - rows):
+    for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, MOST, MOST + 30):
+        for first in (0, 7, MOST + 30 - rows):
             some = slice(first, first + rows)
             assert torch.equal(product(x[some], blocks, bias, by), alone[some])
 
@@ -172,9 +171,9 @@ def test_what_the_loop_multiplies():
     assert fits(even) and fits(even.bfloat16())
     assert not fits(even[:-1]) and not fits(even[:, :-1])
     assert not fits(even.double()) and not fits(even.half())
-    # pairs are turned 16 at a time, and a tile of AMX has 16 of them
+    # pairs are turned 16 at a time
     assert fits(even[:, :80], "fma")
-    assert not fits(even[:, :80], "dot") and not fits(even[:, :80], "amx")
+    assert not fits(even[:, :80], "dot")
 
 
 def test_which_plain_weights_the_loop_multiplies():

@@ -6,7 +6,6 @@ arithmetic; only sums and exponentials are rounded in another order.
 """
 
 import platform
-import warnings
 from functools import cache
 from importlib.util import find_spec
 
@@ -33,13 +32,10 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def in_loops(weight: torch.Tensor) -> bool:
-    """Whether a loop multiplies a weight: one laid out by `products.by_columns`, or a plain one.
-
-    Plain ones are left to oneDNN where it has AMX: the loop has tiles for those laid out.
-    """
+    """Whether a loop multiplies a weight: one laid out by `products.by_columns`, or a plain one."""
     if weight.dim() == 3:
         return True
-    if not weight.is_cpu or not multiplies(weight.dtype) or instruction(weight.dtype) == "amx":
+    if not weight.is_cpu or not multiplies(weight.dtype):
         return False
     from csd.kernels.cpu.plain import fits
 
@@ -52,12 +48,13 @@ def instruction(dtype: torch.dtype) -> str | None:
 
     By the CPU's kind, and never by a measurement: tokens must not depend on one. AVX512-BF16's
     multiplies twice as many numbers as an FMA does on AMD's CPUs; Intel's take as long for them.
+    bfloat16 is oneDNN's where it can use AMX's tiles, which the loop does not.
     """
     from csd.kernels.cpu.lanes import CPU
 
     has = instructions(dtype)
-    if "amx" in has:
-        return "amx"
+    if dtype == torch.bfloat16 and has_amx():
+        return None
     if "dot" in has and CPU.startswith("znver"):
         return "dot"
     return "fma" if has else None
@@ -71,20 +68,12 @@ def instructions(dtype: torch.dtype) -> tuple[str, ...]:
         return ()
     if dtype == torch.float32:
         return ("fma",)
-    from csd.kernels.cpu import amx
     from csd.kernels.cpu.lanes import FEATURES
 
-    has = {"fma": True, "dot": "+avx512bf16" in FEATURES, "amx": amx.usable() and _is_right("amx")}
-    return tuple(name for name in has if has[name])
+    return ("fma", "dot") if "+avx512bf16" in FEATURES else ("fma",)
 
 
-def _is_right(by: str) -> bool:
-    """Whether an instruction multiplies whole numbers without an error, on this very machine."""
-    from csd.kernels.cpu.products import by_columns, product
-
-    x, weight = (torch.arange(n * 64).view(n, 64) % m - 1 for n, m in ((33, 3), (64, 2)))
-    given = by_columns(weight.bfloat16(), by)
-    right = torch.equal(product(x.bfloat16(), given, by=by), (x @ weight.T).bfloat16())
-    if not right:
-        warnings.warn(f"products by {by!r} are wrong on this CPU: not used", stacklevel=2)
-    return right
+@cache
+def has_amx() -> bool:
+    """Whether the CPU has AMX's tiles and the system lets this process use them."""
+    return torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()

@@ -14,13 +14,11 @@ import torch
 from numba import prange
 
 from csd.kernels.cpu import instruction
-from csd.kernels.cpu.amx_rows import end_amx
 from csd.kernels.cpu.attention_room import PAGE, room, room_bytes
 from csd.kernels.cpu.head_products import add_values, score_keys
-from csd.kernels.cpu.lanes import BLOCK, WIDTH, ones
+from csd.kernels.cpu.lanes import BLOCK, WIDTH
 from csd.kernels.cpu.numbers import LIKE, memory, read, readable, rounded
 from csd.kernels.cpu.page_products import BYTES, add_pages, of_head, page_of, score_pages
-from csd.kernels.cpu.slot_values import add_blocks, in_order
 from csd.kernels.cpu.softmax import softmax
 from csd.kernels.cpu.threads import by_threads, threads
 from csd.kernels.cpu.tiles import BY
@@ -60,7 +58,7 @@ def _attend(
     keys = memory(k_pages, (pages, PAGE, K, words), key_like), memory(k_pages, as_bytes, BYTES)
     values = memory(v_pages, (pages, PAGE, K, D), like), memory(v_pages, as_bytes, BYTES)
     each, (sides, parts) = H // K, shares
-    numbers, rest = np.empty(0, type(scale)), in_order(by)
+    numbers = np.empty(0, type(scale))
     for unit in prange(len(groups) * sides * parts):
         g, side, part = groups[unit // parts // sides], unit // parts % sides, unit % parts
         begin, rows = group_start[g], group_start[g + 1] - group_start[g]
@@ -77,7 +75,7 @@ def _attend(
         # a row's keys: prompt | committed | nodes, and room for whole lanes
         columns = -(-(prompt + own + PAGE) // BLOCK) * BLOCK
         buffer = np.empty(room_bytes(many, words, columns, wide, numbers), np.uint8)
-        query, score, sums, total, seen, lanes, work = room(
+        query, score, sums, total, lanes, work = room(
             buffer.ctypes.data, many, words, columns, wide, numbers
         )
         for i in range(many):
@@ -102,26 +100,19 @@ def _attend(
                 score_keys(near, h, low, high, old, query, score, work, by)
                 for i in range(low, high):
                     word = ancestors[first + i % rows // each]
-                    seen[i] = length + ones(word)
                     total[i] = softmax(score[i], scale, old, nodes, word, lanes)
             if stop < last:
                 s = slot[stop]
                 then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
             else:
                 then = page_of(values[1], prompt_pages[g], prompt, 0)
-            left = add_blocks(
-                values, committed, heads, some, prompt, seen, score, sums, work, by
-            )
-            committed = committed[0], left, length
-            add_pages(values, committed, then, heads, some, prompt, score, sums, work, rest)
+            add_pages(values, committed, then, heads, some, prompt, score, sums, work, by)
             for h in range(heads[0], heads[1]):
                 low, high = of_head(h, heads, some)
                 near = node_v[start : start + nodes]
-                add_values(near, h, low, high, old, score, sums, work, rest)
+                add_values(near, h, low, high, old, score, sums, work, by)
             m = stop
-        work[2][:] = prompt
         add_pages(values, shared, keys[1][0, :0], heads, whole, 0, score, sums, work, by)
-        end_amx(by)
         for i in range(many):
             y = out[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
             for d in range(D):
@@ -144,7 +135,7 @@ def attention_kinds(
     by: an instruction, else this CPU's where it multiplies heads of D numbers.
     """
     taken = instruction(dtype)
-    in_pairs = taken in ("dot", "amx") and D % (2 * BLOCK) == 0
+    in_pairs = taken == "dot" and D % (2 * BLOCK) == 0
     by = by or (taken if in_pairs else "fma")
     return LIKE[dtype], LIKE[dtype if by == "fma" else torch.float32], BY[by]
 

@@ -5,8 +5,6 @@ atomic instructions; and one that numba allocates may begin in the middle of a l
 vector of a line's size lies in two of them.
 """
 
-import numpy as np
-
 from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.lanes import WIDTH
 from csd.kernels.cpu.numbers import memory
@@ -14,26 +12,23 @@ from csd.kernels.cpu.vectors import LINE
 
 # keys of a page
 PAGE = 64
-INDEX = np.empty(0, np.int64)
 # how many parts there are
-PARTS = 10
+PARTS = 7
 
 
 @loop
 def room_bytes(many, words, columns, wide, like):
     """How many bytes `room` needs."""
     numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + WIDTH
-    return numbers * like.itemsize + (2 * many + 1) * INDEX.itemsize + (PARTS + 1) * LINE
+    return numbers * like.itemsize + (PARTS + 1) * LINE
 
 
 @loop
 def room(address, many, words, columns, wide, like):
     """Of so many rows: query [many, words], score [many, columns], sums [many, wide], 0 at first,
-    total [many], seen [many], a softmax's sums [WIDTH], and the products' own memory.
+    total [many], a softmax's sums [WIDTH], and the products' own memory.
 
-    That is a tile of PAGE keys or values, the rows' weights in pairs [many, PAGE / 2], for "amx"
-    the column of each row behind the last weight that `add_values` takes [many], and of how many
-    rows the CPU was told [1].
+    That is a tile of PAGE keys or values, and the rows' weights in pairs [many, PAGE / 2].
     """
     size = like.itemsize
     at = address + -address % LINE
@@ -50,18 +45,11 @@ def room(address, many, words, columns, wide, like):
     lanes = memory(at, WIDTH, like)
     at += whole_lines(WIDTH * size)
     tile = memory(at, PAGE * wide, like)
-    at += whole_lines(PAGE * wide * size)
-    seen = memory(at, many, INDEX)
-    at += whole_lines(many * INDEX.itemsize)
-    ends = memory(at, many, INDEX)
-    at += whole_lines(many * INDEX.itemsize)
-    told = memory(at, 1, INDEX)
     # products run over whole lanes: numbers that nobody reads may be denormal, and each of those
     # takes a hundred times as long
     tile[:] = 0
     sums[:] = 0
-    told[0] = 0
-    return query, score, sums, total, seen, lanes, (tile, pairs, ends, told)
+    return query, score, sums, total, lanes, (tile, pairs)
 
 
 @loop

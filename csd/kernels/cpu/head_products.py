@@ -1,6 +1,6 @@
-"""A head's rows times a page of keys or values, in the CPU's vectors or its tiles.
+"""A head's rows times a page of keys or values, in the CPU's vectors.
 
-By "fma" numbers are multiplied as float32, by "dot" and "amx" pairs of bfloat16 (`tiles.BY`): of a
+By "fma" numbers are multiplied as float32, by "dot" pairs of bfloat16 (`tiles.BY`): of a
 key and a query two that lie side by side, of values and weights those of two keys.
 """
 
@@ -9,7 +9,6 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from csd.kernels.cpu.amx_rows import PAIRS, add_by_amx
 from csd.kernels.cpu.attention_room import PAGE
 from csd.kernels.cpu.blocks import pair, round_pairs, turn, widen
 from csd.kernels.cpu.compiled import loop
@@ -22,7 +21,7 @@ from csd.kernels.cpu.row_sums import add_eight_rows, add_four_rows
 def score_keys(keys, h, low, high, at, query, score, work, by):
     """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten.
 
-    By "dot" and "amx" keys and query hold pairs in the place of float32. work: of `room`.
+    By "dot" keys and query hold pairs in the place of float32. work: of `room`.
     """
     tile, (count, K, D) = work[0], keys.shape
     whole = D // BLOCK * BLOCK
@@ -32,34 +31,9 @@ def score_keys(keys, h, low, high, at, query, score, work, by):
     for j in range(count):
         for d in range(whole, D):
             tile[d * PAGE + j] = read(keys[j, h, d])
-    _score(query, low, high, D, tile, count, score, at, work, by)
-
-
-def _score(
-    query: Any, low: int, high: int, D: int, tile: Any, count: int, score: Any, at: int, work: Any,
-    by: Any,
-) -> None:  # fmt: skip
-    """`score_keys` of keys that are turned."""
-
-
-@overload(_score)
-def _score_by(query, low, high, D, tile, count, score, at, work, by):
-    run = _score_in_tiles if by.dtype == types.uint8 else _score_in_vectors
-    return lambda query, low, high, D, tile, count, score, at, work, by: run(
-        query, low, high, D, tile, count, score, at, work, by
-    )
-
-
-@loop
-def _score_in_vectors(query, low, high, D, tile, count, score, at, work, by):
     for i in range(low, high):
         score[i, at : at + -(-count // BLOCK) * BLOCK] = 0
     _add_product(query, low, high, 0, D, tile, PAGE, count, score, at, by)
-
-
-@loop
-def _score_in_tiles(query, low, high, D, tile, count, score, at, work, by):
-    add_by_amx(query, low, high, 0, D // PAIRS, tile, PAGE, count, score, at, True, work[3])
 
 
 def add_values(
@@ -67,16 +41,14 @@ def add_values(
 ) -> None:
     """sums[low:high] += weight[low:high, at : at + len(values)] times values, key after key.
 
-    By "dot" and "amx" weights are rounded to bfloat16, into pairs. By "dot" the key that comes
-    first is the odd one of its pair, whose product is added first, so where pairs begin changes no
-    sum; by "amx" 32 keys are added at once, and none from a row's end in `room` on.
+    By "dot" weights are rounded to bfloat16, into pairs. The key that comes first is the odd one of
+    its pair, whose product is added first, so where pairs begin changes no sum.
     """
 
 
 @overload(add_values)
 def _add_values(values, h, low, high, at, weight, sums, work, by):
-    each = {types.uint16: _add_pairs, types.uint8: _add_blocks}
-    add = each.get(by.dtype, _add_numbers)
+    add = _add_pairs if by.dtype == types.uint16 else _add_numbers
     return lambda values, h, low, high, at, weight, sums, work, by: add(
         values, h, low, high, at, weight, sums, work, by
     )
@@ -96,7 +68,7 @@ def _add_numbers(values, h, low, high, at, weight, sums, work, by):
 
 @loop
 def _add_pairs(values, h, low, high, at, weight, sums, work, by):
-    tile, pairs = work[:2]
+    tile, pairs = work
     count, D = values.shape[0], values.shape[2]
     wide, columns = sums.shape[1], weight.shape[1]
     _pair_values(values, h, tile, wide)
@@ -104,21 +76,6 @@ def _add_pairs(values, h, low, high, at, weight, sums, work, by):
         for j in range(0, count, 2 * BLOCK):
             round_pairs(weight, i * columns + at + j, count - j, pairs, (i * PAGE + j) // 2)
     _add_product(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, by)
-
-
-@loop
-def _add_blocks(values, h, low, high, at, weight, sums, work, by):
-    tile, pairs, ends, told = work
-    count, D = values.shape[0], values.shape[2]
-    wide, columns = sums.shape[1], weight.shape[1]
-    blocks = -(-count // (2 * PAIRS))
-    _pair_values(values, h, tile, wide)
-    tile[(count + 1) // 2 * wide : blocks * PAIRS * wide] = 0
-    for i in range(low, high):
-        left = min(count, ends[i] - at)
-        for j in range(0, count, 2 * PAIRS):
-            round_pairs(weight, i * columns + at + j, left - j, pairs, (i * PAGE + j) // 2)
-    add_by_amx(pairs, low, high, 0, blocks, tile, wide, D, sums, 0, False, told)
 
 
 @loop

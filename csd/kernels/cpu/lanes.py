@@ -93,16 +93,6 @@ def fetch_early(typing_context, x, at):
     return _fetch(x, level=2)
 
 
-@intrinsic
-def ones(typing_context, word):
-    """How many bits of a word are set."""
-
-    def generate(context, builder, signature, args):
-        return builder.ctpop(args[0])
-
-    return types.int64(types.int64), generate
-
-
 def _fetch(x: types.Array, level: int) -> tuple[Any, Any]:
     def generate(context, builder, signature, args):
         prefetch(builder, pointer(context, builder, x, *args, BYTE), level)

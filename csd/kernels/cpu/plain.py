@@ -28,7 +28,7 @@ def _product(
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
     like,
-    by,  # "fma" or "dot" of `tiles.BY`
+    by,  # one of `tiles.BY`
 ):
     M, N, K = shape
     row = K * like.itemsize

@@ -2,7 +2,7 @@
 
 A sum of a row and a column is taken in the order of k: its bits depend neither on how many rows
 there are nor on the threads. By "fma" each product is rounded once, whatever the CPU's vectors are;
-"dot" and "amx", instructions for bfloat16, have an order of their own (`tiles.py`, `amx.py`).
+"dot", an instruction for bfloat16, has an order of its own (`tiles.py`).
 
 A step's rows are few, so its time is that of reading the weights; those of a block of columns lie
 in the order in which they are read. `python -m bench.products` compares.
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from csd.kernels.cpu import amx, instruction
+from csd.kernels.cpu import instruction
 from csd.kernels.cpu.blocks import turn
 from csd.kernels.cpu.compiled import loop
 from csd.kernels.cpu.lanes import BLOCK
@@ -22,7 +22,7 @@ from csd.kernels.cpu.threads import by_threads
 from csd.kernels.cpu.tiles import BY, COLUMNS, LANES, ROWS, tile
 
 # rows that are multiplied with a block of columns before the next one is read
-MOST, AMX_MOST = 6 * ROWS, 8 * amx.ROWS
+MOST = 6 * ROWS
 # bytes between what is multiplied and what is asked for
 AHEAD = 4096
 
@@ -39,25 +39,22 @@ def _product(
     by,  # one of `tiles.BY`
 ):
     M, N, K = shape
-    in_amx, in_pairs = by.itemsize == 1, by.itemsize == 2
+    in_pairs = by.itemsize == 2
     # a row as numbers of float32, which is what pairs of bfloat16 are moved as
     words = K // 2 if in_pairs else K
-    steps = K // amx.DEPTH if in_amx else words
-    passes = -(-M // (AMX_MOST if in_amx else MOST))
+    passes = -(-M // MOST)
     most = -(-M // passes)
     zeros = np.zeros(COLUMNS, np.float32)
     size = COLUMNS * K * like.itemsize
     for top in range(0, M, most):
         left = min(most, M - top)
-        tiles = -(-left // (amx.ROWS if in_amx else ROWS))
+        tiles = -(-left // ROWS)
         each = -(-left // tiles)
-        source, row = x + top * K * like.itemsize, K * like.itemsize
+        source = x + top * K * like.itemsize
         if in_pairs:
             _turn_rows(left, each, words, source, turned, np.empty(0, np.float32))
-        elif not in_amx:
+        else:
             _turn_rows(left, each, K, source, turned, like)
-        if not in_amx:
-            source, row = turned, words * 4
         for c in prange(N // COLUMNS):
             block = weight + c * size
             start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
@@ -65,10 +62,11 @@ def _product(
                 first = t * each
                 rows = min(each, left - first)
                 # the lines further on in this block, or of each tile its share of the next one's
-                step = size // steps // tiles
-                ahead = block + AHEAD if tiles == 1 else block + size + t * step * steps
+                step = size // words // tiles
+                ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
                 out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
-                tile(rows, steps, source + first * row, block, start, out, N, ahead, step, like, by)
+                at = turned + first * words * 4
+                tile(rows, words, at, block, start, out, N, ahead, step, like, by)
 
 
 @loop

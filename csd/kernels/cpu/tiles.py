@@ -8,7 +8,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from csd.kernels.cpu import amx
 from csd.kernels.cpu.lanes import FEATURES
 from csd.kernels.cpu.vectors import (
     BYTE,
@@ -31,12 +30,8 @@ COLUMNS = 2 * LANES
 ROWS = 14 if WIDE else 6
 
 # By which instruction a product is taken, as the type of an argument, so that numba compiles one:
-# "fma" multiplies numbers of float32, "dot" (AVX512-BF16) pairs of bfloat16, "amx" rows of 32
-BY = {
-    "fma": np.empty(0, np.float32),
-    "dot": np.empty(0, np.uint16),
-    "amx": np.empty(0, np.uint8),
-}
+# "fma" multiplies numbers of float32, "dot" (AVX512-BF16) pairs of bfloat16
+BY = {"fma": np.empty(0, np.float32), "dot": np.empty(0, np.uint16)}
 
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 
@@ -45,21 +40,17 @@ INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, like, by):
     """y[r stride + c] = start[c] + sum over k of x[r, k] weight[k, c]
 
-    For r < rows, one to ROWS of them (amx.ROWS by "amx"), and c < COLUMNS. Every sum is taken over
+    For r < rows, one to ROWS of them, and c < COLUMNS. Every sum is taken over
     `steps` steps in the order of k, whatever `rows` is: of one k by "fma" and with one rounding a
-    product, of two by "dot", the odd one first, of 32 by "amx". Addresses; start is float32, y of
-    the dtype of `like`, weight as `products.by_columns` lays it out, and x of float32 [K, rows] by
-    "fma", of pairs of bfloat16 [K / 2, rows] by "dot", of bfloat16 [rows, K] by "amx".
+    product, of two by "dot", the odd one first. Addresses; start is float32, y of the dtype of
+    `like`, weight as `products.by_columns` lays it out, and x of float32 [K, rows] by "fma", of
+    pairs of bfloat16 [K / 2, rows] by "dot".
     Asks for the lines at ahead + k step of what is multiplied next.
     """
     low = like.dtype == types.uint16
 
     def generate(context, builder, signature, args):
-        rows, *others = args[:-2]
-        if by.dtype == types.uint8:
-            amx.multiply(builder, rows, *others)
-            return context.get_dummy_value()
-        steps, x, weight, start, y, stride, ahead, step = others
+        rows, steps, x, weight, start, y, stride, ahead, step = args[:-2]
 
         def some_rows(count):
             made = _Tile(builder, count, low, pairs=by.dtype == types.uint16)
