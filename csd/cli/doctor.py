@@ -1,6 +1,7 @@
 """`csd doctor`: check every operation on this machine."""
 
 import json
+import sys
 from argparse import Namespace, _SubParsersAction
 from dataclasses import asdict, replace
 
@@ -9,26 +10,28 @@ import torch
 from csd.backends import NAMES
 from csd.cli.operations import table
 from csd.engine.self_check import SMALL, check
-from csd.models.load import usable
+from csd.engine.self_check.sizes import LARGE_VOCAB
+from csd.models.config import ModelConfig
+from csd.models.load import config_of, usable
 from csd.schema.arguments import check_whole
+from csd.state.unseen_gpu import unseen_gpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# what a kernel's tiles and branches depend on
-SIZES = ("heads", "kv_heads", "head_dim")
-# of any model's by far
-LARGEST_SIZE = 1024
+# what a kernel's tiles, branches and loops depend on; the largest is of any model's by far
+LARGEST = {"heads": 1024, "kv_heads": 1024, "head_dim": 1024, "vocab": 1 << 20}
 
 
 def add(commands: _SubParsersAction) -> None:
     parser = commands.add_parser("doctor", help="check each operation on this machine")
+    parser.add_argument("model", nargs="?", help="whose sizes are checked, which are in its config")
     parser.add_argument("--device", help="by default a GPU if there is one")
     parser.add_argument("--dtype", choices=DTYPES, help="both float32 and bfloat16 when not given")
     parser.add_argument("--kernels", choices=NAMES)
     parser.add_argument("--ops", action="store_true",
                         help="print what implements each operation, and check nothing")  # fmt: skip
-    for name in SIZES:
+    for name in LARGEST:
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, default=getattr(SMALL, name), help="of the model")
+        parser.add_argument(flag, type=int, help="in place of the model's")
     parser.add_argument("--exact", action="store_true", help="as engines with exact=True run")
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.set_defaults(run=_doctor)
@@ -38,15 +41,17 @@ def _doctor(args: Namespace) -> int:
     if args.ops:
         print(table())
         return 0
-    sizes = {name: getattr(args, name) for name in SIZES}
-    for name, value in sizes.items():
-        check_whole(name, value, 1, LARGEST_SIZE)
-    if args.heads % args.kv_heads:
-        raise ValueError(f"heads must be a multiple of kv_heads, got {sizes}")
-    if args.head_dim % 2:
-        raise ValueError(f"head_dim must be even, got {args.head_dim}")
-    device = None if args.device is None else usable(args.device)
-    config = replace(SMALL, **sizes)
+    # a CPU that is asked for is no surprise
+    unseen = unseen_gpu() if args.device is None else None
+    if unseen:
+        print(f"csd: {unseen}", file=sys.stderr)
+        if args.json:
+            print(json.dumps({"passed": False, "reports": [], "error": unseen}))
+        return 1
+    config = _config(args)
+    device = usable(args.device)
+    if args.vocab is None and args.model is None and device.type == "cuda":
+        config = replace(config, vocab=LARGE_VOCAB)
     dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]
     how = dict(config=config, kernels=args.kernels, exact=args.exact)
     reports = [check(device, DTYPES[d], **how) for d in dtypes]
@@ -56,3 +61,20 @@ def _doctor(args: Namespace) -> int:
     else:
         print("\n\n".join(report.table() for report in reports))
     return 0 if passed else 1
+
+
+def _config(args: Namespace) -> ModelConfig:
+    """A small model with the sizes that are given, or the named model's."""
+    for name, largest in LARGEST.items():
+        if getattr(args, name) is not None:
+            check_whole(name, getattr(args, name), 1, largest)
+    model = SMALL if args.model is None else config_of(args.model)
+    sizes = {
+        name: getattr(model, name) if getattr(args, name) is None else getattr(args, name)
+        for name in LARGEST
+    }
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise ValueError(f"heads must be a multiple of kv_heads, got {sizes}")
+    if sizes["head_dim"] % 2:
+        raise ValueError(f"head_dim must be even, got {sizes['head_dim']}")
+    return replace(SMALL, **sizes)

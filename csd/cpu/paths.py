@@ -4,9 +4,9 @@ import torch
 
 from csd.cpu.compiled import loop
 from csd.kernels.verify.passes import Paths
-from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import LENGTH, RUNNING, STOP
+from csd.state.verdict import ACCEPT, LENGTH, RUNNING, STOP
 
 
 @loop
@@ -70,7 +70,8 @@ def finished(end, full):
 def descend(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
     """`descend_ref`."""
     S = slots.count
-    out = torch.empty(S, MAX_DEPTH + 1, dtype=torch.int32), *torch.empty(2, S, dtype=torch.int32)
+    shapes = (S, ACCEPT), (S,), (S,)
+    out = tuple(torch.empty(shape, dtype=torch.int32) for shape in shapes)
     given = (
         sample, pool.token, pool.parent, pool.slot_start, pool.slot_nodes, slots.stop_ids,
         slots.max_new, slots.generated,

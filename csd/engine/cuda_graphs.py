@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from csd.state.phases import phase
+
 T = TypeVar("T")
 
 
@@ -36,11 +38,13 @@ class Captures:
         # ordinary memory, which others in the process may clear and hand out while graphs use it
         self.warming = self.warming or torch.cuda.Stream()
         self.warming.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.warming):
-            for _ in range(2):
-                run()
-        torch.cuda.current_stream().wait_stream(self.warming)
-        torch.cuda.synchronize()
+        on_gpu = torch.device("cuda")
+        with phase("compile a step's kernels", on_gpu):
+            with torch.cuda.stream(self.warming):
+                for _ in range(2):
+                    run()
+            torch.cuda.current_stream().wait_stream(self.warming)
+            torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # a kernel that the collector frees meanwhile would end the capture
         collecting = gc.isenabled()
@@ -48,7 +52,7 @@ class Captures:
         try:
             # other threads may go on using the device
             options = dict(pool=self.memory, stream=self.stream, capture_error_mode="thread_local")
-            with torch.cuda.graph(graph, **options):
+            with phase("capture a step", on_gpu), torch.cuda.graph(graph, **options):
                 result = run()
         finally:
             if collecting:

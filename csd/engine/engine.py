@@ -70,8 +70,9 @@ class Engine(Resources):
     together: samples of a prompt in flight at once, at most, while other prompts wait; by default
         a quarter of them. Those that come later draft from finished ones. Results do not depend on
         it, but for the order in which samples finish.
-    self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does; a
-        few seconds, once for each machine and version. Raises RuntimeError where one is wrong.
+    self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
+        before a model is loaded: about a minute, once for each machine, version, dtype and size of
+        heads and vocabulary. Raises RuntimeError where one is wrong.
     exact: whether tokens and log-probabilities have the same bits whatever is drafted and batched,
         in bfloat16, float16 and float32. By default where that takes no time, as in bfloat16 on
         CPUs that multiply it; `engine.exact` is what was taken. On a GPU products are Triton's, or
@@ -113,7 +114,19 @@ class Engine(Resources):
             (check_dtype, dtype), (check_revision, revision),
         ):  # fmt: skip
             check(value)
-        loaded = load(model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
+        checked = not self_check
+
+        def check_kernels(on: torch.device, kind: torch.dtype, config: ModelConfig) -> None:
+            nonlocal checked
+            if not checked and on.type == "cuda" and kernels != "reference":
+                # of Triton's kernels only those are exact that are asked for
+                require_check(on, kind, config, bool(exact))
+                checked = True
+
+        loaded = load(
+            model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer,
+            before=check_kernels,
+        )  # fmt: skip
         self._exact = exact
         self._cost_of: tuple | None = None  # what steps were timed for
         self._cost: CostModel | None = None
@@ -133,8 +146,7 @@ class Engine(Resources):
         self.static = on_gpu and self._ops.name == "triton" if static is None else static
         if self.static and on_gpu and self._ops.name == "reference":
             raise ValueError("static must be False with kernels='reference' on a GPU, got True")
-        if self_check and on_gpu and self._ops.name == "triton":
-            require_check(self.device, self.dtype, self.config, self.exact)
+        check_kernels(self.device, self.dtype, self.config)
         self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did

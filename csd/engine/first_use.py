@@ -14,9 +14,12 @@ import triton
 from csd.engine import own_python
 from csd.models.config import ModelConfig
 from csd.state.cache_folder import keep, path_of
+from csd.state.phases import phase
 from csd.state.version import __version__
 
-SECONDS = 300
+SECONDS = 600
+# CUDA's words for a device in exclusive mode that another process has
+BUSY = "busy or unavailable"
 LOG = logging.getLogger("csd")
 
 
@@ -25,10 +28,12 @@ def require_check(
 ) -> None:
     """Raises RuntimeError where an operation is wrong on `device`, naming it.
 
-    The result is kept in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes and
-    `exact`.
+    The result is kept in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes, vocabulary
+    and `exact`. A device that this process has for itself is not checked, with a warning.
     """
-    sizes = dict(heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim)
+    sizes = dict(
+        heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, vocab=config.vocab
+    )
     name = str(dtype).removeprefix("torch.")
     what = {
         "csd": __version__, "torch": torch.__version__, "triton": triton.__version__,
@@ -40,7 +45,13 @@ def require_check(
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
     flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={name}"]
     flags += ["--exact"] * exact
-    error = _error_of(own_python.command("csd.cli.main", ["doctor", *flags]))
+    command = own_python.command("csd.cli.main", ["doctor", *flags])
+    waits = f"checking the kernels on {what['device']} in {name}, once a machine and version ..."
+    with phase("check", device, waits):
+        error = _error_of(command)
+    if error and BUSY in error:
+        LOG.warning("the kernels are not checked, since one process has all of the GPU: %s", error)
+        return
     if error:
         raise RuntimeError(
             f"csd's check of its kernels on {what['device']} failed: {error}. No sample was drawn. "

@@ -10,7 +10,6 @@ import torch
 from csd.engine.budget import Budget
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
-from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import write_prompt
 from csd.kernels.layer_attention import LayerAttention
 from csd.kernels.ops import Ops
@@ -144,7 +143,7 @@ class Step:
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             k, v, pages = cache.k[layer], cache.v[layer], cache.prompt_pages[g]
             write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
-            return chunk_attention(q, k, v, pages, start, scale)
+            return self.ops.chunk_attention(q, k, v, pages, start, scale)
 
         hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
         if self.drafting and self.drafter is not None:

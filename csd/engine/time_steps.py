@@ -9,6 +9,7 @@ from csd.engine.cuda_graphs import Captures
 from csd.engine.static_step import sizes_for
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
+from csd.state.phases import phase
 from csd.state.pool import Pool
 
 # a step that takes so many times the smallest is never worth its drafts
@@ -54,7 +55,7 @@ def time_steps(
     No slot has a token to draw: of a pool's rows, a CPU's loops verify those of accepted paths.
     worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
     """
-    slots = step.slots
+    slots, device = step.slots, step.slots.live.device
     step.drafting = False
     slots.group.zero_()
 
@@ -62,10 +63,11 @@ def time_steps(
         pool = _roots(step, rows)
         step.ops.verify(step.forward(pool), pool, slots)
 
-    if slots.live.device.type != "cuda":
+    if device.type != "cuda":
         # before anything is timed
         compile_loops(step, sizes)
-        return CostModel.measure(run, sizes, worth=worth)
+        with phase("measure steps", device):
+            return CostModel.measure(run, sizes, worth=worth)
     captures = Captures()
 
     def timed(rows: int) -> None:
@@ -78,4 +80,5 @@ def time_steps(
     # what is compiled or captured is so before anything is timed
     for rows in sizes:
         timed(rows)
-    return CostModel.measure(timed, sizes)
+    with phase("measure steps", device):
+        return CostModel.measure(timed, sizes)

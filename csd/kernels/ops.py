@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from csd.kernels.chunk_attention import chunk_attention
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -40,6 +42,7 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
+    chunk_attention: Callable = chunk_attention  # of a prompt's chunk
     # by the name of the method that is to call it
     joined: Mapping[str, Joined] = field(default_factory=dict, hash=False)
 

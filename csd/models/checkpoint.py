@@ -1,6 +1,8 @@
 """A checkpoint as a `transformers` model and tokenizer, with errors for the checkpoint's owner."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pickle import UnpicklingError
 from typing import Any
 
@@ -13,9 +15,13 @@ from csd.models.config import SUPPORTED, ModelConfig
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
 
 
-def read_model(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
-    """The transformers model. What csd cannot run is refused before gigabytes are read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+# is called with the config and the dtype of weights that are not read yet, None where unknown
+OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
+
+
+def read_config(name: str, place: str, options: dict) -> tuple[Any, ModelConfig]:
+    """The config of a checkpoint, as transformers and as csd have it."""
+    from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(place, **options)
@@ -29,9 +35,19 @@ def read_model(name: str, place: str, dtype: torch.dtype | str, options: dict) -
     except Exception as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
     try:
-        ModelConfig.from_transformers(config)
+        return config, ModelConfig.from_transformers(config)
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+
+
+def read_model(
+    name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig
+) -> Any:
+    """The transformers model. What csd cannot run is refused before gigabytes are read."""
+    from transformers import AutoModelForCausalLM
+
+    config, sizes = read_config(name, place, options)
+    before(sizes, config.dtype if isinstance(dtype, str) else dtype)
     try:
         model, seen = AutoModelForCausalLM.from_pretrained(
             place, config=config, dtype=dtype, output_loading_info=True, **options
@@ -57,13 +73,26 @@ def read_model(name: str, place: str, dtype: torch.dtype | str, options: dict) -
     return model
 
 
-def read_gguf(name: str, place: str, dtype: torch.dtype | str, options: dict) -> Any:
+def read_gguf(
+    name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig
+) -> Any:
     """The transformers model of a GGUF file; "auto" is float32, as it has no dtype of its own."""
+    path = os.path.join(place, options["gguf_file"])
+    made_in = torch.float32 if isinstance(dtype, str) else dtype
+    before(gguf_config(name, path), made_in)
+    with _reading_gguf(name):
+        return gguf_model.read(path, made_in)
+
+
+def gguf_config(name: str, path: str) -> ModelConfig:
+    with _reading_gguf(name):
+        return gguf_model.read_config(path)
+
+
+@contextmanager
+def _reading_gguf(name: str) -> Iterator[None]:
     try:
-        return gguf_model.read(
-            os.path.join(place, options["gguf_file"]),
-            torch.float32 if isinstance(dtype, str) else dtype,
-        )
+        yield
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     # a file may make its reader raise anything

@@ -18,18 +18,9 @@ def read(path: str, dtype: torch.dtype) -> Any:
 
     Raises ValueError for a key or a tensor that csd does not compute with.
     """
-    import gguf
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    reader = gguf.GGUFReader(path)
-    keys = {n: None if n in _LONG else f.contents() for n, f in reader.fields.items()}
-    shapes = {t.name: t.shape for t in reader.tensors}
-    if "token_embd.weight" not in shapes:
-        raise ValueError("it lacks the tensor token_embd.weight")
-    config = AutoConfig.for_model(
-        **config_fields(keys, vocab=int(shapes["token_embd.weight"][-1])),
-        tie_word_embeddings="output.weight" not in shapes,
-    )
+    reader, keys, config = _header(path)
     ModelConfig.from_transformers(config)
     state, factors = weights(reader.tensors, config, dtype), frequency_factors(reader.tensors)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
@@ -40,3 +31,25 @@ def read(path: str, dtype: torch.dtype) -> Any:
         w /= factors.to(w.dtype)
     model.generation_config = generation_config(keys, reader.fields.get("tokenizer.ggml.tokens"))
     return model
+
+
+def read_config(path: str) -> ModelConfig:
+    """The sizes of the model. Raises as `read` does for its keys."""
+    return ModelConfig.from_transformers(_header(path)[2])
+
+
+def _header(path: str) -> tuple[Any, dict[str, Any], Any]:
+    """The file's reader, its keys and the config that they make."""
+    import gguf
+    from transformers import AutoConfig
+
+    reader = gguf.GGUFReader(path)
+    keys = {n: None if n in _LONG else f.contents() for n, f in reader.fields.items()}
+    shapes = {t.name: t.shape for t in reader.tensors}
+    if "token_embd.weight" not in shapes:
+        raise ValueError("it lacks the tensor token_embd.weight")
+    config = AutoConfig.for_model(
+        **config_fields(keys, vocab=int(shapes["token_embd.weight"][-1])),
+        tie_word_embeddings="output.weight" not in shapes,
+    )
+    return reader, keys, config

@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,23 @@ import torch
 from torch import nn
 
 from csd.models import gguf_file
-from csd.models.checkpoint import check_folder, read_gguf, read_model, read_tokenizer
+from csd.models.checkpoint import (
+    OnConfig,
+    check_folder,
+    gguf_config,
+    read_config,
+    read_gguf,
+    read_model,
+    read_tokenizer,
+)
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder, DecoderLike
 from csd.models.fuse import DTYPES, checked_config, fuse, is_fused
 from csd.models.linear import multiplies_bfloat16
 from csd.models.pack import pack
+from csd.state.unseen_gpu import warn_of_unseen_gpu
+
+BeforeWeights = Callable[[torch.device, torch.dtype, ModelConfig], None]
 
 
 @dataclass
@@ -76,8 +88,11 @@ def load(
     device: str | torch.device | None = None,
     revision: str | None = None,
     tokenizer: Any = None,
+    before: BeforeWeights | None = None,
 ) -> Loaded:
     """model: a transformers model, a local folder, a hub name, a GGUF file, a `Decoder`.
+
+    before: is called before weights are read, where the config names their dtype.
 
     dtype: when not given, the checkpoint's where the device multiplies bfloat16 in hardware; on
     such a CPU a GGUF file runs in bfloat16 and float16 becomes float32. Elsewhere float32.
@@ -85,7 +100,7 @@ def load(
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
-        return _from_path(os.fspath(model), dtype, device, revision, tokenizer)
+        return _from_path(os.fspath(model), dtype, device, revision, tokenizer, before)
     if not isinstance(model, nn.Module | Decoder):
         raise TypeError(
             "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
@@ -129,26 +144,19 @@ def _from_path(
     device: str | torch.device | None,
     revision: str | None,
     tokenizer: Any,
+    before: BeforeWeights | None,
 ) -> Loaded:
+    if device is None:
+        warn_of_unseen_gpu()
     device = usable(device)
     if dtype is None:
         dtype = _default_dtype(device, name.endswith(".gguf"))
     elif dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
-    place, options = name, {}
-    if name.endswith(".gguf"):
-        place, options["gguf_file"] = gguf_file.folder_and_file(name)
-    elif os.path.isdir(name):
-        check_folder(name)
-    elif os.path.exists(name):
-        raise ValueError(f"{name} is a file, but not a GGUF file or a model's folder")
-    else:
-        options["revision"] = revision or "main"
-    if revision is not None and "revision" not in options:
-        raise ValueError(f"revision is for hub names, and {name} is a local path")
+    place, options = _place(name, revision)
     with gguf_file.read_once() if "gguf_file" in options else nullcontext():
         read = read_gguf if "gguf_file" in options else read_model
-        model = read(name, place, dtype, options)
+        model = read(name, place, dtype, options, _noted(before, device))
         if tokenizer is None:
             tokenizer = read_tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
@@ -159,6 +167,39 @@ def _from_path(
     del model
     pack(decoder)
     return _loaded(decoder, tokenizer, generation_config)
+
+
+def config_of(name: str) -> ModelConfig:
+    """The sizes of a model of that name, path or GGUF file, without its weights."""
+    place, options = _place(name, None)
+    if "gguf_file" in options:
+        return gguf_config(name, os.path.join(place, options["gguf_file"]))
+    return read_config(name, place, options)[1]
+
+
+def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
+    """Where transformers finds a model, and with which options."""
+    if name.endswith(".gguf"):
+        folder, file = gguf_file.folder_and_file(name)
+        place, options = folder, {"gguf_file": file}
+    elif os.path.isdir(name):
+        check_folder(name)
+        place, options = name, {}
+    elif os.path.exists(name):
+        raise ValueError(f"{name} is a file, but not a GGUF file or a model's folder")
+    else:
+        return name, {"revision": revision or "main"}
+    if revision is not None:
+        raise ValueError(f"revision is for hub names, and {name} is a local path")
+    return place, options
+
+
+def _noted(before: BeforeWeights | None, device: torch.device) -> OnConfig:
+    def call(config: ModelConfig, dtype: Any) -> None:
+        if before is not None and isinstance(dtype, torch.dtype):
+            before(device, dtype, config)
+
+    return call
 
 
 def _default_dtype(device: torch.device, is_gguf: bool) -> torch.dtype | str:

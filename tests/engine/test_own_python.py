@@ -108,7 +108,7 @@ def test_the_check_of_a_gpu_begins_away_from_the_working_folder(here, monkeypatc
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.setattr(first_use.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setenv("XDG_CACHE_HOME", str(here.parent))
-    sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16)
+    sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16, vocab=499)
     with pytest.raises(RuntimeError, match="heads must be a multiple of kv_heads"):
         first_use.require_check("cuda", first_use.torch.float32, sizes)
     assert not ran(here)
@@ -118,6 +118,6 @@ def test_a_check_that_cannot_begin_is_an_error_of_its_own(tmp_path, monkeypatch)
     monkeypatch.setattr(first_use.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16)
+    sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16, vocab=499)
     with pytest.raises(RuntimeError, match=r"no process can begin: .*No such file"):
         first_use.require_check("cuda", first_use.torch.float32, sizes)

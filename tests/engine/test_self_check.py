@@ -3,17 +3,28 @@
 import json
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from csd.cli.main import main
-from csd.engine import first_use, self_check
-from csd.engine.self_check import SMALL, check
+from csd.engine import first_use
+from csd.engine.result import Sample
+from csd.engine.self_check import SMALL, Sizes, compiler, run
+from csd.engine.self_check.report import Check
+from csd.engine.self_check.tensors import tensors
+from csd.engine.self_check.tokens import Difference, differences
 from csd.kernels.ops import Joined, Ops, reference
 from csd.models import exact
 from csd.state import cache_folder
+
+TINY = Sizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
+
+
+def check(device, dtype=torch.float32, sizes=TINY, **options):
+    return run.check(device, dtype, sizes=sizes, **options)
 
 
 def spoil_integers(result):
@@ -50,15 +61,18 @@ def spoiled(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_this_machine_passes(dtype):
-    report = check("cpu", dtype, tokens=4)
+    report = check("cpu", dtype)
     assert not report.failed, report.table()
-    assert {"verify", "draft_tree", "steps of fixed shape"} <= {c.name for c in report.checks}
+    names = {"verify", "draft_tree", "chunk_attention", "reached: pools of 16 rows"}
+    assert names <= {c.name for c in report.checks}
+    exact = dtype == torch.float32
+    assert ("steps of fixed shape" in {c.name for c in report.checks}) is exact
     assert all(c.worst <= 1 for c in report.checks)
     report.raise_failed()
 
 
 def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
-    report = check("cpu", torch.bfloat16, tokens=6, exact=True)
+    report = check("cpu", torch.bfloat16, exact=True)
     assert not report.failed, report.table()
     assert "drafted against plain tokens" in {c.name for c in report.checks}
 
@@ -68,16 +82,16 @@ def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
 
     monkeypatch.setattr(exact, "in_blocks", by_rows)
     # which the loops of products do not go through
-    monkeypatch.setattr(self_check, "pack", lambda decoder: None)
+    monkeypatch.setattr(run, "pack", lambda decoder: None)
     monkeypatch.setattr("csd.cpu.multiplies", lambda dtype: False)
-    failed = check("cpu", torch.bfloat16, tokens=6, exact=True).failed
+    failed = check("cpu", torch.bfloat16, exact=True).failed
     assert [c.name for c in failed] == ["drafted against plain tokens"]
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_operation_is_named(name, spoiled):
     spoiled(name)
-    report = check("cpu", tokens=3)
+    report = check("cpu")
     assert report.failed[0].name == name, report.table()
     assert f"{name} " in report.table() and "FAILED" in report.table()
     with pytest.raises(RuntimeError, match=f"check of {name} failed on .*kernels='reference'"):
@@ -95,7 +109,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
     of = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
     wrong = replace(ops, joined={"forward": Joined(of, whole)})
     monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: wrong))
-    failed = check("cpu", tokens=3).failed
+    failed = check("cpu").failed
     assert [c.name for c in failed[:1]] == ["forward"] and "other bits" in failed[0].error
 
 
@@ -116,7 +130,7 @@ def test_launches_that_do_the_work_of_several_operations_are_checked(name, monke
            "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
     wrong = replace(ops, joined={name: Joined(own[name], whole)})
     monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: wrong))
-    failed = check("cpu", tokens=3).failed
+    failed = check("cpu").failed
     assert failed[0].name == name and "1 of" in failed[0].error and len(calls) > 2
 
 
@@ -125,14 +139,25 @@ def test_an_operation_that_raises_is_named(spoiled):
         raise ValueError("misaligned address")
 
     spoiled("verify", fault)
-    failed = check("cpu", tokens=3).failed
+    failed = check("cpu").failed
     assert [c.error for c in failed if c.name == "verify"] == ["ValueError: misaligned address"]
 
 
-def test_the_command(capsys, spoiled):
+def test_the_command(capsys, spoiled, monkeypatch, toy_folder):
+    monkeypatch.setattr(run, "Sizes", lambda: TINY)
     flags = ["doctor", "--device", "cpu", "--dtype", "float32", "--json"]
     assert main([*flags, "--heads", "3", "--kv-heads", "2"]) == 2
     assert "heads must be a multiple of kv_heads" in capsys.readouterr().err
+    # a model's own sizes
+    checked = []
+    monkeypatch.setattr("csd.cli.doctor.check", lambda *_, config, **how: checked.append(config))
+    with pytest.raises(AttributeError):
+        main([*flags, toy_folder, "--vocab", "77"])
+    sizes = json.loads((Path(toy_folder) / "config.json").read_text())
+    (config,) = checked
+    assert config.heads == sizes["num_attention_heads"] and config.vocab == 77
+    assert config.kv_heads == sizes["num_key_value_heads"]
+    monkeypatch.setattr("csd.cli.doctor.check", run.check)
     spoiled("swiglu")
     assert main(flags) == 1
     found = json.loads(capsys.readouterr().out)
@@ -165,7 +190,7 @@ def output(**rows):
     return json.dumps({"passed": False, "reports": [{"checks": checks}]})
 
 
-def test_the_first_use_of_a_gpu_is_checked_once(first):
+def test_the_first_use_of_a_gpu_is_checked_once(first, capsys):
     use, runs = first
     with pytest.raises(RuntimeError, match=r"on GPU failed: verify: 3 of 9 integers differ\. No s"):
         use(stdout=output(verify="3 of 9 integers differ"))
@@ -173,6 +198,9 @@ def test_the_first_use_of_a_gpu_is_checked_once(first):
         use(returncode=-11, stderr="a\nSegmentation fault\n")
     use(stdout=output(verify=None))
     assert len(runs) == 3 and "--head-dim=16" in runs[0] and "--dtype=bfloat16" in runs[0]
+    assert "--vocab=499" in runs[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all("checking the kernels on GPU" in x for x in lines)
     # it has passed: another process would not check again, another dtype would
     use(stdout="")
     assert len(runs) == 3
@@ -210,6 +238,75 @@ def test_a_check_that_cannot_be_kept_ends_no_call(home, first, tmp_path, caplog,
     assert len(runs) == 2
 
 
+def test_a_gpu_that_another_process_has_for_itself_is_not_checked(first, caplog):
+    use, runs = first
+    busy = "CUDA error: all CUDA-capable devices are busy or unavailable"
+    use(returncode=2, stderr=f"csd: device 'cuda' cannot be used here: {busy}\n")
+    assert "not checked" in caplog.text
+    # it has not passed either
+    use(stdout=output(verify=None))
+    assert len(runs) == 2
+
+
+def test_without_a_compiler_that_is_said_first(monkeypatch, tmp_path):
+    assert compiler.check_compiler().calls
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    found = compiler.check_compiler()
+    assert "no C compiler: apt-get install gcc python3-dev" in found.error
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: "/usr/bin/cc")
+    monkeypatch.setattr(compiler.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert "no Python.h in" in compiler.check_compiler().error
+    (tmp_path / "Python.h").touch()
+    assert compiler.check_compiler().passed
+
+
+def test_a_launch_that_fails_names_its_kernel():
+    from csd.kernels.swiglu import _swiglu_kernel
+
+    row = Check("swiglu", 1)
+    try:
+        # Triton takes none of this
+        _swiglu_kernel[(1,)](nothing=None)
+    except Exception as error:
+        row.fail(error)
+    assert row.error.startswith("_swiglu_kernel: "), row.error
+
+
+def test_what_no_loop_reached_fails(monkeypatch):
+    report = check("cpu", sizes=replace(TINY, rows=400))
+    assert [c.name for c in report.failed] == ["reached: pools of 400 rows"], report.table()
+    assert "never reached" in report.table()
+
+
+def drawn(tokens, logprobs, temperature=1.0):
+    request = TINY.requests(499)[1]
+    request.params = replace(request.params, temperature=temperature)
+    for i in request.samples:
+        values = [[*tokens], [*logprobs], [*logprobs]] if i == 1 else [[1], [0.0], [0.0]]
+        request.finished[i] = Sample(i, None, *values, "length")
+    return request
+
+
+def test_a_difference_is_where_tokens_first_differ():
+    a, b = drawn([3, 4, 5], [-1, -2, -3], 0.0), drawn([3, 9, 7], [-1, -2.5, -3], 0.0)
+    assert differences([a], [a]) == []
+    assert differences([a], [b]) == [Difference(1, 1, 1, 0.5)]
+    assert differences([a], [drawn([3], [-1])])[0].gap == float("inf")
+    # the noise of both tokens counts
+    assert differences([drawn([4], [-1])], [drawn([9], [-1])])[0].gap > 0.01
+
+
+@pytest.mark.parametrize("gap, exact", [(1e-9, False), (3.0, False), (1e-9, True)], ids=str)
+def test_a_tie_of_two_tokens_is_a_line_and_no_refusal(gap, exact, monkeypatch):
+    monkeypatch.setattr(run, "differences", lambda *_: [Difference(1, 2, 3, gap)])
+    report = check("cpu", exact=exact)
+    if gap < 1 and not exact:
+        assert not report.failed and "a tie of two tokens decided sample 2" in report.table()
+    else:
+        assert "from token 3 on" in report.failed[0].error
+
+
 def test_tensors_of_records_are_found():
-    found = self_check._tensors(({"a": torch.ones(1)}, [torch.zeros(2), 3], None))
+    found = tensors(({"a": torch.ones(1)}, [torch.zeros(2), 3], None))
     assert [x.shape[0] for x in found] == [1, 2]

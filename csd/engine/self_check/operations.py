@@ -1,0 +1,163 @@
+"""Operations whose calls are repeated by their references."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from csd.engine.self_check.compare import compare
+from csd.engine.self_check.coverage import Coverage
+from csd.engine.self_check.report import Check
+from csd.engine.self_check.tensors import mapped, tensors, to_cpu, to_double
+from csd.kernels.ops import Joined, Ops, reference
+from csd.state.verdict import Verdict
+
+# what only hands intermediate results on
+HANDED_ON = {"tree_attention": ("work", "partials")}
+# whose results are log-probabilities and probabilities
+OF_PROBABILITIES = {"verify", "decide"}
+# a device's own plan has no reference, and what it plans is compared
+UNCOMPARED = {"plan_attention"}
+
+
+def operations() -> list[str]:
+    return [f.name for f in fields(Ops) if f.name not in ("name", "joined")]
+
+
+def rows_for(ops: Ops) -> dict[str, Check]:
+    """A check of each operation. `verify_all` is `verify` of more rows."""
+    return {name: Check(name) for name in (*operations(), *ops.joined) if name != "verify_all"}
+
+
+class _ComparedOps(Ops):
+    """Operations one by one, and before them, on copies, what does the work of several."""
+
+    def forward(self, *args: Any) -> torch.Tensor:
+        decoder, *given = args
+        result: torch.Tensor = decoder.forward(*given, self)
+        if "forward" in self.joined:
+            self.joined["forward"].run(result, *args)
+        return result
+
+    def insert_observed(self, *args: Any) -> None:
+        self._compare_joined("insert_observed", args)
+        Ops.insert_observed(self, *args)
+
+    def decide(self, *args: Any) -> Any:
+        self._compare_joined("decide", args)
+        return Ops.decide(self, *args)
+
+    def _compare_joined(self, name: str, args: tuple) -> None:
+        joined = self.joined.get(name)
+        if joined is not None:
+            joined.run(*mapped(args, torch.clone))
+
+
+def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
+    """`own`, whose calls are noted in `found` and `coverage`."""
+    plain = reference()
+    # kernels sample every row
+    on_paths = own.name == plain.name
+    if not on_paths:
+        plain = replace(plain, verify=plain.verify_all)
+    each = {
+        name: _compared(
+            getattr(own, name),
+            None if name in UNCOMPARED else getattr(plain, name),
+            found[name.removesuffix("_all")],
+            on_paths and name == "verify",
+        )
+        for name in operations()
+    }
+    for name in ("plan_attention", "verify", "verify_all", "chunk_attention"):
+        each[name] = coverage.of(name.removesuffix("_all"), each[name])
+    joined = {
+        name: Joined(
+            (),
+            _compared(whole.run, getattr(plain, name), found[name], on_paths and name == "decide"),
+        )
+        for name, whole in own.joined.items()
+        if name != "forward"
+    }
+    if "forward" in own.joined:
+        joined["forward"] = Joined((), _same_bits(own.joined["forward"].run, found["forward"]))
+    return _ComparedOps(own.name, **each, joined=joined)
+
+
+def _compared(
+    run: Callable, oracle: Callable | None, row: Check, on_paths: bool = False
+) -> Callable:
+    """`run`, whose results and written arguments are compared with those of `oracle`.
+
+    on_paths: of verdicts only the rows of accepted paths, since others may be sampled or not.
+    """
+    same = _on_paths if on_paths else _unchanged
+    dropped = HANDED_ON.get(row.name, ())
+    least = float(row.name in OF_PROBABILITIES)
+
+    def call(*args: Any, **options: Any) -> Any:
+        given = args, {k: v for k, v in options.items() if k not in dropped}
+        row.calls += 1
+        try:
+            before = mapped(given, to_cpu)
+            result = run(*args, **options)
+            if oracle is not None and row.error is None:
+
+                def repeated(move: Callable) -> list[torch.Tensor]:
+                    positional, named = mapped(before, move)
+                    return tensors((same(oracle(*positional, **named)), (positional, named)))
+
+                ours = tensors((same(result), given))
+                compare(row, ours, repeated(torch.clone), lambda: repeated(to_double), least)
+            elif result is not None:
+                # a fault of the launch shows when it is waited for
+                mapped(result, to_cpu)
+        except Exception as error:
+            row.fail(error)
+            raise
+        return result
+
+    return call
+
+
+def _unchanged(x: Any) -> Any:
+    return x
+
+
+def _on_paths(x: Any) -> Any:
+    """A verdict, or one among others, without what it says of rows beside the accepted paths."""
+    if isinstance(x, tuple):
+        return tuple(map(_on_paths, x))
+    if not isinstance(x, Verdict):
+        return x
+    beside = torch.ones_like(x.sample, dtype=torch.bool)
+    beside[x.accept_row[x.accept_row >= 0].long()] = False
+    return replace(
+        x,
+        sample=x.sample.masked_fill(beside, -1),
+        logprob=x.logprob.masked_fill(beside, 0),
+        top_token=x.top_token.masked_fill(beside[:, None], -1),
+        top_prob=x.top_prob.masked_fill(beside[:, None], 0),
+    )
+
+
+def _same_bits(run: Callable, row: Check) -> Callable:
+    """`run` of a forward pass after its layers one by one, whose result it must have."""
+
+    def call(want: torch.Tensor, *args: Any) -> None:
+        *given, node_k, node_v = args
+        keys, values = node_k.clone(), node_v.clone()
+        try:
+            got = run(*given, keys, values)
+        except Exception as error:
+            row.fail(error)
+            raise
+        if got is None:
+            return
+        row.calls += 1
+        pairs = zip((got, keys, values), (want, node_k, node_v), strict=True)
+        if not all(torch.equal(*pair) for pair in pairs):
+            row.fail("other bits than its layers' operations")
+
+    return call

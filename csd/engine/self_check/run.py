@@ -1,0 +1,158 @@
+"""The runs of a check."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from csd.backends import choose
+from csd.engine.call import RunSettings
+from csd.engine.engine import Engine
+from csd.engine.requests import Request
+from csd.engine.self_check.compare import ROUNDINGS
+from csd.engine.self_check.compiler import check_compiler
+from csd.engine.self_check.coverage import Coverage
+from csd.engine.self_check.operations import compared_ops, rows_for
+from csd.engine.self_check.report import Check, Report, described, device_name, versions
+from csd.engine.self_check.sizes import NODES, SLOTS, SMALL, Sizes
+from csd.engine.self_check.tokens import differences
+from csd.engine.self_check.uncaptured import UncapturedEngine
+from csd.kernels.ops import Ops
+from csd.models.config import ModelConfig
+from csd.models.pack import pack
+from csd.models.random_weights import random_decoder
+
+
+def check(
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    config: ModelConfig = SMALL,
+    kernels: str | None = None,
+    exact: bool = False,
+    sizes: Sizes | None = None,
+) -> Report:
+    """Check the operations at the head sizes, the vocabulary and with the extras of `config`.
+
+    kernels, exact: as of `Engine`. sizes: of what is drawn.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    start = time.perf_counter()
+    config = replace(config, layers=2, context=1024)
+    ops = choose(kernels, device, dtype)
+    on_gpu = device.type == "cuda"
+    report = Report(device_name(device), str(dtype).removeprefix("torch."), ops.name,
+                    versions(device))  # fmt: skip
+    if on_gpu and ops.name == "triton":
+        report.checks.append(check_compiler())
+    if not report.failed:
+        runs = _Runs(config, device, dtype, kernels, exact, sizes or Sizes(), ops)
+        runs.compare_operations(report)
+        if not report.failed:
+            runs.compare_tokens(report)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+class _Runs:
+    """Engines that draw the same samples in different ways."""
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: str | None,
+        exact: bool, sizes: Sizes, ops: Ops,
+    ):  # fmt: skip
+        self._config, self._device, self._dtype, self._sizes = config, device, dtype, sizes
+        self._options: dict[str, Any] = dict(
+            kernels=kernels, exact=exact or None, self_check=False, max_slots=SLOTS,
+            prefill_chunk=sizes.prefill_chunk,
+        )  # fmt: skip
+        self._is_exact = exact
+        self._ops = ops
+        self._coverage = Coverage(sizes, config.vocab, ops.name == "triton")
+        self._want: list[Request] = []  # drawn by steps whose pools have the rows they need
+
+    def compare_operations(self, report: Report) -> None:
+        """Each operation with its reference, and which of its loops ran."""
+        found = rows_for(self._ops)
+        try:
+            with self._engine(static=False) as e:
+                e.ops = compared_ops(e.ops, found, self._coverage)
+                # a step without drafts makes its pool by an operation of its own
+                self._run(e, self._sizes.filtered(self._config.vocab), 0, drafted=False)
+                self._want = self._draw(e)
+            with self._engine(static=self._statically(), captured=False) as e:
+                self._coverage.few_programs = e.ops.name == "triton" and not e.exact
+                e.ops = compared_ops(e.ops, found, self._coverage)
+                nodes = self._sizes.rows - SLOTS
+                self._run(e, self._sizes.wide(self._config.vocab), nodes)
+        except Exception as error:
+            # an operation that raises has noted it
+            if all(row.error is None for row in found.values()):
+                report.checks.append(Check("step", calls=1, error=described(error)))
+        # layers run in one call only where products are loops
+        report.checks += [row for row in found.values() if row.calls or row.name != "forward"]
+        if not report.failed:
+            report.checks += self._coverage.checks()
+
+    def compare_tokens(self, report: Report) -> None:
+        """Steps of one kind with those of another, of which tokens do not depend."""
+        on_gpu = self._device.type == "cuda"
+        # below float32 sums of other sizes have other bits, which decide some tokens
+        any_rows = self._dtype == torch.float32 or self._is_exact
+        if self._statically():
+            name = "captured steps" if on_gpu else "steps of fixed shape"
+            if any_rows:
+                self._compare(report, name, self._want, static=True)
+            elif on_gpu:
+                with self._engine(static=True, captured=False) as e:
+                    want = self._draw(e)
+                self._compare(report, name, want, static=True)
+        if any_rows:
+            self._compare(
+                report, "drafted against plain tokens", self._want, static=False, drafted=False
+            )
+
+    def _compare(
+        self, report: Report, name: str, want: list[Request], static: bool, drafted: bool = True
+    ) -> None:
+        row = Check(name, calls=1)
+        report.checks.append(row)
+        try:
+            with self._engine(static) as e:
+                got = self._draw(e, drafted=drafted)
+        except Exception as error:
+            row.fail(error)
+            return
+        rounding = ROUNDINGS * torch.finfo(self._dtype).eps * self._coverage.largest_logit
+        for found in differences(want, got):
+            allowed = 0.0 if self._is_exact else rounding / _temperature(want, found.prompt)
+            if not found.gap <= allowed:
+                row.fail(f"other tokens were committed: {found}")
+                return
+            report.notes.append(f"{name}: a tie of two tokens decided {found}: their scores are "
+                                f"{found.gap:.1e} apart, and roundings {allowed:.1e}")  # fmt: skip
+
+    def _statically(self) -> bool:
+        """Whether steps of fixed shape can run: a GPU's references read the device."""
+        return self._ops.name == "triton" or self._device.type == "cpu"
+
+    def _engine(self, static: bool, captured: bool = True) -> Engine:
+        decoder = random_decoder(self._config, self._device, self._dtype)
+        # as that of a checkpoint is
+        pack(decoder)
+        kind = Engine if captured else UncapturedEngine
+        return kind(decoder, static=static, **self._options)
+
+    def _draw(self, e: Engine, drafted: bool = True) -> list[Request]:
+        return self._run(e, self._sizes.requests(self._config.vocab), NODES, drafted)
+
+    def _run(
+        self, e: Engine, requests: list[Request], nodes: int, drafted: bool = True
+    ) -> list[Request]:
+        for _ in e.run(requests, RunSettings(budget=nodes, speculate=drafted)):
+            pass
+        return requests
+
+
+def _temperature(requests: list[Request], index: int) -> float:
+    return next(r.params.temperature for r in requests if r.index == index)

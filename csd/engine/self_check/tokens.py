@@ -1,0 +1,55 @@
+"""Whether two runs of the same requests committed the same tokens."""
+
+from typing import NamedTuple
+
+import torch
+
+from csd.engine.requests import Request
+from csd.engine.result import Sample
+from csd.kernels.noise import SAMPLE, gumbel, philox_words_ref
+
+
+class Difference(NamedTuple):
+    """The first token of a sample that differs."""
+
+    prompt: int
+    sample: int
+    token: int  # its position
+    gap: float  # between the scores of both tokens
+
+    def __str__(self) -> str:
+        return f"sample {self.sample} of prompt {self.prompt} from token {self.token} on"
+
+
+def differences(want: list[Request], got: list[Request]) -> list[Difference]:
+    """Of every sample whose tokens differ.
+
+    Both runs took the token of largest log-probability + noise, each by its own logits. The gap is
+    that between the scores that the two tokens had where they were taken.
+    """
+    found = []
+    for request, other in zip(want, got, strict=True):
+        for a, b in zip(request.result(), other.result(), strict=True):
+            if a.tokens != b.tokens:
+                found.append(_first(request, a, b))
+    return found
+
+
+def _first(request: Request, a: Sample, b: Sample) -> Difference:
+    pairs = zip(a.tokens, b.tokens, strict=False)
+    at = next((t for t, (x, y) in enumerate(pairs) if x != y), None)
+    if at is None:
+        # one of them ended: no score explains that
+        at, gap = min(len(a.tokens), len(b.tokens)), float("inf")
+    else:
+        gap = abs(_score(request, a, at) - _score(request, b, at))
+    return Difference(request.index, a.index, at, gap)
+
+
+def _score(request: Request, sample: Sample, at: int) -> float:
+    key, token, position, index = (
+        torch.tensor([n]) for n in (request.key, sample.tokens[at], at, sample.index)
+    )
+    word = philox_words_ref(key, token, position, index, SAMPLE)
+    scale = request.params.temperature
+    return sample.logprobs[at] + (float(gumbel(word, torch.float64)) if scale else 0.0)

@@ -1,0 +1,72 @@
+"""A GPU that this machine has and torch cannot use."""
+
+import os
+import shutil
+import subprocess
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+
+PROC = Path("/proc/driver/nvidia/version")
+AMD = Path("/dev/kfd")
+# by which a user hides GPUs
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+OLDER = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+
+
+def unseen_gpu() -> str | None:
+    """What to do about a GPU that torch does not see; None where there is none or it was hidden."""
+    if torch.cuda.is_available() or any(_hides(os.environ.get(name)) for name in HIDING):
+        return None
+    driver = _driver()
+    if driver is not None:
+        return (
+            f"this machine has an NVIDIA GPU with driver {driver}, and torch {torch.__version__}, "
+            f"built for CUDA {torch.version.cuda}, cannot use it. CUDA 13 needs driver 580 or "
+            f"later; with an older one: {OLDER}"
+        )
+    if AMD.exists():
+        return (
+            f"this machine has an AMD GPU ({AMD}), and torch {torch.__version__}, built for ROCm "
+            f"{torch.version.hip}, cannot use it: install torch's build for ROCm "
+            "(https://pytorch.org/get-started/locally), and see that you may open the device"
+        )
+    return None
+
+
+@cache
+def warn_of_unseen_gpu() -> None:
+    """Warns once a process where csd runs on a CPU beside a GPU that torch cannot use."""
+    found = unseen_gpu()
+    if found:
+        warnings.warn(f"csd runs on the CPU: {found}", stacklevel=2)
+
+
+def _hides(devices: str | None) -> bool:
+    return devices is not None and devices.strip() in ("", "-1")
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver, None without one."""
+    try:
+        words = PROC.read_text().split("\n")[0].split()
+    except OSError:
+        return _asked_driver()
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
+    return next((word for word in words if word[0].isdigit()), "unknown")
+
+
+def _asked_driver() -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # a machine may have the program and no GPU
+    lines = done.stdout.split("\n")
+    return lines[0].strip() or None if done.returncode == 0 else None
