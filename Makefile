@@ -66,7 +66,7 @@ KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise 
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 COMPILED := $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
-	engine/test_exact_triton.py \
+	engine/test_exact_triton.py engine/test_self_check_mutations.py \
 	integrations/test_swap_attention.py integrations/test_swap_kernels.py
 
 test-compiled: install

@@ -281,3 +281,22 @@ def test_refuse_arguments_that_belong_to_the_model(made, name):
 def test_refuse_what_is_no_model(model):
     with pytest.raises(TypeError, match=f"model must be .*, got {type(model).__name__}"):
         load(model)
+
+
+def test_a_refusal_by_the_config_comes_before_weights_are_read(toy_folder, monkeypatch):
+    """As the check of a GPU's kernels refuses."""
+    seen = []
+
+    def refuse(*found):
+        seen.append(found)
+        raise RuntimeError("wrong here")
+
+    def read(*args, **options):
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", read)
+    for dtype in (None, torch.float16):
+        with pytest.raises(RuntimeError, match="wrong here"):
+            load(toy_folder, device="cpu", dtype=dtype, before=refuse)
+    device, dtype, config = seen[-1]
+    assert device.type == "cpu" and dtype == torch.float16 and config.heads > 0
