@@ -5,7 +5,10 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
+
+from tqdm import tqdm
 
 import csd
 
@@ -79,6 +82,8 @@ def killed(work, after: float) -> bool:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
+            # tqdm's own is shared with the parent, which would wait for ever if a kill left it held
+            tqdm.set_lock(threading.RLock())
             work()
         finally:
             os._exit(0)
