@@ -17,7 +17,8 @@ FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 # JSON that is no result: traces, and what two processes of a benchmark pass to one another
 OTHER = {
     ("run", "worker"), ("run", "run"), ("record", "main"), ("vllm_side", "Vllm"),
-    ("vllm_worker", "main"),
+    ("vllm_worker", "main"), ("doctor", "main"), ("doctor", "examined"), ("time_vllm", "main"),
+    ("vllm", "run"), ("vllm", "measured"),
 }  # fmt: skip
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C

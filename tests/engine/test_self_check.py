@@ -16,7 +16,7 @@ from csd.engine.self_check import SMALL, Sizes, compiler, run
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
-from csd.kernels.ops import Joined, Ops, reference
+from csd.kernels.ops import Joined, reference
 from csd.models import exact
 from csd.state import cache_folder
 
@@ -54,7 +54,7 @@ def spoiled(monkeypatch):
             return result
 
         ops = replace(reference(), **{name: wrong})
-        monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: ops))
+        monkeypatch.setattr(run, "choose", lambda *_: ops)
 
     return spoil
 
@@ -108,7 +108,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
 
     of = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
     wrong = replace(ops, joined={"forward": Joined(of, whole)})
-    monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: wrong))
+    monkeypatch.setattr(run, "choose", lambda *_: wrong)
     failed = check("cpu").failed
     assert [c.name for c in failed[:1]] == ["forward"] and "other bits" in failed[0].error
 
@@ -129,7 +129,7 @@ def test_launches_that_do_the_work_of_several_operations_are_checked(name, monke
     own = {"decide": (ops.verify, ops.advance_slots, ops.snapshot),
            "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
     wrong = replace(ops, joined={name: Joined(own[name], whole)})
-    monkeypatch.setattr(Ops, "choose", classmethod(lambda *_: wrong))
+    monkeypatch.setattr(run, "choose", lambda *_: wrong)
     failed = check("cpu").failed
     assert failed[0].name == name and "1 of" in failed[0].error and len(calls) > 2
 

@@ -1,6 +1,9 @@
 """Whether results are a reference's.
 
-    |x - exact| <= 4 eps max(|exact|, least) + 2 max over its row of |eager - exact|
+    |x - exact| <= 4 eps max(m, least) + 2 max over its row of |eager - exact|
+
+m is the largest |exact| of the row: an order of sums moves an element by roundings of its terms,
+however near 0 they cancel.
 
 eager is the reference in the dtype, exact the reference in float64, eps that of the result's dtype.
 A row is what one index of the first dimension holds; a vector is one row. least is 1 of
@@ -75,7 +78,7 @@ def _compare_floats(
     ours, theirs = ((x - wide).abs() for x in (a, b))
     lines = (wide.shape[0], -1) if wide.dim() > 1 else (1, -1)
     most = 2 * theirs.reshape(lines).amax(1, keepdim=True)
-    size = wide.abs().clamp(min=least).reshape(lines)
+    size = wide.abs().reshape(lines).amax(1, keepdim=True).clamp(min=least)
     most = most + ROUNDINGS * torch.finfo(got.dtype).eps * size
     # where both are nothing, nothing is wrong
     share = torch.where(ours == 0, 0.0, ours).reshape(lines) / most.clamp(min=1e-300)
@@ -84,5 +87,5 @@ def _compare_floats(
     worst = float(share.view(-1)[at])
     row.worst = max(row.worst, worst)
     if worst > 1:
-        values = float(ours.reshape(-1)[at]), float(most.reshape(-1)[at])
+        values = float(ours.reshape(-1)[at]), float(most.expand_as(share).reshape(-1)[at])
         row.fail("error {:.2e}, {:.2e} is allowed".format(*values))
