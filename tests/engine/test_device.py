@@ -35,7 +35,7 @@ def gpu(monkeypatch):
         current_stream=lambda: stream, stream=within, graph=within, CUDAGraph=object,
         synchronize=lambda: log.append("synchronize"), graph_pool_handle=lambda: object(),
     )  # fmt: skip
-    monkeypatch.setattr(capture, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(capture, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
     return log
 
 

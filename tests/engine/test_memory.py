@@ -61,17 +61,19 @@ def test_what_cannot_fit_is_refused_with_the_numbers():
         slots_that_fit(demand(64), 4, 100_000_000)
 
 
-def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch):
+@pytest.mark.parametrize("kernels, gathers", [("reference", True), (None, False)])
+def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch, kernels, gathers):
+    """The references copy the keys that they attend to, and the loops do not."""
     model = PrefixSum(sharpness=4.0)
     options = dict(num_samples=6, max_new_tokens=40, seed=3)
     expected = csd.generate(engine(model), [1, 2], **options)
     assert expected.stats.peak_memory is None
-    short = engine(model, memory=1.0)
+    short = engine(model, memory=1.0, kernels=kernels)
     page = KVCache.bytes_per_page(model.config, torch.float64)
     # three pages: the prompt's and two slots'
     two = Demand.of(
         model.config, torch.float64, slots=2, groups=1, slot_pages=1, prompt_pages=1,
-        rows=short._rows(2), gathers=True,
+        rows=short._rows(2), gathers=gathers,
     )  # fmt: skip
     assert two.new + two.prompts == 3 * page
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.total)
@@ -79,7 +81,7 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch):
     assert short._step.slots.count == 2
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.step)
     with pytest.raises(MemoryError, match="1 at once need"):
-        csd.generate(engine(model), [1, 2], **options)
+        csd.generate(engine(model, kernels=kernels), [1, 2], **options)
 
 
 def test_free_memory_is_read():

@@ -54,7 +54,8 @@ def spoiled(monkeypatch):
             return result
 
         ops = replace(reference(), **{name: wrong})
-        monkeypatch.setattr(run, "choose", lambda *_: ops)
+        for place in ("engine", "self_check.run"):
+            monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: ops)
 
     return spoil
 
@@ -108,7 +109,8 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
 
     of = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
     wrong = replace(ops, joined={"forward": Joined(of, whole)})
-    monkeypatch.setattr(run, "choose", lambda *_: wrong)
+    for place in ("engine", "self_check.run"):
+        monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
     assert [c.name for c in failed[:1]] == ["forward"] and "other bits" in failed[0].error
 
@@ -129,7 +131,8 @@ def test_launches_that_do_the_work_of_several_operations_are_checked(name, monke
     own = {"decide": (ops.verify, ops.advance_slots, ops.snapshot),
            "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
     wrong = replace(ops, joined={name: Joined(own[name], whole)})
-    monkeypatch.setattr(run, "choose", lambda *_: wrong)
+    for place in ("engine", "self_check.run"):
+        monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
     assert failed[0].name == name and "1 of" in failed[0].error and len(calls) > 2
 
