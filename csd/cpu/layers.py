@@ -11,6 +11,9 @@ from numba import prange
 from csd.cpu.compiled import any_order, loop
 from csd.cpu.numbers import LIKE, exp, memory, read, readable, require, rounded
 from csd.cpu.threads import by_threads
+from csd.kernels.rms_norm import rms_norm_ref
+from csd.kernels.rotary import rotary_ref
+from csd.kernels.swiglu import swiglu_ref
 
 LOW = (torch.bfloat16, torch.float32)
 # an exponential takes as long as so many other numbers
@@ -70,6 +73,9 @@ def rms_norm(
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm_ref`. Raises TypeError for tensors that loops do not read."""
+    if x.dtype == torch.float64:
+        # as of a draft model beside a narrower target: see above
+        return rms_norm_ref(x, weight, eps, residual, rows)
     require(norms(x, weight, eps, residual), "rms_norm", x, weight, residual)
     if rows is not None:
         x = torch.nn.functional.embedding(rows.clamp(min=0), x)
@@ -156,6 +162,8 @@ def rotary(
 ) -> torch.Tensor:
     """`rotary_ref`. Raises TypeError for tensors that loops do not read."""
     given = q, k, v, position, cos, sin, node_k, node_v
+    if q.dtype == torch.float64:
+        return rotary_ref(*given)
     require(rotates(*given), "rotary", *given)
     out = torch.empty(q.shape, dtype=q.dtype)
     _rotary(
@@ -185,6 +193,8 @@ def gates(gate_up: torch.Tensor) -> bool:
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """`swiglu_ref`. Raises TypeError for a tensor that loops do not read."""
+    if gate_up.dtype == torch.float64:
+        return swiglu_ref(gate_up)
     require(gates(gate_up), "swiglu", gate_up)
     F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
     y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)

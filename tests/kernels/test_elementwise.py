@@ -251,7 +251,7 @@ def test_a_loop_reads_only_memory_of_one_dtype(other):
     x, weight = (normal(*shape, dtype=torch.bfloat16) for shape in ((3, 64), (64,)))
     if other == "elsewhere":
         given = Elsewhere(x), weight
-        with pytest.raises(TypeError, match=r"swiglu of kernels='cpu' takes .* got bfloat16 Elsewh"):
+        with pytest.raises(TypeError, match="swiglu of kernels='cpu' takes"):
             loops.swiglu(Elsewhere(normal(3, 64, dtype=torch.bfloat16)))
     else:
         given = x, weight.float()
