@@ -18,9 +18,9 @@ def read_by_loops(request):
     """Loops refuse float16 and float64."""
     case = getattr(request.node, "callspec", None)
     run = case and case.params.get("run")
-    if run in (loops.rms_norm, loops.rotary, loops.swiglu) and "dtype" in case.params:
-        if case.params["dtype"] not in loops.LOW:
-            pytest.skip("loops do not read this dtype")
+    of_loops = run in (loops.rms_norm, loops.rotary, loops.swiglu)
+    if of_loops and case.params.get("dtype", torch.float32) not in loops.LOW:
+        pytest.skip("loops do not read this dtype")
 
 
 def each(triton, loop):
