@@ -80,6 +80,13 @@ def _check_loops(device: torch.device, dtype: torch.dtype) -> None:
             raise ValueError(f"kernels='cpu' needs {wanted}; got {given}")
 
 
+def for_dtype(ops: Ops, dtype: torch.dtype) -> Ops:
+    """`ops` for a network of a dtype of its own, as a draft model's may be."""
+    if ops.name != "cpu":
+        return ops
+    return loops(dtype) if dtype in DTYPES else reference()
+
+
 def _interpreted() -> bool:
     """Whether Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
     from triton.backends.driver import DriverBase

@@ -39,9 +39,10 @@ def _commit_kv(
                         to[j] = given[j]
 
 
-def commits(
+def reads_commit(
     node_k: torch.Tensor, node_v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
 ) -> bool:
+    """Whether the loop reads and writes `commit_kv`'s tensors."""
     return _side_by_side(node_k, node_v) and _side_by_side(k_pages, v_pages)
 
 
@@ -58,7 +59,7 @@ def commit_kv(
 ) -> None:
     """`commit_kv_ref`. Raises TypeError for tensors that loops do not read."""
     nodes, pages = (node_k, node_v), (k_pages, v_pages)
-    require(commits(*nodes, *pages), "commit_kv", *nodes, *pages)
+    require(reads_commit(*nodes, *pages), "commit_kv", *nodes, *pages)
     width = node_k.element_size()
     _commit_kv(
         node_k.shape[0], node_k.shape[2] * node_k.shape[3] * width,

@@ -11,9 +11,6 @@ from numba import prange
 from csd.cpu.compiled import any_order, loop
 from csd.cpu.numbers import LIKE, exp, memory, read, readable, require, rounded
 from csd.cpu.threads import by_threads
-from csd.kernels.rms_norm import rms_norm_ref
-from csd.kernels.rotary import rotary_ref
-from csd.kernels.swiglu import swiglu_ref
 
 LOW = (torch.bfloat16, torch.float32)
 # an exponential takes as long as so many other numbers
@@ -59,9 +56,10 @@ def _rms_norm(
             y_m[j] = rounded(read(scale[j]) * read(rounded(wide[j] * length, like)), like)
 
 
-def norms(
+def reads_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> bool:
+    """Whether the loop reads `rms_norm`'s tensors."""
     return x.dtype in LOW and readable(x, weight, residual)
 
 
@@ -73,10 +71,7 @@ def rms_norm(
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm_ref`. Raises TypeError for tensors that loops do not read."""
-    if x.dtype == torch.float64:
-        # as of a draft model beside a narrower target: see above
-        return rms_norm_ref(x, weight, eps, residual, rows)
-    require(norms(x, weight, eps, residual), "rms_norm", x, weight, residual)
+    require(reads_norm(x, weight, eps, residual), "rms_norm", x, weight, residual)
     if rows is not None:
         x = torch.nn.functional.embedding(rows.clamp(min=0), x)
     x, weight, F = x.contiguous(), weight.contiguous(), x.shape[-1]
@@ -137,7 +132,7 @@ def _rotate(x, cos, sin, y, like):
         y_high[j] = rounded(turned + read(low[j]) * read(sin_h[j]), like)
 
 
-def rotates(
+def reads_rotary(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -162,9 +157,7 @@ def rotary(
 ) -> torch.Tensor:
     """`rotary_ref`. Raises TypeError for tensors that loops do not read."""
     given = q, k, v, position, cos, sin, node_k, node_v
-    if q.dtype == torch.float64:
-        return rotary_ref(*given)
-    require(rotates(*given), "rotary", *given)
+    require(reads_rotary(*given), "rotary", *given)
     out = torch.empty(q.shape, dtype=q.dtype)
     _rotary(
         q.numel(), (*q.shape[:2], *k.shape[1:]), q.data_ptr(), k.data_ptr(), v.data_ptr(),
@@ -187,15 +180,14 @@ def _swiglu(R, F, gate_up, y, like):
             y_m[j] = rounded(silu * read(ups[j]), like)
 
 
-def gates(gate_up: torch.Tensor) -> bool:
+def reads_swiglu(gate_up: torch.Tensor) -> bool:
+    """Whether the loop reads `swiglu`'s tensor."""
     return gate_up.dtype in LOW and readable(gate_up)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """`swiglu_ref`. Raises TypeError for a tensor that loops do not read."""
-    if gate_up.dtype == torch.float64:
-        return swiglu_ref(gate_up)
-    require(gates(gate_up), "swiglu", gate_up)
+    require(reads_swiglu(gate_up), "swiglu", gate_up)
     F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
     y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)
     _swiglu(

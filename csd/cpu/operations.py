@@ -5,10 +5,10 @@ from functools import partial, wraps
 from typing import Any
 
 from csd.cpu.attention import tree_attention
-from csd.cpu.commit_kv import commit_kv, commits
+from csd.cpu.commit_kv import commit_kv, reads_commit
 from csd.cpu.draft_tree import draft_tree
 from csd.cpu.graph_insert import graph_insert
-from csd.cpu.layers import gates, norms, rms_norm, rotary, rotates, swiglu
+from csd.cpu.layers import reads_norm, reads_rotary, reads_swiglu, rms_norm, rotary, swiglu
 from csd.cpu.numbers import on_host, readable
 from csd.cpu.observe import observe, observed_tensors
 from csd.cpu.passes import PASSES
@@ -31,12 +31,12 @@ def _attend(*args: Any) -> None:
     tree_attention(*keys, **layout._asdict(), scale=scale, out=out)
 
 
-_register("rms_norm", norms, first_of(rms_norm))
-_register("add_rms_norm", norms, rms_norm)
-_register("rotary", rotates, rotary)
-_register("swiglu", gates, swiglu)
+_register("rms_norm", reads_norm, first_of(rms_norm))
+_register("add_rms_norm", reads_norm, rms_norm)
+_register("rotary", reads_rotary, rotary)
+_register("swiglu", reads_swiglu, swiglu)
 _register("tree_attention", lambda *args: readable(*args[:5]), _attend)
-_register("commit_kv", lambda *args: commits(*args[:4]), commit_kv)
+_register("commit_kv", lambda *args: reads_commit(*args[:4]), commit_kv)
 _register(
     "verify", lambda logits, pool, slots: readable(logits), partial(verify_ref, passes=PASSES)
 )

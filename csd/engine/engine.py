@@ -130,6 +130,7 @@ class Engine(Resources):
         self._exact = exact
         self._cost_of: tuple | None = None  # what steps were timed for
         self._cost: CostModel | None = None
+        self._kernels, self.dtype = kernels, loaded.dtype
         self._ops = choose(kernels, loaded.device, loaded.dtype)
         self._products = ExactProducts.for_kernels(self._ops.name, exact)
         self._take(loaded)
@@ -163,6 +164,9 @@ class Engine(Resources):
 
     def _take(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        if loaded.dtype != self.dtype and loaded.device.type == "cpu":
+            # a module that was cast: loops are of some dtypes
+            self._ops = choose(self._kernels, loaded.device, loaded.dtype)
         self.decoder, self.exact = choose_exact(
             self._exact, loaded, self._ops.name, self._products
         )

@@ -12,6 +12,7 @@ of its sample (at first the prompt's last), whose keys and values are not cached
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,10 +30,17 @@ from csd.state.kv_cache import PAGE
 
 MASK = (1 << 64) - 1
 
+
+def _by_loops(*args: Any, scale: float, work: None = None) -> torch.Tensor:
+    from csd.cpu.attention import tree_attention
+
+    return tree_attention(*args[:5], **args[5]._asdict(), scale=scale)
+
+
 _ATTENTION: dict[str | None, Callable[..., torch.Tensor]] = {
     None: tree_attention,
     "reference": lambda *args, **named: tree_attention_batched(*args[:5], *args[5], **named),
-    "cpu": tree_attention,
+    "cpu": _by_loops,
     "triton": tree_attention_triton,
 }
 
@@ -61,7 +69,7 @@ class Tree:
     node_v: torch.Tensor  # [L, M, K, D], written by the forward pass
     token: torch.Tensor  # [M] int64
     position: torch.Tensor  # [M] int64, place in the sample's sequence, prompt included
-    # "reference" or "triton"; None takes the one that fits the device
+    # a backend of `csd.backends`; None takes the one that fits the device and the dtype
     kernels: str | None = None
     _work: Work | None = field(default=None, repr=False)
     _attended: int = field(default=0, repr=False)  # layers, in the pass that `inputs` began
@@ -77,7 +85,9 @@ class Tree:
         for name in ("token", "position"):
             check_tensor(name, getattr(self, name), (M,), torch.int64, device)
         if self.kernels not in _ATTENTION:
-            raise ValueError(f"kernels must be 'reference' or 'triton', got {self.kernels!r}")
+            raise ValueError(
+                f"kernels must be 'reference', 'cpu' or 'triton', got {self.kernels!r}"
+            )
 
     @property
     def layout(self) -> TreeLayout:

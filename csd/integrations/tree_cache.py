@@ -98,7 +98,7 @@ class TreeCache:
         """The trees of one step: for each slot its nodes' tokens and their parents' places in that
         list, -1 for the root, which comes first. A slot that sits out has empty lists.
 
-        kernels: "reference" or "triton"; by default the one that fits the device.
+        kernels: "reference", "cpu" or "triton"; by default what fits the device and the dtype.
         """
         S, G = len(self._len), len(self._prompt_len)
         if len(tokens) != S or len(parents) != S:

@@ -66,6 +66,16 @@ def test_calls_between_changes_equal_fresh_engines(changes):
         assert call(model) == call(csd.Engine(other)), change.__name__
 
 
+def test_a_module_that_is_cast_takes_the_backend_of_its_dtype():
+    model, other = small(), small()
+    engine = csd.Engine(model)
+    for dtype in (torch.float64, torch.float16, torch.float32, torch.float64):
+        model.to(dtype)
+        fresh = csd.Engine(other.to(dtype))
+        assert call_engine(engine) == call_engine(fresh)
+        assert engine.ops.name == fresh.ops.name
+
+
 def call_engine(engine) -> tuple:
     out = engine.generate(PROMPT, num_samples=2, seed=3, temperature=0.8)
     return out.tokens, out.finish_reasons

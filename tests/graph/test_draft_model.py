@@ -142,6 +142,17 @@ def test_tokens_are_plain_samplings(family, graph):
             assert out.stats.nodes_accepted < out.stats.nodes_proposed
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_a_draft_model_of_another_dtype(dtype):
+    """Its backend is that of its own dtype, and tokens are those without drafts."""
+    target = build("llama")
+    options = dict(num_samples=3, max_new_tokens=8, temperature=0.8, seed=2)
+    want = csd.generate(target, [3, 4, 5], speculate=False, **options)
+    drafter = csd.DraftModel(build("llama", dtype=dtype), k=2, depth=2)
+    got = csd.generate(target, [3, 4, 5], drafter=drafter, budget=6, **options)
+    assert got.tokens == want.tokens and got.stats.accepted["model"] > 0
+
+
 def test_one_drafter_serves_calls_of_any_size():
     e = engine(PrefixSum(), Letters(), max_slots=3)
     drafter = draft(PrefixSum(), k=1, depth=3)

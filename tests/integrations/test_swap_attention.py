@@ -267,7 +267,7 @@ def test_errors():
         (lambda: cache.tree(TOKENS, [*PARENTS[:4], [0]]), "node 0 of slot 4 must be -1, got 0"),
         (lambda: cache.tree([[1] * 65, [], [], [], []], [[]] * 5), "at most 64 tokens"),
         (lambda: cache.append(1, other), "slot 1 has room for 80 tokens, got 142"),
-        (lambda: cache.tree(TOKENS, PARENTS, kernels="fast"), "'reference' or 'triton', got 'fast"),
+        (lambda: cache.tree(TOKENS, PARENTS, kernels="fast"), "'cpu' or 'triton', got 'fast"),
         (lambda: csd.TreeCache([other], [1, 2], 3), "one number a prompt, got 2 for 1"),
         (lambda: csd.TreeCache([other], [0], 3), "samples must be at least 1, got 0"),
         (lambda: csd.TreeCache([[]], [1], 3), "a key and a value"),

@@ -7,6 +7,7 @@ level are read whatever they are worth, as long as 63 have not been read.
 
 import torch
 
+from csd.backends import for_dtype
 from csd.graph.drafter import StaticDrafter
 from csd.graph.model.cache import MOST_ROWS, Network
 from csd.graph.model.device_cache import DeviceCache
@@ -36,7 +37,8 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self, net: Network, ops: Ops, device: str | torch.device, *, k: int, depth: int,
         temperature: float | None = None, name: str = "the draft model",
     ):  # fmt: skip
-        self.net, self.ops, self.name, self.device = net, ops, name, torch.device(device)
+        self.net, self.ops = net, for_dtype(ops, net.dtype)
+        self.name, self.device = name, torch.device(device)
         self.k, self.depth, self.temperature = k, depth, temperature
         self.reliability = DeviceReliability(self.device)
         self.cache: DeviceCache | None = None

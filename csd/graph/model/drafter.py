@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from csd.backends import for_dtype
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import Earlier
@@ -68,7 +69,7 @@ class ModelDrafter(NetworkDrafter):
         self.k, self.depth, self.temperature = k, depth, temperature
         self.context = graph.context if graph else 1
         self.takes_history = graph is not None
-        self.reader = Reader(net, ops, torch.device(device))
+        self.reader = Reader(net, for_dtype(ops, net.dtype), torch.device(device))
         self.start_call()
         # what the running step has drafted
         self.trees: dict[int, SlotTree] = {}
