@@ -66,7 +66,7 @@ def a_loaded_model():
 
 
 def a_processes_group():
-    """Of this process alone."""
+    """State of this process alone."""
     if not torch.distributed.is_initialized():
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""What the documentation names is there after `import csd`, and installed as users install it."""
+"""Names of the documentation exist after `import csd`, and installed as users install it."""
 
 import os
 import re
@@ -23,7 +23,7 @@ NAMED = sorted(set().union(*map(names_in, PAGES)))
 
 
 def said_by(code, *arguments):
-    """What a new process prints."""
+    """Output of a new process."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"},

@@ -33,7 +33,7 @@ def run(section: Section) -> None:
 
 
 def jobs(section: Section) -> list[dict]:
-    """What `parity` draws in float32, then what all others do."""
+    """Checks to run: of `parity`'s float32 models, then of the other sections' models."""
     found = [dict(shape="tiny", dtype="float32", exact=False)]
     if section.cuda:
         large = list(shapes(section))

@@ -1,4 +1,4 @@
-"""What matrix products with exact rows cost, beside cuBLAS, by the number of rows.
+"""Time of matrix products with exact rows, beside cuBLAS, by the number of rows.
 
 "gate_up, SwiGLU" is one launch of Triton's beside cuBLAS and a launch of SwiGLU. Engines that are
 not exact take the latter: `python -m bench.roofline` has how much slower the former may be.
@@ -54,7 +54,7 @@ def price(section: Section) -> None:
 def times(
     providers: dict[str, Callable], x: torch.Tensor, weights: list[torch.Tensor], bandwidth: float
 ) -> dict:
-    """Of each provider, over weights that do not fit into the cache together."""
+    """Rows of each provider, over weights that together exceed the cache."""
     row: dict = {}
     read = moved(x, weights[0])
     for name, run in providers.items():

@@ -1,4 +1,4 @@
-"""What a user waits for at first, and what a step and the caches take beside what they should.
+"""Waiting time of a first call; host, device and memory of a step beside predictions.
 
 An engine's first call measures, captures and allocates; a later one captures the pool sizes that it
 is the first to choose. A call behind which there is no new graph is warm. The host's milliseconds a

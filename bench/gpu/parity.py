@@ -99,7 +99,7 @@ def compare(section: Section, what: str, want: Any, call: Callable[[], Any]) -> 
 
 
 def interruptions(section: Section) -> None:
-    """What other callers of an engine and of the device do must not show in the tokens."""
+    """Tokens must not depend on other callers of the engine and the device."""
     if section.left <= 0:
         section.cut_off("a call that is closed midway, and a second thread")
         return

@@ -63,7 +63,7 @@ def within(errors: list[float], allowed: list[float], factor: float = 1.5) -> bo
 
 
 def differences(a, b) -> list[float]:
-    """Of log-probabilities, up to where rounding lets a sample go another way."""
+    """Differences of log-probabilities, up to the first token at which a sample differs."""
     found = []
     for s, t in zip(a, b, strict=True):
         rows = zip(s.tokens, t.tokens, s.raw_logprobs, t.raw_logprobs, strict=True)

@@ -24,7 +24,7 @@ def timed(section: Section, engine, run) -> tuple[float, list]:
 
 
 def settled(engine, call):
-    """What a call returns; the second time, if the first captured graphs.
+    """Result of a call; of its second run, if the first captured graphs.
 
     It met a pool size that was new, or needed larger caches, and so all graphs anew.
     """

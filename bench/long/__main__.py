@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.common import finish, merged, table, write
 from bench.long import picture, readme_table
-from bench.long.plan import Cell, kept, plan, told
+from bench.long.plan import Cell, kept, plan, summary
 
 RESULT = Path("bench/results/long.json")
 TRACES = "bench/traces/rewrite.jsonl.gz"
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         and cell.samples in (args.samples or [cell.samples])
     ]  # fmt: skip
     if args.dry_run:
-        print(told(cells, args.pairs))
+        print(summary(cells, args.pairs))
         return
     run(args, cells)
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
         result = continued(args.json, opened.head)
         for name, why in result["left out"].items():
             print(f"{name} is left out: {why}")
-        print(told(cells, args.pairs), flush=True)
+        print(summary(cells, args.pairs), flush=True)
         started = time.perf_counter()
         for cell in cells:
             if any(r["name"] == cell.name and set(cell.sides) <= set(r["tok/s"])

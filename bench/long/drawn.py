@@ -1,4 +1,4 @@
-"""What a side draws, and whether its text counts: ended by itself, and not in circles."""
+"""Samples of a side, and whether they count: most ended by themselves, few n-grams repeat."""
 
 from dataclasses import dataclass
 from statistics import mean

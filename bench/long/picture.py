@@ -109,7 +109,7 @@ def _apart(places: dict[str, float], least: float = 16) -> dict[str, float]:
 
 
 def _bars(row: dict) -> list[str]:
-    """What the engine brings, and what the drafts do: never one bar for both."""
+    """Two bars: the engine's gain over transformers, and the drafts' over the engine."""
     sides, plain = fastest(row), row["tok/s"]["csd without drafts"]
     rivals = {name: side for name, side in sides.items() if name not in CSD}
     bars = []

@@ -45,7 +45,7 @@ class Cell:
         return f"{self.kind} {self.task}, N={self.samples}, limit {self.limit}{slots}"
 
     def seconds(self, pairs: int) -> float:
-        """Of all pairs, as estimated."""
+        """Estimated seconds of all pairs."""
         if self.kind == "recorded":
             # of a shape of half a billion parameters: so many prompts, a third of the pace
             return pairs * 2 * 2 * self.samples * self.limit * LENGTH / (RATES["csd"] / 3)
@@ -90,7 +90,7 @@ def kept(cells: list[Cell], sides: set[str]) -> list[Cell]:
     ]
 
 
-def told(cells: list[Cell], pairs: int) -> str:
+def summary(cells: list[Cell], pairs: int) -> str:
     """The cells and their estimated minutes, for a person."""
     lines = [f"{c.seconds(pairs) / 60:6.1f} min  {c.name:45} {', '.join(c.sides)}" for c in cells]
     total = sum(c.seconds(pairs) for c in cells) + START * len({s for c in cells for s in c.sides})

@@ -13,7 +13,7 @@ ENGINES = {
 
 
 def headline(result: dict) -> dict:
-    """Of the rows at 8 samples with most engines one that counts if any does, and the longest."""
+    """The headline row: at 8 samples most engines, then one that counts, then the longest."""
     rows = [r for r in result["rows"] if r["kind"] == "one" and r["samples"] == SAMPLES]
     if not rows:
         raise ValueError(f"the result has no row of {SAMPLES} samples of one prompt")
@@ -31,7 +31,7 @@ def fastest(row: dict) -> dict[str, str]:
 
 
 def block(result: dict) -> str:
-    """What README has between its markers, and the markers."""
+    """README's block, with its markers."""
     row = headline(result)
     sides, length = fastest(row), row["mean length"]
     job = f"{SAMPLES} answers of {length:,.0f} tokens"

@@ -40,7 +40,7 @@ def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int
 
 
 def row(cell: Cell, found: dict[str, list[Drawn]]) -> dict:
-    """What is said of the text is said of csd's samples."""
+    """One row; its statistics of text are of csd's samples."""
     own = found["csd"]
     rates = {name: [drawn.rate for drawn in of] for name, of in found.items()}
     samples = [sample for drawn in own for sample in drawn.tokens]

@@ -35,7 +35,7 @@ LEAST = 8
 
 
 def nodes_of(live: int, nodes: int) -> int:
-    """Of `nodes` drafted tokens, those that the trees of `live` slots have room for."""
+    """`nodes` drafted tokens, at most as many as the trees of `live` slots have room for."""
     return min(nodes, live * (MAX_NODES - 1))
 
 

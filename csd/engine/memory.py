@@ -38,7 +38,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What caches hold, whatever call they were made for."""
+    """Sizes that caches have room for, whatever call they were made for."""
 
     slots: int
     slot_pages: int
@@ -68,7 +68,7 @@ class Room:
         return next((room for room in (rounded, both) if fits(room)), self)
 
     def bytes(self, config: Any, dtype: torch.dtype, gathers: bool) -> int:
-        """Of the cache and of a step's rows, and of the tokens and log-probabilities of slots."""
+        """Bytes of the cache, of a step's rows, and of the slots' tokens and log-probabilities."""
         page = KVCache.bytes_per_page(config, dtype)
         own = torch.int32.itemsize + 2 * max(torch.float32.itemsize, dtype.itemsize)
         step = self.rows * (page // PAGE + config.vocab * dtype.itemsize)
@@ -160,6 +160,6 @@ def slots_that_fit(demand: Callable[[int], Demand], wanted: int, room: int) -> i
 
 
 def graph_tokens(requests: list[Request], sizes: Sizes) -> int:
-    """That the graph has to hold: of the slots, and of the groups in flight."""
+    """Tokens that the graph must hold: of the slots, and of the groups in flight."""
     texts = sorted(len(r.prompt) + sum(map(len, r.history)) for r in requests)[-sizes.groups :]
     return sizes.slots * max(r.params.max_new_tokens for r in requests) + sum(texts)

@@ -25,7 +25,7 @@ NUMBERS = {
 
 @dataclass
 class Implementations:
-    """Of an operation, in each backend."""
+    """Implementations of an operation, by backend."""
 
     reference: Callable
     triton: Callable
@@ -45,7 +45,7 @@ OPERATIONS: dict[str, Implementations] = {}
 
 @cache
 def load_loops() -> None:
-    """Where numba is installed, the loops enter OPERATIONS.
+    """Enter the loops in OPERATIONS where numba is installed.
 
     By name: csd.cpu imports this package.
     """

@@ -110,7 +110,7 @@ def _no_model(name: str, error: Exception) -> str:
 
 
 def _brief(error: Exception) -> str:
-    """What an error means to the model's owner, without advice that is not for them."""
+    """An error's reason for the model's owner, without advice for others."""
     if isinstance(error, UnpicklingError):
         return "its weights are a pickle that runs code, or a torn one; save them as *.safetensors"
     text = str(error)

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its tokenizer and transformers' reading of it leaves out.
+"""Parts of a GGUF file's tokenizer that transformers' reader leaves out.
 
 The reference is llama.cpp's tokenizer of the file. Each function changes the tokenizer in place.
 """

@@ -178,7 +178,7 @@ def config_of(name: str) -> ModelConfig:
 
 
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
-    """Where transformers finds a model, and with which options."""
+    """Place of a model for transformers, and the options to load it with."""
     if name.endswith(".gguf"):
         folder, file = gguf_file.folder_and_file(name)
         place, options = folder, {"gguf_file": file}

@@ -14,7 +14,7 @@ from csd.schema.read import naming
 
 
 class Message(TypedDict):
-    """What a chat template reads: an assistant's may have `tool_calls` in place of content."""
+    """A message as a chat template reads it: an assistant's may have `tool_calls` in place of content."""
 
     role: str
     content: NotRequired[str | list | None]
@@ -56,7 +56,7 @@ def check_messages(messages: list[dict]) -> None:
 
 
 def text_of(message: Mapping) -> str:
-    """What a checked message says: its text parts in lines of their own."""
+    """The text of a checked message: its text parts in lines of their own."""
     return "\n".join(_texts(message))
 
 
@@ -113,7 +113,7 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
 
 
 def _without_none(message: Mapping) -> dict:
-    """Of parts, only the texts; no content where it has no part. Keys of None are not there."""
+    """A message with the texts of its parts alone, and without keys whose value is None."""
     found = {key: value for key, value in message.items() if value is not None}
     if found.get("content") == []:
         del found["content"]

@@ -147,7 +147,7 @@ def check_path(name: str, value: Any) -> None:
 
 
 def each(name: str, value: Any, expected: str) -> Iterator:
-    """Of `value`, once. Raises TypeError where nothing is in it."""
+    """Entries of `value`, read once. Raises TypeError where nothing is in it."""
     try:
         return iter(value)
     except TypeError as error:

@@ -71,7 +71,7 @@ _REMARKS = {
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What an unknown argument may have been meant as; "" where nothing is like it.
+    """A suggestion for an unknown argument; "" where nothing is like it.
 
     known: the names that would be served.
     """

@@ -14,7 +14,7 @@ def cpu_name() -> str:
 
 
 def model(cpuinfo: str) -> str | None:
-    """Of the first core; an ARM core has no name there, but numbers."""
+    """Name of the first core; an ARM core has numbers in place of one."""
     if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
         return found[1].strip()
     numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]

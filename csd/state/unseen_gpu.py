@@ -17,7 +17,7 @@ OLDER = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
 
 
 def unseen_gpu() -> str | None:
-    """What to do about a GPU that torch does not see; None where there is none or it was hidden."""
+    """Advice on a GPU that torch does not see; None where there is none or it was hidden."""
     if torch.cuda.is_available() or any(_hides(os.environ.get(name)) for name in HIDING):
         return None
     driver = _driver()

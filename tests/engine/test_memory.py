@@ -168,7 +168,7 @@ def test_calls_that_were_made_before_allocate_nothing(monkeypatch, seed):
 
 
 def test_caches_do_not_grow_beyond_memory(monkeypatch):
-    """Where both sizes do not fit, the call at hand gets its own; one with too few slots keeps
+    """If both sizes do not fit, the call at hand gets its own; one with too few slots keeps
     its caches for the next."""
     with engine(PrefixSum(), max_slots=4, memory=1.0) as made:
         draw = partial(csd.generate, made, [1, 2], seed=0, budget=2)

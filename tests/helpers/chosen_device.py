@@ -1,4 +1,4 @@
-"""Where tests run; imported before torch and triton, which read what this sets.
+"""The device of the tests; imported before torch and triton, which read what this sets.
 
 With CSD_TEST_DEVICE=cuda compiled kernels are launched on a GPU. Else none is there, whatever the
 machine has: a model that is loaded by name would go to it, with interpreted kernels. With

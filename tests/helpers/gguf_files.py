@@ -90,7 +90,7 @@ def _add(writer, key: str, value: Any) -> None:
 
 
 def rope_factors(parameters: dict, D: int) -> torch.Tensor:
-    """What llama.cpp's converter writes as `rope_freqs.weight` for a Llama 3.1."""
+    """Factors that llama.cpp's converter writes as `rope_freqs.weight` for a Llama 3.1."""
     p, factors = parameters, []
     low, high = p["low_freq_factor"], p["high_freq_factor"]
     for i in range(0, D, 2):

@@ -50,7 +50,7 @@ class LlamaCppModel:
         return [i for i in range(V) if self.lib.llama_vocab_is_eog(self.vocab, i)]
 
     def tokens(self, text: str, special: bool = True) -> list[int]:
-        """Of a prompt: with the tokens that the file puts around it, its special ones parsed."""
+        """Token ids of a prompt, with those that the file adds; special tokens are parsed."""
         data, room = text.encode(), 8 * len(text) + 16
         found = (self.lib.llama_token * room)()
         n = self.lib.llama_tokenize(self.vocab, data, len(data), found, room, True, special)

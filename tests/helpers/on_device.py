@@ -59,7 +59,7 @@ def launching_on(launch: Callable, device: torch.device) -> Callable:
 
 
 class Active:
-    """Triton's driver, but no driver to `csd.kernels.ops`, which would refuse the CPU's tensors."""
+    """Triton's driver, but no driver to `csd.backends`, which would refuse the CPU's tensors."""
 
     def __init__(self, of):
         self._of = of

@@ -52,7 +52,7 @@ def main(job: dict) -> None:
 
 
 def counters(engine) -> dict:
-    """What vLLM counted of its drafts so far, where it counts them."""
+    """vLLM's counters of drafts so far, where it has any."""
     try:
         found = engine.get_metrics()
     except Exception:

@@ -1,4 +1,4 @@
-"""What was checked and what was found."""
+"""Rows and tables of a check."""
 
 import platform
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Check:
 
 @dataclass(slots=True)
 class Report:
-    """What was checked, and on what."""
+    """Results of a check, with the device and the versions."""
 
     device: str
     dtype: str

@@ -1,4 +1,4 @@
-"""What is drawn by a check: the model, its prompts and pools."""
+"""Sizes of a check: the model, its prompts and pools."""
 
 from dataclasses import dataclass
 

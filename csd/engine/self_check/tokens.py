@@ -22,7 +22,7 @@ class Difference(NamedTuple):
 
 
 def differences(want: list[Request], got: list[Request]) -> list[Difference]:
-    """Of every sample whose tokens differ.
+    """The first difference of every sample whose tokens differ.
 
     Both runs took the token of largest log-probability + noise, each by its own logits. The gap is
     that between the scores that the two tokens had where they were taken.

@@ -21,8 +21,8 @@ from operators import OPERATORS
 from torch.nn.attention import bias
 from triton.runtime.interpreter import GridExecutor
 
+from csd import backends
 from csd.engine import engine
-from csd.kernels import ops
 from simulated_gpu.attention import lower_right
 from simulated_gpu.clock import Clock
 from simulated_gpu.operations import Operations
@@ -89,7 +89,7 @@ class Gpu(Operations):
         )
         if not self.compiled:
             operators = replace(OPERATORS, name="triton")
-            self._stack.enter_context(mock.patch.object(ops, "triton", lambda: operators))
+            self._stack.enter_context(mock.patch.object(backends, "triton", lambda: operators))
         for name, value in cuda.items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for owner, name, value in (
