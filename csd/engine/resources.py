@@ -141,7 +141,7 @@ class Resources:
             request.stats.history_left_out = sum(map(len, left))
 
     def _rows(self, slots: int, nodes: int = 0, prompt: int = 0) -> int:
-        """Rows of the largest pool, with at most `nodes` where that is given, and of a chunk of a prompt
+        """Rows of the largest pool, with at most `nodes` if given, and of a chunk of a prompt
         of at most `prompt` tokens."""
         pool = slots + max(512, nodes_of(slots, nodes))
         return max(min(self.prefill_chunk, prompt), pool, sizes_for(slots)[-1])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.engine.engine import Engine
 from csd.engine.result import Samples
@@ -30,7 +30,7 @@ class Row(TypedDict):
     answers: Annotated[list[str | None], AtLeast(1)]  # of the samples that count
     correct: Annotated[list[bool], AtLeast(1)]
     finish_reasons: Annotated[list[str], AtLeast(1)]
-    error: str | None  # why the problem could not be served
+    error: NotRequired[str | None]  # why the problem could not be served
     texts: list[str | None]
     tokens: Annotated[int, Between(0)]
     steps: Annotated[int, Between(0)]

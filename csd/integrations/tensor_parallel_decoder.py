@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
@@ -117,11 +118,16 @@ class ParallelDecoder:
 
     @torch.no_grad()
     def _embed(self, token: torch.Tensor) -> torch.Tensor:
-        return self._model.model.embed_tokens(token)
+        return _arrived(self._model.model.embed_tokens(token))
 
     @torch.no_grad()
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.lm_head(hidden)
+        return _arrived(self._model.lm_head(hidden))
+
+
+def _arrived(x: torch.Tensor) -> torch.Tensor:
+    """The tensor of a collective, which loops read by its address; a GPU waits without the host."""
+    return x.wait() if isinstance(x, AsyncCollectiveTensor) else x
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from csd.schema.read import naming
 
 
 class Message(TypedDict):
-    """A message as a chat template reads it: an assistant's may have `tool_calls` in place of content."""
+    """A message for a chat template: an assistant may have `tool_calls` in place of content."""
 
     role: str
     content: NotRequired[str | list | None]

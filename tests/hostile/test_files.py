@@ -154,7 +154,7 @@ def test_a_prompt_of_many_megabytes(tmp_path, capsys, toy_folder):
 
 ROW = dict(
     problem=0, answer="7", vote=None, vote_correct=False, answers=[None], correct=[False],
-    finish_reasons=["stop"], error=None, texts=["a"], tokens=1, steps=1, seconds=0.5,
+    finish_reasons=["stop"], texts=["a"], tokens=1, steps=1, seconds=0.5,
 )  # fmt: skip
 
 
