@@ -117,11 +117,18 @@ def row_peak(row, z):
     return most
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Logits as loops read them: those of float16 in float32, in which they are processed."""
+    x = x.float() if x.dtype == torch.float16 else x
+    require(readable(x), "verify", x)
+    return x
+
+
 def heads(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> Heads:
     """`heads_ref`, of rows that have filters or long heads as it does."""
-    require(readable(x), "verify", x)
+    x = _wide(x)
     R, V = x.shape
     token = torch.empty(R, min(MOST, V), dtype=torch.long)
     score, count = torch.empty(token.shape, dtype=temperature.dtype), torch.empty_like(s)
@@ -152,7 +159,7 @@ def heads(
 
 def log_sum(x: torch.Tensor) -> torch.Tensor:
     """`log_sum_ref`."""
-    require(readable(x), "verify", x)
+    x = _wide(x)
     out = torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
     x = x.contiguous()
     _log_sum(x.numel(), tuple(x.shape), x.data_ptr(), out.numpy(), LIKE[x.dtype])

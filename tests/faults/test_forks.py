@@ -19,7 +19,7 @@ options = dict(num_samples=3, max_new_tokens=6, seed=0)
 want = csd.generate(model, [5, 6, 7], **options).tokens
 running = threading.Event()
 other = threading.Thread(target=lambda: csd.generate(
-    model, [8, 9], num_samples=4, max_new_tokens=400, end_token_ids=[], seed=1,
+    model, [8, 9], num_samples=4, max_new_tokens=60, end_token_ids=[], seed=1,
     callback=lambda *_: (running.set(), time.sleep(0.01)),
 ))
 if {own}:

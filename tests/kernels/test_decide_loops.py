@@ -168,6 +168,7 @@ LEFT = {
     "NaN": lambda x, pool, slots: x[:, 40].fill_(torch.nan),
     "negative NaN": lambda x, pool, slots: x[:, 40].fill_(-torch.nan),
     "infinity": lambda x, pool, slots: x[:, 40].fill_(torch.inf),
+    "float16": lambda x, pool, slots: (x.half(), pool, slots),
     "logits between others": strided,
     "a type of its own": lambda x, pool, slots: (
         x, replace(pool, parent=pool.parent.long()), slots,

@@ -116,6 +116,8 @@ EACH = pytest.mark.parametrize(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("generated", [1, 2, 17, 18, 64, 70, 81, 82, 210, 350])
 def test_a_row_has_the_same_bits_in_any_step(generated, dtype, attend):
+    if attend is attention.tree_attention and dtype == torch.float16:
+        pytest.skip("loops do not read float16")
     assert all(same_bits(generated, dtype, attend=attend))
 
 

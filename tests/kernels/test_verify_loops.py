@@ -22,7 +22,7 @@ FILTERS = {
     "greedy": {"temperature": 0.0},
     "end tokens later": {"min_new": 30},
 }
-LOW = [torch.bfloat16, torch.float32]
+LOW = [torch.bfloat16, torch.float16, torch.float32]
 DTYPES = pytest.mark.parametrize("dtype", [*LOW, torch.float64], ids=str)
 
 
