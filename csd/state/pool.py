@@ -54,9 +54,8 @@ class Pool:
         pool = empty_pool(rows, slots, groups, context, device)
         for x in (pool.token, pool.parent, pool.slot, pool.context):
             x.fill_(-1)
-        for x in (pool.depth, pool.position, pool.ancestors, pool.cost):
-            x.zero_()
-        for x in (pool.slot_start, pool.slot_nodes, pool.group_start):
+        of_rows = pool.depth, pool.position, pool.ancestors, pool.cost
+        for x in (*of_rows, pool.slot_start, pool.slot_nodes, pool.group_start):
             x.zero_()
         pool.source.fill_(ROOT)
         return pool
