@@ -102,13 +102,13 @@ bench-gpu: install
 # every kernel, compiled for GPUs that are not there
 aot: install
 	mkdir -p build
-	$(BIN)/python -m bench.aot --json build/aot.json
+	$(BIN)/python -m bench aot --json build/aot.json
 
 # the same with the Triton of torch 2.10 and 2.11
 aot-3.6: install
 	test -d build/triton-3.6 || \
 		$(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
-	PYTHONPATH=build/triton-3.6 $(BIN)/python -m bench.aot --json build/aot-3.6.json
+	PYTHONPATH=build/triton-3.6 $(BIN)/python -m bench aot --json build/aot-3.6.json
 
 clean:
 	rm -rf $(VENV) .venv-vllm build *.egg-info

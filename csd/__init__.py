@@ -1,12 +1,13 @@
 """csd: faster multi-sample LLM inference that changes nothing about what is sampled."""
 
-from csd import integrations, kernels, verify
+from csd import baselines, integrations, kernels, verify
 from csd.engine.engine import Engine
+from csd.engine.generate import generate, release, stream
 from csd.engine.result import Sample, Samples, Stats
+from csd.engine.traces.history import History
 from csd.evaluate.best_of import best_of
 from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.vote import Vote, vote
-from csd.generate import generate, release, stream
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
 from csd.integrations.attention import register_attention, register_when_imported
@@ -15,7 +16,6 @@ from csd.integrations.swap import apply_kernels, remove_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
 from csd.state.version import __version__
-from csd.traces.history import History
 
 __all__ = [
     "DraftModel",
@@ -30,6 +30,7 @@ __all__ = [
     "Vote",
     "__version__",
     "apply_kernels",
+    "baselines",
     "best_of",
     "generate",
     "hf_generate",

@@ -6,15 +6,17 @@
 """
 
 import warnings
-from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
+from triton.backends.driver import DriverBase
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
 from csd.cpu import DTYPES, compiles, fused_arithmetic
-from csd.kernels.ops import Joined, Ops, reference, triton
+from csd.kernels.noise import philox_word
+from csd.kernels.ops import Ops, reference, triton
 from csd.schema.check import shown
 
 NAMES = ("reference", "cpu", "triton")
@@ -53,7 +55,7 @@ def _loops_pay(dtype: torch.dtype) -> bool:
     if not compiles():
         _warn_without_numba()
         return False
-    from csd.cpu.threads import threads
+    from csd.cpu.entry import threads
 
     return dtype in DTYPES and torch.get_num_threads() <= MOST_THREADS * threads()
 
@@ -89,12 +91,6 @@ def for_dtype(ops: Ops, dtype: torch.dtype) -> Ops:
 
 def _interpreted() -> bool:
     """Whether Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
-    from triton.backends.driver import DriverBase
-    from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
-
-    from csd.kernels.noise import philox_word
-
     if not isinstance(philox_word, JITFunction):
         return True
     try:
@@ -105,49 +101,7 @@ def _interpreted() -> bool:
 
 
 def loops(dtype: torch.dtype = torch.float32) -> Ops:
-    """The backend "cpu".
+    """The backend "cpu" (`csd/cpu/entry.py`)."""
+    from csd.cpu.entry import ops
 
-    In float64 norm, rotary embedding and SwiGLU are the references: a norm's statistics, which are
-    float32 in any dtype, are what differs most from transformers', and the reference adds them up
-    as transformers does.
-    """
-    from csd.cpu.attention import plan_attention, tree_attention
-    from csd.cpu.commit_kv import commit_kv
-    from csd.cpu.decide import decide
-    from csd.cpu.draft_tree import draft_tree
-    from csd.cpu.forward import forward
-    from csd.cpu.graph_insert import graph_insert
-    from csd.cpu.insert_observed import insert_observed
-    from csd.cpu.layers import LOW, rms_norm, rotary, swiglu
-    from csd.cpu.observe import observe
-    from csd.cpu.passes import PASSES
-    from csd.cpu.pools import prices, roots, trim
-    from csd.cpu.verify import verify
-    from csd.kernels.verify import verify_ref
-
-    plain = reference()
-    joined = {
-        "forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward),
-        "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
-        "insert_observed": Joined((observe, graph_insert), insert_observed),
-    }
-    of_layers: dict[str, Any] = {}
-    if dtype in LOW:
-        of_layers = dict(rms_norm=rms_norm, rotary=rotary, swiglu=swiglu)
-    return replace(
-        plain,
-        name="cpu",
-        **of_layers,
-        plan_attention=plan_attention,
-        tree_attention=tree_attention,
-        verify=verify,
-        verify_all=partial(verify_ref, passes=PASSES),
-        commit_kv=commit_kv,
-        roots=roots,
-        prices=prices,
-        trim=trim,
-        draft_tree=draft_tree,
-        observe=observe,
-        graph_insert=graph_insert,
-        joined=joined,
-    )
+    return ops(dtype)

@@ -12,9 +12,9 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import csd
+from csd.engine.generate import engine_for
 from csd.engine.result import to_json
 from csd.evaluate.report import page
-from csd.generate import engine_for
 from csd.models.demo import smollm2_path
 
 PROBLEM = (

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.__main__ import commands
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
@@ -42,9 +44,13 @@ def test_files_in_code_exist(page):
 
 @pages
 def test_commands_run_modules_that_exist(page):
-    for name in re.findall(r"python -m ((?:csd|bench)[\w.]*)", page.read_text()):
+    text = page.read_text()
+    for name in re.findall(r"python -m ((?:csd|bench)[\w.]*)", text):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name
+    known = commands()
+    for name in re.findall(r"python -m\s+bench +(\w+)", text):
+        assert name in known or name == "NAME", name
 
 
 @pages

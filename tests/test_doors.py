@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.micro.test_operations import BACKENDS
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -123,14 +125,17 @@ def test_an_editable_install_is_a_path_that_type_checkers_read(tmp_path):
         assert Path(archive.read(files[0]).decode().strip()) == tmp_path
 
 
-def test_pytest_can_time_the_references():
+def test_pytest_times_operations_by_backend():
     """Options of the project stand in the way of none of pytest-benchmark's."""
     pytest.importorskip("pytest_benchmark")
     # in what looks like a worker of xdist nothing is timed
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench", "--benchmark-only", "-k", "rms_norm"],
+        [sys.executable, "-m", "pytest", "bench/micro", "--benchmark-only", "-k",
+         "rms_norm and tiny"],
         cwd=ROOT, env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_step[rms_norm]" in done.stdout and "benchmark: 1 tests" in done.stdout
+    for backend in BACKENDS:
+        assert f"test_step[rms_norm-{backend}-tiny]" in done.stdout
+    assert f"benchmark: {len(BACKENDS)} tests" in done.stdout

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
-from bench.common import finish, table, write
 from bench.gpu.plan import BOXES, MINUTES, chosen, steps
 from bench.gpu.plots import draw
 from bench.gpu.processes import run_groups
 from bench.gpu.section import Section
+from bench.lib.common import finish, table, write
 
 # before its box closes, for a section to end by itself
 GRACE = 3

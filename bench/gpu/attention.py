@@ -18,16 +18,16 @@ def run(section: Section) -> None:
         else:
             beside.append(name)
     if not section.cuda:
-        section.skip("attention is timed on a GPU: bench.kernels --only attention")
+        section.skip("attention is timed on a GPU: python -m bench kernels")
         return
     path = section.out / "attention_shapes.json"
-    command = [sys.executable, "-m", "bench.kernels", "--device", "cuda", "--only", "attention"]
-    command += ["--json", str(path), "--replays", "30", "--beside", *beside]
+    command = [sys.executable, "-m", "bench.micro.kernels"]
+    command += ["--only", "attention", "--json", str(path), "--replays", "30", "--beside", *beside]
     try:
         done = subprocess.run(command, timeout=max(section.left, 1))
     except subprocess.TimeoutExpired:
         section.cut_off(f"{path.name} has the shapes there was time for")
         return
     if done.returncode:
-        raise RuntimeError(f"bench.kernels ended with status {done.returncode}")
+        raise RuntimeError(f"bench/micro/kernels.py ended with status {done.returncode}")
     section.add(file=path.name)

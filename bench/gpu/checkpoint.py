@@ -13,7 +13,7 @@ from huggingface_hub import CacheNotFound, scan_cache_dir
 import csd
 from bench.gpu.section import Section
 from bench.gpu.timed import settled
-from bench.record import PROMPTS
+from bench.lib.record import PROMPTS
 from csd.models.config import FAMILIES
 
 SAMPLES = (16, 64, 1, 4)

@@ -8,11 +8,11 @@ import os
 import torch
 from triton import knobs
 
-from bench import shapes
-from bench.aot import SHAPES, Shape, problems
-from bench.aot import run as compile_all
-from bench.aot.run import OutOfTime
+from bench.gpu.aot import SHAPES, Shape, problems
+from bench.gpu.aot import run as compile_all
+from bench.gpu.aot.run import OutOfTime
 from bench.gpu.section import Section
+from bench.lib import shapes
 
 
 def run(section: Section) -> None:

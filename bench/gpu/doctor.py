@@ -14,7 +14,7 @@ import torch
 
 from bench.gpu.section import Section
 from bench.gpu.workload import shapes
-from bench.shapes import SHAPES
+from bench.lib.shapes import SHAPES
 from csd.engine.self_check import check
 
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 import csd
 from bench.gpu.section import Section
 from bench.gpu.workload import engine_of, forced, forcing, groups, recorded, shapes
-from bench.shapes import random_model
+from bench.lib.shapes import random_model
 from csd.graph.drafter import Drafter
-from csd.graph.make_drafter import make_drafter
+from csd.graph.registry import make_drafter
 
 SAMPLES = 16
 BUDGET = 128
@@ -33,15 +33,19 @@ class Timed(Drafter):
         self.context = drafter.context
         self.seconds = 0.0
 
-    def start(self, *args) -> None:
-        self.seconds += self._section.clock(lambda: self._drafter.start(*args))
+    def observe_prompt(self, *args) -> int:
+        found = []
+        self.seconds += self._section.clock(
+            lambda: found.append(self._drafter.observe_prompt(*args))
+        )
+        return found[0]
 
     def propose(self, *args):
         found = []
         self.seconds += self._section.clock(lambda: found.append(self._drafter.propose(*args)))
         return found[0]
 
-    def insert(self, *args) -> None:
+    def insert(self, *args, defer: bool = False) -> None:
         self.seconds += self._section.clock(lambda: self._drafter.insert(*args))
 
 

@@ -1,7 +1,7 @@
 """Time of matrix products with exact rows, beside cuBLAS, by the number of rows.
 
 "gate_up, SwiGLU" is one launch of Triton's beside cuBLAS and a launch of SwiGLU. Engines that are
-not exact take the latter: `python -m bench.roofline` has how much slower the former may be.
+not exact take the latter: `python -m bench predict` has how much slower the former may be.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from bench.gpu.products import matrices, moved, weights_of
 from bench.gpu.section import Section
 from bench.gpu.workload import shapes
-from bench.timing import copy_bandwidth, replayed
+from bench.micro.timing import copy_bandwidth, replayed
 from csd.engine.static_step import SIZES
 from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.row_linear import row_linear_triton

@@ -2,8 +2,8 @@
 
 import statistics
 
-from bench.common import bootstrap
 from bench.gpu.roofline import step_seconds
+from bench.lib.common import bootstrap
 
 
 def figures(seconds: dict, runs: list) -> dict:

@@ -17,7 +17,7 @@ import torch
 import csd
 from bench.gpu.parity_logits import logits
 from bench.gpu.section import Section
-from bench.shapes import SHAPES, random_model
+from bench.lib.shapes import SHAPES, random_model
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
 SAMPLES, NEW = 4, 24
@@ -151,9 +151,9 @@ def other_thread(device: torch.device) -> Iterator[None]:
 def kernels(section: Section) -> None:
     """Each kernel's own check, where there is a bench for it."""
     if not section.cuda:
-        section.skip("single kernels: bench.kernels on a GPU checks them")
+        section.skip("single kernels: `python -m bench kernels` on a GPU checks them")
         return
-    command = [sys.executable, "-m", "bench.kernels", "--device", "cuda", "--only", "step"]
+    command = [sys.executable, "-m", "bench.micro.kernels", "--only", "step"]
     command += ["--json", str(section.out / "kernels.json")]
     try:
         done = subprocess.run(command, timeout=max(section.left, 1), capture_output=True, text=True)

@@ -7,7 +7,7 @@ import torch
 
 import csd
 from bench.gpu.section import Section
-from bench.shapes import SHAPES, random_model
+from bench.lib.shapes import SHAPES, random_model
 from csd.models.decoder import Decoder, Layer
 
 

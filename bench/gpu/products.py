@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from bench.gpu.section import Section
 from bench.gpu.workload import shapes
-from bench.timing import copies_for, copy_bandwidth, replayed
+from bench.micro.timing import copies_for, copy_bandwidth, replayed
 from csd.engine.static_step import SIZES
 from csd.models.config import ModelConfig
 

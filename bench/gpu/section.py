@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bench.common import write
+from bench.lib.common import write
 
 
 @dataclass

@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 
 import csd
-from bench.forced import cut, forced_requests, forcing
 from bench.gpu.section import Section
-from bench.record import TRACES
-from bench.shapes import SHAPES, random_model
+from bench.lib.forced import cut, forced_requests, forcing
+from bench.lib.record import TRACES
+from bench.lib.shapes import SHAPES, random_model
 from csd.engine.call import RunSettings
 from csd.engine.result import Samples
+from csd.engine.traces.traces import Trace, read_traces
 from csd.models.config import ModelConfig
-from csd.traces.traces import Trace, read_traces
 
 TEMPERATURE = 0.7
 # ids of the recorded tokens lie below; every shape's vocabulary must hold them

@@ -14,11 +14,11 @@ from csd.cli import report as cli_report
 from csd.cli import trace as cli_trace
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
+from csd.engine.generate import engine_for
 from csd.engine.options import add_flags, check_flags
 from csd.engine.result import Samples, to_json
 from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
-from csd.generate import engine_for
 from csd.models.prompts import as_message, has_chat
 from csd.schema.other_names import hint
 

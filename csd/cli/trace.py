@@ -6,13 +6,13 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 from csd.cli.flags import check_counts
+from csd.engine.generate import engine_for
 from csd.engine.options import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.engine.step_cost import CostModel
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
-from csd.generate import engine_for
-from csd.graph.make_drafter import check_known
+from csd.graph.registry import check_known
 from csd.models.prompts import as_message, check_prompt, has_chat
 from csd.schema.read import naming, read_lines
 from csd.state.pool import MAX_NODES
@@ -45,7 +45,7 @@ def add(commands: _SubParsersAction) -> None:
     replay.add_argument("--limit", type=int, help="the first so many prompts of each file")
     replay.add_argument(
         "--cost", help='JSON file {"rows": [..], "seconds": [..]}: a step\'s time by its rows, as '
-        "python -m bench.step_times MODEL --json FILE writes it",
+        "python -m bench step_times MODEL --json FILE writes it",
     )  # fmt: skip
     replay.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     replay.set_defaults(run=_replay)
@@ -100,8 +100,8 @@ def _record(args: Namespace) -> int:
 def _replay(args: Namespace) -> int:
     from tqdm import tqdm
 
+    from csd.engine.traces.traces import read_traces
     from csd.evaluate.speedup import gain
-    from csd.traces.traces import read_traces
 
     check_counts(args, ("num_samples", "limit"))
     check_known(args.drafter)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numba import prange
 
-from csd.cpu import instruction
 from csd.cpu.attention_room import PAGE, room, room_bytes
 from csd.cpu.head_products import add_values, score_keys
+from csd.cpu.isa import instruction
 from csd.cpu.lanes import BLOCK, WIDTH
 from csd.cpu.numbers import LIKE, memory, read, readable, require, rounded
 from csd.cpu.page_products import BYTES, add_pages, of_head, page_of, score_pages

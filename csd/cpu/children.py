@@ -31,7 +31,7 @@ def estimate(
     context,  # [N], the node's
     owner,  # key of its group
     whole,  # entry of the group as a whole, or -1
-    table,  # entry_group, entry_hash, entry_tokens, entry_total, succ_token, .._weight, .._source
+    table,  # `Entries`
     ways,
     orders,  # [O], ascending
     betas,  # [O + 1], of the longest first, and of the group as a whole
@@ -45,10 +45,11 @@ def estimate(
     work,  # [2, E], codes [O]
 ):
     """Probabilities of the node's successors, unordered; returns how many there are."""
-    entry_group, entry_hash, entry_tokens, entry_total = table[:4]
-    succ_token, succ_weight, succ_source = table[4:]
+    entry_group, entry_hash = table.entry_group, table.entry_hash
+    entry_tokens, entry_total = table.entry_tokens, table.entry_total
+    succ_token, succ_weight, succ_source = table.succ_token, table.succ_weight, table.succ_source
     smoothing, trust, own_weight, uncoupled = config
-    samples, bit = slot[0], slot[4]
+    samples, _key, _sample, _position, bit = slot
     tokens, sums, said, stamps = found
     (mine, score), codes = work
     count, left, O = 0, 1.0, orders.shape[0]

@@ -3,31 +3,37 @@
 Both take tens of microseconds where the references take dozens of small operations of PyTorch.
 """
 
+from collections import namedtuple
+
 import numpy as np
 import torch
 
+from csd.cpu.addresses import addresses
 from csd.cpu.compiled import loop
 from csd.cpu.numbers import LIKE, memory
-from csd.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, addresses, verify
+from csd.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, verify
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.snapshot import empty_snapshot, snapshot_ref
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict
 
-# what the loop reads and, of the slots, writes, in the order of its addresses
+# what the loop reads and, of the slots, writes, by its name in the records
 POOL = dict.fromkeys(
     ("depth", "cost", "source", "token", "parent", "slot_nodes", "slot_start"), I32
 )
 SLOTS = dict(
     live=torch.bool, generated=I32, step=I32, context=I32, tokens=I32, seen=I32, penalty=F64
 )
-LOGPROBS = "logprobs", "raw_logprobs"
 VERDICT = dict(
     sample=I32, top_token=I32, top_prob=F32, accept_row=I32, accept_count=I32, finish=I32,
     bad=torch.bool,
 )  # fmt: skip
-CHANCES = "logprob", "raw_logprob"
+PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
+VerdictAddresses = namedtuple("VerdictAddresses", VERDICT)
+# in the dtype of the slots, and in that of the verdict
+SlotLogprobs = namedtuple("SlotLogprobs", "logprobs raw_logprobs")
+RowLogprobs = namedtuple("RowLogprobs", "logprob raw_logprob")
 
 
 @loop
@@ -35,11 +41,11 @@ def _finish(
     sizes,  # M, S, then of the slots: N, T, W
     top,
     trees,
-    pool,  # addresses of `POOL`
-    slots,  # of `SLOTS`
-    logprobs,  # of `LOGPROBS`
-    verdict,  # of `VERDICT`
-    chances,  # of `CHANCES`
+    pool,  # `PoolAddresses`
+    slots,  # `SlotAddresses`
+    logprobs,  # `SlotLogprobs`
+    verdict,  # `VerdictAddresses`
+    chances,  # `RowLogprobs`
     ints,  # of the snapshot, written
     floats,  # likewise
     kept,  # type of the slots' log-probabilities
@@ -49,7 +55,7 @@ def _finish(
     for s in range(S):
         _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide)
         _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide)
-    depth, cost = memory(pool[0], M, INT), memory(pool[1], M, INT)
+    depth, cost = memory(pool.depth, M, INT), memory(pool.cost, M, INT)
     out = memory(ints + 4 * (4 * S + 2 * S * ACCEPT), M, INT)
     for m in range(M):
         out[m] = cost[m] if depth[m] > 0 else -1
@@ -59,21 +65,22 @@ def _finish(
         _tell_top(M, S, verdict, more, put, wide)
         more += 4 * S * ACCEPT * TOP
     if trees:
-        _tell_trees(M, S, pool, verdict[3], more)
+        _tell_trees(M, S, pool, verdict.accept_row, more)
 
 
 @loop
 def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
     """`advance_slots_ref` of slot s."""
     M, S, N, T, W = sizes
-    live, generated = memory(slots[0], S, BOOL), memory(slots[1], S, INT)
-    step, context = memory(slots[2], S, INT), memory(slots[3], (S, N), INT)[s]
-    tokens, seen = memory(slots[4], (S, T), INT)[s], memory(slots[5], (S, W), INT)[s]
-    penalised = memory(slots[6], S, DOUBLE)[s] != 1
-    to, raw_to = memory(logprobs[0], (S, T), kept)[s], memory(logprobs[1], (S, T), kept)[s]
-    sample, row = memory(verdict[0], M, INT), memory(verdict[3], (S, ACCEPT), INT)[s]
-    logprob, raw_logprob = memory(chances[0], M, wide), memory(chances[1], M, wide)
-    count, finish = memory(verdict[4], S, INT)[s], memory(verdict[5], S, INT)[s]
+    live, generated = memory(slots.live, S, BOOL), memory(slots.generated, S, INT)
+    step, context = memory(slots.step, S, INT), memory(slots.context, (S, N), INT)[s]
+    tokens, seen = memory(slots.tokens, (S, T), INT)[s], memory(slots.seen, (S, W), INT)[s]
+    penalised = memory(slots.penalty, S, DOUBLE)[s] != 1
+    to = memory(logprobs.logprobs, (S, T), kept)[s]
+    raw_to = memory(logprobs.raw_logprobs, (S, T), kept)[s]
+    sample, row = memory(verdict.sample, M, INT), memory(verdict.accept_row, (S, ACCEPT), INT)[s]
+    logprob, raw_logprob = memory(chances.logprob, M, wide), memory(chances.raw_logprob, M, wide)
+    count, finish = memory(verdict.accept_count, S, INT)[s], memory(verdict.finish, S, INT)[s]
 
     for i in range(count):
         token, at = sample[row[i]], min(generated[s] + i, T - 1)
@@ -92,13 +99,13 @@ def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
 def _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
     """The fields of a snapshot that it always has, of slot s."""
     A = ACCEPT
-    sample, source = memory(verdict[0], M, INT), memory(pool[2], M, INT)
-    row, count = memory(verdict[3], (S, A), INT)[s], memory(verdict[4], S, INT)[s]
+    sample, source = memory(verdict.sample, M, INT), memory(pool.source, M, INT)
+    row, count = memory(verdict.accept_row, (S, A), INT)[s], memory(verdict.accept_count, S, INT)[s]
     slot = memory(ints, (4, S), INT)
-    slot[0, s], slot[1, s] = count, memory(pool[5], S, INT)[s]
-    slot[2, s], slot[3, s] = memory(verdict[5], S, INT)[s], memory(verdict[6], S, BOOL)[s]
+    slot[0, s], slot[1, s] = count, memory(pool.slot_nodes, S, INT)[s]
+    slot[2, s], slot[3, s] = memory(verdict.finish, S, INT)[s], memory(verdict.bad, S, BOOL)[s]
     path = memory(ints + 4 * 4 * S, (2, S, A), INT)
-    logprob, raw_logprob = memory(chances[0], M, wide), memory(chances[1], M, wide)
+    logprob, raw_logprob = memory(chances.logprob, M, wide), memory(chances.raw_logprob, M, wide)
     chance = memory(floats, (2, S, A), wide)
     for i in range(A):
         path[0, s, i] = sample[row[i]] if i < count else -1
@@ -111,8 +118,9 @@ def _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
 @loop
 def _tell_top(M, S, verdict, ints, floats, wide):
     """The target's top 8 at the rows of all paths."""
-    row = memory(verdict[3], S * ACCEPT, INT)
-    top_token, top_prob = memory(verdict[1], (M, TOP), INT), memory(verdict[2], (M, TOP), SINGLE)
+    row = memory(verdict.accept_row, S * ACCEPT, INT)
+    top_token = memory(verdict.top_token, (M, TOP), INT)
+    top_prob = memory(verdict.top_prob, (M, TOP), SINGLE)
     token, prob = memory(ints, (row.size, TOP), INT), memory(floats, (row.size, TOP), wide)
     for i in range(row.size):
         for j in range(TOP):
@@ -123,8 +131,8 @@ def _tell_top(M, S, verdict, ints, floats, wide):
 @loop
 def _tell_trees(M, S, pool, accept_row, ints):
     """The trees, and which of their rows are accepted."""
-    memory(ints, S, INT)[:] = memory(pool[6], S, INT)
-    token, parent, cost, source = pool[3], pool[4], pool[1], pool[2]
+    memory(ints, S, INT)[:] = memory(pool.slot_start, S, INT)
+    token, parent, cost, source = pool.token, pool.parent, pool.cost, pool.source
     out = memory(ints + 4 * S, (4, M), INT)
     out[0], out[1] = memory(token, M, INT), memory(parent, M, INT)
     out[2], out[3] = memory(cost, M, INT), memory(source, M, INT)
@@ -146,9 +154,9 @@ def finish(
     """`advance_slots_ref`, then `snapshot_ref`."""
     wide, kept = verdict.logprob.dtype, slots.logprobs.dtype
     given = (
-        addresses(pool, POOL), addresses(slots, SLOTS),
-        addresses(slots, dict.fromkeys(LOGPROBS, kept)), addresses(verdict, VERDICT),
-        addresses(verdict, dict.fromkeys(CHANCES, wide)),
+        addresses(PoolAddresses, pool, POOL), addresses(SlotAddresses, slots, SLOTS),
+        addresses(SlotLogprobs, slots, kept), addresses(VerdictAddresses, verdict, VERDICT),
+        addresses(RowLogprobs, verdict, wide),
     )  # fmt: skip
     if None in given or not {wide, kept} <= {F32, F64}:
         # one after another

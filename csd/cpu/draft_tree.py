@@ -4,7 +4,7 @@ import numpy as np
 
 from csd.cpu.compiled import loop
 from csd.cpu.levels import cheapest, grow
-from csd.cpu.lookup import order_sizes
+from csd.cpu.lookup import Entries, order_sizes
 from csd.cpu.numbers import on_host, require
 from csd.cpu.pools import arrays, fill, live_by_group, root_positions
 from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
@@ -79,11 +79,8 @@ def draft_tree(
         sampled, slots.key.numpy(), slots.sample.numpy(), generated, slots.max_new.numpy(),
         slots.context.numpy(), slots.stop_ids.numpy(), owner,
     )  # fmt: skip
-    entries = table.arrays()
-    graph = (
-        entries.entry_group, entries.entry_hash, entries.entry_tokens, entries.entry_total,
-        entries.succ_token, entries.succ_weight, entries.succ_source,
-    )  # fmt: skip
+    held = table.arrays()
+    graph = Entries(*[getattr(held, name) for name in Entries._fields])
     _draft(
         live, most, rows, head_start, max_path_cost(config), level_cost(config, generated, step),
         min(config.max_depth, MAX_DEPTH), config.frontier, graph, config.ways,

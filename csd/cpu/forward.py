@@ -4,6 +4,7 @@
 model's norms and attention. The arithmetic is that of the operations by themselves, to the bit.
 """
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -11,22 +12,25 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from csd.cpu import in_loops, instruction
 from csd.cpu.attention import attention_kinds, shares
 from csd.cpu.attention_room import PAGE
 from csd.cpu.compiled import loop
 from csd.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
+from csd.cpu.isa import instruction
 from csd.cpu.layers import EXP, rms_norm
 from csd.cpu.numbers import LIKE, memory, readable
-from csd.cpu.products import numbers, room
+from csd.cpu.products import in_loops, numbers, room
 from csd.cpu.threads import many, threads
 from csd.cpu.tiles import BY
 from csd.kernels.layer_attention import LayerAttention
 
-# of a layer, in the order of its addresses
+# of a layer
 WEIGHTS = (
     "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down",
 )  # fmt: skip
+INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(WEIGHTS))
+# addresses of the first layer's, or bytes from a layer's to the next one's
+Caches = namedtuple("Caches", "node_k node_v k v")
 PRODUCTS = "qkv", "out", "gate_up", "down"
 # numbers between which buffers begin
 ALIGNED = 32
@@ -45,8 +49,8 @@ def _layers(
     position,  # [M]
     cos,
     sin,
-    caches,  # node_k, node_v, k, v of the first layer
-    strides,  # bytes from a layer's to the next one's
+    caches,  # `Caches` of addresses
+    strides,  # `Caches` of bytes
     scale,
     shares,
     rows,  # the layout, as `_attend` takes it
@@ -62,18 +66,19 @@ def _layers(
     memory(attended, M * H * D, like)[:] = 0
     for i in range(L):
         w = weights[i]
-        node_k, node_v = caches[0] + i * strides[0], caches[1] + i * strides[1]
-        k, v = caches[2] + i * strides[2], caches[3] + i * strides[3]
+        node_k, node_v = caches.node_k + i * strides.node_k, caches.node_v + i * strides.node_v
+        k, v = caches.k + i * strides.k, caches.v + i * strides.v
         other = residual if i else 0
-        norm(norms, M, hidden, x if i else residual, other, w[0], eps, normed, residual, like)
+        first = x if i else residual
+        norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like)
         shape = M, width, hidden
-        product(plain, by_qkv, shape, normed, turned, w[1], w[2], qkv, like, by)
+        product(plain, by_qkv, shape, normed, turned, w[QKV], w[QKV_BIAS], qkv, like, by)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
-        if w[3]:
+        if w[Q_NORM]:
             for m in range(M):
                 at = m * width * size
-                norm_alone(H, D, qkv + at, 0, w[3], eps, qkv + at, 0, like)
-                norm_alone(K, D, behind_q + at, 0, w[4], eps, behind_q + at, 0, like)
+                norm_alone(H, D, qkv + at, 0, w[Q_NORM], eps, qkv + at, 0, like)
+                norm_alone(K, D, behind_q + at, 0, w[K_NORM], eps, behind_q + at, 0, like)
         rotary(
             turns, (M, H, K, D), qkv, behind_q, behind_k, (width, width, width), position, cos, sin,
             q, node_k, node_v, like,
@@ -83,13 +88,13 @@ def _layers(
             *rows,
         )  # fmt: skip
         shape = M, hidden, H * D
-        product(plain, by_out, shape, attended, turned, w[5], 0, x, like, by)
-        norm(norms, M, hidden, x, residual, w[6], eps, normed, residual, like)
+        product(plain, by_out, shape, attended, turned, w[OUT], 0, x, like, by)
+        norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like)
         shape = M, 2 * F, hidden
-        product(plain, by_gate_up, shape, normed, turned, w[7], 0, gate_up, like, by)
+        product(plain, by_gate_up, shape, normed, turned, w[GATE_UP], 0, gate_up, like, by)
         swiglu(gates, M, F, gate_up, gated, like)
         shape = M, hidden, F
-        product(plain, by_down, shape, gated, turned, w[8], 0, x, like, by)
+        product(plain, by_down, shape, gated, turned, w[DOWN], 0, x, like, by)
 
 
 class _Weights(NamedTuple):
@@ -138,8 +143,8 @@ def forward(
         (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), each,
         weights.addresses, np.float32(c.norm_eps), residual.data_ptr(), x.data_ptr(),
         tuple(y.data_ptr() for y in buffers), turned.data_ptr(), position.numpy(),
-        decoder.cos.data_ptr(), decoder.sin.data_ptr(), tuple(y.data_ptr() for y in caches),
-        tuple(y.stride(0) * y.element_size() for y in caches), np.float32(attend.scale),
+        decoder.cos.data_ptr(), decoder.sin.data_ptr(), Caches(*[y.data_ptr() for y in caches]),
+        Caches(*[y.stride(0) * y.element_size() for y in caches]), np.float32(attend.scale),
         shares(attend.work, K), attend.work, LIKE[residual.dtype],
         attention_kinds(residual.dtype, D), weights.plain or None, BY[instruction(residual.dtype)],
     )  # fmt: skip

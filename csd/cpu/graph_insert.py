@@ -1,5 +1,7 @@
 """The insertion described in `csd/kernels/graph_insert/`, in one call."""
 
+from collections import namedtuple
+
 import numpy as np
 import torch
 
@@ -130,13 +132,17 @@ def _room(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
     return spot
 
 
-def table_tensors(table: Table) -> tuple[torch.Tensor, ...]:
-    """What the loop reads and writes of a table, in its order."""
-    return (
-        table.entry_group, table.entry_hash, table.entry_tokens, table.entry_total,
-        table.entry_stamp, table.succ_token, table.succ_weight, table.succ_source, table.step,
-        table.dropped,
-    )  # fmt: skip
+# the fields of a table, in the order of the loop's arguments
+TableTensors = namedtuple(
+    "TableTensors",
+    "entry_group entry_hash entry_tokens entry_total entry_stamp succ_token succ_weight "
+    "succ_source step dropped",
+)
+
+
+def table_tensors(table: Table) -> TableTensors:
+    """The tensors that the loop reads and writes of a table."""
+    return TableTensors(*[getattr(table, name) for name in TableTensors._fields])
 
 
 def graph_insert(

@@ -40,7 +40,7 @@ def grow(
     A root's parent is -1. Costs have head starts in them.
     """
     sampled, key, sample, generated, max_new, contexts, stop_ids, owner = slots
-    L, S, N, E = live.shape[0], sampled.shape[0], contexts.shape[1], table[4].shape[1]
+    L, S, N, E = live.shape[0], sampled.shape[0], contexts.shape[1], table.succ_token.shape[1]
     node, context = np.empty((SOME + L, 6), np.int64), np.empty((SOME + L, N), np.int32)
     count = 0
     whole = np.empty(S, np.int64)
@@ -52,7 +52,10 @@ def grow(
         for n in range(N):
             context[count, n] = contexts[s, n]
         hash_prefix(owner[s], any_token, one, code)
-        whole[s] = find_entry(table[0], table[1], table[2], ways, owner[s], any_token, 1, code[0])
+        whole[s] = find_entry(
+            table.entry_group, table.entry_hash, table.entry_tokens, ways, owner[s], any_token, 1,
+            code[0],
+        )  # fmt: skip
         count += 1
     noise = np.empty(OF_SLOT, np.int64), np.empty(OF_SLOT), np.zeros(OF_SLOT, np.int32)
     found = (

@@ -1,5 +1,6 @@
 """Contexts of the consensus graph, found as `csd.kernels.graph_lookup` describes."""
 
+from collections import namedtuple
 from functools import lru_cache
 
 import numpy as np
@@ -8,6 +9,12 @@ from csd.cpu.compiled import loop
 from csd.kernels.graph_lookup import FINAL_FACTOR, GROUP_FACTOR, TOKEN_FACTORS
 
 TWO, HIGH, LAST = np.int32(2), np.int64(32), np.int64(29)
+
+# arrays of a table that drafting reads
+Entries = namedtuple(
+    "Entries",
+    "entry_group entry_hash entry_tokens entry_total succ_token succ_weight succ_source",
+)
 
 
 @lru_cache

@@ -1,7 +1,8 @@
 """What a step observed, in one call; the reference is `observe_ref`."""
 
+from collections import namedtuple
+
 import numpy as np
-import torch
 
 from csd.cpu.compiled import loop
 from csd.cpu.numbers import on_host, require
@@ -80,9 +81,16 @@ def _whose(r, s, group, group_key, sample_index, total, key, bit):
     bit[r] = sample_index[s] % SAMPLE_BITS
 
 
-def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> tuple[torch.Tensor, ...]:
-    """What the loop reads of a step, in its order."""
-    return (
+# what the loop reads of a step, in the order of its arguments
+ObservedTensors = namedtuple(
+    "ObservedTensors",
+    "slot depth row_context group sample group_key step drawn top_token top_prob accept_row",
+)
+
+
+def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> ObservedTensors:
+    """The tensors that the loop reads of a step."""
+    return ObservedTensors(
         pool.slot, pool.depth, pool.context, slots.group, slots.sample, slots.group_key,
         slots.step, verdict.sample, verdict.top_token, verdict.top_prob, verdict.accept_row,
     )  # fmt: skip

@@ -5,19 +5,20 @@ there are nor on the threads. By "fma" each product is rounded once, whatever th
 "dot", an instruction for bfloat16, has an order of its own (`tiles.py`).
 
 A step's rows are few, so its time is that of reading the weights; those of a block of columns lie
-in the order in which they are read. `python -m bench.products` compares.
+in the order in which they are read. `python -m bench products` compares.
 """
 
 import numpy as np
 import torch
 from numba import prange
 
-from csd.cpu import instruction
 from csd.cpu.blocks import turn
 from csd.cpu.compiled import loop
+from csd.cpu.isa import instruction, multiplies
 from csd.cpu.lanes import BLOCK
 from csd.cpu.numbers import LIKE, memory, readable
 from csd.cpu.plain import _product as plain
+from csd.cpu.plain import fits as plain_fits
 from csd.cpu.threads import by_threads
 from csd.cpu.tiles import BY, COLUMNS, LANES, ROWS, tile
 
@@ -92,6 +93,13 @@ def fits(weight: torch.Tensor, by: str | None = None) -> bool:
         return False
     N, K = weight.shape
     return N % COLUMNS == 0 and K % (BLOCK if by == "fma" else 2 * BLOCK) == 0
+
+
+def in_loops(weight: torch.Tensor) -> bool:
+    """Whether the loop multiplies a weight: one laid out by `by_columns`, or a plain one."""
+    if weight.dim() == 3:
+        return True
+    return weight.is_cpu and multiplies(weight.dtype) and plain_fits(weight)
 
 
 def by_columns(weight: torch.Tensor, by: str | None = None) -> torch.Tensor:

@@ -6,13 +6,13 @@ the rest, or its head is too long for the list, the slot waits until the passes 
 goes on. Filters, penalties, banned end tokens and bad rows are left to the passes, for all slots.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections import namedtuple
 
 import numpy as np
 import torch
 from numba import prange
 
+from csd.cpu.addresses import addresses
 from csd.cpu.compiled import loop
 from csd.cpu.draws import draw_row
 from csd.cpu.heads import MOST, PIECE, row_head, row_log_sum, row_peak
@@ -27,15 +27,15 @@ from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict, empty_verdict
 
 I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
-# what the loop reads, in the order of its addresses
+# what the loop reads and writes, by its name in the records
 POOL = dict(token=I32, parent=I32, depth=I32, slot_start=I32, slot_nodes=I32)
 SLOTS = dict(
     key=I64, sample=I32, generated=I32, max_new=I32, min_new=I32, temperature=F64, top_k=I32,
     top_p=F64, min_p=F64, penalty=F64, stop_ids=I32,
 )  # fmt: skip
-# the fields of a `Verdict`, in the order of their addresses
-ROWS = "sample", "logprob", "raw_logprob", "top_token", "top_prob"
-PATHS = "accept_row", "accept_count", "finish", "bad"
+PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
+RowAddresses = namedtuple("RowAddresses", "sample logprob raw_logprob top_token top_prob")
+PathAddresses = namedtuple("PathAddresses", "accept_row accept_count finish bad")
 
 # where a slot's path is decided, and where the passes have to
 DONE, LEFT = -1, -2
@@ -53,10 +53,10 @@ def _follow(
     drawn,  # [L] what that row drew, or -1
     chance,  # [L] the log-probability of it
     x,  # [M, V]
-    pool,  # addresses of `POOL`
-    slots,  # of `SLOTS`
-    rows,  # of `ROWS`, [M, ..], written
-    paths,  # of `PATHS`, [S, ..], written
+    pool,  # `PoolAddresses`
+    slots,  # `SlotAddresses`
+    rows,  # `RowAddresses`, [M, ..], written
+    paths,  # `PathAddresses`, [S, ..], written
     like,
 ):
     for i in prange(live.shape[0]):
@@ -79,15 +79,15 @@ def _begin(
         if not _is_plain(live[i], sizes, slots):
             return False
     M, S = sizes[:2]
-    memory(rows[0], M, INT)[:] = -1
-    memory(rows[1], M, wide)[:] = 0
-    memory(rows[2], M, wide)[:] = 0
-    memory(rows[3], M * TOP, INT)[:] = -1
-    memory(rows[4], M * TOP, SINGLE)[:] = 0
-    memory(paths[0], S * ACCEPT, INT)[:] = -1
-    memory(paths[1], S, INT)[:] = 0
-    memory(paths[2], S, INT)[:] = RUNNING
-    memory(paths[3], S, BOOL)[:] = False
+    memory(rows.sample, M, INT)[:] = -1
+    memory(rows.logprob, M, wide)[:] = 0
+    memory(rows.raw_logprob, M, wide)[:] = 0
+    memory(rows.top_token, M * TOP, INT)[:] = -1
+    memory(rows.top_prob, M * TOP, SINGLE)[:] = 0
+    memory(paths.accept_row, S * ACCEPT, INT)[:] = -1
+    memory(paths.accept_count, S, INT)[:] = 0
+    memory(paths.finish, S, INT)[:] = RUNNING
+    memory(paths.bad, S, BOOL)[:] = False
     return True
 
 
@@ -95,34 +95,36 @@ def _begin(
 def _is_plain(s, sizes, slots):
     """Whether slot s draws from whole rows as they are."""
     S = sizes[1]
-    early = memory(slots[2], S, INT)[s] < memory(slots[4], S, INT)[s]
-    if early or memory(slots[9], S, DOUBLE)[s] != 1:
+    early = memory(slots.generated, S, INT)[s] < memory(slots.min_new, S, INT)[s]
+    if early or memory(slots.penalty, S, DOUBLE)[s] != 1:
         return False
-    top_k, top_p, min_p = memory(slots[6], S, INT), slots[7], memory(slots[8], S, DOUBLE)
+    top_k, top_p, min_p = memory(slots.top_k, S, INT), slots.top_p, memory(slots.min_p, S, DOUBLE)
     filtered = top_k[s] > 0 or memory(top_p, S, DOUBLE)[s] < 1 or min_p[s] > 0
-    return not filtered or memory(slots[5], S, DOUBLE)[s] == 0
+    return not filtered or memory(slots.temperature, S, DOUBLE)[s] == 0
 
 
 @loop
 def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide):
     """Samples the rows of slot s's path from `row` on, which has drawn `drawn` if not -1."""
     M, S, V, I = sizes
-    token, parent, depth = memory(pool[0], M, INT), memory(pool[1], M, INT), memory(pool[2], M, INT)
-    start, nodes = memory(pool[3], S, INT)[s], memory(pool[4], S, INT)[s]
-    key, index = memory(slots[0], S, LONG)[s], memory(slots[1], S, INT)[s]
-    generated, max_new = memory(slots[2], S, INT)[s], memory(slots[3], S, INT)[s]
-    temperature = memory(slots[5], S, DOUBLE)[s]
-    stop_ids = memory(slots[10], (S, I), INT)[s]
-    sample, logprob = memory(rows[0], M, INT), memory(rows[1], M, wide)
-    raw_logprob = memory(rows[2], M, wide)
-    top_token, top_prob = memory(rows[3], (M, TOP), INT), memory(rows[4], (M, TOP), SINGLE)
-    accept_row = memory(paths[0], (S, ACCEPT), INT)
+    token, parent = memory(pool.token, M, INT), memory(pool.parent, M, INT)
+    depth = memory(pool.depth, M, INT)
+    start, nodes = memory(pool.slot_start, S, INT)[s], memory(pool.slot_nodes, S, INT)[s]
+    key, index = memory(slots.key, S, LONG)[s], memory(slots.sample, S, INT)[s]
+    generated, max_new = memory(slots.generated, S, INT)[s], memory(slots.max_new, S, INT)[s]
+    temperature = memory(slots.temperature, S, DOUBLE)[s]
+    stop_ids = memory(slots.stop_ids, (S, I), INT)[s]
+    sample, logprob = memory(rows.sample, M, INT), memory(rows.logprob, M, wide)
+    raw_logprob = memory(rows.raw_logprob, M, wide)
+    top_token = memory(rows.top_token, (M, TOP), INT)
+    top_prob = memory(rows.top_prob, (M, TOP), SINGLE)
+    accept_row = memory(paths.accept_row, (S, ACCEPT), INT)
 
     kind, greedy = wide.dtype.type, temperature == 0
     by = kind(1) if greedy else kind(temperature)
     z, top = np.empty(PIECE, wide.dtype), np.empty(TOP, wide.dtype)
     head, score = np.empty(min(MOST, V), np.int64), np.empty(min(MOST, V), wide.dtype)
-    accept_count = memory(paths[1], S, INT)
+    accept_count = memory(paths.accept_count, S, INT)
     end, left = False, max_new - generated
     while row >= 0 and accept_count[s] < left and not end:
         logits = memory(x + row * V * like.itemsize, V, like)
@@ -146,17 +148,8 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
         accept_count[s] += 1
         end = ends(drawn, stop_ids)
         row, drawn = child(token, parent, row, start + nodes, drawn), np.int64(-1)
-    memory(paths[2], S, INT)[s] = finished(end, accept_count[s] == left)
+    memory(paths.finish, S, INT)[s] = finished(end, accept_count[s] == left)
     return DONE
-
-
-def addresses(record: Any, fields: Mapping[str, torch.dtype]) -> tuple[int, ...] | None:
-    """Of a record's tensors; None where one is not laid out as loops read it."""
-    tensors = [getattr(record, name) for name in fields]
-    for x, dtype in zip(tensors, fields.values(), strict=True):
-        if x.dtype is not dtype or not x.is_contiguous():
-            return None
-    return tuple([x.data_ptr() for x in tensors])
 
 
 def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
@@ -169,14 +162,16 @@ def _followed(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict | None:
     """None where the paths need the passes."""
     if not readable(logits) or not logits.is_contiguous():
         return None
-    of_pool, of_slots = addresses(pool, POOL), addresses(slots, SLOTS)
+    of_pool = addresses(PoolAddresses, pool, POOL)
+    of_slots = addresses(SlotAddresses, slots, SLOTS)
     if of_pool is None or of_slots is None:
         return None
     (M, V), S = logits.shape, slots.count
     wide = F64 if logits.dtype == F64 else F32
     out = empty_verdict(M, S, logits.device, wide)
     rows, paths = (
-        tuple([getattr(out, name).data_ptr() for name in names]) for names in (ROWS, PATHS)
+        kind(*[getattr(out, name).data_ptr() for name in kind._fields])
+        for kind in (RowAddresses, PathAddresses)
     )
     sizes = M, S, V, slots.stop_ids.shape[1]
     live = np.flatnonzero(pool.slot_nodes.numpy())

@@ -14,11 +14,11 @@ from csd.engine.options import read_options
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
 from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
+from csd.engine.traces.history import History
+from csd.engine.traces.traces import Trace, open_traces, write_traces
 from csd.models.config import ModelConfig
 from csd.models.prompts import parse
 from csd.schema.write import WholeFile
-from csd.traces.history import History
-from csd.traces.traces import Trace, open_traces, write_traces
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def compiled_beside(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator
     if not _may_begin():
         yield
         return
-    from csd.cpu.compiled import before_compiling
+    from csd.cpu.entry import before_compiling
 
     others: list[subprocess.Popen] = []
 
@@ -64,7 +64,7 @@ def _may_begin() -> bool:
     # a program that embeds Python may have no executable of it
     if not compiles() or not sys.executable:
         return False
-    from csd.cpu.threads import threads
+    from csd.cpu.entry import threads
 
     return threads() > 1
 

@@ -12,8 +12,8 @@ import torch
 from csd.engine.carry import every
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
+from csd.engine.traces.history import History
 from csd.graph.history import Earlier
-from csd.traces.history import History
 
 _EXPECTED = "must be a csd.History or a list of earlier samples (token ids, texts or Samples)"
 

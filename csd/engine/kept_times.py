@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from csd.cpu import compiles, instruction
+from csd.cpu import compiles
 from csd.engine.step_cost import CostModel, StepTimes
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
@@ -40,12 +40,17 @@ def timed_as(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int]) -> st
     known = type(decoder) is Decoder and isinstance(decoder.config, ModelConfig)
     if not known or decoder.embedding.device.type != "cpu":
         return None
+    by = None
+    if compiles():
+        from csd.cpu.entry import instruction
+
+        by = instruction(dtype)
     layer, product = decoder.layers[0], getattr(decoder.linear, "product", decoder.linear)
     weights = (layer.qkv, layer.out, layer.gate_up, layer.down, decoder.head)
     what = {
         "csd": __version__, "torch": torch.__version__, "cpu": cpu_name(),
         "capability": torch.backends.cpu.get_cpu_capability(), "ops": ops, "loops": compiles(),
-        "instruction": instruction(dtype), "threads": torch.get_num_threads(),
+        "instruction": by, "threads": torch.get_num_threads(),
         "dtype": str(dtype), "model": asdict(decoder.config),
         # packed ones take other times than plain ones
         "weights": [(str(w.layout), str(w.dtype), w.dim()) for w in weights],

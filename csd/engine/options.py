@@ -21,7 +21,8 @@ from csd.engine.earlier import check_history
 from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
 from csd.engine.sampling import check_option
-from csd.graph.make_drafter import DRAFTERS, check_known
+from csd.engine.traces.history import History
+from csd.graph.registry import check_known, names
 from csd.schema.arguments import (
     LARGEST,
     check_budget,
@@ -38,7 +39,6 @@ from csd.schema.arguments import (
 from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
 from csd.state.slots import MAX_STOP_IDS
-from csd.traces.history import History
 from csd.verify.sampler import DRAWS
 
 VERIFIERS = ("match", *DRAWS)
@@ -197,7 +197,7 @@ class Options(TypedDict, total=False):
         partial(check_one_of, "verifier", names=VERIFIERS))]
     drafter: Annotated[str | Callable | None, Option(
         None, "by default \"consensus\"; `csd.DraftModel(..)` or `csd.Eagle(..)` draft with a "
-        f"model or a trained head; for comparison also {_listed(DRAFTERS[1:])}",
+        f"model or a trained head; for comparison also {_listed(names()[1:])}",
         check_drafter)]
     history: Annotated[History | Samples | Sequence[Any] | None, Option(
         None, "what was sampled earlier of the same prompts; it only drafts, so tokens are the "

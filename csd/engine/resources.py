@@ -16,7 +16,7 @@ from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.engine.time_steps import NOT_WORTH, compile_loops, sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
-from csd.graph.make_drafter import make_drafter
+from csd.graph.registry import make_drafter
 from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import free_bytes
@@ -98,7 +98,6 @@ class Resources:
         # what a call leaves for the next must not be of one caller's inference mode
         with torch.inference_mode(False):
             made = make_drafter(self._drafter_name, self._ops, self.device, tokens, history)
-        made.check_vocab(self.decoder.config.vocab)
         gathers = self._ops.name == "reference"
 
         def demand(slots: int) -> Demand:
@@ -118,21 +117,23 @@ class Resources:
                 room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages) <= free
             ))  # fmt: skip
         with torch.inference_mode(False):
-            self._drafter, self._text, self._limited = made, (tokens, history), limited
             tables = room.slot_pages, room.prompt_pages
-            self._step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
-            made.attach(self.decoder, self._step.cache)
-        return self._step
+            step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
+            # a drafter that does not fit the model leaves nothing behind
+            made.attach(self.decoder, step.cache)
+        self._drafter, self._text, self._limited = made, (tokens, history), limited
+        self._step = step
+        return step
 
     def _fit_history(self, requests: list[Request], share: str | None) -> None:
         """Leave out the oldest samples that the graph has no room for."""
         given = [request for request in requests if request.history]
-        if (given or share) and not self._drafter.takes_history:
+        groups = min(len(requests), self.max_slots)
+        if (given or share) and self._drafter.history_that_fits((), groups) is None:
             raise ValueError(
                 f"{'history' if given else 'share'} needs the drafter 'consensus', got "
                 f"drafter={self._drafter_name!r}"
             )
-        groups = min(len(requests), self.max_slots)
         for request in given:
             kept = self._drafter.history_that_fits(request.history, groups)
             left = request.history[kept:]

@@ -92,7 +92,7 @@ class Step:
         nodes = budget.ask(live) if drafter else 0
         if drafter and nodes:
             start = time.perf_counter()
-            drafter.catch_up(self.slots)
+            drafter.flush(self.slots)
             self.waited = time.perf_counter() - start
         if self.sampler:
             return self.sampler.propose(self.slots, live, nodes, budget)
@@ -166,8 +166,7 @@ class Step:
     def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
         """The new n-grams and the target's top 8 at the nodes go into the graph."""
         if self.drafting and self.drafter is not None:
-            insert = self.drafter.insert if drafted else self.drafter.insert_later
-            insert(pool, self.slots, verdict)
+            self.drafter.insert(pool, self.slots, verdict, defer=not drafted)
 
 
 class _Clock:

@@ -59,7 +59,7 @@ class CostModel:
 
     @classmethod
     def read(cls, path: str | Path) -> "CostModel":
-        """From a JSON object with `rows` and `seconds`, as `python -m bench.step_times` writes it.
+        """From a JSON object with `rows` and `seconds`, as `python -m bench step_times` writes it.
 
         Raises ValueError, naming the file, for anything else.
         """

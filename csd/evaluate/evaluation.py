@@ -11,13 +11,13 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.engine.engine import Engine
 from csd.engine.result import Samples
+from csd.engine.traces.history import History
 from csd.evaluate.pass_at_k import mean_interval, pass_at_k
 from csd.evaluate.resumed import ResumedFile
 from csd.evaluate.tasks import Problem, Task
 from csd.evaluate.vote import Decision, Vote, drawn, vote
 from csd.models.prompts import as_message
 from csd.schema.check import AtLeast, Between, check, shown
-from csd.traces.history import History
 
 
 class Row(TypedDict):

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from csd.engine.traces.traces import Trace
 from csd.graph.history import Earlier
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.noise import gumbel, philox_words_ref, prompt_key
 from csd.state.pool import MAX_DEPTH, Pool, joined
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict
-from csd.traces.traces import Trace
 
 # recorded probabilities have three digits: what a zero stands for
 TINY = 2.5e-4
@@ -190,7 +190,7 @@ def replay(
         slots.temperature.fill_(0)
     slots.pace.fill_(pace)
     result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))
-    drafter.start(1, trace.prompt, slots)
+    drafter.observe_prompt(1, trace.prompt, 0, len(trace.prompt), slots)
     if history:
         start = clock()
         for _ in drafter.enter_history(1, trace.prompt, history, slots):

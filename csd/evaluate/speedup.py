@@ -3,10 +3,10 @@
 import torch
 
 from csd.engine.step_cost import CostModel
+from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import replay
-from csd.graph.make_drafter import make_drafter
+from csd.graph.registry import make_drafter
 from csd.kernels.ops import reference
-from csd.traces.traces import Trace
 
 
 def gain(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from csd.graph.capacity import capacity_for, that_fit
+from csd.graph.deferred import DeferredInserts
 from csd.graph.drafter import StaticDrafter
 from csd.graph.history import Earlier, Rows, pieces
-from csd.graph.later import Later
 from csd.kernels.draft_tree import DraftNoise, draft_tree_ref
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import SUCCESSORS, any_context
@@ -96,8 +96,6 @@ def insert_history(
 class ConsensusGraph(StaticDrafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
-    takes_history: bool = True
-
     def __init__(
         self,
         ops: Ops,
@@ -118,10 +116,10 @@ class ConsensusGraph(StaticDrafter):
         self.context = self.config.context
         self.table = Table.empty(self.config, device)
         self._ops = ops
-        self._later = Later()
+        self._deferred = DeferredInserts()
 
     def start_call(self) -> None:
-        self._later.clear()
+        self._deferred.clear()
 
     def suits(self, tokens: int, history: bool) -> bool:
         """Whether it is as large as a new one, and made for history where there is some."""
@@ -136,10 +134,6 @@ class ConsensusGraph(StaticDrafter):
     @property
     def dropped(self) -> torch.Tensor:
         return self.table.dropped
-
-    def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
-        """Enter a new group's prompt."""
-        self.observe_prompt(group_key, prompt, 0, len(prompt), slots)
 
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
@@ -178,16 +172,16 @@ class ConsensusGraph(StaticDrafter):
             return draft_tree_ref(self.table, slots, rows, self.config, noise, nodes=nodes)
         return self._ops.draft_tree(self.table, slots, rows, self.config, nodes=nodes)
 
-    def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
         """Every verified node's top 8, and the committed tokens."""
-        self._ops.insert_observed(self.table, pool, slots, verdict, self.config)
+        if not defer:
+            self._ops.insert_observed(self.table, pool, slots, verdict, self.config)
+            return
+        self._deferred.add(pool, slots, verdict)
+        if self._deferred.full:
+            self.flush(slots)
 
-    def insert_later(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        self._later.add(pool, slots, verdict)
-        if self._later.full:
-            self.catch_up(slots)
-
-    def catch_up(self, slots: Slots) -> None:
-        if self._later.rows:
-            seen = self._later.observe(slots, self.config, self._ops)
+    def flush(self, slots: Slots) -> None:
+        if self._deferred.rows:
+            seen = self._deferred.observe(slots, self.config, self._ops)
             self._ops.graph_insert(self.table, *seen, slots.group_key, self.config.orders)

@@ -16,7 +16,6 @@ class Drafter:
     """Base of all drafters. An engine keeps one for many calls; groups come and go."""
 
     context: int = 1  # tokens of context that `Slots` must keep
-    takes_history: bool = False
 
     def suits(self, tokens: int, history: bool) -> bool:
         """Whether it serves a call of so many tokens, of prompts, earlier and new samples.
@@ -25,17 +24,17 @@ class Drafter:
         """
         return True
 
-    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int:
-        """How many of a prompt's earlier samples it has room for, with `groups` in flight."""
-        return len(history)
+    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int | None:
+        """Number of a prompt's earlier samples that it has room for, with `groups` in flight.
+
+        None where it drafts from no history.
+        """
+        return None
 
     @property
     def dropped(self) -> torch.Tensor | None:
         """[1] int64: contexts that found no room since it was made; None where nothing is."""
         return None
-
-    def check_vocab(self, vocab: int) -> None:
-        """Raises ValueError when what it drafts from has tokens beyond the `vocab` of the model."""
 
     def cache_bytes(self, pages: int) -> int:
         """Memory that keys and values of its own take beside so many pages of the target's."""
@@ -43,28 +42,25 @@ class Drafter:
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
         """Called once, before the first prompt: the target, and the cache beside which it may keep
-        one of its own."""
+        one of its own.
+
+        Raises ValueError where what it drafts from does not fit the target's vocabulary.
+        """
 
     def start_call(self) -> None:
         """A call begins. It must draft as it would in a new engine: what was learned of the texts
         of earlier calls is forgotten."""
-
-    def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
-        """A new group, whose samples start at its prompt's last token."""
-        raise NotImplementedError
 
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
         """Called after each chunk of a new group's prompt, and once more with all of it.
 
-        observed: what the last of these calls returned, 0 at first. read: tokens of the prompt that
+        observed: the result of the last of these calls, 0 at first. read: tokens of the prompt that
         have been read. A drafter that has much to do with a prompt does a part of it and returns
-        how far it got; others `start` when all is read.
+        how far it got; others wait until all is read.
         """
-        if read == len(prompt):
-            self.start(group_key, prompt, slots)
-        return read
+        raise NotImplementedError
 
     def enter_history(
         self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
@@ -83,17 +79,16 @@ class Drafter:
         """The target's last hidden states [M, hidden] at the rows of the step that is running, or
         of the chunk of a prompt that `observe_prompt` is called with next."""
 
-    def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        """Update with what the step decided; the slots have advanced."""
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
+        """Update with what the step decided; the slots have advanced.
+
+        defer: the step had no drafts, and the update may wait until `flush`.
+        """
         raise NotImplementedError
 
-    def insert_later(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        """As `insert`, after a step without drafts: it may wait until `catch_up`."""
-        self.insert(pool, slots, verdict)
-
-    def catch_up(self, slots: Slots) -> None:
-        """Update with what `insert_later` left. A step calls it before each `propose`, and does not
-        count its time as time that drafts take."""
+    def flush(self, slots: Slots) -> None:
+        """Update with what was deferred. A step calls it before each `propose`, and does not count
+        its time as time that drafts take."""
 
 
 class StaticDrafter(Drafter):

@@ -33,25 +33,28 @@ class LayeredDag(StaticDrafter):
         # the public operators take what fits the device
         self._match, self._extract = IMPLEMENTATIONS.get(ops.name, (suffix_match, layered_dag))
 
-    def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
+    def observe_prompt(
+        self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
+    ) -> int:
         """Make room; the prompt's end is each slot's context when its sample begins."""
         if self.texts is None:
             self.texts = Texts.empty(
                 slots.count, slots.tokens.shape[1], self.config.k, self.device
             )
+        return read
 
     def propose(
         self, slots: Slots, rows: int, noise: object = None, *, nodes: int | None = None
     ) -> Pool:
         """Drafts of all live slots in `rows` rows, of at most `nodes` nodes. Noise is not used."""
-        assert self.texts is not None, "start was not called"
+        assert self.texts is not None, "observe_prompt was not called"
         config = self.config
         found = self._match(
             self.texts, slots, config.k, config.edits, config.candidates, config.tokens
         )
         return self._extract(found, slots, rows, config, nodes)
 
-    def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
         """The committed tokens, with the probabilities that the target drew them with."""
-        assert self.texts is not None, "start was not called"
+        assert self.texts is not None, "observe_prompt was not called"
         self.texts.append(pool, slots, verdict.accept_count, self.config.k)

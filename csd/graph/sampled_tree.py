@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.fill import Row, fill
+from csd.graph.host_tree import Row, fill
 from csd.kernels.noise import DRAFT, philox_words, stepped
 from csd.state.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
 from csd.state.slots import Slots

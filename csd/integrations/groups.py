@@ -10,8 +10,8 @@ from csd.engine.engine import Engine
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
+from csd.engine.traces.history import History
 from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
-from csd.traces.history import History
 
 
 def draw(

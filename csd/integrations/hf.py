@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from csd.engine.generate import engine_for
 from csd.engine.requests import LiveSample, OnTokens, Request
 from csd.engine.sampling import resolve
-from csd.generate import engine_for
+from csd.engine.traces.history import History
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import refuse_call, refuse_config, refuse_lists
 from csd.integrations.hf_scores import scores_of
-from csd.traces.history import History
 
 
 @torch.no_grad()

@@ -22,9 +22,9 @@ except ImportError as error:
 
 from csd.engine.engine import Engine
 from csd.engine.sampling import FILTERS, SamplingParams, resolve
+from csd.engine.traces.history import History
 from csd.integrations.groups import draw
 from csd.schema.arguments import check_budget, check_seed, check_share
-from csd.traces.history import History
 
 
 @register_model("csd")

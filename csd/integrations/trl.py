@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
+from csd.engine.generate import engine_for
 from csd.engine.result import Sample
 from csd.engine.sampling import resolve
-from csd.generate import engine_for
+from csd.engine.traces.history import History
 from csd.integrations.groups import draw_rows
 from csd.kernels.noise import prompt_key
 from csd.schema.arguments import check_budget, check_share, check_whole
 from csd.schema.lazy import check_installed
-from csd.traces.history import History
 
 
 class Rollout:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from csd.engine.traces.history import History
 from csd.graph.capacity import capacity_for
 from csd.graph.chain import ConsensusChain
 from csd.graph.consensus import PIECE, WITH_HISTORY
@@ -17,7 +18,6 @@ from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_DEPTH
 from csd.state.slots import MAX_STOP_IDS
-from csd.traces.history import History
 
 # pieces of prompts and earlier samples that enter the graph in one call
 PIECES = 8

@@ -1,6 +1,6 @@
 """The operations of a step in one backend: the references or the Triton kernels.
 
-`csd.backends` has the third, a CPU's loops, and chooses among them.
+`csd/cpu/entry.py` has the third, a CPU's loops, and `csd/backends.py` chooses among them.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,25 @@ from typing import Any
 
 import torch
 
+from csd.kernels.advance_slots import advance_slots_ref, advance_slots_triton
 from csd.kernels.chunk_attention import chunk_attention
+from csd.kernels.commit_kv import commit_kv_ref, commit_kv_triton
+from csd.kernels.draft_tree import draft_tree_ref, draft_tree_triton
+from csd.kernels.exact_attention import exact_attention_triton, plan_exact_triton
+from csd.kernels.graph_insert import graph_insert_ref, graph_insert_triton, insert_observed_triton
+from csd.kernels.observe import observe_ref, observe_triton
+from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
+from csd.kernels.rotary import rotary_ref, rotary_triton
+from csd.kernels.snapshot import snapshot_ref, snapshot_triton
+from csd.kernels.swiglu import swiglu_ref, swiglu_triton
+from csd.kernels.tree_attention import tree_attention_triton
+from csd.kernels.tree_attention.batched import tree_attention_batched
+from csd.kernels.tree_attention.batched_work import batched_work
+from csd.kernels.tree_attention.layout import with_layout
+from csd.kernels.tree_attention.plan import plan_attention_triton
+from csd.kernels.verify import decide_triton, verify_ref, verify_triton
+from csd.kernels.verify.on_path import verify_on_path
+from csd.state.pool import prices, roots, trim
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +106,6 @@ class Ops:
 
 
 def reference() -> Ops:
-    from csd.kernels.advance_slots import advance_slots_ref
-    from csd.kernels.commit_kv import commit_kv_ref
-    from csd.kernels.draft_tree import draft_tree_ref
-    from csd.kernels.graph_insert import graph_insert_ref
-    from csd.kernels.observe import observe_ref
-    from csd.kernels.rms_norm import rms_norm_ref
-    from csd.kernels.rotary import rotary_ref
-    from csd.kernels.snapshot import snapshot_ref
-    from csd.kernels.swiglu import swiglu_ref
-    from csd.kernels.tree_attention.batched import tree_attention_batched
-    from csd.kernels.tree_attention.batched_work import batched_work
-    from csd.kernels.verify import verify_ref
-    from csd.kernels.verify.on_path import verify_on_path
-    from csd.state.pool import prices, roots, trim
-
     return Ops(
         name="reference",
         rms_norm=rms_norm_ref,
@@ -126,9 +129,6 @@ def reference() -> Ops:
 
 def exact_triton() -> Ops:
     """The Triton kernels, with attention whose result for a row has the same bits in every step."""
-    from csd.kernels.exact_attention import exact_attention_triton, plan_exact_triton
-    from csd.kernels.tree_attention.layout import with_layout
-
     return replace(
         triton(),
         plan_attention=with_layout(plan_exact_triton),
@@ -137,21 +137,6 @@ def exact_triton() -> Ops:
 
 
 def triton() -> Ops:
-    from csd.kernels.advance_slots import advance_slots_triton
-    from csd.kernels.commit_kv import commit_kv_triton
-    from csd.kernels.draft_tree import draft_tree_triton
-    from csd.kernels.graph_insert import graph_insert_triton, insert_observed_triton
-    from csd.kernels.observe import observe_triton
-    from csd.kernels.rms_norm import rms_norm_triton
-    from csd.kernels.rotary import rotary_triton
-    from csd.kernels.snapshot import snapshot_triton
-    from csd.kernels.swiglu import swiglu_triton
-    from csd.kernels.tree_attention import tree_attention_triton
-    from csd.kernels.tree_attention.layout import with_layout
-    from csd.kernels.tree_attention.plan import plan_attention_triton
-    from csd.kernels.verify import decide_triton, verify_triton
-    from csd.state.pool import prices, roots, trim
-
     joined = {
         "insert_observed": Joined((observe_triton, graph_insert_triton), insert_observed_triton),
         "decide": Joined((verify_triton, advance_slots_triton, snapshot_triton), decide_triton),

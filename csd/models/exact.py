@@ -22,12 +22,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from csd.cpu import in_loops
 from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.row_linear import row_linear_triton, row_parts_triton
 from csd.kernels.tree_attention.batched_check import check_products
 from csd.models.decoder import Decoder, DecoderLike
-from csd.models.linear import linear
+from csd.models.linear import in_loops, linear
 from csd.models.load import Loaded
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]

@@ -1,13 +1,13 @@
 """x W^T + b, as fast for the few rows of a decoding step as the machine allows."""
 
 import platform
-from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 
-from csd.cpu import in_loops, multiplies
+from csd.cpu import compiles
 
 # not every build of PyTorch has it, and the flag is on without it too
 ONEDNN = torch.backends.mkldnn.is_available()
@@ -41,10 +41,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     On a CPU, `F.linear` in float32 is MKL's matrix product, where PyTorch has it, and slow for a
     few rows; oneDNN's is not, and csd's own loop is faster than both on most
-    (`python -m bench.products`).
+    (`python -m bench products`).
     """
     if in_loops(weight):
-        return _loop()(x, weight, bias)
+        return _loops().product(x, weight, bias)
     if weight.is_mkldnn or _onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
@@ -54,19 +54,21 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     """`weight` laid out for csd's loop, or as oneDNN multiplies it; as it is where neither does."""
     if weight.device.type != "cpu":
         return weight
-    if multiplies(weight.dtype):
-        from csd.cpu.products import by_columns, fits
-
-        if fits(weight):
-            return by_columns(weight)
+    if compiles() and _loops().multiplies(weight.dtype) and _loops().fits(weight):
+        return _loops().by_columns(weight)
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32) if _onednn(weight) else weight
 
 
-@cache
-def _loop() -> Callable:
-    from csd.cpu.products import product
+def in_loops(weight: torch.Tensor) -> bool:
+    """Whether csd's loop multiplies a weight, plain or `packed`."""
+    return weight.is_cpu and compiles() and _loops().in_loops(weight)
 
-    return product
+
+@cache
+def _loops() -> ModuleType:
+    from csd.cpu import entry
+
+    return entry
 
 
 def _onednn(x: torch.Tensor) -> bool:

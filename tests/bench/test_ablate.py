@@ -1,11 +1,11 @@
-"""`bench.ablate` on a recording small enough to know what must come out."""
+"""`bench.studies.drafting.ablate` on a recording small enough to know what must come out."""
 
 import json
 
 import pytest
 from trace_file import trace_file
 
-from bench.ablate import CHANGES, main, parse
+from bench.studies.drafting.ablate import CHANGES, main, parse
 from csd.state.context_table import GraphConfig
 
 

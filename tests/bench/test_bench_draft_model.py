@@ -1,4 +1,4 @@
-"""What `bench.draft_model` measures on a toy, and docs/draft_models.md's tables."""
+"""Measurements of `python -m bench draft_model` on a toy, and docs/draft_models.md's tables."""
 
 import json
 from argparse import Namespace
@@ -9,15 +9,15 @@ import torch
 from checkpoints import build
 
 import csd
-from bench import draft_model
-from bench.draft_model_tables import WORDS
+from bench.studies.drafting import draft_model
+from bench.studies.drafting.draft_model_tables import WORDS
 from csd.models.demo import toy
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_shows_what_was_measured():
-    """`python -m bench.draft_model --table bench/results/draft_model.json`, table by table."""
+    """`python -m bench draft_model --table bench/results/draft_model.json`, table by table."""
     shown = (ROOT / "docs/draft_models.md").read_text()
     found = draft_model.tables(json.loads((ROOT / "bench/results/draft_model.json").read_text()))
     assert len(found) == 2

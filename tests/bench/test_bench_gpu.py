@@ -15,7 +15,6 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 
-from bench import common
 from bench.gpu import __main__ as gpu
 from bench.gpu import checkpoint, parity, parity_logits, phases
 from bench.gpu.phases import by_phase, phase_of
@@ -23,8 +22,9 @@ from bench.gpu.plan import BOXES
 from bench.gpu.roofline import parameters, step_seconds
 from bench.gpu.timed import timed
 from bench.gpu.workload import groups
-from bench.shapes import SHAPES
-from csd.traces.traces import Trace
+from bench.lib import common
+from bench.lib.shapes import SHAPES
+from csd.engine.traces.traces import Trace
 
 
 def test_every_section_on_a_cpu(tmp_path, capsys, monkeypatch):

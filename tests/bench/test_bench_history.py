@@ -1,11 +1,11 @@
-"""`python -m bench.history` on a small trace of our own."""
+"""`python -m bench history` on a small trace of our own."""
 
 import json
 from pathlib import Path
 
 from trace_file import trace_file
 
-from bench import history
+from bench.studies.history import history
 
 
 def test_its_table(tmp_path, capsys):

@@ -1,9 +1,6 @@
-"""The parts of `bench.kernels` that need no GPU: shapes, bytes, rivals that compute the same."""
+"""The parts of `python -m bench kernels` that need no GPU: shapes, bytes, rivals' results."""
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -14,15 +11,15 @@ import pytest
 import torch
 from attention_cases import dense_attention
 
-from bench import kernels, step_jobs
-from bench.aot import Shape
-from bench.attention_job import JobShape, error_of, limit_for, make, shapes
-from bench.attention_others import OTHERS
-from bench.attention_rivals import FULL_RIVALS, RIVALS, _lines, own_of, prompt_of, visible
-from bench.kernels import ours
-from bench.shapes import SHAPES
-from bench.suffix_gpu import suffix_gpu_job
-from bench.timing import DISTINCT, copies_for
+from bench.gpu.aot import Shape
+from bench.lib.shapes import SHAPES
+from bench.micro import kernels, step_jobs
+from bench.micro.attention_job import JobShape, error_of, limit_for, make, shapes
+from bench.micro.attention_others import OTHERS
+from bench.micro.attention_rivals import FULL_RIVALS, RIVALS, _lines, own_of, prompt_of, visible
+from bench.micro.kernels import ours
+from bench.micro.suffix_gpu import suffix_gpu_job
+from bench.micro.timing import DISTINCT, copies_for
 from csd.kernels.commit_kv import commit_kv_triton
 from csd.kernels.draft_tree import draft_tree_triton
 from csd.kernels.ops import reference
@@ -270,21 +267,8 @@ def test_suffix_gpu_is_optional():
         suffix_gpu_job(SIZES, CPU)
 
 
-def test_on_a_cpu(tmp_path):
-    command = [sys.executable, "-m", "bench.kernels", "--device", "cpu", "--json"]
-    # pytest-benchmark times nothing in what looks like a worker of xdist
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    done = subprocess.run(
-        [*command, str(tmp_path / "f.json")], cwd=ROOT, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result == json.loads((tmp_path / "f.json").read_text())
-    assert len(result["rows"]) == 14 and all(r["us"] > 0 for r in result["rows"])
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_said(capsys):
+def test_without_a_gpu(capsys):
     with pytest.raises(SystemExit, match="2"):
-        kernels.main(["--device", "cuda"])
-    assert "needs a GPU that torch can use" in capsys.readouterr().err
+        kernels.main([])
+    assert "a GPU that torch can use is needed" in capsys.readouterr().err

@@ -1,14 +1,14 @@
-"""bench.products: every side at every number of rows."""
+"""`python -m bench products`: every side at every number of rows."""
 
 import json
 from dataclasses import replace
 
 import torch
 
-from bench.common import table
-from bench.products import main
-from bench.shapes import SHAPES
-from csd.cpu import instructions
+from bench.lib.common import table
+from bench.lib.shapes import SHAPES
+from bench.micro.products import main
+from csd.cpu.isa import instructions
 from csd.models.linear import onednn_multiplies
 
 

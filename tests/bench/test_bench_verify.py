@@ -1,4 +1,4 @@
-"""What `bench.verify` measures on models whose law is known, and docs/verifiers.md's tables."""
+"""Measurements of `python -m bench verify` on toys of known law, and docs/verifiers.md's tables."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ import torch
 from scripted import LastToken, engine
 from verify_cases import EVERY, enumerate_law, laws
 
-from bench.common import merged
-from bench.verify import acceptance, main, without_replacement
-from bench.verify_pairs import Pairs, record
-from bench.verify_tables import plot, tables
+from bench.lib.common import merged
+from bench.studies.verification.verify import acceptance, main, without_replacement
+from bench.studies.verification.verify_pairs import Pairs, record
+from bench.studies.verification.verify_tables import plot, tables
 from csd.verify import optimal_acceptance
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ RESULT = ROOT / "bench/results/verify.json"
 
 
 def test_the_page_shows_what_was_measured():
-    """`python -m bench.verify --table bench/results/verify.json`, table by table."""
+    """`python -m bench verify --table bench/results/verify.json`, table by table."""
     shown = (ROOT / "docs/verifiers.md").read_text()
     found = tables(json.loads(RESULT.read_text()))
     assert len(found) == 5

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from bench.drafter_cost import main, observed, synthetic
+from bench.studies.drafting.drafter_cost import main, observed, synthetic
 from csd.evaluate.replay import Recording, replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.advance_slots import advance_slots_ref
@@ -41,7 +41,7 @@ def test_an_observation_is_what_a_replay_inserts():
     recording = Recording(trace, 3)
     graph = ConsensusGraph(reference(), torch.device("cpu"))
     slots = recording.slots(graph.context)
-    graph.start(1, trace.prompt, slots)
+    graph.observe_prompt(1, trace.prompt, 0, len(trace.prompt), slots)
     for count in (17, 17):
         pool = observed(recording, slots, count)
         verdict = recording.verdict(pool, slots)

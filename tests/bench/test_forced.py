@@ -10,11 +10,11 @@ from engine_cases import PROMPTS, assert_same_samples
 from host_reads import NoHostReads
 
 import csd
-from bench import forced_cpu
-from bench.forced import Forced, cut, forced_requests, forcing
-from bench.shapes import SHAPES, random_model
+from bench.e2e import forced_cpu
+from bench.lib.forced import Forced, cut, forced_requests, forcing
+from bench.lib.shapes import SHAPES, random_model
 from csd.engine.call import RunSettings
-from csd.traces.traces import Trace, read_traces
+from csd.engine.traces.traces import Trace, read_traces
 
 NEW = 24
 
@@ -151,8 +151,8 @@ def test_traces_must_say_their_seed():
 
 
 def test_traces_of_the_benchmarks_are_whole():
-    from bench.record import PROMPTS as OURS
-    from bench.record import TRACES
+    from bench.lib.record import PROMPTS as OURS
+    from bench.lib.record import TRACES
 
     asked = {p["id"]: p for p in map(json.loads, OURS.read_text().splitlines())}
     traces = list(read_traces(TRACES))

@@ -1,11 +1,11 @@
-"""bench.limits: what is taken away shows in the figures."""
+"""`python -m bench limits`: what is taken away shows in the figures."""
 
 import json
 
 import pytest
 from trace_file import trace_file
 
-from bench import limits
+from bench.studies.drafting import limits
 
 
 @pytest.fixture

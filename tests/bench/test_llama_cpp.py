@@ -1,4 +1,4 @@
-"""bench.llama_cpp: the file that llama.cpp is given, and its samples where it is installed."""
+"""llama.cpp in benchmarks: the file that it is given, and its samples where it is installed."""
 
 import importlib.util
 
@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from bench.llama_cpp import LlamaCpp, copy_in
+from bench.lib.llama_cpp import LlamaCpp, copy_in
 from csd.models.demo import smollm2_path
 
 

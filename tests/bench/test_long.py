@@ -1,4 +1,4 @@
-"""bench.long: what a row says, the plan, the picture and the table that are made of a file."""
+"""`python -m bench.long`: the plan, a row, the picture and the table that are made of a file."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.long import __main__ as long
-from bench.long import picture, readme_table
-from bench.long.drawn import Drawn, described, distinct
-from bench.long.plan import CSD, PEERS, TASKS, Cell, kept, plan
-from bench.long.prompts import ITEMS, prompt
-from bench.long.rows import drawn_in_turns
+from bench.e2e.long import __main__ as long
+from bench.e2e.long import picture, readme_table
+from bench.e2e.long.drawn import Drawn, described, distinct
+from bench.e2e.long.plan import CSD, PEERS, TASKS, Cell, kept, plan
+from bench.e2e.long.prompts import ITEMS, prompt
+from bench.e2e.long.rows import drawn_in_turns
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("csd", "csd without drafts", "vLLM", "llama.cpp", "transformers")
@@ -156,7 +156,7 @@ def test_the_picture_is_made_of_the_file(result, tmp_path, capsys):
 def test_readme_has_the_table_of_the_file():
     readme, path = (ROOT / "README.md").read_text(), ROOT / long.RESULT
     if readme_table.BEGIN not in readme:
-        pytest.skip("README has no table of bench.long")
+        pytest.skip("README has no table of bench.e2e.long")
     begin, end = (readme.index(mark) for mark in (readme_table.BEGIN, readme_table.END))
     found = readme[begin : end + len(readme_table.END)]
     assert found == readme_table.block(json.loads(path.read_text()))

@@ -8,7 +8,7 @@ from scripted import VOCAB, PrefixSum, engine
 from trace_file import trace_file
 
 import csd
-from bench import queue
+from bench.studies.drafting import queue
 from csd.engine.scheduler import Scheduler
 
 PROMPTS = [[5 + i, 6, 7] for i in range(7)]

@@ -1,13 +1,13 @@
-"""What a row of `python -m bench.replay` says of a drafter."""
+"""What a row of `python -m bench replay` says of a drafter."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from bench.replay import main, run, summary
-from bench.replay_rows import add_ratios, metrics, tables, text
-from csd.traces.traces import Trace
+from bench.studies.drafting.replay import main, run, summary
+from bench.studies.drafting.replay_rows import add_ratios, metrics, tables, text
+from csd.engine.traces.traces import Trace
 
 ROOT = Path(__file__).parents[2]
 REPLAY = ROOT / "bench/results/replay.json"
@@ -46,7 +46,7 @@ def test_a_datastore_has_the_problems_that_are_not_replayed():
 
 
 def test_the_pages_show_what_was_replayed():
-    """`python -m bench.replay --table bench/results/replay.json`, table by table."""
+    """`python -m bench replay --table bench/results/replay.json`, table by table."""
     rows = json.loads(REPLAY.read_text())["rows"]
     page = (ROOT / "docs/experiments.md").read_text()
     found = tables(rows)

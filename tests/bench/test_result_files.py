@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bench
-from bench import common, processor
+from bench.lib import common, processor
 from csd.state.processor import model
 
 FOLDER = Path(bench.__file__).parent
@@ -43,7 +43,7 @@ def calls(name: str):
 @pytest.mark.parametrize("name", FILES)
 def test_results_are_written_in_one_place(name):
     found = list(calls(name))
-    if name == "common.py":
+    if name == "lib/common.py":
         assert [where for where, called in found if called == "json.dumps"] == ["write", "finish"]
         return
     stem = Path(name).stem

@@ -5,8 +5,8 @@ import json
 import pytest
 from step_kernels import STEP
 
-from bench import roofline
-from bench.shapes import SHAPES
+from bench.gpu import predict as roofline
+from bench.lib.shapes import SHAPES
 
 LAYER = ("rms_norm", "rotary", "swiglu", "tree_attention", "merge_partials")
 

@@ -1,10 +1,10 @@
-"""`python -m bench.share_call` on small traces of our own."""
+"""`python -m bench share_call` on small traces of our own."""
 
 import json
 
 from trace_file import trace_file
 
-from bench import share_call
+from bench.studies.history import share_call
 
 
 def test_its_table(tmp_path, capsys):

@@ -1,8 +1,8 @@
-"""bench.step_parts: parts of a step, and the whole of one that is not looked into."""
+"""`python -m bench step_parts`: parts of a step, and the whole of one that is not looked into."""
 
 import json
 
-from bench.step_parts import main
+from bench.e2e.step_parts import main
 from csd.engine.step import PHASES
 
 

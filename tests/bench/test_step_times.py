@@ -1,10 +1,10 @@
-"""bench.step_times: a table that `csd replay --cost` reads."""
+"""`python -m bench step_times`: a table that `csd replay --cost` reads."""
 
 import json
 
 from trace_file import trace_file
 
-from bench.step_times import main
+from bench.e2e.step_times import main
 from csd.cli import main as cli
 
 SIDES = ("seconds", "float32, plain", "bfloat16, plain", "bfloat16, packed")

@@ -9,15 +9,15 @@ import torch
 from scripted import PrefixSum, engine
 
 import csd
-from bench.study import __main__ as study
-from bench.study.agreement import own_tau
-from bench.study.box import Box
-from bench.study.copying import copying
-from bench.study.live import record, true_noise
-from bench.study.measure import figures, likeness, replayed
-from bench.study.record import TASKS, TRACES, prompts
+from bench.studies.paper import __main__ as study
+from bench.studies.paper.agreement import own_tau
+from bench.studies.paper.box import Box
+from bench.studies.paper.copying import copying
+from bench.studies.paper.live import record, true_noise
+from bench.studies.paper.measure import figures, likeness, replayed
+from bench.studies.paper.record_study import TASKS, TRACES, prompts
+from csd.engine.traces.traces import Trace, read_traces
 from csd.models.demo import toy
-from csd.traces.traces import Trace, read_traces
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The figures of the verification paper: `python -m bench.verify --figures DIR`."""
+"""The figures of the verification paper: `python -m bench verify --figures DIR`."""
 
 import json
 from fractions import Fraction
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import bench.verify as command
-from bench import verify_figures
-from bench.verify_drawing import draw, tables
-from bench.verify_figures import (
+import bench.studies.verification.verify as command
+from bench.studies.verification import verify_figures
+from bench.studies.verification.verify_drawing import draw, tables
+from bench.studies.verification.verify_figures import (
     FIXED,
     REGION_DRAFTS,
     fewest,

@@ -11,7 +11,7 @@ from dense import their_logits
 from replacing import REPLACED, perturb
 
 import csd
-from csd.generate import engine_for
+from csd.engine.generate import engine_for
 
 
 def greedy(model, prompt: list[int], count: int) -> list[int]:

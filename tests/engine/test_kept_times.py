@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import csd
-from bench.shapes import SHAPES, random_model
+from bench.lib.shapes import SHAPES, random_model
 from csd.engine.kept_times import keep_times, kept_times
 from csd.engine.step_cost import CostModel
 

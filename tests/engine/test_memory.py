@@ -8,7 +8,7 @@ import torch
 from scripted import PrefixSum, engine
 
 import csd
-from bench.shapes import SHAPES
+from bench.lib.shapes import SHAPES
 from csd.engine import resources
 from csd.engine.memory import Demand, slots_that_fit
 from csd.engine.requests import Request

@@ -8,7 +8,7 @@ import torch
 from draft_cases import CONFIG, equal_slots, random_graph, random_slots
 
 import csd
-from bench.shapes import random_model
+from bench.lib.shapes import random_model
 from csd.engine.static_step import StaticStep
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.state.pool import MOST_AHEAD, PACE, head_starts

@@ -84,7 +84,7 @@ def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
     monkeypatch.setattr(exact, "in_blocks", by_rows)
     # which the loops of products do not go through
     monkeypatch.setattr(run, "pack", lambda decoder: None)
-    monkeypatch.setattr("csd.cpu.multiplies", lambda dtype: False)
+    monkeypatch.setattr("csd.cpu.products.multiplies", lambda dtype: False)
     failed = check("cpu", torch.bfloat16, exact=True).failed
     assert [c.name for c in failed] == ["drafted against plain tokens"]
 

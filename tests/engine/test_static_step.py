@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import csd
-from bench.shapes import random_model
+from bench.lib.shapes import random_model
 from csd.engine.cuda_graphs import Captures
 from csd.engine.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph

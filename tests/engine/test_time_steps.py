@@ -22,7 +22,7 @@ import torch
 from numba.core.dispatcher import Dispatcher
 
 import csd
-from bench.shapes import SHAPES, random_model
+from bench.lib.shapes import SHAPES, random_model
 from csd.engine.compile_beside import compile_others
 from csd.engine.step import Step
 from csd.engine.time_steps import sizes_to_time

@@ -8,7 +8,7 @@ import torch
 from oracle import generate as plain
 
 import csd
-from csd.generate import engine_for
+from csd.engine.generate import engine_for
 
 
 def resize(model):

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
+from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Recording, replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig
 from csd.state.pool import OWN, Pool
-from csd.traces.traces import Trace, read_traces
 
 VOCAB = 6
 
@@ -32,7 +32,7 @@ class Scripted:
     def start(self, group_key, prompt, slots):
         pass
 
-    def insert(self, pool, slots, verdict):
+    def insert(self, pool, slots, verdict, defer=False):
         pass
 
     def propose(self, slots, rows, noise=None):

@@ -15,9 +15,9 @@ from scripted import Letters, PrefixSum, engine
 
 import csd
 from csd.cli.main import main
+from csd.engine.traces.traces import read_traces
 from csd.evaluate.resumed import ResumedFile
 from csd.integrations.groups import draw
-from csd.traces.traces import read_traces
 
 PROMPTS = ["abcabc", "hello"]
 OPTIONS = dict(num_samples=3, max_new_tokens=8, seed=4, budget=8, stop_token_ids=[3])

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from fuzzing import MANY, at_most, open_files
 
+from csd.baselines.rest import Datastore
 from csd.cli.trace import prompts_of
 from csd.engine.step_cost import CostModel
+from csd.engine.traces.history import History
+from csd.engine.traces.traces import read_traces
 from csd.evaluate.answers import EXTRACTORS, answer_of, canonical
 from csd.evaluate.evaluation import Results
 from csd.evaluate.recording import _check_line
@@ -18,10 +21,7 @@ from csd.evaluate.report import data, figures
 from csd.evaluate.resumed import ResumedFile
 from csd.evaluate.speedup import gain
 from csd.evaluate.tasks import TASKS, read
-from csd.graph.rivals.rest import Datastore
 from csd.schema.read import naming, read_file
-from csd.traces.history import History
-from csd.traces.traces import read_traces
 
 TRACE = {
     "problem": "a/1", "prompt_ids": [1, 2, 7], "samples": [[3, 4], [5]], "temperature": 0.7,

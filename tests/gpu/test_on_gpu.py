@@ -13,7 +13,7 @@ from engine_cases import PROMPTS, assert_same_samples
 from simulated_gpu import Gpu
 
 import csd
-from bench.shapes import random_model
+from bench.lib.shapes import random_model
 from csd.engine import static_step
 from csd.graph import consensus
 from csd.state.context_table import GraphConfig

@@ -11,7 +11,7 @@ from test_draft_model import PROMPTS, Near, loaded
 from tiny_steps import CONFIG, OneDevice, step_with
 
 import csd
-from bench.shapes import random_model
+from bench.lib.shapes import random_model
 from csd.engine.budget import FixedBudget
 from csd.graph.model import device_cache
 from csd.graph.model.device_drafter import DeviceModelDrafter

@@ -6,7 +6,7 @@ import pytest
 from scripted import PrefixSum, counting, engine
 
 import csd
-from csd.graph.rivals.prompt_lookup import PromptLookup
+from csd.baselines.prompt_lookup import PromptLookup
 
 NAMES = (
     "prompt-lookup", "paper", "paper-tree", "paper-shrinking", "paper-shrinking-tree", "recycling",
@@ -69,9 +69,9 @@ def test_measuring_the_cost_leaves_the_drafter_alone():
             made.append([])
             self.prompts = made[-1]
 
-        def start(self, group_key, prompt, slots):
+        def open(self, prompt):
             self.prompts.append(prompt)
-            super().start(group_key, prompt, slots)
+            return super().open(prompt)
 
     def make(ops, device):
         return Watched()

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from csd.graph.make_drafter import make_drafter
-from csd.graph.rivals.host_drafter import Tree
-from csd.graph.rivals.paper import Paper
+from csd.baselines.paper import Paper
+from csd.graph.host_tree import Tree
+from csd.graph.registry import make_drafter
 from csd.kernels.ops import reference
 from csd.kernels.suffix_match import match_ends
 

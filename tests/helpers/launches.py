@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from bench.aot.record import TARGETS, jobs_of
-from bench.aot.shape import Shape
-from bench.shapes import SHAPES, random_model
+from bench.gpu.aot.record import TARGETS, jobs_of
+from bench.lib.kernel_shape import Shape
+from bench.lib.shapes import SHAPES, random_model
 from csd.engine.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import triton

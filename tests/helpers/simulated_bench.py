@@ -25,7 +25,7 @@ from bench.gpu import (
     products,
     workload,
 )
-from bench.shapes import SHAPES
+from bench.lib.shapes import SHAPES
 from csd.engine import static_step
 from csd.graph import consensus
 from csd.state.context_table import GraphConfig

@@ -13,7 +13,7 @@ from examples_main import main_of
 
 import csd
 from csd.engine import step_cost
-from csd.graph.make_drafter import make_drafter
+from csd.graph.registry import make_drafter
 from csd.integrations import tensor_parallel_decoder as decoder
 from csd.integrations.tensor_parallel import FollowerStep, ParallelEngine
 

@@ -5,7 +5,7 @@ from nested import leaves_of
 from operators import OPERATORS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.shapes import random_model
+from bench.lib.shapes import random_model
 from csd.engine.static_step import StaticStep
 from csd.models.config import ModelConfig
 from csd.state.kv_cache import KVCache
@@ -48,5 +48,5 @@ def step_with(make, slots=3, device="cpu"):
     cache.k.zero_(), cache.v.zero_()
     cache.slot_pages.copy_(torch.arange(slots, device=device)[:, None])
     drafter.attach(decoder, cache)
-    drafter.start(1, [3] * 8, state)
+    drafter.observe_prompt(1, [3] * 8, 0, 8, state)
     return StaticStep(decoder, drafter, cache, state, OPERATORS)

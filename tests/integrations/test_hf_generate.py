@@ -8,7 +8,7 @@ import transformers
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 import csd
-from csd.generate import engine_for
+from csd.engine.generate import engine_for
 
 ROWS = [[5, 9, 23], [7, 40, 3, 11, 60], [31, 8, 8, 77, 50, 12, 6, 90, 4]]
 

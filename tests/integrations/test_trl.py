@@ -168,7 +168,7 @@ def test_evaluation_neither_uses_nor_adds(trained):
 
 
 def test_prompts_draft_for_each_other_on_request(trained, monkeypatch):
-    from csd.generate import engine_for
+    from csd.engine.generate import engine_for
     from csd.integrations.trl import Rollout
 
     run, stats = csd.Engine.run, []

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import replay
 from csd.graph.chain import ConsensusChain
 from csd.integrations.vllm import Proposer
 from csd.kernels.ops import reference
 from csd.state.context_table import ANY, WEIGHT_ONE
 from csd.state.pool import roots
-from csd.traces.traces import Trace
 
 END = 99
 

@@ -5,8 +5,8 @@ Each kernel for each target, in one size where it has several; `make aot` compil
 
 import pytest
 
-from bench.aot import SHAPES, TARGETS, problems, run, table
-from bench.aot.compile import at_once, mma_loops
+from bench.gpu.aot import SHAPES, TARGETS, problems, run, table
+from bench.gpu.aot.compile import at_once, mma_loops
 
 KERNELS = {
     "advance_slots", "commit_kv", "draft_tree fill", "draft_tree grow", "exact_attention pages",

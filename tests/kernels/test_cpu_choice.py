@@ -4,10 +4,9 @@ import numba
 import pytest
 import torch
 
-import csd.cpu as cpu
 from csd import backends
 from csd.backends import choose
-from csd.cpu import attention, layers
+from csd.cpu import attention, isa, layers
 from csd.kernels.ops import reference
 
 CPU = torch.device("cpu")
@@ -82,21 +81,21 @@ DOT, NO_DOT = "+avx2,+avx512bf16", "+avx2,-avx512bf16"
 def test_products_are_loops_by_the_kind_of_cpu(
     monkeypatch, machine, amx, features, kind, taken
 ):
-    monkeypatch.setattr(cpu, "compiles", lambda: True)
-    monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
-    monkeypatch.setattr(cpu, "has_amx", lambda: amx)
+    monkeypatch.setattr(isa, "compiles", lambda: True)
+    monkeypatch.setattr(isa.platform, "machine", lambda: machine)
+    monkeypatch.setattr(isa, "has_amx", lambda: amx)
     monkeypatch.setattr("csd.cpu.lanes.FEATURES", features)
     monkeypatch.setattr("csd.cpu.lanes.CPU", kind)
-    monkeypatch.setattr(cpu, "instructions", cpu.instructions.__wrapped__)
+    monkeypatch.setattr(isa, "instructions", isa.instructions.__wrapped__)
     for dtype in (BF16, F32, torch.float16, torch.float64):
-        assert cpu.instruction.__wrapped__(dtype) == taken.get(dtype)
+        assert isa.instruction.__wrapped__(dtype) == taken.get(dtype)
 
 
 @pytest.mark.parametrize(("threads", "together", "loop"), [(2, True, True), (1, False, True),
                                                            (2, False, False)])  # fmt: skip
 def test_products_are_loops_only_in_all_of_pytorch_s_threads(monkeypatch, threads, together, loop):
-    monkeypatch.setattr(cpu, "instruction", lambda dtype: "fma")
+    monkeypatch.setattr(isa, "instruction", lambda dtype: "fma")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 16)
     monkeypatch.setattr("csd.cpu.threads._shared", lambda: together)
-    assert cpu.multiplies(F32) == loop
+    assert isa.multiplies(F32) == loop

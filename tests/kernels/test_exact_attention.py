@@ -4,7 +4,8 @@ import pytest
 import torch
 from numba import njit
 
-from csd.cpu import attention, instructions
+from csd.cpu import attention
+from csd.cpu.isa import instructions
 from csd.cpu.numbers import added
 from csd.kernels.tree_attention import batched, batched_work, tree_attention_batched
 from csd.state.pool import MAX_DEPTH, Pool

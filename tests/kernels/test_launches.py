@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from step_kernels import STEP
 
-from bench.aot import TARGETS
+from bench.gpu.aot import TARGETS
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ import torch
 from equal_fields import assert_equal_fields
 from text_cases import random_slots
 
-from csd.graph.rivals.host_drafter import Tree
-from csd.graph.rivals.paper import Paper
+from csd.baselines.paper import Paper
+from csd.graph.host_tree import Tree
 from csd.kernels.layered_dag import layered_dag, layered_dag_ref, layered_dag_triton
 from csd.state.pool import COST_ONE, PACE, SIBLING
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig

@@ -12,7 +12,7 @@ from csd.cpu import graph_insert as inserting
 from csd.cpu.graph_insert import graph_insert
 from csd.cpu.insert_observed import insert_observed
 from csd.cpu.observe import observe
-from csd.graph.later import Later
+from csd.graph.deferred import DeferredInserts
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import GROUP_SLOTS, observe_ref
 from csd.kernels.ops import reference
@@ -94,7 +94,7 @@ def test_what_waits_is_observed_together(no_reference):
     """Steps whose slots and groups are numbered on, and some of whose groups have gone."""
     config, found = GraphConfig(orders=(1, 2, 5), capacity=1 << 10, ways=8), []
     for ops in (reference(), cpu_backend()):
-        later, table = Later(), Table.empty(config)
+        later, table = DeferredInserts(), Table.empty(config)
         for seed in range(4):
             pool, slots, verdict = random_step(20, 9, 5, seed)
             slots.group_key[:3] = torch.tensor([5 + seed // 3, 1 << 61, 9])

@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("numba")
 
-from csd.cpu import instructions
 from csd.cpu import plain as plain_products
 from csd.cpu.dots import ROWS as MOST_PLAIN_ROWS
+from csd.cpu.isa import instructions
 from csd.cpu.products import MOST, by_columns, fits, product
 from csd.cpu.tiles import COLUMNS, ROWS
 

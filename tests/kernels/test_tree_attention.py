@@ -5,7 +5,8 @@ import torch
 from attention_cases import attention_case, dense_attention, laid_out, within_eager
 from triton.runtime.interpreter import InterpretedFunction
 
-from csd.cpu import attention, instructions
+from csd.cpu import attention
+from csd.cpu.isa import instructions
 from csd.cpu.lanes import FEATURES
 from csd.cpu.tiles import BY
 from csd.kernels.tree_attention import launch as module

@@ -7,7 +7,7 @@ import transformers
 from dense import OPS, Dense, assert_same_logits, some_tokens, their_logits
 
 import csd
-from bench.shapes import SHAPES, random_model
+from bench.lib.shapes import SHAPES, random_model
 from csd.kernels.rms_norm import rms_norm_ref
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder

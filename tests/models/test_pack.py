@@ -10,9 +10,8 @@ from dense import Dense, some_tokens
 from precision import within_eager
 
 import csd
-from csd.cpu import in_loops
 from csd.models.fuse import fuse
-from csd.models.linear import linear, onednn_multiplies, packed
+from csd.models.linear import in_loops, linear, onednn_multiplies, packed
 from csd.models.load import load
 from csd.models.pack import pack
 

@@ -13,7 +13,7 @@ import transformers
 from dense import assert_same_logits, some_tokens, their_logits
 
 import csd
-from bench.shapes import SHAPES
+from bench.lib.shapes import SHAPES
 from csd.models.config import ModelConfig
 from csd.models.demo import smollm2_path
 from csd.models.load import load

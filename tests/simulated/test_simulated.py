@@ -13,10 +13,11 @@ from simulated_gpu import Gpu
 from simulated_gpu.tensor import CUDA
 
 import csd
-from bench.forced import forced_requests, forcing
-from bench.shapes import random_model
+from bench.lib.forced import forced_requests, forcing
+from bench.lib.shapes import random_model
 from csd.engine import static_step
 from csd.engine.call import RunSettings
+from csd.engine.traces.traces import Trace
 from csd.graph import consensus
 from csd.kernels.merge_partials import merge_partials, merge_partials_ref
 from csd.kernels.ops import triton
@@ -24,7 +25,6 @@ from csd.kernels.rms_norm import rms_norm
 from csd.kernels.rotate import rotate
 from csd.kernels.swiglu import silu_mul
 from csd.state.context_table import GraphConfig
-from csd.traces.traces import Trace
 
 ASKED = dict(num_samples=3, max_new_tokens=20, seed=1, temperature=0.8, top_p=0.9)
 # more samples than slots, a prompt of many chunks, every rule of sampling and stopping

@@ -12,15 +12,15 @@ from simulated_bench import AT_ONCE, TINY, Run, called, tiny_shapes
 from simulated_gpu import Gpu
 from simulated_gpu.clock import Clock
 
-from bench import attention_rivals, kernels, timing
-from bench.aot import Shape
-from bench.aot.record import named
-from bench.aot.run import OutOfTime
-from bench.attention_job import JobShape
 from bench.gpu import compile as compile_ahead
 from bench.gpu import drafters, equality, exact_products, outside, parity
+from bench.gpu.aot import Shape
+from bench.gpu.aot.record import named
+from bench.gpu.aot.run import OutOfTime
 from bench.gpu.plan import box
 from bench.gpu.section import Section
+from bench.micro import attention_rivals, kernels, timing
+from bench.micro.attention_job import JobShape
 from csd.models import exact
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")

@@ -48,13 +48,11 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self._estimate: torch.Tensor | None = None
 
     def attach(self, decoder: DecoderLike, cache: KVCache) -> None:
+        super().attach(decoder, cache)
         self.cache = DeviceCache(self.net, self.ops, cache, self.depth + 1, self.device)
 
     def start_call(self) -> None:
         self.reliability.forget()
-
-    def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
-        self.observe_prompt(group_key, prompt, 0, len(prompt), slots)
 
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
@@ -141,7 +139,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         best = (-chance).argsort(dim=1, stable=True)[:, : self.k]
         return token.gather(1, best).view(S, F, -1), chance.gather(1, best).view(S, F, -1)
 
-    def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
         """Learn what estimates were worth: of nodes whose parent was reached."""
         if self._estimate is None:
             return

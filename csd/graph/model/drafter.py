@@ -21,13 +21,13 @@ from csd.backends import for_dtype
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import Earlier
+from csd.graph.host_tree import pool_of
 from csd.graph.model.cache import Network, Scratch
 from csd.graph.model.host import HostSlots, take
 from csd.graph.model.laws import expected, laws
 from csd.graph.model.reader import Reader
 from csd.graph.model.reliability import MODEL, Levels, Reliability
 from csd.graph.model.tree import SlotTree, add_pool, likeliest
-from csd.graph.rivals.host_drafter import pool_of
 from csd.kernels.draft_tree import DraftNoise
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import KVCache
@@ -42,11 +42,12 @@ class NetworkDrafter(Drafter):
     net: Network
     name: str
 
-    def check_vocab(self, vocab: int) -> None:
-        if self.net.config.vocab != vocab:
+    def attach(self, decoder: Any, cache: KVCache) -> None:
+        own, vocab = self.net.config.vocab, decoder.config.vocab
+        if own != vocab:
             raise ValueError(
-                f"drafter must have the model's vocabulary: {self.name} has "
-                f"{self.net.config.vocab} tokens, the model has {vocab}"
+                f"drafter must have the model's vocabulary: {self.name} has {own} tokens, the "
+                f"model has {vocab}"
             )
 
     def cache_bytes(self, pages: int) -> int:
@@ -68,7 +69,6 @@ class ModelDrafter(NetworkDrafter):
         self.net, self.graph, self.name = net, graph, name
         self.k, self.depth, self.temperature = k, depth, temperature
         self.context = graph.context if graph else 1
-        self.takes_history = graph is not None
         self.reader = Reader(net, for_dtype(ops, net.dtype), torch.device(device))
         self.start_call()
         # what the running step has drafted
@@ -84,6 +84,7 @@ class ModelDrafter(NetworkDrafter):
         return self.graph.dropped if self.graph else None
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
+        super().attach(decoder, cache)
         self.net.attach(decoder)
         self.reader.allocate(
             slots=cache.slot_pages.shape[0], pages=cache.k.shape[1],
@@ -92,9 +93,6 @@ class ModelDrafter(NetworkDrafter):
 
     def start_call(self) -> None:
         self.reliability, self.levels = Reliability(), Levels()
-
-    def start(self, group_key: int, prompt: list[int], slots: Slots) -> None:
-        self.observe_prompt(group_key, prompt, 0, len(prompt), slots)
 
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
@@ -105,8 +103,8 @@ class ModelDrafter(NetworkDrafter):
             return read
         return self.graph.observe_prompt(group_key, prompt, observed, read, slots)
 
-    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int:
-        return self.graph.history_that_fits(history, groups) if self.graph else 0
+    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int | None:
+        return self.graph.history_that_fits(history, groups) if self.graph else None
 
     def enter_history(
         self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
@@ -218,7 +216,7 @@ class ModelDrafter(NetworkDrafter):
             node.number = number
         return out
 
-    def insert(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
         """Keep what was accepted, and learn what estimates were worth; the slots have advanced."""
         if self.graph is not None:
             self.graph.insert(pool, slots, verdict)

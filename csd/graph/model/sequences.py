@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from csd.graph.fill import Row, fill
+from csd.graph.host_tree import Row, fill
 from csd.graph.model.drafter import ModelDrafter
 from csd.graph.model.host import HostSlots
 from csd.graph.model.laws import laws

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from csd.graph.host_tree import Tree
 from csd.graph.model.reliability import BOTH, GRAPH, MODEL, Reliability
-from csd.graph.rivals.host_drafter import Tree
 from csd.state import pool
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, path_probability
 

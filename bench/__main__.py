@@ -1,0 +1,66 @@
+"""The benchmarks by name: `python -m bench` lists them, `python -m bench NAME ...` runs one.
+
+Kernels alone, by pytest-benchmark: `pytest bench/micro --benchmark-only`.
+"""
+
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FLOORS = {
+    "e2e": "whole runs on a CPU",
+    "micro": "single operations",
+    "gpu": "on a GPU, or for one",
+    "studies": "questions, answered by replay or by runs",
+    "lib": "what the others start from",
+}
+
+
+def commands() -> dict[str, Path]:
+    """The files that are commands, by name, floor by floor."""
+    found: dict[str, Path] = {}
+    for floor in FLOORS:
+        for path in sorted((ROOT / "bench" / floor).rglob("*.py")):
+            if 'if __name__ == "__main__":' in path.read_text() and _documented(path):
+                name = path.parent.name if path.stem == "__main__" else path.stem
+                if name in found:
+                    raise RuntimeError(f"two benchmarks are named {name}: {found[name]}, {path}")
+                found[name] = path
+    return found
+
+
+def _documented(path: Path) -> bool:
+    """Whether it is for people: processes that a benchmark starts have no usage to show."""
+    return "python -m bench" in (ast.get_docstring(ast.parse(path.read_text())) or "")
+
+
+def index() -> str:
+    """A line for each command, by floor."""
+    found, lines = commands(), []
+    for floor, title in FLOORS.items():
+        names = [n for n, p in found.items() if p.relative_to(ROOT / "bench").parts[0] == floor]
+        lines += [f"\n{floor}: {title}"] if names else []
+        for name in names:
+            text = ast.get_docstring(ast.parse(found[name].read_text())) or ""
+            lines.append(f"  {name:14} {text.splitlines()[0]}")
+    return "\n".join([*lines, "\npytest bench/micro --benchmark-only times the operations."])
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(__doc__.splitlines()[0], index(), sep="\n")
+        return 0
+    found = commands()
+    if argv[0] not in found:
+        print(f"NAME must be one of {', '.join(found)}; got {argv[0]}", file=sys.stderr)
+        return 2
+    module = ".".join(found[argv[0]].relative_to(ROOT).with_suffix("").parts)
+    sys.argv = [f"python -m bench {argv[0]}", *argv[1:]]
+    runpy.run_module(module.removesuffix(".__main__"), run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""csd on CPU: with speculation, without, `transformers` generate and llama.cpp, alternated.
+
+    python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--nodes auto 8]
+        [--pairs 9] [--llama] [--json FILE]
+
+SmolLM2-135M-Instruct when no model is given; all sides in `--dtype`, or else the one that csd takes
+on this machine. Word problems and code, prompts of our own, at temperature 0.7, `--tokens` new
+tokens a sample at most. `--exact on off` runs csd with and without; by default as the engine
+chooses. Each pair draws the same samples with csd and without speculation, in alternating order,
+then `transformers` draws as many in one batch, and with `--llama` llama.cpp does
+(`pip install llama-cpp-python`; of a GGUF file). `--nodes` has the drafted tokens of a step, a row
+for each. Reported are medians over the pairs and the median of the paired ratios with its bootstrap
+interval.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import csd
+from bench.lib.common import bootstrap, drafting, finish, table
+from bench.lib.llama_cpp import LlamaCpp, copy_in
+from csd.models.demo import smollm2_path
+
+PROBLEMS = [
+    "A baker makes 6 trays of rolls with 12 rolls on each tray. She sells 48 rolls in the morning "
+    "and half of what is left in the afternoon. How many rolls are left?",
+    "Tom walks 3 km to school and 3 km back, five days a week. How far does he walk in 4 weeks?",
+    "A box holds 24 pens. A school buys 15 boxes and gives 9 pens to each of 30 children. How many "
+    "pens remain?",
+    "Lena saves 4 dollars a week. After 10 weeks she buys a book for 13 dollars and a lamp for 18 "
+    "dollars. How much money does she have left?",
+    "A train travels 80 km in the first hour and 20 km more in each following hour than in the one "
+    "before. How far does it go in 4 hours?",
+    "There are 5 shelves with 18 books each. A third of the books are lent out. How many stay?",
+    "A farmer has 14 cows and twice as many sheep. Each sheep gives 3 kg of wool. How much wool is "
+    "that?",
+    "A pool fills at 12 litres a minute and loses 2 litres a minute. How long does it take to hold "
+    "450 litres?",
+    "Mia reads 25 pages a day. Her book has 340 pages and she has read 90. How many days until she "
+    "has finished?",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help="a folder or a GGUF file")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["words"])
+    parser.add_argument("--exact", nargs="+", choices=("on", "off"))
+    parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--nodes", nargs="+", default=["auto"], help="drafts of a step, or auto")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--llama", action="store_true", help="llama.cpp too")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+
+    path = args.model or smollm2_path()
+    dtype = args.dtype and getattr(torch, args.dtype)
+    choices = [{"on": True, "off": False}[x] for x in args.exact] if args.exact else [None]
+    engines = [csd.Engine(path, dtype=dtype, device="cpu", exact=exact) for exact in choices]
+    others = {"transformers": Transformers(path, engines[0].tokenizer, engines[0].dtype)}
+    if args.llama:
+        with tempfile.TemporaryDirectory() as folder:
+            same = copy_in(path, engines[0].dtype, Path(folder, "model.gguf"))
+            others["llama.cpp"] = LlamaCpp(same, engines[0].tokenizer, max(args.samples))
+    warm = [{"role": "user", "content": PROBLEMS[0]}]
+    for engine in engines:
+        csd.generate(engine, warm, num_samples=2, max_new_tokens=8, seed=0)
+    for other in others.values():
+        other.draw(warm, 2 if max(args.samples) > 1 else 1, 4, seed=0)
+    rows = []
+    for task in args.tasks:
+        for n in args.samples:
+            for engine in engines:
+                prompts = TASKS[task]()
+                found = measure(engine, others, prompts, n, args.nodes, args.pairs, args.tokens)
+                rows += [{"task": task, "exact": engine.exact} | row for row in found]
+                print(table(rows[-len(found) :]), flush=True)
+    print(table(rows))
+    finish({"bench": "cpu", "dtype": str(engines[0].dtype), "rows": rows}, args.json)
+
+
+def code() -> list[str]:
+    lines = (Path(__file__).parents[1] / "prompts/code.jsonl").read_text().splitlines()
+    return [json.loads(line)["prompt"] for line in lines]
+
+
+TASKS = {"words": lambda: PROBLEMS, "code": code}
+
+
+def measure(
+    engine, others: dict, prompts: list[str], n: int, nodes: list[str], pairs: int, tokens: int
+) -> list[dict]:
+    """Tokens per second of all sides for n samples, a row for each of `nodes`."""
+    rates = {name: [] for name in (*nodes, "plain", *others)}
+    taus, equal = {name: [] for name in nodes}, dict.fromkeys(nodes, 0)
+    for i in range(pairs):
+        chat = [{"role": "user", "content": prompts[i % len(prompts)]}]
+        sides, outs = [*nodes, "plain"], {}
+        for name in sides if i % 2 else sides[::-1]:
+            start = time.perf_counter()
+            outs[name] = csd.generate(
+                engine, chat, num_samples=n, max_new_tokens=tokens, temperature=0.7, seed=i,
+                **drafting("none" if name == "plain" else name),
+            )  # fmt: skip
+            rates[name].append(outs[name].stats.tokens / (time.perf_counter() - start))
+        for name in nodes:
+            taus[name].append(outs[name].stats.tokens_per_step)
+            both = zip(outs[name].tokens, outs["plain"].tokens, strict=True)
+            equal[name] += sum(a == b for a, b in both)
+        for name, other in others.items():
+            rates[name].append(other.draw(chat, n, tokens, seed=i))
+
+    speeds = {name: statistics.median(found) for name, found in rates.items()}
+
+    def row(name: str) -> dict:
+        def over(other: str) -> list[float]:
+            return [a / b for a, b in zip(rates[name], rates[other], strict=True)]
+
+        low, high = bootstrap(over("plain"))
+        return {
+            "samples": n,
+            "nodes": name,
+            "csd tok/s": speeds[name],
+            **{f"{other} tok/s": speeds[other] for other in ("plain", *others)},
+            "tau": statistics.median(taus[name]),
+            "csd/plain": statistics.median(over("plain")),
+            "low": low,
+            "high": high,
+            **{f"csd/{other}": statistics.median(over(other)) for other in others},
+            "equal samples": f"{equal[name]}/{n * pairs}",
+        }
+
+    return [row(name) for name in nodes]
+
+
+class Transformers:
+    """`generate` of transformers on the same file or folder: one batch of n rows."""
+
+    def __init__(self, path: str, tokenizer, dtype: torch.dtype):
+        self.model = module(path, dtype)
+        self.tokenizer = tokenizer
+
+    def draw(self, chat, n: int, tokens: int, seed: int) -> float:
+        """Tokens per second; a row counts up to its end token."""
+        torch.manual_seed(seed)
+        ids = self.tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        start = time.perf_counter()
+        out = self.model.generate(
+            **ids, num_return_sequences=n, max_new_tokens=tokens, do_sample=True, temperature=0.7,
+            top_k=0,
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        new = out[:, ids["input_ids"].shape[1] :]
+        end = self.model.generation_config.eos_token_id
+        ended = (new == end).int().cumsum(1)
+        return int(((ended - (new == end).int()) == 0).sum()) / seconds
+
+
+def module(model: str, dtype: torch.dtype):
+    """The model as transformers loads it."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    path, options = Path(model), {}
+    if path.suffix == ".gguf":
+        options = dict(gguf_file=path.name, quantization_config=GgufConfig(dequantize=True))
+        model = str(path.parent)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Opens the sides that a run's rows need, each at the settings that it is fastest with."""
+
+import importlib.util
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import csd
+from bench.e2e.long.plan import LLAMA, TRANSFORMERS, VLLM, Cell
+from bench.e2e.long.prompts import prompt
+from bench.e2e.long.rows import ids_of
+from bench.e2e.long.sides import Csd, Llama, ends_of, transformers_sides
+from bench.e2e.long.vllm_side import NGRAM, Vllm, as_folder
+from bench.lib.llama_cpp import copy_in
+from csd.models.demo import smollm2_path
+from csd.models.load import Loaded, load
+
+# a GGUF's dtypes that are no quantisation
+WHOLE = ("F32", "F16", "BF16")
+
+
+@dataclass
+class Opened:
+    """The sides at hand by name, how each runs, and why others are left out."""
+
+    loaded: Loaded
+    path: str
+    ends: set[int] = field(default_factory=set)
+    sides: dict[str, Any] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.loaded.tokenizer
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.loaded.dtype
+
+    @property
+    def head(self) -> dict:
+        return {
+            "model": Path(self.path).name, "dtype": str(self.dtype).removeprefix("torch."),
+            "sides": self.how, "left out": self.left_out,
+        }  # fmt: skip
+
+    def of(self, cell: Cell) -> dict[str, Any]:
+        """The sides of a cell; of many prompts, engines with so many slots."""
+        if cell.kind != "many":
+            return self.sides
+        engine = csd.Engine(self.loaded, max_slots=cell.slots)
+        found = {name: Csd(engine, name == "csd") for name in cell.sides}
+        found["csd"].draw([*range(1, 9)], 2, 8, 0)
+        return found
+
+
+def open_sides(
+    model: str | None, python: str | None, cells: list[Cell], stack: ExitStack
+) -> Opened:
+    """model: a folder or a GGUF file; python: of vLLM's environment. Each has drawn once."""
+    path = model or smollm2_path()
+    opened = Opened(load(path, device="cpu"), path)
+    engine = csd.Engine(opened.loaded)
+    opened.ends = ends_of(engine)
+    one = [cell for cell in cells if cell.kind == "one"]
+    most, limit = max(cell.samples for cell in one), max(cell.limit for cell in one)
+    texts = [prompt(cell.task, cell.limit, i) for cell in one for i in range(3)]
+    longest = max(len(ids_of(opened.tokenizer, text)) for text in texts)
+    length = min(longest + limit + 64, opened.loaded.config.context)
+    _add(opened, {"csd": Csd(engine, True), "csd without drafts": Csd(engine, False)},
+         f"{csd.__version__}, exact={engine.exact}")  # fmt: skip
+    wanted = {side for cell in cells for side in cell.sides}
+    if wanted & {*TRANSFORMERS}:
+        _add(opened, transformers_sides(path, opened.dtype, opened.ends), version("transformers"))
+    if wanted & {*LLAMA}:
+        room = [(longest + c.limit) * c.samples for c in one if {*LLAMA} & {*c.sides}]
+        _open_llama(opened, most, max(room), stack)
+    if wanted & {*VLLM}:
+        _open_vllm(opened, python, most, length, stack)
+    for side in opened.sides.values():
+        side.draw(ids_of(opened.tokenizer, "Count to ninety."), min(most, 8), 24, 0)
+    return opened
+
+
+def _add(opened: Opened, sides: dict[str, Any], how: str) -> None:
+    opened.sides |= sides
+    opened.how |= dict.fromkeys(sides, how)
+
+
+def _open_llama(opened: Opened, most: int, cells: int, stack: ExitStack) -> None:
+    path = opened.path
+    if importlib.util.find_spec("llama_cpp") is None:
+        opened.left_out |= dict.fromkeys(LLAMA, "llama-cpp-python is not installed")
+        return
+    if not path.endswith(".gguf"):
+        opened.left_out |= dict.fromkeys(LLAMA, "the model is no GGUF file")
+        return
+    from gguf import GGUFReader
+
+    kinds = sorted({x.tensor_type.name for x in GGUFReader(path).tensors} - {*WHOLE})
+    files = {LLAMA[0]: (path, "/".join(kinds) or "as the file is")}
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    files[LLAMA[1]] = copy_in(path, opened.dtype, folder / "model.gguf"), str(opened.dtype)
+    for name, (file, weights) in files.items():
+        how = f"llama-cpp-python {version('llama-cpp-python')}, weights in {weights}"
+        _add(opened, {name: Llama(file, opened.tokenizer, most, cells)}, how)
+
+
+def _open_vllm(
+    opened: Opened, python: str | None, most: int, length: int, stack: ExitStack
+) -> None:
+    if python is None:
+        opened.left_out |= dict.fromkeys(VLLM, "--vllm names no environment")
+        return
+    to = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    folder = as_folder(opened.path, opened.dtype, opened.tokenizer, to)
+    for name, ngram in zip(VLLM, (0, NGRAM), strict=True):
+        try:
+            side = Vllm(python, folder, opened.dtype, opened.ends, length, most, ngram)
+        except RuntimeError as error:
+            # named, and the others are measured all the same
+            opened.left_out[name] = str(error)
+            continue
+        stack.callback(side.close)
+        drafts = f", ngram of {ngram} tokens" if ngram else ""
+        _add(opened, {name: side}, f"{side.version}, CPU build{drafts}")

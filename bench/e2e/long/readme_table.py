@@ -1,0 +1,72 @@
+"""README's table of five rows, and which row of the result it and the bars are made of."""
+
+from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM
+from bench.lib.common import markdown
+
+SAMPLES = 8
+BEGIN, END = "<!-- bench.e2e.long: python -m bench.long --plot -->", "<!-- /bench.e2e.long -->"
+# engines of the table by their sides, of which the fastest stands for the engine
+ENGINES = {
+    "csd": CSD[:1], "csd without drafts": CSD[1:], "vLLM": VLLM, "llama.cpp": LLAMA,
+    "transformers": TRANSFORMERS,
+}  # fmt: skip
+
+
+def headline(result: dict) -> dict:
+    """The headline row: at 8 samples most engines, then one that counts, then the longest."""
+    rows = [r for r in result["rows"] if r["kind"] == "one" and r["samples"] == SAMPLES]
+    if not rows:
+        raise ValueError(f"the result has no row of {SAMPLES} samples of one prompt")
+    return max(rows, key=lambda r: (len(fastest(r)), r["counts"], r["limit"]))
+
+
+def fastest(row: dict) -> dict[str, str]:
+    """By engine, its side of most tokens a second, where the row has one."""
+    found = {}
+    for engine, sides in ENGINES.items():
+        speeds = {side: row["tok/s"][side] for side in sides if side in row["tok/s"]}
+        if speeds:
+            found[engine] = max(speeds, key=speeds.__getitem__)
+    return found
+
+
+def block(result: dict) -> str:
+    """README's block, with its markers."""
+    row = headline(result)
+    sides, length = fastest(row), row["mean length"]
+    job = f"{SAMPLES} answers of {length:,.0f} tokens"
+    lines = []
+    for engine in ENGINES:
+        side = sides.get(engine)
+        if side is None:
+            why = result["left out"].get(ENGINES[engine][0], "no such side in this row")
+            lines.append([engine, why, "", ""])
+            continue
+        speed = row["tok/s"][side]
+        lines.append([
+            _named(engine, side), f"{speed:,.0f}", f"{SAMPLES * length / speed:.1f} s",
+            _ratio(row["csd / other"].get(side)),
+        ])  # fmt: skip
+    head = ["engine", "tokens a second", job, "csd is so many times as fast"]
+    return "\n".join([BEGIN, "", markdown(head, lines), "", *_text(result, row), END])
+
+
+def _named(engine: str, side: str) -> str:
+    return engine if side == engine else f"{engine} ({side.removeprefix(engine).strip(' ,')})"
+
+
+def _ratio(found: list[float] | None) -> str:
+    if found is None:
+        return ""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*found)
+
+
+def _text(result: dict, row: dict) -> list[str]:
+    here, pairs = result["machine"], len(row["rates"]["csd"])
+    return [
+        f"{result['model']} in {result['dtype']} on {here['cores']} cores of {here['cpu']}: "
+        f"{row['task']}, at most {row['limit']:,} tokens, temperature 0.7, medians of {pairs} "
+        f"alternated draws with their interval; {row['ended']:.0%} of the answers ended by "
+        f"themselves, and {row['distinct 8-grams']:.0%} of their runs of 8 tokens are distinct"
+        f"{'' if row['counts'] else ', so that the text is no measure of other text'}."
+    ]  # fmt: skip

@@ -1,0 +1,106 @@
+"""A row of the result: what one cell's sides drew in turns."""
+
+from statistics import mean, median
+from typing import Any
+
+from bench.e2e.forced_cpu import engine_of, measure
+from bench.e2e.long.drawn import Drawn, described
+from bench.e2e.long.plan import PROMPTS, TASKS, Cell
+from bench.e2e.long.prompts import prompt
+from bench.lib.common import bootstrap
+from bench.lib.forced import cut
+from csd.engine.traces.traces import read_traces
+
+# prompts of a recorded row
+RECORDED = 2
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    chat = [{"role": "user", "content": text}]
+    found = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+    return list(found["input_ids"] if hasattr(found, "keys") else found)
+
+
+def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int) -> dict:
+    """sides: by name, those of the cell among them, of which "csd" is one."""
+    found: dict[str, list[Drawn]] = {name: [] for name in cell.sides}
+    for i in range(pairs):
+        if cell.kind == "many":
+            texts = [prompt(TASKS[j % len(TASKS)], cell.limit, i + j) for j in range(PROMPTS)]
+        else:
+            texts = [prompt(cell.task, cell.limit, i)]
+        ids = [ids_of(tokenizer, text) for text in texts]
+        for name in cell.sides if i % 2 else cell.sides[::-1]:
+            side = sides[name]
+            if cell.kind == "many":
+                found[name].append(side.draw_all(ids, cell.samples, cell.limit, i))
+            else:
+                found[name].append(side.draw(ids[0], cell.samples, cell.limit, i))
+    return row(cell, found)
+
+
+def row(cell: Cell, found: dict[str, list[Drawn]]) -> dict:
+    """One row; its statistics of text are of csd's samples."""
+    own = found["csd"]
+    rates = {name: [drawn.rate for drawn in of] for name, of in found.items()}
+    samples = [sample for drawn in own for sample in drawn.tokens]
+    result = _named(cell) | described(samples, [x for drawn in own for x in drawn.ended])
+    result |= {
+        "tau": median(drawn.tau or 0 for drawn in own),
+        "tok/s": {name: median(of) for name, of in rates.items()},
+        "csd / other": {
+            name: _interval([a / b for a, b in zip(rates["csd"], of, strict=True)])
+            for name, of in rates.items() if name != "csd"
+        },
+        "mean length of each": {
+            name: mean(len(sample) for drawn in of for sample in drawn.tokens)
+            for name, of in found.items()
+        },
+        "rates": rates,
+    }  # fmt: skip
+    if "csd without drafts" in found:
+        both = zip(own, found["csd without drafts"], strict=True)
+        pairs = [x for a, b in both for x in zip(a.tokens, b.tokens, strict=True)]
+        result["equal samples"] = f"{sum(a == b for a, b in pairs)}/{len(pairs)}"
+    return result
+
+
+def recorded(cell: Cell, path: str, shape: str, dtype: Any, pairs: int) -> dict:
+    """Recorded samples through a shape with random weights (`bench/e2e/forced_cpu.py`)."""
+    engine = engine_of(shape, dtype)
+    traces = list(read_traces(path))[:RECORDED]
+    measure(engine, [cut(traces[0], cell.samples, 16)], cell.samples, ["auto"], 1)
+    traces = [cut(trace, cell.samples, cell.limit) for trace in traces]
+    (found,) = measure(engine, traces, cell.samples, ["auto"], pairs)
+    samples = [(s, s[-1] in t.stop_ids) for t in traces for s in t.samples]
+    tokens, ended = zip(*samples, strict=True)
+    return _named(cell) | described(list(tokens), list(ended)) | {
+        "task": f"recorded {cell.task}, {shape}'s shape with random weights",
+        "traces": path,
+        "tau": found["tau"],
+        "tok/s": {"csd": found["csd tok/s"], "csd without drafts": found["no drafts tok/s"]},
+        "csd / other": {
+            "csd without drafts": [found["csd/no drafts"], found["low"], found["high"]]
+        },
+    }  # fmt: skip
+
+
+def _named(cell: Cell) -> dict:
+    return {
+        "name": cell.name, "kind": cell.kind, "task": cell.task, "samples": cell.samples,
+        "limit": cell.limit, "slots": cell.slots, "prompts": PROMPTS if cell.kind == "many" else 1,
+    }  # fmt: skip
+
+
+def _interval(values: list[float]) -> list[float]:
+    return [median(values), *bootstrap(values)]
+
+
+def shown(row: dict) -> dict:
+    """A row as the screen's table has it."""
+    columns = ("kind", "task", "samples", "limit", "slots", "mean length", "ended",
+               "distinct 8-grams", "counts", "tau")  # fmt: skip
+    return {name: row[name] for name in columns} | row["tok/s"] | {
+        f"/ {name}": f"{x:.2f} ({low:.2f} to {high:.2f})"
+        for name, (x, low, high) in row["csd / other"].items()
+    }  # fmt: skip

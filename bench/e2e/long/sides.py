@@ -1,0 +1,111 @@
+"""The sides in this process: csd with drafts and without, transformers, llama.cpp.
+
+All draw from the same weights at temperature 0.7 without filters, from the same prompt's ids, up to
+the same end tokens. `draw(ids, n, limit, seed)` gives a `Drawn`.
+"""
+
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+import csd
+from bench.e2e.cpu import module
+from bench.e2e.long.drawn import Drawn
+
+TEMPERATURE = 0.7
+
+
+def ends_of(engine: csd.Engine) -> set[int]:
+    """End tokens of the generation config and the tokenizer."""
+    given = engine.generation_config.eos_token_id
+    ends = given if isinstance(given, list) else [given]
+    return {end for end in [*ends, engine.tokenizer.eos_token_id] if end is not None}
+
+
+class Csd:
+    """One engine, with drafts or without."""
+
+    def __init__(self, engine: csd.Engine, speculate: bool):
+        self.engine, self.speculate = engine, speculate
+
+    def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
+        return self.draw_all([ids], n, limit, seed)
+
+    def draw_all(self, prompts: list[list[int]], n: int, limit: int, seed: int) -> Drawn:
+        start = time.perf_counter()
+        outs = csd.generate(
+            self.engine, prompts, num_samples=n, max_new_tokens=limit, seed=seed,
+            temperature=TEMPERATURE, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+            speculate=self.speculate,
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        return Drawn(
+            [tokens for out in outs for tokens in out.tokens],
+            [reason == "stop" for out in outs for reason in out.finish_reasons],
+            seconds,
+            mean(out.stats.tokens_per_step for out in outs),
+        )
+
+
+class Generate:
+    """`generate` of transformers: one batch of n rows."""
+
+    def __init__(self, model: Any, ends: set[int]):
+        self.model, self.ends = model, ends
+
+    def config(self, n: int, limit: int) -> GenerationConfig:
+        ends = sorted(self.ends)
+        return GenerationConfig(
+            num_return_sequences=n, max_new_tokens=limit, do_sample=True, temperature=TEMPERATURE,
+            top_k=0, top_p=1.0, eos_token_id=ends, pad_token_id=ends[0],
+        )  # fmt: skip
+
+    def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
+        torch.manual_seed(seed)
+        given = torch.tensor([ids])
+        start = time.perf_counter()
+        out = self.model.generate(
+            given, attention_mask=torch.ones_like(given), generation_config=self.config(n, limit)
+        )
+        seconds = time.perf_counter() - start
+        return Drawn.cut(out[:, len(ids) :].tolist(), self.ends, seconds)
+
+
+class GenerateBatch(Generate):
+    """`generate_batch` of transformers: continuous batching, the prompt's pages shared."""
+
+    def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
+        torch.manual_seed(seed)
+        start = time.perf_counter()
+        out = self.model.generate_batch([ids], generation_config=self.config(n, limit))
+        seconds = time.perf_counter() - start
+        found = [list(x.generated_tokens) for x in out.values()]
+        if len(found) != n:
+            raise RuntimeError(f"generate_batch drew {len(found)} of {n} samples")
+        return Drawn.cut(found, self.ends, seconds)
+
+
+class Llama:
+    """llama.cpp on a GGUF file."""
+
+    def __init__(self, path: str | Path, tokenizer: Any, most: int, cells: int):
+        from bench.lib.llama_cpp import LlamaCpp
+
+        self.lib = LlamaCpp(path, tokenizer, most, cells)
+
+    def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
+        start = time.perf_counter()
+        tokens = self.lib.samples(ids, n, limit, seed)
+        return Drawn(tokens, [self.lib.ends(s[-1]) for s in tokens], time.perf_counter() - start)
+
+
+def transformers_sides(path: str, dtype: torch.dtype, ends: set[int]) -> dict[str, Any]:
+    # each its own module: generate_batch replaces the attention of the one it runs
+    return {
+        "transformers generate": Generate(module(path, dtype).eval(), ends),
+        "transformers generate_batch": GenerateBatch(module(path, dtype).eval(), ends),
+    }

@@ -1,0 +1,147 @@
+"""One job compiled by Triton's whole pipeline, and what the binary uses."""
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from typing import Any
+
+from bench.gpu.aot.record import TARGETS, CompileJob, named
+
+
+def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict:
+    """Registers, stack, spills, instructions, shared memory and its limit, and seconds.
+
+    disassembled: without it, what is counted in an NVIDIA GPU's machine code is "-"; to
+    disassemble a small kernel takes as long as to compile it.
+    """
+    import triton
+
+    t = named(target)
+    start = time.perf_counter()
+    kernel = triton.compile(job.source, target=t.gpu, options=job.options)
+    seconds = time.perf_counter() - start
+    cuda = t.backend == "cuda"
+    usage = _cuda_usage(kernel, disassembled) if cuda else _hip_usage(kernel)
+    shared = kernel.metadata.shared
+    return {
+        "kernel": job.name,
+        "target": target,
+        "warps": job.num_warps,
+        "stages": job.num_stages,
+        **usage,
+        "shared": shared,
+        "limit": t.shared,
+        "at once": at_once(job.num_warps, usage["registers"], shared, t.shared)
+        if cuda and target in TARGETS
+        else None,
+        "seconds": round(seconds, 2),
+    }
+
+
+def at_once(warps: int, registers: int, shared: int, limit: int) -> int:
+    """Programs that a multiprocessor of sm_80 or sm_90 runs at once.
+
+    It has 65,536 registers, given to warps by 256; 64 warps; 32 programs; and 1 KiB of shared
+    memory more than a program may use (`limit`), of which each takes 1 KiB. (CUDA C++ Programming
+    Guide, "Compute Capabilities".)
+    """
+    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
+    return min(by_registers, 64 // warps, 32, (limit + 1024) // (shared + 1024))
+
+
+def _cuda_usage(kernel: Any, disassembled: bool) -> dict:
+    from triton.backends import nvidia
+
+    tool = os.path.join(os.path.dirname(nvidia.__file__), "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        sass = ["--dump-sass"] * disassembled
+        run = [tool, "--dump-resource-usage", *sass, file.name]
+        text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+    def number(field: str) -> int:
+        found = re.search(rf"{field}:(\d+)", text)
+        if found is None:
+            raise RuntimeError(f"cuobjdump does not print {field}: {text[:200]}")
+        return int(found[1])
+
+    ptx = kernel.asm["ptx"]
+    mma = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "-"
+    return {
+        "registers": number("REG"),
+        "stack": number("STACK"),
+        **(_counted(text) if disassembled else dict.fromkeys(COUNTED, "-")),
+        "mma": mma,
+        "async": "cp.async" in ptx,
+        **_dependent(ptx),
+    }
+
+
+COUNTED = "spills", "instructions", "mma loops", "wide", "narrow"
+
+
+def _counted(sass: str) -> dict:
+    """COUNTED, from a disassembly."""
+    counts = (
+        # STL stores a register to the stack: only a spill does, as kernels have no local arrays
+        len(re.findall(r"\bSTL\b", sass)),
+        # without the padding behind the last one
+        len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S", sass, re.M)),
+        mma_loops(sass),
+        # loads from global memory of 16 bytes a thread, and of one or two
+        len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", sass)),
+        len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", sass)),
+    )
+    return dict(zip(COUNTED, counts, strict=True))
+
+
+def mma_loops(sass: str) -> list[int]:
+    """Instructions of each loop that multiplies matrices and holds no other such loop, by place."""
+    lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(\S.*?);", sass, re.M)
+    found = [(int(at, 16), instruction) for at, instruction in lines]
+    loops = []
+    for end, instruction in found:
+        target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
+        begin = int(target[1], 16) if target else end
+        if begin >= end:
+            continue
+        within = [text for at, text in found if begin <= at <= end]
+        if any("MMA" in text for text in within):
+            loops.append((begin, end, len(within)))
+    return [
+        n for a, b, n in loops
+        if not any((a, b) != (c, d) and a <= c and d <= b for c, d, _ in loops)
+    ]  # fmt: skip
+
+
+def _dependent(ptx: str) -> dict:
+    """Of a kernel that waits for its predecessor: prefetches, and other accesses, before that."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    if not wait:
+        return {"waits": False}
+    early = re.findall(r"\b(?:ld|st|atom|red|cp\.async\.\w+\.shared)\.global\b", before)
+    return {"waits": True, "prefetches": before.count("prefetch.global"), "early": len(early)}
+
+
+def _hip_usage(kernel: Any) -> dict:
+    text = kernel.asm["amdgcn"]
+
+    def number(field: str) -> int:
+        found = re.search(rf"\.{field}:\s+(\d+)", text)
+        return int(found[1]) if found else 0
+
+    return {
+        "registers": number("vgpr_count"),
+        "stack": number("private_segment_fixed_size"),
+        "spills": number("vgpr_spill_count"),
+        "instructions": len(re.findall(r"^\t(?:v|s|ds|global|buffer|flat|scratch)_", text, re.M)),
+        "mma": "mfma" if "v_mfma" in text else "-",
+        "mma loops": [],
+        "async": False,
+        "waits": False,
+        "wide": len(re.findall(r"\b(?:global|buffer)_load_(?:dwordx4|b128)\b", text)),
+        "narrow": len(re.findall(r"\b(?:global|buffer)_load_[us](?:byte|short)", text)),
+    }

@@ -1,0 +1,202 @@
+"""What a model's steps launch, on tensors that have a shape and no memory.
+
+Beside a step of the default graph: steps of the other graphs that are benchmarked, the norm of
+heads that some models have, the operations that other models take (`csd.apply_kernels`), and a
+cache that 32 bits do not count.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from bench.lib.graphs import DEEP, SHALLOW
+from bench.lib.kernel_shape import Shape
+from csd.graph.consensus import WITH_HISTORY
+from csd.graph.model.laws import CANDIDATES
+from csd.kernels.gated_linear import gated_linear_triton
+from csd.kernels.layered_dag import layered_dag_triton
+from csd.kernels.ops import Ops, exact_triton, triton
+from csd.kernels.rms_norm import rms_norm_triton
+from csd.kernels.rotary import rotary_triton
+from csd.kernels.rotate import rotate_triton
+from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
+from csd.kernels.sample_words import sample_words_triton
+from csd.kernels.suffix_match import suffix_match_triton
+from csd.kernels.swiglu import silu_mul_triton
+from csd.state.context_table import GraphConfig, Table
+from csd.state.kv_cache import PAGE
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.texts import DagConfig, Texts
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+META = torch.device("meta")
+# of these kernels depend on nothing but whether they are 1, which none is
+SLOTS, ROWS, PAGES, TOKENS, POSITIONS = 5, 64, 9, 64, 512
+# of a layer's pages: more than 2^31 values, and bytes
+LARGE = 1 << 31
+
+
+def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]:
+    """Labels of what a job's name does not show, and functions that launch."""
+    ops, model = triton(), _Model(shape, DTYPES[dtype])
+    each = PAGE * shape.kv_heads * shape.head_dim
+    return [
+        ("", lambda: graph_step(ops, model, GraphConfig())),
+        ("", lambda: graph_step(ops, model, SHALLOW)),
+        ("", lambda: graph_step(ops, model, DEEP)),
+        ("with history", lambda: graph_step(ops, model, GraphConfig(**WITH_HISTORY))),
+        ("chain", lambda: layered_step(model, DagConfig())),
+        ("tree", lambda: layered_step(model, DagConfig(tree=True))),
+        ("", lambda: draft_model_words(model)),
+        ("", lambda: layer(ops, model, PAGES)),
+        ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
+        ("", lambda: layer(exact_triton(), model, PAGES)),
+        ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
+        ("of rows", lambda: first_norm(ops, model)),
+        ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
+        ("rotate", lambda: rotate_triton(model.q, model.k, *model.cos_sin(ROWS))),
+        ("split", lambda: products(model, split=True)),
+        ("", lambda: products(model, split=False)),
+        ("with bias", lambda: products(model, split=False, bias=True)),
+        ("", lambda: gated_products(model)),
+        ("of splits", lambda: behind_splits(model)),
+        ("of splits, with bias", lambda: rotary_of_splits(model, bias=True)),
+        ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
+    ]
+
+
+class _Model:
+    """Operands of the shape's layers: rows of hidden states, heads of one fused product."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype):
+        H, K, D = shape.heads, shape.kv_heads, shape.head_dim
+        self.shape, self.dtype = shape, dtype
+        self.x, self.norm = self.empty(ROWS, shape.hidden), self.empty(shape.hidden)
+        parts = self.empty(ROWS, (H + 2 * K) * D).split((H * D, K * D, K * D), dim=-1)
+        self.q, self.k, self.v = (x.view(ROWS, -1, D) for x in parts)
+
+    def empty(self, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype or self.dtype, device=META)
+
+    def cos_sin(self, rows: int) -> list[torch.Tensor]:
+        return [self.empty(rows, self.shape.head_dim) for _ in range(2)]
+
+
+def _places(config: GraphConfig, vocab: int) -> tuple[Pool, Slots]:
+    slots = Slots.empty(SLOTS, vocab, TOKENS, config.context, device=META)
+    return Pool.empty(ROWS, SLOTS, SLOTS, config.context, META), slots
+
+
+def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
+    """All of a step but the model's own layers."""
+    vocab, table = model.shape.vocab, Table.empty(config, META)
+    _, slots = _places(config, vocab)
+    pool = ops.draft_tree(table, slots, ROWS, config)
+    logits = model.empty(ROWS, vocab)
+    verdict, *_ = ops.decide(logits, pool, slots, False, False)
+    ops.insert_observed(table, pool, slots, verdict, config)
+    # the same one by one, as other callers launch them
+    verdict = ops.verify(logits, pool, slots)
+    ops.advance_slots(slots, verdict)
+    observed = ops.observe(pool, slots, verdict, config)
+    ops.graph_insert(table, *observed, slots.group_key, config.orders)
+    ops.snapshot(pool, verdict, False, False)
+
+
+def first_norm(ops: Ops, model: _Model) -> None:
+    rows = model.empty(ROWS, dtype=torch.int32)
+    embedding = model.empty(model.shape.vocab, model.shape.hidden)
+    ops.rms_norm(embedding, model.norm, 1e-5, rows=rows)
+
+
+def layered_step(model: _Model, config: DagConfig) -> None:
+    """What `drafter="paper"` launches."""
+    slots = Slots.empty(SLOTS, model.shape.vocab, TOKENS, config.k, device=META)
+    texts = Texts.empty(SLOTS, TOKENS, config.k, META)
+    sizes = config.k, config.edits, config.candidates, config.tokens
+    layered_dag_triton(suffix_match_triton(texts, slots, *sizes), slots, ROWS, config)
+
+
+def draft_model_words(model: _Model) -> None:
+    """What `drafter=csd.DraftModel(..)` launches beside the draft model's own layers."""
+    slots = Slots.empty(SLOTS, model.shape.vocab, TOKENS, 1, device=META)
+    slot, place = (model.empty(ROWS, dtype=torch.int32) for _ in range(2))
+    token = model.empty(ROWS, CANDIDATES, dtype=torch.int32)
+    sample_words_triton(slots.key, slots.sample, slot, place, token)
+
+
+def products(model: _Model, split: bool, bias: bool = False) -> None:
+    """A layer's products with exact rows whose K is split, or is not; all that have a bias."""
+    shape, empty = model.shape, model.empty
+    H, K, D, hidden = shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
+    biased = [((H + 2 * K) * D, hidden)]
+    inner = shape.intermediate
+    sizes = [*biased, (hidden, H * D), (2 * inner, hidden), (hidden, inner)]
+    for n, k in biased if bias else sizes:
+        if not bias and split != (splits_of(n, k, model.dtype)[0] > 1):
+            continue
+        for rows in ROW_TILES:
+            row_linear_triton(empty(rows, k), empty(n, k), empty(n) if bias else None)
+
+
+def gated_products(model: _Model) -> None:
+    shape, empty = model.shape, model.empty
+    for rows in ROW_TILES:
+        gated_linear_triton(
+            empty(rows, shape.hidden), empty(2 * shape.intermediate, shape.hidden)
+        )
+
+
+def behind_splits(model: _Model) -> None:
+    """What adds up the products with exact rows whose K is split."""
+    shape, x = model.shape, model.x
+    for k in (shape.heads * shape.head_dim, shape.intermediate):
+        splits = splits_of(shape.hidden, k, model.dtype)[0]
+        if splits > 1:
+            parts = model.empty(splits, *x.shape, dtype=torch.float32)
+            rms_norm_triton(parts, model.norm, 1e-5, x)
+    rotary_of_splits(model, bias=False)
+
+
+def rotary_of_splits(model: _Model, bias: bool) -> None:
+    shape = model.shape
+    H, K, D = shape.heads, shape.kv_heads, shape.head_dim
+    splits = splits_of((H + 2 * K) * D, shape.hidden, model.dtype)[0]
+    if splits == 1:
+        return
+    position, node = model.empty(ROWS, dtype=torch.int32), model.empty(2, ROWS, K, D)
+    parts = model.empty(splits, ROWS, (H + 2 * K) * D, dtype=torch.float32)
+    q, k, v = (x.unflatten(-1, (-1, D)) for x in parts.split((H * D, K * D, K * D), dim=-1))
+    added = model.empty((H + 2 * K) * D) if bias else None
+    rotary_triton(q, k, v, position, *model.cos_sin(POSITIONS), *node, added)
+
+
+def layer(ops: Ops, model: _Model, pages: int) -> None:
+    """A layer, and the commit of all layers' keys and values to this many pages."""
+    shape, empty = model.shape, model.empty
+    H, K, D = shape.heads, shape.kv_heads, shape.head_dim
+    pool, slots = _places(GraphConfig(), shape.vocab)
+    node_k, node_v = (empty(2, ROWS, K, D) for _ in "kv")
+    k_pages, v_pages = (empty(2, pages, PAGE, K, D) for _ in "kv")
+    prompt_pages, slot_pages = (empty(SLOTS, 2, dtype=torch.int32) for _ in range(2))
+    ops.rms_norm(model.x, model.norm, 1e-5)
+    q = ops.rotary(
+        model.q, model.k, model.v, pool.position, *model.cos_sin(POSITIONS), node_k[0], node_v[0]
+    )
+    layout = dict(
+        prompt_pages=prompt_pages, prompt_len=slots.prompt_len, slot_pages=slot_pages,
+        slot_len=slots.generated, slot=pool.slot, ancestors=pool.ancestors,
+        slot_start=pool.slot_start, slot_nodes=pool.slot_nodes, group_start=pool.group_start,
+    )  # fmt: skip
+    work = ops.plan_attention(heads=H, kv_heads=K, **layout)
+    ops.tree_attention(
+        q, node_k[0], node_v[0], k_pages[0], v_pages[0], scale=D**-0.5, work=work, **layout
+    )
+    ops.swiglu(empty(ROWS, 2 * shape.intermediate))
+    accept_row = empty(SLOTS, 17, dtype=torch.int32)
+    for moved in (True, False):
+        ops.commit_kv(
+            node_k, node_v, k_pages, v_pages, slot_pages, slots.generated, accept_row, slots.step,
+            moved,
+        )  # fmt: skip

@@ -1,0 +1,147 @@
+"""The compilation jobs of a target, taken from launches: nothing is compiled, run or declared.
+
+A launch goes Triton's own way up to the compiler, for a driver without a device that names the
+target. What Triton would compile there is recorded: types, alignment, constants and warps are
+those that the JIT finds, so a launch on such a GPU finds the binary of a job in Triton's cache. It
+needs a process in which triton was imported without TRITON_INTERPRET.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import driver
+
+from bench.gpu.aot.launches import launches
+from bench.lib.kernel_shape import Shape
+from csd.kernels.target import tiles_for
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """backend, arch, warp: what Triton calls the GPU; shared: bytes a program may use of it; tiles:
+    the chip that kernels' tiles are made for there."""
+
+    backend: str
+    arch: int | str
+    warp: int
+    shared: int
+    tiles: str
+
+    @property
+    def gpu(self) -> GPUTarget:
+        return GPUTarget(self.backend, self.arch, self.warp)
+
+
+# KiB of shared memory a program may use, by compute capability (CUDA C++ Programming Guide,
+# "Compute Capabilities"); other chips have no less than the least of them
+SHARED = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+LEAST_SHARED = 99
+
+
+def named(target: str) -> Target:
+    """A chip by its compiler's name: sm_ and the compute capability, or gfx and AMD's number."""
+    if target.startswith("gfx"):
+        return Target("hip", target, 64, 64 * 1024, "gfx942")
+    arch = int(target.removeprefix("sm_"))
+    shared = 1024 * SHARED.get(arch, LEAST_SHARED)
+    return Target("cuda", arch, 32, shared, tiles_for(*divmod(arch, 10)))
+
+
+# those that `make aot` compiles for
+TARGETS = {name: named(name) for name in ("sm_90", "sm_80", "gfx942")}
+# constants that a job's name shows, where its kernel has them
+SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """One specialisation of a kernel. source: Triton's ASTSource."""
+
+    name: str
+    source: Any
+    num_warps: int
+    num_stages: int
+    enable_fp_fusion: bool = True  # whether a product and a sum may become one instruction
+    launch_pdl: bool = False  # whether it begins before its predecessor has ended
+
+    @property
+    def options(self) -> dict:
+        names = "num_warps", "num_stages", "enable_fp_fusion"
+        found = {name: getattr(self, name) for name in names}
+        # not every backend knows it
+        return found | ({"launch_pdl": True} if self.launch_pdl else {})
+
+    @property
+    def key(self) -> tuple:
+        """Equal for jobs, and launches, that share a binary."""
+        return self.source.hash(), self.num_warps, self.num_stages, self.enable_fp_fusion
+
+
+@contextmanager
+def recording(target: str) -> Iterator[list[CompileJob]]:
+    """A list that receives what kernels launched within, on tensors of any device, compile from."""
+    jobs: list[CompileJob] = []
+    chip = named(target)
+
+    def hook(*, fn: Any, compile: dict, **_: Any) -> bool:
+        kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
+        source = ASTSource(kernel, compile["signature"], constants, attrs)
+        options = (compile[name] for name in ("num_warps", "num_stages", "enable_fp_fusion"))
+        # `csd.kernels.dependent_launch` sets both
+        named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+        pdl = bool(named.get("PDL")) and "AHEAD" in named
+        jobs.append(CompileJob(_name(kernel, constants), source, *options, launch_pdl=pdl))
+        # as if it were compiled: the launch ends here
+        return True
+
+    without_device = SimpleNamespace(
+        get_current_target=lambda: chip.gpu,
+        # Triton keeps what it knows of a target by the device
+        get_current_device=lambda: target,
+        get_current_stream=lambda device=None: 0,
+    )
+    before = knobs.runtime.jit_cache_hook
+    with (
+        mock.patch.object(driver, "_active", without_device),
+        mock.patch("csd.kernels.tree_attention.launch.target_of", lambda device: chip.tiles),
+        mock.patch("csd.kernels.row_linear.target_of", lambda device: chip.tiles),
+        mock.patch("csd.kernels.exact_attention.launch.target_of", lambda device: chip.tiles),
+    ):
+        knobs.runtime.jit_cache_hook = hook
+        try:
+            yield jobs
+        finally:
+            knobs.runtime.jit_cache_hook = before
+
+
+def _name(kernel: Any, constants: dict) -> str:
+    """Operation, kernel where an operation has several, and the sizes of SHOWN."""
+    name = kernel.__name__.strip("_").removesuffix("_kernel")
+    if not hasattr(torch.ops.csd, name):
+        name = f"{kernel.module.split('.')[2]} {name}"
+    named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+    sizes = [f"{size}={named[size]}" for size in SHOWN if size in named and "ORDERS" not in named]
+    if "ORDERS" in named:
+        sizes = [f"O={len(named['ORDERS'])}"] + ["resumed"] * named.get("RESUMED", False)
+    return " ".join([name, *sizes])
+
+
+def jobs_of(target: str, shape: Shape, dtype: str) -> list[CompileJob]:
+    """What a step of a model of this shape launches on the target, each job once."""
+    found: dict[tuple, CompileJob] = {}
+    for label, launch in launches(shape, dtype):
+        with recording(target) as jobs:
+            launch()
+        for job in jobs:
+            name = f"{job.name}, {label}" if label else job.name
+            job = replace(job, name=name)
+            found.setdefault(job.key, job)
+    return list(found.values())

@@ -1,0 +1,142 @@
+"""All jobs of some targets, dtypes and shapes, compiled in processes of their own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import triton
+
+from bench.gpu.aot.compile import compile_job
+from bench.gpu.aot.record import jobs_of
+from bench.lib.kernel_shape import Shape
+
+ROOT = Path(__file__).parents[3]
+
+
+def worker(path: str, part: int, parts: int) -> None:
+    """Compiles every `parts`-th job of the tasks at `path`; one JSON object a line."""
+    with open(path) as file:
+        tasks, without, disassembled = json.load(file)
+    seen: set[tuple] = set()
+    for target, dtype, sizes in tasks:
+        for job in jobs_of(target, Shape(**sizes), dtype):
+            # a kernel that does not depend on the shape or the dtype is compiled once
+            left_out = without and re.search(without, f"{target} {job.name}")
+            if (target, *job.key) in seen or left_out:
+                continue
+            seen.add((target, *job.key))
+            if len(seen) % parts != part:
+                continue
+            row = {"shape": sizes["name"], "dtype": dtype}
+            try:
+                row |= compile_job(job, target, target in disassembled)
+            except Exception as error:
+                row |= {"kernel": job.name, "target": target, "error": _short(error)}
+            print(json.dumps(row), flush=True)
+
+
+def _short(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]
+
+
+def run(
+    tasks: list[tuple[str, str, Shape]],
+    processes: int = 2,
+    cache: str | None = None,
+    timeout: float | None = None,
+    without: str = "",
+    disassembled: tuple[str, ...] = ("sm_90", "sm_80"),
+) -> list[dict]:
+    """Rows of all tasks (target, dtype, shape), compiled in `processes` processes.
+
+    cache: the folder for the binaries, where launches with this TRITON_CACHE_DIR find them; without
+    one they are compiled afresh and not kept. timeout: seconds after which the processes are ended,
+    and OutOfTime is raised with the rows that were finished, in the order of the tasks. without: a
+    regular expression; a kernel is left out where it is found in "TARGET NAME". disassembled:
+    targets whose rows have what only the machine code shows.
+    """
+    late = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "tasks.json")
+        with open(path, "w") as file:
+            sizes = [(target, dtype, asdict(shape)) for target, dtype, shape in tasks]
+            json.dump([sizes, without, disassembled], file)
+        # the interpreter cannot share a process with the compiler
+        env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache or folder}
+        if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
+            # its passes for AMD's buffer operations fail on the attention; a launch needs this too
+            env["AMDGCN_USE_BUFFER_OPS"] = "0"
+
+        def part(i: int) -> list[dict]:
+            code = f"from bench.gpu.aot.run import worker; worker({path!r}, {i}, {processes})"
+            command = [sys.executable, "-c", code]
+            try:
+                done = subprocess.run(
+                    command, cwd=ROOT, env=env, capture_output=True, timeout=timeout
+                )
+            except subprocess.TimeoutExpired as error:
+                late.append(i)
+                # the last line may be cut
+                return _rows((error.stdout or b"").rpartition(b"\n")[0])
+            if done.returncode:
+                message = done.stderr.decode()[-2000:]
+                raise RuntimeError(f"the compiling process failed:\n{message}")
+            return _rows(done.stdout)
+
+        with ThreadPoolExecutor(processes) as pool:
+            parts = list(pool.map(part, range(processes)))
+    rows = [row for rows in parts for row in rows]
+    if late:
+        raise OutOfTime(rows)
+    return rows
+
+
+class OutOfTime(Exception):
+    """Not all was compiled in time; `rows` are of what was."""
+
+    def __init__(self, rows: list[dict]):
+        super().__init__(f"{len(rows)} kernels were compiled in time")
+        self.rows = rows
+
+
+def _rows(lines: bytes) -> list[dict]:
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def problems(row: dict) -> list[str]:
+    """What is wrong with a row."""
+    if "error" in row:
+        return [row["error"]]
+    found = []
+    if row["shared"] > row["limit"]:
+        found.append(f"shared memory {row['shared']} over {row['limit']}")
+    if row["target"] == "sm_90" and row["dtype"] == "bf16" and (row["spills"] or row["stack"]):
+        found.append(f"{row['spills']} spills, stack {row['stack']}")
+    return found
+
+
+def table(rows: list[dict]) -> str:
+    lines = [
+        f"{'kernel':34} {'shape':13} {'dtype':5} {'target':7} {'warps':>5} {'stages':>6} "
+        f"{'regs':>4} {'stack':>5} {'spills':>6} {'instr':>6} {'shared':>7} {'limit':>7} "
+        f"{'mma':>5} {'once':>4} {'16 B':>5} {'1-2 B':>5} {'s':>6}"
+    ]
+    for r in rows:
+        head = f"{r['kernel']:34} {r['shape']:13} {r['dtype']:5} {r['target']:7} "
+        if "error" in r:
+            lines.append(head + r["error"])
+            continue
+        lines.append(
+            head + f"{r['warps']:5} {r['stages']:6} {r['registers']:4} {r['stack']:5} "
+            f"{r['spills']:6} {r['instructions']:6} {r['shared']:7} {r['limit']:7} {r['mma']:>5} "
+            f"{r['at once'] or '-':>4} {r['wide']:5} {r['narrow']:5} {r['seconds']:6.2f}"
+            + "".join(f"  ! {p}" for p in problems(r))
+        )
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""What every benchmark leaves: the machine, a table, one JSON object last and in a file."""
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from bench.lib.processor import processor
+
+# of the last 1, 5 and 15 minutes, before the benchmark adds its own
+LOAD = [round(x, 2) for x in os.getloadavg()]
+
+
+def machine() -> dict:
+    """Where and with what a figure was taken."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        # a copy without its history
+        commit = os.environ.get("CSD_COMMIT")
+    return {
+        "gpu": gpu,
+        **processor(),
+        "load": LOAD,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "transformers": _version("transformers"),
+        "commit": commit,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write(result: dict, path: str | Path | None, indent: int | None = None) -> dict:
+    """`result` with this machine's entry, written to `path` where there is one; returns it.
+
+    Every file of results is written here: without the entry no figure of it could be compared.
+    """
+    result = result | {"machine": machine()}
+    if path:
+        Path(path).write_text(json.dumps(result, indent=indent) + "\n")
+    return result
+
+
+def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """95% interval of the median of `values`."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.tensor(values, dtype=torch.float64)
+    pick = torch.randint(len(values), (draws, len(values)), generator=generator)
+    medians = x[pick].quantile(0.5, dim=1)
+    low, high = medians.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def table(rows: list[dict]) -> str:
+    """Rows as aligned text, with a column for every key; a row without it leaves it empty."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names] + [[_cell(r.get(n, "")) for n in names] for r in rows]
+    widths = [max(len(c[i]) for c in cells) for i in range(len(names))]
+    lines = ["  ".join(x.rjust(w) for x, w in zip(c, widths, strict=True)) for c in cells]
+    return "\n".join(lines)
+
+
+def _cell(x) -> str:
+    return f"{x:.3g}" if isinstance(x, float) else str(x)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table as the documentation has it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[dict]:
+    """Rows of both; a new one replaces an old one that agrees in `fields`."""
+    named = {tuple(r[f] for f in fields): r for r in [*old, *new]}
+    return list(named.values())
+
+
+def drafting(nodes: str) -> dict:
+    """Options of `csd.generate` for a number of drafted tokens of a step, "auto" or "none"."""
+    if nodes == "none":
+        return {"speculate": False}
+    return {"budget": nodes if nodes == "auto" else int(nodes)}
+
+
+def finish(result: dict, path: str | Path | None = None) -> None:
+    """Print the result as one JSON object on the last line, and write it to `path`."""
+    print(json.dumps(write(result, path)))
+    sys.stdout.flush()
+
+
+def interval(statistic, count: int, draws: int = 2000) -> tuple[float, float]:
+    """95% bootstrap interval of statistic(list of problem indices)."""
+    rng = random.Random(0)
+    found = sorted(statistic(rng.choices(range(count), k=count)) for _ in range(draws))
+    return found[int(0.025 * draws)], found[int(0.975 * draws)]

@@ -1,0 +1,86 @@
+"""Every operation of a step in every backend that runs here, checked, then timed.
+
+    pytest bench/micro --benchmark-only [-k "rms_norm and smollm2"] [--benchmark-json F]
+
+pytest-benchmark times them: on a CPU "reference" and "cpu", on a GPU "triton" too. Without
+--benchmark-only a call of each is made, as a test. Attention stands beside PyTorch's own parts.
+"""
+
+import pytest
+import torch
+
+from bench.lib.kernel_shape import Shape
+from bench.lib.shapes import SHAPES
+from bench.micro.attention_job import JobShape, error_of, limit_for, make
+from bench.micro.attention_rivals import FULL_RIVALS, RIVALS
+from bench.micro.step_jobs import Sizes, makers
+from csd.backends import choose
+from csd.cpu import compiles
+from csd.kernels.tree_attention import tree_attention_ref
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BACKENDS = ["triton"] if DEVICE.type == "cuda" else ["reference", *["cpu"] * compiles()]
+STEPS = {
+    "tiny": Sizes(slots=4, groups=2, rows=20, text=40),
+    "smollm2-135m": Sizes(slots=8, groups=1, rows=72, text=300),
+}
+ATTENTION = {
+    "tiny": JobShape("tiny", 4, 2, 16, samples=3, nodes=5, prompt=70, committed=40),
+    "smollm2-135m": JobShape("smollm2-135m", 9, 3, 64, 8, nodes=9, prompt=64, committed=300),
+}
+# eager flex_attention keeps every score: the tests check it, and its time means nothing
+PARTS = {name: f for name, f in (RIVALS | FULL_RIVALS).items() if "flex" not in name}
+SHAPES_HERE = list(STEPS)
+
+
+def step_makers(backend: str, shape: str, sizes: Sizes, dtype=torch.float32) -> dict:
+    """By an operation's name and graph, a function of a seed that builds its job."""
+    ops = choose(backend, DEVICE, dtype)
+    made = makers(ops, Shape.of(shape, SHAPES[shape]), sizes, DEVICE, dtype)
+    return {" ".join([m.func.__name__, *m.keywords.values()]): m for m in made}
+
+
+OPERATIONS = list(step_makers("reference", "tiny", STEPS["tiny"]))
+
+
+def settled(call):
+    """The call, up to its end on a GPU."""
+    if DEVICE.type == "cpu":
+        return call
+
+    def whole():
+        result = call()
+        torch.cuda.synchronize()
+        return result
+
+    return whole
+
+
+@pytest.mark.parametrize("shape", SHAPES_HERE)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_step(benchmark, operation, backend, shape):
+    job = step_makers(backend, shape, STEPS[shape])[operation](0)
+    job.check()
+    benchmark(settled(job.call))
+
+
+@pytest.mark.parametrize("shape", SHAPES_HERE)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tree_attention(benchmark, backend, shape):
+    job = make(ATTENTION[shape], DEVICE, torch.float32)
+    ops = choose(backend, DEVICE, torch.float32)
+    where = {name: x for name, x in job.arguments.items() if name in job.layout._fields}
+    work = ops.plan_attention(heads=job.shape.H, kv_heads=job.shape.K, **where)
+    call = settled(lambda: ops.tree_attention(**job.arguments, work=work))
+    exact = tree_attention_ref(**job.to(torch.float64).arguments)
+    assert error_of(benchmark(call), exact) <= limit_for(torch.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES_HERE)
+@pytest.mark.parametrize("name", PARTS)
+def test_tree_attention_of_parts(benchmark, name, shape):
+    job = make(ATTENTION[shape], DEVICE, torch.float32)
+    exact = tree_attention_ref(**job.to(torch.float64).arguments)
+    call, order = PARTS[name](job)
+    assert error_of(order(benchmark(settled(call))), exact) <= limit_for(torch.float32)

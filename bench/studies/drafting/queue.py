@@ -1,0 +1,201 @@
+"""Many prompts through one batch: tokens a step, by how many samples of a prompt are drawn at once.
+
+    python -m bench queue TRACES [--slots 32] [--together 1 2 4 8] [--nodes 16] [--history 4]
+        [--json F]
+
+The engine itself admits, refills and drafts, with recorded samples in place of a model's. Steps are
+those of the whole batch until the last sample has ended; a model's attention would read each prompt
+in flight once a step.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import csd
+from bench.lib.common import finish, table
+from bench.lib.forced import forced_requests, forcing
+from csd.engine.call import RunSettings
+from csd.engine.requests import Request
+from csd.engine.traces.traces import Trace, read_traces
+from csd.evaluate.replay import Recording
+from csd.graph.history import Earlier
+from csd.kernels.draft_tree import draft_tree_ref
+from csd.kernels.noise import prompt_key
+from csd.models.config import ModelConfig
+from csd.models.load import Loaded
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import ACCEPT, TOP, Verdict
+
+
+class NoModel:
+    """A decoder without layers, whose logits are not used."""
+
+    def __init__(self, vocab: int, context: int):
+        self.config = ModelConfig(
+            family="llama", vocab=vocab, hidden=1, intermediate=1, layers=1, heads=1, kv_heads=1,
+            head_dim=2, context=context, norm_eps=1e-5, rope_theta=1e4,
+        )  # fmt: skip
+
+    def forward(self, token, *rest: Any) -> torch.Tensor:
+        return torch.zeros(token.shape[0], 1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+class Watch:
+    """`verify` that samples nothing, for `bench.lib.forced` to fill in; and what every step had."""
+
+    def __init__(self) -> None:
+        self.live: list[int] = []
+        self.rows: list[int] = []
+        self.prompts: list[int] = []
+
+    def __call__(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+        M, S = pool.rows, slots.count
+        self.live.append(int(slots.live.sum()))
+        self.rows.append(int((pool.slot >= 0).sum()))
+        self.prompts.append(slots.group[slots.live].unique().numel())
+        return Verdict(
+            sample=torch.full((M,), -1, dtype=torch.int32),
+            logprob=torch.zeros(M),
+            raw_logprob=torch.zeros(M),
+            top_token=torch.full((M, TOP), -1, dtype=torch.int32),
+            top_prob=torch.zeros(M, TOP),
+            accept_row=torch.full((S, ACCEPT), -1, dtype=torch.int32),
+            accept_count=torch.zeros(S, dtype=torch.int32),
+            finish=torch.zeros(S, dtype=torch.int32),
+            bad=torch.zeros(S, dtype=torch.bool),
+        )
+
+
+class Posterior:
+    """Drafts with the noise that led to the recordings, whichever slot holds a sample."""
+
+    def __init__(self, traces: list[Trace]):
+        self._recordings = {
+            prompt_key(t.seed, t.prompt): Recording(t, len(t.samples)) for t in traces if t.top
+        }
+
+    def draft(self, table, slots, rows, config, noise=None, out=None, nodes=None) -> Pool:
+        key = slots.key.tolist()
+
+        def posterior(slot, position, token):
+            g = torch.zeros(token.shape, dtype=torch.float64)
+            for s in set(slot.tolist()):
+                # a slot without probabilities is greedy, and no noise touches it
+                if key[s] in self._recordings:
+                    here = slot == s
+                    sample = slots.sample[s].expand(int(here.sum()))
+                    g[here] = self._recordings[key[s]].noise(sample, position[here], token[here])
+            return g
+
+        return draft_tree_ref(table, slots, rows, config, posterior, out, nodes)
+
+
+def run(
+    traces: list[Trace],
+    slots: int,
+    together: int | None,
+    nodes: int,
+    history: int = 0,
+    share: bool = False,
+) -> dict:
+    """One pass of all samples of all traces through an engine of `slots` slots.
+
+    history: so many of each prompt's samples, the last ones, are not drawn but known before.
+    share: whether the call has `share="call"`.
+    """
+    requests, watch, dropped = drawn(traces, slots, together, nodes, history, share)
+    steps = len(watch.live)
+    return {
+        "together": together,
+        "tau": sum(job.stats.tokens for job in requests) / sum(watch.live),
+        "steps": steps,
+        "samples a step": sum(watch.live) / steps,
+        "rows a step": sum(watch.rows) / steps,
+        "prompts a step": sum(watch.prompts) / steps,
+        "contexts left out": dropped,
+    }
+
+
+def drawn(
+    traces: list[Trace],
+    slots: int,
+    together: int | None,
+    nodes: int,
+    history: int = 0,
+    share: bool = False,
+) -> tuple[list[Request], Watch, int]:
+    """The same: its requests, what its steps had, and the contexts that the graph had no room
+    for."""
+    given = [[Earlier.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces]
+    traces = [_without(t, history) for t in traces]
+    # other tools' recordings have no seed; without probabilities drafts couple to nothing
+    traces = [
+        replace(t, seed=t.seed or i, temperature=t.temperature * bool(t.top))
+        for i, t in enumerate(traces)
+    ]
+    most = max(max(t.prompt + s) for t in traces for s in t.samples) + 1
+    longest = max(len(t.prompt) + len(s) for t in traces for s in t.samples)
+    model = NoModel(most, longest + 64)
+    loaded = Loaded(model, model.config, None, None, torch.device("cpu"), torch.float32)
+    engine = csd.Engine(loaded, max_slots=slots, together=together)
+    watch = Watch()
+    engine.ops = replace(
+        engine.ops, verify=watch, draft_tree=Posterior(traces).draft,
+        plan_attention=lambda **where: None,
+    )  # fmt: skip
+    requests = forced_requests(traces)
+    for request, earlier in zip(requests, given, strict=True):
+        request.history = earlier
+    with forcing(engine, traces):
+        settings = RunSettings(budget=nodes * slots, share="call" if share else None)
+        for _ in engine.run(requests, settings):
+            pass
+        dropped = int(engine._drafter.table.dropped)
+    for job, trace in zip(requests, traces, strict=True):
+        if job.result().tokens != trace.samples:
+            raise RuntimeError(f"trace {trace.problem!r} was not committed")
+    return requests, watch, dropped
+
+
+def _without(trace: Trace, last: int) -> Trace:
+    """Its samples but for the last ones."""
+    kept = len(trace.samples) - last
+    tops, indices = (x and x[:kept] for x in (trace.top, trace.indices))
+    return replace(trace, samples=trace.samples[:kept], top=tops, indices=indices)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("traces", nargs="+")
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--together", type=int, nargs="+", default=[16, 8, 4, 2, 1])
+    parser.add_argument("--nodes", type=int, default=8, help="drafted tokens a slot and step")
+    parser.add_argument("--history", type=int, default=0, help="samples of a prompt known before")
+    parser.add_argument("--problems", type=int, help="the first so many of each file")
+    parser.add_argument("--json")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    found = {}
+    for path in args.traces:
+        traces = list(read_traces(path))[: args.problems]
+        name = Path(path).name.split(".jsonl")[0]
+        print(f"{name}: {len(traces)} prompts, {sum(len(t.samples) for t in traces)} samples")
+        rows = []
+        for together in args.together:
+            rows.append(run(traces, args.slots, together, args.nodes, args.history))
+            print(table(rows[-1:]), flush=True)
+        found[name] = rows
+    result = {"bench": "queue", "slots": args.slots, "nodes": args.nodes, "history": args.history}
+    finish(result | {"rows": found}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Replay traces with several drafters: tokens a step, nodes, microseconds, where tokens came from.
+
+python -m bench replay TRACES --drafters consensus prompt-lookup --samples 8 --nodes 4 16 --json F
+
+Samples of a problem advance together; a step drafts at most `nodes` tokens a live sample, without
+the roots. tau is tokens committed per sample and step, with the 95% interval of a bootstrap over
+problems; the ratios to the best other drafters have their own, over the same problems. Beside it,
+as papers of drafters report: accepted drafted tokens per sample and step (length), their share of
+the drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds of
+the processor, which other programs change little), which is without inserting.
+
+What is replayed replaces its rows in an existing F, row by row, so a long run can be split by
+trace, drafter, samples and nodes, and what was cut short keeps what it had. `--table F` prints the
+tables of such a file instead.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from bench.lib.common import finish, interval, machine, merged, write
+from bench.studies.drafting.baselines import RIVALS, make_rival
+from bench.studies.drafting.replay_rows import KEY, add_ratios, tables, text
+from csd.engine.draft_trees import SOURCES
+from csd.engine.traces.traces import Trace, read_traces
+from csd.evaluate.replay import Replayed, replay
+from csd.graph.registry import make_drafter, names
+from csd.kernels.ops import reference
+
+# variants of csd's own drafter that show what a part of it is worth
+ABLATIONS = ("consensus-uncoupled", "consensus-counts")
+
+
+def make(name: str, traces: list[Trace], problem) -> object:
+    """A new drafter; one that reads a datastore gets the other problems of the traces."""
+    if name in RIVALS:
+        return make_rival(name, [t for t in traces if t.problem != problem])
+    return make_drafter(name, reference(), torch.device("cpu"))
+
+
+def run(name, traces, samples, nodes, share=False, seed=0, others=None) -> list[Replayed]:
+    """One drafter over all problems; `others` are the traces that a datastore may hold."""
+    base = "consensus" if name in ABLATIONS else name
+    out = []
+    for trace in traces:
+        drafter = make(base, others or traces, trace.problem)
+        if name == "consensus-counts":
+            trace = Trace(trace.problem, trace.prompt, trace.samples, trace.temperature, None)
+        options = dict(share=share, coupled=name not in ABLATIONS, seed=seed)
+        out.append(replay(trace, drafter, samples, nodes, clock=time.process_time, **options))
+    return out
+
+
+def tau(results: list[Replayed]) -> float:
+    return sum(r.tokens for r in results) / sum(r.sample_steps for r in results)
+
+
+def summary(name: str, results: list[Replayed], samples: int, nodes: int) -> dict:
+    def total(field):
+        return sum(getattr(r, field) for r in results)
+
+    tokens, steps, each = total("tokens"), total("steps"), total("sample_steps")
+    accepted = sum(sum(r.sources[1:]) for r in results)
+    sources = [sum(r.sources[i] for r in results) / tokens for i in range(len(SOURCES))]
+    return {
+        "drafter": name,
+        "samples": samples,
+        "nodes": nodes,
+        "tau": tau(results),
+        "interval": interval(lambda pick: tau([results[i] for i in pick]), len(results)),
+        "nodes_used": total("nodes") / total("sample_steps"),
+        "accepted_length": accepted / each,
+        "acceptance": accepted / max(total("nodes"), 1),
+        "draft_microseconds": 1e6 * total("propose_seconds") / each,
+        "microseconds": 1e6 * (total("propose_seconds") + total("insert_seconds")) / steps,
+        "makespan": steps,
+        "plain_makespan": total("plain_steps"),
+        "sources": dict(zip(("target", *SOURCES[1:]), sources, strict=True)),
+        "problems": len(results),
+        "by_problem": {
+            field: [getattr(r, field) for r in results]
+            for field in ("problem", "tokens", "sample_steps")
+        },
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("traces", nargs="*")
+    parser.add_argument(
+        "--drafters",
+        nargs="+",
+        default=["consensus", "prompt-lookup"],
+        choices=[*names(), *ABLATIONS, *RIVALS],
+        metavar="NAME",
+    )
+    parser.add_argument("--samples", type=int, nargs="+", default=[8])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[16])
+    parser.add_argument("--problems", type=int, help="the first so many of each file")
+    parser.add_argument("--skip", type=int, default=0, help="without these first ones")
+    parser.add_argument(
+        "--share", action="store_true", help="samples that ended leave their nodes to the others"
+    )
+    parser.add_argument("--without-top", action="store_true", help="ignore recorded probabilities")
+    parser.add_argument("--seed", type=int, default=0, help="of the posterior noise")
+    parser.add_argument("--json", help="write here, and keep what is there of other rows")
+    parser.add_argument("--table", metavar="FILE", help="print this file's tables instead")
+    args = parser.parse_args(argv)
+    if args.table:
+        print("\n\n".join(tables(json.loads(Path(args.table).read_text())["rows"])))
+        return
+    if not args.traces:
+        parser.error("give a file of traces, or --table FILE")
+    torch.set_num_threads(1)
+    result: dict = {"bench": "replay", "runs": {}, "rows": []}
+    if args.json and Path(args.json).exists():
+        result = json.loads(Path(args.json).read_text())
+    arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
+    arguments["traces"] = [_name(path) for path in args.traces]
+    what = [*arguments["traces"], *args.drafters, *map(str, [*args.samples, *args.nodes])]
+    start = time.time()
+    for path in args.traces:
+        for row in _rows(path, args):
+            result["rows"] = merged(result["rows"], [row], KEY)
+            ran = {"machine": machine(), "arguments": arguments, "seconds": time.time() - start}
+            result.setdefault("runs", {})[" ".join(what)] = ran
+            write(result, args.json)
+            print(text([row]), flush=True)
+    add_ratios(result["rows"])
+    finish(result, args.json)
+
+
+def _name(path: str) -> str:
+    return Path(path).name.split(".jsonl")[0]
+
+
+def _rows(path: str, args) -> Iterator[dict]:
+    """Every drafter over one file, at every number of samples that it holds and every budget."""
+    traces = list(read_traces(path))
+    if args.without_top:
+        for trace in traces:
+            trace.top = None
+    stop = None if args.problems is None else args.skip + args.problems
+    # a datastore has the problems that are not replayed too
+    others, traces = traces, traces[args.skip : stop]
+    recorded = min(len(t.samples) for t in traces)
+    for samples in (n for n in args.samples if n <= recorded):
+        for nodes in args.nodes:
+            for name in args.drafters:
+                found = run(name, traces, samples, nodes, args.share, args.seed, others)
+                yield {"trace": _name(path)} | summary(name, found, samples, nodes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Replay traces with earlier samples of each prompt: what history is worth, and to whom.
+
+    python -m bench history TRACES [--problems 12] [--history 0 1 2 4 8] [--nodes 4 8 16]
+        [--workers 2] [--json F] [--plot F.svg]
+
+The first half of a prompt's samples, 8 at most, are live; those behind them are its history. Tokens
+a sample and step (tau) with the 95% interval of a bootstrap over problems, and its ratio to the
+same without history. Kinds of history:
+
+    tokens     token ids alone: counts
+    top 8      with the target's probabilities at each token, where they are recorded
+    foreign    another problem's samples, as a control
+    no copies  without samples that equal a live one
+    aged       each sample an epoch older than the one before it, its weight halved
+    together   live samples beside the others, in place of history
+
+The other drafters get the same history: `history_rivals.py`. Propose is CPU time a step, its
+ratio the median over problems, whose replays alternate. A result file that exists is completed:
+other traces stay, and drafters and numbers of nodes that are not replayed again.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from bench.lib.common import finish, interval, table
+from bench.studies.drafting.replay import tau
+from bench.studies.history.history_rivals import RIVALS_WITH_HISTORY, with_history
+from csd.engine.traces.traces import Trace, read_traces
+from csd.evaluate.replay import Replayed, replay
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.history import Earlier
+from csd.kernels.ops import reference
+
+MAX_LIVE = 8
+# where kinds and drafters are compared
+NODES = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    history: int
+    nodes: int
+    kind: str = "tokens"
+    drafter: str = "consensus"
+
+
+def cases(traces: list[Trace], counts: list[int], nodes: list[int], rivals: list[str]) -> list:
+    """What is replayed of each problem, neighbours next to each other."""
+    most = min(len(t.samples) for t in traces) - live_of(traces)
+    counts = [c for c in counts if c <= most]
+    found = []
+    for n in nodes:
+        for count in counts:
+            found.append(Case(count, n))
+            if count and all(t.top for t in traces):
+                found.append(Case(count, n, "top 8"))
+    if NODES in nodes and max(counts):
+        found += [Case(max(counts), NODES, kind)
+                  for kind in ("foreign", "no copies", "aged", "together")]  # fmt: skip
+        found += [Case(c, NODES, drafter=name) for name in rivals for c in (0, max(counts))]
+    return found
+
+
+def live_of(traces: list[Trace]) -> int:
+    return min(MAX_LIVE, min(len(t.samples) for t in traces) // 2)
+
+
+def earlier(trace: Trace, live: int, case: Case, other: Trace) -> list[Earlier]:
+    """The history of a problem, newest first; `other` is what foreign ones are taken from."""
+    source = other if case.kind == "foreign" else trace
+    kept = slice(live, live + case.history)
+    samples = source.samples[kept]
+    tops = source.top[kept] if case.kind == "top 8" and source.top else [None] * len(samples)
+    here = trace.samples[:live]
+    return [
+        Earlier.of(s, t, i if case.kind == "aged" else 0)
+        for i, (s, t) in enumerate(zip(samples, tops, strict=True))
+        if case.kind != "no copies" or s not in here
+    ]
+
+
+def run(trace: Trace, live: int, case: Case, other: Trace) -> Replayed:
+    """One problem, one line."""
+    history = earlier(trace, live, case, other)
+    if case.kind == "together":
+        live, history = live + case.history, []
+    live_trace = replace(trace, samples=trace.samples[:live], top=trace.top and trace.top[:live])
+    if case.drafter == "consensus":
+        drafter = ConsensusGraph(reference(), "cpu", history=bool(history))
+        return replay(
+            live_trace, drafter, live, case.nodes, history=history, clock=time.thread_time
+        )
+    drafter = with_history(case.drafter, history)
+    return replay(live_trace, drafter, live, case.nodes, clock=time.thread_time)
+
+
+def replay_problem(job: tuple[Trace, Trace, int, list[Case]]) -> list[Replayed]:
+    """Every case of one problem."""
+    torch.set_num_threads(1)
+    trace, other, live, wanted = job
+    return [run(trace, live, case, other) for case in wanted]
+
+
+def replay_all(
+    traces: list[Trace], wanted: list[Case], workers: int
+) -> dict[Case, list[Replayed]]:
+    """Every case of every problem, problem by problem."""
+    live = live_of(traces)
+    jobs = [
+        (trace, traces[(i + 1) % len(traces)], live, wanted) for i, trace in enumerate(traces)
+    ]
+    if workers == 1:
+        results = list(map(replay_problem, jobs))
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            results = list(pool.map(replay_problem, jobs))
+    return dict(zip(wanted, map(list, zip(*results, strict=True)), strict=True))
+
+
+def rows_of(found: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
+    """The table's lines."""
+    for case, results in found.items():
+        count = len(results)
+        base = found[Case(0, case.nodes, drafter=case.drafter)]
+        row = {
+            "drafter": case.drafter,
+            "live": live + case.history * (case.kind == "together"),
+            "history": case.history * (case.kind != "together"),
+            "nodes": case.nodes,
+            "kind": case.kind,
+            "tau": tau(results),
+            "interval": interval(lambda p, r=results: tau([r[i] for i in p]), count),
+            "steps": sum(r.steps for r in results),
+            "to_none": ratio(results, base),
+            "to_none_interval": ratio_interval(results, base),
+            "propose_us": 1e6 * sum(r.propose_seconds for r in results)
+            / sum(r.steps for r in results),
+            "propose_to_none": median(
+                (a.propose_seconds / a.steps) / (b.propose_seconds / b.steps)
+                for a, b in zip(results, base, strict=True)
+            ),
+            "from_history": results_share(results),
+        }
+        same = {
+            other: r for other, r in found.items()
+            if other.drafter != "consensus" and (other.history, other.nodes)
+            == (case.history, case.nodes)
+        }  # fmt: skip
+        if case.drafter == "consensus" and case.kind == "tokens" and same:
+            best = max(same, key=lambda other: tau(same[other]))
+            row["best_other"] = best.drafter
+            row["to_best"] = ratio(results, same[best])
+            row["to_best_interval"] = ratio_interval(results, same[best])
+        yield row
+
+
+def results_share(results: list[Replayed]) -> float:
+    """Of committed tokens, those that only the history had drafted."""
+    return sum(r.sources[4] for r in results) / sum(r.tokens for r in results)
+
+
+def ratio(ours: list[Replayed], theirs: list[Replayed]) -> float:
+    return tau(ours) / tau(theirs)
+
+
+def ratio_interval(ours: list[Replayed], theirs: list[Replayed]) -> tuple[float, float]:
+    def of(pick: list[int]) -> float:
+        return ratio([ours[i] for i in pick], [theirs[i] for i in pick])
+
+    return interval(of, len(ours))
+
+
+def shown(row: dict) -> dict:
+    """A line on the screen."""
+    low, high = row["interval"]
+    return {
+        "drafter": row["drafter"], "live": row["live"], "history": row["history"],
+        "nodes": row["nodes"], "kind": row["kind"], "tau": f"{row['tau']:.2f}",
+        "95%": f"{low:.2f}-{high:.2f}", "steps": row["steps"], "to none": f"{row['to_none']:.2f}",
+        "to best other": f"{row['to_best']:.2f} {row['best_other']}" if "to_best" in row else "",
+        "propose us": f"{row['propose_us']:.0f}", "propose": f"{row['propose_to_none']:.2f}",
+    }  # fmt: skip
+
+
+def plot(found: dict[str, dict], path: str) -> None:
+    """tau against earlier samples, a panel a trace, a line for each number of nodes and kind."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, len(found), figsize=(5 * len(found), 4), squeeze=False)
+    for ax, (name, result) in zip(axes[0], found.items(), strict=True):
+        rows = [r for r in result["rows"] if r["drafter"] == "consensus"]
+        for nodes in sorted({r["nodes"] for r in rows}):
+            for kind, style in (("tokens", "-"), ("top 8", "--")):
+                line = [r for r in rows if r["nodes"] == nodes and r["kind"] in (kind,)]
+                if line and kind == "top 8":
+                    line = [r for r in rows if r["nodes"] == nodes and not r["history"]][:1] + line
+                if line:
+                    x, y = [r["history"] for r in line], [r["tau"] for r in line]
+                    colour = f"C{sorted({r['nodes'] for r in rows}).index(nodes)}"
+                    ax.plot(x, y, style, color=colour, marker="o", label=f"{nodes} nodes, {kind}")
+        ax.set(title=f"{name}, {rows[0]['live']} live", xlabel="earlier samples of the prompt",
+               ylabel="tokens a sample and step", ylim=(1, None))  # fmt: skip
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=7)
+    fig.tight_layout()
+    fig.savefig(path)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("traces", nargs="+")
+    parser.add_argument("--history", type=int, nargs="+", default=[0, 1, 2, 4, 8])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--problems", type=int, nargs="+", default=[None],
+                        help="the first so many of each file")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--drafters", nargs="*", default=list(RIVALS_WITH_HISTORY),
+                        choices=RIVALS_WITH_HISTORY)  # fmt: skip
+    parser.add_argument("--json")
+    parser.add_argument("--plot")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    counts = sorted({0, *args.history})
+    found: dict[str, dict] = {}
+    if args.json and Path(args.json).exists():
+        found = json.loads(Path(args.json).read_text())["traces"]
+    problems = [*args.problems, *args.problems[-1:] * len(args.traces)]
+    for path, most in zip(args.traces, problems, strict=False):
+        traces = list(read_traces(path))[:most]
+        name = Path(path).name.split(".jsonl")[0]
+        live = live_of(traces)
+        copies = sum(len(t.samples) - len({tuple(s) for s in t.samples}) for t in traces)
+        wanted = cases(traces, counts, args.nodes, args.drafters)
+        results = replay_all(traces, wanted, args.workers)
+        rows = list(rows_of(results, live))
+        if name in found and found[name]["problems"] == len(traces):
+            again = {(r["drafter"], r["nodes"]) for r in rows}
+            rows += [r for r in found[name]["rows"] if (r["drafter"], r["nodes"]) not in again]
+        found[name] = {"problems": len(traces), "copies": copies, "rows": rows}
+        print(f"{name}: {len(traces)} problems, {copies} exact copies among their samples")
+        print(table([shown(r) for r in rows]), flush=True)
+    if args.plot:
+        plot(found, args.plot)
+    finish({"bench": "history", "traces": found}, args.json)
+
+
+if __name__ == "__main__":
+    main()

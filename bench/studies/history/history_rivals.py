@@ -1,0 +1,52 @@
+"""Other drafters, given earlier samples of a prompt in the way that suits each best.
+
+A trie and a suffix tree hold them as finished samples of the group. Prompt lookup has them in front
+of the prompt, oldest first, in the text that it searches, so that what is nearer is found first.
+"""
+
+from typing import Any
+
+from bench.studies.drafting.baselines import Trie
+from csd.baselines.host_drafter import HostDrafter
+from csd.baselines.prompt_lookup import PromptLookup
+from csd.baselines.suffix import Suffix
+from csd.graph.history import Earlier
+
+RIVALS_WITH_HISTORY = ("trie", "trie-frequency", "trie-prompt", "suffix-tree", "prompt-lookup")
+
+
+def with_history(name: str, history: list[Earlier]) -> HostDrafter:
+    """A new drafter that knows `history`, newest first."""
+    texts = [earlier.tokens.tolist() for earlier in reversed(history)]
+    if name == "prompt-lookup":
+        return _Lookup(texts)
+    drafter: HostDrafter
+    if name == "suffix-tree":
+        # with what made it best on recorded samples
+        drafter = Suffix(True, factor=4, offset=4, least=0)
+    else:
+        drafter = Trie(frequency=name == "trie-frequency", prompt=name == "trie-prompt")
+    open_group = drafter.open
+
+    def opened(prompt: list[int]) -> Any:
+        group = open_group(prompt)
+        for i, text in enumerate(texts):
+            # as samples that have ended, of indices that no live one has; a trie takes no more
+            # at once than a step commits
+            for token in text:
+                drafter.extend(group, -1 - i, [token], [1.0])
+        return group
+
+    drafter.open = opened  # type: ignore[method-assign]
+    return drafter
+
+
+class _Lookup(PromptLookup):
+    """Prompt lookup in the earlier samples too."""
+
+    def __init__(self, texts: list[list[int]]):
+        super().__init__()
+        self._texts = texts
+
+    def open(self, prompt: list[int]) -> Any:
+        return super().open([t for text in self._texts for t in (*prompt, *text)] + prompt)

@@ -1,0 +1,114 @@
+"""The control: a verifier that accepts a sibling's token with min(1, q / q_sibling).
+
+This is speculative sampling with the sibling's text taken for a draw of a draft model. Each sample
+keeps its law, but the samples of a prompt become copies of each other. csd never does it; the study
+does, to show that its measures of diversity see the difference.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from csd.baselines.host_drafter import HostDrafter
+from csd.graph.host_tree import Tree
+from csd.kernels.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
+from csd.kernels.verify.reference_paths import descend_ref
+from csd.state.pool import SIBLING
+from csd.verify.scheme import inverse_cdf
+from csd.verify.target import processed
+
+K = 8
+
+
+@dataclass(slots=True)
+class Group:
+    """The tokens of one prompt's samples, behind the prompt's last tokens."""
+
+    before: list[int]
+    tokens: dict[int, list[int]] = field(default_factory=dict)  # by sample
+    laws: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # the target's, at each token
+    drafted: dict[int, tuple[int, int]] = field(default_factory=dict)  # (sibling, place) in a step
+
+
+class SiblingChain(HostDrafter):
+    """What followed the last K tokens, or fewer, in a sibling; where several fit, the first."""
+
+    def open(self, prompt):
+        self.group = Group(prompt[-K:])
+        return self.group
+
+    def extend(self, group, sample, tokens, probabilities):
+        group.tokens.setdefault(sample, []).extend(tokens)
+
+    def draft(self, group, sample, tree: Tree):
+        group.drafted.pop(sample, None)
+        n = len(group.before)
+        own = group.before + group.tokens.get(sample, [])
+        for k in range(min(K, len(own)), 0, -1):
+            for sibling, tokens in group.tokens.items():
+                text = group.before + tokens
+                for end in range(n, len(text)):
+                    if sibling != sample and text[end - k : end] == own[-k:] and end >= k:
+                        group.drafted[sample] = sibling, end - n
+                        tree.chain(text[end : end + tree.nodes], SIBLING)
+                        return
+
+
+class Copying:
+    """A step's `verify` over what a SiblingChain drafted, one prompt at a time."""
+
+    def __init__(self, verify, drafter: list[SiblingChain]):
+        self._verify, self._drafter = verify, drafter
+
+    def __call__(self, logits, pool, slots):
+        verdict = self._verify(logits, pool, slots)
+        group = self._drafter[-1].group
+        laws = processed(logits, torch.arange(pool.rows), pool, slots).double()
+        for s in slots.live.nonzero()[:, 0].tolist():
+            first, count = int(pool.slot_start[s]), int(pool.slot_nodes[s])
+            # the chain's rows follow each other; the last has nothing below it
+            for row in range(first, first + count - 1):
+                draft = int(pool.token[row + 1])
+                sibling, place = group.drafted[int(slots.sample[s])]
+                law = group.laws[sibling][place + row - first]
+                token = self._decide(laws[row], law, draft, slots, s, row - first)
+                verdict.sample[row] = token
+                if token != draft:
+                    break
+        path = descend_ref(verdict.sample, pool, slots)
+        verdict.accept_row, verdict.accept_count, verdict.finish = path
+        for s, rows in enumerate(verdict.accept_row.tolist()):
+            kept = rows[: int(verdict.accept_count[s])]
+            group.laws.setdefault(int(slots.sample[s]), []).extend(laws[row] for row in kept)
+        return verdict
+
+    def _decide(self, q, q_sibling, draft: int, slots, s: int, depth: int) -> int:
+        """The draft with min(1, q / q_sibling), else a token of the law (q - q_sibling)+."""
+        where = (slots.key[s], torch.tensor(0), slots.generated[s] + depth, slots.sample[s])
+        accept, residual = (
+            uniform(philox_words_ref(*where, stream), torch.float64)
+            for stream in (ACCEPT, RESIDUAL)
+        )
+        if accept < q[draft] / q_sibling[draft]:
+            return draft
+        return int(inverse_cdf((q - q_sibling).clamp(min=0)[None], residual[None])[0])
+
+
+@contextmanager
+def copying(engine) -> Iterator:
+    """Within the block `engine` copies siblings; gives what to pass as its `drafter`."""
+    made: list[SiblingChain] = []
+
+    def make(ops, device):
+        made.append(SiblingChain())
+        return made[-1]
+
+    before = engine.ops
+    copying = Copying(before.verify_all, made)
+    engine.ops = replace(before, verify=copying, verify_all=copying)
+    try:
+        yield make
+    finally:
+        engine.ops = before

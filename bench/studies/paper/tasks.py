@@ -1,0 +1,40 @@
+"""Tasks other than mathematics, and text that hardly agrees, with each drafter at the same nodes.
+
+SmolLM2's answers to prompts of our own: code, common sense, medical multiple choice, open writing
+at temperature 0.7; open writing at 1.3, where samples share next to nothing.
+"""
+
+from dataclasses import replace
+
+from bench.studies.paper.box import Box
+from bench.studies.paper.measure import figures, likeness, mean, replayed
+from bench.studies.paper.record_study import TASKS
+
+DRAFTERS = (
+    "consensus", "consensus-counts", "paper", "paper-shrinking-tree", "rest", "trie-prompt",
+    "prompt-lookup",
+)  # fmt: skip
+SETS = [(task, 0.7) for task in TASKS] + [("writing", 1.3)]
+SAMPLES = 8
+
+
+def run(box: Box) -> None:
+    cases = [(task, t, k) for k in (8, 4, 16) for task, t in SETS]
+    if box.quick:
+        cases = [("writing", 1.3, 4), ("medical", 0.7, 4)]
+    for task, temperature, nodes in box.while_time("settings", cases):
+        traces = box.recorded(f"{task}/", f"@{temperature}")
+        alike = mean([likeness(t.samples) for t in traces])
+        for drafter in DRAFTERS:
+            base, known = drafter, traces
+            if drafter == "consensus-counts":
+                # without the target's probabilities, as a server's log would be
+                base = "consensus"
+                known = [_without_top(t) for t in traces]
+            found = figures(replayed(known, base, SAMPLES, nodes))
+            box.add(task=task, temperature=temperature, K=nodes, drafter=drafter,
+                    prompts=len(traces), prefix=alike["prefix"], **found)  # fmt: skip
+
+
+def _without_top(trace):
+    return replace(trace, top=None)

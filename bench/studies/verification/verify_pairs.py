@@ -1,0 +1,121 @@
+"""Pairs of a real model's target and its graph's proposal, for `verify.py`."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+import csd
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.sampled_tree import successors
+from csd.state.pool import MAX_CHILDREN
+from csd.state.slots import Slots
+from csd.verify.target import processed
+
+SETTINGS = {
+    "T=0.6": dict(temperature=0.6),
+    "T=0.7": dict(temperature=0.7),
+    "T=1.0": dict(temperature=1.0),
+    "T=1.0, top-p 0.95": dict(temperature=1.0, top_p=0.95),
+}
+# keys under which a position is drafted
+KEYS = 8
+
+
+@dataclass(slots=True)
+class Pairs:
+    """n positions where the graph had a proposal.
+
+    A proposal lives on the successors a context keeps, so all other tokens are one atom, the last:
+    no draft can be one of them, and every scheme treats them alike.
+    """
+
+    target: torch.Tensor  # [n, W + 1] float64
+    proposal: torch.Tensor  # [n, W + 1] float64, normalised over the kept successors
+    coupled: torch.Tensor | None  # [n, W] float64, share of keys that hit with K coupled drafts
+    positions: int  # of all samples
+
+
+class Recorder(ConsensusGraph):
+    """A consensus graph that notes what it would have proposed, and what the target was."""
+
+    def __init__(self, ops, device, logits: list):
+        super().__init__(ops, device)
+        self.logits, self.laws, self.hits, self.positions = logits, [], [], 0
+
+    def insert(self, pool, slots, verdict, defer=False) -> None:
+        # slots have moved on since the step was decided
+        slots_then = replace(slots, generated=slots.generated - verdict.accept_count)
+        rows = (pool.slot >= 0).nonzero()[:, 0]
+        self.positions += len(rows)
+        targets = processed(self.logits[-1], rows, pool, slots_then).double()
+        at, context = pool.slot[rows].tolist(), pool.context[rows].tolist()
+        found = successors(self, self._ops.draft_tree, slots, at, context)
+        hits = self._coupled(rows, pool, slots_then)
+        for target, kept, hit in zip(targets, found, hits, strict=True):
+            if kept.token:
+                law = torch.zeros(2, MAX_CHILDREN + 1, dtype=torch.float64)
+                w = len(kept.token)
+                law[0, :w], law[1, :w] = target[kept.token], torch.tensor(kept.law)
+                law[0, -1] = (1 - law[0, :-1].sum()).clamp(min=0)
+                self.laws.append(law)
+                self.hits.append(hit)
+        super().insert(pool, slots, verdict)
+
+    def _coupled(self, rows, pool, slots) -> torch.Tensor:
+        """[n, W]: share of keys whose sample is among the K best of the graph's coupled drafts."""
+        at = pool.slot[rows].long()
+        level = Slots.empty(len(rows), 1, 1, pool.context.shape[1])
+        level.live.fill_(True)
+        for name in ("group", "sample", "generated", "temperature", "stop_ids"):
+            setattr(level, name, getattr(slots, name)[at])
+        level.max_new, level.context = level.generated + 2, pool.context[rows]
+        level.group_key, level.prompt_len = slots.group_key, slots.prompt_len
+        config = replace(self.config, max_depth=1)
+        hits = torch.zeros(len(rows), MAX_CHILDREN, dtype=torch.float64)
+        for k in range(KEYS):
+            # key 0 is the sample's own
+            keys = slots.key + 0x9E3779B97F * k
+            level.key = keys[at]
+            decided = self._ops.verify_all(self.logits[-1], pool, replace(slots, key=keys))
+            pad = len(rows) * (1 + MAX_CHILDREN)
+            found = self._ops.draft_tree(self.table, level, pad, config)
+            first, count = found.slot_start[:, None], found.slot_nodes[:, None]
+            place = torch.arange(1, MAX_CHILDREN + 1)
+            drafts = found.token[(first + place).clamp(max=pad - 1).long()]
+            drafts = torch.where(place < count, drafts, -1)
+            hits += (drafts == decided.sample[rows][:, None]).cumsum(1)
+        return hits / KEYS
+
+
+def record(engine, prompts: list, samples: int, tokens: int, options: dict) -> Pairs:
+    """Positions of `samples` answers to each of `prompts`, all in flight together."""
+    recorder, seen = [], []
+
+    def make(ops, device):
+        recorder.append(Recorder(ops, device, seen))
+        return recorder[0]
+
+    right = engine.decoder.logits
+
+    def logits(hidden):
+        seen[:] = [right(hidden)]
+        return seen[0]
+
+    # no drafts: every position is a root, and none is left out
+    engine.decoder.logits = logits
+    try:
+        csd.generate(
+            engine, prompts, num_samples=samples, max_new_tokens=tokens, seed=0, drafter=make,
+            budget=0, **options,
+        )  # fmt: skip
+    finally:
+        engine.decoder.logits = right
+    found = torch.stack(recorder[0].laws)
+    hits = torch.stack(recorder[0].hits)
+    return Pairs(found[:, 0], found[:, 1], hits, recorder[0].positions)
+
+
+def flat(pairs: int, vocab: int, generator) -> Pairs:
+    """Unrelated laws of uniform random weights: what a language model's are not."""
+    q, p = (torch.rand(pairs, vocab, generator=generator, dtype=torch.float64) for _ in range(2))
+    return Pairs(q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True), None, pairs)

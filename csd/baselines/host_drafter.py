@@ -1,0 +1,80 @@
+"""Drafters that live on the host: one tree of Python lists a sample, turned into a pool.
+
+They are what others have published, for comparison. A step's spare rows are shared equally, as a
+drafter that serves one request at a time would have them.
+"""
+
+import math
+from typing import Any
+
+from csd.graph.drafter import Drafter
+from csd.graph.host_tree import Tree, pool_of
+from csd.kernels.draft_tree import DraftNoise
+from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+
+class HostDrafter(Drafter):
+    """Base of the drafters below: it keeps groups and samples; they say what to draft.
+
+    A group's state is what `open` returns; it is dropped when the group is no longer in flight.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Any] = {}
+
+    def open(self, prompt: list[int]) -> Any:
+        """State of a new group."""
+        raise NotImplementedError
+
+    def draft(self, group: Any, sample: int, tree: Tree) -> None:
+        """Fill `tree` with what may follow what `sample` has said."""
+        raise NotImplementedError
+
+    def extend(
+        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
+        """`sample` has said `tokens`, which the target drew with `probabilities`."""
+        raise NotImplementedError
+
+    def observe_prompt(
+        self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
+    ) -> int:
+        """Open a new group once its prompt is read; those that are gone are forgotten."""
+        if read < len(prompt):
+            return read
+        alive = set(slots.group_key.tolist()) | {group_key}
+        self._groups = {key: group for key, group in self._groups.items() if key in alive}
+        self._groups[group_key] = self.open(prompt)
+        return read
+
+    def propose(self, slots: Slots, rows: int, noise: DraftNoise | None = None) -> Pool:
+        """Draft trees of all live slots in `rows` rows. Noise is not used."""
+        key, group = slots.group_key.tolist(), slots.group.tolist()
+        sample, room = slots.sample.tolist(), (slots.max_new - 1 - slots.generated).tolist()
+        live = slots.live.nonzero()[:, 0].tolist()
+        trees = {}
+        for i, s in enumerate(live):
+            spare = rows - len(live)
+            nodes = spare // len(live) + (i < spare % len(live))
+            tree = Tree(min(nodes, MAX_NODES - 1), min(room[s], MAX_DEPTH))
+            if tree.nodes > 0 and tree.depth > 0:
+                self.draft(self._groups[key[group[s]]], sample[s], tree)
+            trees[s] = tree
+        return pool_of(trees, slots, rows)
+
+    def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
+        """The committed tokens."""
+        key, group, sample = slots.group_key.tolist(), slots.group.tolist(), slots.sample.tolist()
+        drawn, logprob = verdict.sample.tolist(), verdict.logprob.tolist()
+        path = verdict.accept_row.tolist()
+        for s, count in enumerate(verdict.accept_count.tolist()):
+            if count:
+                rows = path[s][:count]
+                self.extend(
+                    self._groups[key[group[s]]],
+                    sample[s],
+                    [drawn[r] for r in rows],
+                    [math.exp(logprob[r]) for r in rows],
+                )

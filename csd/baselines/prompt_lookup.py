@@ -1,0 +1,66 @@
+"""Prompt lookup: what followed the last n tokens earlier in the sample's own text, as a chain."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from csd.baselines.host_drafter import HostDrafter
+from csd.graph.host_tree import Tree
+from csd.state.pool import OWN, PROMPT
+
+
+@dataclass(slots=True)
+class Text:
+    """A text and where its n-grams of each size were last followed by something."""
+
+    size: int
+    tokens: list[int] = field(default_factory=list)
+    place: dict[tuple, int] = field(default_factory=dict)  # n-gram -> index of what followed
+
+    def append(self, token: int) -> None:
+        end = len(self.tokens)
+        for n in range(1, min(self.size, end) + 1):
+            self.place[tuple(self.tokens[end - n :])] = end
+        self.tokens.append(token)
+
+    def copy(self) -> "Text":
+        return Text(self.size, self.tokens.copy(), self.place.copy())
+
+    def follow(self) -> int:
+        """Index of what followed the longest known end of the text, or -1."""
+        for n in range(min(self.size, len(self.tokens)), 0, -1):
+            at = self.place.get(tuple(self.tokens[-n:]))
+            if at is not None:
+                return at
+        return -1
+
+
+class PromptLookup(HostDrafter):
+    """size: the longest n-gram that is looked up; shorter ones when it is not found."""
+
+    def __init__(self, size: int = 4):
+        super().__init__()
+        self.size = size
+
+    def open(self, prompt: list[int]) -> tuple[int, Text, dict[int, Text]]:
+        text = Text(self.size)
+        for token in prompt:
+            text.append(token)
+        return len(prompt), text, {}
+
+    def extend(
+        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
+    ) -> None:
+        _, prompt, texts = group
+        text = texts.get(sample)
+        if text is None:
+            text = texts[sample] = prompt.copy()
+        for token in tokens:
+            text.append(token)
+
+    def draft(self, group: Any, sample: int, tree: Tree) -> None:
+        length, prompt, texts = group
+        text = texts.get(sample, prompt)
+        at = text.follow()
+        if at >= 0:
+            source = PROMPT if at < length else OWN
+            tree.chain(text.tokens[at : at + tree.nodes], source)

@@ -1,0 +1,66 @@
+"""All of the loops that other packages use."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from csd.cpu.attention import plan_attention, tree_attention
+from csd.cpu.commit_kv import commit_kv
+from csd.cpu.compiled import before_compiling
+from csd.cpu.decide import decide
+from csd.cpu.draft_tree import draft_tree
+from csd.cpu.forward import forward
+from csd.cpu.graph_insert import graph_insert
+from csd.cpu.insert_observed import insert_observed
+from csd.cpu.isa import instruction, instructions, multiplies
+from csd.cpu.layers import LOW, rms_norm, rotary, swiglu
+from csd.cpu.observe import observe
+from csd.cpu.passes import PASSES
+from csd.cpu.pools import prices, roots, trim
+from csd.cpu.products import by_columns, fits, in_loops, product
+from csd.cpu.threads import threads
+from csd.cpu.verify import verify
+from csd.kernels.ops import Joined, Ops, reference
+from csd.kernels.verify import verify_ref
+
+__all__ = [
+    "before_compiling", "by_columns", "fits", "in_loops", "instruction", "instructions",
+    "multiplies", "ops", "product", "threads", "tree_attention",
+]  # fmt: skip
+
+
+def ops(dtype: torch.dtype) -> Ops:
+    """The operations of a step, for tensors of a dtype.
+
+    In float64 norm, rotary embedding and SwiGLU are the references: a norm's statistics, which are
+    float32 in any dtype, are what differs most from transformers', and the reference adds them up
+    as transformers does.
+    """
+    plain = reference()
+    joined = {
+        "forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward),
+        "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
+        "insert_observed": Joined((observe, graph_insert), insert_observed),
+    }
+    of_layers: dict[str, Any] = {}
+    if dtype in LOW:
+        of_layers = dict(rms_norm=rms_norm, rotary=rotary, swiglu=swiglu)
+    return replace(
+        plain,
+        name="cpu",
+        **of_layers,
+        plan_attention=plan_attention,
+        tree_attention=tree_attention,
+        verify=verify,
+        verify_all=partial(verify_ref, passes=PASSES),
+        commit_kv=commit_kv,
+        roots=roots,
+        prices=prices,
+        trim=trim,
+        draft_tree=draft_tree,
+        observe=observe,
+        graph_insert=graph_insert,
+        joined=joined,
+    )

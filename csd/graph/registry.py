@@ -1,0 +1,101 @@
+"""Drafters by the names that `drafter=` takes; `csd/baselines` adds its own by `register`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from csd.graph.consensus import ConsensusGraph
+from csd.graph.drafter import Drafter
+from csd.graph.layered import LayeredDag
+from csd.graph.model.draft_model import Drafting
+from csd.kernels.ops import Ops
+from csd.schema.arguments import takes
+from csd.schema.check import shown
+from csd.state.texts import DagConfig
+
+Maker = Callable[..., Drafter]
+# a name that ends with ":PATH" stands for all that begin with what is before it
+PATH = ":PATH"
+
+
+def _literal(ops: Ops, device: str | torch.device, tree: bool) -> Drafter:
+    return LayeredDag(ops, device, DagConfig(tree=tree))
+
+
+_MAKERS: dict[str, Maker] = {
+    "consensus": ConsensusGraph,
+    "paper": partial(_literal, tree=False),
+    "paper-tree": partial(_literal, tree=True),
+}
+
+
+def register(name: str, make: Maker) -> None:
+    """Add a drafter's name. make: a function (operations, device) that makes a new one.
+
+    A name "x:PATH" takes what a caller writes behind "x:"; then `make` has it as a third argument.
+
+    Raises ValueError for a name that is taken.
+    """
+    if name in _MAKERS:
+        raise ValueError(f"drafter {name!r} is registered already")
+    _MAKERS[name] = make
+
+
+def names() -> tuple[str, ...]:
+    """The registered names, the default first."""
+    return tuple(_MAKERS)
+
+
+def check_known(name: Any) -> None:
+    """Raises TypeError or ValueError, naming `drafter`, for what `make_drafter` does not take."""
+    if isinstance(name, str):
+        if _maker(name) is not None:
+            return
+    elif isinstance(name, Drafting) or _makes(name):
+        return
+    kind = ValueError if isinstance(name, str) else TypeError
+    raise kind(
+        f"drafter must be one of {', '.join(map(repr, names()))}, a csd.DraftModel, a csd.Eagle "
+        f"or a function of (operations, device), got {shown(name)}"
+    )
+
+
+def _makes(name: Any) -> bool:
+    """Whether it can be called with (operations, device), and is not a class of something else."""
+    return takes(name, 2) and (not isinstance(name, type) or issubclass(name, Drafter))
+
+
+def _maker(name: str) -> Maker | None:
+    if name in _MAKERS and not name.endswith(PATH):
+        return _MAKERS[name]
+    kind, _, path = name.partition(":")
+    make = _MAKERS.get(kind + PATH)
+    if make is None or not path:
+        return None
+    return lambda ops, device: make(ops, device, path)
+
+
+def make_drafter(
+    name: str | Callable,
+    ops: Ops,
+    device: str | torch.device,
+    tokens: int = 0,
+    history: bool = False,
+) -> Drafter:
+    """A new drafter without any text in it; `name` may be a function (ops, device) -> Drafter.
+
+    tokens, history: as `Drafter.suits` has them.
+    """
+    if isinstance(name, Drafting):
+        return name.make(ops, device, tokens, history)
+    check_known(name)
+    if name == "consensus":
+        return ConsensusGraph(ops, device, tokens=tokens, history=history)
+    make = _maker(name) if isinstance(name, str) else name
+    assert make is not None
+    made = make(ops, device)
+    if not isinstance(made, Drafter):
+        raise TypeError(f"drafter must make a Drafter, got {shown(made)} from {shown(name)}")
+    return made
