@@ -4,7 +4,7 @@ from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM
 from bench.lib.common import markdown
 
 SAMPLES = 8
-BEGIN, END = "<!-- bench.e2e.long: python -m bench.long --plot -->", "<!-- /bench.e2e.long -->"
+BEGIN, END = "<!-- bench.long: python -m bench.long --plot -->", "<!-- /bench.long -->"
 # engines of the table by their sides, of which the fastest stands for the engine
 ENGINES = {
     "csd": CSD[:1], "csd without drafts": CSD[1:], "vLLM": VLLM, "llama.cpp": LLAMA,
