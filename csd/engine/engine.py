@@ -12,6 +12,7 @@ import torch
 from csd.backends import choose
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
+from csd.engine.changes import Changes, log_uncaptured
 from csd.engine.first_use import require_check
 from csd.engine.options import (
     Options,
@@ -342,9 +343,19 @@ class Engine(Resources):
             sampler = Sampler(settings.verifier, self._drafter, self._ops)
             if isinstance(step, StaticStep):
                 step = Step(step.decoder, None, step.cache, step.slots, step.ops)
+        changes = Changes.of_call(
+            requests, step.slots, self.decoder.config.vocab, self._changes,
+            isinstance(step, StaticStep),
+        )  # fmt: skip
+        self._changes = changes or self._changes
+        if changes is not None and changes.asked.host and isinstance(step, StaticStep):
+            log_uncaptured(self.device)
+            step = Step(step.decoder, None, step.cache, step.slots, step.ops)
+            changes.static = False
         return replace(
-            step, drafter=self._drafter, sampler=sampler, drafting=settings.speculate,
-            top=settings.record_top, trees=settings.drafts, seconds=step.no_seconds(),
+            step, drafter=self._drafter, sampler=sampler, changes=changes,
+            drafting=settings.speculate, top=settings.record_top, trees=settings.drafts,
+            seconds=step.no_seconds(),
         )  # fmt: skip
 
     def refuse(self, error: Exception) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from csd.engine.draft_trees import SOURCES, Draft
 from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
+from csd.engine.thought import forced_places
 from csd.graph.history import Earlier
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelConfig
@@ -217,8 +218,17 @@ class LiveSample:
             self.sources,
             self.steps,
             self.drafts,
+            self._forced(),
         )
         return sample, rest
+
+    def _forced(self) -> list[bool]:
+        params = self.request.params
+        most, tags = params.max_thinking_tokens, params.thinking_tags
+        if most is None or tags is None:
+            return []
+        begin, end, close = tags
+        return forced_places((begin, end, close), most, self.request.prompt, self.tokens)
 
     def _even(self) -> None:
         """Drop tokens of which an interrupt let only a part be noted."""

@@ -21,6 +21,8 @@ class Sample:
     sources: list[str] = field(repr=False, default_factory=list)  # who drafted each token, or ""
     steps: list[int] = field(repr=False, default_factory=list)  # of the call, that committed each
     drafts: list[Draft] = field(repr=False, default_factory=list)  # with drafts=True
+    # with max_thinking_tokens: whether the spent budget left no choice at a token
+    forced: list[bool] = field(repr=False, default_factory=list)
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Stats:
     )
     history_tokens: int = 0  # of earlier samples that drafts came from
     shared_tokens: int = 0  # of the call's other prompts that drafts came from
+    thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
     history_left_out: int = 0  # of earlier samples for which the graph had no room
     contexts_dropped: int = 0  # of the whole call, for which the graph had no room
     seconds: dict[str, float] = field(default_factory=dict)
@@ -103,6 +106,7 @@ class Samples:
             "error": self.error,
             "sources": [s.sources for s in self.samples],
             "steps": [s.steps for s in self.samples],
+            "forced": [s.forced for s in self.samples],
             "seed": self.seed,
             "prompt_ids": self.prompt_ids,
             "stats": self.stats.to_dict(),

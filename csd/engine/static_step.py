@@ -101,7 +101,8 @@ class StaticStep(Step):
         return pending
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
-        key = rows, nodes, self.top, self.trees, self.drafting
+        changes = None if self.changes is None else self.changes.key
+        key = rows, nodes, self.top, self.trees, self.drafting, changes
         if key not in self.captures.graphs:
             # it is recorded on no slot
             live = self.slots.live.clone()

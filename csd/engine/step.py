@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from csd.engine.budget import Budget
+from csd.engine.changes import Changes
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.commit_kv import write_prompt
@@ -40,6 +41,7 @@ class Step:
     slots: Slots
     ops: Ops
     sampler: Sampler | None = None  # where drafts are drawn
+    changes: Changes | None = None  # where samples ask for more than filters
     drafting: bool = True  # else the drafter is neither called nor updated
     top: bool = False  # whether records hold the top 8 of committed tokens
     trees: bool = False  # and the trees
@@ -152,7 +154,11 @@ class Step:
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
         """What is committed; the slots move on."""
         ops = replace(self.ops, verify=self.sampler.verify) if self.sampler else self.ops
-        verdict, *told = ops.decide(logits, pool, self.slots, self.top, self.trees)
+        asked = logits, pool, self.slots, self.top, self.trees
+        if self.changes is None:
+            verdict, *told = ops.decide(*asked)
+        else:
+            verdict, *told = self.changes.decide(ops, *asked)
         return verdict, Snapshot.of(pool, verdict, (told[0], told[1]), self.top, self.trees)
 
     def commit(self, verdict: Verdict) -> None:

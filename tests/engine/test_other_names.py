@@ -23,7 +23,10 @@ CASES = [
     ("do_sample", "did you mean temperature"),
     ("logprobs", r"always returned, as out\[i\].logprobs"),
     ("top_logprobs", r"as out\[i\].logprobs, and record="),
-    ("frequency_penalty", "csd does not implement it; repetition_penalty"),
+    ("thinking_budget", "did you mean max_thinking_tokens"),
+    ("bad_words_ids", "did you mean bad_words"),
+    ("logits_processors", "did you mean logits_processor"),
+    ("num_beams", "csd does not implement it"),
     ("stream", "did you mean csd.stream"),
     ("continue_final_message", "did you mean chat_template_kwargs"),
     # typos

@@ -1,0 +1,65 @@
+"""Steps around the verification of changed rows: rows without a token, the model's own law."""
+
+import torch
+
+from csd.kernels.change_rows.rows import blocks
+from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.state.pool import Pool
+from csd.state.rules import Rules
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+
+def keep_full(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Rows of x [M, V] without a token become those of the logits, in place; [M] bool, which.
+
+    A row off all paths may have none, which is no error, and one on a path must draw something.
+    """
+    short = x.amax(-1) == -torch.inf
+    for rows in blocks(x.shape[0]):
+        x[rows] = torch.where(short[rows, None], logits[rows].to(x.dtype), x[rows])
+    return short
+
+
+def finish_rows(
+    verdict: Verdict,
+    logits: torch.Tensor,
+    short: torch.Tensor,
+    pool: Pool,
+    slots: Slots,
+    rules: Rules,
+    static: bool = True,
+) -> None:
+    """In place, of a verdict on changed rows: log-probabilities of the model itself, bad slots.
+
+    logits: [M, V] of the model; short: [M] bool, rows without a token, which are errors on a path.
+    static: whether nothing may be read; else only rows on the paths are.
+    """
+    kept = verdict.accept_row >= 0
+    row = verdict.accept_row.clamp(min=0).long()
+    empty = short[row] & kept
+    place = slots.generated + empty.int().argmax(-1) + 1
+    empty = empty.any(-1)
+    rules.empty.copy_(torch.where(empty & (rules.empty == 0), place, rules.empty))
+    verdict.bad |= empty
+    if static:
+        M = pool.rows
+        place = torch.where(kept, row, M).flatten()
+        on_path = torch.zeros(M + 1, dtype=torch.bool, device=row.device)
+        on_path = on_path.scatter_(0, place, True)[:M]
+        raw = torch.cat([own_chance(logits[rows], verdict.sample[rows]) for rows in blocks(M)])
+        verdict.raw_logprob.copy_(torch.where(on_path, raw, 0))
+    else:
+        rows = row[kept]
+        verdict.raw_logprob.zero_()
+        raw = own_chance(logits[rows], verdict.sample[rows])
+        verdict.raw_logprob[rows] = raw.to(verdict.raw_logprob.dtype)
+    greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
+    verdict.logprob.copy_(torch.where(greedy, verdict.raw_logprob, verdict.logprob))
+
+
+def own_chance(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [R] of token [R] by logits [R, V], float32 at least."""
+    log_sum = log_sum_ref(logits)
+    found = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
+    return found.to(log_sum.dtype) - log_sum
