@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 import torch
 
 from csd.engine.earlier import check_history
+from csd.engine.measures import MOST_TOP
 from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
 from csd.engine.sampling import check_option
@@ -260,6 +261,15 @@ class Options(TypedDict, total=False):
         partial(_check_function, "callback", 4, "a function"))]
     record: Annotated[str | None, Option(
         None, "path of a trace file to write", _check_record, str)]
+    top_logprobs: Annotated[int, Option(
+        0, "likeliest tokens of each place, up to 20, kept with their raw log-probabilities in "
+        "`out[i].top_logprobs`", partial(check_whole, "top_logprobs", low=0, high=MOST_TOP), int)]
+    entropy: Annotated[bool, Option(
+        False, "keep the entropy of the model at each place in `out[i].entropies`",
+        partial(check_flag, "entropy"), bool)]
+    prompt_logprobs: Annotated[bool, Option(
+        False, "keep the raw log-probabilities of the prompt's tokens in `out.prompt_logprobs`",
+        partial(check_flag, "prompt_logprobs"), bool)]
     drafts: Annotated[bool, Option(
         False, "keep what each step drafted in `out[i].drafts`",
         partial(check_flag, "drafts"), bool)]

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from csd.engine.draft_trees import Draft
+from csd.engine.result_schema import SCHEMA
 
 
 @dataclass(slots=True)
@@ -23,6 +24,9 @@ class Sample:
     drafts: list[Draft] = field(repr=False, default_factory=list)  # with drafts=True
     # with max_thinking_tokens: whether the spent budget left no choice at a token
     forced: list[bool] = field(repr=False, default_factory=list)
+    # with top_logprobs: of each token's place, pairs of a token id and its raw log-probability
+    top_logprobs: list[list[tuple[int, float]]] = field(repr=False, default_factory=list)
+    entropies: list[float] = field(repr=False, default_factory=list)  # with entropy=True, in nats
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class Samples:
     prompt_ids: list[int] = field(repr=False)
     stats: Stats
     error: str | None = None  # with on_error="return": why it could not be served
+    # with prompt_logprobs=True: of each token of the prompt, None of the first
+    prompt_logprobs: list[float | None] | None = field(repr=False, default=None)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -95,7 +101,13 @@ class Samples:
     def finish_reasons(self) -> list[str]:
         return [s.finish_reason for s in self.samples]
 
+    @staticmethod
+    def json_schema() -> dict:
+        """The JSON schema of `to_dict`, with a description of each key."""
+        return SCHEMA
+
     def to_dict(self) -> dict:
+        """What `json_schema` describes."""
         return {
             "texts": self.texts,
             "tokens": self.tokens,
@@ -107,6 +119,9 @@ class Samples:
             "sources": [s.sources for s in self.samples],
             "steps": [s.steps for s in self.samples],
             "forced": [s.forced for s in self.samples],
+            "top_logprobs": [s.top_logprobs for s in self.samples],
+            "entropies": [s.entropies for s in self.samples],
+            "prompt_logprobs": self.prompt_logprobs,
             "seed": self.seed,
             "prompt_ids": self.prompt_ids,
             "stats": self.stats.to_dict(),

@@ -227,6 +227,7 @@ class Scheduler:
     def append(self, live: LiveSample, record: Record, s: int) -> None:
         """Append the tokens of slot s to the sample that is in it."""
         n = record.count[s]
+        live.note(record.measured, s, n)
         had = len(live.tokens)
         live.append(
             record.tokens[s][:n],

@@ -18,13 +18,13 @@ PyTorch on every device, shapes fixed, nothing read on the host: a captured step
 changed in blocks, so that what is needed beside the result stays small.
 """
 
-from csd.kernels.change_rows.finish import finish_rows, keep_full
+from csd.kernels.change_rows.finish import finish_rows, keep_full, own_chance
 from csd.kernels.change_rows.penalties import penalise
 from csd.kernels.change_rows.prefix import Prefixes, path_tokens
-from csd.kernels.change_rows.rows import change_rows
+from csd.kernels.change_rows.rows import blocks, change_rows
 from csd.kernels.change_rows.thought import forced_tokens, only
 
 __all__ = [
-    "Prefixes", "change_rows", "finish_rows", "forced_tokens", "keep_full", "only", "path_tokens",
-    "penalise",
+    "Prefixes", "blocks", "change_rows", "finish_rows", "forced_tokens", "keep_full", "only",
+    "own_chance", "path_tokens", "penalise",
 ]  # fmt: skip
