@@ -1,6 +1,6 @@
 """One call of `generate` or `stream`: its arguments, checked, as requests to an engine."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
+from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
 from csd.models.prompts import parse
 from csd.schema.write import WholeFile
+from csd.verify.given import GivenTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class RunSettings:
     record_top: bool = False  # keep the target's top 8 at each token
     drafts: bool = False  # keep each step's trees
     measures: Measures = field(default_factory=Measures)  # of each place of the samples
-    given: Mapping[tuple[int, int], list[int]] | None = None  # read in the place of being drawn
+    # of the operations and a step's rows: what takes a sampler's place where all tokens are given
+    reader: Callable[[Ops, int], GivenTokens] | None = None
     returns_errors: bool = False  # a prompt whose logits are NaN ends alone
     tokenizer: Any = None
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
+from typing import Any
 
 import torch
 
 from csd.engine.requests import Request
 from csd.engine.row_functions import apply_functions
+from csd.engine.row_grammar import Grammars
 from csd.engine.rules import Sizes, asked_of, changes_rows, set_of, sizes_of, write_set
 from csd.engine.slot_edits import Refill, write_rows
 from csd.kernels.change_rows import change_rows, finish_rows, keep_full, only
@@ -41,6 +43,7 @@ class Changes:
     owners: list[Request | None] = field(default_factory=list)  # by slot
     serial: int = field(default_factory=lambda: next(_SERIAL))
     static: bool = False  # whether nothing may be read on the host
+    grammars: Grammars | None = None
 
     @classmethod
     def of_call(
@@ -50,6 +53,7 @@ class Changes:
         vocab: int,
         before: "Changes | None",
         static: bool,
+        tokenizer: Any,
     ) -> "Changes | None":
         """Those of a call; None where it asks for none. The tensors of `before` where they fit."""
         params = {set_of(r.params): r.params for r in requests if changes_rows(r.params)}
@@ -67,7 +71,10 @@ class Changes:
         for key, at in sets.items():
             write_set(before.rules, at, params[key])
         owners: list[Request | None] = [None] * slots.count
-        return replace(before, asked=asked, sets=sets, owners=owners, static=static)
+        return replace(
+            before, asked=asked, sets=sets, owners=owners, static=static,
+            grammars=Grammars(tokenizer, vocab) if asked.grammar else None,
+        )  # fmt: skip
 
     def fits(self, slots: Slots, vocab: int) -> bool:
         """Whether its tensors are for such slots."""
@@ -100,6 +107,8 @@ class Changes:
         at = [r.slot for r in refills]
         for r in refills:
             self.owners[r.slot] = r.request
+        if self.grammars is not None:
+            self.grammars.fill(refills)
         prompts = [r.request.prompt[-P:] for r in refills]
         values = [
             (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),
@@ -114,11 +123,17 @@ class Changes:
         """`ops.decide` of the rows as they are changed."""
         longest = None if self.static else int(slots.generated.max())
         x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
+        banned = None if self.grammars is None else self.grammars.banned(pool, slots)
+        if banned is not None:
+            x.masked_fill_(banned, -torch.inf)
         if self.asked.functions:
             apply_functions(x, forced, pool, slots, self.owners)
+            if banned is not None:
+                # a function may not allow again what the grammar does not
+                x.masked_fill_(banned, -torch.inf)
         if forced is not None:
             only(x, forced)
-        short = keep_full(x, logits)
+        short = keep_full(x, logits, self.static)
         # a penalty and banned end tokens are in x already
         plain = replace(slots, penalty=self.ones, min_new=self.zeros)
         verdict = ops.verify(x, pool, plain)
@@ -140,5 +155,6 @@ def log_uncaptured(device: torch.device) -> None:
 @cache
 def _log_uncaptured() -> None:
     LOG.warning(
-        "logits_processor is a function of the host: steps of such calls run as with static=False"
+        "logits_processor and grammars run on the host: steps of such calls are not captured "
+        "(static=False)"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from csd.engine.grammar import GRAMMARS
 from csd.engine.requests import LiveSample
 from csd.engine.sampling import SamplingParams
 
@@ -27,8 +28,9 @@ def _names(
             names.append(name)
         if not left:
             return names
-    # the rest depends on the logits
-    return [*names, "logits_processor" if params.logits_processor else "the model's own -inf"]
+    # the rest depends on the logits, or on what a grammar has read
+    others = [name for name in ("logits_processor", *GRAMMARS) if getattr(params, name)]
+    return [*names, *(others or ["the model's own -inf"])]
 
 
 def _bans(

@@ -342,13 +342,14 @@ class Engine(Resources):
         drawn = settings.speculate and settings.verifier != "match"
         if drawn and requests[0].params.temperature > 0:
             sampler = Sampler(settings.verifier, self._drafter, self._ops)
-        elif settings.given is not None:
-            sampler = GivenTokens(settings.given, step.cache.node_k.shape[1])
+        elif settings.reader is not None:
+            sampler = settings.reader(self._ops, step.cache.node_k.shape[1])
         if sampler is not None and isinstance(step, StaticStep):
             step = Step(step.decoder, None, step.cache, step.slots, step.ops)
         changes = Changes.of_call(
             requests, step.slots, self.decoder.config.vocab, self._changes,
             isinstance(step, StaticStep),
+            self.tokenizer if settings.tokenizer is None else settings.tokenizer,
         )  # fmt: skip
         self._changes = changes or self._changes
         if changes is not None and changes.asked.host and isinstance(step, StaticStep):

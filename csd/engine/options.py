@@ -154,7 +154,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: Annotated[float | None, Option(
         None, "1 is off", _or_none(check_option, "repetition_penalty"), float)]
     logit_bias: Annotated[dict[int, float] | None, Option(
-        None, "{token id: value} added to the model's logits; -inf bans. This and the next eight "
+        None, "{token id: value} added to the model's logits; -inf bans. This and the next twelve "
         "change a sample's logits as its own prefix asks, before any filter; drafts do not change "
         "what is sampled", _or_none(check_option, "logit_bias"))]
     bad_words: Annotated[str | list[str] | list[list[int]] | None, Option(
@@ -187,6 +187,15 @@ class Options(TypedDict, total=False):
         None, "what begins and ends a thought, by default as the chat template has it; a third is "
         "what is written to end it, itself with the end at its end",
         _or_none(check_option, "thinking_tags"))]
+    json_schema: Annotated[dict | str | type | None, Option(
+        None, "texts are JSON of this schema: a dict, its text or a class of pydantic; needs "
+        "llguidance (`pip install csd[grammar]`), as the next two do. End tokens come only where "
+        "the text is whole", _or_none(check_option, "json_schema"))]
+    regex: Annotated[str | None, Option(
+        None, "texts match this regular expression", _or_none(check_option, "regex"), str)]
+    grammar: Annotated[str | None, Option(
+        None, "texts are of this grammar, in the syntax of Lark",
+        _or_none(check_option, "grammar"), str)]
     max_new_tokens: Annotated[int | None, Option(
         None, "512 when left out, cut at the model's context",
         _or_none(check_option, "max_new_tokens"), int)]

@@ -110,6 +110,7 @@ class Samples:
         """What `json_schema` describes."""
         return {
             "texts": self.texts,
+            "indices": [s.index for s in self.samples],
             "tokens": self.tokens,
             "logprobs": self.logprobs,
             "raw_logprobs": self.raw_logprobs,

@@ -39,6 +39,7 @@ _STATS: dict[str, dict[str, Any]] = {
 # lists have one entry a sample, and lists in them one a token
 _KEYS: dict[str, dict[str, Any]] = {
     "texts": _list({"type": ["string", "null"]}, "of each sample; null without a tokenizer"),
+    "indices": _list(COUNT, "the sample index of each, from which its noise follows"),
     "tokens": _list(_list(TOKEN), "token ids, with the one that ended the sample"),
     "logprobs": _list(
         _list(NUMBER), "of each token, as it was drawn: behind all constraints and filters; at "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+from csd.engine.grammar import GRAMMARS, check_grammar, check_one
 from csd.engine.thought import find_tags, spell_tags
 from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.schema.check import shown
@@ -21,6 +22,9 @@ OFF: dict[str, Any] = {
     "logits_processor": (),
     "max_thinking_tokens": None,
     "thinking_tags": None,
+    "json_schema": None,
+    "regex": None,
+    "grammar": None,
 }
 
 # the longest n-gram that is looked for
@@ -139,6 +143,11 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
         found["thinking_tags"] = spell_tags(tags, tokenizer)
     elif "thinking_tags" in found:
         raise ValueError("thinking_tags go with max_thinking_tokens, which is not given")
+    check_one(found)
+    named = [name for name in GRAMMARS if name in found]
+    if named and "max_thinking_tokens" in found:
+        raise ValueError(f"{named[0]} and max_thinking_tokens exclude each other: give one")
+    check_grammar(found, tokenizer, vocab)
     _check_vocab(found, vocab)
     return found
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from csd.engine.grammar import GRAMMARS
 from csd.engine.requests import Request
+from csd.engine.row_grammar import asks_grammar
 from csd.engine.row_options import OFF
 from csd.engine.sampling import SamplingParams
 from csd.state.rules import ANY, Asked, Rules
@@ -28,6 +30,10 @@ class Sizes:
         ))  # fmt: skip
 
 
+# fields that tensors do not hold
+HOST = ("logits_processor", *GRAMMARS)
+
+
 def changes_rows(params: SamplingParams) -> bool:
     """Whether logits are changed by more than a repetition penalty and `min_new_tokens`."""
     return any(getattr(params, name) != off for name, off in OFF.items())
@@ -35,7 +41,7 @@ def changes_rows(params: SamplingParams) -> bool:
 
 def set_of(params: SamplingParams) -> tuple:
     """What `Rules` have one row of for all requests that ask for the same."""
-    return tuple(getattr(params, name) for name in OFF if name != "logits_processor")
+    return tuple(getattr(params, name) for name in OFF if name not in HOST)
 
 
 def asked_of(requests: Sequence[Request]) -> Asked:
@@ -53,6 +59,7 @@ def asked_of(requests: Sequence[Request]) -> Asked:
         counts=any(p.presence_penalty or p.frequency_penalty for p in every),
         thought=any(p.max_thinking_tokens is not None for p in every),
         functions=any(p.logits_processor for p in every),
+        grammar=asks_grammar(requests),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
+from csd.engine.grammar import check_schema, check_text
 from csd.engine.row_options import (
     LONGEST,
     OFF,
@@ -111,6 +112,9 @@ class SamplingParams:
     max_thinking_tokens: int | None = _checked(None, _most_thought)  # None is off
     # begin, end and what closes, as token ids
     thinking_tags: tuple[tuple[int, ...], ...] | None = _checked(None, check_tags)
+    json_schema: str | None = _checked(None, check_schema)
+    regex: str | None = _checked(None, check_text)
+    grammar: str | None = _checked(None, check_text)  # as Lark has it
 
     def __post_init__(self) -> None:
         for name in _CHECKS:

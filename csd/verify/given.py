@@ -22,11 +22,11 @@ class GivenTokens:
     """In the place of a sampler; tokens: by a sample's noise key and index. rows: of a step."""
 
     def __init__(self, tokens: Mapping[tuple[int, int], list[int]], rows: int):
-        self._tokens, self._rows = tokens, rows
+        self._tokens, self.rows = tokens, rows
 
     def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
         """Each live slot's root and its next tokens but the last, as far as rows go."""
-        depth = min(MAX_DEPTH, self._rows // live - 1)
+        depth = min(MAX_DEPTH, self.rows // live - 1)
         trees = {}
         for s, left in self._left(slots).items():
             trees[s] = Tree(nodes=depth, depth=depth)

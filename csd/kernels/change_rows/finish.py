@@ -10,12 +10,15 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
 
-def keep_full(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def keep_full(x: torch.Tensor, logits: torch.Tensor, static: bool = True) -> torch.Tensor:
     """Rows of x [M, V] without a token become those of the logits, in place; [M] bool, which.
 
     A row off all paths may have none, which is no error, and one on a path must draw something.
+    static: whether nothing may be read.
     """
     short = x.amax(-1) == -torch.inf
+    if not static and not bool(short.any()):
+        return short
     for rows in blocks(x.shape[0]):
         x[rows] = torch.where(short[rows, None], logits[rows].to(x.dtype), x[rows])
     return short

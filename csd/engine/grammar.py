@@ -1,0 +1,146 @@
+"""Grammars of samples: JSON schemas, regular expressions and Lark grammars, by llguidance."""
+
+import json
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from csd.schema.check import shown
+from csd.schema.lazy import check_installed
+
+# fields of `SamplingParams`, of which a call gives one at most
+GRAMMARS = ("json_schema", "regex", "grammar")
+
+# of tokenizers, by vocabulary and end token; making one reads the whole vocabulary
+_READERS: "weakref.WeakKeyDictionary[Any, dict[tuple, Any]]" = weakref.WeakKeyDictionary()
+
+
+def check_schema(name: str, value: Any) -> str | None:
+    """A JSON schema as text. Takes a dict, a text or a class of pydantic.
+
+    Raises TypeError or ValueError for what is none.
+    """
+    if value is None:
+        return None
+    if hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{name} must be JSON, got {shown(value)}: {error}") from error
+    if not isinstance(value, Mapping | bool):
+        raise TypeError(f"{name} must be a dict, a text or a class of pydantic, got {shown(value)}")
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must hold what JSON has: {error}") from error
+
+
+def check_text(name: str, value: Any) -> str | None:
+    """Raises TypeError or ValueError for anything but a text that is not empty."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, got {shown(value)}")
+    if not value:
+        raise ValueError(f"{name} must not be empty")
+    return value
+
+
+def check_one(given: Mapping[str, Any]) -> None:
+    """Raises ValueError where more than one grammar is given."""
+    names = [name for name in GRAMMARS if given.get(name) is not None]
+    if len(names) > 1:
+        raise ValueError(f"{' and '.join(names)} exclude each other: give one")
+
+
+def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The argument that gives a grammar, and the grammar as llguidance has it."""
+    for name in GRAMMARS:
+        if given.get(name) is not None:
+            check_installed("llguidance", "grammar", name)
+            from llguidance import LLMatcher
+
+            value = given[name]
+            make = {
+                "json_schema": LLMatcher.grammar_from_json_schema,
+                "regex": LLMatcher.grammar_from_regex,
+                "grammar": LLMatcher.grammar_from_lark,
+            }
+            return name, make[name](value)
+    return None
+
+
+def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
+    """Raises ValueError, with the place that llguidance names, for a grammar that is none."""
+    found = source(given)
+    if found is None:
+        return
+    name, text = found
+    if tokenizer is None:
+        raise ValueError(f"{name} needs a tokenizer: pass tokenizer=")
+    from llguidance import LLMatcher
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader_of(tokenizer, vocab))
+    if failed:
+        raise ValueError(f"{name} must be one that llguidance reads: {messages[0].strip()}")
+
+
+def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
+    """A matcher at the begin of a sample; None where there is no grammar."""
+    found = source({name: getattr(params, name) for name in GRAMMARS})
+    if found is None:
+        return None
+    from llguidance import LLMatcher
+
+    return LLMatcher(reader_of(tokenizer, vocab), found[1], log_level=0)
+
+
+def reader_of(tokenizer: Any, vocab: int) -> Any:
+    """llguidance's reader of a tokenizer's tokens, made once for each."""
+    made = _READERS.setdefault(tokenizer, {})
+    if vocab not in made:
+        made[vocab] = _reader(tokenizer, vocab)
+    return made[vocab]
+
+
+def _reader(tokenizer: Any, vocab: int) -> Any:
+    from llguidance import LLTokenizer
+
+    if getattr(tokenizer, "is_fast", False):
+        from llguidance.hf import from_tokenizer
+
+        try:
+            return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)))
+        except Exception as error:
+            # one whose tokens are neither bytes nor pieces with byte fallback
+            reason = error
+        else:
+            reason = None
+        del reason
+    from llguidance import TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Pieces(tokenizer, vocab)), n_vocab=vocab)
+
+
+class _Pieces:
+    """A tokenizer of whole characters, as llguidance's wrapper reads it."""
+
+    def __init__(self, tokenizer: Any, vocab: int):
+        end = getattr(tokenizer, "eos_token_id", None)
+        special = {*(getattr(tokenizer, "all_special_ids", None) or ())}
+        size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
+        self._tokenizer = tokenizer
+        self.eos_token_id = size if end is None else end
+        self.bos_token_id = None
+        # bytes that no text holds mark what is no text
+        self.tokens = [
+            b"\xff<%d>" % i if i in special or i >= size else tokenizer.decode([i]).encode()
+            for i in range(vocab)
+        ]
+        self.special_token_ids = sorted(special)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
