@@ -129,7 +129,7 @@ class _Pieces:
 
     def __init__(self, tokenizer: Any, vocab: int):
         end = getattr(tokenizer, "eos_token_id", None)
-        special = {*(getattr(tokenizer, "all_special_ids", None) or ())}
+        special = {*(getattr(tokenizer, "all_special_ids", None) or ())} | {end} - {None}
         size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
         self._tokenizer = tokenizer
         self.eos_token_id = size if end is None else end

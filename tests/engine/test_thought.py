@@ -115,3 +115,19 @@ def test_tags_of_a_template():
     with pytest.raises(ValueError, match="max_thinking_tokens needs what begins and ends"):
         find_tags(Letters())
     assert spell_tags(("ab", "c", "dc"), Letters()) == ((0, 1), (2,), (3, 2))
+
+
+def test_the_example(capsys):
+    from importlib.util import find_spec
+
+    from examples_main import main_of
+
+    from csd.models.demo import toy
+
+    model, tokenizer = toy()
+    found = main_of("constraints.py")(
+        model, tokenizer, samples=3, grammar=find_spec("llguidance") is not None
+    )
+    assert found["audit"]["honest"]["different"] == 0 < found["audit"]["tampered"]["different"]
+    assert len(found["thought"]) == 3
+    assert "thoughts were cut" in capsys.readouterr().out
