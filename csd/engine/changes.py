@@ -117,6 +117,12 @@ class Changes:
         ]
         write_rows([(x, at, torch.tensor(found, dtype=x.dtype)) for x, found in values])
 
+    def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
+        """The pool that a step runs, of at most `most` rows: grammars drop nodes and add some."""
+        if self.grammars is None or not pool.rows:
+            return pool
+        return self.grammars.plan(pool, slots, most)
+
     def decide(
         self, ops: Ops, logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
     ) -> tuple[Verdict, torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 import json
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from csd.schema.check import shown
@@ -13,6 +14,9 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 
 # of tokenizers, by vocabulary and end token; making one reads the whole vocabulary
 _READERS: "weakref.WeakKeyDictionary[Any, dict[tuple, Any]]" = weakref.WeakKeyDictionary()
+
+# the grammars that were found to be some
+_SERVED: "weakref.WeakKeyDictionary[Any, set[tuple[str, int]]]" = weakref.WeakKeyDictionary()
 
 
 def check_schema(name: str, value: Any) -> str | None:
@@ -82,9 +86,15 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
         raise ValueError(f"{name} needs a tokenizer: pass tokenizer=")
     from llguidance import LLMatcher
 
-    failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader_of(tokenizer, vocab))
+    reader = reader_of(tokenizer, vocab)
+    # each prompt of a call asks for the same
+    served = _SERVED.setdefault(tokenizer, set())
+    if (text, vocab) in served:
+        return
+    failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader)
     if failed:
         raise ValueError(f"{name} must be one that llguidance reads: {messages[0].strip()}")
+    served.add((text, vocab))
 
 
 def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
@@ -111,14 +121,9 @@ def _reader(tokenizer: Any, vocab: int) -> Any:
     if getattr(tokenizer, "is_fast", False):
         from llguidance.hf import from_tokenizer
 
-        try:
+        # one whose tokens are neither bytes nor pieces with byte fallback is read below
+        with suppress(Exception):
             return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)))
-        except Exception as error:
-            # one whose tokens are neither bytes nor pieces with byte fallback
-            reason = error
-        else:
-            reason = None
-        del reason
     from llguidance import TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Pieces(tokenizer, vocab)), n_vocab=vocab)

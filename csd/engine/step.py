@@ -63,6 +63,8 @@ class Step:
         """Run one step over `live` live slots; returns what the host reads of it."""
         clock = _Clock(self.seconds)
         pool = self.propose(live, budget)
+        if self.changes is not None and self.sampler is None:
+            pool = self.changes.plan(pool, self.slots, self.cache.node_k.shape[1])
         clock.lap("propose")
         logits = self.forward(pool)
         clock.lap("forward")
