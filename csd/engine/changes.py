@@ -53,7 +53,7 @@ class Changes:
         vocab: int,
         before: "Changes | None",
         static: bool,
-        tokenizer: Any,
+        tokenizer: Any = None,
     ) -> "Changes | None":
         """Those of a call; None where it asks for none. The tensors of `before` where they fit."""
         params = {set_of(r.params): r.params for r in requests if changes_rows(r.params)}
@@ -143,7 +143,9 @@ class Changes:
         # a penalty and banned end tokens are in x already
         plain = replace(slots, penalty=self.ones, min_new=self.zeros)
         verdict = ops.verify(x, pool, plain)
-        finish_rows(verdict, logits, short, pool, slots, self.rules, self.static)
+        finish_rows(
+            verdict, logits, short, pool, slots, self.rules, ops.passes.log_sum, self.static
+        )
         ops.advance_slots(slots, verdict)
         return verdict, *ops.snapshot(pool, verdict, top, trees)
 

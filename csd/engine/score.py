@@ -77,7 +77,7 @@ def score(
         given |= {(request.key, j): row for j, row in enumerate(tokens)}
     settings = RunSettings(
         budget=0, speculate=False, tokenizer=tokenizer,
-        reader=lambda ops, rows: GivenTokens(given, rows),
+        reader=lambda ops, rows: GivenTokens(given, ops, rows),
         measures=Measures(asked["top_logprobs"], asked["entropy"]),
     )  # fmt: skip
     for _ in engine.run(requests, settings):

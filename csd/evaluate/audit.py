@@ -11,6 +11,7 @@ from csd.engine.engine import Engine
 from csd.engine.requests import Request
 from csd.engine.sampling import resolve
 from csd.engine.traces.traces import Trace
+from csd.kernels.ops import Ops
 from csd.verify.audit import Auditor
 
 # how far rounding moves perturbed scores, by dtype: a gap up to it is a tie
@@ -70,17 +71,17 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         request = Request.of(len(requests), trace.prompt, params, run, trace.seed)
         given |= {(request.key, i): tokens_of[i] for i in run}
         requests.append(request)
-    auditor = Auditor(given, 1, engine.ops)
+    made: list[Auditor] = []
 
-    def reader(ops: Any, rows: int) -> Auditor:
-        auditor.rows = rows
-        return auditor
+    def reader(ops: Ops, rows: int) -> Auditor:
+        made.append(Auditor(given, ops, rows))
+        return made[0]
 
     for _ in engine.run(requests, RunSettings(budget=0, speculate=False, reader=reader)):
         pass
-    key = requests[0].key
+    gaps, key = made[0].gaps, requests[0].key
     return [
-        Audited(trace.problem, i, tokens, auditor.gaps[key, i])
+        Audited(trace.problem, i, tokens, gaps[key, i])
         for i, tokens in sorted(tokens_of.items())
     ]
 

@@ -30,9 +30,8 @@ from csd.verify.target import processed
 class Auditor(GivenTokens):
     """As `GivenTokens`; `gaps` has those of each sample's tokens, by noise key and index."""
 
-    def __init__(self, tokens: Mapping[tuple[int, int], list[int]], rows: int, ops: Ops):
-        super().__init__(tokens, rows)
-        self._ops = ops
+    def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
+        super().__init__(tokens, ops, rows)
         self.gaps: dict[tuple[int, int], list[float]] = {key: [] for key in tokens}
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:

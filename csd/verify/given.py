@@ -1,6 +1,6 @@
 """Steps over tokens that are given: each slot's next ones as a chain, all of which are kept.
 
-A step runs as one that drafts does, so a token's log-probability has the bits that sampling it
+A step runs as one that drafts does, so a token's log-probabilities have the bits that sampling it
 gives where an engine is exact.
 """
 
@@ -11,7 +11,8 @@ import torch
 
 from csd.graph.host_tree import Tree, pool_of
 from csd.kernels.change_rows import blocks, own_chance
-from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.kernels.ops import Ops
+from csd.kernels.verify.reference_rows import row_logits, sample_rows
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
@@ -21,12 +22,12 @@ from csd.verify.target import processed
 class GivenTokens:
     """In the place of a sampler; tokens: by a sample's noise key and index. rows: of a step."""
 
-    def __init__(self, tokens: Mapping[tuple[int, int], list[int]], rows: int):
-        self._tokens, self.rows = tokens, rows
+    def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
+        self._tokens, self._ops, self._rows = tokens, ops, rows
 
     def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
         """Each live slot's root and its next tokens but the last, as far as rows go."""
-        depth = min(MAX_DEPTH, self.rows // live - 1)
+        depth = min(MAX_DEPTH, self._rows // live - 1)
         trees = {}
         for s, left in self._left(slots).items():
             trees[s] = Tree(nodes=depth, depth=depth)
@@ -37,40 +38,43 @@ class GivenTokens:
         """All rows are kept, with the given tokens in the place of samples."""
         left = self._left(slots)
         slot, depth = pool.slot.tolist(), pool.depth.tolist()
-        device = logits.device
-        token = torch.tensor(
-            [left[s][d] for s, d in zip(slot, depth, strict=True)], device=device
-        )
-        out = empty_verdict(
-            pool.rows, slots.count, device, torch.promote_types(logits.dtype, torch.float32)
-        )
-        out.sample.copy_(token)
-        out.top_token.fill_(-1), out.top_prob.zero_(), out.accept_row.fill_(-1)
-        out.accept_count.copy_(pool.slot_nodes), out.bad.fill_(False), out.finish.fill_(RUNNING)
+        token = [left[s][d] for s, d in zip(slot, depth, strict=True)]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        out = empty_verdict(pool.rows, slots.count, logits.device, wide)
+        out.sample.copy_(torch.tensor(token))
+        out.top_token.fill_(-1)
+        out.top_prob.zero_()
+        out.bad.fill_(False)
         for rows in blocks(pool.rows):
-            self._measure(rows, logits, token, pool, slots, out)
-        for row, (s, d) in enumerate(zip(slot, depth, strict=True)):
-            out.accept_row[s, d] = row
-        for s, tokens in left.items():
-            if len(tokens) == int(pool.slot_nodes[s]):
-                out.finish[s] = LENGTH
+            self._measure(rows, logits, pool, slots, out)
+        out.accept_row.fill_(-1)
+        out.accept_row[pool.slot.long(), pool.depth.long()] = torch.arange(
+            pool.rows, dtype=torch.int32, device=logits.device
+        )
+        out.accept_count.copy_(pool.slot_nodes)
+        rest = [len(left.get(s, [])) for s in range(slots.count)]
+        ended = torch.tensor(rest, device=logits.device) == pool.slot_nodes
+        out.finish.copy_(torch.where(ended & (pool.slot_nodes > 0), LENGTH, RUNNING))
         return out
 
     def _measure(
-        self, rows: slice, logits: torch.Tensor, token: torch.Tensor, pool: Pool, slots: Slots,
-        out: Verdict,
-    ) -> None:  # fmt: skip
-        part, s = logits[rows], pool.slot[rows].long()
-        out.raw_logprob[rows] = own_chance(part, token[rows])
-        broken = ~log_sum_ref(part).isfinite()
-        out.bad[s[broken]] = True
-        at = torch.arange(pool.rows, device=s.device)[rows]
+        self, rows: slice, logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
+    ) -> None:
+        at = torch.arange(pool.rows, device=logits.device)[rows]
+        part, token, s = logits[rows], out.sample[rows].long()[:, None], pool.slot[rows].long()
+        passes = self._ops.passes
+        out.raw_logprob[rows] = own_chance(part, token[:, 0], passes.log_sum)
+        total = sample_rows(part, at, pool, slots, passes).log_total
+        out.bad[s[~total.isfinite()]] = True
         greedy = slots.temperature[s] == 0
-        if bool(greedy.all()) or _plain(slots, s):
-            out.logprob[rows] = out.raw_logprob[rows]
-            return
-        law = processed(logits, at, pool, slots)
-        chance = law.gather(1, token[rows, None])[:, 0].log()
+        x = row_logits(part, at, pool, slots)
+        by = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
+        score = x.gather(1, token)[:, 0].to(by.dtype) / by - x.amax(-1).to(by.dtype) / by
+        chance = score - total
+        filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
+        if bool((filtered & ~greedy).any()):
+            kept = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
+            chance = torch.where(kept, chance, -torch.inf)
         out.logprob[rows] = torch.where(greedy, out.raw_logprob[rows], chance)
 
     def _left(self, slots: Slots) -> dict[int, list[int]]:
@@ -84,10 +88,3 @@ class GivenTokens:
             for s, (live, key, sample, generated) in enumerate(listed)
             if live
         }
-
-
-def _plain(slots: Slots, s: torch.Tensor) -> bool:
-    """Whether slots s draw from the model's own law."""
-    own = (slots.temperature[s] == 1) & (slots.top_k[s] == 0) & (slots.top_p[s] == 1)
-    own &= (slots.min_p[s] == 0) & (slots.penalty[s] == 1) & (slots.min_new[s] == 0)
-    return bool(own.all())

@@ -25,6 +25,7 @@ SCHEMA = {
     },
     "required": ["name", "kind"],
     "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
 }
 
 

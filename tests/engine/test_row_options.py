@@ -127,12 +127,13 @@ def test_drafts_are_accepted_in_these_tests():
 @pytest.mark.parametrize("verifier", ["recursive", "single"])
 def test_other_verifiers_keep_to_constraints(verifier):
     out = engine_of("cpu").generate(
-        PROMPT, num_samples=6, seed=1, max_new_tokens=30, budget=20, verifier=verifier,
-        temperature=1.5, allowed_token_ids=[3, 5, 9, 17, 60], no_repeat_ngram_size=2,
+        PROMPT, num_samples=6, seed=1, max_new_tokens=18, budget=20, verifier=verifier,
+        temperature=1.5, no_repeat_ngram_size=2,
+        allowed_token_ids=[3, 5, 9, 17, 60, *range(70, 80)],
     )  # fmt: skip
     assert out.stats.nodes_accepted > 0
     for tokens in out.tokens:
-        assert {*tokens} <= {3, 5, 9, 17, 60}
+        assert {*tokens} <= {3, 5, 9, 17, 60, *range(70, 80)}
         ids = PROMPT + tokens
         pairs = [*pairwise(ids)]
         # the prompt has one pair twice, which no sample adds to

@@ -40,12 +40,13 @@ def test_scores_are_the_models_own(model, scorer):
         assert result.finish_reasons == ["length"] * len(given)
         for tokens, sample in zip(given, result, strict=True):
             assert sample.raw_logprobs == pytest.approx(own(model, prompt, tokens), abs=1e-9)
-            assert sample.logprobs == sample.raw_logprobs
+            assert sample.logprobs == pytest.approx(sample.raw_logprobs, abs=1e-9)
             assert len(sample.entropies) == len(tokens)
         assert result.prompt_logprobs[1:] == pytest.approx(own(model, prompt[:1], prompt[1:]))
     # of one prompt, not in a list
     one = csd.score(scorer, PROMPTS[1], completions[1])
-    assert one.raw_logprobs == out[1].raw_logprobs
+    for a, b in zip(one, out[1], strict=True):
+        assert a.raw_logprobs == pytest.approx(b.raw_logprobs, abs=1e-9)
 
 
 FILTERED = {
@@ -70,11 +71,13 @@ def test_scores_of_samples_are_those_they_were_drawn_with(scorer, asked):
             assert x == pytest.approx(y, abs=1e-9)
 
 
-def test_an_exact_engine_gives_the_bits_of_sampling():
+@pytest.mark.parametrize("asked", [{}, dict(temperature=0.7), dict(temperature=0.9, top_p=0.9)])
+def test_an_exact_engine_gives_the_bits_of_sampling(asked):
     with csd.Engine(build("llama", dtype=torch.bfloat16), exact=True) as e:
-        drawn = e.generate(PROMPTS, budget=12, **OPTIONS)
-        out = csd.score(e, PROMPTS, [r.tokens for r in drawn])
+        drawn = e.generate(PROMPTS, budget=12, **OPTIONS, **asked)
+        out = csd.score(e, PROMPTS, [r.tokens for r in drawn], **asked)
         assert [r.raw_logprobs for r in out] == [r.raw_logprobs for r in drawn]
+        assert [r.logprobs for r in out] == [r.logprobs for r in drawn]
 
 
 def test_equal_prompts_and_texts():

@@ -1,5 +1,7 @@
 """Steps around the verification of changed rows: rows without a token, the model's own law."""
 
+from collections.abc import Callable
+
 import torch
 
 from csd.kernels.change_rows.rows import blocks
@@ -31,12 +33,13 @@ def finish_rows(
     pool: Pool,
     slots: Slots,
     rules: Rules,
+    log_sum: Callable = log_sum_ref,
     static: bool = True,
 ) -> None:
     """In place, of a verdict on changed rows: log-probabilities of the model itself, bad slots.
 
     logits: [M, V] of the model; short: [M] bool, rows without a token, which are errors on a path.
-    static: whether nothing may be read; else only rows on the paths are.
+    log_sum: of the backend. static: whether nothing may be read; else only rows on the paths are.
     """
     kept = verdict.accept_row >= 0
     row = verdict.accept_row.clamp(min=0).long()
@@ -50,19 +53,25 @@ def finish_rows(
         place = torch.where(kept, row, M).flatten()
         on_path = torch.zeros(M + 1, dtype=torch.bool, device=row.device)
         on_path = on_path.scatter_(0, place, True)[:M]
-        raw = torch.cat([own_chance(logits[rows], verdict.sample[rows]) for rows in blocks(M)])
-        verdict.raw_logprob.copy_(torch.where(on_path, raw, 0))
+        parts = blocks(M)
+        raw = [own_chance(logits[at], verdict.sample[at], log_sum) for at in parts]
+        verdict.raw_logprob.copy_(torch.where(on_path, torch.cat(raw), 0))
     else:
         rows = row[kept]
         verdict.raw_logprob.zero_()
-        raw = own_chance(logits[rows], verdict.sample[rows])
+        raw = own_chance(logits[rows], verdict.sample[rows], log_sum)
         verdict.raw_logprob[rows] = raw.to(verdict.raw_logprob.dtype)
     greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
     verdict.logprob.copy_(torch.where(greedy, verdict.raw_logprob, verdict.logprob))
 
 
-def own_chance(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [R] of token [R] by logits [R, V], float32 at least."""
-    log_sum = log_sum_ref(logits)
+def own_chance(
+    logits: torch.Tensor, token: torch.Tensor, log_sum: Callable = log_sum_ref
+) -> torch.Tensor:
+    """Log-probabilities [R] of token [R] by logits [R, V], float32 at least.
+
+    log_sum: of the backend, for the bits that it gives when it samples.
+    """
+    total = log_sum(logits)
     found = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
-    return found.to(log_sum.dtype) - log_sum
+    return found.to(total.dtype) - total
