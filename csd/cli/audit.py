@@ -69,7 +69,7 @@ def _audit(args: Namespace) -> int:
 
 def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
     """Samples of the same prompts by this engine, under several budgets."""
-    found = []
+    found: list[Trace] = []
     for budget in BUDGETS:
         for trace in traces:
             call = engine.prepare(

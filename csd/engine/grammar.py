@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,8 +12,11 @@ from csd.schema.lazy import check_installed
 # fields of `SamplingParams`, of which a call gives one at most
 GRAMMARS = ("json_schema", "regex", "grammar")
 
-# of tokenizers, by vocabulary and end token; making one reads the whole vocabulary
-_READERS: "weakref.WeakKeyDictionary[Any, dict[tuple, Any]]" = weakref.WeakKeyDictionary()
+# between the parts of a JSON text: a model that writes spaces for ever would write no text
+SPACE = {"whitespace_pattern": "[ \\t\\n]{0,40}"}
+
+# of tokenizers, by vocabulary; making one reads the whole vocabulary
+_READERS: "weakref.WeakKeyDictionary[Any, dict[int, Any]]" = weakref.WeakKeyDictionary()
 
 # the grammars that were found to be some
 _SERVED: "weakref.WeakKeyDictionary[Any, set[tuple[str, int]]]" = weakref.WeakKeyDictionary()
@@ -67,13 +70,21 @@ def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
             from llguidance import LLMatcher
 
             value = given[name]
-            make = {
-                "json_schema": LLMatcher.grammar_from_json_schema,
+            make: dict[str, Callable[..., str]] = {
+                "json_schema": _of_schema,
                 "regex": LLMatcher.grammar_from_regex,
                 "grammar": LLMatcher.grammar_from_lark,
             }
             return name, make[name](value)
     return None
+
+
+def _of_schema(text: str) -> str:
+    from llguidance import LLMatcher
+
+    # options that a schema has of its own stand
+    own = "x-guidance" in text
+    return LLMatcher.grammar_from_json_schema(text, {} if own else SPACE)
 
 
 def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
@@ -93,8 +104,47 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
         return
     failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader)
     if failed:
-        raise ValueError(f"{name} must be one that llguidance reads: {messages[0].strip()}")
+        where = f"; at {_place(given[name])}" if name == "json_schema" else ""
+        raise ValueError(
+            f"{name} must be one that llguidance reads{where}: {messages[0].strip()}"
+        )
     served.add((text, vocab))
+
+
+def _place(text: str) -> str:
+    """The JSON pointer of the innermost part of a schema that llguidance does not read."""
+    whole = json.loads(text)
+    found, inside = "", whole
+    while isinstance(inside, dict):
+        # references are to the whole schema
+        shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
+        parts = (p for p in _parts(inside) if not _reads(shared | p[1]))
+        if (part := next(parts, None)) is None:
+            break
+        found, inside = found + part[0], part[1]
+    return found or "its top"
+
+
+def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
+    """Schemas right within one, with their pointers."""
+    for key, value in schema.items():
+        listed: Any = ()
+        if key in ("properties", "patternProperties", "$defs", "definitions"):
+            listed = value.items() if isinstance(value, dict) else ()
+        elif isinstance(value, list):
+            listed = enumerate(value)
+        elif isinstance(value, dict):
+            yield f"/{key}", value
+        for name, inside in listed:
+            if isinstance(inside, dict):
+                yield f"/{key}/{name}", inside
+
+
+def _reads(schema: dict) -> bool:
+    from llguidance import LLMatcher
+
+    grammar = _of_schema(json.dumps(schema))
+    return not LLMatcher.validate_grammar_with_warnings(grammar)[0]
 
 
 def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
@@ -134,7 +184,8 @@ class _Pieces:
 
     def __init__(self, tokenizer: Any, vocab: int):
         end = getattr(tokenizer, "eos_token_id", None)
-        special = {*(getattr(tokenizer, "all_special_ids", None) or ())} | {end} - {None}
+        special: set[int] = {*(getattr(tokenizer, "all_special_ids", None) or ())}
+        special |= set() if end is None else {end}
         size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
         self._tokenizer = tokenizer
         self.eos_token_id = size if end is None else end

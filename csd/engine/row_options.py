@@ -46,7 +46,7 @@ def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     for token, bias in value.items():
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise TypeError(f"{name} must have token ids for keys, got {shown(token)}")
-        if not 0 <= token <= LARGEST:
+        if not 0 <= int(token) <= LARGEST:
             raise ValueError(f"{name} must have token ids for keys, got {shown(token)}")
         if not (isinstance(bias, Real) and float(bias) == -math.inf):
             bias = check_number(f"{name} of token {token}", bias, -STEEPEST, STEEPEST)

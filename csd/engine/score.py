@@ -62,7 +62,8 @@ def score(
         config.context,
     )  # fmt: skip
     rows = _completions(completions, len(prompts), many, tokenizer, config.vocab)
-    requests, given = [], {}
+    requests: list[Request] = []
+    given: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
         params = resolve(
             None, context=config.context, prompt_tokens=len(ids), vocab=config.vocab,

@@ -63,8 +63,6 @@ class Step:
         """Run one step over `live` live slots; returns what the host reads of it."""
         clock = _Clock(self.seconds)
         pool = self.propose(live, budget)
-        if self.changes is not None and self.sampler is None:
-            pool = self.changes.plan(pool, self.slots, self.cache.node_k.shape[1])
         clock.lap("propose")
         logits = self.forward(pool)
         clock.lap("forward")
@@ -96,6 +94,14 @@ class Step:
 
     def propose(self, live: int, budget: Budget) -> Pool:
         """The draft trees of all live slots in one pool."""
+        pool, nodes = self._drafted(live, budget)
+        if self.changes is None or self.sampler is not None or not self.drafting:
+            return pool
+        most = min(live + nodes, self.cache.node_k.shape[1])
+        return self.changes.plan(pool, self.slots, most)
+
+    def _drafted(self, live: int, budget: Budget) -> tuple[Pool, int]:
+        """The pool, and how many drafted nodes it was to have at most."""
         drafter = self.drafter if self.drafting else None
         nodes = budget.ask(live) if drafter else 0
         if drafter and nodes:
@@ -103,14 +109,14 @@ class Step:
             drafter.flush(self.slots)
             self.waited = time.perf_counter() - start
         if self.sampler:
-            return self.sampler.propose(self.slots, live, nodes, budget)
+            return self.sampler.propose(self.slots, live, nodes, budget), nodes
         if not drafter or not nodes:
-            return self.ops.roots(self.slots, live)
+            return self.ops.roots(self.slots, live), nodes
         pool = drafter.propose(self.slots, live + nodes)
         cost, costs, starts = self.ops.prices(pool, self.slots)
         keep = budget.choose(live, costs, starts)
         budget.keep(keep)
-        return self.ops.trim(pool, live + keep, cost)
+        return self.ops.trim(pool, live + keep, cost), nodes
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""

@@ -17,9 +17,10 @@ def find_tags(tokenizer: Any) -> tuple[str, str]:
     """What begins and ends a thought by the chat template, else by the tokenizer's own tokens."""
     template = getattr(tokenizer, "chat_template", None)
     texts = [*template.values()] if isinstance(template, dict) else [template]
-    added = getattr(tokenizer, "get_added_vocab", dict)()
-    for text in [*texts, " ".join(map(str, added))]:
-        for match in _BEGIN.finditer(text if isinstance(text, str) else ""):
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    every = [text for text in texts if isinstance(text, str)]
+    for text in [*every, " ".join(added)]:
+        for match in _BEGIN.finditer(text):
             begin = match.group(0)
             end = f"{begin[0]}/{begin[1:]}"
             if end in text:

@@ -65,7 +65,8 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         raise ValueError(
             f"problem {trace.problem} must lie in the vocabulary of {config.vocab}, got {highest}"
         )
-    requests, given = [], {}
+    requests: list[Request] = []
+    given: dict[tuple[int, int], list[int]] = {}
     tokens_of = dict(zip(trace.indices, trace.samples, strict=True))
     for run in _runs(sorted(tokens_of)):
         request = Request.of(len(requests), trace.prompt, params, run, trace.seed)

@@ -138,16 +138,20 @@ def test_a_vote_over_json(made):
     out = e.generate("a", num_samples=6, max_new_tokens=80, seed=0, json_schema=SCHEMA)
     decided = csd.vote(out, extract=lambda text: json.loads(text)["name"])
     assert decided.answer in ("ab", "abc", "xyz") and None not in decided.answers
-    best = csd.best_of(out, lambda samples: [-len(s.text) for s in samples])
-    assert json.loads(best.text)
+    best = csd.best_of(out, lambda sample: -len(sample.text))
+    assert json.loads(best.sample.text)
 
 
 REFUSED = {
-    "schema": (dict(json_schema={"type": "nothing"}), ValueError, "json_schema must be one that"),
+    "schema": (
+        dict(json_schema={"properties": {"a": {"items": {"anyOf": [{}, {"type": "nothing"}]}}}}),
+        ValueError, "json_schema must be one .* at /properties/a/items/anyOf/1: .*nothing",
+    ),
+    "schema-top": (dict(json_schema={"type": "nothing"}), ValueError, "reads; at its top: .*nothing"),
     "text": (dict(json_schema="{"), ValueError, "json_schema must be JSON, got '{'"),
     "kind": (dict(json_schema=3), TypeError, "json_schema must be a dict, a text or a class"),
-    "regex": (dict(regex="(a"), ValueError, "regex must be one that llguidance reads: .*"),
-    "lark": (dict(grammar="start: nothing"), ValueError, "grammar must be one that .*nothing"),
+    "regex": (dict(regex="(a"), ValueError, "(?s)regex must be one that .* reads: .*unclosed"),
+    "lark": (dict(grammar="start: nothing"), ValueError, "grammar must be one that .*unknown name"),
     "two": (dict(regex="a", grammar="start: /a/"), ValueError, "regex and grammar exclude each"),
     "thought": (
         dict(regex="a", max_thinking_tokens=3, thinking_tags=[[3], [4]]), ValueError,

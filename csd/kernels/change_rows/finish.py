@@ -54,8 +54,8 @@ def finish_rows(
         on_path = torch.zeros(M + 1, dtype=torch.bool, device=row.device)
         on_path = on_path.scatter_(0, place, True)[:M]
         parts = blocks(M)
-        raw = [own_chance(logits[at], verdict.sample[at], log_sum) for at in parts]
-        verdict.raw_logprob.copy_(torch.where(on_path, torch.cat(raw), 0))
+        every = [own_chance(logits[at], verdict.sample[at], log_sum) for at in parts]
+        verdict.raw_logprob.copy_(torch.where(on_path, torch.cat(every), 0))
     else:
         rows = row[kept]
         verdict.raw_logprob.zero_()
