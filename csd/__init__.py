@@ -4,6 +4,7 @@ from csd import baselines, integrations, kernels, verify
 from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
 from csd.engine.result import Sample, Samples, Stats
+from csd.engine.score import score
 from csd.engine.traces.history import History
 from csd.evaluate.best_of import best_of
 from csd.evaluate.pass_at_k import pass_at_k
@@ -40,6 +41,7 @@ __all__ = [
     "register_attention",
     "release",
     "remove_kernels",
+    "score",
     "stream",
     "verify",
     "vote",

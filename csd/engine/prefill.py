@@ -3,10 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from csd.engine.requests import Request
 from csd.engine.shared import Shared
 from csd.engine.step import Step
 from csd.graph.history import Earlier
+from csd.kernels.change_rows import own_chance
+
+# rows of a prompt that the head reads at once where their log-probabilities are asked for
+HEAD_ROWS = 32
 
 
 @dataclass(slots=True)
@@ -52,9 +58,20 @@ class Prefill:
     def read(self) -> None:
         """Run the next chunk; keys and values go to the group's pages."""
         tokens = self.request.prompt[self.at : self.at + self.chunk]
-        self.step.read_prompt(self.request.group, tokens, self.at)
+        hidden = self.step.read_prompt(self.request.group, tokens, self.at)
+        if self.request.prompt_logprobs is not None:
+            self._measure(hidden)
         self.at += len(tokens)
         self._observe(self.at)
+
+    def _measure(self, hidden: torch.Tensor) -> None:
+        """Note log-probabilities of the tokens behind those that were just read."""
+        found = self.request.prompt_logprobs
+        assert found is not None
+        for part in hidden.split(HEAD_ROWS):
+            target = self.request.prompt[len(found) : len(found) + part.shape[0]]
+            logits = self.step.decoder.logits(part)
+            found += own_chance(logits, torch.tensor(target, device=logits.device)).tolist()
 
     def enter_history(self) -> int:
         """Enter the next piece of the earlier samples once all is read; its rows, 0 at their end.

@@ -40,6 +40,7 @@ class StaticStep(Step):
     drafter: StaticDrafter | None
 
     phases: ClassVar[tuple[str, ...]] = ("step",)
+    static: ClassVar[bool] = True
 
     captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
 
@@ -101,7 +102,8 @@ class StaticStep(Step):
         return pending
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
-        key = rows, nodes, self.top, self.trees, self.drafting
+        changes = None if self.changes is None else self.changes.key
+        key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures
         if key not in self.captures.graphs:
             # it is recorded on no slot
             live = self.slots.live.clone()

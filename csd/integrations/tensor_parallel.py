@@ -27,6 +27,7 @@ from csd.engine.engine import Engine
 from csd.engine.options import Options
 from csd.engine.requests import Request
 from csd.engine.result import Sample
+from csd.engine.row_options import OFF
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
@@ -92,6 +93,9 @@ class ParallelEngine(Engine):
             refused = NotImplementedError(
                 f"verifier={settings.verifier!r}: over several ranks there is 'match' only"
             )
+        asked = _of_one_rank(requests, settings)
+        if asked:
+            refused = NotImplementedError(f"{asked}: over several ranks csd does not serve it")
         self.link.meet(_shared_arguments(requests), refused)
         yield from self._follow(requests) if self.link.rank else self._lead(requests, settings)
 
@@ -209,6 +213,17 @@ class ParallelEngine(Engine):
         return self._step
 
 
+def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
+    """What is asked for that the other ranks would not compute."""
+    for request in requests:
+        for name, off in OFF.items():
+            if getattr(request.params, name) != off:
+                return name
+        if request.prompt_logprobs is not None:
+            return "prompt_logprobs"
+    return None if settings.reader is None else "scoring"
+
+
 def _shared_arguments(requests: list[Request]) -> dict[str, Any]:
     """The arguments that must be equal on all ranks, by name."""
     prompts = "|".join(str(r.prompt) for r in requests)
@@ -243,11 +258,11 @@ class LeaderStep(LinkedStep):
 
     _sent: dict = field(default_factory=dict)  # the slots as the others have them
 
-    def read_prompt(self, g: int, chunk: list[int], start: int) -> None:
+    def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
         self.link.send("prompt", (g, chunk, start, self.cache.prompt_pages[g]))
         decoder: Any = self.decoder
         with self.link.together(decoder.exchanges(len(chunk), head=False)):
-            Step.read_prompt(self, g, chunk, start)
+            return Step.read_prompt(self, g, chunk, start)
 
     def propose(self, live: int, budget: Budget) -> Pool:
         pool = Step.propose(self, live, budget)
