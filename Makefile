@@ -44,8 +44,8 @@ test: install
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_ray.py \
-		tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
+		tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
 
 # in an environment of its own, of some 3 GB: vLLM's CPU build pins its own transformers
 test-vllm: .venv-vllm/.installed

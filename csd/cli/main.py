@@ -63,7 +63,7 @@ def _meant(unknown: list[str], flags: Iterable[str]) -> str:
 SAMPLE_FLAGS = (
     "num_samples", "first_sample", "max_new_tokens", "min_new_tokens", *FILTERS, "seed", "stop",
     "ignore_eos", "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
-    "device", "revision", "record", "drafts",
+    "device", "revision", "decoder", "record", "drafts",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def _sample(args: Namespace) -> int:
     check_flags(args, SAMPLE_FLAGS)
     check_output()
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
-    loading = {name: options.pop(name) for name in ("device", "revision")}
+    loading = {name: options.pop(name) for name in ("device", "revision", "decoder")}
     engine = engine_for(args.model, **loading)
     chat = has_chat(engine.tokenizer) and not args.plain
     prompt = as_message(args.prompt, chat)

@@ -10,7 +10,7 @@ from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
 from csd.graph.history import Earlier
 from csd.kernels.noise import prompt_key
-from csd.models.config import ModelConfig
+from csd.models.config import ModelSizes
 from csd.models.streamed_text import SampleText
 from csd.schema.arguments import LARGEST
 
@@ -124,7 +124,7 @@ class Request:
         return Samples(samples, self.seed, self.prompt, self.stats, self.error)
 
 
-def check_served(requests: list[Request], config: ModelConfig) -> None:
+def check_served(requests: list[Request], config: ModelSizes) -> None:
     """Raises ValueError where a model that was changed after its arguments were checked, as between
     `stream` and its first sample, no longer holds a prompt and its new tokens."""
     for request in requests:
