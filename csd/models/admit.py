@@ -18,7 +18,7 @@ import torch
 from csd.kernels.layer_attention import LayerAttention
 from csd.models.admit_attention import attention_difference, without_work
 from csd.models.module_decoder import ModuleDecoder
-from csd.models.probe import NotAdmitted
+from csd.models.probe import NotAdmitted, refusing
 from csd.state.kv_cache import PAGE
 
 # of the largest number of a result; measured are 4e-7 and, of attention, 1e-6, against 0.1 and more
@@ -28,6 +28,8 @@ MOVED = {True: 1e-3, False: 3e-2}
 OFF = {True: 1e-3, False: 0.15}
 # rows of the three sequences, of which the second is observed, and padding behind them
 ROWS, PADDING = (5, 8, 6), 3
+# the second is a tree of two paths, whose rows have positions in common
+PATHS = [0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ def admit(decoder: ModuleDecoder) -> Admission:
             "the other rows of the pass change: samples would depend on each other. Layers with a "
             "state, and activations that are quantised with one scale for all rows, do that"
         )
-    alone = _alone(decoder, tokens[1])
-    off = _apart(first, alone)
+    alone = torch.cat([_alone(decoder, tokens[1][path]) for path in PATHS])
+    off = _apart(torch.cat([first[path] for path in PATHS]), alone)
     text = (off.max() if wide else off.median()).item()
     if text > OFF[wide]:
         raise NotAdmitted(
@@ -92,7 +94,11 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
     """Logits of the second sequence's rows; far: the others' positions are at the context's end."""
     c, device, dtype = decoder.config, decoder.device, decoder.dtype
     shift = max(0, min(c.context - max(ROWS), 1 << 16)) if far else 0
-    position = [torch.arange(n) + (0 if i == 1 else shift) for i, n in enumerate(ROWS)]
+    words = [2 ** (torch.arange(n) + 1) - 1 for n in ROWS]
+    position = [torch.arange(n) + shift for n in ROWS]
+    for path in PATHS:
+        words[1][path] = torch.tensor([2**j for j in path]).cumsum(0)
+        position[1][path] = torch.arange(len(path))
     rows, S = sum(ROWS) + PADDING, len(ROWS)
     start = [sum(ROWS[:s]) for s in range(S)]
 
@@ -106,7 +112,7 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         prompt_pages=whole([[0]] * S), prompt_len=whole([0] * S), slot_pages=whole([[0]] * S),
         slot_len=whole([0] * S),
         slot=padded([torch.full((n,), s) for s, n in enumerate(ROWS)], -1).int(),
-        ancestors=padded([2 ** (torch.arange(n) + 1) - 1 for n in ROWS], 0).long(),
+        ancestors=padded(words, 0),
         slot_start=whole(start), slot_nodes=whole(list(ROWS)),
         group_start=whole([*start, sum(ROWS)]),
     )  # fmt: skip
@@ -118,7 +124,8 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         without_work, node_k, node_v, pages, pages, where, None, c.head_dim**-0.5
     )
     token = padded(tokens, -1).int()
-    logits = decoder.forward(token, padded(position, 0).int(), attend, node_k, node_v)
+    with refusing(decoder.base):
+        logits = decoder.forward(token, padded(position, 0).int(), attend, node_k, node_v)
     return logits[start[1] : start[2]]
 
 

@@ -50,7 +50,7 @@ class ModuleDecoder:
         self._adapter_state = state_of(self._adapters)
         self._facts = _facts(model)
         taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
-        self._keeps_logits = "logits_to_keep" in taken
+        self._keeps_logits = False
         self._mask: torch.Tensor | None = None
         self.admission: Any = None  # what `csd.models.admit` measured
         named = NamedSizes.of(self.base)
@@ -58,6 +58,9 @@ class ModuleDecoder:
             self.base, self.parts, self.run, tokens=named.vocab, context=named.context
         )
         self.calls: list[Call] = found.calls
+        # layers that share keys may then leave rows of a prompt out too
+        shared = any(call.spec.shares is not None for call in self.calls)
+        self._keeps_logits = "logits_to_keep" in taken and not shared
         self.device, self.dtype = found.device, found.dtype
         self.config = probed_sizes(named, found)
 

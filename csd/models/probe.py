@@ -6,7 +6,8 @@ function, so that a property which is not known here is refused there.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,13 @@ from csd.models.own_attention import Parts, calls_go_to, own_function
 TOKENS = 11
 # arguments of a call that change what it computes, and that csd has no counterpart of
 UNKNOWN = ("position_bias", "cache", "head_mask", "block_mask", "cu_seq_lens_q")
+
+
+# by which a module shows that a pass is not what it is made for
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 class NotAdmitted(ValueError):
@@ -63,7 +71,7 @@ def probe(
     device = next(model.parameters()).device
     ids, position = text(tokens, device)
     noted = _Noted(model, device, context)
-    with torch.no_grad(), calls_go_to(noted, parts):
+    with torch.no_grad(), calls_go_to(noted, parts), refusing(model):
         logits = run(ids, position, None)
     if not noted.calls:
         raise NotAdmitted(
@@ -80,6 +88,18 @@ def probe(
     query = noted.query
     assert query is not None
     return Probed(noted.calls, logits.shape[-1], query.dtype, query.device)
+
+
+@contextmanager
+def refusing(model: Any) -> Iterator[None]:
+    """What a module raises in a pass of csd is a refusal, but for memory that is short."""
+    try:
+        yield
+    except (NotAdmitted, torch.OutOfMemoryError):
+        raise
+    except FAILURES as error:
+        what = f"{type(error).__name__}: {error}"
+        raise NotAdmitted(f"{type(model).__name__} fails in a pass of csd: {what}") from error
 
 
 def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -104,7 +104,7 @@ MODULES: dict[str, dict] = {
     "jais2": {},
     "modernbert-decoder": dict(
         local_attention=2 * WINDOW, layer_types=MIXED["layer_types"], sep_token_id=None,
-        cls_token_id=None,
+        cls_token_id=None, pad_token_id=0, bos_token_id=0, eos_token_id=0,
     ),
     "lfm2": dict(layer_types=["full_attention"] * 3),
     "qwen2_moe": EXPERTS | dict(shared_expert_intermediate_size=24, decoder_sparse_step=1),
@@ -118,6 +118,7 @@ MODULES: dict[str, dict] = {
     "granitemoeshared": EXPERTS | dict(shared_intermediate_size=24),
     "granitemoehybrid": EXPERTS | dict(
         layer_types=["attention"] * 3, shared_intermediate_size=24, position_embedding_type="rope",
+        mamba_n_heads=4,
     ),
     "glm4_moe": HEAD | DEEPSEEK | dict(num_key_value_heads=2),
     "deepseek_v2": DEEPSEEK,
@@ -128,7 +129,7 @@ MODULES: dict[str, dict] = {
     "dots1": HEAD | DEEPSEEK | dict(num_key_value_heads=2),
     "dbrx": dict(
         d_model=32, n_heads=4, n_layers=3, max_seq_len=128,
-        attn_config=dict(kv_n_heads=2, rope_theta=10000.0),
+        attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=3.0),
         ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2, hidden_size=32),
     ),
     "llama4_text": HEAD | EXPERTS | dict(
@@ -184,7 +185,7 @@ REFUSED: dict[str, tuple[dict, str]] = {
     "falcon": ({}, "AttentionInterface"),
     "gptj": (dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "AttentionInterface"),
     "doge": ({}, "mask"),
-    "bart": (dict(d_model=32, decoder_layers=2, decoder_attention_heads=4), "encoder-decoder"),
+    "bart": (dict(d_model=32, decoder_layers=2, decoder_attention_heads=4), "encoder-decoder|position_ids"),
 }  # fmt: skip
 
 
