@@ -42,9 +42,9 @@ def attention_difference(call: Call) -> float:
         q, k, v, named = _operands(call, length, spread)
         rows = torch.arange(length - ROWS, length, device=q.device)
         visible = _visible(call, rows, length)
-        args = (x.transpose(1, 2) for x in (q[None], k[None], v[None]))
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
         with torch.no_grad():
-            want = by_own_function(module, *args, visible, named)[0]
+            want = by_own_function(module, query, key, value, visible, named)[0]
             found = {
                 "a step's rows": _of_step(call, q, k, v, named),
                 "a prompt's tokens": _of_prompt(call, q, k, v, named),
@@ -111,10 +111,10 @@ def _of_step(
         return torch.tensor(values, dtype=torch.int32, device=q.device)
 
     # the prompt's pages, then the slot's
-    pages = [
-        torch.cat((_paged(x, prompt), _paged(x[prompt:], COMMITTED))) for x in (k, v)
-    ]  # fmt: skip
-    count = pages[0].shape[0]
+    keys, values = (
+        torch.cat((_paged(x, prompt), _paged(x[prompt:], COMMITTED)))[None] for x in (k, v)
+    )
+    count = keys.shape[1]
     where = dict(
         prompt_pages=torch.arange(count - 1, dtype=torch.int32, device=q.device)[None],
         prompt_len=whole(prompt), slot_pages=whole([count - 1]), slot_len=whole(COMMITTED),
@@ -122,9 +122,9 @@ def _of_step(
         ancestors=2 ** (torch.arange(ROWS, device=q.device) + 1) - 1,
         slot_start=whole(0), slot_nodes=whole(ROWS), group_start=whole(0, ROWS),
     )  # fmt: skip
-    nodes = [x[-ROWS:][None] for x in (k, v)]
+    node_k, node_v = (x[-ROWS:][None] for x in (k, v))
     attend = LayerAttention(
-        without_work, *nodes, *(x[None] for x in pages), where, None, call.spec.scale
+        without_work, node_k, node_v, keys, values, where, None, call.spec.scale
     )
     return attend(0, q, *_asked(call, k, named))
 
@@ -134,10 +134,10 @@ def _of_prompt(
 ) -> torch.Tensor:
     start = k.shape[0] - ROWS
     keys, values = (_paged(x, k.shape[0])[None] for x in (k, v))
-    nodes = (x[start:][None] for x in (k, v))
+    node_k, node_v = (x[start:][None] for x in (k, v))
     pages = torch.arange(keys.shape[1], dtype=torch.int32, device=q.device)
     attend = PromptAttention(
-        chunk_attention, *nodes, keys, values, pages, start, call.spec.scale
+        chunk_attention, node_k, node_v, keys, values, pages, start, call.spec.scale
     )
     return attend(0, q, *_asked(call, k, named))
 

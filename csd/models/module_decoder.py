@@ -126,7 +126,9 @@ class ModuleDecoder:
         only: int | None = None,
     ) -> Any:  # fmt: skip
         """Logits [1, R, V] of the module; only: of so many last rows, if it leaves others."""
-        named = dict(input_ids=ids, position_ids=position, attention_mask=mask, use_cache=False)
+        named: dict[str, Any] = dict(
+            input_ids=ids, position_ids=position, attention_mask=mask, use_cache=False
+        )
         if only and self._keeps_logits:
             named["logits_to_keep"] = only
         out = self.base(**named)

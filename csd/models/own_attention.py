@@ -45,10 +45,9 @@ class Parts:
         # the model itself weakly: who made it decides how long it lives
         self._model = weakref.ref(model)
         self._below = list(model.modules())[1:]
-        found = (getattr(module, "config", None) for module in model.modules())
-        self.configs = list({
-            id(c): c for c in found if hasattr(c, "_attn_implementation_internal")
-        }.values())  # fmt: skip
+        found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        named = [c for c in found if hasattr(c, "_attn_implementation_internal")]
+        self.configs: list[Any] = list({id(c): c for c in named}.values())
         # two engines of one model take turns
         self.lock = _locks.setdefault(model, threading.RLock())
 
