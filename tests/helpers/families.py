@@ -3,6 +3,7 @@
 Windows and chunks are shorter than the prompt of the tests, so each hides tokens in them.
 """
 
+import copy
 from functools import partial
 
 import torch
@@ -103,8 +104,8 @@ MODULES: dict[str, dict] = {
     "hrm_text": {},
     "jais2": {},
     "modernbert-decoder": dict(
-        local_attention=2 * WINDOW, layer_types=MIXED["layer_types"], sep_token_id=None,
-        cls_token_id=None, pad_token_id=0, bos_token_id=0, eos_token_id=0,
+        local_attention=2 * WINDOW, layer_types=MIXED["layer_types"], sep_token_id=0,
+        cls_token_id=0, pad_token_id=0, bos_token_id=0, eos_token_id=0,
     ),
     "lfm2": dict(layer_types=["full_attention"] * 3),
     "qwen2_moe": EXPERTS | dict(shared_expert_intermediate_size=24, decoder_sparse_step=1),
@@ -185,13 +186,18 @@ REFUSED: dict[str, tuple[dict, str]] = {
     "falcon": ({}, "AttentionInterface"),
     "gptj": (dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "AttentionInterface"),
     "doge": ({}, "mask"),
-    "bart": (dict(d_model=32, decoder_layers=2, decoder_attention_heads=4), "encoder-decoder|position_ids"),
+    "bart": (
+        dict(d_model=32, decoder_layers=2, decoder_attention_heads=4),
+        "encoder-decoder|position_ids",
+    ),
 }  # fmt: skip
 
 
 def config(name: str, **changes):
     extra = MODULES[name] if name in MODULES else REFUSED[name][0]
-    return transformers.AutoConfig.for_model(name.split()[0], **SIZES | extra | changes)
+    # a family may change its lists in place
+    made = copy.deepcopy(SIZES | extra | changes)
+    return transformers.AutoConfig.for_model(name.split()[0], **made)
 
 
 def build(name: str, dtype=torch.float64, seed: int = 0, **changes):

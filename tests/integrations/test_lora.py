@@ -167,7 +167,8 @@ def test_hf_generate_draws_from_the_adapter():
     model.generation_config.pad_token_id = 0
     out = model.generate(
         input_ids=torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), seed=4,
-        custom_generate=csd.hf_generate, do_sample=True, temperature=0.7, top_k=0, num_return_sequences=2, max_new_tokens=TOKENS, budget=8,
+        custom_generate=csd.hf_generate, do_sample=True, temperature=0.7, top_k=0,
+        num_return_sequences=2, max_new_tokens=TOKENS, budget=8,
     )  # fmt: skip
     assert out[:, len(PROMPT) :].tolist() == loop(model)
 

@@ -215,6 +215,15 @@ def test_a_hook_moves_a_kept_engine_to_the_module_and_back():
     csd.release()
 
 
+@pytest.mark.parametrize("name", ["llama yarn", "llama linear"])
+def test_the_fused_decoder_has_scaled_rotary_embeddings(name):
+    model = build(name)
+    engine = csd.Engine(model, decoder="fused")
+    for budget in (0, 16):
+        got = drawn(engine, budget, temperature=0.7).tokens
+        assert got == [tokens for tokens, *_ in plain(model, temperature=0.7)]
+
+
 def test_the_decoders_agree_in_float32():
     model = build("qwen3", torch.float32)
     fused, module = (csd.Engine(model, decoder=name) for name in ("fused", "module"))
