@@ -325,6 +325,31 @@ def test_weights_that_were_changed_in_place_are_in_the_next_call(name):
     assert after == [tokens for tokens, *_ in plain(model, temperature=0.7)] != before
 
 
+class Int8(nn.Module):
+    """A linear layer of 8-bit weights, with a scale a row."""
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.data
+        self.scale = weight.abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), False)
+
+    def forward(self, x):
+        return x @ (self.weight.to(x.dtype) * self.scale).T
+
+
+def test_quantised_layers_of_the_users_own():
+    model = build("llama")
+    for layer in model.model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            setattr(layer.mlp, name, Int8(getattr(layer.mlp, name)))
+    with pytest.warns(UserWarning, match="is a Int8, not a plain Linear"):
+        engine = csd.Engine(model)
+    want = [tokens for tokens, *_ in plain(model, temperature=0.7)]
+    assert drawn(engine, 0, temperature=0.7).tokens == want
+    assert drawn(engine, 16, temperature=0.7).tokens == want
+
+
 def test_heads_of_two_sizes_share_a_cache():
     engine = csd.Engine(build("gemma4_text", **HEAD), decoder="module")
     widths = {call.spec.head_dim for call in engine.decoder.calls}
