@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from csd.kernels.layer_attention import LayerAttention
-from csd.models.admit_attention import attention_difference, without_work
+from csd.models.admit_attention import attention_difference, normal_operands, without_work
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted, refusing
 from csd.state.kv_cache import PAGE
@@ -48,7 +48,10 @@ class Admission:
 
 def admit(decoder: ModuleDecoder) -> Admission:
     """Raises NotAdmitted, naming what differs and where."""
-    attention = max(attention_difference(call) for call in decoder.calls)
+    try:
+        attention = max(attention_difference(call) for call in decoder.calls)
+    finally:
+        normal_operands.cache_clear()
     wide = decoder.dtype.itemsize >= 4
     tokens = _tokens(decoder.config.vocab, 0)
     first = _rows(decoder, tokens, far=False)

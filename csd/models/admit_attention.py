@@ -5,6 +5,7 @@ window behind rounding. They are tried twice. Scores of about 1 give every key a
 a border that is off by one; scores of about 6 reach into the bend of a cap.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,19 +71,21 @@ def _operands(
     H, K = spec.heads, spec.kv_heads
     if length > LONG and sinks is None:
         H, K = H // K, 1
-    device = call.device
-    generator = torch.Generator().manual_seed(length)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device)
-
     # a sum of D products of two normal numbers has a spread of sqrt(D)
     size = spread / (spec.scale * spec.head_dim**0.5)
-    q, k, v = (
-        normal(ROWS, H, spec.head_dim) * size, normal(length, K, spec.head_dim),
-        normal(length, K, spec.value_dim),
-    )  # fmt: skip
-    return q, k, v, named
+    q, k, v = normal_operands(length, H, K, spec.head_dim, spec.value_dim, call.device)
+    return q * size, k, v, named
+
+
+@lru_cache(maxsize=4)
+def normal_operands(
+    length: int, H: int, K: int, D: int, Dv: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Standard normal q, k and v. Kept, since to draw them takes longer than to attend."""
+    generator = torch.Generator().manual_seed(length)
+    shapes = (ROWS, H, D), (length, K, D), (length, K, Dv)
+    q, k, v = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+    return q, k, v
 
 
 def _visible(call: Call, rows: torch.Tensor, length: int) -> torch.Tensor:
