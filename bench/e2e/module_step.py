@@ -34,11 +34,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--shape", type=float, default=1.0, help="share of the layers, for a test")
     parser.add_argument("--json")
     args = parser.parse_args(argv)
-    layers = max(1, round(args.shape * SHAPE["num_hidden_layers"]))
-    config = transformers.Qwen2Config(**SHAPE | {"num_hidden_layers": layers})
+    config = transformers.Qwen2Config(**SHAPE)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[args.dtype]).eval()
     engine = csd.Engine(model, decoder="module")
     step = filled(engine)
@@ -55,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
             "ratio": statistics.median(ratios),
         })  # fmt: skip
     print(table(rows))
-    finish({"bench": "module_step", "dtype": args.dtype, "layers": layers, "rows": rows}, args.json)
+    finish({"bench": "module_step", "dtype": args.dtype, "rows": rows}, args.json)
 
 
 def filled(engine: csd.Engine) -> Step:
