@@ -1,4 +1,4 @@
-"""What samples can be asked for: JSON with Best-of-N, a budget of thought, an audit of a file.
+"""Constraints of samples: JSON with Best-of-N, a budget of thought, an audit of a file.
 
 All of it with drafts, and all of it the samples that plain sampling under the same constraints
 draws. JSON needs llguidance: pip install csd[grammar].

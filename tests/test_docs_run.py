@@ -57,7 +57,8 @@ def place(tmp_path_factory):
 
 
 def a_model_by_name():
-    return dict(model="tiny", prompt=TEXT[0], prompts=TEXT, ids=[5, 6], more_ids=[5, 7])
+    given = dict(model="tiny", prompt=TEXT[0], prompts=TEXT, ids=[5, 6], more_ids=[5, 7])
+    return given | dict(completions=[[[5, 6], [7]], [[8, 9]]])
 
 
 def a_loaded_model():

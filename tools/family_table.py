@@ -36,7 +36,7 @@ def row(name: str) -> list[str]:
 
 
 def needs(decoder) -> str:
-    """What the attention of a module needs beyond one size and a scale."""
+    """The needs of a module's attention beyond one size and a scale."""
     found = []
     specs = [call.spec for call in decoder.calls]
     for what, has in (

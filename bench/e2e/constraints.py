@@ -1,4 +1,4 @@
-"""What constraints cost: seconds a token with each of them, and without, drafted and plain.
+"""The cost of constraints: seconds a token with each of them and without, drafted and plain.
 
     python -m bench constraints [MODEL] [--samples 8] [--rounds 5] --json F
 

@@ -54,12 +54,14 @@ def _doctor(args: Namespace) -> int:
         if args.json:
             print(json.dumps({"passed": False, "reports": [], "error": unseen}))
         return 1
+    # an error of the sizes comes before one of the device
+    config = _config(args) if args.decoder is None else None
     device = usable(args.device)
     admission = _admission(args, device)
     if admission and admission["decoder"] != "fused":
         # its kernels are checked at sizes of the module's
         args.model = None
-    config = _config(args)
+    config = config or _config(args)
     if args.vocab is None and args.model is None and device.type == "cuda":
         config = replace(config, vocab=LARGE_VOCAB)
     dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]

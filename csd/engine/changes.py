@@ -95,7 +95,7 @@ class Changes:
 
     @property
     def key(self) -> tuple:
-        """What a captured step depends on."""
+        """The parts that a captured step depends on."""
         return self.serial, self.asked
 
     def fill(self, refills: list[Refill]) -> None:

@@ -1,4 +1,4 @@
-"""Which constraints leave a sample without a token at a place."""
+"""The constraints that leave a sample without a token at a place."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What is told of the places of samples beside their tokens, by the model's own logits.
+"""Measures of the places of samples beside their tokens, by the model's own logits.
 
 Only calls that ask for it compute any of it.
 """
@@ -17,7 +17,7 @@ MOST_TOP = 20
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Of each place of a sample: the likeliest tokens, and the entropy, both at temperature 1."""
+    """The likeliest tokens and the entropy at each place of a sample, both at temperature 1."""
 
     top: int = 0  # how many tokens
     entropy: bool = False

@@ -109,7 +109,7 @@ class Samples:
         return SCHEMA
 
     def to_dict(self) -> dict:
-        """What `json_schema` describes."""
+        """The object that `json_schema` describes."""
         return {
             "texts": self.texts,
             "indices": [s.index for s in self.samples],

@@ -33,6 +33,14 @@ _STATS: dict[str, dict[str, Any]] = {
         "description": "seconds of the call, by phase",
     },
     "peak_memory": {"type": ["integer", "null"], "description": "bytes on a GPU; null on a CPU"},
+    "decoder": {
+        "enum": ["fused", "module"],
+        "description": "csd's own decoder, or the model's module with csd's attention",
+    },
+    "fused_ruled_out": {
+        "type": ["string", "null"],
+        "description": "the property that ruled out the fused decoder; null where it ran",
+    },
     "tokens_per_step": NUMBER | {"description": "tau, tokens over sample_steps"},
 }  # fmt: skip
 

@@ -130,7 +130,7 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
 
 
 def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int) -> dict[str, Any]:
-    """What a call and a model's generation config ask of rows, as fields of `SamplingParams`."""
+    """Options of rows, a call's and a generation config's, as fields of `SamplingParams`."""
     found: dict[str, Any] = {n: given[n] for n in OFF if given.get(n) is not None}
     for name in ("no_repeat_ngram_size", "suppress_tokens"):
         if name not in found and getattr(config, name, None):

@@ -1,4 +1,4 @@
-"""What the requests of a call ask of rows, as `csd.state.rules.Rules` holds it."""
+"""Rules of rows of the requests of a call, as `csd.state.rules.Rules` holds them."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from csd.state.rules import ANY, Asked, Rules
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What `Rules` have room for; powers of two, so that calls differ in few of them."""
+    """Sizes of `Rules`: powers of two, so that calls differ in few of them."""
 
     sets: int
     prompt: int  # tokens of a prompt
@@ -41,7 +41,7 @@ def changes_rows(params: SamplingParams) -> bool:
 
 
 def set_of(params: SamplingParams) -> tuple:
-    """What `Rules` have one row of for all requests that ask for the same."""
+    """The key by which requests share one row of `Rules`."""
     return tuple(getattr(params, name) for name in OFF if name not in HOST)
 
 

@@ -168,14 +168,14 @@ class Step:
         ops = replace(self.ops, verify=self.sampler.verify) if self.sampler else self.ops
         asked = logits, pool, self.slots, self.top, self.trees
         if self.changes is None:
-            verdict, *told = ops.decide(*asked)
+            verdict, *snapshot = ops.decide(*asked)
         else:
-            verdict, *told = self.changes.decide(ops, *asked)
+            verdict, *snapshot = self.changes.decide(ops, *asked)
         more = None
         if self.measures:
             more = self.measures.of(logits, verdict, self.static)
         return verdict, Snapshot.of(
-            pool, verdict, (told[0], told[1]), self.top, self.trees, more
+            pool, verdict, (snapshot[0], snapshot[1]), self.top, self.trees, more
         )
 
     def commit(self, verdict: Verdict) -> None:

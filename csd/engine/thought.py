@@ -1,4 +1,4 @@
-"""What begins and ends a model's thought, and which of a sample's tokens a spent budget forced."""
+"""The begin and end of a model's thought, and the tokens that a spent budget forced."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ Tags = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def find_tags(tokenizer: Any) -> tuple[str, str]:
-    """What begins and ends a thought by the chat template, else by the tokenizer's own tokens."""
+    """Begin and end of a thought by the chat template, else by the tokenizer's own tokens."""
     template = getattr(tokenizer, "chat_template", None)
     texts = [*template.values()] if isinstance(template, dict) else [template]
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
@@ -60,7 +60,7 @@ def spell_tags(tags: tuple[Any, ...], tokenizer: Any) -> Tags:
 
 
 class Budget:
-    """How a sample stands to its budget of thought, token by token.
+    """A sample's budget of thought, token by token.
 
     As `csd.kernels.change_rows.forced_tokens` has it of whole prefixes.
     """
@@ -99,7 +99,7 @@ class Budget:
 
 
 def forced_places(tags: Tags, most: int, prompt: list[int], tokens: list[int]) -> list[bool]:
-    """Of each of a sample's tokens, whether the budget had forced it."""
+    """Whether the budget forced each of a sample's tokens."""
     budget, found = Budget(tags, most, prompt), []
     for token in tokens:
         found.append(budget.forced() >= 0)

@@ -214,7 +214,7 @@ class ParallelEngine(Engine):
 
 
 def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
-    """What is asked for that the other ranks would not compute."""
+    """Options that the other ranks would not compute."""
     for request in requests:
         for name, off in OFF.items():
             if getattr(request.params, name) != off:

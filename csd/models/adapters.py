@@ -18,7 +18,7 @@ def tuner_layers(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def state_of(layers: list[Any]) -> tuple:
-    """Which adapters of which layers are active, off, or merged into their layer's weight."""
+    """The adapters of each layer that are active, off, or merged into its weight."""
     return tuple(
         (
             tuple(layer.active_adapters),

@@ -1,4 +1,4 @@
-"""What one attention call of a module needs of an attention, and where its keys are kept."""
+"""The needs of one attention call of a module, and the place of its keys."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a mask function of transformers hides beyond the tokens to come: nothing, a window, a chunk.
+"""The tokens that a mask of transformers hides beside those to come: none, a window, a chunk.
 
 The function is asked at positions around 2^20, farther than any window, and at the borders of the
 window or chunk that it then seems to have. The arguments that an attention call has beside its mask

@@ -136,7 +136,7 @@ class ModuleDecoder:
 
 
 def _facts(model: Any) -> tuple:
-    """What a probe depends on: parts, hooks, replaced methods, config; not weights."""
+    """The parts that a probe depends on: hooks, replaced methods, config; not weights."""
     base = base_of(model)
     parts = tuple(
         (id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules()

@@ -34,7 +34,7 @@ class ModuleConfig:
 
 @dataclass(frozen=True, slots=True)
 class NamedSizes:
-    """What a transformers config says."""
+    """Sizes of a transformers config."""
 
     family: str
     vocab: int

@@ -28,7 +28,7 @@ _locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 class Answer(Protocol):
-    """What answers the calls of a pass."""
+    """The attention that answers the calls of a pass."""
 
     def attention(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

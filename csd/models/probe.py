@@ -92,7 +92,7 @@ def probe(
 
 @contextmanager
 def refusing(model: Any) -> Iterator[None]:
-    """What a module raises in a pass of csd is a refusal, but for memory that is short."""
+    """Turns an error of a module in a pass of csd into a refusal, but for memory that is short."""
     try:
         yield
     except (NotAdmitted, torch.OutOfMemoryError):

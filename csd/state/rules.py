@@ -1,4 +1,4 @@
-"""What samples are asked for beyond filters, as tensors: one row for each different set of rules.
+"""Rules of samples beyond filters, as tensors: one row for each different set of rules.
 
 A slot has the row `of[s]`. Tensors keep their places from call to call where their sizes allow it,
 so that a replayed step reads the rules of the call that runs.
@@ -14,7 +14,7 @@ ANY = -2
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which changes a call's rows can need; steps of another call may need other ones."""
+    """The changes that a call's rows can need; steps of another call may need other ones."""
 
     bias: bool = False  # or bans that depend on nothing
     words: bool = False  # of several tokens

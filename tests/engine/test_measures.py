@@ -1,4 +1,4 @@
-"""What is told of places beside their tokens, and what `to_dict` gives."""
+"""Measures of places beside their tokens, and the fields of `to_dict`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What samples are asked for beyond filters: tokens are a loop's over transformers' processors."""
+"""Options beyond filters: tokens are those of a loop over transformers' processors."""
 
 import logging
 import math
@@ -201,7 +201,7 @@ def test_a_row_without_a_token_names_the_constraint(names, kind):
 
 
 def test_a_draft_without_a_token_is_no_error():
-    """What no sample comes to may have no token: two are allowed, once each, and two are drawn."""
+    """A place that no sample comes to may have no token: two are allowed, and two are drawn."""
     out = engine_of("cpu").generate(
         [5, 40, 41, 40, 41], num_samples=4, max_new_tokens=1, budget=64, seed=0,
         allowed_token_ids=[40, 41, 42], no_repeat_ngram_size=3,

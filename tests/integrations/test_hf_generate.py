@@ -320,7 +320,7 @@ def test_a_history_drafts_and_changes_nothing(model):
 
 @pytest.fixture
 def stats(monkeypatch):
-    """Of each prompt of each call of an engine."""
+    """The prompts of each call of an engine."""
     run, found = csd.Engine.run, []
 
     def watched(self, requests, settings):

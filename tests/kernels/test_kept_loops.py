@@ -36,7 +36,7 @@ def once(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, once):
-    """Of two loops that were compiled."""
+    """The folder of two loops that were compiled."""
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     assert run() == (RESULT, 0)
     (found,) = tmp_path.iterdir()

@@ -11,7 +11,7 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Prefixes:
-    """Of R rows. Columns before a prefix and behind it hold -1; P are the prompt's."""
+    """Prefixes of R rows. Columns before a prefix and behind it hold -1; P are the prompt's."""
 
     token: torch.Tensor  # [R, L] int64
     end: torch.Tensor  # [R] int64, the column behind the prefix
@@ -51,7 +51,7 @@ def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
 def prefixes(
     rows: slice, path: torch.Tensor, longest: int, pool: Pool, slots: Slots, rules: Rules
 ) -> Prefixes:
-    """Of the pool's `rows`, whose paths are `path`; longest: tokens that a slot has committed."""
+    """Prefixes of the pool's `rows`, whose paths are `path`; longest: tokens a slot has committed."""
     s = pool.slot[rows].clamp(min=0).long()
     P, device = rules.prompt.shape[1], path.device
     committed = slots.tokens[s, :longest].long()

@@ -62,7 +62,7 @@ def place_keys(
     slot_nodes: torch.Tensor,  # [S] int32
     group_start: torch.Tensor,  # [G + 1] int32
 ) -> list[PlacedGroup]:
-    """Of each group that has rows; the arguments are a layout's, as of `tree_attention_ref`."""
+    """Keys of each group that has rows; the arguments are a layout's of `tree_attention_ref`."""
     device, bounds = ancestors.device, group_start.tolist()
     starts, nodes, prompts = slot_start.tolist(), slot_nodes.tolist(), prompt_len.tolist()
     live = sorted((start, s) for s, start in enumerate(starts) if nodes[s])

@@ -19,7 +19,7 @@ from csd.kernels.tree_attention.reference import without_autocast
 
 
 class Properties(NamedTuple):
-    """Of one attention call: its sizes, and how it scores keys."""
+    """Properties of one attention call: its sizes, and how it scores keys."""
 
     kv_heads: int
     head_dim: int

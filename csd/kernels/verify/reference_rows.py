@@ -44,7 +44,7 @@ def sample_rows(
 def row_logits(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
 ) -> torch.Tensor:
-    """What the pool's `rows` [R] sample from, of the logits [R, V]: before temperature."""
+    """The logits [R, V] that the pool's `rows` [R] sample from, before temperature."""
     s = pool.slot[rows].clamp(min=0).long()
     x = _penalise(logits, rows, pool, slots, s)
     return _ban_end_tokens(x, slots, s, slots.generated[s] + pool.depth[rows])
