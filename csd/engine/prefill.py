@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from csd.engine.requests import Request
 from csd.engine.shared import Shared
 from csd.engine.step import Step
@@ -49,12 +51,16 @@ class Prefill:
         """Tokens of the next chunk, 0 once all are read."""
         return min(self.chunk_size, len(self.request.prompt) - 1 - self.at)
 
-    def read(self) -> None:
-        """Run the next chunk; keys and values go to the group's pages."""
+    def read(self) -> torch.Tensor:
+        """Run the next chunk; keys and values go to the group's pages.
+
+        Returns its tokens' last hidden states.
+        """
         tokens = self.request.prompt[self.at : self.at + self.chunk]
-        self.step.read_prompt(self.request.group, tokens, self.at)
+        hidden = self.step.read_prompt(self.request.group, tokens, self.at)
         self.at += len(tokens)
         self._observe(self.at)
+        return hidden
 
     def enter_history(self) -> int:
         """Enter the next piece of the earlier samples once all is read; its rows, 0 at their end.

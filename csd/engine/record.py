@@ -23,6 +23,7 @@ class Snapshot:
     layout: tuple
     ints: torch.Tensor
     floats: torch.Tensor
+    raw: tuple[torch.Tensor, torch.Tensor] | None = None  # of `csd.engine.raw_top`
 
     @classmethod
     def of(
@@ -56,6 +57,7 @@ class Record:
     # all the rest. A static step is timed as a whole, which counts as the rest
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
+    raw: tuple[list, list] | None = None  # token ids and log-probabilities [S, A, count]
 
     @classmethod
     def read(
@@ -115,10 +117,13 @@ class PendingRecord:
     done: torch.cuda.Event | None = None
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
+    raw: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def of(cls, snapshot: Snapshot, owners: Iterable, step: int) -> "PendingRecord":
-        return cls(list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats)
+        return cls(
+            list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats, raw=snapshot.raw
+        )
 
     def read(self) -> Record:
         """Waits until the copy has arrived."""
@@ -131,4 +136,6 @@ class PendingRecord:
             self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
         record = Record.read(self.owners, self.step, self.layout, self.ints, self.floats)
         record.draft_seconds, record.model_seconds = self.draft_seconds, self.model_seconds
+        if self.raw is not None:
+            record.raw = self.raw[0].tolist(), self.raw[1].tolist()
         return record

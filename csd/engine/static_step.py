@@ -97,11 +97,17 @@ class StaticStep(Step):
             torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
             for x in (snapshot.ints, snapshot.floats)
         )
+        if snapshot.raw is not None:
+            ids, logprobs = (
+                torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+                for x in snapshot.raw
+            )
+            pending.raw = ids, logprobs
         pending.begun, pending.done = begun, _event()
         return pending
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
-        key = rows, nodes, self.top, self.trees, self.drafting
+        key = rows, nodes, self.top, self.trees, self.drafting, self.raw_top
         if key not in self.captures.graphs:
             # it is recorded on no slot
             live = self.slots.live.clone()

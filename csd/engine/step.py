@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from csd.engine.budget import Budget
+from csd.engine.raw_top import raw_top
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.commit_kv import write_prompt
@@ -43,6 +44,7 @@ class Step:
     drafting: bool = True  # else the drafter is neither called nor updated
     top: bool = False  # whether records hold the top 8 of committed tokens
     trees: bool = False  # and the trees
+    raw_top: int = 0  # how many of the model's own likeliest tokens they hold
     seconds: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0  # seconds that the last step took to update the drafter by earlier ones
 
@@ -132,8 +134,11 @@ class Step:
             self.drafter.observe_hidden(hidden)
         return self.decoder.logits(hidden)
 
-    def read_prompt(self, g: int, chunk: list[int], start: int) -> None:
-        """Keys and values of a prompt's tokens from `start` on, into the pages of group g."""
+    def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
+        """Keys and values of a prompt's tokens from `start` on, into the pages of group g.
+
+        Returns the tokens' last hidden states.
+        """
         cache, rows, device = self.cache, len(chunk), self.slots.live.device
         tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
         position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
@@ -148,12 +153,16 @@ class Step:
         hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
+        return hidden
 
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
         """What is committed; the slots move on."""
         ops = replace(self.ops, verify=self.sampler.verify) if self.sampler else self.ops
         verdict, *told = ops.decide(logits, pool, self.slots, self.top, self.trees)
-        return verdict, Snapshot.of(pool, verdict, (told[0], told[1]), self.top, self.trees)
+        snapshot = Snapshot.of(pool, verdict, (told[0], told[1]), self.top, self.trees)
+        if self.raw_top:
+            snapshot = replace(snapshot, raw=raw_top(logits, verdict, self.raw_top))
+        return verdict, snapshot
 
     def commit(self, verdict: Verdict) -> None:
         """Accepted nodes' keys and values move behind the committed ones of slots that moved on."""

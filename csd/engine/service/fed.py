@@ -1,0 +1,246 @@
+"""A scheduler that takes requests in between two steps, in the order of their arrival.
+
+Requests of one owner with equal prompts are one group while any of them has samples: those that
+come later read the pages and the graph that are there. Whatever else is in flight, a request's
+samples are a function of its own prompt, seed, indices and parameters.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from csd.engine.call import RunSettings
+from csd.engine.prefill import Prefill
+from csd.engine.record import Record
+from csd.engine.requests import LiveSample, Request, Until, check_served
+from csd.engine.result import Sample
+from csd.engine.scheduler import Scheduler
+from csd.engine.service.counters import Counters
+from csd.engine.service.handle import Handle
+from csd.engine.service.inbox import Inbox
+from csd.engine.step import Step
+from csd.state.kv_cache import pages_for
+
+Finished = Iterator[tuple[Request, Sample]]
+
+
+class FedScheduler(Scheduler):
+    """Runs until nothing is in flight.
+
+    stale: whether the model was changed since this run began; then, and while a change waits, no
+    more is admitted. weights: the version that draws.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        counters: Counters,
+        stale: Callable[[], bool],
+        weights: int,
+        step: Step,
+        settings: RunSettings,
+        **options: Any,
+    ):
+        settings = replace(settings, on_tokens=self.on_tokens, returns_errors=True)
+        super().__init__(step, [], settings, **options)
+        self.inbox, self.counters, self.stale, self.weights = inbox, counters, stale, weights
+        self.handles: dict[int, Handle] = {}  # of requests that have not ended, by their index
+        self.touched: dict[int, Handle] = {}  # with news since their readers were woken
+        self.held = False
+        self.counters.pages = len(step.cache.allocator)
+
+    # between two steps
+
+    def fill(self) -> int:
+        owned = 0
+        while not owned:
+            self.take_in()
+            self.refill()
+            live = [owner.request.index for owner in self.owners if owner is not None]
+            owned = len(live)
+            if not owned and not self.queue:
+                break
+        self.step.raw_top = max((self.handles[i].top_logprobs for i in live), default=0)
+        self.counters.slots, self.counters.groups = owned, len({r.group for r in self.active})
+        self.counters.free_pages = len(self.step.cache.allocator)
+        return owned
+
+    def take_in(self) -> None:
+        if self.inbox.has_requests and not self.held:
+            self.held = self.inbox.has_jobs or self.stale()
+        for handle in [] if self.held else self.inbox.take():
+            self.handles[handle.request.index] = handle
+            self.queue.append(handle.request)
+        ended = [*self.handles.values()] if self.inbox.abandoned else self.inbox.withdrawn()
+        for handle in ended:
+            if handle.request.index in self.handles:
+                self.stop(handle)
+
+    def next_request(self) -> Request | None:
+        found = super().next_request()
+        if found is None and self.prefill is None:
+            # no room for the first that waits: samples of those that came before it go on
+            found = next((r for r in self.active if r.waiting), None)
+        return found if found is not None and self.has_room(found, prompt=False) else None
+
+    def admit(self) -> Request | None:
+        while self.prefill is None and self.queue:
+            request = self.queue[0]
+            handle = self.handles[request.index]
+            error = self.refusal(request)
+            if error is not None:
+                self.stop(handle, error)
+                continue
+            leader = self.leader(handle)
+            if leader is not None:
+                self.enter(handle)
+                self.queue.popleft()
+                request.group, request.pages = leader.group, leader.pages
+                self.counters.shared_prompt_tokens += len(request.prompt)
+                self.active.append(request)
+                return request
+            if not self.has_room(request, prompt=True):
+                return None
+            self.enter(handle)
+            self.counters.prompt_tokens += len(request.prompt)
+            break
+        return super().admit()
+
+    def refusal(self, request: Request) -> Exception | None:
+        """Why a request is not served by the model as it is now; its history is cut to fit."""
+        try:
+            check_served([request], self.step.decoder.config)  # type: ignore[arg-type]
+        except ValueError as error:
+            return error
+        if self.pages_of(request, prompt=True) > self.counters.pages:
+            return ValueError(
+                f"the prompt of {len(request.prompt)} tokens and max_new_tokens="
+                f"{request.params.max_new_tokens} need more than the {self.counters.pages} pages "
+                "that there are since the model was changed"
+            )
+        if request.history:
+            drafter = self.step.drafter
+            kept = None
+            if drafter is not None:
+                kept = drafter.history_that_fits(request.history, len(self.owners))
+            if kept is None:
+                return ValueError("history needs the drafter 'consensus' and speculate=True")
+            request.stats.history_left_out = sum(map(len, request.history[kept:]))
+            request.history = request.history[:kept]
+            request.stats.history_tokens = sum(map(len, request.history))
+        return None
+
+    def leader(self, handle: Handle) -> Request | None:
+        """A request in flight whose group it joins."""
+        if handle.group is None:
+            return None
+        return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
+
+    def has_room(self, request: Request, prompt: bool) -> bool:
+        return self.pages_of(request, prompt) <= len(self.step.cache.allocator)
+
+    def pages_of(self, request: Request, prompt: bool) -> int:
+        """Pages of one sample; prompt: and of its prompt."""
+        pages = pages_for(request.params.max_new_tokens)
+        return pages + pages_for(len(request.prompt) - 1) if prompt else pages
+
+    def enter(self, handle: Handle) -> None:
+        handle.weights, handle.began = self.weights, dict(self.step.seconds)
+        self.inbox.admitted()
+
+    def ending(self) -> bool:
+        # samples of one request end together; those of several have ends of their own
+        return super().ending() and len(self.active) == 1
+
+    def queued(self) -> list[Request]:
+        """Requests that have not been admitted."""
+        return list(self.queue)
+
+    # a step's news
+
+    def streams(self, request: Request) -> bool:
+        return self.handles[request.index].streams
+
+    def until(self, request: Request) -> Until | None:
+        return self.handles[request.index].until
+
+    def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
+        scores = self.handles[prefill.request.index].scores
+        if scores is not None:
+            first = prefill.at - hidden.shape[0]
+            following = prefill.request.prompt[first + 1 : prefill.at + 1]
+            scores.read(self.step.decoder.logits, hidden, following)
+
+    def postprocess(self, record: Record) -> Finished:
+        self.counters.steps += 1
+        yield from super().postprocess(record)
+        for handle in self.touched.values():
+            handle.wake()
+        self.touched.clear()
+
+    def advance(self, live: LiveSample, record: Record, s: int, seen: set[int]) -> Finished:
+        handle = self.handles[live.request.index]
+        self.counters.sample_steps += 1
+        try:
+            yield from super().advance(live, record, s, seen)
+        except GeneratorExit:
+            raise
+        # `until` and tokenizers are of one request, and a tokenizer's panic is no Exception
+        except BaseException as error:
+            self.stop(handle, error)
+        if live.request.done and live.request.index in self.handles:
+            self.finish(handle)
+
+    def append(self, live: LiveSample, record: Record, s: int) -> None:
+        had = len(live.tokens)
+        super().append(live, record, s)
+        new = len(live.tokens) - had
+        self.counters.tokens += new
+        handle = self.handles[live.request.index]
+        if handle.top_logprobs and record.raw is not None:
+            rows = zip(record.raw[0][s][:new], record.raw[1][s][:new], strict=True)
+            most = handle.top_logprobs
+            handle.top.setdefault(live.index, []).extend((i[:most], x[:most]) for i, x in rows)
+
+    def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
+        handle = self.handles[request.index]
+        handle.push(live, tokens, text)
+        self.touched[request.index] = handle
+
+    # ends
+
+    def stop(self, handle: Handle, error: BaseException | None = None) -> None:
+        """End a request where it is: waiting, being read, or in flight."""
+        request = handle.request
+        if request in self.queue:
+            self.queue.remove(request)
+            self.inbox.admitted()
+        if self.prefill is not None and self.prefill.request is request:
+            self.prefill = None
+            self.free_group(request)
+        try:
+            for _ in self.cancel(request):
+                pass
+        # of a tokenizer
+        except BaseException as raised:
+            error = error or raised
+            for _ in self.cancel(request, texts=False):
+                pass
+        self.finish(handle, error)
+
+    def finish(self, handle: Handle, error: BaseException | None = None) -> None:
+        request = handle.request
+        del self.handles[request.index]
+        self.touched.pop(request.index, None)
+        if error is None and request.error is not None:
+            error = FloatingPointError(request.error)
+        stats = request.stats
+        stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.step.seconds.items()}
+        reasons = [sample.finish_reason for sample in request.finished.values()]
+        ended = sum(reason != "cancelled" for reason in reasons)
+        # `until` cancels too, and its request is served
+        cancelled = handle.until is None and ended < len(reasons) and error is None
+        self.counters.ended(stats, ended, cancelled, error is not None)
+        handle.end(error)

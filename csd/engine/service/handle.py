@@ -1,0 +1,205 @@
+"""What a caller has of a request: news of its samples as they are drawn, and its end."""
+
+import asyncio
+import hashlib
+import threading
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from csd.engine.prompt_scores import PromptScores
+from csd.engine.requests import LiveSample, Request, Until
+from csd.engine.result import Sample, Samples
+
+# token ids and their log-probabilities at one place, likeliest first
+Top = tuple[list[int], list[float]]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of one sample since its caller last looked."""
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)  # with top_logprobs, at temperature 1
+    sample: Sample | None = None  # the whole of it, once it has ended
+
+
+class Handle:
+    """A request of an `AsyncEngine`, for any thread or event loop.
+
+    Iterating gives a `Piece` for each sample with news, at the reader's pace: what a slow reader
+    has not taken grows into one piece a sample, and the engine never waits for it. `result` (or
+    `await wait()`) gives all samples at the end. Both raise what ended the request alone, with the
+    attribute `samples`.
+
+    weights: the version of the weights that draw it, from its admission on; -1 before.
+    scores: of the prompt's own tokens, where they were asked for.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        owner: str | None = None,
+        until: Until | None = None,
+        streams: bool = True,
+        top_logprobs: int = 0,
+        scores: PromptScores | None = None,
+    ):
+        self.request, self.owner, self.until = request, owner, until
+        self.streams, self.top_logprobs, self.scores = streams, top_logprobs, scores
+        # requests with equal ones share a prompt's keys, values and graph
+        self.group: tuple[str, bytes] | None = None
+        if owner is not None and scores is None and not request.history:
+            self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
+        self.weights = -1
+        self.error: BaseException | None = None
+        self.top: dict[int, list[Top]] = {}  # by sample
+        self.began: dict[str, float] = {}  # the engine's seconds by phase at its admission
+        self.withdraw: Callable[[Handle], None] = lambda _: None
+        self._changed = threading.Condition()
+        self._pieces: dict[int, Piece] = {}
+        self._given: set[int] = set()  # samples whose end is in a piece
+        self._result: Samples | None = None
+        self._wakers: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.request.prompt
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._result is not None
+
+    def cancel(self) -> None:
+        """End its samples where they are; those that had not finished are "cancelled"."""
+        if not self.done:
+            self.withdraw(self)
+
+    # for readers
+
+    def take(self) -> tuple[list[Piece], bool]:
+        """What is new, and whether nothing more will be."""
+        with self._changed:
+            found, self._pieces = [*self._pieces.values()], {}
+            return found, self.done
+
+    def __iter__(self) -> Iterator[Piece]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pieces or self.done)
+            pieces, ended = self.take()
+            yield from pieces
+            if ended:
+                self._raise()
+                return
+
+    async def batches(self) -> AsyncIterator[list[Piece]]:
+        """Each time there is news, all of it."""
+        event = asyncio.Event()
+        waker = asyncio.get_running_loop(), event
+        with self._changed:
+            self._wakers.append(waker)
+        try:
+            while True:
+                event.clear()
+                pieces, ended = self.take()
+                if pieces:
+                    yield pieces
+                if ended:
+                    self._raise()
+                    return
+                if not pieces:
+                    await event.wait()
+        finally:
+            with self._changed:
+                self._wakers.remove(waker)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        async for pieces in self.batches():
+            for piece in pieces:
+                yield piece
+
+    def result(self, timeout: float | None = None) -> Samples:
+        """All samples, once they have ended. Raises TimeoutError where they have not in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done, timeout):
+                raise TimeoutError(f"the request has not ended within {timeout} seconds")
+        self._raise()
+        assert self._result is not None
+        return self._result
+
+    async def wait(self) -> Samples:
+        """As `result`, without blocking the event loop."""
+        async for _ in self.batches():
+            pass
+        return self.result()
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    # for the engine's thread
+
+    def push(self, live: LiveSample, tokens: list[int], text: str) -> None:
+        """A step's news of a sample; readers are woken by `wake`."""
+        sample = self.request.finished.get(live.index)
+        if not self.streams and sample is None:
+            return
+        new = len(live.tokens) if not self.streams else len(tokens)
+        first = len(live.tokens) - new
+        if not self.streams and sample is not None:
+            text = sample.text or ""
+        with self._changed:
+            piece = self._pieces.setdefault(live.index, Piece(live.index))
+            piece.text += text
+            piece.tokens += live.tokens[first:]
+            piece.logprobs += live.logprobs[first:]
+            piece.raw_logprobs += live.raw_logprobs[first:]
+            piece.top += self.top.get(live.index, [])[first:]
+            piece.sample = sample
+            if sample is not None:
+                self._given.add(live.index)
+
+    def end(self, error: BaseException | None = None, texts: bool = True) -> None:
+        """Nothing more comes; samples that have not finished are "cancelled"."""
+        result = self.request.result(texts)
+        with self._changed:
+            for sample in result:
+                if sample.index not in self._given:
+                    self._pieces.setdefault(sample.index, Piece(sample.index)).sample = sample
+            self.error = self.error or error
+            if self.error is not None:
+                _carry(self.error, result)
+            self._result = result
+        self.wake()
+
+    def wake(self) -> None:
+        """Readers look for news."""
+        with self._changed:
+            self._changed.notify_all()
+            wakers = [*self._wakers]
+        for loop, event in wakers:
+            try:
+                loop.call_soon_threadsafe(event.set)
+            # a loop that has been closed has no readers
+            except RuntimeError:
+                continue
+
+
+def _carry(error: Any, samples: Samples) -> None:
+    try:
+        error.samples = samples
+    # a class may not allow attributes
+    except Exception:
+        return
