@@ -10,7 +10,7 @@
 """
 
 from csd.engine.service.async_engine import AsyncEngine
-from csd.engine.service.handle import Handle, Piece
+from csd.engine.service.handle import Handle, Piece, news
 from csd.engine.service.inbox import Closed, QueueFull
 
-__all__ = ["AsyncEngine", "Closed", "Handle", "Piece", "QueueFull"]
+__all__ = ["AsyncEngine", "Closed", "Handle", "Piece", "QueueFull", "news"]

@@ -31,10 +31,13 @@ LOG = logging.getLogger("csd")
 MOST_TOP = 20
 # options of all requests alike, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "budget", "tokenizer")
-# options of calls of many prompts, of files and of terminals
-NOT_SERVED = (
-    "verifier", "share", "attention_mask", "progress", "callback", "record", "drafts", "on_error",
-)  # fmt: skip
+# those of a request: how it samples, which samples it draws, and what its prompt is
+SERVED = {
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
+    "min_new_tokens", "stop", "stop_token_ids", "end_token_ids", "ignore_eos", "include_stop",
+    "skip_special_tokens", "num_samples", "first_sample", "seed", "until", "history",
+    "truncate_prompt", "chat_template_kwargs",
+}  # fmt: skip
 
 T = TypeVar("T")
 _open: "weakref.WeakSet[AsyncEngine]" = weakref.WeakSet()
@@ -163,10 +166,10 @@ class AsyncEngine:
         for name in options:
             if name in SET_AT_START:
                 raise ValueError(f"{name} is of all requests: set it when the AsyncEngine is made")
-            if name in NOT_SERVED:
-                raise ValueError(f"{name} is of csd.generate and not of a request")
+            if name in Options.__annotations__ and name not in SERVED:
+                raise ValueError(f"{name} is of csd.generate, and is not served for a request")
         if isinstance(options.get("history"), History):
-            raise ValueError("history must be earlier samples: a request adds none to a csd.History")
+            raise ValueError("history must be a list of earlier samples, got a csd.History")
         with self._reading:
             call = Call.read(
                 prompt, options, limits,  # type: ignore[arg-type]
@@ -222,8 +225,8 @@ class AsyncEngine:
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
     ) -> FedScheduler:
         self._scheduler = FedScheduler(
-            self._inbox, self.counters, lambda: self._weights.stale(self.engine),
-            self._weights.version, step, settings, **options,
+            self._inbox, self.counters, self._weights,
+            lambda: self._weights.stale(self.engine), step, settings, **options,
         )  # fmt: skip
         return self._scheduler
 

@@ -20,6 +20,7 @@ from csd.engine.scheduler import Scheduler
 from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 from csd.engine.service.inbox import Inbox
+from csd.engine.service.weights import Weights
 from csd.engine.step import Step
 from csd.state.kv_cache import pages_for
 
@@ -29,16 +30,16 @@ Finished = Iterator[tuple[Request, Sample]]
 class FedScheduler(Scheduler):
     """Runs until nothing is in flight.
 
-    stale: whether the model was changed since this run began; then, and while a change waits, no
-    more is admitted. weights: the version that draws.
+    weights: those that draw. stale: whether the model was changed since this run began; then, and
+    while a change waits, no more is admitted.
     """
 
     def __init__(
         self,
         inbox: Inbox,
         counters: Counters,
+        weights: Weights,
         stale: Callable[[], bool],
-        weights: int,
         step: Step,
         settings: RunSettings,
         **options: Any,
@@ -147,7 +148,8 @@ class FedScheduler(Scheduler):
         return pages + pages_for(len(request.prompt) - 1) if prompt else pages
 
     def enter(self, handle: Handle) -> None:
-        handle.weights, handle.began = self.weights, dict(self.step.seconds)
+        handle.weights, handle.fingerprint = self.weights.version, self.weights.fingerprint
+        handle.began = dict(self.step.seconds)
         self.inbox.admitted()
 
     def ending(self) -> bool:

@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import threading
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from csd.engine.result import Sample, Samples
 
 # token ids and their log-probabilities at one place, likeliest first
 Top = tuple[list[int], list[float]]
+# an event loop, and what one of its readers waits for
+Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class Handle:
     `await wait()`) gives all samples at the end. Both raise what ended the request alone, with the
     attribute `samples`.
 
-    weights: the version of the weights that draw it, from its admission on; -1 before.
+    weights, fingerprint: of the weights that draw it, from its admission on; -1 and "" before.
     scores: of the prompt's own tokens, where they were asked for.
     """
 
@@ -57,7 +60,7 @@ class Handle:
         self.group: tuple[str, bytes] | None = None
         if owner is not None and scores is None and not request.history:
             self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
-        self.weights = -1
+        self.weights, self.fingerprint = -1, ""
         self.error: BaseException | None = None
         self.top: dict[int, list[Top]] = {}  # by sample
         self.began: dict[str, float] = {}  # the engine's seconds by phase at its admission
@@ -66,7 +69,7 @@ class Handle:
         self._pieces: dict[int, Piece] = {}
         self._given: set[int] = set()  # samples whose end is in a piece
         self._result: Samples | None = None
-        self._wakers: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self.wakers: list[Waker] = []
 
     @property
     def seed(self) -> int:
@@ -101,32 +104,11 @@ class Handle:
             pieces, ended = self.take()
             yield from pieces
             if ended:
-                self._raise()
+                self.raise_error()
                 return
 
-    async def batches(self) -> AsyncIterator[list[Piece]]:
-        """Each time there is news, all of it."""
-        event = asyncio.Event()
-        waker = asyncio.get_running_loop(), event
-        with self._changed:
-            self._wakers.append(waker)
-        try:
-            while True:
-                event.clear()
-                pieces, ended = self.take()
-                if pieces:
-                    yield pieces
-                if ended:
-                    self._raise()
-                    return
-                if not pieces:
-                    await event.wait()
-        finally:
-            with self._changed:
-                self._wakers.remove(waker)
-
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        async for pieces in self.batches():
+        async for _, pieces in news([self]):
             for piece in pieces:
                 yield piece
 
@@ -135,17 +117,18 @@ class Handle:
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"the request has not ended within {timeout} seconds")
-        self._raise()
+        self.raise_error()
         assert self._result is not None
         return self._result
 
     async def wait(self) -> Samples:
         """As `result`, without blocking the event loop."""
-        async for _ in self.batches():
+        async for _ in news([self]):
             pass
         return self.result()
 
-    def _raise(self) -> None:
+    def raise_error(self) -> None:
+        """Raise what ended it alone, if anything did."""
         if self.error is not None:
             raise self.error
 
@@ -188,18 +171,42 @@ class Handle:
         """Readers look for news."""
         with self._changed:
             self._changed.notify_all()
-            wakers = [*self._wakers]
+            wakers = [*self.wakers]
         for loop, event in wakers:
-            try:
-                loop.call_soon_threadsafe(event.set)
             # a loop that has been closed has no readers
-            except RuntimeError:
-                continue
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+
+async def news(handles: Sequence[Handle]) -> AsyncIterator[tuple[Handle, list[Piece]]]:
+    """What is new of several requests, each time there is something, until all have ended.
+
+    Raises what ended one of them.
+    """
+    waker = asyncio.get_running_loop(), asyncio.Event()
+    left = [*handles]
+    for handle in handles:
+        handle.wakers.append(waker)
+    try:
+        while left:
+            waker[1].clear()
+            waits = True
+            for handle in [*left]:
+                pieces, ended = handle.take()
+                if pieces:
+                    waits = False
+                    yield handle, pieces
+                if ended:
+                    left.remove(handle)
+                    handle.raise_error()
+            if waits and left:
+                await waker[1].wait()
+    finally:
+        for handle in handles:
+            handle.wakers.remove(waker)
 
 
 def _carry(error: Any, samples: Samples) -> None:
-    try:
-        error.samples = samples
     # a class may not allow attributes
-    except Exception:
-        return
+    with suppress(Exception):
+        error.samples = samples

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from csd.engine.engine import Engine
+from csd.models.decoder import Decoder
 from csd.models.fuse import is_fused
 from csd.models.load import load
 from csd.state.device import current
@@ -38,7 +39,8 @@ class Weights:
         module = engine._loaded._module()
         if module is None:
             return False
-        same = is_fused(module, engine._loaded.decoder)  # type: ignore[arg-type]
+        decoder = engine._loaded.decoder
+        same = not isinstance(decoder, Decoder) or is_fused(module, decoder)
         return not same or _writes(engine) != self._writes
 
     def replace(self, engine: Engine, folder: str) -> None:
@@ -52,7 +54,6 @@ class Weights:
         with engine._lock, current(engine.device):
             engine._take(loaded)
             self.mark(engine)
-
 
 
 def _writes(engine: Engine) -> int | None:
