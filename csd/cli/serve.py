@@ -23,8 +23,8 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for other machines too")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--api-key", action="append", default=[], metavar="KEY",
-                        help="that clients send; repeatable. By default the lines of the "
-                        "environment's CSD_API_KEYS, and without any, anyone is served")  # fmt: skip
+                        help="that clients send; repeatable. By default the words of the "
+                        "environment's CSD_API_KEYS; without any, anyone is served")  # fmt: skip
     parser.add_argument("--served-model-name", metavar="NAME",
                         help="by which clients name the model; its own by default")  # fmt: skip
     parser.add_argument("--max-slots", type=int, default=64, help="samples in flight at most")
@@ -39,14 +39,14 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument("--max-requests", type=int, default=512, help="answered at once")
     parser.add_argument("--max-connections", type=int, default=2048)
     parser.add_argument("--share", action="store_true",
-                        help="equal prompts of requests without keys are one group too")  # fmt: skip
+                        help="equal prompts of requests without keys are a group too")  # fmt: skip
     parser.add_argument("--weights-folder", metavar="FOLDER",
                         help="whose folders /update_weights takes; off by default")  # fmt: skip
     parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS",
                         help="that accepted requests have when the server is to end")  # fmt: skip
     parser.add_argument("--dtype", choices=DTYPES, help="by default what csd.generate takes")
     parser.add_argument("--exact", action="store_true",
-                        help="the same bits under any load, where that is not free too")  # fmt: skip
+                        help="the same bits under any load, where that takes time too")  # fmt: skip
     add_flags(parser, ("budget", "speculate", "device", "revision"))
     parser.set_defaults(run=_serve)
 
@@ -78,12 +78,16 @@ def _serve(args: Namespace) -> int:
         engine, name, keys=tuple(keys), shares=args.share, weights_folder=args.weights_folder,
         limits=limits,
     )  # fmt: skip
-    print(
-        f"csd: serving {name} at http://{args.host}:{args.port} ({engine.fingerprint}; "
-        f"{args.max_slots} slots, texts of {engine.longest} tokens)", file=sys.stderr, flush=True,
-    )  # fmt: skip
+
+    def begun(port: int) -> None:
+        print(
+            f"csd: serving {name} at http://{args.host}:{port} ({engine.fingerprint}; "
+            f"{args.max_slots} slots, texts of {engine.longest} tokens)", file=sys.stderr,
+            flush=True,
+        )  # fmt: skip
+
     serve(
         server, host=args.host, port=args.port, drain=args.drain,
-        connections=args.max_connections,
+        connections=args.max_connections, begun=begun,
     )  # fmt: skip
     return 0

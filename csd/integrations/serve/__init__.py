@@ -16,6 +16,6 @@ It needs starlette and uvicorn: pip install 'csd[serve]'.
 """
 
 from csd.integrations.serve.app import Limits, Server, make_app
-from csd.integrations.serve.run import serve
+from csd.integrations.serve.run import process, serve
 
-__all__ = ["Limits", "Server", "make_app", "serve"]
+__all__ = ["Limits", "Server", "make_app", "process", "serve"]

@@ -91,11 +91,9 @@ def _submit(
     try:
         asked.submit(engine, owner)
     except (TypeError, ValueError) as error:
-        name = fields.field_of(error)
-        message = str(error)
-        if name is not None:
-            message = name + message[len(fields.SAMPLING[name]) :]
-        elif message.startswith("prompt"):
+        message = fields.as_fields(str(error))
+        name = fields.named(message)
+        if name is None and message.startswith(("prompt", "the prompt")):
             name = "messages" if asked.chat else "prompt"
         raise Refused(message, param=name) from error
     return asked

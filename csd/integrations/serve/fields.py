@@ -5,6 +5,7 @@ Every other field that this page does not list is refused by name, so that nothi
 asks for is left out of what it gets.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -118,7 +119,14 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def field_of(error: BaseException) -> str | None:
-    """The field whose option an error of the engine begins with."""
-    option = str(error).partition(" ")[0].partition("[")[0].partition("=")[0]
-    return next((name for name, other in SAMPLING.items() if other == option), None)
+def as_fields(message: str) -> str:
+    """An error of the engine with the names of fields in place of its options'."""
+    # of several fields of an option the first
+    names = {option: name for name, option in reversed(SAMPLING.items()) if option != name}
+    return re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[1]], message)
+
+
+def named(message: str) -> str | None:
+    """The field that an error begins with."""
+    first = re.match(r"\w*", message)
+    return first[0] if first and first[0] in SAMPLING else None
