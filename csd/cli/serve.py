@@ -71,7 +71,8 @@ def _serve(args: Namespace) -> int:
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
     )  # fmt: skip
     # a machine's first steps compile, before any client waits for them
-    engine.submit([0], num_samples=2, max_new_tokens=4, ignore_eos=True, seed=0).result()
+    few = min(4, engine.longest - 1)
+    engine.submit([0], num_samples=2, max_new_tokens=few, ignore_eos=True, seed=0).result()
     name = args.served_model_name or os.path.basename(os.path.normpath(args.model))
     limits = Limits(body=args.max_body, choices=args.max_n, requests=args.max_requests)
     server = Server(

@@ -144,8 +144,10 @@ class EventStream(Response):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
             self.end()
-        if sending.done() and not sending.cancelled():
-            sending.result()
+        error = None if sending.cancelled() else sending.exception()
+        # a reader that took too long, whose connection is closed behind this
+        if error is not None and not isinstance(error, TimeoutError):
+            raise error
 
     async def _send(self, send: Send) -> None:
         async def body(data: bytes, more: bool = True) -> None:
