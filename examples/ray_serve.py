@@ -102,13 +102,16 @@ def main(
     model: str, name: str = "model", replicas: int = 2, gpus: float = 0, **options: Any
 ) -> Any:
     """The application's handle; options: of `csd.AsyncEngine`."""
+    # the decorator makes a deployment of a class
+    replica: Any = Replica
+    router: Any = Router
     bound = [
-        Replica.options(name=f"replica-{i}", ray_actor_options={"num_gpus": gpus}).bind(
+        replica.options(name=f"replica-{i}", ray_actor_options={"num_gpus": gpus}).bind(
             model, name, options
         )
         for i in range(replicas)
     ]
-    return serve.run(Router.bind(*bound))
+    return serve.run(router.bind(*bound))
 
 
 if __name__ == "__main__":

@@ -96,5 +96,5 @@ def test_the_flags_that_it_names_exist():
     commands = argparse.ArgumentParser().add_subparsers()
     cli.add(commands)
     known = commands.choices["serve"]._option_string_actions
-    for flag in re.findall(r"`?(--[a-z-]+)", PAGE):
+    for flag in re.findall(r"`(--[a-z-]+)", PAGE):
         assert flag in known, flag

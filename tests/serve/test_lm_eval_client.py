@@ -15,9 +15,13 @@ from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompleti
 
 
 @pytest.fixture(scope="module")
-def engine():
-    model, tokenizer = toy()
-    return csd.Engine(model.double(), tokenizer=tokenizer, max_slots=16)
+def model():
+    return toy()[0].double()
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return csd.Engine(model, tokenizer=toy()[1], max_slots=16)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,7 @@ def instances(kind, rows):
     return [Instance(kind, {}, row, i) for i, row in enumerate(rows)]
 
 
-def test_local_completions(port, engine):
+def test_local_completions(port, engine, model):
     api = LocalCompletionsAPI(
         base_url=f"http://127.0.0.1:{port}/v1/completions", model=NAME, num_concurrent=4,
         tokenizer_backend="remote", max_length=300,
@@ -42,9 +46,8 @@ def test_local_completions(port, engine):
         assert text == want.texts[0]
     rows = [("A cat", " sat"), ("A dog", " ran away")]
     found = api.loglikelihood(instances("loglikelihood", rows))
-    model, tokenizer = engine._loaded._module(), engine.tokenizer
     for (context, rest), (logprob, greedy) in zip(rows, found, strict=True):
-        ids = tokenizer(context + rest)["input_ids"]
+        ids = engine.tokenizer(context + rest)["input_ids"]
         with torch.no_grad():
             law = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         places = range(len(ids) - len(rest), len(ids))

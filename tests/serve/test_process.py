@@ -51,7 +51,10 @@ def test_sigterm_in_the_middle(started, toy_folder):
     process, port = started("--drain", "20")
     found, refused = {}, []
 
-    async def one(i):
+    async def one(i, signalled):
+        if i % 4 == 0:
+            # too late
+            await signalled.wait()
         try:
             await client(port, i, found)
         except OSError:
@@ -61,10 +64,12 @@ def test_sigterm_in_the_middle(started, toy_folder):
             refused.append(i)
 
     async def all_of_them():
-        tasks = [asyncio.ensure_future(one(i)) for i in range(CLIENTS)]
+        signalled = asyncio.Event()
+        tasks = [asyncio.ensure_future(one(i, signalled)) for i in range(CLIENTS)]
         while len(found) < 20:
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
+        signalled.set()
         await asyncio.gather(*tasks)
 
     asyncio.run(all_of_them())

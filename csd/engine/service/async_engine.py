@@ -88,7 +88,7 @@ class AsyncEngine:
             raise ValueError(f"{sorted(engine)[0]} is set when the Engine is made, got both")
         self.engine = model if isinstance(model, Engine) else Engine(model, **engine)
         self.counters = Counters()
-        self._inbox, self._room = Inbox(max_queue), ServedRoom(max_tokens)
+        self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
         self._weights = Weights()
         self._scheduler: FedScheduler | None = None  # of what is in flight
         self._index, self._reading = count(), threading.Lock()

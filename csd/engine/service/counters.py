@@ -1,4 +1,4 @@
-"""What an `AsyncEngine` has drawn so far; written by its thread alone."""
+"""What an `AsyncEngine` has drawn so far; each number is written by one thread at a time."""
 
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ class Counters:
     shared_prompt_tokens: int = 0  # of prompts that were not, because they were there
     requests: int = 0  # that have ended, those below included
     cancelled: int = 0
+    withdrawn: int = 0  # that were cancelled before the engine had taken them; not in `requests`
     failed: int = 0
     samples: int = 0
     nodes_proposed: int = 0

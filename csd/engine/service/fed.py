@@ -112,7 +112,7 @@ class FedScheduler(Scheduler):
     def refusal(self, request: Request) -> Exception | None:
         """Why a request is not served by the model as it is now; its history is cut to fit."""
         try:
-            check_served([request], self.step.decoder.config)  # type: ignore[arg-type]
+            check_served([request], self.step.decoder.config)
         except ValueError as error:
             return error
         if self.pages_of(request, prompt=True) > self.counters.pages:

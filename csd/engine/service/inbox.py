@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 
 # a change, and what its caller waits for
@@ -23,8 +24,8 @@ class Closed(RuntimeError):
 class Inbox:
     """Written by any thread, read by the engine's. most: requests that wait for a slot at most."""
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, most: int, counters: Counters):
+        self.most, self._counters = most, counters
         self.waiting = 0  # requests that have not been admitted
         self.closed = False
         self.abandoned = False  # whether those in flight end where they are
@@ -53,6 +54,7 @@ class Inbox:
             if here:
                 self._arrived.remove(handle)
                 self.waiting -= 1
+                self._counters.withdrawn += 1
             else:
                 self._withdrawn.append(handle)
             self._changed.notify_all()

@@ -95,6 +95,9 @@ def _submit(
         name = fields.named(message)
         if name is None and message.startswith(("prompt", "the prompt")):
             name = "messages" if asked.chat else "prompt"
+        elif name is None and message.startswith("an empty prompt"):
+            # more than a context of its own
+            name = "max_tokens"
         raise Refused(message, param=name) from error
     return asked
 
