@@ -139,6 +139,32 @@ def test_pieces_are_the_samples():
             assert pieces[-1].sample == sample
 
 
+def test_the_first_tokens_come_with_the_first_step():
+    """Behind a long prompt too, while others are drawn."""
+    with csd.AsyncEngine(engine(PrefixSum(), max_slots=4, prefill_chunk=64)) as service:
+        busy = service.submit([1, 2], max_new_tokens=2000, seed=1)
+        next(iter(busy))
+        handle = service.submit(prompts(9, 3000)[5] * 4, max_new_tokens=5, seed=1)
+        steps, before = [], handle.push
+
+        def push(*news):
+            steps.append(service._scheduler.steps)
+            before(*news)
+
+        handle.push = push
+        scheduler, read = service._scheduler, []
+        ended = scheduler.read_hidden
+
+        def watched(prefill, hidden):
+            read.append(scheduler.steps)
+            ended(prefill, hidden)
+
+        scheduler.read_hidden = watched
+        handle.result(60)
+        busy.cancel()
+        assert len(read) > 20 and steps[0] <= read[-1] + 2
+
+
 def test_a_sample_comes_whole_where_it_is_not_streamed():
     e = engine(PrefixSum(), tokenizer=Letters())
     with csd.AsyncEngine(e, max_tokens=300) as service:

@@ -131,7 +131,12 @@ class AsyncEngine:
         return self._inbox.closed
 
     def limits(self) -> Limits:
-        return Limits(self.engine.config.vocab, self.longest)
+        """Of the model as it is now."""
+        engine = self.engine
+        changed = self._weights.stale(engine)
+        # to read a module's config takes longer than to draw a token
+        config = engine.config if changed else engine.decoder.config
+        return Limits(config.vocab, self.longest)
 
     def submit(
         self,

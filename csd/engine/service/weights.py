@@ -6,8 +6,6 @@ from typing import Any
 import torch
 
 from csd.engine.engine import Engine
-from csd.models.decoder import Decoder
-from csd.models.fuse import is_fused
 from csd.models.load import load
 from csd.state.device import current
 from csd.state.kv_cache import PAGE
@@ -23,25 +21,20 @@ class Weights:
         self.version = 0
         self.fingerprint = ""
         self._decoder: Any = None
-        self._writes: int | None = None
+        self._state: int | None = None
 
     def mark(self, engine: Engine) -> None:
         """Called before requests are admitted to an engine without any in flight."""
-        writes = _writes(engine)
-        if engine.decoder is self._decoder and writes == self._writes:
+        state = _state(engine)
+        if engine.decoder is self._decoder and state == self._state:
             return
         self.version += self._decoder is not None
-        self._decoder, self._writes = engine.decoder, writes
+        self._decoder, self._state = engine.decoder, state
         self.fingerprint = fingerprint(engine)
 
     def stale(self, engine: Engine) -> bool:
-        """Whether the model was changed since `mark`."""
-        module = engine._loaded._module()
-        if module is None:
-            return False
-        decoder = engine._loaded.decoder
-        same = not isinstance(decoder, Decoder) or is_fused(module, decoder)
-        return not same or _writes(engine) != self._writes
+        """Whether the model's tensors were replaced or written to since `mark`."""
+        return _state(engine) != self._state
 
     def replace(self, engine: Engine, folder: str) -> None:
         """Take the weights of a folder, and its tokenizer if there is one.
@@ -56,10 +49,13 @@ class Weights:
             self.mark(engine)
 
 
-def _writes(engine: Engine) -> int | None:
-    """How often the tensors of a user's module have been written to; None where there is none."""
+def _state(engine: Engine) -> int | None:
+    """Where the tensors of a user's module lie, and how often they have been written to; None where
+    there is no module."""
     module = engine._loaded._module()
-    return None if module is None else sum(p._version for p in module.parameters())
+    if module is None:
+        return None
+    return hash(tuple((p.data_ptr(), p._version) for p in module.parameters()))
 
 
 @torch.no_grad()
