@@ -4,6 +4,7 @@ from csd import baselines, integrations, kernels, verify
 from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
 from csd.engine.result import Sample, Samples, Stats
+from csd.engine.score import score
 from csd.engine.service import AsyncEngine, QueueFull
 from csd.engine.traces.history import History
 from csd.evaluate.best_of import best_of
@@ -43,6 +44,7 @@ __all__ = [
     "register_attention",
     "release",
     "remove_kernels",
+    "score",
     "stream",
     "verify",
     "vote",

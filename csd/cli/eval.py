@@ -17,7 +17,11 @@ from csd.models.prompts import has_chat
 from csd.schema.write import WholeFile
 
 # what the results of a run depend on
-OPTIONS = (*FILTERS, "max_new_tokens", "seed", "truncate_prompt", "on_error")
+OPTIONS = (
+    *FILTERS, "max_new_tokens", "max_thinking_tokens", "seed", "truncate_prompt", "on_error",
+)  # fmt: skip
+# options that came later: results of runs without them have no such setting
+LATER = ("max_thinking_tokens",)
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -56,7 +60,7 @@ def _eval(args: Namespace) -> int:
         "num_samples": args.num_samples,
         "until_decided": args.until_decided,
         "plain": args.plain,
-        **options,
+        **{k: v for k, v in options.items() if k not in LATER or v is not None},
     }
     until = Vote(task.extract) if args.until_decided else None
     results = evaluate.Results(out, settings)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from csd.cli import doctor
+from csd.cli import audit, doctor
 from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_sample(commands)
     cli_eval.add(commands)
+    audit.add(commands)
     cli_report.add(commands)
     cli_trace.add(commands)
     cli_serve.add(commands)
@@ -64,7 +65,9 @@ def _meant(unknown: list[str], flags: Iterable[str]) -> str:
 
 SAMPLE_FLAGS = (
     "num_samples", "first_sample", "max_new_tokens", "min_new_tokens", *FILTERS, "seed", "stop",
-    "ignore_eos", "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
+    "bad_words", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
+    "max_thinking_tokens", "top_logprobs", "entropy", "prompt_logprobs", "ignore_eos",
+    "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
     "device", "revision", "record", "drafts",
 )  # fmt: skip
 
@@ -115,6 +118,8 @@ def _show(out: Samples, tokenizer: Any, args: Namespace) -> None:
     decided = vote(out)
     if decided.answer is not None:
         lines.append(f"--- vote: {decided.answer} ({decided.count} of {len(decided.answers)})")
+    if decided.cut:
+        lines.append(f"--- thoughts cut: {decided.cut} of {len(decided.answers)}")
     lines.append(f"--- {out.stats.tokens_per_step:.2f} tokens per step, seed {out.seed}")
     show("\n".join(lines))
 

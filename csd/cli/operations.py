@@ -27,7 +27,7 @@ def table() -> str:
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in ("name", "joined")]
+    steps = [f.name for f in fields(Ops) if f.name not in ("name", "joined", "passes")]
     rows = [["operation", *backends], ["---"] * (1 + len(backends))]
     for name in steps:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]

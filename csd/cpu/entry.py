@@ -55,6 +55,7 @@ def ops(dtype: torch.dtype) -> Ops:
         tree_attention=tree_attention,
         verify=verify,
         verify_all=partial(verify_ref, passes=PASSES),
+        passes=PASSES,
         commit_kv=commit_kv,
         roots=roots,
         prices=prices,

@@ -1,7 +1,7 @@
 """One call of `generate` or `stream`: its arguments, checked, as requests to an engine."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,18 @@ from tqdm import tqdm
 
 from csd.engine.carry import every
 from csd.engine.earlier import check_apart, give_history, keep_history, keeps_top
+from csd.engine.measures import Measures
 from csd.engine.options import read_options
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
 from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
+from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
 from csd.models.prompts import parse
 from csd.schema.write import WholeFile
+from csd.verify.given import GivenTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class RunSettings:
     on_tokens: OnTokens | None = None
     record_top: bool = False  # keep the target's top 8 at each token
     drafts: bool = False  # keep each step's trees
+    measures: Measures = field(default_factory=Measures)  # of each place of the samples
+    # of the operations and a step's rows: what takes a sampler's place where all tokens are given
+    reader: Callable[[Ops, int], GivenTokens] | None = None
     returns_errors: bool = False  # a prompt whose logits are NaN ends alone
     tokenizer: Any = None
 
@@ -115,6 +121,8 @@ class Call:
             taken[tuple(ids)] = samples.stop
             request = Request.of(i, ids, params, samples, seed)
             request.error = str(errors[i]) if i in errors else None
+            if options["prompt_logprobs"]:
+                request.prompt_logprobs = [None]
             requests.append(request)
         history = options["history"]
         check_apart(history, options["record"])
@@ -138,6 +146,7 @@ class Call:
             on_tokens=_on_tokens(options["callback"], bar, requests),
             record_top=options["record"] is not None or keeps_top(history),
             drafts=options["drafts"],
+            measures=Measures(options["top_logprobs"], options["entropy"]),
             returns_errors=returns,
             tokenizer=tokenizer,
         )

@@ -12,6 +12,7 @@ import torch
 from csd.backends import choose
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
+from csd.engine.changes import Changes, log_uncaptured
 from csd.engine.first_use import require_check
 from csd.engine.options import (
     Options,
@@ -37,6 +38,7 @@ from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
 from csd.state.forks import watch_forks
+from csd.verify.given import GivenTokens
 from csd.verify.sampler import Sampler
 
 # of the int32 index of a step's rows, and of what a step's sizes take to time, far more than pay
@@ -352,16 +354,30 @@ class Engine(Resources):
     def _step_of_call(self, step: Step, requests: list[Request], settings: RunSettings) -> Step:
         """The engine's step with the settings of this call, over the same memory."""
         self._drafter.start_call()
-        sampler = None
+        sampler: Sampler | GivenTokens | None = None
         # without drafts, or without chance, every verifier samples the target
         drawn = settings.speculate and settings.verifier != "match"
         if drawn and requests[0].params.temperature > 0:
             sampler = Sampler(settings.verifier, self._drafter, self._ops)
-            if isinstance(step, StaticStep):
-                step = Step(step.decoder, None, step.cache, step.slots, step.ops)
+        elif settings.reader is not None:
+            sampler = settings.reader(self._ops, step.cache.node_k.shape[1])
+        if sampler is not None and isinstance(step, StaticStep):
+            step = Step(step.decoder, None, step.cache, step.slots, step.ops)
+        changes = Changes.of_call(
+            requests, step.slots, self.decoder.config.vocab, self._changes,
+            isinstance(step, StaticStep),
+            self.tokenizer if settings.tokenizer is None else settings.tokenizer,
+        )  # fmt: skip
+        self._changes = changes or self._changes
+        if changes is not None and changes.asked.host and isinstance(step, StaticStep):
+            log_uncaptured(self.device)
+            step = Step(step.decoder, None, step.cache, step.slots, step.ops)
+            changes.static = False
         return replace(
-            step, drafter=self._drafter, sampler=sampler, drafting=settings.speculate,
-            top=settings.record_top, trees=settings.drafts, seconds=step.no_seconds(),
+            step, drafter=self._drafter, sampler=sampler, changes=changes,
+            drafting=settings.speculate, top=settings.record_top, trees=settings.drafts,
+            measures=settings.measures,
+            seconds=step.no_seconds(),
         )  # fmt: skip
 
     def refuse(self, error: Exception) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 import torch
 
 from csd.engine.earlier import check_history
+from csd.engine.measures import MOST_TOP
 from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
 from csd.engine.sampling import check_option
@@ -152,6 +153,49 @@ class Options(TypedDict, total=False):
         _or_none(check_option, "min_p"), float)]
     repetition_penalty: Annotated[float | None, Option(
         None, "1 is off", _or_none(check_option, "repetition_penalty"), float)]
+    logit_bias: Annotated[dict[int, float] | None, Option(
+        None, "{token id: value} added to the model's logits; -inf bans. This and the next twelve "
+        "change a sample's logits as its own prefix asks, before any filter; drafts do not change "
+        "what is sampled", _or_none(check_option, "logit_bias"))]
+    bad_words: Annotated[str | list[str] | list[list[int]] | None, Option(
+        None, "strings or lists of token ids that are not sampled: the last token of a longer one "
+        "is banned where the others come before it. A string is banned as its tokens with and "
+        "without a space before", _or_none(check_option, "bad_words"), list)]
+    allowed_token_ids: Annotated[list[int] | None, Option(
+        None, "all other tokens are banned, end tokens too",
+        _or_none(check_option, "allowed_token_ids"))]
+    suppress_tokens: Annotated[list[int] | None, Option(
+        None, "token ids that are banned", _or_none(check_option, "suppress_tokens"))]
+    no_repeat_ngram_size: Annotated[int | None, Option(
+        None, "n-grams of prompt and sample that do not come again; 0 is off",
+        _or_none(check_option, "no_repeat_ngram_size"), int)]
+    frequency_penalty: Annotated[float | None, Option(
+        None, "taken off a token's logit for each time the sample has it already; 0 is off",
+        _or_none(check_option, "frequency_penalty"), float)]
+    presence_penalty: Annotated[float | None, Option(
+        None, "taken off the logits of tokens that the sample has already; 0 is off",
+        _or_none(check_option, "presence_penalty"), float)]
+    logits_processor: Annotated[Callable | Sequence[Callable] | None, Option(
+        None, "transformers' LogitsProcessor, or functions of token ids [rows, length] and logits "
+        "[rows, vocabulary] that return the logits to use. Rows are prefixes that samples can "
+        "have, in any order: a function may depend on nothing else",
+        _or_none(check_option, "logits_processor"))]
+    max_thinking_tokens: Annotated[int | None, Option(
+        None, "tokens of thought, after which the end of the thought is all that can follow; "
+        "`out[i].forced` marks its tokens", _or_none(check_option, "max_thinking_tokens"), int)]
+    thinking_tags: Annotated[Sequence[str | Sequence[int]] | None, Option(
+        None, "what begins and ends a thought, by default as the chat template has it; a third is "
+        "what is written to end it, itself with the end at its end",
+        _or_none(check_option, "thinking_tags"))]
+    json_schema: Annotated[dict | str | type | None, Option(
+        None, "texts are JSON of this schema: a dict, its text or a class of pydantic; needs "
+        "llguidance (`pip install csd[grammar]`), as the next two do. End tokens come only where "
+        "the text is whole", _or_none(check_option, "json_schema"))]
+    regex: Annotated[str | None, Option(
+        None, "texts match this regular expression", _or_none(check_option, "regex"), str)]
+    grammar: Annotated[str | None, Option(
+        None, "texts are of this grammar, in the syntax of Lark",
+        _or_none(check_option, "grammar"), str)]
     max_new_tokens: Annotated[int | None, Option(
         None, "512 when left out, cut at the model's context",
         _or_none(check_option, "max_new_tokens"), int)]
@@ -226,6 +270,15 @@ class Options(TypedDict, total=False):
         partial(_check_function, "callback", 4, "a function"))]
     record: Annotated[str | None, Option(
         None, "path of a trace file to write", _check_record, str)]
+    top_logprobs: Annotated[int, Option(
+        0, "likeliest tokens of each place, up to 20, kept with their raw log-probabilities in "
+        "`out[i].top_logprobs`", partial(check_whole, "top_logprobs", low=0, high=MOST_TOP), int)]
+    entropy: Annotated[bool, Option(
+        False, "keep the entropy of the model at each place in `out[i].entropies`",
+        partial(check_flag, "entropy"), bool)]
+    prompt_logprobs: Annotated[bool, Option(
+        False, "keep the raw log-probabilities of the prompt's tokens in `out.prompt_logprobs`",
+        partial(check_flag, "prompt_logprobs"), bool)]
     drafts: Annotated[bool, Option(
         False, "keep what each step drafted in `out[i].drafts`",
         partial(check_flag, "drafts"), bool)]

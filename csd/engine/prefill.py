@@ -9,6 +9,10 @@ from csd.engine.requests import Request
 from csd.engine.shared import Shared
 from csd.engine.step import Step
 from csd.graph.history import Earlier
+from csd.kernels.change_rows import own_chance
+
+# rows of a prompt that the head reads at once where their log-probabilities are asked for
+HEAD_ROWS = 32
 
 
 @dataclass(slots=True)
@@ -58,9 +62,20 @@ class Prefill:
         """
         tokens = self.request.prompt[self.at : self.at + self.chunk]
         hidden = self.step.read_prompt(self.request.group, tokens, self.at)
+        if self.request.prompt_logprobs is not None:
+            self._measure(hidden)
         self.at += len(tokens)
         self._observe(self.at)
         return hidden
+
+    def _measure(self, hidden: torch.Tensor) -> None:
+        """Note log-probabilities of the tokens behind those that were just read."""
+        found = self.request.prompt_logprobs
+        assert found is not None
+        for part in hidden.split(HEAD_ROWS):
+            target = self.request.prompt[len(found) : len(found) + part.shape[0]]
+            logits = self.step.decoder.logits(part)
+            found += own_chance(logits, torch.tensor(target, device=logits.device)).tolist()
 
     def enter_history(self) -> int:
         """Enter the next piece of the earlier samples once all is read; its rows, 0 at their end.

@@ -18,7 +18,7 @@ class PromptScores:
 
     count: int
     logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def read(
         self,
@@ -34,4 +34,5 @@ class PromptScores:
             x = x - x.logsumexp(-1, keepdim=True)
             self.logprobs += x.gather(1, token[:, None])[:, 0].tolist()
             best = x.topk(min(self.count, x.shape[-1]), dim=-1)
-            self.top += zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for ids, logprobs in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                self.top.append([*zip(ids, logprobs, strict=True)])

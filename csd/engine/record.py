@@ -1,7 +1,7 @@
 """What a step decided, copied off the device for the host as one small bundle."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -10,6 +10,9 @@ from csd.engine.draft_trees import Trees
 from csd.kernels.snapshot import layout
 from csd.state.pool import Pool, acceptance
 from csd.state.verdict import Verdict
+
+# fields that only some calls ask for
+MEASURED = ("likely_token", "likely_logprob", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +26,31 @@ class Snapshot:
     layout: tuple
     ints: torch.Tensor
     floats: torch.Tensor
-    raw: tuple[torch.Tensor, torch.Tensor] | None = None  # of `csd.engine.raw_top`
 
     @classmethod
     def of(
         cls, pool: Pool, verdict: Verdict, told: tuple[torch.Tensor, torch.Tensor], top: bool,
-        trees: bool,
+        trees: bool, more: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None,
     ) -> "Snapshot":  # fmt: skip
-        """told: the integers and floats of `csd.kernels.snapshot`."""
+        """told: the integers and floats of `csd.kernels.snapshot`; more: others by name."""
         (S, A), M = verdict.accept_row.shape, pool.token.shape[0]
-        return cls(layout(S, M, A, top, trees), *told)
+        places = layout(S, M, A, top, trees)
+        if more is None:
+            return cls(places, *told)
+        joined = [_with(*each) for each in zip(places, told, more, strict=True)]
+        return cls(tuple(place for place, _ in joined), *(values for _, values in joined))
+
+
+def _with(
+    places: tuple, told: torch.Tensor, more: dict[str, torch.Tensor]
+) -> tuple[tuple, torch.Tensor]:
+    """Fields and their values with `more` behind them."""
+    at, added = told.numel(), []
+    for name, values in more.items():
+        added.append((name, tuple(values.shape), at))
+        at += values.numel()
+    parts = [told, *(values.reshape(-1).to(told.dtype) for values in more.values())]
+    return (*places, *added), torch.cat(parts)
 
 
 @dataclass(slots=True)
@@ -53,11 +71,12 @@ class Record:
     step: int  # of the call, from 1
     trees: Trees | None  # with drafts=True
     rows: int  # of the pool that was run, padding included
+    # by name, lists [S, A, ..] of what `csd.engine.measures` measured
+    measured: dict[str, list] = field(default_factory=dict)
     # where a step is timed by phase: proposing and inserting, without what earlier steps had left;
     # all the rest. A static step is timed as a whole, which counts as the rest
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
-    raw: tuple[list, list] | None = None  # token ids and log-probabilities [S, A, count]
 
     @classmethod
     def read(
@@ -90,6 +109,7 @@ class Record:
             step=step,
             trees=trees,
             rows=len(got["cost"]),
+            measured={name: got[name] for name in MEASURED if name in got},
         )
 
     @property
@@ -117,13 +137,10 @@ class PendingRecord:
     done: torch.cuda.Event | None = None
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
-    raw: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def of(cls, snapshot: Snapshot, owners: Iterable, step: int) -> "PendingRecord":
-        return cls(
-            list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats, raw=snapshot.raw
-        )
+        return cls(list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats)
 
     def read(self) -> Record:
         """Waits until the copy has arrived."""
@@ -136,6 +153,4 @@ class PendingRecord:
             self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
         record = Record.read(self.owners, self.step, self.layout, self.ints, self.floats)
         record.draft_seconds, record.model_seconds = self.draft_seconds, self.model_seconds
-        if self.raw is not None:
-            record.raw = self.raw[0].tolist(), self.raw[1].tolist()
         return record

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from csd.engine.draft_trees import SOURCES, Draft
 from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
+from csd.engine.thought import forced_places
 from csd.graph.history import Earlier
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelConfig
@@ -51,6 +52,7 @@ class Request:
     history: list[Earlier] = field(default_factory=list)  # of its prompt, newest first
     checked: int = 0  # the samples of the prefix that `until` has been called with
     error: str | None = None  # why it is not served, or not to its end
+    prompt_logprobs: list[float | None] | None = None  # where asked for: of the tokens read so far
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -121,7 +123,9 @@ class Request:
         every |= {i: live.result("cancelled", texts)[0] for i, live in self.live.items()}
         every |= self.finished
         samples = [every[i] for i in self.samples]
-        return Samples(samples, self.seed, self.prompt, self.stats, self.error)
+        return Samples(
+            samples, self.seed, self.prompt, self.stats, self.error, self.prompt_logprobs
+        )
 
 
 def check_served(requests: list[Request], config: ModelConfig) -> None:
@@ -164,6 +168,8 @@ class LiveSample:
         self.steps: list[int] = []  # the step that committed each token
         self.drafts: list[Draft] = []
         self.top: list[tuple[list[int], list[float]]] = []
+        self.likely: list[list[tuple[int, float]]] = []
+        self.entropies: list[float] = []
         self.stopped = False  # by a stop string
         self._text: SampleText | None = None
         if tokenizer is not None:
@@ -189,6 +195,15 @@ class LiveSample:
             if self._text is not None and self._text.push(row[0]):
                 self.stopped = True
                 break
+
+    def note(self, measured: dict[str, list], s: int, count: int) -> None:
+        """Add what a step measured at the places of slot s."""
+        if "likely_token" in measured:
+            pairs = zip(measured["likely_token"][s], measured["likely_logprob"][s], strict=True)
+            listed = [[*zip(*pair, strict=True)] for pair in pairs]
+            self.likely += listed[:count]
+        if "entropy" in measured:
+            self.entropies += measured["entropy"][s][:count]
 
     def take_text(self) -> str:
         """The text that became certain since the last call, where texts are streamed."""
@@ -217,8 +232,20 @@ class LiveSample:
             self.sources,
             self.steps,
             self.drafts,
+            self._forced(),
+            # these are noted before their tokens
+            self.likely[: len(self.tokens)],
+            self.entropies[: len(self.tokens)],
         )
         return sample, rest
+
+    def _forced(self) -> list[bool]:
+        params = self.request.params
+        most, tags = params.max_thinking_tokens, params.thinking_tags
+        if most is None or tags is None:
+            return []
+        begin, end, close = tags
+        return forced_places((begin, end, close), most, self.request.prompt, self.tokens)
 
     def _even(self) -> None:
         """Drop tokens of which an interrupt let only a part be noted."""

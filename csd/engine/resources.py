@@ -7,6 +7,7 @@ import torch
 
 from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, nodes_of
 from csd.engine.call import RunSettings
+from csd.engine.changes import Changes
 from csd.engine.kept_times import keep_times, kept_times, timed_as
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
@@ -46,6 +47,7 @@ class Resources:
         self._text = 0, False  # tokens that the drafter was made for, and whether for a history
         self._drafter: Any = None
         self._dropped = 0  # contexts, as of the last call
+        self._changes: Changes | None = None  # rules of rows, whose tensors stay for calls to come
 
     @property
     def captured(self) -> dict:

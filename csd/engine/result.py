@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from csd.engine.draft_trees import Draft
+from csd.engine.result_schema import SCHEMA
 
 
 @dataclass(slots=True)
@@ -21,6 +22,11 @@ class Sample:
     sources: list[str] = field(repr=False, default_factory=list)  # who drafted each token, or ""
     steps: list[int] = field(repr=False, default_factory=list)  # of the call, that committed each
     drafts: list[Draft] = field(repr=False, default_factory=list)  # with drafts=True
+    # with max_thinking_tokens: whether the spent budget left no choice at a token
+    forced: list[bool] = field(repr=False, default_factory=list)
+    # with top_logprobs: of each token's place, pairs of a token id and its raw log-probability
+    top_logprobs: list[list[tuple[int, float]]] = field(repr=False, default_factory=list)
+    entropies: list[float] = field(repr=False, default_factory=list)  # with entropy=True, in nats
 
 
 @dataclass(slots=True)
@@ -38,6 +44,7 @@ class Stats:
     )
     history_tokens: int = 0  # of earlier samples that drafts came from
     shared_tokens: int = 0  # of the call's other prompts that drafts came from
+    thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
     history_left_out: int = 0  # of earlier samples for which the graph had no room
     contexts_dropped: int = 0  # of the whole call, for which the graph had no room
     seconds: dict[str, float] = field(default_factory=dict)
@@ -62,6 +69,8 @@ class Samples:
     prompt_ids: list[int] = field(repr=False)
     stats: Stats
     error: str | None = None  # with on_error="return": why it could not be served
+    # with prompt_logprobs=True: of each token of the prompt, None of the first
+    prompt_logprobs: list[float | None] | None = field(repr=False, default=None)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -92,9 +101,16 @@ class Samples:
     def finish_reasons(self) -> list[str]:
         return [s.finish_reason for s in self.samples]
 
+    @staticmethod
+    def json_schema() -> dict:
+        """The JSON schema of `to_dict`, with a description of each key."""
+        return SCHEMA
+
     def to_dict(self) -> dict:
+        """What `json_schema` describes."""
         return {
             "texts": self.texts,
+            "indices": [s.index for s in self.samples],
             "tokens": self.tokens,
             "logprobs": self.logprobs,
             "raw_logprobs": self.raw_logprobs,
@@ -103,6 +119,10 @@ class Samples:
             "error": self.error,
             "sources": [s.sources for s in self.samples],
             "steps": [s.steps for s in self.samples],
+            "forced": [s.forced for s in self.samples],
+            "top_logprobs": [s.top_logprobs for s in self.samples],
+            "entropies": [s.entropies for s in self.samples],
+            "prompt_logprobs": self.prompt_logprobs,
             "seed": self.seed,
             "prompt_ids": self.prompt_ids,
             "stats": self.stats.to_dict(),

@@ -7,6 +7,18 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
+from csd.engine.grammar import check_schema, check_text
+from csd.engine.row_options import (
+    LONGEST,
+    OFF,
+    check_allowed,
+    check_bias,
+    check_functions,
+    check_id_list,
+    check_tags,
+    check_words,
+    row_params,
+)
 from csd.schema.arguments import (
     LARGEST,
     STEEPEST,
@@ -32,15 +44,12 @@ _UNSUPPORTED: dict[str, tuple] = {
     "sequence_bias": (None,),
     "diversity_penalty": (None, 0),
     "encoder_repetition_penalty": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
     "encoder_no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None,),
     "min_length": (None, 0),
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
     "remove_invalid_values": (None, False),
     "exponential_decay_length_penalty": (None,),
-    "suppress_tokens": (None, []),
     "begin_suppress_tokens": (None, []),
     "top_h": (None,),
     "typical_p": (None, 1),
@@ -67,13 +76,17 @@ def _temperature(name: str, value: Any) -> float:
     return check_number(name, value, 0) if is_greedy else check_temperature(value, name)
 
 
+def _most_thought(name: str, value: Any) -> int | None:
+    return None if value is None else check_whole(name, value, 0, LARGEST)
+
+
 def _checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
     return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Filters apply in transformers' order: penalty, temperature, top-k, top-p, min-p."""
+    """Logits are changed first, then filtered as transformers does: temperature, top-k to min-p."""
 
     temperature: float = _checked(1.0, _temperature)  # 0 is greedy
     top_k: int = _whole(0, 0)  # 0 is off
@@ -87,6 +100,21 @@ class SamplingParams:
     stop: tuple[str, ...] = _checked((), check_strings)  # found in the text with special tokens
     include_stop: bool = _checked(False, check_flag)  # texts end behind what stops, not before it
     skip_special_tokens: bool = _checked(True, check_flag)  # in texts
+    # what changes logits before the filters, in this order; `row_options` has what is off
+    logit_bias: tuple[tuple[int, float], ...] = _checked((), check_bias)  # by token id
+    bad_words: tuple[tuple[int, ...], ...] = _checked((), check_words)  # as token ids
+    allowed_token_ids: tuple[int, ...] | None = _checked(None, check_allowed)
+    suppress_tokens: tuple[int, ...] = _checked((), check_id_list)
+    no_repeat_ngram_size: int = _whole(0, 0, LONGEST)  # 0 is off
+    frequency_penalty: float = _number(0.0, -STEEPEST, STEEPEST)
+    presence_penalty: float = _number(0.0, -STEEPEST, STEEPEST)
+    logits_processor: tuple[Callable, ...] = _checked((), check_functions)
+    max_thinking_tokens: int | None = _checked(None, _most_thought)  # None is off
+    # begin, end and what closes, as token ids
+    thinking_tags: tuple[tuple[int, ...], ...] | None = _checked(None, check_tags)
+    json_schema: str | None = _checked(None, check_schema)
+    regex: str | None = _checked(None, check_text)
+    grammar: str | None = _checked(None, check_text)  # as Lark has it
 
     def __post_init__(self) -> None:
         for name in _CHECKS:
@@ -122,7 +150,7 @@ FILTERS = tuple(f.name for f in fields(SamplingParams))[:5]
 # the arguments of `resolve`
 SAMPLING = frozenset(
     {*FILTERS, "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "end_token_ids",
-     "ignore_eos", "include_stop", "skip_special_tokens"}
+     "ignore_eos", "include_stop", "skip_special_tokens", *OFF}
 )  # fmt: skip
 
 
@@ -213,6 +241,7 @@ def resolve(
     return SamplingParams(
         **params,
         **texts,
+        **row_params(given, config, tokenizer, vocab),
         max_new_tokens=longest,
         min_new_tokens=least,
         end_ids=tuple(dict.fromkeys([*ends, *stop_ids])),

@@ -9,6 +9,7 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
+from csd.engine.emptied import no_token_left
 from csd.engine.longest_first import longest_first
 from csd.engine.prefill import Prefill
 from csd.engine.record import PendingRecord, Record
@@ -102,6 +103,8 @@ class Scheduler:
                 break
             refills.append(self.assign(request, s))
         fill_slots(self.step.slots, self.step.cache.slot_pages, refills)
+        if self.step.changes is not None:
+            self.step.changes.fill(refills)
 
     def next_request(self) -> Request | None:
         """The request whose next sample gets a free slot; None while its prompt is being read, and
@@ -191,13 +194,10 @@ class Scheduler:
         """`postprocess` of slot s; seen: the prompts whose samples have been before it."""
         request = live.request
         if record.bad[s]:
-            error = (
-                f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
-                f"(prompt {request.index}, sample {live.index})"
-            )
+            error = self.broken(live, record, s)
             if not self.settings.returns_errors:
-                raise FloatingPointError(error)
-            request.error = error
+                raise error
+            request.error = str(error)
             yield from self.cancel(request)
             return
         had = len(live.tokens)
@@ -219,6 +219,7 @@ class Scheduler:
             # first of all: an interrupt loses no sample
             request.top[live.index] = live.top
             request.finished[live.index] = sample
+            stats.thoughts_cut += any(sample.forced)
         if self.settings.on_tokens is not None:
             self.settings.on_tokens(request, live, live.tokens[had:], text)
         if sample is not None:
@@ -229,9 +230,22 @@ class Scheduler:
             yield request, sample
             yield from self.decide(request)
 
+    def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
+        """Why the sample in slot s cannot go on."""
+        changes = self.step.changes
+        place = -1 if changes is None else changes.emptied(s)
+        if place >= 0:
+            tokens = [*live.tokens, *record.tokens[s]][:place]
+            return no_token_left(live, tokens, self.step.decoder.config.vocab)
+        return FloatingPointError(
+            f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
+            f"(prompt {live.request.index}, sample {live.index})"
+        )
+
     def append(self, live: LiveSample, record: Record, s: int) -> None:
         """Append the tokens of slot s to the sample that is in it."""
         n = record.count[s]
+        live.note(record.measured, s, n)
         had = len(live.tokens)
         live.append(
             record.tokens[s][:n],

@@ -49,11 +49,11 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
     rows = [(getattr(slots, name), rows) for name, rows in values.items()]
     rows.append((slot_pages, [_padded(r.pages, slot_pages.shape[1]) for r in refills]))
     at = [r.slot for r in refills]
-    _write([(field, at, torch.tensor(found, dtype=field.dtype)) for field, found in rows])
+    write_rows([(field, at, torch.tensor(found, dtype=field.dtype)) for field, found in rows])
     penalised = [r for r in refills if r.request.params.repetition_penalty != 1]
     if penalised:
         words = torch.stack([seen_words(r.request.prompt, slots.seen.shape[1]) for r in penalised])
-        _write([(slots.seen, [r.slot for r in penalised], words)])
+        write_rows([(slots.seen, [r.slot for r in penalised], words)])
 
 
 def clear_slot(slots: Slots, s: int) -> None:
@@ -74,7 +74,7 @@ def _padded(ids: list[int] | tuple[int, ...], width: int) -> list[int]:
     return [*ids, *[-1] * (width - len(ids))]
 
 
-def _write(edits: list[tuple[torch.Tensor, list[int], torch.Tensor]]) -> None:
+def write_rows(edits: list[tuple[torch.Tensor, list[int], torch.Tensor]]) -> None:
     """field[rows] = values for each (field [S, ..], rows, values [len(rows), ..] on the host)."""
     device = edits[0][0].device
     rows = torch.tensor(edits[0][1])

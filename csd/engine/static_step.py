@@ -40,6 +40,7 @@ class StaticStep(Step):
     drafter: StaticDrafter | None
 
     phases: ClassVar[tuple[str, ...]] = ("step",)
+    static: ClassVar[bool] = True
 
     captures: Captures = field(default_factory=Captures)  # by pool size, nodes and flags
 
@@ -97,17 +98,12 @@ class StaticStep(Step):
             torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
             for x in (snapshot.ints, snapshot.floats)
         )
-        if snapshot.raw is not None:
-            ids, logprobs = (
-                torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-                for x in snapshot.raw
-            )
-            pending.raw = ids, logprobs
         pending.begun, pending.done = begun, _event()
         return pending
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
-        key = rows, nodes, self.top, self.trees, self.drafting, self.raw_top
+        changes = None if self.changes is None else self.changes.key
+        key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures
         if key not in self.captures.graphs:
             # it is recorded on no slot
             live = self.slots.live.clone()

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from csd.engine.budget import Budget
-from csd.engine.raw_top import raw_top
+from csd.engine.changes import Changes
+from csd.engine.measures import Measures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.commit_kv import write_prompt
@@ -20,6 +21,7 @@ from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
+from csd.verify.given import GivenTokens
 from csd.verify.sampler import Sampler
 
 PHASES = ("propose", "forward", "verify", "commit", "insert")
@@ -34,17 +36,19 @@ class Step:
 
     # what `seconds` holds beside the prompts'
     phases: ClassVar[tuple[str, ...]] = PHASES
+    static: ClassVar[bool] = False  # whether a step reads nothing on the host
 
     decoder: DecoderLike
     drafter: Drafter | None  # None where `drafting` is false
     cache: KVCache
     slots: Slots
     ops: Ops
-    sampler: Sampler | None = None  # where drafts are drawn
+    sampler: Sampler | GivenTokens | None = None  # where drafts are drawn, or all is given
+    changes: Changes | None = None  # where samples ask for more than filters
     drafting: bool = True  # else the drafter is neither called nor updated
     top: bool = False  # whether records hold the top 8 of committed tokens
     trees: bool = False  # and the trees
-    raw_top: int = 0  # how many of the model's own likeliest tokens they hold
+    measures: Measures = field(default_factory=Measures)  # what they hold besides
     seconds: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0  # seconds that the last step took to update the drafter by earlier ones
 
@@ -90,6 +94,14 @@ class Step:
 
     def propose(self, live: int, budget: Budget) -> Pool:
         """The draft trees of all live slots in one pool."""
+        pool, nodes = self._drafted(live, budget)
+        if self.changes is None or self.sampler is not None or not self.drafting:
+            return pool
+        most = min(live + nodes, self.cache.node_k.shape[1])
+        return self.changes.plan(pool, self.slots, most)
+
+    def _drafted(self, live: int, budget: Budget) -> tuple[Pool, int]:
+        """The pool, and how many drafted nodes it was to have at most."""
         drafter = self.drafter if self.drafting else None
         nodes = budget.ask(live) if drafter else 0
         if drafter and nodes:
@@ -97,14 +109,14 @@ class Step:
             drafter.flush(self.slots)
             self.waited = time.perf_counter() - start
         if self.sampler:
-            return self.sampler.propose(self.slots, live, nodes, budget)
+            return self.sampler.propose(self.slots, live, nodes, budget), nodes
         if not drafter or not nodes:
-            return self.ops.roots(self.slots, live)
+            return self.ops.roots(self.slots, live), nodes
         pool = drafter.propose(self.slots, live + nodes)
         cost, costs, starts = self.ops.prices(pool, self.slots)
         keep = budget.choose(live, costs, starts)
         budget.keep(keep)
-        return self.ops.trim(pool, live + keep, cost)
+        return self.ops.trim(pool, live + keep, cost), nodes
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""
@@ -137,7 +149,7 @@ class Step:
     def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
         """Keys and values of a prompt's tokens from `start` on, into the pages of group g.
 
-        Returns the tokens' last hidden states.
+        Returns what the head would read of each.
         """
         cache, rows, device = self.cache, len(chunk), self.slots.live.device
         tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
@@ -158,11 +170,17 @@ class Step:
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
         """What is committed; the slots move on."""
         ops = replace(self.ops, verify=self.sampler.verify) if self.sampler else self.ops
-        verdict, *told = ops.decide(logits, pool, self.slots, self.top, self.trees)
-        snapshot = Snapshot.of(pool, verdict, (told[0], told[1]), self.top, self.trees)
-        if self.raw_top:
-            snapshot = replace(snapshot, raw=raw_top(logits, verdict, self.raw_top))
-        return verdict, snapshot
+        asked = logits, pool, self.slots, self.top, self.trees
+        if self.changes is None:
+            verdict, *told = ops.decide(*asked)
+        else:
+            verdict, *told = self.changes.decide(ops, *asked)
+        more = None
+        if self.measures:
+            more = self.measures.of(logits, verdict, self.static)
+        return verdict, Snapshot.of(
+            pool, verdict, (told[0], told[1]), self.top, self.trees, more
+        )
 
     def commit(self, verdict: Verdict) -> None:
         """Accepted nodes' keys and values move behind the committed ones of slots that moved on."""

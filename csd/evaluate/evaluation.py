@@ -31,6 +31,7 @@ class Row(TypedDict):
     correct: Annotated[list[bool], AtLeast(1)]
     finish_reasons: Annotated[list[str], AtLeast(1)]
     error: NotRequired[str | None]  # why the problem could not be served
+    thoughts_cut: NotRequired[Annotated[int, Between(0)]]  # samples that count whose thought was
     texts: list[str | None]
     tokens: Annotated[int, Between(0)]
     steps: Annotated[int, Between(0)]
@@ -157,6 +158,7 @@ def _row(problem: Problem, task: Task, out: Samples, seconds: float, num_samples
         "finish_reasons": out.finish_reasons if out.error is None else ["error"] * num_samples,
         "error": out.error,
         "texts": [s.text for s in drawn(out)],
+        "thoughts_cut": decision.cut,
         "tokens": out.stats.tokens,
         "steps": out.stats.sample_steps,
         "seconds": seconds,
@@ -186,6 +188,7 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
     return result | {
         "answered": sum(a is not None for r in rows for a in r["answers"])
         / max(1, sum(len(r["answers"]) for r in rows)),
+        "thoughts_cut": sum(r.get("thoughts_cut", 0) for r in rows),
         # shares of the samples
         "finish_reasons": {k: n / reasons.total() for k, n in sorted(reasons.items())},
         "tokens": tokens,

@@ -28,6 +28,7 @@ class Decision:
     count: float  # votes, or weight, of the answer
     total: float  # of all samples that have an answer
     answers: list[str | None]  # of each sample that was counted
+    cut: int = 0  # samples that were counted whose thought max_thinking_tokens ended
 
 
 def drawn(samples: Iterable[Sample]) -> list[Sample]:
@@ -85,6 +86,7 @@ def vote(
     elif weight is not None and not callable(weight):
         raise ValueError(f"weight must be a function, 'probability' or None, got {shown(weight)}")
     voters = drawn(samples)
+    cut = sum(any(sample.forced) for sample in voters)
     spelling: dict[str, str] = {}
     answers = []
     for sample in voters:
@@ -95,9 +97,9 @@ def vote(
         if answer is not None:
             votes[answer] = votes.get(answer, 0) + (1 if weight is None else _of(weight, sample))
     if not votes:
-        return Decision(None, 0, 0, answers)
+        return Decision(None, 0, 0, answers, cut)
     best = _leader(votes)
-    return Decision(best, votes[best], sum(votes.values()), answers)
+    return Decision(best, votes[best], sum(votes.values()), answers, cut)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from csd.engine.requests import LiveSample, OnTokens, Request
 from csd.engine.sampling import resolve
 from csd.engine.traces.history import History
 from csd.integrations.groups import draw_rows
-from csd.integrations.hf_checks import refuse_call, refuse_config, refuse_lists
+from csd.integrations.hf_checks import check_lists, refuse_call, refuse_config
 from csd.integrations.hf_scores import scores_of
 
 
@@ -40,8 +40,9 @@ def hf_generate(
     Not called by hand: `generate` passes everything up to `streamer` and `model_kwargs`. Batches of
     any size are served; rows are unpadded by `attention_mask`, and equal rows are one group,
     adjacent or not. The generation config that `generate` made applies: `do_sample`,
-    temperature, top_k (50 by transformers' default), top_p, min_p, repetition_penalty, lengths and
-    end tokens.
+    temperature, top_k (50 by transformers' default), top_p, min_p, repetition_penalty,
+    no_repeat_ngram_size, bad_words_ids, suppress_tokens, lengths and end tokens. Processors that
+    the caller passes get rows without padding, and must be functions of these alone.
 
     Passed through `generate`, besides its own arguments:
 
@@ -55,7 +56,7 @@ def hf_generate(
     cost one more forward over the finished sequences. `past_key_values` is always None.
 
     Raises ValueError or NotImplementedError naming what csd does not serve: beams,
-    `inputs_embeds`, `synced_gpus`, a passed cache, other processors and criteria, ...
+    `inputs_embeds`, `synced_gpus`, a passed cache, criteria, processors of more than rows, ...
     """
     if generation_config is None:
         raise TypeError(
@@ -70,7 +71,7 @@ def hf_generate(
     config = copy.copy(generation_config)
     config.min_length = None
     refuse_config(config)
-    refuse_lists(generation_config, logits_processor, stopping_criteria)
+    functions = check_lists(generation_config, logits_processor, stopping_criteria)
 
     if history is not None and not isinstance(history, History):
         raise TypeError(f"history must be a csd.History, got {type(history).__name__}")
@@ -91,6 +92,7 @@ def hf_generate(
         name=f"row {longest}",
         vocab=vocab,
         temperature=None if generation_config.do_sample else 0,
+        logits_processor=functions or None,
         **_lengths(generation_config, width),
     )
     if seed is None:

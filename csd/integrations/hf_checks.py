@@ -47,7 +47,18 @@ _PROCESSORS = {
     "TopKLogitsWarper": ("top_k", "top_k"),
     "TopPLogitsWarper": ("top_p", "top_p"),
     "MinPLogitsWarper": ("min_p", "min_p"),
+    "NoRepeatNGramLogitsProcessor": ("ngram_size", "no_repeat_ngram_size"),
+    "NoBadWordsLogitsProcessor": ("bad_word_ids", "bad_words_ids"),
+    "SuppressTokensLogitsProcessor": ("suppress_tokens", "suppress_tokens"),
 }
+# processors that read more than a row's own tokens and logits: its place in the batch, a model,
+# what they saw before
+_NOT_OF_ROWS = (
+    "PrefixConstrainedLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "ClassifierFreeGuidanceLogitsProcessor", "HammingDiversityLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor", "WhisperTimeStampLogitsProcessor",
+)  # fmt: skip
 _CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 
 
@@ -93,19 +104,29 @@ def refuse_config(config: Any) -> None:
         _refuse(f"{found[0]}={found[1]!r} of the generation config")
 
 
-def refuse_lists(config: Any, processors: Any, criteria: Any) -> None:
-    """Processors and criteria that `generate` made of the config are the config's, not lists."""
-    seen = set()
+def check_lists(config: Any, processors: Any, criteria: Any) -> list:
+    """The processors that the caller passed; those that `generate` made are the config's.
+
+    Raises NotImplementedError for criteria, and for processors that are no functions of rows.
+    """
+    seen, own = set(), []
     for p in processors or ():
         name = type(p).__name__
         attribute, option = _PROCESSORS.get(name, ("", ""))
-        foreign = not option or type(p).__module__ != "transformers.generation.logits_process"
-        if foreign or name in seen or getattr(p, attribute) != getattr(config, option):
+        if not option or type(p).__module__ != "transformers.generation.logits_process":
+            if name in _NOT_OF_ROWS:
+                _refuse(f"logits_processor {name}, which is no function of a row alone")
+            own.append(p)
+            continue
+        value = getattr(p, attribute)
+        value = value.tolist() if torch.is_tensor(value) else value
+        if name in seen or value != getattr(config, option):
             _refuse(f"logits_processor {name}; set the option in the generation config if it has")
         seen.add(name)
     for c in criteria or ():
         if type(c).__name__ not in _CRITERIA:
             _refuse(f"stopping_criteria {type(c).__name__}")
+    return own
 
 
 def _refuse(what: str) -> None:

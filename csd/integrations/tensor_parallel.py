@@ -27,6 +27,7 @@ from csd.engine.engine import Engine, Feed
 from csd.engine.options import Options
 from csd.engine.requests import Request
 from csd.engine.result import Sample
+from csd.engine.row_options import OFF
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
@@ -94,6 +95,9 @@ class ParallelEngine(Engine):
             refused = NotImplementedError(
                 f"verifier={settings.verifier!r}: over several ranks there is 'match' only"
             )
+        asked = _of_one_rank(requests, settings)
+        if asked:
+            refused = NotImplementedError(f"{asked}: over several ranks csd does not serve it")
         self.link.meet(_shared_arguments(requests), refused)
         yield from self._follow(requests) if self.link.rank else self._lead(requests, settings)
 
@@ -209,6 +213,17 @@ class ParallelEngine(Engine):
         if not isinstance(self._step, FollowerStep):
             raise RuntimeError(f"rank {self.link.rank} got a step's order before its caches' sizes")
         return self._step
+
+
+def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
+    """What is asked for that the other ranks would not compute."""
+    for request in requests:
+        for name, off in OFF.items():
+            if getattr(request.params, name) != off:
+                return name
+        if request.prompt_logprobs is not None:
+            return "prompt_logprobs"
+    return None if settings.reader is None else "scoring"
 
 
 def _shared_arguments(requests: list[Request]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 
 from csd.engine.generate import engine_for
 from csd.engine.result import Sample
-from csd.engine.sampling import resolve
+from csd.engine.sampling import check_option, config_ends, resolve
 from csd.engine.traces.history import History
 from csd.integrations.groups import draw_rows
 from csd.kernels.noise import prompt_key
@@ -29,6 +29,8 @@ class Rollout:
         0 is none. Completions and losses are the same with any. Evaluation neither uses nor adds
         any.
 
+    max_thinking_tokens, thinking_tags: as in `csd.generate`; forced tokens bear no loss.
+
     tokens, sample_steps: of the last call; the one over the other is tau.
 
     Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
@@ -42,9 +44,15 @@ class Rollout:
         speculate: bool = True,
         history: int = 0,
         share: str | None = None,
+        max_thinking_tokens: int | None = None,
+        thinking_tags: Any = None,
     ):
         self.budget, self.speculate = check_budget(budget), speculate
         self.share = check_share(share)
+        self.thought = {
+            "max_thinking_tokens": check_option("max_thinking_tokens", max_thinking_tokens),
+            "thinking_tags": check_option("thinking_tags", thinking_tags),
+        }
         self.history: History | None = None
         if check_whole("history", history, 0):
             # as many of an epoch as the trainer draws
@@ -70,6 +78,7 @@ class Rollout:
         rows = [list(row) for row in rows]
         engine = engine_for(model)
         config = trainer.generation_config
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         history = self.history if trainer.model.training else None
         # lengths are the same for all rows
         longest = max(range(len(rows)), key=lambda i: len(rows[i]))
@@ -82,6 +91,9 @@ class Rollout:
             temperature=None if config.do_sample else 0,
             max_new_tokens=config.max_new_tokens,
             min_new_tokens=config.min_new_tokens,
+            tokenizer=tokenizer,
+            end_token_ids=config_ends(config, engine.config.vocab),
+            **self.thought,
         )
         drawn = draw_rows(
             engine,
@@ -99,11 +111,15 @@ class Rollout:
         self.sample_steps = sum(len(set(s.steps)) for s in drawn)
         if history is not None:
             _add_everywhere(history, rows, drawn)
-        return {
+        found = {
             "prompt_ids": rows,
             "completion_ids": [s.tokens for s in drawn],
             "logprobs": [s.logprobs for s in drawn],
         }
+        if self.thought["max_thinking_tokens"] is not None:
+            # the trainer takes no loss of what the model did not choose
+            found["env_mask"] = [[int(not f) for f in s.forced] for s in drawn]
+        return found
 
     def _seed(self, trainer: Any) -> int:
         """Equal on all processes, new in each call; evaluating does not change training's."""

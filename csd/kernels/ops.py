@@ -27,6 +27,8 @@ from csd.kernels.tree_attention.layout import with_layout
 from csd.kernels.tree_attention.plan import plan_attention_triton
 from csd.kernels.verify import decide_triton, verify_ref, verify_triton
 from csd.kernels.verify.on_path import verify_on_path
+from csd.kernels.verify.passes import Passes
+from csd.kernels.verify.reference import REFERENCE
 from csd.state.pool import prices, roots, trim
 
 
@@ -60,6 +62,7 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
+    passes: Passes = REFERENCE  # over rows of logits, where they are read one by one
     chunk_attention: Callable = chunk_attention  # of a prompt's chunk
     # by the name of the method that is to call it
     joined: Mapping[str, Joined] = field(default_factory=dict, hash=False)

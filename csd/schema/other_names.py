@@ -16,6 +16,23 @@ _SAME = {
     "end_token_ids": "eos_token_id eos_token_ids eos_ids",
     "include_stop": "include_stop_str_in_output no_stop_trim",
     "repetition_penalty": "repeat_penalty",
+    "frequency_penalty": "freq_penalty alpha_frequency",
+    "presence_penalty": "alpha_presence",
+    "no_repeat_ngram_size": "ngram_size no_repeat_ngram",
+    "bad_words": "bad_words_ids bad_words_list banned_words banned_tokens",
+    "allowed_token_ids": "allowed_tokens allowed_ids prefix_allowed_tokens_fn",
+    "suppress_tokens": "banned_token_ids suppressed_tokens",
+    "logit_bias": "logits_bias bias",
+    "logits_processor": "logits_processors custom_logit_processor logits_warper",
+    "max_thinking_tokens": "thinking_budget thinking_token_budget reasoning_budget "
+    "max_reasoning_tokens thinking_budget_tokens",
+    "top_logprobs": "top_logprobs_num num_logprobs",
+    "prompt_logprobs": "echo return_prompt_logprobs",
+    "entropy": "return_entropy entropies",
+    "json_schema": "guided_json response_format structured_outputs schema output_schema",
+    "regex": "guided_regex pattern",
+    "grammar": "guided_grammar ebnf lark structural_tag",
+    "thinking_tags": "reasoning_parser think_tokens thinking_tokens",
     "temperature": "do_sample temp greedy",
     "min_p": "minp",
     "top_p": "topp nucleus_p",
@@ -46,25 +63,14 @@ _ABSENT = "csd does not implement it"
 _REMARKS = {
     **dict.fromkeys(("logprobs", "return_logprobs", "return_logprob", "output_scores"), _ALWAYS),
     "output_logits": _ALWAYS,
-    **dict.fromkeys(
-        ("top_logprobs", "top_logprobs_num", "prompt_logprobs"),
-        "log-probabilities of drawn tokens are always returned, as out[i].logprobs, and record= "
-        "writes the target's top 8 at each",
-    ),
     "best_of": "csd.best_of chooses among the num_samples that are drawn: did you mean num_samples",
     "stream": "did you mean csd.stream, which yields each sample when it has finished",
     "generation_config": "the model's own applies: set model.generation_config, or pass what "
     "differs as arguments",
     "sampling_params": "its fields are arguments of their own, such as temperature and top_p",
     **dict.fromkeys(
-        ("frequency_penalty", "presence_penalty"),
-        f"{_ABSENT}; repetition_penalty is transformers' penalty",
-    ),
-    **dict.fromkeys(
-        ("logit_bias", "logits_processor", "logits_processors", "num_beams", "num_beam_groups",
-         "no_repeat_ngram_size", "bad_words_ids", "bad_words", "typical_p", "response_format",
-         "guided_json", "guided_regex", "json_schema", "structured_outputs", "guidance_scale",
-         "tool_choice", "suppress_tokens", "allowed_token_ids", "length_penalty"),
+        ("num_beams", "num_beam_groups", "typical_p", "guidance_scale", "tool_choice",
+         "length_penalty", "sequence_bias", "begin_suppress_tokens", "encoder_repetition_penalty"),
         _ABSENT,
     ),
 }  # fmt: skip

@@ -23,7 +23,8 @@ def places(tmp_path_factory):
         part.save_pretrained(folder / "model")
     row = {"prompt": "a b", "answer": "1"}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    trace = {"problem": 0, "prompt_ids": [1, 2], "samples": [[3, 4, 5]] * 2, "temperature": 1.0}
+    trace = {"problem": 0, "prompt_ids": [1, 2], "samples": [[3, 4, 5]] * 2, "temperature": 1.0,
+             "seed": 0, "indices": [0, 1]}
     (folder / "traces.jsonl").write_text(json.dumps(trace) + "\n")
     model, rows = str(folder / "model"), str(folder / "rows.jsonl")
     return {
@@ -31,6 +32,7 @@ def places(tmp_path_factory):
         "record": [model, rows, "-o", str(folder / "out.jsonl"), "--max-new-tokens=2"],
         "eval": [rows, "--model", model, "-o", str(folder / "eval.jsonl"), "--max-new-tokens=2"],
         "replay": [str(folder / "traces.jsonl"), "--nodes", "2"],
+        "audit": [str(folder / "traces.jsonl"), "--model", model],
         "doctor": ["--dtype=float32", "--kernels=reference"],
         "report": [str(folder / "none.json")],
         "serve": [model, "--port=0"],

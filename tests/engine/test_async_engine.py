@@ -312,14 +312,14 @@ def test_likeliest_tokens_are_the_models_own():
                 zip(sample.tokens, sample.raw_logprobs, strict=True)
             ):
                 want = model.next_logits(prompt + sample.tokens[:i]).log_softmax(-1)
-                ids, logprobs = handle.top[sample.index][i]
-                assert ids == want.topk(4).indices.tolist()
-                assert logprobs == pytest.approx(want.topk(4).values.tolist())
+                ids, logprobs = zip(*sample.top_logprobs[i], strict=True)
+                assert list(ids) == want.topk(4).indices.tolist()
+                assert list(logprobs) == pytest.approx(want.topk(4).values.tolist())
                 assert raw == pytest.approx(float(want[token]))
         laws = [model.next_logits(prompt[:i]).log_softmax(-1) for i in (1, 2)]
         assert handle.scores.logprobs == pytest.approx([float(laws[0][9]), float(laws[1][2])])
-        assert [len(ids) for ids, _ in handle.scores.top] == [2, 2]
-        assert without.result(60) and not without.top
+        assert [len(row) for row in handle.scores.top] == [2, 2]
+        assert not without.result(60)[0].top_logprobs
 
 
 def test_a_requests_seed_is_drawn_and_known():

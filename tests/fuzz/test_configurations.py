@@ -1,5 +1,6 @@
 """Whole configurations at random: in float64 every token is plain sampling's."""
 
+import re
 from functools import cache
 
 import oracle
@@ -7,7 +8,7 @@ import pytest
 import torch
 from checkpoints import VOCAB, build
 from fuzzing import examples
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import csd
@@ -16,6 +17,7 @@ from csd.engine.step_cost import CostModel
 
 # some prompts and their new tokens do not fit
 CONTEXT = 34
+EMPTY = re.compile(r"left no token to draw behind (\d+) tokens of sample (\d+)")
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 # few different ones, so that n-grams come again
 TOKENS = st.one_of(st.integers(3, 8), st.integers(0, VOCAB - 1))
@@ -30,6 +32,15 @@ def pair(family: str):
     for m in (model, twin):
         m.generation_config.eos_token_id = None
     return model, twin
+
+
+def shifted(ids, logits):
+    """Depends on the whole prefix."""
+    return logits + (ids.sum(-1, keepdim=True) % 7) * torch.arange(VOCAB) % 5 / 4
+
+
+def odd_after_even(ids, logits):
+    return logits.masked_fill((ids[:, -1:] % 2 == 0) & (torch.arange(VOCAB) % 2 == 0), -torch.inf)
 
 
 ENGINE = st.fixed_dictionaries(
@@ -51,6 +62,24 @@ FILTERS = st.fixed_dictionaries(
         min_new_tokens=st.integers(0, 6),
     ),
 )
+SOME = st.lists(TOKENS, min_size=1, max_size=4)
+CONSTRAINTS = st.fixed_dictionaries(
+    {},
+    optional=dict(
+        logit_bias=st.dictionaries(TOKENS, st.floats(-8, 8) | st.just(float("-inf")), max_size=4),
+        bad_words=st.lists(SOME, min_size=1, max_size=4),
+        allowed_token_ids=st.lists(TOKENS, min_size=5, max_size=40),
+        suppress_tokens=SOME,
+        no_repeat_ngram_size=st.integers(1, 4),
+        frequency_penalty=st.floats(-1, 2),
+        presence_penalty=st.floats(-1, 2),
+        logits_processor=st.sampled_from([shifted, [shifted, odd_after_even]]),
+        max_thinking_tokens=st.integers(0, 5),
+    ),
+)
+TAGS = st.tuples(SOME, SOME, st.lists(TOKENS, max_size=3)).map(
+    lambda tags: (tags[0], tags[1], tags[2] + tags[1])
+)
 CALL = st.fixed_dictionaries(
     dict(
         num_samples=st.integers(1, 3),
@@ -70,20 +99,35 @@ CALL = st.fixed_dictionaries(
 PROMPTS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=2)
 
 
+def loop(model, prompt, sample, longest, call, filters):
+    return oracle.generate(
+        model, prompt, seed=call["seed"], sample=sample, max_new_tokens=longest,
+        end_ids=tuple(call.get("stop_token_ids", ())), **filters,
+    )  # fmt: skip
+
+
 @examples(few=100, many=10_000)
 @given(
-    st.sampled_from(FAMILIES), PROMPTS, ENGINE, FILTERS, CALL, st.none() | st.integers(1, 3)
+    st.sampled_from(FAMILIES), PROMPTS, ENGINE, FILTERS, st.none() | CONSTRAINTS, TAGS, CALL,
+    st.none() | st.integers(1, 3),
 )
-def test_every_token_is_plain_samplings(family, prompts, machine, filters, call, enough):
+def test_every_token_is_plain_samplings(
+    family, prompts, machine, filters, constraints, tags, call, enough
+):
     model, twin = pair(family)
     until = None if enough is None else lambda prefix: len(prefix) >= enough
     filters = dict(filters)
     if "min_new_tokens" in filters:
         filters["min_new_tokens"] = min(filters["min_new_tokens"], call["max_new_tokens"])
+    filters |= constraints or {}
+    if "max_thinking_tokens" in filters:
+        assume(tags[0] != tags[1])
+        filters["thinking_tags"] = tags
     engine = Engine(twin, **machine)
     # measured, it would take longer than all else here
     engine._cost = CostModel([1, 64], [1.0, 2.0])
     results = csd.generate(engine, prompts, until=until, on_error="return", **filters, **call)
+    engine.release()
     seen: dict[tuple, int] = {}
     for prompt, result in zip(prompts, results, strict=True):
         if len(prompt) + call["max_new_tokens"] > CONTEXT:
@@ -91,6 +135,12 @@ def test_every_token_is_plain_samplings(family, prompts, machine, filters, call,
             continue
         start = seen.get(tuple(prompt), call.get("first_sample", 0))
         seen[tuple(prompt)] = start + call["num_samples"]
+        if result.error is not None:
+            found = EMPTY.search(result.error)
+            with pytest.raises(oracle.NoTokenLeft) as raised:
+                loop(model, prompt, int(found[2]), call["max_new_tokens"], call, filters)
+            assert len(raised.value.args[0]) == int(found[1])
+            continue
         assert [s.index for s in result] == [*range(start, start + call["num_samples"])]
         for place, sample in enumerate(result):
             cancelled = until is not None and place >= enough
@@ -98,11 +148,7 @@ def test_every_token_is_plain_samplings(family, prompts, machine, filters, call,
             if cancelled and not sample.tokens:
                 continue
             longest = len(sample.tokens) if cancelled else call["max_new_tokens"]
-            tokens, logprobs, raw, _ = oracle.generate(
-                model, prompt, seed=call["seed"], sample=sample.index, max_new_tokens=longest,
-                end_ids=tuple(call.get("stop_token_ids", ())), **filters,
-            )  # fmt: skip
+            tokens, logprobs, raw, _ = loop(model, prompt, sample.index, longest, call, filters)
             assert sample.tokens == tokens
             assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)
             assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
-    engine.release()

@@ -7,10 +7,14 @@ own classes. This file is what csd's tokens are compared with.
 import numpy as np
 import torch
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -59,14 +63,102 @@ def gumbel(x: np.ndarray) -> np.ndarray:
     return -np.log(np.where(v > 0.5, -np.log(u), -np.log1p(-v)))
 
 
+class Bias(LogitsProcessor):
+    """In the dtype of the logits; transformers' own is float32."""
+
+    def __init__(self, bias):
+        self.bias = bias
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        for token, value in self.bias.items():
+            scores[:, token] += value
+        return scores
+
+
+class Allowed(LogitsProcessor):
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def __call__(self, input_ids, scores):
+        found = torch.full_like(scores, -np.inf)
+        found[:, self.tokens] = scores[:, self.tokens]
+        return found
+
+
+class Counts(LogitsProcessor):
+    """Penalties on what the sample said, as OpenAI defines them; transformers has none."""
+
+    def __init__(self, prompt_len, params):
+        self.prompt_len = prompt_len
+        self.each = params.get("frequency_penalty") or 0
+        self.once = params.get("presence_penalty") or 0
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        said = input_ids[0, self.prompt_len :].tolist()
+        for token in set(said):
+            scores[0, token] -= self.each * said.count(token)
+            scores[0, token] -= self.once
+        return scores
+
+
+class Thought(LogitsProcessor):
+    """Once a budget of thought is spent, its end is all that is left."""
+
+    def __init__(self, prompt_len, tags, most):
+        self.prompt_len, self.most = prompt_len, most
+        self.begin, self.end, self.close = tags[0], tags[1], tags[-1]
+
+    def only(self, ids):
+        """The only token behind ids, or None."""
+        inside, spent = False, 0
+        for i in range(len(ids)):
+            spent += inside and i >= self.prompt_len
+            upto = ids[: i + 1]
+            if upto[-len(self.end) :] == self.end:
+                inside = False
+            elif upto[-len(self.begin) :] == self.begin:
+                inside = True
+        if not inside or spent < self.most:
+            return None
+        begun = [k for k in range(1, len(self.close)) if ids[-k:] == self.close[:k]]
+        return self.close[max(begun, default=0)]
+
+    def __call__(self, input_ids, scores):
+        token = self.only(input_ids[0].tolist())
+        if token is not None:
+            scores = torch.full_like(scores, -np.inf)
+            scores[:, token] = 0
+        return scores
+
+
 def processors(prompt_len, vocab, params: dict, end_ids) -> LogitsProcessorList:
+    """In the order of the documentation; bans of transformers are -inf, so their order is free."""
     found = LogitsProcessorList()
+    if params.get("logit_bias"):
+        found.append(Bias(params["logit_bias"]))
+    if params.get("bad_words"):
+        found.append(NoBadWordsLogitsProcessor([list(word) for word in params["bad_words"]]))
+    if params.get("allowed_token_ids") is not None:
+        found.append(Allowed(params["allowed_token_ids"]))
+    if params.get("suppress_tokens"):
+        found.append(SuppressTokensLogitsProcessor(params["suppress_tokens"]))
+    if params.get("no_repeat_ngram_size"):
+        found.append(NoRepeatNGramLogitsProcessor(params["no_repeat_ngram_size"]))
     if params.get("repetition_penalty", 1) != 1:
         found.append(RepetitionPenaltyLogitsProcessor(params["repetition_penalty"]))
     if params.get("min_new_tokens"):
         found.append(
             MinNewTokensLengthLogitsProcessor(prompt_len, params["min_new_tokens"], list(end_ids))
         )
+    if params.get("presence_penalty") or params.get("frequency_penalty"):
+        found.append(Counts(prompt_len, params))
+    functions = params.get("logits_processor") or ()
+    found += functions if isinstance(functions, list | tuple) else [functions]
+    if params.get("max_thinking_tokens") is not None:
+        tags = [list(tag) for tag in params["thinking_tags"]]
+        found.append(Thought(prompt_len, tags, params["max_thinking_tokens"]))
     if params.get("temperature", 1) not in (0, 1):
         found.append(TemperatureLogitsWarper(params["temperature"]))
     if 0 < params.get("top_k", 0) < vocab:
@@ -99,6 +191,10 @@ def choose(z: np.ndarray, key, position, sample, top_k) -> tuple[int, float]:
     return int(token), gap
 
 
+class NoTokenLeft(Exception):
+    """Behind the tokens that are its argument."""
+
+
 @torch.no_grad()
 def generate(model, prompt, *, seed, sample, max_new_tokens, end_ids=(), **params):
     """Tokens, processed and raw log-probabilities, and the score gap of each choice."""
@@ -110,6 +206,8 @@ def generate(model, prompt, *, seed, sample, max_new_tokens, end_ids=(), **param
         ids = torch.tensor([prompt + tokens])
         logits = model(ids, use_cache=False).logits[:, -1]
         z = process(ids, logits.clone())
+        if not (z > -np.inf).any():
+            raise NoTokenLeft(tokens)
         if params.get("temperature", 1) == 0:
             token, gap = int(z[0].argmax()), float(z[0].topk(2).values.diff().abs())
         else:

@@ -79,6 +79,39 @@ def test_tokens_are_plain_sampling_with_the_processing_of_the_config(model):
         assert found == expected
 
 
+class Halved(transformers.LogitsProcessor):
+    """As likely as its square root is what follows an even token."""
+
+    def __call__(self, input_ids, scores):
+        return torch.where(input_ids[:, -1:] % 2 == 0, scores / 2, scores)
+
+
+def test_bans_of_the_config_and_processors_are_served(model):
+    bans = dict(no_repeat_ngram_size=2, suppress_tokens=[3, 50])
+    words = [[5], [1], [9, 40], [7, 7]]
+    processors = LogitsProcessorList([Halved()])
+    torch.manual_seed(11)
+    seed = int(torch.randint(2**63 - 1, ()))
+    found = generate(
+        model, ROWS[:1], num_return_sequences=3, bad_words_ids=words, temperature=0.4,
+        logits_processor=processors, **bans,
+    )  # fmt: skip
+    # an end token alone is banned by no config
+    words = [word for word in words if word != [1]]
+    params = dict(bans, bad_words=words, logits_processor=processors, temperature=0.4, top_k=50)
+    assert new_tokens(found, 3) == [
+        oracle.generate(
+            model, ROWS[0], seed=seed, sample=i, max_new_tokens=24, end_ids=checkpoints.STOP,
+            **params,
+        )[0]
+        for i in range(3)
+    ]  # fmt: skip
+    asked = dict(max_new_tokens=24, do_sample=False, logits_processor=processors, **bans)
+    ids = torch.tensor(ROWS[1:2])
+    want = model.generate(ids, **asked)
+    assert model.generate(ids, custom_generate=csd.hf_generate, **asked).tolist() == want.tolist()
+
+
 def test_equal_rows_are_one_group_adjacent_or_not(model, monkeypatch):
     groups = []
     run = csd.Engine.run
@@ -185,11 +218,6 @@ def test_no_end_tokens_and_max_length(model):
     assert out.shape == (1, 17)
 
 
-class Bias(transformers.LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        return scores + 1
-
-
 class Never(transformers.StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
@@ -201,12 +229,15 @@ def cache(model):
 
 REFUSED = {
     "num_beams=3": dict(num_beams=3),
-    "no_repeat_ngram_size=2": dict(no_repeat_ngram_size=2),
     "typical_p=0.5": dict(typical_p=0.5),
     "synced_gpus": dict(synced_gpus=True),
     "past_key_values": lambda model: dict(past_key_values=cache(model)),
     "inputs_embeds": lambda model: dict(inputs_embeds=torch.zeros(1, 3, 40)),
-    "logits_processor Bias": dict(logits_processor=LogitsProcessorList([Bias()])),
+    "logits_processor PrefixConstrained": dict(
+        logits_processor=LogitsProcessorList(
+            [transformers.PrefixConstrainedLogitsProcessor(lambda batch, ids: [1], 1)]
+        )
+    ),
     "logits_processor TopKLogitsWarper": dict(
         logits_processor=LogitsProcessorList([transformers.TopKLogitsWarper(3)])
     ),
@@ -218,7 +249,7 @@ REFUSED = {
     "position_ids": dict(position_ids=torch.tensor([[4, 5, 6]])),
     "output_attentions": dict(output_attentions=True),
     "cache_implementation='offloaded'": dict(cache_implementation="offloaded"),
-    "suppress_tokens": dict(suppress_tokens=[3]),
+    "begin_suppress_tokens": dict(begin_suppress_tokens=[3]),
 }
 
 

@@ -3,6 +3,8 @@
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -185,9 +187,12 @@ def test_stop_strings_and_templates(port, engine):
 
 WRONG = [
     ({"tool_choice": "auto"}, "tool_choice"),
-    ({"logit_bias": {"5": 3}}, "logit_bias"),
-    ({"presence_penalty": 1}, "presence_penalty"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logit_bias": {"x": 3}}, "logit_bias"),
+    ({"logit_bias": {"500": 3}}, "logit_bias"),
+    ({"presence_penalty": "much"}, "presence_penalty"),
+    ({"response_format": {"type": "yaml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"logits_processor": "f"}, "logits_processor"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"typical_p": 0.4}, "typical_p"),
     ({"max_token": 5}, "max_token"),
@@ -223,6 +228,42 @@ def test_a_field_that_is_not_served_is_named(port, fields, name):
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["param"] == name, answer
     assert name in answer["error"]["message"] or name == "messages"
+
+
+def test_penalties_biases_and_bans(port, engine):
+    """Beside requests that ask for none, and for others."""
+    asked = [
+        {}, {"frequency_penalty": 1.5}, {"presence_penalty": 2.0}, {"logit_bias": {"40": 6.0}},
+        {"bad_words": ["e", "ab"]}, {"allowed_token_ids": [20, 30, 40, 50]}, {"min_tokens": 9},
+        {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3},
+    ]  # fmt: skip
+    body = dict(prompt="Once", seed=3, n=2, max_tokens=24)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = [*pool.map(lambda more: call(port, "/v1/completions", body | more), asked)]
+    texts = []
+    for more, (status, answer) in zip(asked, answers, strict=True):
+        assert status == 200, answer
+        names = {"min_tokens": "min_new_tokens"}
+        options = {names.get(k, k): v for k, v in more.items()}
+        if "logit_bias" in options:
+            options["logit_bias"] = {40: 6.0}
+        want = drawn(engine, "Once", num_samples=2, seed=3, max_new_tokens=24, **options)
+        texts.append([c["text"] for c in answer["choices"]])
+        assert texts[-1] == want.texts, more
+    assert len({str(x) for x in texts}) > 6
+
+
+def test_a_schema(port):
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    kind = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = chat(seed=1, max_tokens=60, response_format=kind, temperature=0.3)
+    status, answer = call(port, "/v1/chat/completions", body)
+    if find_spec("llguidance") is None:
+        assert (status, answer["error"]["param"]) == (400, "response_format")
+        assert "csd[grammar]" in answer["error"]["message"]
+        return
+    assert json.loads(answer["choices"][0]["message"]["content"])["a"] in (True, False)
 
 
 def test_fields_that_change_nothing_are_ignored(port):

@@ -22,7 +22,7 @@ UNCOMPARED = {"plan_attention"}
 
 
 def operations() -> list[str]:
-    return [f.name for f in fields(Ops) if f.name not in ("name", "joined")]
+    return [f.name for f in fields(Ops) if f.name not in ("name", "joined", "passes")]
 
 
 def rows_for(ops: Ops) -> dict[str, Check]:
@@ -61,7 +61,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
     on_paths = own.name != "triton"
     if not on_paths:
         plain = replace(plain, verify=plain.verify_all)
-    each = {
+    each: dict[str, Any] = {
         name: _compared(
             getattr(own, name),
             None if name in UNCOMPARED else getattr(plain, name),

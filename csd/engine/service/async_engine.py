@@ -12,9 +12,11 @@ from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, OnePrompt
+from csd.engine.measures import MOST_TOP
 from csd.engine.options import Options, check_drafter
 from csd.engine.prompt_scores import PromptScores
 from csd.engine.requests import Request
+from csd.engine.sampling import SAMPLING
 from csd.engine.service.counters import Counters
 from csd.engine.service.fed import FedScheduler
 from csd.engine.service.handle import Handle
@@ -27,16 +29,13 @@ from csd.schema.arguments import check_budget, check_flag, check_whole
 
 LOG = logging.getLogger("csd")
 
-# likeliest tokens that are given at each place at most, as OpenAI's interface has them
-MOST_TOP = 20
 # options of all requests alike, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "budget", "tokenizer")
-# those of a request: how it samples, which samples it draws, and what its prompt is
-SERVED = {
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens",
-    "min_new_tokens", "stop", "stop_token_ids", "end_token_ids", "ignore_eos", "include_stop",
-    "skip_special_tokens", "num_samples", "first_sample", "seed", "until", "history",
-    "truncate_prompt", "chat_template_kwargs",
+# those of a request: how it samples, which samples it draws, what its prompt is, and what is told
+# of its tokens. A function of rows is left out: it runs within a step, which is everyone's
+SERVED = SAMPLING - {"logits_processor"} | {
+    "num_samples", "first_sample", "seed", "until", "history", "truncate_prompt",
+    "chat_template_kwargs", "top_logprobs", "entropy", "prompt_logprobs",
 }  # fmt: skip
 
 T = TypeVar("T")
@@ -144,7 +143,6 @@ class AsyncEngine:
         *,
         owner: str | None = None,
         stream: bool = True,
-        top_logprobs: int = 0,
         score_prompt: int | None = None,
         **options: Unpack[Options],
     ) -> Handle:
@@ -154,8 +152,6 @@ class AsyncEngine:
             with none.
         stream: whether the handle gives a sample's tokens and text as they are drawn; else a sample
             comes whole.
-        top_logprobs: of the model's own likeliest tokens at each place, at temperature 1, at most
-            20; `Handle.top` and `Piece.top` have them.
         score_prompt: where given, `Handle.scores` has the log-probability of each token of the
             prompt but the first, and so many of the likeliest at its place.
         options: as `csd.Engine.generate` takes them, but for those of all requests alike.
@@ -165,7 +161,6 @@ class AsyncEngine:
         if os.getpid() != self._process:
             raise RuntimeError("the engine's thread is in the process that made the AsyncEngine")
         limits = self.limits()
-        top_logprobs = check_whole("top_logprobs", top_logprobs, 0, min(MOST_TOP, limits.vocab))
         if score_prompt is not None:
             score_prompt = check_whole("score_prompt", score_prompt, 0, min(MOST_TOP, limits.vocab))
         for name in options:
@@ -186,7 +181,7 @@ class AsyncEngine:
         request.index = next(self._index)
         handle = Handle(
             request, owner=owner, until=call.settings.until, streams=stream,
-            top_logprobs=top_logprobs,
+            measures=call.settings.measures,
             scores=None if score_prompt is None else PromptScores(score_prompt),
         )  # fmt: skip
         self._inbox.put(handle)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from csd.engine.call import RunSettings
+from csd.engine.measures import Measures
 from csd.engine.prefill import Prefill
 from csd.engine.record import Record
 from csd.engine.requests import LiveSample, Request, Until, check_served
@@ -20,6 +21,7 @@ from csd.engine.scheduler import Scheduler
 from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 from csd.engine.service.inbox import Inbox
+from csd.engine.service.rules import admit_rules
 from csd.engine.service.weights import Weights
 from csd.engine.step import Step
 from csd.state.kv_cache import pages_for
@@ -63,7 +65,10 @@ class FedScheduler(Scheduler):
             owned = len(live)
             if not owned and not self.queue:
                 break
-        self.step.raw_top = max((self.handles[i].top_logprobs for i in live), default=0)
+        asked = [self.handles[i].measures for i in live]
+        self.step.measures = Measures(
+            max((m.top for m in asked), default=0), any(m.entropy for m in asked)
+        )
         self.counters.slots, self.counters.groups = owned, len({r.group for r in self.active})
         self.counters.free_pages = len(self.step.cache.allocator)
         return owned
@@ -131,6 +136,10 @@ class FedScheduler(Scheduler):
             request.stats.history_left_out = sum(map(len, request.history[kept:]))
             request.history = request.history[:kept]
             request.stats.history_tokens = sum(map(len, request.history))
+        try:
+            admit_rules(self.step, self.active, request, self.owners, self.tokenizer)
+        except ValueError as error:
+            return error
         return None
 
     def leader(self, handle: Handle) -> Request | None:
@@ -200,11 +209,15 @@ class FedScheduler(Scheduler):
         super().append(live, record, s)
         new = len(live.tokens) - had
         self.counters.tokens += new
-        handle = self.handles[live.request.index]
-        if handle.top_logprobs and record.raw is not None:
-            rows = zip(record.raw[0][s][:new], record.raw[1][s][:new], strict=True)
-            most = handle.top_logprobs
-            handle.top.setdefault(live.index, []).extend((i[:most], x[:most]) for i, x in rows)
+        # others may have asked for more
+        measures = self.handles[live.request.index].measures
+        live.likely = [row[: measures.top] for row in live.likely] if measures.top else []
+        live.entropies = live.entropies if measures.entropy else []
+
+    def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
+        error = super().broken(live, record, s)
+        self.handles[live.request.index].error = error
+        return error
 
     def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
         handle = self.handles[request.index]
@@ -236,8 +249,7 @@ class FedScheduler(Scheduler):
         request = handle.request
         del self.handles[request.index]
         self.touched.pop(request.index, None)
-        if error is None and request.error is not None:
-            error = FloatingPointError(request.error)
+        error = error or handle.error
         stats = request.stats
         stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.step.seconds.items()}
         reasons = [sample.finish_reason for sample in request.finished.values()]

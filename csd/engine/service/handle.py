@@ -9,12 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from csd.engine.measures import Measures
 from csd.engine.prompt_scores import PromptScores
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample, Samples
 
-# token ids and their log-probabilities at one place, likeliest first
-Top = tuple[list[int], list[float]]
+# token ids at one place with their log-probabilities, likeliest first
+Top = list[tuple[int, float]]
 # an event loop, and what one of its readers waits for
 Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
@@ -51,18 +52,18 @@ class Handle:
         owner: str | None = None,
         until: Until | None = None,
         streams: bool = True,
-        top_logprobs: int = 0,
+        measures: Measures | None = None,
         scores: PromptScores | None = None,
     ):
         self.request, self.owner, self.until = request, owner, until
-        self.streams, self.top_logprobs, self.scores = streams, top_logprobs, scores
+        self.streams, self.measures, self.scores = streams, measures or Measures(), scores
         # requests with equal ones share a prompt's keys, values and graph
         self.group: tuple[str, bytes] | None = None
-        if owner is not None and scores is None and not request.history:
+        reads = scores is not None or request.prompt_logprobs is not None
+        if owner is not None and not reads and not request.history:
             self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
         self.weights, self.fingerprint = -1, ""
         self.error: BaseException | None = None
-        self.top: dict[int, list[Top]] = {}  # by sample
         self.began: dict[str, float] = {}  # the engine's seconds by phase at its admission
         self.withdraw: Callable[[Handle], None] = lambda _: None
         self._changed = threading.Condition()
@@ -149,7 +150,7 @@ class Handle:
             piece.tokens += live.tokens[first:]
             piece.logprobs += live.logprobs[first:]
             piece.raw_logprobs += live.raw_logprobs[first:]
-            piece.top += self.top.get(live.index, [])[first:]
+            piece.top += live.likely[first:]
             piece.sample = sample
             if sample is not None:
                 self._given.add(live.index)

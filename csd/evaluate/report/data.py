@@ -59,6 +59,7 @@ class Run(TypedDict):
     prompt: NotRequired[str]
     characters: NotRequired[list[dict[str, str]]]
     drafts: NotRequired[list[list[_Draft]]]
+    forced: NotRequired[list[list[bool]]]
 
 
 def check(result: Any) -> None:
@@ -73,7 +74,8 @@ def check(result: Any) -> None:
 def _together(result: Any) -> None:
     """Lists over the same samples, or the same tokens, are as long as each other."""
     tokens = result["tokens"]
-    for name in ("texts", "logprobs", "finish_reasons", "sources", "steps", "characters", "drafts"):
+    for name in ("texts", "logprobs", "finish_reasons", "sources", "steps", "characters", "drafts",
+                 "forced"):
         if len(result.get(name, tokens)) != len(tokens):
             raise ValueError(
                 f"must have an entry of {name!r} for each of {len(tokens)} samples, got "
@@ -113,8 +115,13 @@ def characters(result: dict, sample: int) -> dict[str, str]:
 
 
 def decision(result: dict) -> Decision:
-    rows = zip(result["texts"], result["finish_reasons"], strict=True)
-    return vote([Sample(i, text, [], [], [], reason) for i, (text, reason) in enumerate(rows)])
+    # a run of before there were budgets of thought has none that is forced
+    forced = result.get("forced") or [[] for _ in result["texts"]]
+    rows = zip(result["texts"], result["finish_reasons"], forced, strict=True)
+    return vote([
+        Sample(i, text, [], [], [], reason, forced=places)
+        for i, (text, reason, places) in enumerate(rows)
+    ])  # fmt: skip
 
 
 def tokens_per_step(result: dict) -> dict:

@@ -43,6 +43,8 @@ def page(result: dict) -> str:
         "vote": "none" if decision.answer is None else
         f"{decision.answer} ({decision.count} of {len(decision.answers)})",
     }  # fmt: skip
+    if decision.cut:
+        facts["thoughts cut"] = f"{decision.cut} of {len(decision.answers)}"
     prompt = result.get("prompt") or "".join(data.pieces(result, result["prompt_ids"]))
     here = files("csd.evaluate.report")
     return Template((here / "page.html").read_text("utf-8")).substitute(

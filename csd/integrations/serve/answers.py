@@ -81,7 +81,7 @@ class Answer:
             choice["text"] = self.texts.decode(handle.prompt_ids) + text if asked.echo else text
         choice["logprobs"] = None
         if asked.top is not None:
-            top = handle.top.get(sample.index, [])
+            top = sample.top_logprobs
             given = tokens, sample.raw_logprobs[:new], top[:new]
             choice["logprobs"] = (
                 self.chat_logprobs(*given) if asked.chat
@@ -102,8 +102,7 @@ class Answer:
         content = []
         for i, (text, logprob) in enumerate(zip(self.texts.of(tokens), logprobs, strict=True)):
             entry = _entry(text, logprob)
-            likeliest = top[i] if i < len(top) else ([], [])
-            pairs = zip(self.texts.of(likeliest[0]), likeliest[1], strict=True)
+            pairs = self._named(top[i]) if i < len(top) else []
             content.append(entry | {"top_logprobs": [_entry(*pair) for pair in pairs]})
         return {"content": content, "refusal": None}
 
@@ -141,13 +140,17 @@ class Answer:
 
     def _by_text(self, likeliest: Top, text: str, chance: float | None) -> dict[str, float]:
         """The likeliest tokens and the drawn one; of equal texts the likelier."""
-        pairs = [*zip(self.texts.of(likeliest[0]), likeliest[1], strict=True)]
+        pairs = self._named(likeliest)
         if chance is not None:
             pairs.append((text, chance))
         found: dict[str, float] = {}
         for name, x in pairs:
             found[name] = max(found.get(name, NEVER), _finite(x))
         return found
+
+    def _named(self, likeliest: Top) -> list[tuple[str, float]]:
+        texts = self.texts.of([token for token, _ in likeliest])
+        return [(text, x) for text, (_, x) in zip(texts, likeliest, strict=True)]
 
     def usage(self) -> dict[str, int]:
         """Tokens of the prompts, each counted once, and of all choices."""

@@ -90,7 +90,7 @@ def _submit(
     server.check_size(asked)
     try:
         asked.submit(engine, owner)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ImportError) as error:
         message = fields.as_fields(str(error))
         name = fields.named(message)
         if name is None and message.startswith(("prompt", "the prompt")):

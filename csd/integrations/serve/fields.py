@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from csd.engine.options import Options
-from csd.engine.service.async_engine import SERVED
 from csd.integrations.serve.errors import Refused
 from csd.schema.check import shown
 from csd.schema.other_names import hint
@@ -34,13 +32,16 @@ SAMPLING = {
     "include_stop_str_in_output": "include_stop",
     "skip_special_tokens": "skip_special_tokens",
     "truncate_prompt_tokens": "truncate_prompt",
-    # served where the engine has options of these names
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "logit_bias": "logit_bias",
-    "response_format": "response_format",
+    "response_format": "json_schema",
     "bad_words": "bad_words",
     "allowed_token_ids": "allowed_token_ids",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "regex": "regex",
+    "grammar": "grammar",
+    "max_thinking_tokens": "max_thinking_tokens",
 }
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -57,12 +58,6 @@ COMPLETIONS = ("prompt", "logprobs", "echo", "best_of", "suffix", "add_special_t
 
 # a field that is not served -> whether a value of it asks for nothing
 NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "presence_penalty": lambda x: x == 0,
-    "frequency_penalty": lambda x: x == 0,
-    "logit_bias": lambda x: x == {},
-    "response_format": lambda x: x == {"type": "text"},
-    "bad_words": lambda x: x == [],
-    "allowed_token_ids": lambda x: x == [],
     "tool_choice": lambda x: x == "none",
     "functions": lambda x: x == [],
     "function_call": lambda x: x == "none",
@@ -88,18 +83,11 @@ def check_fields(body: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any
             raise Refused(
                 f"{name} is not served, got {shown(value)}{hint(name, known)}", param=name
             )
-        option = SAMPLING.get(name)
-        served = name not in NEUTRAL if option is None else is_served(option)
-        if served:
+        if name not in NEUTRAL:
             found[name] = value
         elif not NEUTRAL[name](value):
             raise Refused(f"{name} is not served, got {shown(value)}", param=name)
     return found
-
-
-def is_served(option: str) -> bool:
-    """Whether the engine has an option of that name for a request."""
-    return option in SERVED and option in Options.__annotations__
 
 
 def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +102,49 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name} must be what max_tokens is where both are given, got {shown(value)} and "
                 f"{shown(found[option])}", param=name,
             )  # fmt: skip
-        # vLLM's name for off
-        found[option] = 0 if name == "top_k" and value == -1 else value
+        read = _READ.get(name)
+        value = value if read is None else read(value)
+        if value is not None:
+            found[option] = value
     return found
+
+
+def _read_top_k(value: Any) -> Any:
+    # vLLM's name for off
+    return 0 if value == -1 else value
+
+
+def _read_bias(value: Any) -> Any:
+    """Token ids, which are texts in JSON."""
+    if not isinstance(value, dict):
+        raise Refused(f"logit_bias must be an object, got {shown(value)}", param="logit_bias")
+    try:
+        return {int(token): bias for token, bias in value.items()} or None
+    except ValueError as error:
+        raise Refused(
+            f"logit_bias must have token ids for names, got {shown(value)}", param="logit_bias"
+        ) from error
+
+
+def _read_format(value: Any) -> Any:
+    """The JSON schema of a response format; None for plain text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    schema = value.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(schema, dict) or "schema" not in schema:
+        raise Refused(
+            "response_format must be of type text, json_object or json_schema, the last with a "
+            f"schema, got {shown(value)}", param="response_format",
+        )  # fmt: skip
+    return schema["schema"]
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "top_k": _read_top_k, "logit_bias": _read_bias, "response_format": _read_format,
+}  # fmt: skip
 
 
 def as_fields(message: str) -> str:

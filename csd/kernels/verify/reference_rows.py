@@ -26,8 +26,7 @@ def sample_rows(
     position = slots.generated[s] + pool.depth[rows]
     greedy = slots.temperature[s] == 0
 
-    x = _penalise(logits, rows, pool, slots, s)
-    x = _ban_end_tokens(x, slots, s, position)
+    x = row_logits(logits, rows, pool, slots)
     dtype = torch.promote_types(x.dtype, torch.float32)
     temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(dtype)
     heads = passes.heads(x, temperature, slots, s, greedy)
@@ -40,6 +39,15 @@ def sample_rows(
         z_sample = z.gather(1, drawn.token[of, None])[:, 0]
         drawn.logprob[of] = z_sample - drawn.log_total[of]
     return drawn
+
+
+def row_logits(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+) -> torch.Tensor:
+    """What the pool's `rows` [R] sample from, of the logits [R, V]: before temperature."""
+    s = pool.slot[rows].clamp(min=0).long()
+    x = _penalise(logits, rows, pool, slots, s)
+    return _ban_end_tokens(x, slots, s, slots.generated[s] + pool.depth[rows])
 
 
 def heads_ref(

@@ -1,0 +1,84 @@
+"""`csd audit`: whether a model would have drawn the tokens of recorded samples."""
+
+import json
+import sys
+from argparse import Namespace, _SubParsersAction
+
+from csd.cli.output import check_output, show
+from csd.engine.call import trace_of
+from csd.engine.engine import Engine
+from csd.engine.generate import engine_for
+from csd.engine.options import add_flags, check_flags
+from csd.engine.sampling import FILTERS
+from csd.engine.traces.traces import Trace, read_traces
+from csd.evaluate.audit import TIES, audit, summary
+from csd.schema.arguments import check_number
+
+# a trace has its temperature
+FLAGS = (
+    *FILTERS[1:], "min_new_tokens", "bad_words", "no_repeat_ngram_size", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+# drafted nodes of the runs that calibrate: a step's rows, and so its rounding, differ
+BUDGETS = (0, 8, 48)
+
+
+def add(commands: _SubParsersAction) -> None:
+    parser = commands.add_parser("audit", help="check the tokens of recorded samples")
+    parser.add_argument("file", help="a trace file, as csd record and record= write it")
+    parser.add_argument("--model", required=True, help="a local folder, a hub name or a GGUF file")
+    parser.add_argument("--tie", type=float, help="gap of perturbed scores that is a tie; by "
+                        "default what rounding explains in the model's dtype")  # fmt: skip
+    parser.add_argument("--calibrate", action="store_true", help="also draw the same prompts with "
+                        "several budgets and audit these samples: their share of different tokens "
+                        "is that of false positives")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    add_flags(parser, (*FLAGS, "device", "revision"))
+    parser.set_defaults(run=_audit)
+
+
+def _audit(args: Namespace) -> int:
+    check_flags(args, FLAGS)
+    check_output()
+    traces = [*read_traces(args.file)]
+    sampling = {name: getattr(args, name) for name in FLAGS}
+    engine = engine_for(args.model, device=args.device, revision=args.revision)
+    tie = TIES[engine.dtype] if args.tie is None else check_number("tie", args.tie, 0)
+    samples = [s for found in audit(engine, traces, **sampling) for s in found]
+    figures = summary(samples, tie)
+    if args.calibrate:
+        own = [s for found in audit(engine, _drawn(engine, traces, sampling), **sampling)
+               for s in found]  # fmt: skip
+        figures["own_different_share"] = summary(own, tie)["different_share"]
+    if args.json:
+        show(json.dumps(figures), ".json")
+        return 0
+    lines = [
+        f"problem {s.problem}, sample {s.index}: {len(s.different(tie))} of {len(s.tokens)} tokens "
+        f"differ, first at {s.different(tie)[0]}"
+        for s in samples
+        if s.different(tie)
+    ]
+    lines += [
+        f"{name:>20}  {value:.4f}" if isinstance(value, float) else f"{name:>20}  {value}"
+        for name, value in figures.items()
+    ]
+    show("\n".join(lines))
+    return 0
+
+
+def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
+    """Samples of the same prompts by this engine, under several budgets."""
+    found: list[Trace] = []
+    for budget in BUDGETS:
+        for trace in traces:
+            call = engine.prepare(
+                trace.prompt, num_samples=len(trace.samples), temperature=trace.temperature,
+                max_new_tokens=max(map(len, trace.samples)), seed=trace.seed, budget=budget,
+                **sampling,
+            )  # fmt: skip
+            for _ in engine.draw(call):
+                print(".", end="", file=sys.stderr, flush=True)
+            found += map(trace_of, call.requests)
+    print(file=sys.stderr)
+    return found

@@ -1,0 +1,168 @@
+"""A step whose rows are changed before they are verified, as its samples ask.
+
+Nothing of it exists in a call that asks for nothing. The rules lie in tensors, so a step that only
+uses these is captured like any other; functions of the host need one that reads the device.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch
+
+from csd.engine.requests import Request
+from csd.engine.row_functions import apply_functions
+from csd.engine.row_grammar import Grammars
+from csd.engine.rules import Sizes, asked_of, changes_rows, set_of, sizes_of, write_set
+from csd.engine.slot_edits import Refill, write_rows
+from csd.kernels.change_rows import change_rows, finish_rows, keep_full, only
+from csd.kernels.ops import Ops
+from csd.state.pool import Pool
+from csd.state.rules import Asked, Rules
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+LOG = logging.getLogger("csd")
+
+_SERIAL = count()
+
+
+@dataclass(slots=True)
+class Changes:
+    """The rules of a call's samples, and the verification of rows that they change."""
+
+    rules: Rules
+    sizes: Sizes
+    ones: torch.Tensor  # [S] float64
+    zeros: torch.Tensor  # [S] int32
+    asked: Asked = field(default_factory=Asked)
+    sets: dict[tuple, int] = field(default_factory=dict)
+    owners: list[Request | None] = field(default_factory=list)  # by slot
+    serial: int = field(default_factory=lambda: next(_SERIAL))
+    static: bool = False  # whether nothing may be read on the host
+    grammars: Grammars | None = None
+
+    @classmethod
+    def of_call(
+        cls,
+        requests: Sequence[Request],
+        slots: Slots,
+        vocab: int,
+        before: "Changes | None",
+        static: bool,
+        tokenizer: Any = None,
+    ) -> "Changes | None":
+        """Those of a call; None where it asks for none. The tensors of `before` where they fit."""
+        params = {set_of(r.params): r.params for r in requests if changes_rows(r.params)}
+        if not params:
+            return None
+        # samples without rules have some too, which ask for nothing
+        params = {set_of(r.params): r.params for r in requests}
+        asked = asked_of(requests)
+        sizes = sizes_of(requests, asked)
+        if before is not None and before.fits(slots, vocab):
+            sizes = sizes.with_room_for(before.sizes)
+        if before is None or not before.fits(slots, vocab) or sizes != before.sizes:
+            before = cls._empty(sizes, slots, vocab)
+        sets = {key: at for at, key in enumerate(params)}
+        for key, at in sets.items():
+            write_set(before.rules, at, params[key])
+        owners: list[Request | None] = [None] * slots.count
+        return replace(
+            before, asked=asked, sets=sets, owners=owners, static=static,
+            grammars=Grammars(tokenizer, vocab) if asked.grammar else None,
+        )  # fmt: skip
+
+    def fits(self, slots: Slots, vocab: int) -> bool:
+        """Whether its tensors are for such slots."""
+        bias = self.rules.bias
+        same = bias.dtype == slots.logprobs.dtype and bias.device == slots.live.device
+        return same and self.ones.shape[0] == slots.count and bias.shape[1] == vocab
+
+    @classmethod
+    def _empty(cls, sizes: Sizes, slots: Slots, vocab: int) -> "Changes":
+        device, S = slots.live.device, slots.count
+        with torch.inference_mode(False):
+            rules = Rules.empty_of(
+                S, vocab, sets=sizes.sets, prompt=sizes.prompt,
+                words=(sizes.words, sizes.word), marks=sizes.marks, dtype=slots.logprobs.dtype,
+                device=device,
+            )  # fmt: skip
+            ones = torch.ones(S, dtype=torch.float64, device=device)
+            return cls(rules, sizes, ones, torch.zeros(S, dtype=torch.int32, device=device))
+
+    @property
+    def key(self) -> tuple:
+        """What a captured step depends on."""
+        return self.serial, self.asked
+
+    def fill(self, refills: list[Refill]) -> None:
+        """Slots get the rules of the samples that `refills` put there."""
+        if not refills:
+            return
+        P = self.rules.prompt.shape[1]
+        at = [r.slot for r in refills]
+        for r in refills:
+            self.owners[r.slot] = r.request
+        if self.grammars is not None:
+            self.grammars.fill(refills)
+        prompts = [r.request.prompt[-P:] for r in refills]
+        values = [
+            (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),
+            (self.rules.prompt, [[-1] * (P - len(ids)) + ids for ids in prompts]),
+            (self.rules.empty, [0] * len(refills)),
+        ]
+        write_rows([(x, at, torch.tensor(found, dtype=x.dtype)) for x, found in values])
+
+    def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
+        """The pool that a step runs, of at most `most` rows: grammars drop nodes and add some."""
+        if self.grammars is None or not pool.rows:
+            return pool
+        return self.grammars.plan(pool, slots, most)
+
+    def decide(
+        self, ops: Ops, logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
+    ) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
+        """`ops.decide` of the rows as they are changed."""
+        longest = None if self.static else int(slots.generated.max())
+        x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
+        banned = None if self.grammars is None else self.grammars.banned(pool, slots)
+        if banned is not None:
+            x.masked_fill_(banned, -torch.inf)
+        if self.asked.functions:
+            apply_functions(x, forced, pool, slots, self.owners)
+            if banned is not None:
+                # a function may not allow again what the grammar does not
+                x.masked_fill_(banned, -torch.inf)
+        if forced is not None:
+            only(x, forced)
+        short = keep_full(x, logits, self.static)
+        # a penalty and banned end tokens are in x already
+        plain = replace(slots, penalty=self.ones, min_new=self.zeros)
+        verdict = ops.verify(x, pool, plain)
+        finish_rows(
+            verdict, logits, short, pool, slots, self.rules, ops.passes.log_sum, self.static
+        )
+        ops.advance_slots(slots, verdict)
+        return verdict, *ops.snapshot(pool, verdict, top, trees)
+
+    def emptied(self, s: int) -> int:
+        """The first place of the sample in slot s that had no token, else -1. The host waits."""
+        return int(self.rules.empty[s]) - 1
+
+
+def log_uncaptured(device: torch.device) -> None:
+    """Log that steps on a GPU are run without being captured."""
+    if device.type == "cuda":
+        _log_uncaptured()
+
+
+@cache
+def _log_uncaptured() -> None:
+    LOG.warning(
+        "logits_processor and grammars run on the host: steps of such calls are not captured "
+        "(static=False)"
+    )

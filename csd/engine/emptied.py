@@ -1,0 +1,57 @@
+"""Which constraints leave a sample without a token at a place."""
+
+from collections.abc import Iterator
+
+from csd.engine.grammar import GRAMMARS
+from csd.engine.requests import LiveSample
+from csd.engine.sampling import SamplingParams
+
+
+def no_token_left(live: LiveSample, tokens: list[int], vocab: int) -> ValueError:
+    """The error of a sample that has no token to draw behind `tokens`."""
+    request = live.request
+    names = " and ".join(_names(request.params, request.prompt, tokens, vocab))
+    return ValueError(
+        f"{names} left no token to draw behind {len(tokens)} tokens of sample {live.index} of "
+        f"prompt {request.index}"
+    )
+
+
+def _names(
+    params: SamplingParams, prompt: list[int], tokens: list[int], vocab: int
+) -> list[str]:
+    """The constraints that together ban all tokens, in their order."""
+    left, names = set(range(vocab)), []
+    for name, banned in _bans(params, prompt, tokens, vocab):
+        if left & banned:
+            left -= banned
+            names.append(name)
+        if not left:
+            return names
+    # the rest depends on the logits, or on what a grammar has read
+    others = [name for name in ("logits_processor", *GRAMMARS) if getattr(params, name)]
+    return [*names, *(others or ["the model's own -inf"])]
+
+
+def _bans(
+    params: SamplingParams, prompt: list[int], tokens: list[int], vocab: int
+) -> Iterator[tuple[str, set[int]]]:
+    """Tokens that each constraint bans behind a prompt and a sample's tokens."""
+    before = prompt + tokens
+    yield "logit_bias", {token for token, bias in params.logit_bias if bias == float("-inf")}
+    yield "bad_words", {
+        word[-1] for word in params.bad_words
+        if len(word) == 1 or before[1 - len(word) :] == [*word[:-1]]
+    }  # fmt: skip
+    if params.allowed_token_ids is not None:
+        yield "allowed_token_ids", set(range(vocab)) - {*params.allowed_token_ids}
+    yield "suppress_tokens", {*params.suppress_tokens}
+    if len(tokens) < params.min_new_tokens:
+        yield "min_new_tokens", {*params.end_ids}
+    n = params.no_repeat_ngram_size
+    if n:
+        last = before[len(before) - n + 1 :]
+        starts = range(len(before) - n + 1)
+        yield "no_repeat_ngram_size", {
+            before[i + n - 1] for i in starts if before[i : i + n - 1] == last
+        }

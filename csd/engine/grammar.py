@@ -1,0 +1,202 @@
+"""Grammars of samples: JSON schemas, regular expressions and Lark grammars, by llguidance."""
+
+import json
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from csd.schema.check import shown
+from csd.schema.lazy import check_installed
+
+# fields of `SamplingParams`, of which a call gives one at most
+GRAMMARS = ("json_schema", "regex", "grammar")
+
+# between the parts of a JSON text: a model that writes spaces for ever would write no text
+SPACE = {"whitespace_pattern": "[ \\t\\n]{0,40}"}
+
+# of tokenizers, by vocabulary; making one reads the whole vocabulary
+_READERS: "weakref.WeakKeyDictionary[Any, dict[int, Any]]" = weakref.WeakKeyDictionary()
+
+# the grammars that were found to be some
+_SERVED: "weakref.WeakKeyDictionary[Any, set[tuple[str, int]]]" = weakref.WeakKeyDictionary()
+
+
+def check_schema(name: str, value: Any) -> str | None:
+    """A JSON schema as text. Takes a dict, a text or a class of pydantic.
+
+    Raises TypeError or ValueError for what is none.
+    """
+    if value is None:
+        return None
+    if hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{name} must be JSON, got {shown(value)}: {error}") from error
+    if not isinstance(value, Mapping | bool):
+        raise TypeError(f"{name} must be a dict, a text or a class of pydantic, got {shown(value)}")
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must hold what JSON has: {error}") from error
+
+
+def check_text(name: str, value: Any) -> str | None:
+    """Raises TypeError or ValueError for anything but a text that is not empty."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, got {shown(value)}")
+    if not value:
+        raise ValueError(f"{name} must not be empty")
+    return value
+
+
+def check_one(given: Mapping[str, Any]) -> None:
+    """Raises ValueError where more than one grammar is given."""
+    names = [name for name in GRAMMARS if given.get(name) is not None]
+    if len(names) > 1:
+        raise ValueError(f"{' and '.join(names)} exclude each other: give one")
+
+
+def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The argument that gives a grammar, and the grammar as llguidance has it."""
+    for name in GRAMMARS:
+        if given.get(name) is not None:
+            check_installed("llguidance", "grammar", name)
+            from llguidance import LLMatcher
+
+            value = given[name]
+            make: dict[str, Callable[..., str]] = {
+                "json_schema": _of_schema,
+                "regex": LLMatcher.grammar_from_regex,
+                "grammar": LLMatcher.grammar_from_lark,
+            }
+            return name, make[name](value)
+    return None
+
+
+def _of_schema(text: str) -> str:
+    from llguidance import LLMatcher
+
+    # options that a schema has of its own stand
+    own = "x-guidance" in text
+    return LLMatcher.grammar_from_json_schema(text, {} if own else SPACE)
+
+
+def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
+    """Raises ValueError, with the place that llguidance names, for a grammar that is none."""
+    found = source(given)
+    if found is None:
+        return
+    name, text = found
+    if tokenizer is None:
+        raise ValueError(f"{name} needs a tokenizer: pass tokenizer=")
+    from llguidance import LLMatcher
+
+    reader = reader_of(tokenizer, vocab)
+    # each prompt of a call asks for the same
+    served = _SERVED.setdefault(tokenizer, set())
+    if (text, vocab) in served:
+        return
+    failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader)
+    if failed:
+        where = f"; at {_place(given[name])}" if name == "json_schema" else ""
+        raise ValueError(
+            f"{name} must be one that llguidance reads{where}: {messages[0].strip()}"
+        )
+    served.add((text, vocab))
+
+
+def _place(text: str) -> str:
+    """The JSON pointer of the innermost part of a schema that llguidance does not read."""
+    whole = json.loads(text)
+    found, inside = "", whole
+    while isinstance(inside, dict):
+        # references are to the whole schema
+        shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
+        parts = (p for p in _parts(inside) if not _reads(shared | p[1]))
+        if (part := next(parts, None)) is None:
+            break
+        found, inside = found + part[0], part[1]
+    return found or "its top"
+
+
+def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
+    """Schemas right within one, with their pointers."""
+    for key, value in schema.items():
+        listed: Any = ()
+        if key in ("properties", "patternProperties", "$defs", "definitions"):
+            listed = value.items() if isinstance(value, dict) else ()
+        elif isinstance(value, list):
+            listed = enumerate(value)
+        elif isinstance(value, dict):
+            yield f"/{key}", value
+        for name, inside in listed:
+            if isinstance(inside, dict):
+                yield f"/{key}/{name}", inside
+
+
+def _reads(schema: dict) -> bool:
+    from llguidance import LLMatcher
+
+    grammar = _of_schema(json.dumps(schema))
+    return not LLMatcher.validate_grammar_with_warnings(grammar)[0]
+
+
+def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
+    """A matcher at the begin of a sample; None where there is no grammar."""
+    found = source({name: getattr(params, name) for name in GRAMMARS})
+    if found is None:
+        return None
+    from llguidance import LLMatcher
+
+    return LLMatcher(reader_of(tokenizer, vocab), found[1], log_level=0)
+
+
+def reader_of(tokenizer: Any, vocab: int) -> Any:
+    """llguidance's reader of a tokenizer's tokens, made once for each."""
+    made = _READERS.setdefault(tokenizer, {})
+    if vocab not in made:
+        made[vocab] = _reader(tokenizer, vocab)
+    return made[vocab]
+
+
+def _reader(tokenizer: Any, vocab: int) -> Any:
+    from llguidance import LLTokenizer
+
+    if getattr(tokenizer, "is_fast", False):
+        from llguidance.hf import from_tokenizer
+
+        # one whose tokens are neither bytes nor pieces with byte fallback is read below
+        with suppress(Exception):
+            return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)))
+    from llguidance import TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Pieces(tokenizer, vocab)), n_vocab=vocab)
+
+
+class _Pieces:
+    """A tokenizer of whole characters, as llguidance's wrapper reads it."""
+
+    def __init__(self, tokenizer: Any, vocab: int):
+        end = getattr(tokenizer, "eos_token_id", None)
+        special: set[int] = {*(getattr(tokenizer, "all_special_ids", None) or ())}
+        special |= set() if end is None else {end}
+        size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
+        self._tokenizer = tokenizer
+        self.eos_token_id = size if end is None else end
+        self.bos_token_id = None
+        # bytes that no text holds mark what is no text
+        self.tokens = [
+            b"\xff<%d>" % i if i in special or i >= size else tokenizer.decode([i]).encode()
+            for i in range(vocab)
+        ]
+        self.special_token_ids = sorted(special)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,0 +1,73 @@
+"""What is told of the places of samples beside their tokens, by the model's own logits.
+
+Only calls that ask for it compute any of it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from csd.kernels.change_rows import blocks
+from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.state.verdict import Verdict
+
+# as OpenAI's clients may ask for
+MOST_TOP = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Of each place of a sample: the likeliest tokens, and the entropy, both at temperature 1."""
+
+    top: int = 0  # how many tokens
+    entropy: bool = False
+
+    def __bool__(self) -> bool:
+        return self.top > 0 or self.entropy
+
+    def of(
+        self, logits: torch.Tensor, verdict: Verdict, static: bool
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Integers and floats by name, [S, A, ..]; of places behind a path they mean nothing.
+
+        logits: [M, V] of the model; static: whether nothing may be read, so all rows are measured.
+        """
+        row = verdict.accept_row.clamp(min=0).long()
+        if not static:
+            kept = verdict.accept_row >= 0
+            logits = logits[row[kept]]
+            # places behind a path point at any row
+            row = (kept.flatten().cumsum(0) - 1).clamp(min=0).view_as(row)
+        parts = [self._of_rows(logits[rows]) for rows in blocks(logits.shape[0])]
+        tokens, values = (
+            {name: torch.cat([part[kind][name] for part in parts])[row] for name in parts[0][kind]}
+            for kind in (0, 1)
+        )
+        return tokens, values
+
+    def _of_rows(
+        self, x: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        tokens, values = {}, {}
+        total = log_sum_ref(x)[:, None]
+        if self.top:
+            token = largest(x, min(self.top, x.shape[1]))
+            tokens["likely_token"] = token.int()
+            values["likely_logprob"] = x.gather(1, token).to(total.dtype) - total
+        if self.entropy:
+            logprob = x.to(total.dtype) - total
+            # a token of no probability adds none
+            values["entropy"] = -(logprob.exp() * logprob.clamp(min=-1e4)).sum(-1)
+        return tokens, values
+
+
+def largest(x: torch.Tensor, count: int) -> torch.Tensor:
+    """[R, count] int64, the tokens of the largest of x [R, V]; of equals the smaller first."""
+    if x.dtype == torch.float64:
+        return x.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    # -0.0 and 0.0 are equal
+    bits = (x.float() + 0.0).view(torch.int32)
+    # in the order of the floats
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    behind = x.shape[1] - 1 - torch.arange(x.shape[1], device=x.device)
+    return x.shape[1] - 1 - ((order.long() << 32) | behind).topk(count).values % (1 << 32)

@@ -1,0 +1,111 @@
+"""Users' functions of rows: token ids and logits, in the manner of transformers' processors."""
+
+from collections.abc import Sequence
+
+import torch
+
+from csd.engine.requests import Request
+from csd.schema.check import shown
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+
+
+def apply_functions(
+    x: torch.Tensor,
+    forced: torch.Tensor | None,
+    pool: Pool,
+    slots: Slots,
+    owners: Sequence[Request | None],
+) -> None:
+    """Rows x [M, V], in place, as the functions of their slots' requests change them.
+
+    Rows go level by level, so that a function gets only prefixes that a sample can have: of a row
+    whose parent cannot draw its token, or ends with it, nothing is asked. forced: [M], a row's only
+    token or -1; such rows are left to it.
+    """
+    rows = _Rows(forced, pool, slots, owners)
+    for level in rows.levels():
+        alike: dict[tuple[int, int], list[int]] = {}
+        for row in rows.reached(level, x):
+            if not rows.forced[row] >= 0:
+                key = id(rows.functions(row)), len(rows.prefix(row))
+                alike.setdefault(key, []).append(row)
+        for members in alike.values():
+            at = torch.tensor(members, device=x.device)
+            ids = torch.tensor([rows.prefix(row) for row in members], device=x.device)
+            x[at] = _run(rows.functions(members[0]), ids, x[at])
+
+
+def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    for function in functions:
+        found = function(ids, logits)
+        if not torch.is_tensor(found) or found.shape != logits.shape:
+            got = f"shape {list(found.shape)}" if torch.is_tensor(found) else shown(found)
+            raise TypeError(
+                f"logits_processor must return logits of shape {list(logits.shape)}, got {got}"
+            )
+        logits = found.to(logits.dtype)
+    return logits
+
+
+class _Rows:
+    """A pool's rows on the host."""
+
+    def __init__(
+        self,
+        forced: torch.Tensor | None,
+        pool: Pool,
+        slots: Slots,
+        owners: Sequence[Request | None],
+    ):
+        listed = torch.stack([pool.token, pool.parent, pool.slot, pool.depth]).tolist()
+        self.token, self.parent, self.slot, self.depth = listed
+        self.forced = [-1] * pool.rows if forced is None else forced.tolist()
+        self._stops, self._owners = slots.stop_ids.tolist(), owners
+        self._generated = slots.generated.tolist()
+        longest = max(self._generated, default=0)
+        self._tokens = slots.tokens[:, :longest].tolist()
+        self._prefixes: dict[int, list[int]] = {}
+
+    def functions(self, row: int) -> tuple:
+        owner = self._owners[self.slot[row]]
+        return () if owner is None else owner.params.logits_processor
+
+    def prefix(self, row: int) -> list[int]:
+        """The tokens up to a row's own."""
+        return self._prefixes[row]
+
+    def levels(self) -> list[list[int]]:
+        """Rows of slots that have functions, by depth."""
+        found: list[list[int]] = []
+        for row, s in enumerate(self.slot):
+            if s >= 0 and self.functions(row):
+                found += [[] for _ in range(self.depth[row] + 1 - len(found))]
+                found[self.depth[row]].append(row)
+        return found
+
+    def reached(self, level: list[int], x: torch.Tensor) -> list[int]:
+        """Those of a level that a sample can reach, whose prefixes are known from here on."""
+        below = [row for row in level if self.depth[row] > 0 and self._goes_on(row)]
+        if below:
+            parents = torch.tensor([self.parent[row] for row in below], device=x.device)
+            tokens = torch.tensor([self.token[row] for row in below], device=x.device)
+            scores = x[parents, tokens].tolist()
+        found = []
+        for row in level:
+            if self.depth[row] == 0:
+                s = self.slot[row]
+                owner = self._owners[s]
+                assert owner is not None
+                self._prefixes[row] = owner.prompt + self._tokens[s][: self._generated[s]]
+                found.append(row)
+        for i, row in enumerate(below):
+            only = self.forced[self.parent[row]]
+            if self.token[row] == only if only >= 0 else scores[i] != -torch.inf:
+                self._prefixes[row] = [*self._prefixes[self.parent[row]], self.token[row]]
+                found.append(row)
+        return sorted(found)
+
+    def _goes_on(self, row: int) -> bool:
+        ended = self.token[row] in self._stops[self.slot[row]]
+        return self.parent[row] in self._prefixes and not ended

@@ -1,0 +1,184 @@
+"""Rows that a grammar changes: one matcher a sample, moved along its tree and back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from csd.engine.grammar import GRAMMARS, matcher_of
+from csd.engine.requests import Request
+from csd.engine.slot_edits import Refill
+from csd.graph.host_tree import Row, fill
+from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
+from csd.state.slots import Slots
+
+
+class Grammars:
+    """The matchers of the samples in flight, by slot. vocab: of the model's logits."""
+
+    def __init__(self, tokenizer: Any, vocab: int):
+        self._tokenizer, self._vocab = tokenizer, vocab
+        self._matchers: dict[int, Any] = {}
+        self._read: dict[int, int] = {}  # tokens of the sample that each has read
+        self._ends: dict[int, tuple[int, ...]] = {}
+        self._fresh: dict[tuple, Any] = {}  # matchers at the begin, by grammar
+        self._planned: tuple[Pool, np.ndarray] | None = None
+
+    def fill(self, refills: Sequence[Refill]) -> None:
+        """Slots get the grammars of the samples that `refills` put there."""
+        for r in refills:
+            params = r.request.params
+            key = tuple(getattr(params, name) for name in GRAMMARS)
+            if key not in self._fresh:
+                self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
+            fresh = self._fresh[key]
+            self._matchers[r.slot] = None if fresh is None else fresh.deep_copy()
+            self._read[r.slot], self._ends[r.slot] = 0, params.end_ids
+
+    def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
+        """The pool without nodes that no sample can reach, and with those that grammars force.
+
+        most: rows at most. What is forced behind a node without other children, or beside them, is
+        drafted for nothing but its row: it is accepted unless the text goes on in other tokens.
+        """
+        listed = zip(
+            pool.token.tolist(), pool.parent.tolist(), pool.depth.tolist(), pool.cost.tolist(),
+            pool.source.tolist(), pool.context.tolist(), strict=True,
+        )  # fmt: skip
+        rows = [Row(*row) for row in listed]
+        start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
+        generated = slots.generated.tolist()
+        live = [s for s in pool.slot.tolist() if s >= 0]
+        room = most - len(live)
+        trees, bits = {}, []
+        for s in dict.fromkeys(live):
+            own = [row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
+                   for row in rows[start[s] : start[s] + nodes[s]]]  # fmt: skip
+            tree = _Tree(own, self._ends[s], self._vocab, min(room, MAX_NODES - len(own)))
+            matcher = self._at(s, slots, generated)
+            if matcher is not None:
+                tree.walk(0, matcher)
+                room -= max(len(tree.rows) - len(own), 0)
+            trees[s] = tree.rows if matcher is not None else own
+            bits += tree.bits if matcher is not None else [tree.every] * len(own)
+        planned = roots(slots, len(bits))
+        fill(planned, trees)
+        self._planned = planned, np.stack(bits)
+        return planned
+
+    def banned(self, pool: Pool, slots: Slots) -> torch.Tensor:
+        """[M, V] bool, what grammars do not allow behind each row's prefix.
+
+        Nothing of rows behind a banned token or an end token: no sample gets there.
+        """
+        if self._planned is not None and self._planned[0] is pool:
+            bits = self._planned[1]
+        else:
+            bits = self._bits(pool, slots)
+        allowed = np.unpackbits(bits, axis=1, bitorder="little", count=self._vocab)
+        return torch.from_numpy(allowed == 0).to(pool.token.device)
+
+    def _bits(self, pool: Pool, slots: Slots) -> np.ndarray:
+        """[M, V / 8] uint8, what is allowed, of a pool that was not planned."""
+        token, parent = torch.stack([pool.token, pool.parent]).tolist()
+        start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
+        generated = slots.generated.tolist()
+        bits = np.full((pool.rows, (self._vocab + 7) // 8), 255, np.uint8)
+        for s in range(slots.count):
+            matcher = self._at(s, slots, generated) if nodes[s] else None
+            if matcher is None:
+                continue
+            rows = range(start[s], start[s] + nodes[s])
+            own = [Row(token[m], max(parent[m] - start[s], -1), 0, 0, ROOT, []) for m in rows]
+            tree = _Tree(own, self._ends[s], self._vocab, 0)
+            tree.walk(0, matcher)
+            for place, found in zip(tree.places, tree.bits, strict=True):
+                bits[start[s] + place] = found
+        return bits
+
+    def _at(self, s: int, slots: Slots, generated: list[int]) -> Any:
+        """The matcher of slot s behind all that its sample has committed."""
+        matcher = self._matchers.get(s)
+        if matcher is not None and self._read[s] < generated[s]:
+            # a sample's own tokens are allowed, and behind its end it has no rows
+            matcher.consume_tokens(slots.tokens[s, self._read[s] : generated[s]].tolist())
+            self._read[s] = generated[s]
+        return matcher
+
+
+@dataclass(slots=True)
+class _Tree:
+    """One slot's rows, of which those that its matcher reaches are kept, parents first."""
+
+    own: list[Row]
+    ends: tuple[int, ...]
+    vocab: int
+    room: int  # rows that may be added
+
+    rows: list[Row] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # of each among its own, -1 where it was added
+    bits: list[np.ndarray] = field(default_factory=list)  # what each allows
+
+    @property
+    def every(self) -> np.ndarray:
+        """Bits of a row that bans nothing."""
+        return np.full((self.vocab + 7) // 8, 255, np.uint8)
+
+    def walk(self, place: int, matcher: Any, above: int = -1) -> None:
+        """Keep own row `place`, at which the matcher stands, and what is reached below it."""
+        row = self.own[place]
+        at = self._keep(row._replace(parent=above), place, matcher)
+        forced = matcher.compute_ff_tokens() if self.room > 0 else []
+        for child, below in enumerate(self.own):
+            if below.parent == place and self._allows(at, below.token):
+                if forced and forced[0] == below.token:
+                    forced = []
+                if matcher.consume_token(below.token):
+                    self.walk(child, matcher, at)
+                    matcher.rollback(1)
+        self._extend(at, forced, matcher)
+
+    def _extend(self, at: int, forced: list[int], matcher: Any) -> None:
+        """Add a chain below row `at`, as far as there is room."""
+        read = 0
+        for token in forced:
+            row = self.rows[at]
+            if self.room <= 0 or row.depth >= MAX_DEPTH or not self._allows(at, token):
+                break
+            if not matcher.consume_token(token):
+                break
+            read += 1
+            self.room -= 1
+            context = [token, *row.context[:-1]]
+            added = Row(token, at, row.depth + 1, row.cost, ROOT, context)
+            at = self._keep(added, -1, matcher)
+        if read:
+            matcher.rollback(read)
+
+    def _keep(self, row: Row, place: int, matcher: Any) -> int:
+        self.rows.append(row)
+        self.places.append(place)
+        self.bits.append(_allowed(matcher, self.ends, self.vocab))
+        return len(self.rows) - 1
+
+    def _allows(self, at: int, token: int) -> bool:
+        return bool(self.bits[at][token // 8] >> (token % 8) & 1) and token not in self.ends
+
+
+def _allowed(matcher: Any, ends: tuple[int, ...], vocab: int) -> np.ndarray:
+    """[V / 8] uint8: what may come next; end tokens where the text is whole, and only there."""
+    found = np.zeros((vocab + 7) // 8, np.uint8)
+    given = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(found)]
+    found[: len(given)] = given
+    accepts = matcher.is_accepting()
+    for end in ends:
+        bit = 1 << end % 8
+        found[end // 8] = found[end // 8] | bit if accepts else found[end // 8] & (255 - bit)
+    return found
+
+
+def asks_grammar(requests: Sequence[Request]) -> bool:
+    """Whether any sample has one."""
+    return any(getattr(r.params, name) is not None for r in requests for name in GRAMMARS)

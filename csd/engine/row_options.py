@@ -1,0 +1,184 @@
+"""Arguments that change logits before any filter, checked and resolved for a model."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from csd.engine.grammar import GRAMMARS, check_grammar, check_one
+from csd.engine.thought import find_tags, spell_tags
+from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
+from csd.schema.check import shown
+
+# fields of `SamplingParams` that change a row's logits, with what leaves them as they are
+OFF: dict[str, Any] = {
+    "logit_bias": (),
+    "bad_words": (),
+    "allowed_token_ids": None,
+    "suppress_tokens": (),
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "logits_processor": (),
+    "max_thinking_tokens": None,
+    "thinking_tags": None,
+    "json_schema": None,
+    "regex": None,
+    "grammar": None,
+}
+
+# the longest n-gram that is looked for
+LONGEST = 1024
+
+
+def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and what is added to its logit, by id; -inf bans it.
+
+    Raises TypeError or ValueError for anything but a dict of these, or such pairs.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
+        value = dict(value)
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict of token ids and numbers, got {shown(value)}")
+    found = []
+    for token, bias in value.items():
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise TypeError(f"{name} must have token ids for keys, got {shown(token)}")
+        if not 0 <= int(token) <= LARGEST:
+            raise ValueError(f"{name} must have token ids for keys, got {shown(token)}")
+        if not (isinstance(bias, Real) and float(bias) == -math.inf):
+            bias = check_number(f"{name} of token {token}", bias, -STEEPEST, STEEPEST)
+        found.append((int(token), float(bias)))
+    return tuple(sorted(found))
+
+
+def check_words(name: str, value: Any) -> tuple[Any, ...]:
+    """Strings and tuples of token ids. Raises TypeError or ValueError for anything else."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [value]
+    expected = f"{name} must be strings or lists of token ids"
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Collection):
+        raise TypeError(f"{expected}, got {shown(value)}")
+    found: list[Any] = []
+    for word in value:
+        if isinstance(word, str):
+            found += check_strings(name, word)
+        elif isinstance(word, Integral):
+            raise TypeError(f"{expected}, got {shown(word)} alone: write [[{word}]] for one token")
+        else:
+            ids = tuple(check_ids(name, word, LARGEST))
+            if not ids:
+                raise ValueError(f"{expected}, got an empty list")
+            found.append(ids)
+    return tuple(found)
+
+
+def check_id_list(name: str, value: Any) -> tuple[int, ...]:
+    """Distinct token ids in order. Raises TypeError or ValueError."""
+    return tuple(sorted(set(check_ids(name, value, LARGEST))))
+
+
+def check_allowed(name: str, value: Any) -> tuple[int, ...] | None:
+    """As `check_id_list`; None allows all."""
+    if value is None:
+        return None
+    found = check_id_list(name, value)
+    if not found:
+        raise ValueError(f"{name} must have at least one token id, got {shown(value)}")
+    return found
+
+
+def check_functions(name: str, value: Any) -> tuple[Callable, ...]:
+    """Functions of token ids and logits. Raises TypeError naming the one that is none."""
+    if value is None:
+        return ()
+    # a list of transformers' is callable too, and passes more than two arguments on
+    listed = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for function in listed:
+        if isinstance(function, type) or not takes(function, 2):
+            raise TypeError(
+                f"{name} must be a function of token ids and logits, or a list of these, got "
+                f"{shown(function)}"
+            )
+    return listed
+
+
+def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
+    """Two or three strings or tuples of token ids. Raises TypeError or ValueError."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Collection) or len(value) not in (2, 3):
+        raise TypeError(
+            f"{name} must be what begins and what ends a thought, as strings or lists of token "
+            f"ids, and may have as a third what is written to end it, got {shown(value)}"
+        )
+    found = tuple(tag if isinstance(tag, str) else check_words(name, [tag])[0] for tag in value)
+    if any(not tag for tag in found):
+        raise ValueError(f"{name} must not be empty, got {shown(value)}")
+    if found[0] == found[1]:
+        raise ValueError(f"{name} must differ, got {shown(value)}")
+    return found
+
+
+def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int) -> dict[str, Any]:
+    """What a call and a model's generation config ask of rows, as fields of `SamplingParams`."""
+    found: dict[str, Any] = {n: given[n] for n in OFF if given.get(n) is not None}
+    for name in ("no_repeat_ngram_size", "suppress_tokens"):
+        if name not in found and getattr(config, name, None):
+            found[name] = getattr(config, name)
+    if "bad_words" not in found and getattr(config, "bad_words_ids", None):
+        # an end token alone is banned by no config of transformers
+        ends = check_ids("eos_token_id", getattr(config, "eos_token_id", None), LARGEST)
+        words = check_words("bad_words_ids", config.bad_words_ids)
+        found["bad_words"] = [word for word in words if word not in {(end,) for end in ends}]
+    if "bad_words" in found:
+        words = check_words("bad_words", found["bad_words"])
+        found["bad_words"] = _spelled(words, tokenizer)
+    if found.get("max_thinking_tokens") is not None:
+        tags = check_tags("thinking_tags", given.get("thinking_tags")) or find_tags(tokenizer)
+        found["thinking_tags"] = spell_tags(tags, tokenizer)
+    elif "thinking_tags" in found:
+        raise ValueError("thinking_tags go with max_thinking_tokens, which is not given")
+    check_one(found)
+    named = [name for name in GRAMMARS if name in found]
+    if named and "max_thinking_tokens" in found:
+        raise ValueError(f"{named[0]} and max_thinking_tokens exclude each other: give one")
+    check_grammar(found, tokenizer, vocab)
+    _check_vocab(found, vocab)
+    return found
+
+
+def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each word, of a string with a space before it and without."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not isinstance(word, str):
+            found[word] = None
+            continue
+        if tokenizer is None:
+            raise ValueError(
+                "bad_words that are strings need a tokenizer: pass tokenizer= or token ids"
+            )
+        for text in (word, " " + word.lstrip()):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if ids:
+                found[tuple(ids)] = None
+    return tuple(found)
+
+
+def _check_vocab(found: Mapping[str, Any], vocab: int) -> None:
+    ids: dict[str, list[int]] = {
+        "logit_bias": [token for token, _ in check_bias("logit_bias", found.get("logit_bias"))],
+        "bad_words": [token for word in found.get("bad_words", ()) for token in word],
+        "thinking_tags": [t for tag in found.get("thinking_tags") or () for t in tag],
+    }
+    for name in ("allowed_token_ids", "suppress_tokens"):
+        ids[name] = check_ids(name, found.get(name), LARGEST)
+    for name, tokens in ids.items():
+        # sizes of tokenizers and of transformers' lists may pass the model's
+        if tokens and max(tokens) >= vocab:
+            raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {max(tokens)}")

@@ -1,0 +1,120 @@
+"""What the requests of a call ask of rows, as `csd.state.rules.Rules` holds it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from csd.engine.grammar import GRAMMARS
+from csd.engine.requests import Request
+from csd.engine.row_grammar import asks_grammar
+from csd.engine.row_options import OFF
+from csd.engine.sampling import SamplingParams
+from csd.state.rules import ANY, Asked, Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What `Rules` have room for; powers of two, so that calls differ in few of them."""
+
+    sets: int
+    prompt: int  # tokens of a prompt
+    words: int  # banned sequences of a set
+    word: int  # tokens of one
+    marks: int  # tokens of what begins or ends a thought
+
+    def with_room_for(self, other: "Sizes") -> "Sizes":
+        return Sizes(*(
+            max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        ))  # fmt: skip
+
+
+# fields that tensors do not hold
+HOST = ("logits_processor", *GRAMMARS)
+
+
+def changes_rows(params: SamplingParams) -> bool:
+    """Whether logits are changed by more than a repetition penalty and `min_new_tokens`."""
+    return any(getattr(params, name) != off for name, off in OFF.items())
+
+
+def set_of(params: SamplingParams) -> tuple:
+    """What `Rules` have one row of for all requests that ask for the same."""
+    return tuple(getattr(params, name) for name in OFF if name not in HOST)
+
+
+def asked_of(requests: Sequence[Request]) -> Asked:
+    every = [r.params for r in requests]
+    return Asked(
+        bias=any(
+            p.logit_bias or p.suppress_tokens or p.allowed_token_ids is not None
+            or any(len(word) == 1 for word in p.bad_words)
+            for p in every
+        ),
+        words=any(len(word) > 1 for p in every for word in p.bad_words),
+        ngram=max(p.no_repeat_ngram_size for p in every),
+        early=any(p.min_new_tokens > 0 for p in every),
+        penalty=any(p.repetition_penalty != 1 for p in every),
+        counts=any(p.presence_penalty or p.frequency_penalty for p in every),
+        thought=any(p.max_thinking_tokens is not None for p in every),
+        functions=any(p.logits_processor for p in every),
+        grammar=asks_grammar(requests),
+    )  # fmt: skip
+
+
+def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
+    words = [[w for w in r.params.bad_words if len(w) > 1] for r in requests]
+    marks = [tag for r in requests for tag in r.params.thinking_tags or ()]
+    longest = max((len(w) for listed in words for w in listed), default=1)
+    prompt = longest - 1
+    if asked.ngram or asked.thought:
+        prompt = max(len(r.prompt) for r in requests)
+    return Sizes(
+        sets=_power(len({set_of(r.params) for r in requests})),
+        prompt=_power(prompt),
+        words=_power(max(map(len, words))),
+        word=_power(longest),
+        marks=_power(max(map(len, marks), default=1)),
+    )
+
+
+def write_set(rules: Rules, at: int, params: SamplingParams) -> None:
+    """Row `at` of the rules becomes what `params` ask for."""
+    vocab = rules.bias.shape[1]
+    bias = torch.zeros(vocab, dtype=rules.bias.dtype)
+    for token, value in params.logit_bias:
+        bias[token] += value
+    banned = [*params.suppress_tokens, *(w[0] for w in params.bad_words if len(w) == 1)]
+    bias[banned] = -math.inf
+    if params.allowed_token_ids is not None:
+        other = torch.ones(vocab, dtype=torch.bool)
+        other[list(params.allowed_token_ids)] = False
+        bias[other] = -math.inf
+    rules.bias[at] = bias.to(rules.bias.device)
+
+    B, W = rules.words.shape[1:]
+    words = [[*w] for w in params.bad_words if len(w) > 1]
+    padded = [[ANY] * (W - len(w)) + w for w in words] + [[-1] * W] * (B - len(words))
+    rules.words[at] = torch.tensor(padded, dtype=torch.int32).to(rules.words.device)
+    rules.ngram[at] = params.no_repeat_ngram_size
+    rules.presence[at], rules.frequency[at] = params.presence_penalty, params.frequency_penalty
+    budget = params.max_thinking_tokens
+    rules.thought[at] = -1 if budget is None else budget
+    X = rules.close.shape[1]
+    begin, end, close = params.thinking_tags or ((), (), ())
+    marks = {
+        "begin": _right(begin, X), "end": _right(end, X),
+        "close": [*close, *[-1] * (X - len(close))],
+    }  # fmt: skip
+    for name, mark in marks.items():
+        field = getattr(rules, name)
+        field[at] = torch.tensor(mark, dtype=torch.int32).to(field.device)
+
+
+def _right(tag: tuple[int, ...], width: int) -> list[int]:
+    return [ANY] * (width - len(tag)) + [*tag] if tag else [-1] * width
+
+
+def _power(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,131 @@
+"""`csd.score`: log-probabilities of completions that are given."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from csd.engine.call import RunSettings
+from csd.engine.generate import engine_for
+from csd.engine.measures import Measures
+from csd.engine.options import read_options
+from csd.engine.requests import Request
+from csd.engine.result import Samples
+from csd.engine.sampling import SAMPLING, resolve
+from csd.models.prompts import parse
+from csd.schema.check import shown
+from csd.schema.other_names import unknown_argument
+from csd.verify.given import GivenTokens
+
+# arguments of `generate` that mean something for tokens that are given
+TAKEN = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words",
+    "allowed_token_ids", "suppress_tokens", "no_repeat_ngram_size", "frequency_penalty",
+    "presence_penalty", "logits_processor", "tokenizer", "attention_mask", "chat_template_kwargs",
+    "top_logprobs", "entropy", "prompt_logprobs",
+)  # fmt: skip
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def score(
+    model: Any,
+    prompt: Any,
+    completions: Sequence[Any],
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    **options: Any,
+) -> Samples | list[Samples]:
+    """Log-probabilities of completions, which are read in the place of being drawn.
+
+    model, prompt: as `csd.generate` has them. The prompt is read once for all of its completions.
+    completions: a list of texts or token ids; for a list of prompts a list of such lists. A text
+        has the tokens that the tokenizer gives it alone, without special tokens.
+    options: filters and constraints of `csd.generate`, which are off where they are not given,
+        whatever the model's generation config has; `top_logprobs`, `entropy`, `prompt_logprobs`,
+        `tokenizer`, `attention_mask` and `chat_template_kwargs`.
+
+    Returns `Samples` (a list of them for a list of prompts), one `Sample` a completion. Its
+    `raw_logprobs` are the model's own, of each token; `logprobs` are of the distribution that
+    sampling with these filters and constraints draws from. An exact engine gives both the bits
+    that it gives when it samples the same tokens.
+
+    Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
+    """
+    asked = _read(options)
+    engine = engine_for(model, device=device, dtype=dtype, revision=revision)
+    config = engine.config
+    tokenizer = asked["tokenizer"] or engine.tokenizer
+    prompts, many = parse(
+        prompt, tokenizer, config.vocab, asked["attention_mask"], asked["chat_template_kwargs"],
+        config.context,
+    )  # fmt: skip
+    rows = _completions(completions, len(prompts), many, tokenizer, config.vocab)
+    requests: list[Request] = []
+    given: dict[tuple[int, int], list[int]] = {}
+    for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
+        params = resolve(
+            None, context=config.context, prompt_tokens=len(ids), vocab=config.vocab,
+            tokenizer=tokenizer, name=f"prompt {i}" if many else "the prompt", ignore_eos=True,
+            stop=[], max_new_tokens=max(map(len, tokens)),
+            **{name: asked[name] for name in TAKEN if name in SAMPLING},
+        )  # fmt: skip
+        # its index is the seed, so equal prompts have samples of their own
+        request = Request.of(i, ids, params, range(len(tokens)), i)
+        request.prompt_logprobs = [None] if asked["prompt_logprobs"] else None
+        requests.append(request)
+        given |= {(request.key, j): row for j, row in enumerate(tokens)}
+    settings = RunSettings(
+        budget=0, speculate=False, tokenizer=tokenizer,
+        reader=lambda ops, rows: GivenTokens(given, ops, rows),
+        measures=Measures(asked["top_logprobs"], asked["entropy"]),
+    )  # fmt: skip
+    for _ in engine.run(requests, settings):
+        pass
+    results = [request.result() for request in requests]
+    return results if many else results[0]
+
+
+def _read(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name not in TAKEN:
+            raise unknown_argument(name, TAKEN)
+    asked = read_options(options)
+    off = {name: value for name, value in OFF.items() if asked[name] is None}
+    return {name: asked[name] for name in TAKEN} | off
+
+
+def _completions(
+    completions: Any, prompts: int, many: bool, tokenizer: Any, vocab: int
+) -> list[list[list[int]]]:
+    """Token ids of every completion of every prompt."""
+    listed = completions if many else [completions]
+    expected = "a list of texts or token ids" + (" for each prompt" if many else "")
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or len(listed) != prompts:
+        raise ValueError(f"completions must be {expected}, {prompts} in all, got {shown(listed)}")
+    found = []
+    for own in listed:
+        if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
+            raise ValueError(f"completions must be {expected}, got {shown(own)}")
+        found.append([_ids(one, tokenizer, vocab) for one in own])
+    return found
+
+
+def _ids(completion: Any, tokenizer: Any, vocab: int) -> list[int]:
+    if isinstance(completion, str):
+        if tokenizer is None:
+            raise ValueError("completions that are texts need a tokenizer: pass tokenizer=")
+        completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    if hasattr(completion, "tolist"):
+        completion = completion.tolist()
+    whole = isinstance(completion, list | tuple) and all(type(t) is int for t in completion)
+    if not whole or not completion:
+        raise ValueError(
+            f"completions must have token ids, at least one each, got {shown(completion)}"
+        )
+    if not 0 <= min(completion) <= max(completion) < vocab:
+        raise ValueError(
+            f"completions must lie in the vocabulary of {vocab}, got {shown(completion)}"
+        )
+    return [*completion]

@@ -1,0 +1,116 @@
+"""Check of recorded samples: whether this model, with this seed, would have drawn their tokens."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from csd.engine.call import RunSettings
+from csd.engine.engine import Engine
+from csd.engine.requests import Request
+from csd.engine.sampling import resolve
+from csd.engine.traces.traces import Trace
+from csd.kernels.ops import Ops
+from csd.verify.audit import Auditor
+
+# how far rounding moves perturbed scores, by dtype: a gap up to it is a tie
+TIES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+
+
+@dataclass(slots=True)
+class Audited:
+    """A sample's tokens, each with its gap (`csd.verify.audit`)."""
+
+    problem: int | str
+    index: int
+    tokens: list[int]
+    gaps: list[float] = field(repr=False)
+
+    def different(self, tie: float) -> list[int]:
+        """Places of tokens that this model would not have drawn."""
+        return [i for i, gap in enumerate(self.gaps) if gap > tie]
+
+    def ties(self, tie: float) -> int:
+        """Tokens that differ by as little as rounding explains."""
+        return sum(0 < gap <= tie for gap in self.gaps)
+
+
+def audit(engine: Engine, traces: Iterable[Trace], **sampling: Any) -> Iterator[list[Audited]]:
+    """The audited samples of each trace; one pass over their tokens, the prompt read once.
+
+    sampling: filters and constraints as they were asked for, of `csd.generate`; the temperature is
+    the trace's, and what is left out is the model's generation config's, as in sampling.
+
+    Raises ValueError for a trace without a seed and indices, and for tokens beyond the vocabulary.
+    """
+    for trace in traces:
+        yield _audit_one(engine, trace, sampling)
+
+
+def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[Audited]:
+    if trace.seed is None or trace.indices is None:
+        raise ValueError(
+            f"problem {trace.problem} must have a seed and indices, which say what noise drew it"
+        )
+    config = engine.config
+    params = resolve(
+        engine.generation_config, context=config.context, prompt_tokens=len(trace.prompt),
+        vocab=config.vocab, tokenizer=engine.tokenizer, name=f"problem {trace.problem}",
+        temperature=trace.temperature, stop=[], ignore_eos=not sampling.get("min_new_tokens"),
+        max_new_tokens=max(map(len, trace.samples)), **sampling,
+    )  # fmt: skip
+    highest = max(max(trace.prompt), *(max(tokens) for tokens in trace.samples))
+    if highest >= config.vocab:
+        raise ValueError(
+            f"problem {trace.problem} must lie in the vocabulary of {config.vocab}, got {highest}"
+        )
+    requests: list[Request] = []
+    given: dict[tuple[int, int], list[int]] = {}
+    tokens_of = dict(zip(trace.indices, trace.samples, strict=True))
+    for run in _runs(sorted(tokens_of)):
+        request = Request.of(len(requests), trace.prompt, params, run, trace.seed)
+        given |= {(request.key, i): tokens_of[i] for i in run}
+        requests.append(request)
+    made: list[Auditor] = []
+
+    def reader(ops: Ops, rows: int) -> Auditor:
+        made.append(Auditor(given, ops, rows))
+        return made[0]
+
+    for _ in engine.run(requests, RunSettings(budget=0, speculate=False, reader=reader)):
+        pass
+    gaps, key = made[0].gaps, requests[0].key
+    return [
+        Audited(trace.problem, i, tokens, gaps[key, i])
+        for i, tokens in sorted(tokens_of.items())
+    ]
+
+
+def _runs(indices: list[int]) -> list[range]:
+    """The ranges that hold these, in order."""
+    found: list[range] = []
+    for i in indices:
+        if found and found[-1].stop == i:
+            found[-1] = range(found[-1].start, i + 1)
+        else:
+            found.append(range(i, i + 1))
+    return found
+
+
+def summary(samples: Iterable[Audited], tie: float) -> dict[str, Any]:
+    """Figures over samples, as `csd audit` prints them."""
+    listed = [*samples]
+    tokens = sum(len(s.tokens) for s in listed)
+    different = sum(len(s.different(tie)) for s in listed)
+    ties = sum(s.ties(tie) for s in listed)
+    return {
+        "samples": len(listed),
+        "samples_different": sum(bool(s.different(tie)) for s in listed),
+        "tokens": tokens,
+        "equal": tokens - ties - different,
+        "ties": ties,
+        "different": different,
+        "different_share": different / max(tokens, 1),
+        "tie": tie,
+    }

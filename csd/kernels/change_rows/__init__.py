@@ -1,0 +1,30 @@
+"""Change the logits of every row of the pool as its slot's rules ask, before any filter.
+
+At row m, with x the logits [V], y the tokens of prompt and sample up to and including the row's own
+(committed ones, then those on its path in the draft tree), and c the counts of the sample's tokens:
+
+    x += bias                                    logit_bias; -inf at what is banned anywhere
+    x = -inf  at the last token of a banned sequence whose others end y
+              at tokens that would complete an n-gram of y once more
+              at end tokens before `min_new` tokens
+    x = x * r where x < 0, else x / r            repetition penalty, at tokens of y
+    x -= frequency * c,  x -= presence * (c > 0)
+
+`forced_tokens` gives the token that a spent budget of thought leaves a row, which then has no other
+one. All of it depends on (prompt, tokens before) alone, so what is sampled of changed rows is the
+same whatever was drafted.
+
+PyTorch on every device, shapes fixed, nothing read on the host: a captured step holds it. Rows are
+changed in blocks, so that what is needed beside the result stays small.
+"""
+
+from csd.kernels.change_rows.finish import finish_rows, keep_full, own_chance
+from csd.kernels.change_rows.penalties import penalise
+from csd.kernels.change_rows.prefix import Prefixes, path_tokens
+from csd.kernels.change_rows.rows import blocks, change_rows
+from csd.kernels.change_rows.thought import forced_tokens, only
+
+__all__ = [
+    "Prefixes", "blocks", "change_rows", "finish_rows", "forced_tokens", "keep_full", "only",
+    "own_chance", "path_tokens", "penalise",
+]  # fmt: skip

@@ -1,0 +1,77 @@
+"""Steps around the verification of changed rows: rows without a token, the model's own law."""
+
+from collections.abc import Callable
+
+import torch
+
+from csd.kernels.change_rows.rows import blocks
+from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.state.pool import Pool
+from csd.state.rules import Rules
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+
+def keep_full(x: torch.Tensor, logits: torch.Tensor, static: bool = True) -> torch.Tensor:
+    """Rows of x [M, V] without a token become those of the logits, in place; [M] bool, which.
+
+    A row off all paths may have none, which is no error, and one on a path must draw something.
+    static: whether nothing may be read.
+    """
+    short = x.amax(-1) == -torch.inf
+    if not static and not bool(short.any()):
+        return short
+    for rows in blocks(x.shape[0]):
+        x[rows] = torch.where(short[rows, None], logits[rows].to(x.dtype), x[rows])
+    return short
+
+
+def finish_rows(
+    verdict: Verdict,
+    logits: torch.Tensor,
+    short: torch.Tensor,
+    pool: Pool,
+    slots: Slots,
+    rules: Rules,
+    log_sum: Callable = log_sum_ref,
+    static: bool = True,
+) -> None:
+    """In place, of a verdict on changed rows: log-probabilities of the model itself, bad slots.
+
+    logits: [M, V] of the model; short: [M] bool, rows without a token, which are errors on a path.
+    log_sum: of the backend. static: whether nothing may be read; else only rows on the paths are.
+    """
+    kept = verdict.accept_row >= 0
+    row = verdict.accept_row.clamp(min=0).long()
+    empty = short[row] & kept
+    place = slots.generated + empty.int().argmax(-1) + 1
+    empty = empty.any(-1)
+    rules.empty.copy_(torch.where(empty & (rules.empty == 0), place, rules.empty))
+    verdict.bad |= empty
+    if static:
+        M = pool.rows
+        place = torch.where(kept, row, M).flatten()
+        on_path = torch.zeros(M + 1, dtype=torch.bool, device=row.device)
+        on_path = on_path.scatter_(0, place, True)[:M]
+        parts = blocks(M)
+        every = [own_chance(logits[at], verdict.sample[at], log_sum) for at in parts]
+        verdict.raw_logprob.copy_(torch.where(on_path, torch.cat(every), 0))
+    else:
+        rows = row[kept]
+        verdict.raw_logprob.zero_()
+        raw = own_chance(logits[rows], verdict.sample[rows], log_sum)
+        verdict.raw_logprob[rows] = raw.to(verdict.raw_logprob.dtype)
+    greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
+    verdict.logprob.copy_(torch.where(greedy, verdict.raw_logprob, verdict.logprob))
+
+
+def own_chance(
+    logits: torch.Tensor, token: torch.Tensor, log_sum: Callable = log_sum_ref
+) -> torch.Tensor:
+    """Log-probabilities [R] of token [R] by logits [R, V], float32 at least.
+
+    log_sum: of the backend, for the bits that it gives when it samples.
+    """
+    total = log_sum(logits)
+    found = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
+    return found.to(total.dtype) - total

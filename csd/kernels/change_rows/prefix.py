@@ -1,0 +1,64 @@
+"""The tokens before each row: the end of its prompt, what its slot committed, and its path."""
+
+from dataclasses import dataclass
+
+import torch
+
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.rules import Rules
+from csd.state.slots import Slots
+
+
+@dataclass(slots=True)
+class Prefixes:
+    """Of R rows. Columns before a prefix and behind it hold -1; P are the prompt's."""
+
+    token: torch.Tensor  # [R, L] int64
+    end: torch.Tensor  # [R] int64, the column behind the prefix
+    prompt: int  # P
+
+    def last(self, count: int) -> torch.Tensor:
+        """[R, count] int64, the last tokens, latest first; -1 where there are fewer."""
+        place = self.end[:, None] - 1 - torch.arange(count, device=self.token.device)
+        found = self.token.gather(1, place.clamp(min=0))
+        return torch.where(place >= 0, found, -1)
+
+    def shifted(self, by: int) -> torch.Tensor:
+        """[R, L], the tokens so many places before each one."""
+        if by == 0:
+            return self.token
+        return torch.nn.functional.pad(self.token[:, :-by], (by, 0), value=-1)
+
+
+def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
+    """[R, MAX_DEPTH] int64, the drafted tokens on each row's path, by depth from 1; -1 behind.
+
+    A root is committed, so it is none of them.
+    """
+    device = pool.token.device
+    s = pool.slot[rows].clamp(min=0).long()
+    # [R, M]: column j is on the path of row m
+    node = torch.arange(pool.rows, device=device) - pool.slot_start[s].long()[:, None]
+    same = (pool.slot[rows, None] == pool.slot) & (pool.slot[rows, None] >= 0)
+    above = (pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1
+    drafted = same & (above == 1) & (pool.depth > 0)
+    # a column behind the last takes what is on no path
+    place = torch.where(drafted, pool.depth.long() - 1, MAX_DEPTH)
+    found = torch.full((s.shape[0], MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
+    return found.scatter_(1, place, pool.token.long().expand_as(place))[:, :-1]
+
+
+def prefixes(
+    rows: slice, path: torch.Tensor, longest: int, pool: Pool, slots: Slots, rules: Rules
+) -> Prefixes:
+    """Of the pool's `rows`, whose paths are `path`; longest: tokens that a slot has committed."""
+    s = pool.slot[rows].clamp(min=0).long()
+    P, device = rules.prompt.shape[1], path.device
+    committed = slots.tokens[s, :longest].long()
+    generated = slots.generated[s].long()[:, None]
+    # what earlier samples left behind is none of this one's
+    fresh = torch.arange(longest, device=device) < generated
+    committed = torch.where(fresh, committed, -1)
+    token = torch.cat([rules.prompt[s].long(), committed, torch.full_like(path, -1)], 1)
+    token.scatter_(1, P + generated + torch.arange(path.shape[1], device=device), path)
+    return Prefixes(token, P + generated[:, 0] + pool.depth[rows].long(), P)

@@ -1,0 +1,90 @@
+"""Steps over tokens that are given: each slot's next ones as a chain, all of which are kept.
+
+A step runs as one that drafts does, so a token's log-probabilities have the bits that sampling it
+gives where an engine is exact.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from csd.graph.host_tree import Tree, pool_of
+from csd.kernels.change_rows import blocks, own_chance
+from csd.kernels.ops import Ops
+from csd.kernels.verify.reference_rows import row_logits, sample_rows
+from csd.state.pool import MAX_DEPTH, ROOT, Pool
+from csd.state.slots import Slots
+from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
+from csd.verify.target import processed
+
+
+class GivenTokens:
+    """In the place of a sampler; tokens: by a sample's noise key and index. rows: of a step."""
+
+    def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
+        self._tokens, self._ops, self._rows = tokens, ops, rows
+
+    def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
+        """Each live slot's root and its next tokens but the last, as far as rows go."""
+        depth = min(MAX_DEPTH, self._rows // live - 1)
+        trees = {}
+        for s, left in self._left(slots).items():
+            trees[s] = Tree(nodes=depth, depth=depth)
+            trees[s].chain(left[:-1][:depth], ROOT)
+        return pool_of(trees, slots, live + sum(len(tree.token) for tree in trees.values()))
+
+    def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+        """All rows are kept, with the given tokens in the place of samples."""
+        left = self._left(slots)
+        slot, depth = pool.slot.tolist(), pool.depth.tolist()
+        token = [left[s][d] for s, d in zip(slot, depth, strict=True)]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        out = empty_verdict(pool.rows, slots.count, logits.device, wide)
+        out.sample.copy_(torch.tensor(token))
+        out.top_token.fill_(-1)
+        out.top_prob.zero_()
+        out.bad.fill_(False)
+        for rows in blocks(pool.rows):
+            self._measure(rows, logits, pool, slots, out)
+        out.accept_row.fill_(-1)
+        out.accept_row[pool.slot.long(), pool.depth.long()] = torch.arange(
+            pool.rows, dtype=torch.int32, device=logits.device
+        )
+        out.accept_count.copy_(pool.slot_nodes)
+        rest = [len(left.get(s, [])) for s in range(slots.count)]
+        ended = torch.tensor(rest, device=logits.device) == pool.slot_nodes
+        out.finish.copy_(torch.where(ended & (pool.slot_nodes > 0), LENGTH, RUNNING))
+        return out
+
+    def _measure(
+        self, rows: slice, logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
+    ) -> None:
+        at = torch.arange(pool.rows, device=logits.device)[rows]
+        part, token, s = logits[rows], out.sample[rows].long()[:, None], pool.slot[rows].long()
+        passes = self._ops.passes
+        out.raw_logprob[rows] = own_chance(part, token[:, 0], passes.log_sum)
+        total = sample_rows(part, at, pool, slots, passes).log_total
+        out.bad[s[~total.isfinite()]] = True
+        greedy = slots.temperature[s] == 0
+        x = row_logits(part, at, pool, slots)
+        by = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
+        score = x.gather(1, token)[:, 0].to(by.dtype) / by - x.amax(-1).to(by.dtype) / by
+        chance = score - total
+        filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
+        if bool((filtered & ~greedy).any()):
+            kept = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
+            chance = torch.where(kept, chance, -torch.inf)
+        out.logprob[rows] = torch.where(greedy, out.raw_logprob[rows], chance)
+
+    def _left(self, slots: Slots) -> dict[int, list[int]]:
+        """The tokens that each live slot has not read yet."""
+        listed = zip(
+            slots.live.tolist(), slots.key.tolist(), slots.sample.tolist(),
+            slots.generated.tolist(), strict=True,
+        )  # fmt: skip
+        return {
+            s: self._tokens[key, sample][generated:]
+            for s, (live, key, sample, generated) in enumerate(listed)
+            if live
+        }

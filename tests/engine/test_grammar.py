@@ -1,0 +1,176 @@
+"""Samples of grammars: always valid, the same with drafts, and plain sampling under the masks."""
+
+import json
+import math
+import re
+
+import oracle
+import pytest
+import torch
+from checkpoints import VOCAB, build
+from scripted import Letters, PrefixSum, engine
+
+import csd
+from csd.models.demo import toy
+
+pytest.importorskip("llguidance")
+from csd.engine.grammar import reader_of
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["ab", "abc", "xyz"]},
+        "kind": {"type": "boolean"},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+@pytest.fixture(scope="module")
+def made():
+    model, tokenizer = toy()
+    with csd.Engine(model, tokenizer=tokenizer) as e:
+        yield e, tokenizer
+
+
+@pytest.mark.parametrize("budget", [0, 6, 64, "auto"])
+def test_every_text_is_of_the_schema(made, budget):
+    e, _ = made
+    out = e.generate(
+        "a b", num_samples=8, max_new_tokens=200, seed=0, json_schema=SCHEMA, temperature=1.3,
+        budget=budget, min_new_tokens=0,
+    )  # fmt: skip
+    want = e.generate(
+        "a b", num_samples=8, max_new_tokens=200, seed=0, json_schema=SCHEMA, temperature=1.3,
+        speculate=False,
+    )  # fmt: skip
+    assert out.tokens == want.tokens
+    assert out.finish_reasons == ["stop"] * 8
+    for text in out.texts:
+        value = json.loads(text)
+        assert value["name"] in ("ab", "abc", "xyz") and type(value["kind"]) is bool
+        assert value.keys() <= {"name", "kind", "size"}
+    assert len(set(out.texts)) > 2
+    if budget in (6, 64):
+        assert out.stats.nodes_accepted > 0
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_regular_expressions_and_lark(made, static):
+    model, tokenizer = toy()
+    with csd.Engine(model, tokenizer=tokenizer, static=static) as e:
+        options = dict(num_samples=6, max_new_tokens=60, seed=1, budget=30)
+        for text in e.generate("x", regex="(ab|cd){2,5}!?", **options).texts:
+            assert re.fullmatch("(ab|cd){2,5}!?", text)
+        lark = 'start: "(" start ")" | /[0-9]/'
+        for text in e.generate("x", grammar=lark, **options).texts:
+            assert re.fullmatch(r"\(*[0-9]\)*", text) and text.count("(") == text.count(")")
+
+
+class Sized(Letters):
+    eos_token_id = 29
+
+    def __len__(self):
+        return len(self.alphabet)
+
+
+class Allowed:
+    """A function of rows: what a fresh matcher allows behind a sample's tokens."""
+
+    def __init__(self, tokenizer, grammar, prompt_len, vocab, ends):
+        from llguidance import LLMatcher
+
+        self.matcher = lambda: LLMatcher(
+            reader_of(tokenizer, vocab), LLMatcher.grammar_from_regex(grammar)
+        )
+        self.prompt_len, self.vocab, self.ends = prompt_len, vocab, ends
+
+    def __call__(self, ids, logits):
+        matcher = self.matcher()
+        assert matcher.consume_tokens(ids[0, self.prompt_len :].tolist())
+        found = torch.full_like(logits, -math.inf)
+        for t in range(self.vocab):
+            own = t not in self.ends and matcher.validate_tokens([t]) == 1
+            if own or (t in self.ends and matcher.is_accepting()):
+                found[0, t] = logits[0, t]
+        return found
+
+
+def test_tokens_are_plain_samplings_under_the_masks():
+    """In float64, of a checkpoint with a tokenizer of letters."""
+    model, twin = (build("llama", dtype=torch.float64) for _ in range(2))
+    twin.generation_config.eos_token_id = None
+    letters = Sized()
+    pattern = "(abc|abd|b.)+"
+    ends, prompt = (29,), [5, 17, 3]
+    allowed = Allowed(letters, pattern, len(prompt), VOCAB, ends)
+    for rules in ({}, dict(no_repeat_ngram_size=4, presence_penalty=0.3, top_p=0.95)):
+        options = dict(max_new_tokens=14, temperature=0.9, **rules)
+        with csd.Engine(twin) as e:
+            out = e.generate(
+                prompt, num_samples=4, seed=3, budget=20, regex=pattern, tokenizer=letters,
+                **options,
+            )  # fmt: skip
+        for sample in out:
+            tokens, logprobs, raw, _ = oracle.generate(
+                model, prompt, seed=3, sample=sample.index, end_ids=ends,
+                logits_processor=[allowed], **options,
+            )  # fmt: skip
+            assert sample.tokens == tokens
+            assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)
+            assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
+
+
+def test_a_function_allows_nothing_that_the_grammar_does_not(made):
+    e, _ = made
+    out = e.generate(
+        "x", num_samples=4, max_new_tokens=9, seed=0, regex="[ab]{8}",
+        logits_processor=lambda ids, x: torch.zeros_like(x),
+    )  # fmt: skip
+    assert all(re.fullmatch("[ab]{8}", text) for text in out.texts)
+
+
+def test_a_vote_over_json(made):
+    e, _ = made
+    out = e.generate("a", num_samples=6, max_new_tokens=80, seed=0, json_schema=SCHEMA)
+    decided = csd.vote(out, extract=lambda text: json.loads(text)["name"])
+    assert decided.answer in ("ab", "abc", "xyz") and None not in decided.answers
+    best = csd.best_of(out, lambda sample: -len(sample.text))
+    assert json.loads(best.sample.text)
+
+
+REFUSED = {
+    "schema": (
+        dict(json_schema={"properties": {"a": {"items": {"anyOf": [{}, {"type": "nothing"}]}}}}),
+        ValueError, "json_schema must be one .* at /properties/a/items/anyOf/1: .*nothing",
+    ),
+    "schema-top": (dict(json_schema={"type": "nothing"}), ValueError, "reads; at its top: .*nothing"),
+    "text": (dict(json_schema="{"), ValueError, "json_schema must be JSON, got '{'"),
+    "kind": (dict(json_schema=3), TypeError, "json_schema must be a dict, a text or a class"),
+    "regex": (dict(regex="(a"), ValueError, "(?s)regex must be one that .* reads: .*unclosed"),
+    "lark": (dict(grammar="start: nothing"), ValueError, "grammar must be one that .*unknown name"),
+    "two": (dict(regex="a", grammar="start: /a/"), ValueError, "regex and grammar exclude each"),
+    "thought": (
+        dict(regex="a", max_thinking_tokens=3, thinking_tags=[[3], [4]]), ValueError,
+        "regex and max_thinking_tokens exclude each other",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_by_name(made, options, error, message):
+    with pytest.raises(error, match=message):
+        made[0].generate("a", max_new_tokens=3, **options)
+
+
+def test_it_needs_a_tokenizer():
+    with pytest.raises(ValueError, match="regex needs a tokenizer"):
+        csd.generate(engine(PrefixSum()), [1], regex="a")
+
+
+def test_a_place_without_a_token_names_the_grammar(made):
+    with pytest.raises(ValueError, match=r"^min_new_tokens and regex left no token to draw"):
+        made[0].generate("a", max_new_tokens=9, min_new_tokens=5, regex="ab", seed=0)

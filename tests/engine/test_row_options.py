@@ -1,0 +1,333 @@
+"""What samples are asked for beyond filters: tokens are a loop's over transformers' processors."""
+
+import logging
+import math
+from functools import cache
+from itertools import pairwise
+
+import oracle
+import pytest
+import torch
+import transformers
+from checkpoints import VOCAB, build
+from engine_cases import PROMPTS, assert_same_samples
+from scripted import Letters, PrefixSum, engine
+
+import csd
+
+LENGTH = 16
+PROMPT = [5, 17, 3, 60, 17, 3, 9]
+COOL = dict(temperature=0.6)
+TAGS = ((3,), (17, 9))
+
+
+def halved_after_three(ids, logits):
+    """A function of rows: what follows token 3 is as likely as its square root."""
+    return torch.where(ids[:, -1:] == 3, logits / 2, logits)
+
+
+class NoEven(transformers.LogitsProcessor):
+    """Bans even tokens behind prefixes of even length, as a user would write it."""
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] % 2 == 0:
+            scores[:, ::2] = -math.inf
+        return scores
+
+
+SETTINGS = {
+    "bias": dict(logit_bias={3: 2.5, 17: 1.25, 9: -math.inf}, **COOL),
+    "bad-words": dict(bad_words=[[5], [17, 3], [3, 60, 17]], **COOL),
+    "allowed": dict(allowed_token_ids=[3, 5, 9, 17, 60, 61], temperature=1.5),
+    "suppressed": dict(suppress_tokens=[3, 5, 96], top_k=5, **COOL),
+    "ngram": dict(no_repeat_ngram_size=2, temperature=0.3),
+    "ngram-1": dict(no_repeat_ngram_size=1, temperature=0),
+    "counts": dict(frequency_penalty=0.8, presence_penalty=0.5, temperature=0.4),
+    "counts-greedy": dict(frequency_penalty=1.5, presence_penalty=-0.5, temperature=0),
+    "function": dict(logits_processor=halved_after_three, **COOL),
+    "processors": dict(
+        logits_processor=transformers.LogitsProcessorList([NoEven(), halved_after_three]),
+        temperature=0.9, min_p=0.02,
+    ),
+    "thought": dict(
+        max_thinking_tokens=2, thinking_tags=TAGS, logit_bias={3: 3.0, 17: 1.0}, temperature=1.0
+    ),
+    "thought-closed": dict(
+        max_thinking_tokens=4, thinking_tags=(*TAGS, (5, 6, 17, 9)), logit_bias={3: 4.0},
+        temperature=0.8, frequency_penalty=0.2, logits_processor=[NoEven()],
+    ),
+    "all": dict(
+        logit_bias={3: 1.5}, bad_words=[[5], [17, 3]], suppress_tokens=[96],
+        allowed_token_ids=[*range(2, 97)], no_repeat_ngram_size=3, frequency_penalty=0.3,
+        presence_penalty=0.2, repetition_penalty=1.2, min_new_tokens=6, temperature=0.7,
+        top_k=30, top_p=0.9, min_p=0.02, max_thinking_tokens=3, thinking_tags=TAGS,
+        logits_processor=halved_after_three,
+    ),
+}  # fmt: skip
+ON_HOST = ("function", "processors", "thought-closed", "all")
+
+
+@cache
+def model_and_twin():
+    """csd rebinds the parameters of its model: the loop has one of its own."""
+    model, twin = (build("llama", dtype=torch.float64) for _ in range(2))
+    twin.generation_config.eos_token_id = None
+    return model, twin
+
+
+@cache
+def plain(setting):
+    return [
+        oracle.generate(
+            model_and_twin()[0], PROMPT, seed=11, sample=i, max_new_tokens=LENGTH, end_ids=(7, 30),
+            **SETTINGS[setting],
+        )
+        for i in range(5)
+    ]  # fmt: skip
+
+
+@cache
+def engine_of(kind):
+    machine = {
+        "reference": dict(kernels="reference"), "cpu": {}, "static": dict(static=True, lag=2),
+        "few-slots": dict(max_slots=2, lag=1),
+    }  # fmt: skip
+    return csd.Engine(model_and_twin()[1], **machine[kind])
+
+
+def assert_plain(out, want):
+    for sample, (tokens, logprobs, raw, _) in zip(out, want, strict=True):
+        assert sample.tokens == tokens
+        assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)
+        assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["reference", "cpu", "static", "few-slots"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tokens_equal_a_loops(setting, kind):
+    budgets = {"cpu": (0, 6, 64), "few-slots": (16,)}.get(kind, (0, 24))
+    for budget in budgets:
+        out = engine_of(kind).generate(
+            PROMPT, num_samples=5, seed=11, max_new_tokens=LENGTH, stop_token_ids=[7, 30],
+            budget=budget, **SETTINGS[setting],
+        )  # fmt: skip
+        assert_plain(out, plain(setting))
+        assert (out.stats.nodes_proposed > 0) == (budget > 0)
+
+
+def test_drafts_are_accepted_in_these_tests():
+    """The equality above means something only where drafts are accepted and refused."""
+    for setting in ("counts", "ngram", "thought", "all"):
+        out = engine_of("cpu").generate(
+            PROMPT, num_samples=5, seed=11, max_new_tokens=LENGTH, budget=64, **SETTINGS[setting]
+        )
+        assert 0 < out.stats.nodes_accepted < out.stats.nodes_proposed, setting
+
+
+@pytest.mark.parametrize("verifier", ["recursive", "single"])
+def test_other_verifiers_keep_to_constraints(verifier):
+    out = engine_of("cpu").generate(
+        PROMPT, num_samples=6, seed=1, max_new_tokens=18, budget=20, verifier=verifier,
+        temperature=1.5, no_repeat_ngram_size=2,
+        allowed_token_ids=[3, 5, 9, 17, 60, *range(70, 80)],
+    )  # fmt: skip
+    assert out.stats.nodes_accepted > 0
+    for tokens in out.tokens:
+        assert {*tokens} <= {3, 5, 9, 17, 60, *range(70, 80)}
+        ids = PROMPT + tokens
+        pairs = [*pairwise(ids)]
+        # the prompt has one pair twice, which no sample adds to
+        assert len(pairs) - len({*pairs}) == 1
+
+
+def test_triton_draws_the_references_tokens(few_splits):
+    model = build("llama", dtype=torch.float32)
+    options = dict(SETTINGS["all"], num_samples=2, max_new_tokens=4, budget=6, seed=3)
+    options |= dict(ignore_eos=True, min_new_tokens=2)
+    del options["logits_processor"]
+    runs = []
+    for kernels in ("reference", "triton"):
+        with csd.Engine(model, max_slots=3, kernels=kernels) as engine:
+            runs.append(engine.generate(PROMPTS, **options))
+    assert_same_samples(*runs)
+    for a, b in zip(*runs, strict=True):
+        for name in ("logprobs", "raw_logprobs"):
+            for got, want in zip(getattr(a, name), getattr(b, name), strict=True):
+                assert got == pytest.approx(want, abs=2e-4)
+
+
+def test_prompts_of_a_call_have_the_rules_of_the_call():
+    many = engine_of("few-slots").generate(
+        PROMPTS, num_samples=3, seed=2, max_new_tokens=8, no_repeat_ngram_size=2,
+        bad_words=[[6, 7]], temperature=0.5,
+    )  # fmt: skip
+    for prompt, out in zip(PROMPTS, many, strict=True):
+        one = engine_of("cpu").generate(
+            prompt, num_samples=3, seed=2, max_new_tokens=8, no_repeat_ngram_size=2,
+            bad_words=[[6, 7]], temperature=0.5,
+        )  # fmt: skip
+        assert out.tokens == one.tokens
+    # and the next call has none of them
+    free = engine_of("few-slots").generate(PROMPTS[0], num_samples=3, seed=2, max_new_tokens=8)
+    assert free.tokens == csd.generate(
+        engine_of("cpu"), PROMPTS[0], num_samples=3, seed=2, max_new_tokens=8
+    ).tokens
+
+
+EMPTY = {
+    "allowed_token_ids and suppress_tokens": dict(allowed_token_ids=[3], suppress_tokens=[3]),
+    "allowed_token_ids and no_repeat_ngram_size": dict(
+        allowed_token_ids=[40, 41], no_repeat_ngram_size=1
+    ),
+    "bad_words and allowed_token_ids": dict(bad_words=[[40], [41, 41]], allowed_token_ids=[40, 41]),
+    "allowed_token_ids and min_new_tokens": dict(
+        allowed_token_ids=[7], min_new_tokens=3, stop_token_ids=[7]
+    ),
+    "logits_processor": dict(logits_processor=lambda ids, x: torch.full_like(x, -math.inf)),
+}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "static"])
+@pytest.mark.parametrize("names", EMPTY)
+def test_a_row_without_a_token_names_the_constraint(names, kind):
+    options = dict(num_samples=2, max_new_tokens=6, budget=16, seed=0, **EMPTY[names])
+    with pytest.raises(ValueError, match=f"^{names} left no token to draw behind") as raised:
+        engine_of(kind).generate(PROMPT, **options)
+    assert "of prompt 0" in str(raised.value)
+    out = engine_of(kind).generate(PROMPT, on_error="return", **options)
+    assert out.error.startswith(names)
+    # the engine goes on
+    assert len(engine_of(kind).generate(PROMPT, max_new_tokens=2)) == 1
+
+
+def test_a_draft_without_a_token_is_no_error():
+    """What no sample comes to may have no token: two are allowed, once each, and two are drawn."""
+    out = engine_of("cpu").generate(
+        [5, 40, 41, 40, 41], num_samples=4, max_new_tokens=1, budget=64, seed=0,
+        allowed_token_ids=[40, 41, 42], no_repeat_ngram_size=3,
+    )  # fmt: skip
+    assert all({*tokens} <= {40, 41, 42} for tokens in out.tokens)
+    out = engine_of("cpu").generate(
+        PROMPT, num_samples=8, max_new_tokens=2, budget=64, seed=0, allowed_token_ids=[40, 41],
+        no_repeat_ngram_size=1,
+    )  # fmt: skip
+    assert {tuple(sorted(tokens)) for tokens in out.tokens} == {(40, 41)}
+
+
+def test_functions_get_prefixes_that_samples_can_have():
+    seen = []
+
+    def only_up(ids, logits):
+        assert ids.dtype == torch.int64 and logits.shape == (len(ids), VOCAB)
+        for row in ids.tolist():
+            seen.append(tuple(row))
+            assert row[len(PROMPT) :] == [*range(10, 10 + len(row) - len(PROMPT))]
+        found = torch.full_like(logits, -math.inf)
+        found[:, 10 + ids.shape[1] - len(PROMPT)] = 0
+        return found
+
+    out = engine_of("cpu").generate(
+        PROMPT, num_samples=3, max_new_tokens=8, budget=64, seed=0, logits_processor=only_up
+    )
+    assert out.tokens == [[*range(10, 18)]] * 3
+    assert max(map(len, seen)) < len(PROMPT) + 8 + 16
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda ids, x: None, r"must return logits of shape \[1, 97\], got None"),
+        (lambda ids, x: x[0], r"must return logits of shape \[1, 97\], got shape \[97\]"),
+    ],
+    ids=["none", "shape"],
+)
+def test_what_a_function_returns_is_checked(function, message):
+    with pytest.raises(TypeError, match=f"logits_processor {message}"):
+        engine_of("cpu").generate(PROMPT, max_new_tokens=2, logits_processor=function)
+
+
+def test_functions_on_a_gpu_are_logged(caplog):
+    from csd.engine import changes
+
+    changes._log_uncaptured.cache_clear()
+    with caplog.at_level(logging.WARNING, "csd"):
+        changes.log_uncaptured(torch.device("cpu"))
+        assert not caplog.records
+        changes.log_uncaptured(torch.device("cuda"))
+        changes.log_uncaptured(torch.device("cuda"))
+    assert len(caplog.records) == 1 and "static=False" in caplog.text
+
+
+def test_strings_are_spelled():
+    e = engine(PrefixSum(), Letters())
+    tokens = [Letters.alphabet.index(c) for c in "ab"]
+    out = csd.generate(e, "abab", num_samples=8, max_new_tokens=40, bad_words="ab", seed=0)
+    assert all("ab" not in text for text in out.texts)
+    same = csd.generate(
+        e, "abab", num_samples=8, max_new_tokens=40, bad_words=[tokens, [26, *tokens]], seed=0
+    )
+    assert same.tokens == out.tokens
+    with pytest.raises(ValueError, match="bad_words that are strings need a tokenizer"):
+        csd.generate(engine(PrefixSum()), [1], bad_words=["ab"])
+
+
+def test_a_generation_config_asks_for_bans():
+    asked = dict(no_repeat_ngram_size=2, suppress_tokens=[3, 4], bad_words_ids=[[5], [6, 7], [9]])
+    config = transformers.GenerationConfig(eos_token_id=9, **asked)
+    followed = engine(PrefixSum(), generation_config=config)
+    options = dict(num_samples=4, max_new_tokens=30, seed=1)
+    want = csd.generate(
+        engine(PrefixSum()), [1, 2], no_repeat_ngram_size=2, suppress_tokens=[3, 4],
+        bad_words=[[5], [6, 7]], stop_token_ids=[9], **options,
+    )  # fmt: skip
+    assert csd.generate(followed, [1, 2], **options).tokens == want.tokens
+    freed = csd.generate(
+        followed, [1, 2], no_repeat_ngram_size=0, suppress_tokens=[], bad_words=[], **options
+    )
+    want = csd.generate(engine(PrefixSum()), [1, 2], stop_token_ids=[9], **options)
+    assert freed.tokens == want.tokens
+
+
+REFUSED = {
+    "bias-list": (dict(logit_bias=[1]), TypeError, "logit_bias must be a dict of token ids"),
+    "bias-key": (dict(logit_bias={"a": 1}), TypeError, "logit_bias must have token ids for keys"),
+    "bias-value": (
+        dict(logit_bias={1: "a"}), TypeError, "logit_bias of token 1 must be a number, got 'a'"
+    ),
+    "bias-nan": (dict(logit_bias={1: math.nan}), ValueError, "logit_bias of token 1 must lie in"),
+    "bias-inf": (dict(logit_bias={1: math.inf}), ValueError, "logit_bias of token 1 must lie in"),
+    "bias-vocab": (dict(logit_bias={97: 1}), ValueError, "logit_bias must lie in the vocabulary"),
+    "words-ids": (dict(bad_words=[5, 6]), TypeError, r"got 5 alone: write \[\[5\]\]"),
+    "words-empty": (dict(bad_words=[[]]), ValueError, "bad_words must be strings or lists"),
+    "words-vocab": (dict(bad_words=[[1, 97]]), ValueError, "bad_words must lie in the vocab"),
+    "allowed-none": (dict(allowed_token_ids=[]), ValueError, "allowed_token_ids must have at"),
+    "allowed-vocab": (dict(allowed_token_ids=[97]), ValueError, "allowed_token_ids must lie in"),
+    "suppressed": (dict(suppress_tokens="a"), TypeError, "suppress_tokens must be token ids"),
+    "ngram": (dict(no_repeat_ngram_size=-1), ValueError, "no_repeat_ngram_size must be at least"),
+    "frequency": (dict(frequency_penalty="a"), TypeError, "frequency_penalty must be a number"),
+    "presence": (dict(presence_penalty=math.inf), ValueError, "presence_penalty must lie in"),
+    "class": (dict(logits_processor=NoEven), TypeError, "logits_processor must be a function of"),
+    "arguments": (dict(logits_processor=lambda x: x), TypeError, "logits_processor must be a func"),
+    "thought": (dict(max_thinking_tokens=-1), ValueError, "max_thinking_tokens must be at least 0"),
+    "thought-tags": (dict(max_thinking_tokens=3), ValueError, "pass thinking_tags=.'<think>', "),
+    "tags-alone": (dict(thinking_tags=TAGS), ValueError, "thinking_tags go with max_thinking_to"),
+    "tags-one": (
+        dict(max_thinking_tokens=3, thinking_tags=[[3]]), TypeError, "thinking_tags must be what"
+    ),
+    "tags-equal": (
+        dict(max_thinking_tokens=3, thinking_tags=[[3], [3]]), ValueError, "thinking_tags must dif"
+    ),
+    "tags-end": (
+        dict(max_thinking_tokens=3, thinking_tags=[[3], [4], [4, 5]]), ValueError,
+        r"thinking_tags must have a third that ends with the second, as token ids \[4\], got",
+    ),
+    "tags-text": (
+        dict(max_thinking_tokens=3, thinking_tags=["a", "b"]), ValueError, "need a tokenizer"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_by_name(options, error, message):
+    with pytest.raises(error, match=message):
+        engine_of("cpu").generate(PROMPT, max_new_tokens=1, **options)
