@@ -53,7 +53,10 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
             num_samples=generator.randint(1, 5), max_new_tokens=generator.randint(1, 40),
             seed=generator.randint(0, 3), temperature=generator.choice([0.0, 0.7, 1.3]),
             top_p=generator.choice([1.0, 0.9]), first_sample=generator.choice([0, 0, 7]),
-            stop_token_ids=[3],
+            stop_token_ids=[3], top_logprobs=generator.choice([0, 0, 2, 5]),
+            frequency_penalty=generator.choice([0.0, 0.0, 1.2]),
+            logit_bias=generator.choice([{}, {}, {7: 2.0}]),
+            no_repeat_ngram_size=generator.choice([0, 0, 2]),
         )))  # fmt: skip
     with csd.Engine(model) as plainly:
         wanted = [plainly.generate(prompt, **options) for prompt, options in asked]
@@ -77,8 +80,11 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
     assert_same_samples([h.result(60) for h in handles], wanted)
     for handle, want in zip(handles, wanted, strict=True):
         got = handle.result()
-        for a, b in zip(got.raw_logprobs, want.raw_logprobs, strict=True):
-            assert a == pytest.approx(b, abs=1e-9)
+        for a, b in zip(got, want, strict=True):
+            assert a.raw_logprobs == pytest.approx(b.raw_logprobs, abs=1e-9)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
+            ids = [[[token for token, _ in row] for row in x.top_logprobs] for x in (a, b)]
+            assert ids[0] == ids[1]
     assert free(service)
 
 
@@ -246,18 +252,23 @@ def test_errors_end_their_request_alone():
 
     bad = service.submit([2, 30], max_new_tokens=5, seed=1)
     broken = service.submit([1], num_samples=2, max_new_tokens=5, seed=1, until=until)
-    for handle, kind, text in ((bad, FloatingPointError, "NaN"), (broken, RuntimeError, "mine")):
+    empty = service.submit([1], max_new_tokens=5, seed=1, allowed_token_ids=[3], bad_words=[[3]])
+    for handle, kind, text in (
+        (bad, FloatingPointError, "NaN"), (broken, RuntimeError, "mine"),
+        (empty, ValueError, "bad_words"),
+    ):  # fmt: skip
         with pytest.raises(kind, match=text) as caught:
             handle.result(60)
         assert isinstance(caught.value.samples, csd.Samples)
     for options, text in (
         (dict(temperature=-1), "temperature"), (dict(max_new_tokens=10**6), "context"),
         (dict(budget=3), "budget"), (dict(callback=print), "callback"),
+        (dict(logits_processor=lambda ids, x: x), "logits_processor"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=text):
             service.submit([1], **options)
     assert good.result(60).finish_reasons == ["length"] * 2
-    assert service.counters.failed == 2
+    assert service.counters.failed == 3
     assert free(service)
 
 

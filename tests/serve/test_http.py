@@ -250,7 +250,7 @@ def test_penalties_biases_and_bans(port, engine):
         want = drawn(engine, "Once", num_samples=2, seed=3, max_new_tokens=24, **options)
         texts.append([c["text"] for c in answer["choices"]])
         assert texts[-1] == want.texts, more
-    assert len({str(x) for x in texts}) > 6
+    assert len({str(x) for x in texts}) > 4
 
 
 def test_a_schema(port):
