@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         return 2
     module = ".".join(found[argv[0]].relative_to(ROOT).with_suffix("").parts)
     sys.argv = [f"python -m bench {argv[0]}", *argv[1:]]
-    runpy.run_module(module.removesuffix(".__main__"), run_name="__main__", alter_sys=True)
+    runpy.run_module(module.removesuffix(".__main__"), run_name="__main__")
     return 0
 
 

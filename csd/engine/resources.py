@@ -119,11 +119,11 @@ class Resources:
                 room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages) <= free
             ))  # fmt: skip
         with torch.inference_mode(False):
+            self._drafter, self._text, self._limited = made, (tokens, history), limited
             tables = room.slot_pages, room.prompt_pages
             step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
-            # a drafter that does not fit the model leaves nothing behind
             made.attach(self.decoder, step.cache)
-        self._drafter, self._text, self._limited = made, (tokens, history), limited
+        # only now: the next call makes anew what a drafter that does not fit the model has left
         self._step = step
         return step
 

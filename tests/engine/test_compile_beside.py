@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("numba")
 import numba
 
-from csd.cpu import threads as module
+from csd.cpu import entry as module
 from csd.engine import compile_beside, own_python
 
 
@@ -117,7 +117,7 @@ def test_where_no_process_can_begin_the_call_goes_on(processes, monkeypatch, cap
             else:
                 # numba is not there to be asked
                 patch.setattr(compile_beside, "compiles", lambda: False)
-                patch.setitem(sys.modules, "csd.cpu.compiled", None)
+                patch.setitem(sys.modules, "csd.cpu.entry", None)
             with beside():
                 compiles()
     assert not caplog.records

@@ -9,8 +9,9 @@ from joint_law import JointLaw
 from scripted import LastToken, engine
 
 import csd
+from csd.kernels import ops
 from csd.kernels.noise import philox_words_ref
-from csd.kernels.verify import on_path, reference_draws, verify_ref
+from csd.kernels.verify import reference_draws, verify_ref
 from csd.kernels.verify.reference_paths import descend_ref
 
 # `make test-long` asks for 20,000
@@ -72,7 +73,7 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
             first[key] = said + verdict.sample[rows].tolist()
         return verdict
 
-    monkeypatch.setattr(on_path, "verify_on_path", copying)
+    monkeypatch.setattr(ops, "verify_on_path", copying)
     observed, *_ = LAW.draw(400, max_slots=1, budget=6, kernels="reference")
     assert equal_share(observed)[1] > 20
     assert LAW.p_value(observed) < 1e-10

@@ -29,8 +29,8 @@ class Scripted:
     def __init__(self, tokens, length):
         self.tokens, self.length = tokens, length
 
-    def start(self, group_key, prompt, slots):
-        pass
+    def observe_prompt(self, group_key, prompt, observed, read, slots):
+        return read
 
     def insert(self, pool, slots, verdict, defer=False):
         pass

@@ -45,7 +45,8 @@ def changed(slots, changes):
 
 def graph(slots):
     drafter = ConsensusGraph(reference(), torch.device("cpu"), CONFIG)
-    drafter.start(7, [1, 2, 3, 4, 5, 1, 2, 4, 1, 3, 2, 1, 2, 3, 5, 1, 1, 4], slots)
+    prompt = [1, 2, 3, 4, 5, 1, 2, 4, 1, 3, 2, 1, 2, 3, 5, 1, 1, 4]
+    drafter.observe_prompt(7, prompt, 0, len(prompt), slots)
     return drafter
 
 

@@ -58,7 +58,7 @@ def corrupt(engine):
     graph = make_drafter("consensus", engine._ops, engine.device)
     insert, propose = graph.insert, FollowerStep.propose
 
-    def wrong_insert(pool, slots, verdict):
+    def wrong_insert(pool, slots, verdict, defer=False):
         insert(pool, slots, verdict)
         token = graph.table.succ_token
         token.copy_(torch.where(token >= 0, (token * 31 + 7) % 97, -1))

@@ -7,6 +7,7 @@ import torch
 from scripted import Letters, PrefixSum, engine
 
 import csd
+from csd import backends
 from csd.engine.result import Sample
 from csd.kernels import noise
 from csd.models.demo import toy
@@ -122,6 +123,6 @@ def test_triton_on_a_cpu_without_the_interpreter(monkeypatch):
         pytest.skip("CSD_PTX runs what is compiled on the CPU")
     # as it is where triton is imported without TRITON_INTERPRET
     compiled = JITFunction(noise.philox_word.fn)
-    monkeypatch.setattr(noise, "philox_word", compiled)
+    monkeypatch.setattr(backends, "philox_word", compiled)
     with pytest.raises(ValueError, match="must be 'reference' or 'cpu' on a CPU, got 'triton'"):
         csd.Engine(toy()[0], kernels="triton")

@@ -70,7 +70,7 @@ class Watch:
     def __init__(self, drafter, count: int):
         self._drafter, self._count, self.steps = drafter, count, 0
         self.context = drafter.context
-        self.start, self.insert = drafter.start, drafter.insert
+        self.observe_prompt, self.insert = drafter.observe_prompt, drafter.insert
 
     def propose(self, slots, rows, noise=None):
         self.steps += int(slots.live[: self._count].sum())
