@@ -36,7 +36,7 @@ def check_schema(name: str, value: Any) -> str | None:
             value = json.loads(value)
         except ValueError as error:
             raise ValueError(f"{name} must be JSON, got {shown(value)}: {error}") from error
-    if not isinstance(value, Mapping | bool):
+    if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a dict, a text or a class of pydantic, got {shown(value)}")
     try:
         return json.dumps(value)
@@ -52,6 +52,10 @@ def check_text(name: str, value: Any) -> str | None:
         raise TypeError(f"{name} must be a text, got {shown(value)}")
     if not value:
         raise ValueError(f"{name} must not be empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} must be a text, got {shown(value)}: {error}") from error
     return value
 
 
@@ -75,7 +79,10 @@ def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
                 "regex": LLMatcher.grammar_from_regex,
                 "grammar": LLMatcher.grammar_from_lark,
             }
-            return name, make[name](value)
+            try:
+                return name, make[name](value)
+            except ValueError as error:
+                raise ValueError(f"{name} must be one that llguidance reads: {error}") from error
     return None
 
 

@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from csd.engine.grammar import GRAMMARS, check_grammar, check_one
-from csd.engine.thought import find_tags, spell_tags
+from csd.engine.thought import find_tags, spell, spell_tags
 from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.schema.check import shown
 
@@ -58,6 +58,9 @@ def check_words(name: str, value: Any) -> tuple[Any, ...]:
     """Strings and tuples of token ids. Raises TypeError or ValueError for anything else."""
     if value is None:
         return ()
+    if hasattr(value, "tolist"):
+        # of numpy and torch
+        value = value.tolist()
     if isinstance(value, str):
         value = [value]
     expected = f"{name} must be strings or lists of token ids"
@@ -111,6 +114,8 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
     """Two or three strings or tuples of token ids. Raises TypeError or ValueError."""
     if value is None:
         return None
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, str) or not isinstance(value, Collection) or len(value) not in (2, 3):
         raise TypeError(
             f"{name} must be what begins and what ends a thought, as strings or lists of token "
@@ -159,14 +164,9 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
         if not isinstance(word, str):
             found[word] = None
             continue
-        if tokenizer is None:
-            raise ValueError(
-                "bad_words that are strings need a tokenizer: pass tokenizer= or token ids"
-            )
         for text in (word, " " + word.lstrip()):
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            if ids:
-                found[tuple(ids)] = None
+            if ids := spell("bad_words", text, tokenizer):
+                found[ids] = None
     return tuple(found)
 
 

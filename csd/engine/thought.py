@@ -31,17 +31,25 @@ def find_tags(tokenizer: Any) -> tuple[str, str]:
     )
 
 
+def spell(name: str, text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Token ids of a text. Raises ValueError, naming the argument, where there are none."""
+    if tokenizer is None:
+        raise ValueError(
+            f"{name} that are strings need a tokenizer: pass tokenizer= or token ids"
+        )
+    try:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception as error:
+        raise ValueError(
+            f"{name} must be texts that the tokenizer reads, got {shown(text)}: {error}"
+        ) from error
+
+
 def spell_tags(tags: tuple[Any, ...], tokenizer: Any) -> Tags:
     """Token ids of what begins a thought, of what ends it, and of what is written to end it."""
     found = []
     for tag in tags:
-        if isinstance(tag, str):
-            if tokenizer is None:
-                raise ValueError(
-                    "thinking_tags that are strings need a tokenizer: pass tokenizer= or token ids"
-                )
-            tag = tuple(tokenizer(tag, add_special_tokens=False)["input_ids"])
-        found.append(tag)
+        found.append(spell("thinking_tags", tag, tokenizer) if isinstance(tag, str) else tag)
     begin, end, close = found[0], found[1], found[-1]
     if not begin or close[len(close) - len(end) :] != end:
         raise ValueError(

@@ -147,7 +147,7 @@ REFUSED = {
         dict(json_schema={"properties": {"a": {"items": {"anyOf": [{}, {"type": "nothing"}]}}}}),
         ValueError, "json_schema must be one .* at /properties/a/items/anyOf/1: .*nothing",
     ),
-    "schema-top": (dict(json_schema={"type": "nothing"}), ValueError, "reads; at its top: .*nothing"),
+    "schema-top": (dict(json_schema={"type": "nothing"}), ValueError, "at its top: .*nothing"),
     "text": (dict(json_schema="{"), ValueError, "json_schema must be JSON, got '{'"),
     "kind": (dict(json_schema=3), TypeError, "json_schema must be a dict, a text or a class"),
     "regex": (dict(regex="(a"), ValueError, "(?s)regex must be one that .* reads: .*unclosed"),

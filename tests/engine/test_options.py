@@ -41,7 +41,7 @@ def test_types_are_resolved():
 
 def test_what_is_defined_is_checked():
     assert read_options({"num_samples": 3})["num_samples"] == 3
-    with pytest.raises(TypeError, match=r"unknown argument 'temprature'; known are attention_mask"):
+    with pytest.raises(TypeError, match=r"unknown argument 'temprature'; known are allowed"):
         read_options({"temprature": 1.0})
     with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
         read_options({"num_samples": 0})
