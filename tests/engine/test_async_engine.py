@@ -61,6 +61,7 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
     with csd.Engine(model) as plainly:
         wanted = [plainly.generate(prompt, **options) for prompt, options in asked]
     service = csd.AsyncEngine(model, max_slots=6, max_tokens=256, max_queue=100, budget=7, **how)
+    assert service.engine._step.static == bool(how)
     handles = [None] * len(asked)
 
     def client(numbers):

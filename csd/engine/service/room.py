@@ -71,7 +71,10 @@ class ServedRoom:
         # of any division into prompt and sample, each in pages of its own
         self.longest = min(context, (self.pages - 1) * PAGE)
         with torch.inference_mode(False):
+            # which kind of step is made depends on the drafter
+            engine._drafter, engine._text = made, (tokens, False)
             step = engine._allocate(slots, table, table, self.pages, made.context, rows)
             made.attach(engine.decoder, step.cache)
-        engine._drafter, engine._text, engine._step = made, (tokens, False), step
+        # only now: the next run makes anew what a drafter that does not fit the model has left
+        engine._step = step
         return step
