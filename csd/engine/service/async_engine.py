@@ -6,17 +6,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar, Unpack
 
-from csd.engine.call import Call, RunSettings
+from csd.engine.call import RunSettings
 from csd.engine.engine import Engine, OnePrompt
-from csd.engine.measures import MOST_TOP
 from csd.engine.options import Options, check_drafter
-from csd.engine.prompt_scores import PromptScores
 from csd.engine.requests import Request
-from csd.engine.sampling import SAMPLING
+from csd.engine.service.asking import Limits, read_call, read_scores
 from csd.engine.service.counters import Counters
 from csd.engine.service.fed import FedScheduler
 from csd.engine.service.handle import Handle
@@ -24,30 +21,12 @@ from csd.engine.service.inbox import Inbox
 from csd.engine.service.room import ServedRoom
 from csd.engine.service.weights import Weights
 from csd.engine.step import Step
-from csd.engine.traces.history import History
 from csd.schema.arguments import check_budget, check_flag, check_whole
 
 LOG = logging.getLogger("csd")
 
-# options of all requests alike, set when the engine is made
-SET_AT_START = ("speculate", "drafter", "budget", "tokenizer")
-# those of a request: how it samples, which samples it draws, what its prompt is, and what is told
-# of its tokens. A function of rows is left out: it runs within a step, which is everyone's
-SERVED = SAMPLING - {"logits_processor"} | {
-    "num_samples", "first_sample", "seed", "until", "history", "truncate_prompt",
-    "chat_template_kwargs", "top_logprobs", "entropy", "prompt_logprobs",
-}  # fmt: skip
-
 T = TypeVar("T")
 _open: "weakref.WeakSet[AsyncEngine]" = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a prompt and its samples must fit, in place of the model's config."""
-
-    vocab: int
-    context: int
 
 
 class AsyncEngine:
@@ -161,28 +140,14 @@ class AsyncEngine:
         if os.getpid() != self._process:
             raise RuntimeError("the engine's thread is in the process that made the AsyncEngine")
         limits = self.limits()
-        if score_prompt is not None:
-            score_prompt = check_whole("score_prompt", score_prompt, 0, min(MOST_TOP, limits.vocab))
-        for name in options:
-            if name in SET_AT_START:
-                raise ValueError(f"{name} is of all requests: set it when the AsyncEngine is made")
-            if name in Options.__annotations__ and name not in SERVED:
-                raise ValueError(f"{name} is of csd.generate, and is not served for a request")
-        if isinstance(options.get("history"), History):
-            raise ValueError("history must be a list of earlier samples, got a csd.History")
+        scores = read_scores(score_prompt, limits)
         with self._reading:
-            call = Call.read(
-                prompt, options, limits,  # type: ignore[arg-type]
-                self.engine.generation_config, self.engine.tokenizer,
-            )  # fmt: skip
-        if call.many:
-            raise ValueError(f"prompt must be one prompt, got {len(call.requests)}")
+            call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
         request.index = next(self._index)
         handle = Handle(
             request, owner=owner, until=call.settings.until, streams=stream,
-            measures=call.settings.measures,
-            scores=None if score_prompt is None else PromptScores(score_prompt),
+            measures=call.settings.measures, scores=scores,
         )  # fmt: skip
         self._inbox.put(handle)
         return handle

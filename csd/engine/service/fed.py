@@ -15,16 +15,15 @@ from csd.engine.call import RunSettings
 from csd.engine.measures import Measures
 from csd.engine.prefill import Prefill
 from csd.engine.record import Record
-from csd.engine.requests import LiveSample, Request, Until, check_served
+from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
 from csd.engine.scheduler import Scheduler
+from csd.engine.service.admission import pages_of, refusal
 from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 from csd.engine.service.inbox import Inbox
-from csd.engine.service.rules import admit_rules
 from csd.engine.service.weights import Weights
 from csd.engine.step import Step
-from csd.state.kv_cache import pages_for
 
 Finished = Iterator[tuple[Request, Sample]]
 
@@ -95,7 +94,7 @@ class FedScheduler(Scheduler):
         while self.prefill is None and self.queue:
             request = self.queue[0]
             handle = self.handles[request.index]
-            error = self.refusal(request)
+            error = refusal(self, request, self.counters.pages)
             if error is not None:
                 self.stop(handle, error)
                 continue
@@ -114,34 +113,6 @@ class FedScheduler(Scheduler):
             break
         return super().admit()
 
-    def refusal(self, request: Request) -> Exception | None:
-        """Why a request is not served by the model as it is now; its history is cut to fit."""
-        try:
-            check_served([request], self.step.decoder.config)
-        except ValueError as error:
-            return error
-        if self.pages_of(request, prompt=True) > self.counters.pages:
-            return ValueError(
-                f"the prompt of {len(request.prompt)} tokens and max_new_tokens="
-                f"{request.params.max_new_tokens} need more than the {self.counters.pages} pages "
-                "that there are since the model was changed"
-            )
-        if request.history:
-            drafter = self.step.drafter
-            kept = None
-            if drafter is not None:
-                kept = drafter.history_that_fits(request.history, len(self.owners))
-            if kept is None:
-                return ValueError("history needs the drafter 'consensus' and speculate=True")
-            request.stats.history_left_out = sum(map(len, request.history[kept:]))
-            request.history = request.history[:kept]
-            request.stats.history_tokens = sum(map(len, request.history))
-        try:
-            admit_rules(self.step, self.active, request, self.owners, self.tokenizer)
-        except ValueError as error:
-            return error
-        return None
-
     def leader(self, handle: Handle) -> Request | None:
         """A request in flight whose group it joins."""
         if handle.group is None:
@@ -149,12 +120,8 @@ class FedScheduler(Scheduler):
         return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
 
     def has_room(self, request: Request, prompt: bool) -> bool:
-        return self.pages_of(request, prompt) <= len(self.step.cache.allocator)
-
-    def pages_of(self, request: Request, prompt: bool) -> int:
-        """Pages of one sample; prompt: and of its prompt."""
-        pages = pages_for(request.params.max_new_tokens)
-        return pages + pages_for(len(request.prompt) - 1) if prompt else pages
+        """Whether pages are free for one sample; prompt: and for its prompt."""
+        return pages_of(request, prompt) <= len(self.step.cache.allocator)
 
     def enter(self, handle: Handle) -> None:
         handle.weights, handle.fingerprint = self.weights.version, self.weights.fingerprint
