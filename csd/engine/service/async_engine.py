@@ -106,7 +106,8 @@ class AsyncEngine:
 
     @property
     def closed(self) -> bool:
-        return self._inbox.closed
+        """Whether it takes no more requests."""
+        return self._inbox.closed or not self._thread.is_alive()
 
     def limits(self) -> Limits:
         """Of the model as it is now."""
@@ -133,7 +134,8 @@ class AsyncEngine:
             comes whole.
         score_prompt: where given, `Handle.scores` has the log-probability of each token of the
             prompt but the first, and so many of the likeliest at its place.
-        options: as `csd.Engine.generate` takes them, but for those of all requests alike.
+        options: as `csd.Engine.generate` takes them, but for those of all requests alike. `until`
+            is called on the engine's thread, which draws nothing meanwhile.
 
         Raises ValueError or TypeError as `generate` does, `QueueFull`, and `Closed`.
         """
@@ -157,6 +159,8 @@ class AsyncEngine:
 
         Requests that come in the meantime wait. Raises what `change` raises.
         """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("update must be called by another thread than the engine's own")
         return self._inbox.ask(lambda: change(self.engine)).result()
 
     def update_weights(self, folder: str) -> int:
@@ -225,6 +229,7 @@ class AsyncEngine:
         """End what is in flight, or where nothing could be begun, what waits."""
         handles = [*self._scheduler.handles.values()] if self._scheduler else self._inbox.take()
         waiting = handles if self._scheduler is None else self._scheduler.queued()
+        self.counters.slots = self.counters.groups = 0
         for _ in waiting:
             self._inbox.admitted()
         for handle in handles:
