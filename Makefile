@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-serve install-docs docs demo test test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo test test-quick test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -47,6 +47,15 @@ demo: install
 # two processes of one thread each: small tensors gain nothing from threads
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# the shortest loop: samples, drafts, references and models, no interpreted kernel
+QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.py engine/test_lossless.py \
+	engine/test_options.py graph/test_drafters.py graph/test_paper.py graph/test_sampled_tree.py \
+	kernels/test_cpu_choice.py kernels/test_runs.py kernels/test_verify_on_path.py models/test_fuse.py \
+	models/test_models.py verify/test_verify_schemes.py
+
+test-quick: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(QUICK:%=tests/%)
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
