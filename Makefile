@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-serve install-docs docs demo test test-quick test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo test test-quick test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -59,8 +59,8 @@ test-quick: install
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_ray.py \
-		tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
+		tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
 
 # `csd serve` with the clients that others wrote, two hundred at once, and signals
 test-serve: install-serve
@@ -103,9 +103,19 @@ test-faults: install
 	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/faults
 
 test-long: install
-	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz
+	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz tests/models/test_modules.py
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/engine/test_distribution.py \
 		tests/verify/test_verify_engine.py tests/models/test_smollm2.py tests/engine/test_exact_triton.py
+
+# every family by its own module, with two versions of transformers
+test-families: install
+	test -d build/transformers-5.21 || \
+		$(BIN)/pip install --quiet --no-deps --target build/transformers-5.21 transformers==5.21.0 \
+			httpx httpcore h11 anyio idna certifi
+	for place in . build/transformers-5.21; do \
+		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+			tests/models/test_modules.py || exit 1; \
+	done
 
 lint: install
 	$(BIN)/ruff check .

@@ -22,7 +22,10 @@ PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "
 # the blocks of the page about the server run in tests/serve, beside one
 PAGES += sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem != "serve")
 # text of a block -> the package that it needs
-NEEDS = {"csd.integrations.ray": "ray", "GRPOTrainer": "trl", "csd.integrations.lm_eval": "lm_eval"}
+NEEDS = {
+    "csd.integrations.ray": "ray", "GRPOTrainer": "trl", "csd.integrations.lm_eval": "lm_eval",
+    "import peft": "peft",
+}  # fmt: skip
 TEXT = ["Say 1.", "Say 2."]
 
 
@@ -66,6 +69,10 @@ def a_loaded_model():
     )  # fmt: skip
 
 
+def a_module():
+    return dict(model=toy()[0], prompt=[5, 6, 7])
+
+
 def a_processes_group():
     """State of this process alone."""
     if not torch.distributed.is_initialized():
@@ -107,6 +114,7 @@ GIVEN = {
     "docs/generate.md": a_model_by_name,
     "docs/history.md": a_model_by_name,
     "docs/integrations.md": a_loaded_model,
+    "docs/models.md": a_module,
     "docs/verifiers.md": some_laws,
     "GRPOTrainer": a_trainer,
     "csd.integrations.ray": a_dataset,

@@ -16,7 +16,7 @@ import torch
 from csd.engine.requests import Request
 from csd.engine.row_functions import apply_functions
 from csd.engine.row_grammar import Grammars
-from csd.engine.rules import Sizes, asked_of, changes_rows, set_of, sizes_of, write_set
+from csd.engine.rules import Sizes, asked_of, changes_rows, set_of, sizes_of, write_sets
 from csd.engine.slot_edits import Refill, write_rows
 from csd.kernels.change_rows import change_rows, finish_rows, keep_full, only
 from csd.kernels.ops import Ops
@@ -68,8 +68,7 @@ class Changes:
         if before is None or not before.fits(slots, vocab) or sizes != before.sizes:
             before = cls._empty(sizes, slots, vocab)
         sets = {key: at for at, key in enumerate(params)}
-        for key, at in sets.items():
-            write_set(before.rules, at, params[key])
+        write_sets(before.rules, [*params.values()])
         owners: list[Request | None] = [None] * slots.count
         return replace(
             before, asked=asked, sets=sets, owners=owners, static=static,

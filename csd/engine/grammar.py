@@ -90,8 +90,8 @@ def _of_schema(text: str) -> str:
     from llguidance import LLMatcher
 
     # options that a schema has of its own stand
-    own = "x-guidance" in text
-    return LLMatcher.grammar_from_json_schema(text, {} if own else SPACE)
+    options: Any = None if "x-guidance" in text else SPACE
+    return LLMatcher.grammar_from_json_schema(text, options)
 
 
 def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:

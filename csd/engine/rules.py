@@ -11,6 +11,7 @@ from csd.engine.requests import Request
 from csd.engine.row_grammar import asks_grammar
 from csd.engine.row_options import OFF
 from csd.engine.sampling import SamplingParams
+from csd.engine.slot_edits import write_rows
 from csd.state.rules import ANY, Asked, Rules
 
 
@@ -79,9 +80,20 @@ def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
     )
 
 
-def write_set(rules: Rules, at: int, params: SamplingParams) -> None:
-    """Row `at` of the rules becomes what `params` ask for."""
-    vocab = rules.bias.shape[1]
+def write_sets(rules: Rules, sets: Sequence[SamplingParams]) -> None:
+    """The first rows of the rules become what `sets` ask for, in one copy to the device."""
+    at = [*range(len(sets))]
+    rows = [_row(rules, params) for params in sets]
+    write_rows([
+        (field, at, torch.stack([row[name] for row in rows]))
+        for name in rows[0]
+        for field in [getattr(rules, name)]
+    ])  # fmt: skip
+
+
+def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
+    """The row of one set, by field, on the host."""
+    vocab, (B, W), X = rules.bias.shape[1], rules.words.shape[1:], rules.close.shape[1]
     bias = torch.zeros(vocab, dtype=rules.bias.dtype)
     for token, value in params.logit_bias:
         bias[token] += value
@@ -91,25 +103,24 @@ def write_set(rules: Rules, at: int, params: SamplingParams) -> None:
         other = torch.ones(vocab, dtype=torch.bool)
         other[list(params.allowed_token_ids)] = False
         bias[other] = -math.inf
-    rules.bias[at] = bias.to(rules.bias.device)
-
-    B, W = rules.words.shape[1:]
     words = [[*w] for w in params.bad_words if len(w) > 1]
-    padded = [[ANY] * (W - len(w)) + w for w in words] + [[-1] * W] * (B - len(words))
-    rules.words[at] = torch.tensor(padded, dtype=torch.int32).to(rules.words.device)
-    rules.ngram[at] = params.no_repeat_ngram_size
-    rules.presence[at], rules.frequency[at] = params.presence_penalty, params.frequency_penalty
-    budget = params.max_thinking_tokens
-    rules.thought[at] = -1 if budget is None else budget
-    X = rules.close.shape[1]
     begin, end, close = params.thinking_tags or ((), (), ())
-    marks = {
-        "begin": _right(begin, X), "end": _right(end, X),
+    budget = params.max_thinking_tokens
+    values = {
+        "words": [[ANY] * (W - len(w)) + w for w in words] + [[-1] * W] * (B - len(words)),
+        "ngram": params.no_repeat_ngram_size,
+        "presence": params.presence_penalty,
+        "frequency": params.frequency_penalty,
+        "thought": -1 if budget is None else budget,
+        "begin": _right(begin, X),
+        "end": _right(end, X),
         "close": [*close, *[-1] * (X - len(close))],
-    }  # fmt: skip
-    for name, mark in marks.items():
-        field = getattr(rules, name)
-        field[at] = torch.tensor(mark, dtype=torch.int32).to(field.device)
+    }
+    return {"bias": bias} | {
+        name: torch.tensor(value, dtype=getattr(rules, name).dtype)
+        for name, value in values.items()
+    }
+
 
 
 def _right(tag: tuple[int, ...], width: int) -> list[int]:

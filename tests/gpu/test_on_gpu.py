@@ -133,3 +133,35 @@ def test_a_device_that_is_not_the_current_one():
         assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), want)
         assert e.captured
     assert torch.cuda.current_device() == 0
+
+
+def test_what_samples_are_asked_for_is_captured():
+    """All that is a table: a captured step holds it, and the host waits for none of it."""
+    asked = ASKED | dict(
+        logit_bias={5: 1.5}, bad_words=[[6], [7, 5]], suppress_tokens=[9], frequency_penalty=0.3,
+        presence_penalty=0.2, no_repeat_ngram_size=2, repetition_penalty=1.1, min_new_tokens=2,
+        max_thinking_tokens=3, thinking_tags=[[5], [11, 12]], top_logprobs=2, entropy=True,
+        max_new_tokens=6, budget=10,
+    )  # fmt: skip
+    want = on_cpu(prompt=PROMPTS, **asked)
+    with engine() as e:
+        free = e.generate(PROMPTS, budget=10, **ASKED)
+        out = e.generate(PROMPTS, **asked)
+        captured = dict(e.captured)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = e.generate(PROMPTS, **asked)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert e.captured == captured
+        # and calls that ask for nothing replay what they had
+        assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), free)
+        assert e.captured == captured
+    for got in (out, again):
+        assert_same_samples(got, want)
+        for a, b in zip(got, want, strict=True):
+            assert a[0].forced == b[0].forced
+            assert [[t for t, _ in p] for p in a[0].top_logprobs] == [
+                [t for t, _ in p] for p in b[0].top_logprobs
+            ]
+            assert a[0].entropies == pytest.approx(b[0].entropies, abs=1e-4)

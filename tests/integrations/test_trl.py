@@ -219,3 +219,40 @@ def test_processes_share_a_prompts_samples(tmp_path, torchrun):
     assert first[0]["completion_ids"] + first[1]["completion_ids"] == out.tokens
     seeds = [d["seed"] for d in ranks[0]["drawn"]]
     assert len(set(seeds)) == len(seeds) == 2
+
+
+def test_what_a_spent_budget_of_thought_forces_bears_no_loss(monkeypatch):
+    from trl import GRPOTrainer
+
+    from csd.integrations.trl import Rollout
+
+    drawn, masks = [], []
+
+    class Thinking(Rollout):
+        def __call__(self, prompts, trainer):
+            drawn.append(super().__call__(prompts, trainer))
+            return drawn[-1]
+
+    compute = GRPOTrainer._generate_and_score_completions
+
+    def watched(self, inputs):
+        out = compute(self, inputs)
+        masks.append(out["tool_mask"])
+        return out
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", watched)
+    # a space begins a thought, and an exclamation mark ends it
+    rollout = Thinking(max_thinking_tokens=2, thinking_tags=(" ", "!"))
+    trainer = main_of("grpo.py")(steps=1, tokens=8, rollout=rollout)
+    end = trainer.processing_class.convert_tokens_to_ids("!")
+    (found,), (mask,) = drawn, masks
+    assert sum(0 in row for row in found["env_mask"]) > 0
+    for i, (tokens, kept) in enumerate(
+        zip(found["completion_ids"], found["env_mask"], strict=True)
+    ):
+        assert len(kept) == len(tokens) and {*kept} <= {0, 1}
+        assert {tokens[j] for j, k in enumerate(kept) if not k} <= {end}
+        assert mask[i, : len(kept)].tolist() == kept
+    assert math.isfinite(trainer.state.log_history[0]["loss"])
+    with pytest.raises(ValueError, match="max_thinking_tokens must be at least 0"):
+        Rollout(max_thinking_tokens=-1)
