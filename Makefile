@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-docs docs demo test test-quick test-integrations test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo test test-quick test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -23,6 +23,12 @@ install-integrations: $(VENV)/.integrations
 
 $(VENV)/.integrations: $(VENV)/.installed
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e '.[integrations]'
+	touch $@
+
+install-serve: $(VENV)/.serve
+
+$(VENV)/.serve: $(VENV)/.installed
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e '.[serve-test]'
 	touch $@
 
 install-docs: $(VENV)/.docs
@@ -55,6 +61,10 @@ test-quick: install
 test-integrations: install-integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
 		tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+
+# `csd serve` with the clients that others wrote, two hundred at once, and signals
+test-serve: install-serve
+	CSD_SERVE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/serve
 
 # in an environment of its own, of some 3 GB: vLLM's CPU build pins its own transformers
 test-vllm: .venv-vllm/.installed

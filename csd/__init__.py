@@ -5,6 +5,7 @@ from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
 from csd.engine.result import Sample, Samples, Stats
 from csd.engine.score import score
+from csd.engine.service import AsyncEngine, QueueFull
 from csd.engine.traces.history import History
 from csd.evaluate.best_of import best_of
 from csd.evaluate.pass_at_k import pass_at_k
@@ -19,10 +20,12 @@ from csd.integrations.tree_cache import TreeCache
 from csd.state.version import __version__
 
 __all__ = [
+    "AsyncEngine",
     "DraftModel",
     "Eagle",
     "Engine",
     "History",
+    "QueueFull",
     "Sample",
     "Samples",
     "Stats",

@@ -19,7 +19,8 @@ from csd.models.demo import toy
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+# the blocks of the page about the server run in tests/serve, beside one
+PAGES += sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem != "serve")
 # text of a block -> the package that it needs
 NEEDS = {
     "csd.integrations.ray": "ray", "GRPOTrainer": "trl", "csd.integrations.lm_eval": "lm_eval",

@@ -62,6 +62,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(installed):
     assert tops == {"csd", "needed.pth"}
     assert (packages / "csd" / "py.typed").exists()
     assert list((packages / "csd" / "evaluate" / "report").glob("*.js"))
+    assert list((packages / "csd" / "integrations" / "serve").glob("*.html"))
 
 
 def test_the_wheel_draws_samples(installed, checkpoint):
@@ -84,6 +85,7 @@ def test_import_takes_no_extra(installed):
     code = (
         "import sys, csd;"
         "heavy = {'ray', 'trl', 'lm_eval', 'matplotlib', 'plotly', 'scipy', 'playwright'};"
+        "heavy |= {'starlette', 'uvicorn'};"
         # imported when they are needed: a model by name, PyTorch's compiler
         "heavy |= {'transformers', 'torch._dynamo'};"
         "print(sorted(heavy & set(sys.modules)))"

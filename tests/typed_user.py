@@ -40,6 +40,10 @@ def draw(model: str) -> None:
     with csd.Engine(model, max_slots=8) as engine:
         assert_type(engine.generate("hello", until=enough), csd.Samples)
         assert_type(engine.generate(["a", "b"]), list[csd.Samples])
+    with csd.AsyncEngine(model, max_slots=8) as service:
+        handle = service.submit("hello", num_samples=4, seed=0)
+        assert_type([piece.text for piece in handle], list[str])
+        assert_type(handle.result(), csd.Samples)
     csd.integrations.trl.Rollout(history=2)
     csd.integrations.trl.Rollout(histories=2)  # type: ignore[call-arg]
     assert_type(csd.remove_kernels(torch.nn.Linear(1, 1)), bool)

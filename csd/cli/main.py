@@ -11,6 +11,7 @@ from typing import Any
 from csd.cli import audit, doctor
 from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
+from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     audit.add(commands)
     cli_report.add(commands)
     cli_trace.add(commands)
+    cli_serve.add(commands)
     doctor.add(commands)
     args, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Protocol, Unpack, overload
 
 import torch
 
@@ -51,6 +51,18 @@ MOST_LAG = 64
 # the kinds a type checker can distinguish; a tensor is one prompt or many
 OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
+
+
+class Feed(Protocol):
+    """Requests that come while an engine runs."""
+
+    def prepare(self, engine: "Engine", drafter: Any, nodes: int) -> Step:
+        """The engine's step, over caches of its sizes; nodes: that a step drafts, if given."""
+
+    def scheduler(
+        self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
+    ) -> Scheduler:
+        """One that takes them in between steps; options: as `Scheduler` has them."""
 
 
 class Engine(Resources):
@@ -299,14 +311,15 @@ class Engine(Resources):
                 yield request.index, sample
 
     def run(
-        self, requests: list[Request], settings: RunSettings
+        self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
     ) -> Generator[tuple[Request, Sample], None, None]:
         """Draw the samples of `requests`; yields each sample as it finishes.
 
         Closing the iterator cancels what is left. `requests` keep what was drawn until then.
+        feed: brings requests while the engine runs.
         """
         self._not_within_a_stream()
-        if not requests:
+        if not requests and feed is None:
             return
         with self._lock:
             self._busy = threading.get_ident()
@@ -326,14 +339,18 @@ class Engine(Resources):
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
                 given = nodes if isinstance(nodes, int) else 0
-                step = self._prepare(requests, drafter, settings.share, given)
+                if feed is None:
+                    step = self._prepare(requests, drafter, settings.share, given)
+                else:
+                    step = feed.prepare(self, drafter, given)
             if settings.speculate:
                 self._fit_history(requests, settings.share)
             step = self._step_of_call(step, requests, settings)
             try:
                 with current(self.device):
                     budget = self._budget(settings, step)
-                scheduler = Scheduler(
+                make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
+                scheduler = make(
                     step, requests, settings,
                     budget=budget,
                     tokenizer=self.tokenizer if settings.tokenizer is None else settings.tokenizer,

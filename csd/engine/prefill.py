@@ -55,14 +55,18 @@ class Prefill:
         """Tokens of the next chunk, 0 once all are read."""
         return min(self.chunk_size, len(self.request.prompt) - 1 - self.at)
 
-    def read(self) -> None:
-        """Run the next chunk; keys and values go to the group's pages."""
+    def read(self) -> torch.Tensor:
+        """Run the next chunk; keys and values go to the group's pages.
+
+        Returns its tokens' last hidden states.
+        """
         tokens = self.request.prompt[self.at : self.at + self.chunk]
         hidden = self.step.read_prompt(self.request.group, tokens, self.at)
         if self.request.prompt_logprobs is not None:
             self._measure(hidden)
         self.at += len(tokens)
         self._observe(self.at)
+        return hidden
 
     def _measure(self, hidden: torch.Tensor) -> None:
         """Note log-probabilities of the tokens behind those that were just read."""

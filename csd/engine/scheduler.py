@@ -5,13 +5,15 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
 from csd.engine.emptied import no_token_left
 from csd.engine.longest_first import longest_first
 from csd.engine.prefill import Prefill
 from csd.engine.record import PendingRecord, Record
-from csd.engine.requests import LiveSample, Request
+from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
 from csd.engine.shared import Shared
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
@@ -61,11 +63,7 @@ class Scheduler:
     def run(self) -> Iterator[tuple[Request, Sample]]:
         """Yields each sample as it finishes."""
         records: deque[PendingRecord] = deque()
-        while True:
-            self.refill()
-            owned = sum(owner is not None for owner in self.owners)
-            if not owned:
-                return
+        while owned := self.fill():
             live = self.step.live_slots(owned)
             if live:
                 self.steps += 1
@@ -77,12 +75,21 @@ class Scheduler:
                 self.budget.learn(sum(n > 0 for n in record.nodes), record)
                 yield from self.postprocess(record)
 
+    def fill(self) -> int:
+        """Fill free slots; how many hold samples then. None ends the run."""
+        self.refill()
+        return sum(owner is not None for owner in self.owners)
+
     def set_pace(self) -> None:
         """Samples that are behind get more nodes once no other could use a slot that ends early."""
-        last = not (self.queue or self.prefill or any(r.waiting for r in self.active))
+        last = self.ending()
         if last != self.paced:
             self.paced = last
             self.step.slots.pace.fill_(PACE if last else 0)
+
+    def ending(self) -> bool:
+        """Whether no sample waits for a slot."""
+        return not (self.queue or self.prefill or any(r.waiting for r in self.active))
 
     def refill(self) -> None:
         """Fill free slots, all of them in one copy to the device."""
@@ -119,10 +126,13 @@ class Scheduler:
         """The request's next sample gets slot s and its pages."""
         index = request.waiting.popleft()
         pages = self.step.cache.allocator.take(pages_for(request.params.max_new_tokens))
-        streams = self.settings.on_tokens is not None
-        live = LiveSample(request, index, pages, self.tokenizer, streams)
+        live = LiveSample(request, index, pages, self.tokenizer, self.streams(request))
         request.live[index] = self.owners[s] = live
         return Refill(s, request, index, pages)
+
+    def streams(self, request: Request) -> bool:
+        """Whether the texts of its samples are read while they are drawn."""
+        return self.settings.on_tokens is not None
 
     def admit(self) -> Request | None:
         """The next request once its prompt is read; None while it is not, and when none is left.
@@ -154,9 +164,12 @@ class Scheduler:
             fits = self.read_tokens + chunk <= self.prefill_chunk
             if not fits and self.steps and any(self.owners):
                 return False
-            self.prefill.read()
+            self.read_hidden(self.prefill, self.prefill.read())
             self.read_tokens += chunk
         return True
+
+    def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
+        """Called with the last hidden states of each chunk of a prompt that has been read."""
 
     def enter_history(self) -> bool:
         """The same for its earlier samples."""
@@ -170,47 +183,52 @@ class Scheduler:
 
     def postprocess(self, record: Record) -> Iterator[tuple[Request, Sample]]:
         """Append a step's tokens to their samples; yields the samples that finished."""
-        seen = set()
+        seen: set[int] = set()
         for s, live in enumerate(record.owners):
-            if live is None or live.done or not record.nodes[s]:
-                continue
-            request = live.request
-            if record.bad[s]:
-                error = self.broken(live, record, s)
-                if not self.settings.returns_errors:
-                    raise error
-                request.error = str(error)
-                yield from self.cancel(request)
-                continue
-            had = len(live.tokens)
-            self.append(live, record, s)
-            stats = request.stats
-            new = len(live.tokens) - had
-            stats.tokens += new
-            stats.sample_steps += 1
-            stats.steps += request.index not in seen
-            seen.add(request.index)
-            stats.nodes_proposed += record.nodes[s] - 1
-            for source in live.sources[had:]:
-                if source:
-                    stats.accepted[source] += 1
-                    stats.nodes_accepted += 1
-            reason = "stop" if live.stopped else REASONS.get(record.finish[s])
-            sample, text = live.result(reason) if reason else (None, live.take_text())
-            if sample is not None:
-                # first of all: an interrupt loses no sample
-                request.top[live.index] = live.top
-                request.finished[live.index] = sample
-                stats.thoughts_cut += any(sample.forced)
-            if self.settings.on_tokens is not None:
-                self.settings.on_tokens(request, live, live.tokens[had:], text)
-            if sample is not None:
-                if self.shared is not None:
-                    self.shared.add(request, sample)
-                self.free(s, live)
-                stats.seconds = dict(self.step.seconds)
-                yield request, sample
-                yield from self.decide(request)
+            if live is not None and not live.done and record.nodes[s]:
+                yield from self.advance(live, record, s, seen)
+
+    def advance(
+        self, live: LiveSample, record: Record, s: int, seen: set[int]
+    ) -> Iterator[tuple[Request, Sample]]:
+        """`postprocess` of slot s; seen: the prompts whose samples have been before it."""
+        request = live.request
+        if record.bad[s]:
+            error = self.broken(live, record, s)
+            if not self.settings.returns_errors:
+                raise error
+            request.error = str(error)
+            yield from self.cancel(request)
+            return
+        had = len(live.tokens)
+        self.append(live, record, s)
+        stats = request.stats
+        new = len(live.tokens) - had
+        stats.tokens += new
+        stats.sample_steps += 1
+        stats.steps += request.index not in seen
+        seen.add(request.index)
+        stats.nodes_proposed += record.nodes[s] - 1
+        for source in live.sources[had:]:
+            if source:
+                stats.accepted[source] += 1
+                stats.nodes_accepted += 1
+        reason = "stop" if live.stopped else REASONS.get(record.finish[s])
+        sample, text = live.result(reason) if reason else (None, live.take_text())
+        if sample is not None:
+            # first of all: an interrupt loses no sample
+            request.top[live.index] = live.top
+            request.finished[live.index] = sample
+            stats.thoughts_cut += any(sample.forced)
+        if self.settings.on_tokens is not None:
+            self.settings.on_tokens(request, live, live.tokens[had:], text)
+        if sample is not None:
+            if self.shared is not None:
+                self.shared.add(request, sample)
+            self.free(s, live)
+            stats.seconds = dict(self.step.seconds)
+            yield request, sample
+            yield from self.decide(request)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
         """Why the sample in slot s cannot go on."""
@@ -244,13 +262,19 @@ class Scheduler:
 
     def decide(self, request: Request) -> Iterator[tuple[Request, Sample]]:
         """Call `until` with the finished prefix; cancel the rest when it returns true."""
-        until = self.settings.until
+        until = self.until(request)
         if until is not None and request.decided(until):
             yield from self.cancel(request)
 
-    def cancel(self, request: Request) -> Iterator[tuple[Request, Sample]]:
-        """End the samples of a request that have not finished."""
-        rest = [s for s in request.result() if s.index not in request.finished]
+    def until(self, request: Request) -> Until | None:
+        """What ends a request before its last sample."""
+        return self.settings.until
+
+    def cancel(
+        self, request: Request, texts: bool = True
+    ) -> Iterator[tuple[Request, Sample]]:
+        """End the samples of a request that have not finished; texts: whether they get one."""
+        rest = [s for s in request.result(texts) if s.index not in request.finished]
         request.finished |= {sample.index: sample for sample in rest}
         for s, live in enumerate(self.owners):
             if live is not None and live.request is request:
@@ -274,8 +298,13 @@ class Scheduler:
         """Free the prompt's pages and the graph of a group without samples."""
         if request in self.active:
             self.active.remove(request)
-            self.step.cache.allocator.give_back(request.pages)
-            self.step.slots.group_key[request.group].fill_(-1)
+            if not any(other.group == request.group for other in self.active):
+                self.free_group(request)
+
+    def free_group(self, request: Request) -> None:
+        """The pages of a request's prompt and its group's graph are free."""
+        self.step.cache.allocator.give_back(request.pages)
+        self.step.slots.group_key[request.group].fill_(-1)
 
 
 def clear(step: Step) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from csd.engine.budget import Budget, FixedBudget
 from csd.engine.call import Call, RunSettings
-from csd.engine.engine import Engine
+from csd.engine.engine import Engine, Feed
 from csd.engine.options import Options
 from csd.engine.requests import Request
 from csd.engine.result import Sample
@@ -84,9 +84,11 @@ class ParallelEngine(Engine):
         return call
 
     def run(
-        self, requests: list[Request], settings: RunSettings
+        self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
     ) -> Generator[tuple[Request, Sample], None, None]:
         """As `Engine.run`; ranks other than 0 yield the samples that rank 0 has drawn."""
+        if feed is not None:
+            raise ValueError("AsyncEngine must have an engine of one process, got a ParallelEngine")
         self._not_within_a_stream()
         refused = None
         if settings.verifier != "match":

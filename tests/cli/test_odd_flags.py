@@ -35,6 +35,7 @@ def places(tmp_path_factory):
         "audit": [str(folder / "traces.jsonl"), "--model", model],
         "doctor": ["--dtype=float32", "--kernels=reference"],
         "report": [str(folder / "none.json")],
+        "serve": [model, "--port=0"],
     }  # fmt: skip
 
 
@@ -74,6 +75,9 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     # what a call is checked by, and no more: that is tested without the command
     monkeypatch.setattr("csd.engine.engine.Engine.run", stop)
     monkeypatch.setattr("csd.cli.doctor.check", stop)
+    if name == "serve":
+        # each loads a model of its own
+        monkeypatch.setattr("csd.engine.engine.load", stop)
     monkeypatch.setattr("csd.evaluate.speedup.gain", stop)
     served = 0
     for value in TEXTS + (NUMBERS if flag not in FILES else []):

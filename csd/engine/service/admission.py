@@ -1,0 +1,66 @@
+"""What a request needs of the model, the pages and the step as they are when it is admitted."""
+
+from csd.engine.changes import Changes
+from csd.engine.requests import Request, check_served
+from csd.engine.rules import asked_of, changes_rows, set_of
+from csd.engine.scheduler import Scheduler
+from csd.engine.slot_edits import Refill
+from csd.state.kv_cache import pages_for
+
+
+def pages_of(request: Request, prompt: bool) -> int:
+    """Pages of one sample; prompt: and of its prompt."""
+    pages = pages_for(request.params.max_new_tokens)
+    return pages + pages_for(len(request.prompt) - 1) if prompt else pages
+
+
+def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | None:
+    """Why a request is not served; else its history is cut to fit, and the step has its rules.
+
+    pages: that there are.
+    """
+    step = scheduler.step
+    try:
+        check_served([request], step.decoder.config)
+    except ValueError as error:
+        return error
+    if pages_of(request, prompt=True) > pages:
+        return ValueError(
+            f"the prompt of {len(request.prompt)} tokens and max_new_tokens="
+            f"{request.params.max_new_tokens} need more than the {pages} pages that there are "
+            "since the model was changed"
+        )
+    if request.history:
+        kept = None
+        if step.drafter is not None:
+            kept = step.drafter.history_that_fits(request.history, len(scheduler.owners))
+        if kept is None:
+            return ValueError("history needs the drafter 'consensus' and speculate=True")
+        request.stats.history_left_out += sum(map(len, request.history[kept:]))
+        request.history = request.history[:kept]
+        request.stats.history_tokens = sum(map(len, request.history))
+    return _admit_rules(scheduler, request)
+
+
+def _admit_rules(scheduler: Scheduler, request: Request) -> Exception | None:
+    """The step changes rows as `request` asks, beside those that are in flight."""
+    step, before = scheduler.step, scheduler.step.changes
+    if before is None and not changes_rows(request.params):
+        return None
+    requests = [*scheduler.active, request]
+    asked = asked_of(requests)
+    if before is not None and asked == before.asked and set_of(request.params) in before.sets:
+        return None
+    if asked.host and step.static:
+        return ValueError("grammars run on the host: they need an engine with static=False")
+    slots, vocab = step.slots, step.decoder.config.vocab
+    made = Changes.of_call(requests, slots, vocab, before, step.static, scheduler.tokenizer)
+    if made is not None:
+        # a matcher that is new reads what its sample has committed
+        made.fill([
+            Refill(s, live.request, live.index, live.pages)
+            for s, live in enumerate(scheduler.owners)
+            if live is not None
+        ])  # fmt: skip
+    step.changes = made
+    return None

@@ -1,0 +1,56 @@
+"""A request as its caller asks for it, read and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from csd.engine.call import Call
+from csd.engine.engine import Engine
+from csd.engine.measures import MOST_TOP
+from csd.engine.options import Options
+from csd.engine.prompt_scores import PromptScores
+from csd.engine.sampling import SAMPLING
+from csd.engine.traces.history import History
+from csd.schema.arguments import check_whole
+
+# options of all requests alike, set when the engine is made
+SET_AT_START = ("speculate", "drafter", "budget", "tokenizer")
+# those of a request: how it samples, which samples it draws, what its prompt is, and what is told
+# of its tokens. A function of rows is left out: it runs within a step, which is everyone's
+SERVED = SAMPLING - {"logits_processor"} | {
+    "num_samples", "first_sample", "seed", "until", "history", "truncate_prompt",
+    "chat_template_kwargs", "top_logprobs", "entropy", "prompt_logprobs",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a prompt and its samples must fit, in place of the model's config."""
+
+    vocab: int
+    context: int
+
+
+def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: Limits) -> Call:
+    """A call of one prompt. Raises TypeError or ValueError naming the argument."""
+    for name in options:
+        if name in SET_AT_START:
+            raise ValueError(f"{name} is of all requests: set it when the AsyncEngine is made")
+        if name in Options.__annotations__ and name not in SERVED:
+            raise ValueError(f"{name} is of csd.generate, and is not served for a request")
+    if isinstance(options.get("history"), History):
+        raise ValueError("history must be a list of earlier samples, got a csd.History")
+    call = Call.read(
+        prompt, options, limits,  # type: ignore[arg-type]
+        engine.generation_config, engine.tokenizer,
+    )  # fmt: skip
+    if call.many:
+        raise ValueError(f"prompt must be one prompt, got {len(call.requests)}")
+    return call
+
+
+def read_scores(count: int | None, limits: Limits) -> PromptScores | None:
+    """Raises TypeError or ValueError for a number that cannot be kept."""
+    if count is None:
+        return None
+    return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))

@@ -1,0 +1,243 @@
+"""`csd.AsyncEngine`: an engine that takes requests while it runs."""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar, Unpack
+
+from csd.engine.call import RunSettings
+from csd.engine.engine import Engine, OnePrompt
+from csd.engine.options import Options, check_drafter
+from csd.engine.requests import Request
+from csd.engine.service.asking import Limits, read_call, read_scores
+from csd.engine.service.counters import Counters
+from csd.engine.service.fed import FedScheduler
+from csd.engine.service.handle import Handle
+from csd.engine.service.inbox import Inbox
+from csd.engine.service.room import ServedRoom
+from csd.engine.service.weights import Weights
+from csd.engine.step import Step
+from csd.schema.arguments import check_budget, check_flag, check_whole
+
+LOG = logging.getLogger("csd")
+
+T = TypeVar("T")
+_open: "weakref.WeakSet[AsyncEngine]" = weakref.WeakSet()
+
+
+class AsyncEngine:
+    """An engine with a thread of its own that admits requests while others are drawn.
+
+    A request's samples are those of `csd.generate` with its seed, whatever else is in flight: equal
+    in float64, to the bit where `engine.exact`, and up to rounding elsewhere.
+
+    model: as `csd.Engine` takes it, or an Engine; its `generate` runs while nothing is in flight.
+    max_tokens: of a prompt with a sample's new ones at most; by default the model's context, less
+        where memory is short. `longest` is what was taken.
+    max_queue: requests that wait for a slot at most; `submit` refuses more with `QueueFull`.
+    budget, speculate, drafter: of all requests, as in `csd.generate`.
+    engine: the other options of `csd.Engine`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_tokens: int | None = None,
+        max_queue: int = 256,
+        budget: str | int = "auto",
+        speculate: bool = True,
+        drafter: Any = None,
+        **engine: Any,
+    ):
+        if max_tokens is not None:
+            max_tokens = check_whole("max_tokens", max_tokens, 2)
+        max_queue = check_whole("max_queue", max_queue, 1)
+        check_drafter(drafter)
+        self._settings = RunSettings(
+            budget=check_budget(budget), speculate=check_flag("speculate", speculate),
+            drafter=drafter,
+        )  # fmt: skip
+        if isinstance(model, Engine) and engine:
+            raise ValueError(f"{sorted(engine)[0]} is set when the Engine is made, got both")
+        self.engine = model if isinstance(model, Engine) else Engine(model, **engine)
+        self.counters = Counters()
+        self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
+        self._weights = Weights()
+        self._scheduler: FedScheduler | None = None  # of what is in flight
+        self._index, self._reading = count(), threading.Lock()
+        self._process = os.getpid()
+        # caches are made here, and what does not fit is this call's error
+        for _ in self.engine.run([], self._settings, self):
+            pass
+        self._thread = threading.Thread(target=self._serve, name="csd.AsyncEngine", daemon=True)
+        self._thread.start()
+        _open.add(self)
+
+    def __enter__(self) -> "AsyncEngine":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close(drain=exc[0] is None)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt with a sample's new ones at most."""
+        return self._room.longest
+
+    @property
+    def weights(self) -> int:
+        """How often the weights have been changed; `Handle.weights` has a request's."""
+        return self._weights.version
+
+    @property
+    def fingerprint(self) -> str:
+        """Of weights, dtype and arithmetic: where two are equal and exact, so are samples."""
+        return self._weights.fingerprint
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not been admitted."""
+        return self._inbox.waiting
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._inbox.closed or not self._thread.is_alive()
+
+    def limits(self) -> Limits:
+        """Of the model as it is now."""
+        engine = self.engine
+        changed = self._weights.stale(engine)
+        # to read a module's config takes longer than to draw a token
+        config = engine.config if changed else engine.decoder.config
+        return Limits(config.vocab, self.longest)
+
+    def submit(
+        self,
+        prompt: OnePrompt | Any,
+        *,
+        owner: str | None = None,
+        stream: bool = True,
+        score_prompt: int | None = None,
+        **options: Unpack[Options],
+    ) -> Handle:
+        """Ask for samples of one prompt, from any thread or event loop; returns at once.
+
+        owner: requests of one owner with equal prompts share keys, values and graph; None shares
+            with none.
+        stream: whether the handle gives a sample's tokens and text as they are drawn; else a sample
+            comes whole.
+        score_prompt: where given, `Handle.scores` has the log-probability of each token of the
+            prompt but the first, and so many of the likeliest at its place.
+        options: as `csd.Engine.generate` takes them, but for those of all requests alike. `until`
+            is called on the engine's thread, which draws nothing meanwhile.
+
+        Raises ValueError or TypeError as `generate` does, `QueueFull`, and `Closed`.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("the engine's thread is in the process that made the AsyncEngine")
+        limits = self.limits()
+        scores = read_scores(score_prompt, limits)
+        with self._reading:
+            call = read_call(prompt, options, self.engine, limits)
+        request: Request = call.requests[0]
+        request.index = next(self._index)
+        handle = Handle(
+            request, owner=owner, until=call.settings.until, streams=stream,
+            measures=call.settings.measures, scores=scores,
+        )  # fmt: skip
+        self._inbox.put(handle)
+        return handle
+
+    def update(self, change: Callable[[Engine], T]) -> T:
+        """Call `change(engine)` once what is in flight has ended, before anything else begins.
+
+        Requests that come in the meantime wait. Raises what `change` raises.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("update must be called by another thread than the engine's own")
+        return self._inbox.ask(lambda: change(self.engine)).result()
+
+    def update_weights(self, folder: str) -> int:
+        """Go on with the weights of a folder; returns their version. What is in flight ends first.
+
+        Where they cannot be loaded, those at hand are kept.
+        """
+
+        def change(engine: Engine) -> int:
+            self._weights.replace(engine, folder)
+            return self.weights
+
+        return self.update(change)
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Take no more requests, and wait until the thread has ended, `timeout` seconds at most.
+
+        drain: whether what was accepted is drawn to its end; else it ends where it is.
+        """
+        self._inbox.close(abandon=not drain)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    # as `csd.engine.engine.Feed`, called by the engine within its lock
+
+    def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
+        self._weights.mark(engine)
+        return self._room.step(engine, drafter, nodes)
+
+    def scheduler(
+        self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
+    ) -> FedScheduler:
+        self._scheduler = FedScheduler(
+            self._inbox, self.counters, self._weights,
+            lambda: self._weights.stale(self.engine), step, settings, **options,
+        )  # fmt: skip
+        return self._scheduler
+
+    # the thread
+
+    def _serve(self) -> None:
+        while self._inbox.wait():
+            for job, future in self._inbox.jobs():
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+            if self._inbox.abandoned:
+                self._fail(None)
+            elif self._inbox.has_requests:
+                self._draw()
+
+    def _draw(self) -> None:
+        """Until nothing is in flight."""
+        self._scheduler = None
+        try:
+            for _ in self.engine.run([], self._settings, self):
+                pass
+        # each request that it has ended gets it
+        except BaseException as error:
+            LOG.exception("the engine has failed; requests in flight end with its error")
+            self._fail(error)
+        self._scheduler = None
+
+    def _fail(self, error: BaseException | None) -> None:
+        """End what is in flight, or where nothing could be begun, what waits."""
+        handles = [*self._scheduler.handles.values()] if self._scheduler else self._inbox.take()
+        waiting = handles if self._scheduler is None else self._scheduler.queued()
+        self.counters.slots = self.counters.groups = 0
+        for _ in waiting:
+            self._inbox.admitted()
+        for handle in handles:
+            self.counters.ended(handle.request.stats, 0, error is None, error is not None)
+            handle.end(error, texts=False)
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in [*_open]:
+        engine.close(drain=False, timeout=10)

@@ -1,0 +1,227 @@
+"""A scheduler that takes requests in between two steps, in the order of their arrival.
+
+Requests of one owner with equal prompts are one group while any of them has samples: those that
+come later read the pages and the graph that are there. Whatever else is in flight, a request's
+samples are a function of its own prompt, seed, indices and parameters.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from csd.engine.call import RunSettings
+from csd.engine.measures import Measures
+from csd.engine.prefill import Prefill
+from csd.engine.record import Record
+from csd.engine.requests import LiveSample, Request, Until
+from csd.engine.result import Sample
+from csd.engine.scheduler import Scheduler
+from csd.engine.service.admission import pages_of, refusal
+from csd.engine.service.counters import Counters
+from csd.engine.service.handle import Handle
+from csd.engine.service.inbox import Inbox
+from csd.engine.service.weights import Weights
+from csd.engine.step import Step
+
+Finished = Iterator[tuple[Request, Sample]]
+
+
+class FedScheduler(Scheduler):
+    """Runs until nothing is in flight.
+
+    weights: those that draw. stale: whether the model was changed since this run began; then, and
+    while a change waits, no more is admitted.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        counters: Counters,
+        weights: Weights,
+        stale: Callable[[], bool],
+        step: Step,
+        settings: RunSettings,
+        **options: Any,
+    ):
+        settings = replace(settings, on_tokens=self.on_tokens, returns_errors=True)
+        super().__init__(step, [], settings, **options)
+        self.inbox, self.counters, self.stale, self.weights = inbox, counters, stale, weights
+        self.handles: dict[int, Handle] = {}  # of requests that have not ended, by their index
+        self.touched: dict[int, Handle] = {}  # with news since their readers were woken
+        self.held = False
+        self.counters.pages = len(step.cache.allocator)
+
+    # between two steps
+
+    def fill(self) -> int:
+        owned = 0
+        while not owned:
+            self.take_in()
+            self.refill()
+            live = [owner.request.index for owner in self.owners if owner is not None]
+            owned = len(live)
+            if not owned and not self.queue:
+                break
+        asked = [self.handles[i].measures for i in live]
+        self.step.measures = Measures(
+            max((m.top for m in asked), default=0), any(m.entropy for m in asked)
+        )
+        self.counters.slots, self.counters.groups = owned, len({r.group for r in self.active})
+        self.counters.free_pages = len(self.step.cache.allocator)
+        return owned
+
+    def take_in(self) -> None:
+        if self.inbox.has_requests and not self.held:
+            self.held = self.inbox.has_jobs or self.stale()
+        for handle in [] if self.held else self.inbox.take():
+            self.handles[handle.request.index] = handle
+            self.queue.append(handle.request)
+        ended = [*self.handles.values()] if self.inbox.abandoned else self.inbox.withdrawn()
+        for handle in ended:
+            if handle.request.index in self.handles:
+                self.stop(handle)
+
+    def next_request(self) -> Request | None:
+        found = super().next_request()
+        if found is None and self.prefill is None:
+            # no room for the first that waits: samples of those that came before it go on
+            found = next((r for r in self.active if r.waiting), None)
+        return found if found is not None and self.has_room(found, prompt=False) else None
+
+    def admit(self) -> Request | None:
+        while self.prefill is None and self.queue:
+            request = self.queue[0]
+            handle = self.handles[request.index]
+            error = refusal(self, request, self.counters.pages)
+            if error is not None:
+                self.stop(handle, error)
+                continue
+            leader = self.leader(handle)
+            if leader is not None:
+                self.enter(handle)
+                self.queue.popleft()
+                request.group, request.pages = leader.group, leader.pages
+                self.counters.shared_prompt_tokens += len(request.prompt)
+                self.active.append(request)
+                return request
+            if not self.has_room(request, prompt=True):
+                return None
+            self.enter(handle)
+            self.counters.prompt_tokens += len(request.prompt)
+            break
+        return super().admit()
+
+    def leader(self, handle: Handle) -> Request | None:
+        """A request in flight whose group it joins."""
+        if handle.group is None:
+            return None
+        return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
+
+    def has_room(self, request: Request, prompt: bool) -> bool:
+        """Whether pages are free for one sample; prompt: and for its prompt."""
+        return pages_of(request, prompt) <= len(self.step.cache.allocator)
+
+    def enter(self, handle: Handle) -> None:
+        handle.weights, handle.fingerprint = self.weights.version, self.weights.fingerprint
+        handle.began = dict(self.step.seconds)
+        self.inbox.admitted()
+
+    def ending(self) -> bool:
+        # samples of one request end together; those of several have ends of their own
+        return super().ending() and len(self.active) == 1
+
+    def queued(self) -> list[Request]:
+        """Requests that have not been admitted."""
+        return list(self.queue)
+
+    # a step's news
+
+    def streams(self, request: Request) -> bool:
+        return self.handles[request.index].streams
+
+    def until(self, request: Request) -> Until | None:
+        return self.handles[request.index].until
+
+    def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
+        scores = self.handles[prefill.request.index].scores
+        if scores is not None:
+            first = prefill.at - hidden.shape[0]
+            following = prefill.request.prompt[first + 1 : prefill.at + 1]
+            scores.read(self.step.decoder.logits, hidden, following)
+
+    def postprocess(self, record: Record) -> Finished:
+        self.counters.steps += 1
+        yield from super().postprocess(record)
+        for handle in self.touched.values():
+            handle.wake()
+        self.touched.clear()
+
+    def advance(self, live: LiveSample, record: Record, s: int, seen: set[int]) -> Finished:
+        handle = self.handles[live.request.index]
+        self.counters.sample_steps += 1
+        try:
+            yield from super().advance(live, record, s, seen)
+        except GeneratorExit:
+            raise
+        # `until` and tokenizers are of one request, and a tokenizer's panic is no Exception
+        except BaseException as error:
+            self.stop(handle, error)
+        if live.request.done and live.request.index in self.handles:
+            self.finish(handle)
+
+    def append(self, live: LiveSample, record: Record, s: int) -> None:
+        had = len(live.tokens)
+        super().append(live, record, s)
+        new = len(live.tokens) - had
+        self.counters.tokens += new
+        # others may have asked for more
+        measures = self.handles[live.request.index].measures
+        live.likely = [row[: measures.top] for row in live.likely] if measures.top else []
+        live.entropies = live.entropies if measures.entropy else []
+
+    def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
+        error = super().broken(live, record, s)
+        self.handles[live.request.index].error = error
+        return error
+
+    def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
+        handle = self.handles[request.index]
+        handle.push(live, tokens, text)
+        self.touched[request.index] = handle
+
+    # ends
+
+    def stop(self, handle: Handle, error: BaseException | None = None) -> None:
+        """End a request where it is: waiting, being read, or in flight."""
+        request = handle.request
+        if request in self.queue:
+            self.queue.remove(request)
+            self.inbox.admitted()
+        if self.prefill is not None and self.prefill.request is request:
+            self.prefill = None
+            self.free_group(request)
+        try:
+            for _ in self.cancel(request):
+                pass
+        # of a tokenizer
+        except BaseException as raised:
+            error = error or raised
+            for _ in self.cancel(request, texts=False):
+                pass
+        self.finish(handle, error)
+
+    def finish(self, handle: Handle, error: BaseException | None = None) -> None:
+        request = handle.request
+        del self.handles[request.index]
+        self.touched.pop(request.index, None)
+        error = error or handle.error
+        stats = request.stats
+        stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.step.seconds.items()}
+        reasons = [sample.finish_reason for sample in request.finished.values()]
+        ended = sum(reason != "cancelled" for reason in reasons)
+        # `until` cancels too, and its request is served
+        cancelled = handle.until is None and ended < len(reasons) and error is None
+        self.counters.ended(stats, ended, cancelled, error is not None)
+        handle.end(error)

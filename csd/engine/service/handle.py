@@ -1,0 +1,213 @@
+"""What a caller has of a request: news of its samples as they are drawn, and its end."""
+
+import asyncio
+import hashlib
+import threading
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from csd.engine.measures import Measures
+from csd.engine.prompt_scores import PromptScores
+from csd.engine.requests import LiveSample, Request, Until
+from csd.engine.result import Sample, Samples
+
+# token ids at one place with their log-probabilities, likeliest first
+Top = list[tuple[int, float]]
+# an event loop, and what one of its readers waits for
+Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of one sample since its caller last looked."""
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)  # with top_logprobs, at temperature 1
+    sample: Sample | None = None  # the whole of it, once it has ended
+
+
+class Handle:
+    """A request of an `AsyncEngine`, for any thread or event loop.
+
+    Iterating gives a `Piece` for each sample with news, at the reader's pace: what a slow reader
+    has not taken grows into one piece a sample, and the engine never waits for it. `result` (or
+    `await wait()`) gives all samples at the end. Both raise what ended the request alone, with the
+    attribute `samples`.
+
+    weights, fingerprint: of the weights that draw it, from its admission on; -1 and "" before.
+    scores: of the prompt's own tokens, where they were asked for.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        owner: str | None = None,
+        until: Until | None = None,
+        streams: bool = True,
+        measures: Measures | None = None,
+        scores: PromptScores | None = None,
+    ):
+        self.request, self.owner, self.until = request, owner, until
+        self.streams, self.measures, self.scores = streams, measures or Measures(), scores
+        # requests with equal ones share a prompt's keys, values and graph
+        self.group: tuple[str, bytes] | None = None
+        reads = scores is not None or request.prompt_logprobs is not None
+        if owner is not None and not reads and not request.history:
+            self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
+        self.weights, self.fingerprint = -1, ""
+        self.error: BaseException | None = None
+        self.began: dict[str, float] = {}  # the engine's seconds by phase at its admission
+        self.withdraw: Callable[[Handle], None] = lambda _: None
+        self._changed = threading.Condition()
+        self._pieces: dict[int, Piece] = {}
+        self._given: set[int] = set()  # samples whose end is in a piece
+        self._result: Samples | None = None
+        self.wakers: list[Waker] = []
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.request.prompt
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._result is not None
+
+    def cancel(self) -> None:
+        """End its samples where they are; those that had not finished are "cancelled"."""
+        if not self.done:
+            self.withdraw(self)
+
+    # for readers
+
+    def take(self) -> tuple[list[Piece], bool]:
+        """What is new, and whether nothing more will be."""
+        with self._changed:
+            found, self._pieces = [*self._pieces.values()], {}
+            return found, self.done
+
+    def __iter__(self) -> Iterator[Piece]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pieces or self.done)
+            pieces, ended = self.take()
+            yield from pieces
+            if ended:
+                self.raise_error()
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        async for _, pieces in news([self]):
+            for piece in pieces:
+                yield piece
+
+    def result(self, timeout: float | None = None) -> Samples:
+        """All samples, once they have ended. Raises TimeoutError where they have not in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done, timeout):
+                raise TimeoutError(f"the request has not ended within {timeout} seconds")
+        self.raise_error()
+        assert self._result is not None
+        return self._result
+
+    async def wait(self) -> Samples:
+        """As `result`, without blocking the event loop."""
+        async for _ in news([self]):
+            pass
+        return self.result()
+
+    def raise_error(self) -> None:
+        """Raise what ended it alone, if anything did."""
+        if self.error is not None:
+            raise self.error
+
+    # for the engine's thread
+
+    def push(self, live: LiveSample, tokens: list[int], text: str) -> None:
+        """A step's news of a sample; readers are woken by `wake`."""
+        sample = self.request.finished.get(live.index)
+        if not self.streams and sample is None:
+            return
+        new = len(live.tokens) if not self.streams else len(tokens)
+        first = len(live.tokens) - new
+        if not self.streams and sample is not None:
+            text = sample.text or ""
+        with self._changed:
+            piece = self._pieces.setdefault(live.index, Piece(live.index))
+            piece.text += text
+            piece.tokens += live.tokens[first:]
+            piece.logprobs += live.logprobs[first:]
+            piece.raw_logprobs += live.raw_logprobs[first:]
+            piece.top += live.likely[first:]
+            piece.sample = sample
+            if sample is not None:
+                self._given.add(live.index)
+
+    def end(self, error: BaseException | None = None, texts: bool = True) -> None:
+        """Nothing more comes; samples that have not finished are "cancelled"."""
+        result = self.request.result(texts)
+        with self._changed:
+            for sample in result:
+                if sample.index not in self._given:
+                    self._pieces.setdefault(sample.index, Piece(sample.index)).sample = sample
+            self.error = self.error or error
+            if self.error is not None:
+                _carry(self.error, result)
+            self._result = result
+        self.wake()
+
+    def wake(self) -> None:
+        """Readers look for news."""
+        with self._changed:
+            self._changed.notify_all()
+            wakers = [*self.wakers]
+        for loop, event in wakers:
+            # a loop that has been closed has no readers
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+
+async def news(handles: Sequence[Handle]) -> AsyncIterator[tuple[Handle, list[Piece]]]:
+    """What is new of several requests, each time there is something, until all have ended.
+
+    Raises what ended one of them.
+    """
+    waker = asyncio.get_running_loop(), asyncio.Event()
+    left = [*handles]
+    for handle in handles:
+        handle.wakers.append(waker)
+    try:
+        while left:
+            waker[1].clear()
+            waits = True
+            for handle in [*left]:
+                pieces, ended = handle.take()
+                if pieces:
+                    waits = False
+                    yield handle, pieces
+                if ended:
+                    left.remove(handle)
+                    handle.raise_error()
+            if waits and left:
+                await waker[1].wait()
+    finally:
+        for handle in handles:
+            handle.wakers.remove(waker)
+
+
+def _carry(error: Any, samples: Samples) -> None:
+    # a class may not allow attributes
+    with suppress(Exception):
+        error.samples = samples

@@ -1,0 +1,122 @@
+"""Requests, cancellations and changes of the model on their way to the engine's thread."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from csd.engine.service.counters import Counters
+from csd.engine.service.handle import Handle
+
+# a change, and what its caller waits for
+Job = tuple[Callable[[], Any], Future]
+
+
+class QueueFull(RuntimeError):
+    """As many requests wait as may; the caller tries again later."""
+
+
+class Closed(RuntimeError):
+    """The engine takes no more requests."""
+
+
+class Inbox:
+    """Written by any thread, read by the engine's. most: requests that wait for a slot at most."""
+
+    def __init__(self, most: int, counters: Counters):
+        self.most, self._counters = most, counters
+        self.waiting = 0  # requests that have not been admitted
+        self.closed = False
+        self.abandoned = False  # whether those in flight end where they are
+        self._changed = threading.Condition()
+        self._arrived: deque[Handle] = deque()
+        self._withdrawn: list[Handle] = []
+        self._jobs: deque[Job] = deque()
+
+    def put(self, handle: Handle) -> None:
+        """Raises QueueFull or Closed."""
+        with self._changed:
+            if self.closed:
+                raise Closed("the engine has been closed")
+            if self.waiting >= self.most:
+                raise QueueFull(
+                    f"max_queue={self.most} requests wait already: try again when some have ended"
+                )
+            self.waiting += 1
+            handle.withdraw = self._withdraw
+            self._arrived.append(handle)
+            self._changed.notify_all()
+
+    def _withdraw(self, handle: Handle) -> None:
+        with self._changed:
+            here = handle in self._arrived
+            if here:
+                self._arrived.remove(handle)
+                self.waiting -= 1
+                self._counters.withdrawn += 1
+            else:
+                self._withdrawn.append(handle)
+            self._changed.notify_all()
+        if here:
+            handle.end()
+
+    def ask(self, job: Callable[[], Any]) -> Future:
+        """Call `job` on the engine's thread once nothing is in flight. Raises Closed."""
+        future: Future = Future()
+        with self._changed:
+            if self.closed:
+                raise Closed("the engine has been closed")
+            self._jobs.append((job, future))
+            self._changed.notify_all()
+        return future
+
+    def close(self, abandon: bool) -> None:
+        with self._changed:
+            self.closed = True
+            self.abandoned = self.abandoned or abandon
+            self._changed.notify_all()
+
+    # for the engine's thread
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._arrived)
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._jobs)
+
+    def take(self) -> list[Handle]:
+        """Requests that have arrived, in their order."""
+        if not self._arrived:
+            return []
+        with self._changed:
+            found = [*self._arrived]
+            self._arrived.clear()
+            return found
+
+    def withdrawn(self) -> list[Handle]:
+        """Requests that end where they are; some may have ended."""
+        if not self._withdrawn:
+            return []
+        with self._changed:
+            found, self._withdrawn = self._withdrawn, []
+            return found
+
+    def admitted(self) -> None:
+        """A request waits no more."""
+        with self._changed:
+            self.waiting -= 1
+
+    def jobs(self) -> list[Job]:
+        with self._changed:
+            found = [*self._jobs]
+            self._jobs.clear()
+            return found
+
+    def wait(self) -> bool:
+        """Until there are requests or jobs; False once it is closed and has none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived or self._jobs or self.closed)
+            return bool(self._arrived or self._jobs)

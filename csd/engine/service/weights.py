@@ -1,0 +1,79 @@
+"""Which weights draw a request: a version that counts changes, a fingerprint of their logits."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+from csd.engine.engine import Engine
+from csd.models.load import load
+from csd.state.device import current
+from csd.state.kv_cache import PAGE
+
+# tokens of the text whose logits are the fingerprint; they fit a page
+PROBE = 48
+
+
+class Weights:
+    """Of one engine. A module that the user changes is looked at where nothing is in flight."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.fingerprint = ""
+        self._decoder: Any = None
+        self._state: int | None = None
+
+    def mark(self, engine: Engine) -> None:
+        """Called before requests are admitted to an engine without any in flight."""
+        state = _state(engine)
+        if engine.decoder is self._decoder and state == self._state:
+            return
+        self.version += self._decoder is not None
+        self._decoder, self._state = engine.decoder, state
+        self.fingerprint = fingerprint(engine)
+
+    def stale(self, engine: Engine) -> bool:
+        """Whether the model's tensors were replaced or written to since `mark`."""
+        return _state(engine) != self._state
+
+    def replace(self, engine: Engine, folder: str) -> None:
+        """Take the weights of a folder, and its tokenizer if there is one.
+
+        The old ones stay until the new ones are there, and where these cannot be loaded.
+        """
+        loaded = load(folder, dtype=engine.dtype, device=engine.device)
+        if loaded.tokenizer is None:
+            loaded.tokenizer = engine.tokenizer
+        with engine._lock, current(engine.device):
+            engine._take(loaded)
+            self.mark(engine)
+
+
+def _state(engine: Engine) -> int | None:
+    """Where the tensors of a user's module lie, and how often they have been written to; None where
+    there is no module."""
+    module = engine._loaded._module()
+    if module is None:
+        return None
+    return hash(tuple((p.data_ptr(), p._version) for p in module.parameters()))
+
+
+@torch.no_grad()
+def fingerprint(engine: Engine) -> str:
+    """A digest of the weights, by the bits of the logits behind a text over the whole vocabulary,
+    the dtype, and whether rows are exact.
+
+    Equal ones are of equal weights, dtype and arithmetic, whatever file the weights came from.
+    """
+    config = engine.decoder.config
+    count = min(PROBE, config.vocab, config.context, PAGE)
+    tokens = torch.linspace(0, config.vocab - 1, count).round().int().tolist()
+    with torch.inference_mode(False):
+        step = engine._allocate(1, 1, 1, 1, 1)
+    step.drafting = False
+    step.cache.take(step.cache.prompt_pages, 0, count)
+    logits = engine.decoder.logits(step.read_prompt(0, tokens, 0)[-8:])
+    bits = logits.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+    digest = hashlib.blake2b(bits, digest_size=6).hexdigest()
+    kind = "exact" if engine.exact else "rounding"
+    return f"csd-{digest}-{str(engine.dtype).removeprefix('torch.')}-{kind}"

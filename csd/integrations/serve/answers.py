@@ -1,0 +1,187 @@
+"""Choices, log-probabilities and usage, as OpenAI's clients read them."""
+
+import math
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from csd.engine.result import Sample, Samples, pieces
+from csd.engine.service import Handle
+from csd.engine.service.handle import Top
+from csd.integrations.serve.asked import Asked
+
+# what JSON has in place of a token that cannot be drawn, as OpenAI does
+NEVER = -9999.0
+
+
+class Texts:
+    """The text of each token, as a part of a text; found when it is first asked for."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def of(self, ids: Sequence[int]) -> list[str]:
+        """Half a character is U+FFFD, and a token of a model without tokenizer is its number."""
+        if self._tokenizer is None:
+            return [f"token_id:{i}" for i in ids]
+        new = sorted({*ids} - self._known.keys())
+        if new:
+            with self._lock:
+                self._known |= pieces(self._tokenizer, new)
+        return [self._known[i] for i in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode(list(ids))
+
+
+class Answer:
+    """What the answers to one request have in common."""
+
+    def __init__(self, asked: Asked, name: str, texts: Texts):
+        self.asked, self.texts = asked, texts
+        kind = "chatcmpl" if asked.chat else "cmpl"
+        self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
+
+    def index(self, handle: Handle, sample: int) -> int:
+        """Of a choice: the prompt's place times n, and the sample's place."""
+        place = self.asked.handles.index(handle)
+        return place * self.asked.samples + sample - handle.request.samples.start
+
+    def whole(self, results: list[Samples]) -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        asked = self.asked
+        choices = [
+            self._choice(handle, sample)
+            for handle, result in zip(asked.handles, results, strict=True)
+            for sample in result
+        ]
+        kind = "chat.completion" if asked.chat else "text_completion"
+        return self.head | {
+            "object": kind,
+            "choices": choices,
+            "usage": self.usage(),
+            "system_fingerprint": asked.handles[0].fingerprint,
+            "csd": self.extras(),
+        }
+
+    def _choice(self, handle: Handle, sample: Sample) -> dict[str, Any]:
+        asked, tokens = self.asked, sample.tokens
+        if asked.nothing_new:
+            tokens = []
+        new = len(tokens)
+        choice: dict[str, Any] = {"index": self.index(handle, sample.index)}
+        text = "" if sample.text is None or asked.nothing_new else sample.text
+        if asked.chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = self.texts.decode(handle.prompt_ids) + text if asked.echo else text
+        choice["logprobs"] = None
+        if asked.top is not None:
+            top = sample.top_logprobs
+            given = tokens, sample.raw_logprobs[:new], top[:new]
+            choice["logprobs"] = (
+                self.chat_logprobs(*given) if asked.chat
+                else self.logprobs(*given, handle if asked.echo else None)
+            )
+            choice["csd"] = {"logprobs": sample.logprobs[:new]}
+        choice["finish_reason"] = "length" if asked.nothing_new else sample.finish_reason
+        choice["stop_reason"] = sample.stop_reason
+        if asked.token_ids:
+            choice["token_ids"] = tokens
+            if not asked.chat:
+                choice["prompt_token_ids"] = handle.prompt_ids
+        return choice
+
+    def chat_logprobs(
+        self, tokens: list[int], logprobs: list[float], top: list[Top]
+    ) -> dict[str, Any]:
+        content = []
+        for i, (text, logprob) in enumerate(zip(self.texts.of(tokens), logprobs, strict=True)):
+            entry = _entry(text, logprob)
+            pairs = self._named(top[i]) if i < len(top) else []
+            content.append(entry | {"top_logprobs": [_entry(*pair) for pair in pairs]})
+        return {"content": content, "refusal": None}
+
+    def logprobs(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        top: list[Top],
+        echoed: Handle | None = None,
+        at: int = 0,
+    ) -> dict[str, Any]:
+        """Of a completion, behind its prompt where that is `echoed`; at: where its text begins."""
+        chances: list[float | None] = [*logprobs]
+        tops: list[Top | None] = [*top]
+        if echoed is not None and echoed.scores is not None:
+            tokens = echoed.prompt_ids + tokens
+            chances = [None, *echoed.scores.logprobs, *chances]
+            tops = [None, *echoed.scores.top, *tops]
+        texts, offsets = self.texts.of(tokens), []
+        for text in texts:
+            offsets.append(at)
+            at += len(text)
+        listed = None
+        if self.asked.top:
+            listed = [
+                None if likeliest is None else self._by_text(likeliest, text, chance)
+                for likeliest, text, chance in zip(tops, texts, chances, strict=True)
+            ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if x is None else _finite(x) for x in chances],
+            "top_logprobs": listed,
+            "text_offset": offsets,
+        }
+
+    def _by_text(self, likeliest: Top, text: str, chance: float | None) -> dict[str, float]:
+        """The likeliest tokens and the drawn one; of equal texts the likelier."""
+        pairs = self._named(likeliest)
+        if chance is not None:
+            pairs.append((text, chance))
+        found: dict[str, float] = {}
+        for name, x in pairs:
+            found[name] = max(found.get(name, NEVER), _finite(x))
+        return found
+
+    def _named(self, likeliest: Top) -> list[tuple[str, float]]:
+        texts = self.texts.of([token for token, _ in likeliest])
+        return [(text, x) for text, (_, x) in zip(texts, likeliest, strict=True)]
+
+    def usage(self) -> dict[str, int]:
+        """Tokens of the prompts, each counted once, and of all choices."""
+        handles = self.asked.handles
+        prompt = sum(len(h.prompt_ids) for h in handles)
+        new = 0
+        if not self.asked.nothing_new:
+            new = sum(len(s.tokens) for h in handles for s in h.request.finished.values())
+        return {
+            "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
+        }  # fmt: skip
+
+    def extras(self) -> dict[str, Any]:
+        """What OpenAI's interface has no place for."""
+        handles = self.asked.handles
+        stats = [h.request.stats for h in handles]
+        steps, tokens = sum(s.sample_steps for s in stats), sum(s.tokens for s in stats)
+        return {
+            "seed": handles[0].seed,
+            "weights_version": handles[0].weights,
+            "tokens_per_step": tokens / steps if steps else 0.0,
+            "nodes_proposed": sum(s.nodes_proposed for s in stats),
+            "accepted": {k: sum(s.accepted[k] for s in stats) for k in stats[0].accepted},
+        }
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    # a part of a character has bytes of its own, which no text says
+    raw = None if "\ufffd" in text else [*text.encode()]
+    return {"token": text, "logprob": _finite(logprob), "bytes": raw}
+
+
+def _finite(x: float) -> float:
+    return x if math.isfinite(x) else NEVER

@@ -1,0 +1,155 @@
+"""A body of a request, read and checked: prompts, how they are drawn, and what is answered."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from csd.engine.measures import MOST_TOP
+from csd.engine.service import AsyncEngine, Handle
+from csd.integrations.serve import fields
+from csd.integrations.serve.errors import Refused
+from csd.schema.check import fits, shown
+
+# new tokens of a completion that names no number, as OpenAI has it
+COMPLETION_TOKENS = 16
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request."""
+
+    chat: bool
+    prompts: list[Any]
+    options: dict[str, Any]  # of the engine
+    stream: bool = False
+    include_usage: bool = False
+    top: int | None = None  # likeliest tokens beside log-probabilities; None: no log-probabilities
+    token_ids: bool = False
+    echo: bool = False
+    nothing_new: bool = False  # max_tokens is 0: one token is drawn and not shown
+    handles: list[Handle] = field(default_factory=list)  # one a prompt
+
+    @property
+    def samples(self) -> int:
+        """Choices of each prompt."""
+        return self.options.get("num_samples", 1)
+
+    def submit(self, engine: AsyncEngine, owner: str | None) -> None:
+        """Ask the engine for all prompts. Where one is refused, none is drawn."""
+        # equal prompts of one request are one group, whoever may share with whom
+        owner = owner or secrets.token_hex(8)
+        first, taken = self.options.pop("first_sample", 0), {}  # type: ignore[var-annotated]
+        try:
+            for prompt in self.prompts:
+                key = repr(prompt)
+                start = taken.get(key, first)
+                handle = engine.submit(
+                    prompt, owner=owner, stream=self.stream, first_sample=start,
+                    top_logprobs=self.top or 0,
+                    score_prompt=self.top if self.echo else None, **self.options,
+                )  # fmt: skip
+                # a prompt that occurs again goes on with the indices of its samples
+                taken[key] = start + self.samples
+                self.handles.append(handle)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        for handle in self.handles:
+            handle.cancel()
+
+
+def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
+    """Raises Refused, naming the field."""
+    given = fields.check_fields(body, fields.CHAT)
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "a list of messages", messages)
+    options = fields.options_of(given)
+    template = _an("chat_template_kwargs", given.get("chat_template_kwargs", {}), dict)
+    template = dict(template)
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if name in given:
+            template[name] = _an(name, given[name], bool)
+    if "tools" in given:
+        template["tools"] = _an("tools", given["tools"], list)
+        if "tools" not in str(getattr(tokenizer, "chat_template", "")):
+            raise Refused(
+                "tools are not read by this model's chat template", param="tools"
+            )
+    if template:
+        options["chat_template_kwargs"] = template
+    asked = Asked(True, [messages], options)
+    wanted = _an("logprobs", given.get("logprobs", False), bool)
+    if wanted:
+        asked.top = _top("top_logprobs", given.get("top_logprobs", 0))
+    elif given.get("top_logprobs"):
+        raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
+    return _with_common(asked, given)
+
+
+def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
+    """Raises Refused, naming the field."""
+    given = fields.check_fields(body, fields.COMPLETIONS)
+    options = {"max_new_tokens": COMPLETION_TOKENS} | fields.options_of(given)
+    asked = Asked(False, _prompts(given.get("prompt")), options)
+    asked.echo = _an("echo", given.get("echo", False), bool)
+    if "logprobs" in given:
+        asked.top = _top("logprobs", given["logprobs"])
+    if options["max_new_tokens"] == 0 and not isinstance(options["max_new_tokens"], bool):
+        if not asked.echo:
+            raise Refused("max_tokens of 0 needs echo: true", param="max_tokens")
+        asked.nothing_new = True
+        options["max_new_tokens"] = 1
+    if asked.echo and asked.top is None and tokenizer is None:
+        raise Refused("echo needs a tokenizer, and the model has none", param="echo")
+    return _with_common(asked, given)
+
+
+def _with_common(asked: Asked, given: Mapping[str, Any]) -> Asked:
+    asked.stream = _an("stream", given.get("stream", False), bool)
+    asked.token_ids = _an("return_token_ids", given.get("return_token_ids", False), bool)
+    more = _an("stream_options", given.get("stream_options", {}), dict)
+    if more and not asked.stream:
+        raise Refused("stream_options needs stream: true", param="stream_options")
+    for name in more:
+        if name != "include_usage":
+            raise Refused(f"stream_options.{name} is not served", param=f"stream_options.{name}")
+    asked.include_usage = _an(
+        "stream_options.include_usage", more.get("include_usage", False), bool
+    )
+    if "seed" not in asked.options:
+        asked.options["seed"] = secrets.randbits(63)
+    return asked
+
+
+def _prompts(given: Any) -> list[Any]:
+    """A text, token ids, or a list of these."""
+    if isinstance(given, str) or (fits(given, list[int]) and given):
+        return [given]
+    if isinstance(given, list) and given and all(
+        isinstance(one, str) or fits(one, list[int]) for one in given
+    ):
+        return given
+    raise _wrong("prompt", "a text, token ids, or a list of these", given)
+
+
+def _top(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_TOP:
+        raise _wrong(name, f"a whole number from 0 to {MOST_TOP}", value)
+    return value
+
+
+_NAMES = {bool: "true or false", dict: "an object", list: "a list"}
+
+
+def _an(name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise _wrong(name, _NAMES[kind], value)
+    return value
+
+
+def _wrong(name: str, expected: str, value: Any) -> Refused:
+    return Refused(f"{name} must be {expected}, got {shown(value)}", param=name)

@@ -1,0 +1,218 @@
+"""The paths of a server."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+
+from csd.integrations.serve import fields
+from csd.integrations.serve.answers import Answer
+from csd.integrations.serve.asked import Asked, read_chat, read_completion
+from csd.integrations.serve.clients import EventStream, read_body, unless_gone
+from csd.integrations.serve.errors import Refused
+from csd.integrations.serve.events import events
+from csd.integrations.serve.metrics import prometheus
+from csd.integrations.serve.server import Server
+from csd.models.prompts import parse
+from csd.schema.arguments import check_ids
+from csd.schema.check import shown
+
+LOG = logging.getLogger("csd")
+
+PAGE = Path(__file__).with_name("page.html")
+
+Endpoint = Callable[[Server, Request], Awaitable[Response]]
+
+
+def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint with its errors as responses, counted."""
+
+    async def call(request: Request) -> Response:
+        server: Server = request.app.state.server
+        try:
+            response = await endpoint(server, request)
+        except ClientDisconnect:
+            # nobody reads it
+            response = Response(status_code=499)
+        except Exception as error:
+            refused = Refused.of(error)
+            if refused.status == 500:
+                LOG.error("%s %s: %s", request.method, request.url.path, refused.message)
+            response = refused.response()
+        server.count(response.status_code)
+        return response
+
+    return call
+
+
+def as_json(value: Any) -> Response:
+    return Response(json.dumps(value), media_type="application/json")
+
+
+async def chat_completions(server: Server, request: Request) -> Response:
+    return await _complete(server, request, read_chat)
+
+
+async def completions(server: Server, request: Request) -> Response:
+    return await _complete(server, request, read_completion)
+
+
+async def _complete(
+    server: Server, request: Request, read: Callable[[dict[str, Any], Any], Asked]
+) -> Response:
+    owner = server.clients.owner(request)
+    with server.answering() as slot:
+        body = await read_body(request, server.limits)
+        server.check_model(body)
+        asked = await run_in_threadpool(_submit, server, body, read, owner)
+        answer = Answer(asked, server.name, server.texts)
+        if asked.stream:
+            # it is being answered until its last event
+            end = slot.pop_all().close
+            return EventStream(events(answer), asked, server.limits.send_seconds, end)
+        results = await unless_gone(request.receive, asked)
+        return as_json(await run_in_threadpool(answer.whole, results))
+
+
+def _submit(
+    server: Server, body: dict[str, Any], read: Callable[[dict[str, Any], Any], Asked],
+    owner: str | None,
+) -> Asked:  # fmt: skip
+    engine = server.engine
+    asked = read(body, engine.engine.tokenizer)
+    server.check_size(asked)
+    try:
+        asked.submit(engine, owner)
+    except (TypeError, ValueError, ImportError) as error:
+        message = fields.as_fields(str(error))
+        name = fields.named(message)
+        if name is None and message.startswith(("prompt", "the prompt")):
+            name = "messages" if asked.chat else "prompt"
+        elif name is None and message.startswith("an empty prompt"):
+            # more than a context of its own
+            name = "max_tokens"
+        raise Refused(message, param=name) from error
+    return asked
+
+
+async def models(server: Server, request: Request) -> Response:
+    server.clients.owner(request)
+    name = request.path_params.get("name")
+    if name is None:
+        return as_json({"object": "list", "data": [server.card()]})
+    server.check_model({"model": name})
+    return as_json(server.card())
+
+
+async def health(server: Server, request: Request) -> Response:
+    if server.engine.closed:
+        raise Refused("the server is shutting down", status=503, code="shutting_down")
+    return as_json({"status": "ok"})
+
+
+async def metrics(server: Server, request: Request) -> Response:
+    server.clients.owner(request)
+    return Response(prometheus(server.snapshot()), media_type="text/plain; version=0.0.4")
+
+
+async def stats(server: Server, request: Request) -> Response:
+    server.clients.owner(request)
+    return as_json(server.snapshot())
+
+
+async def page(server: Server, request: Request) -> Response:
+    return HTMLResponse(PAGE.read_text())
+
+
+async def tokenize(server: Server, request: Request) -> Response:
+    """Token ids of a `prompt`, or of `messages` as the chat template makes them."""
+    server.clients.owner(request)
+    body = await read_body(request, server.limits)
+    tokenizer = _tokenizer(server)
+    special = body.get("add_special_tokens", True)
+    if not isinstance(special, bool):
+        raise Refused(
+            f"add_special_tokens must be true or false, got {shown(special)}",
+            param="add_special_tokens",
+        )
+    limits = server.engine.limits()
+
+    def read() -> list[int]:
+        if "messages" in body:
+            options = body.get("chat_template_kwargs") or {}
+            return parse(body["messages"], tokenizer, limits.vocab, None, options)[0][0]
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            raise Refused(f"prompt must be a text, got {shown(prompt)}", param="prompt")
+        if not prompt:
+            return []
+        if not special:
+            return tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        return parse(prompt, tokenizer, limits.vocab, context=limits.context)[0][0]
+
+    ids = await run_in_threadpool(read)
+    found = {"tokens": ids, "count": len(ids), "max_model_len": limits.context}
+    if body.get("return_token_strs"):
+        found["token_strs"] = server.texts.of(ids)
+    return as_json(found)
+
+
+async def detokenize(server: Server, request: Request) -> Response:
+    """The text of `tokens`."""
+    server.clients.owner(request)
+    body = await read_body(request, server.limits)
+    _tokenizer(server)
+    limits = server.engine.limits()
+    ids = check_ids("tokens", body.get("tokens"), server.limits.body, limits.vocab)
+    return as_json({"prompt": await run_in_threadpool(server.texts.decode, ids)})
+
+
+async def tokenizer_info(server: Server, request: Request) -> Response:
+    """The special tokens and the chat template, for clients that render messages themselves."""
+    server.clients.owner(request)
+    tokenizer = _tokenizer(server)
+    names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+    return as_json({name: getattr(tokenizer, name, None) for name in names})
+
+
+def _tokenizer(server: Server) -> Any:
+    tokenizer = server.engine.engine.tokenizer
+    if tokenizer is None:
+        raise Refused("the model has no tokenizer", status=404)
+    return tokenizer
+
+
+async def update_weights(server: Server, request: Request) -> Response:
+    """Take the weights of a folder within the one that was named at the start."""
+    if server.weights_folder is None:
+        raise Refused("the server was started without --weights-folder", status=404)
+    server.clients.administrator(request)
+    body = await read_body(request, server.limits)
+    given = body.get("path")
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise Refused(f"path must be a folder's name, got {shown(given)}", param="path")
+    root = os.path.realpath(server.weights_folder)
+    place = os.path.realpath(os.path.join(root, given))
+    # a link may lead out of it
+    if os.path.commonpath([root, place]) != root or not os.path.isdir(place):
+        raise Refused(
+            f"path must be a folder within --weights-folder, got {shown(given)}", param="path"
+        )
+    version = await run_in_threadpool(server.engine.update_weights, place)
+    return as_json({"weights_version": version, "system_fingerprint": server.engine.fingerprint})
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    await asyncio.sleep(0)
+    status = getattr(error, "status_code", 404)
+    what = "has no such path" if status == 404 else "does not take this method"
+    return Refused(
+        f"the server {what}: {request.method} {request.url.path}", status=status
+    ).response()

@@ -1,0 +1,54 @@
+"""Errors in the shape that OpenAI's clients read."""
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from csd.engine.service import Closed, QueueFull
+
+KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
+    413: "invalid_request_error", 429: "rate_limit_error",
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """A request that is answered with an error. param: the field that it names."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ):
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Refused":
+        """What a client is answered where `error` was raised for its request."""
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, QueueFull):
+            return cls(str(error), status=429, code="queue_full")
+        if isinstance(error, Closed):
+            return cls("the server is shutting down", status=503, code="shutting_down")
+        # what the engine refuses, before the first step
+        if isinstance(error, TypeError | ValueError):
+            return cls(str(error))
+        return cls(f"{type(error).__name__}: {error}", status=500, code="engine_error")
+
+    def body(self) -> dict[str, Any]:
+        kind = KINDS.get(self.status, "server_error")
+        return {
+            "error": {
+                "message": self.message, "type": kind, "param": self.param, "code": self.code,
+            }
+        }  # fmt: skip
+
+    def response(self) -> Response:
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(
+            json.dumps(self.body()), self.status, headers, media_type="application/json"
+        )

@@ -1,0 +1,101 @@
+"""A request's choices as they are drawn, as server-sent events.
+
+What has come since the last event was sent is one event a choice, so a slow reader gets fewer and
+larger ones, and waits for no one else's.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from csd.engine.service import Handle, Piece, news
+from csd.integrations.serve.answers import Answer
+from csd.integrations.serve.errors import Refused
+
+
+async def events(answer: Answer) -> AsyncIterator[bytes]:
+    """Raises what ended the request."""
+    asked = answer.asked
+    head = answer.head | {
+        "object": "chat.completion.chunk" if asked.chat else "text_completion",
+    }
+    begun: set[int] = set()
+    ended, total = 0, len(asked.handles) * asked.samples
+    offsets: dict[int, int] = {}
+
+    def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
+        if asked.include_usage:
+            more = {"usage": None} | more
+        elif ended == total:
+            # no event without a choice, which clients do not expect unasked
+            more = {"csd": answer.extras()}
+        fingerprint = {"system_fingerprint": asked.handles[0].fingerprint}
+        return data(head | {"choices": choices} | fingerprint | more)
+
+    async for handle, pieces in news(asked.handles):
+        lines = []
+        for piece in pieces:
+            index = answer.index(handle, piece.index)
+            for choice in _choices(answer, handle, piece, index not in begun, index, offsets):
+                begun.add(index)
+                ended += choice["finish_reason"] is not None
+                lines.append(event([choice]))
+        if lines:
+            yield b"".join(lines)
+    if asked.include_usage:
+        yield event([], usage=answer.usage(), csd=answer.extras())
+    yield b"data: [DONE]\n\n"
+
+
+def data(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def error_event(error: BaseException) -> bytes:
+    """The last event of a stream that breaks off."""
+    return data(Refused.of(error).body())
+
+
+def _choices(
+    answer: Answer, handle: Handle, piece: Piece, first: bool, index: int, offsets: dict[int, int]
+) -> list[dict[str, Any]]:
+    """Of a piece: its text, and its end."""
+    asked, found = answer.asked, []
+    if asked.nothing_new:
+        piece = Piece(piece.index, sample=piece.sample)
+    text = piece.text
+    echoed = asked.echo and first
+    if echoed:
+        text = answer.texts.decode(handle.prompt_ids) + text
+    told = piece.tokens and (asked.top is not None or asked.token_ids)
+    if text or told or first:
+        choice = _choice(asked.chat, index, text, first)
+        if asked.top is not None:
+            given = piece.tokens, piece.raw_logprobs, piece.top
+            choice["logprobs"] = (
+                answer.chat_logprobs(*given) if asked.chat
+                else answer.logprobs(*given, handle if echoed else None, offsets.get(index, 0))
+            )
+            choice["csd"] = {"logprobs": piece.logprobs}
+        if asked.token_ids:
+            choice["token_ids"] = piece.tokens
+            if first and not asked.chat:
+                choice["prompt_token_ids"] = handle.prompt_ids
+        offsets[index] = offsets.get(index, 0) + len(text)
+        found.append(choice)
+    if piece.sample is not None:
+        if piece.sample.finish_reason == "cancelled":
+            raise Refused("the server is shutting down", status=503, code="shutting_down")
+        end = _choice(asked.chat, index, "", False)
+        end["finish_reason"] = "length" if asked.nothing_new else piece.sample.finish_reason
+        end["stop_reason"] = piece.sample.stop_reason
+        found.append(end)
+    return found
+
+
+def _choice(chat: bool, index: int, text: str, first: bool) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
+    if not chat:
+        return choice | {"text": text}
+    role = {"role": "assistant"} if first else {}
+    return choice | {"delta": role | ({"content": text} if text or first else {})}

@@ -1,0 +1,160 @@
+"""The fields of a request: what each is called here, and what is refused.
+
+A field that has no effect on samples and is not implemented is accepted and ignored (`IGNORED`).
+Every other field that this page does not list is refused by name, so that nothing that a client
+asks for is left out of what it gets.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from csd.integrations.serve.errors import Refused
+from csd.schema.check import shown
+from csd.schema.other_names import hint
+
+# fields of both endpoints -> options of the engine
+SAMPLING = {
+    "n": "num_samples",
+    "seed": "seed",
+    "first_sample": "first_sample",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "include_stop_str_in_output": "include_stop",
+    "skip_special_tokens": "skip_special_tokens",
+    "truncate_prompt_tokens": "truncate_prompt",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
+    "response_format": "json_schema",
+    "bad_words": "bad_words",
+    "allowed_token_ids": "allowed_token_ids",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "regex": "regex",
+    "grammar": "grammar",
+    "max_thinking_tokens": "max_thinking_tokens",
+}
+IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "parallel_tool_calls", "priority",
+)  # fmt: skip
+# fields of the server itself
+COMMON = ("model", "stream", "stream_options", "return_token_ids")
+CHAT = (
+    "messages", "logprobs", "top_logprobs", "tools", "tool_choice", "functions", "function_call",
+    "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "modalities",
+    "reasoning_effort",
+)  # fmt: skip
+COMPLETIONS = ("prompt", "logprobs", "echo", "best_of", "suffix", "add_special_tokens")
+
+# a field that is not served -> whether a value of it asks for nothing
+NEUTRAL: dict[str, Callable[[Any], bool]] = {
+    "tool_choice": lambda x: x == "none",
+    "functions": lambda x: x == [],
+    "function_call": lambda x: x == "none",
+    "modalities": lambda x: x == ["text"],
+    "reasoning_effort": lambda x: False,
+    "best_of": lambda x: x == 1,
+    "suffix": lambda x: x == "",
+    "add_special_tokens": lambda x: x is True,
+}
+
+
+def check_fields(body: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a body that are given and not ignored. own: those of the endpoint alone.
+
+    Raises Refused, naming the field, for one that is not served.
+    """
+    known = {*SAMPLING, *COMMON, *own}
+    found = {}
+    for name, value in body.items():
+        if value is None or name in IGNORED:
+            continue
+        if name not in known:
+            raise Refused(
+                f"{name} is not served, got {shown(value)}{hint(name, known)}", param=name
+            )
+        if name not in NEUTRAL:
+            found[name] = value
+        elif not NEUTRAL[name](value):
+            raise Refused(f"{name} is not served, got {shown(value)}", param=name)
+    return found
+
+
+def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's options that the fields stand for. Raises Refused."""
+    found: dict[str, Any] = {}
+    for name, option in SAMPLING.items():
+        if name not in fields:
+            continue
+        value = fields[name]
+        if option in found and found[option] != value:
+            raise Refused(
+                f"{name} must be what max_tokens is where both are given, got {shown(value)} and "
+                f"{shown(found[option])}", param=name,
+            )  # fmt: skip
+        read = _READ.get(name)
+        value = value if read is None else read(value)
+        if value is not None:
+            found[option] = value
+    return found
+
+
+def _read_top_k(value: Any) -> Any:
+    # vLLM's name for off
+    return 0 if value == -1 else value
+
+
+def _read_bias(value: Any) -> Any:
+    """Token ids, which are texts in JSON."""
+    if not isinstance(value, dict):
+        raise Refused(f"logit_bias must be an object, got {shown(value)}", param="logit_bias")
+    try:
+        return {int(token): bias for token, bias in value.items()} or None
+    except ValueError as error:
+        raise Refused(
+            f"logit_bias must have token ids for names, got {shown(value)}", param="logit_bias"
+        ) from error
+
+
+def _read_format(value: Any) -> Any:
+    """The JSON schema of a response format; None for plain text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    schema = value.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(schema, dict) or "schema" not in schema:
+        raise Refused(
+            "response_format must be of type text, json_object or json_schema, the last with a "
+            f"schema, got {shown(value)}", param="response_format",
+        )  # fmt: skip
+    return schema["schema"]
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "top_k": _read_top_k, "logit_bias": _read_bias, "response_format": _read_format,
+}  # fmt: skip
+
+
+def as_fields(message: str) -> str:
+    """An error of the engine with the names of fields in place of its options'."""
+    # of several fields of an option the first
+    names = {option: name for name, option in reversed(SAMPLING.items()) if option != name}
+    return re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[1]], message)
+
+
+def named(message: str) -> str | None:
+    """The field that an error begins with."""
+    first = re.match(r"\w*", message)
+    return first[0] if first and first[0] in SAMPLING else None

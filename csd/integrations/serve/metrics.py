@@ -1,0 +1,94 @@
+"""Totals of a server: for Prometheus, and for the page at /."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from csd.engine.service import AsyncEngine
+
+
+def snapshot(engine: AsyncEngine, responses: dict[int, int], answering: int) -> dict[str, Any]:
+    """The numbers of this moment. responses: so far, by status; answering: at this moment."""
+    counters = engine.counters
+    return {
+        "time": time.time(),
+        "tokens": counters.tokens,
+        "steps": counters.steps,
+        "sample_steps": counters.sample_steps,
+        "tokens_per_step": counters.tokens_per_step,
+        "prompt_tokens": counters.prompt_tokens,
+        "shared_prompt_tokens": counters.shared_prompt_tokens,
+        "requests": counters.requests + counters.withdrawn,
+        "cancelled": counters.cancelled + counters.withdrawn,
+        "failed": counters.failed,
+        "samples": counters.samples,
+        "nodes_proposed": counters.nodes_proposed,
+        "accepted": dict(counters.accepted),
+        "slots": counters.slots,
+        "max_slots": engine.engine.max_slots,
+        "groups": counters.groups,
+        "waiting": engine.waiting,
+        "pages": counters.pages,
+        "free_pages": counters.free_pages,
+        "answering": answering,
+        "responses": dict(responses),
+        "weights_version": engine.weights,
+        "resident_bytes": resident_bytes(),
+    }
+
+
+# name in the snapshot -> kind and description
+_METRICS = {
+    "tokens": ("counter", "Tokens drawn."),
+    "steps": ("counter", "Steps of the engine."),
+    "sample_steps": ("counter", "Steps, summed over the samples in each."),
+    "prompt_tokens": ("counter", "Tokens of prompts that were read."),
+    "shared_prompt_tokens": ("counter", "Tokens of prompts that were there already."),
+    "requests": ("counter", "Requests of the engine that have ended."),
+    "cancelled": ("counter", "Requests that ended before their samples did."),
+    "failed": ("counter", "Requests that ended with an error."),
+    "samples": ("counter", "Samples that were drawn to their end."),
+    "nodes_proposed": ("counter", "Drafted tokens that were verified."),
+    "slots": ("gauge", "Samples in flight."),
+    "max_slots": ("gauge", "Samples in flight at most."),
+    "groups": ("gauge", "Groups in flight."),
+    "waiting": ("gauge", "Requests that wait for a slot."),
+    "pages": ("gauge", "Pages of keys and values."),
+    "free_pages": ("gauge", "Pages that are free."),
+    "answering": ("gauge", "HTTP requests that are being answered."),
+    "weights_version": ("gauge", "Changes of the weights since the start."),
+    "resident_bytes": ("gauge", "Memory of the process."),
+}
+
+
+def prometheus(found: dict[str, Any]) -> str:
+    """The snapshot in Prometheus's text format."""
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    for name, (kind, text) in _METRICS.items():
+        full = f"csd_{name}_total" if kind == "counter" else f"csd_{name}"
+        yield from _head(full, kind, text)
+        yield f"{full} {found[name]}"
+    yield from _head("csd_accepted_total", "counter", "Drafted tokens accepted, by source.")
+    for source, count in found["accepted"].items():
+        yield f'csd_accepted_total{{source="{source}"}} {count}'
+    yield from _head("csd_responses_total", "counter", "HTTP responses, by status.")
+    for status, count in sorted(found["responses"].items()):
+        yield f'csd_responses_total{{status="{status}"}} {count}'
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,81 @@
+"""The process of a server: it listens, and on SIGTERM answers what it has accepted and ends."""
+
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from csd.integrations.serve.app import make_app
+from csd.integrations.serve.connections import Connection
+from csd.integrations.serve.server import Server
+
+LOG = logging.getLogger("csd")
+
+# seconds in which a thread may hold Python's lock while another waits for it: the engine's thread
+# takes it back between any two operations, and the default is a tenth of a small model's step
+SWITCH = 0.0005
+
+
+class Process(uvicorn.Server):
+    """drain: seconds that accepted requests have once the process is to end. begun: is called
+    with the port once it listens."""
+
+    def __init__(
+        self, server: Server, config: uvicorn.Config, drain: float, begun: Callable[[int], Any]
+    ):
+        super().__init__(config)
+        self._served, self._drain, self._begun = server, drain, begun
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._begun(self.servers[0].sockets[0].getsockname()[1])
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        first = not self.should_exit
+        super().handle_exit(sig, frame)
+        if first:
+            LOG.warning("csd serve: draining for at most %g seconds", self._drain)
+            # no new requests; those that were accepted go on until the time is over
+            self._end(drain=True)
+            late = threading.Timer(self._drain, self._end, kwargs={"drain": False})
+            late.daemon = True
+            late.start()
+
+    def _end(self, drain: bool) -> None:
+        # a signal's handler waits for no thread
+        self._served.engine.close(drain=drain, timeout=0)
+
+
+def process(
+    server: Server,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    drain: float = 30.0,
+    connections: int = 2048,
+    begun: Callable[[int], Any] = lambda port: None,
+    log_level: str = "warning",
+) -> Process:
+    """What listens once its `run` is called, until SIGINT or SIGTERM.
+
+    Accepted requests are answered, or refused when `drain` seconds have passed. connections: that
+    are open at most, those in use included. begun: is called with the port.
+    """
+    config = uvicorn.Config(
+        make_app(server), host=host, port=port, http=Connection, ws="none", lifespan="on",
+        log_level=log_level, access_log=False, limit_concurrency=connections,
+        timeout_keep_alive=30, timeout_graceful_shutdown=int(drain) + 10, server_header=False,
+    )  # fmt: skip
+    return Process(server, config, drain, begun)
+
+
+def serve(server: Server, **options: Any) -> None:
+    """Run a `process` with these options until it ends."""
+    sys.setswitchinterval(SWITCH)
+    process(server, **options).run()

@@ -1,0 +1,101 @@
+"""What the paths of a server share."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from csd.engine.service import AsyncEngine
+from csd.integrations.serve.answers import Texts
+from csd.integrations.serve.asked import Asked
+from csd.integrations.serve.clients import Clients, Limits
+from csd.integrations.serve.errors import Refused
+from csd.integrations.serve.metrics import snapshot
+from csd.schema.check import shown
+
+
+class Server:
+    """An engine, its name, and what its clients may do.
+
+    name: by which clients name the model. keys: that are served, the first of them also at
+        /update_weights; without, anyone is.
+    shares: whether equal prompts of requests without keys are one group; those of one key are.
+    weights_folder: whose folders /update_weights takes; None: the path is off.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        name: str,
+        *,
+        keys: tuple[str, ...] = (),
+        shares: bool = False,
+        weights_folder: str | None = None,
+        limits: Limits | None = None,
+    ):
+        self.engine, self.name, self.weights_folder = engine, name, weights_folder
+        self.clients, self.limits = Clients(keys, shares), limits or Limits()
+        self.created = int(time.time())
+        self.responses: dict[int, int] = {}
+        self.open = 0  # requests that are being answered
+        self._texts: tuple[Any, Texts] | None = None
+
+    @property
+    def texts(self) -> Texts:
+        """Of the tokenizer at hand, which comes with the weights."""
+        tokenizer = self.engine.engine.tokenizer
+        if self._texts is None or self._texts[0] is not tokenizer:
+            self._texts = tokenizer, Texts(tokenizer)
+        return self._texts[1]
+
+    def count(self, status: int) -> None:
+        self.responses[status] = self.responses.get(status, 0) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        return snapshot(self.engine, self.responses, self.open)
+
+    def card(self) -> dict[str, Any]:
+        return {
+            "id": self.name, "object": "model", "created": self.created, "owned_by": "csd",
+            "max_model_len": self.engine.longest,
+        }  # fmt: skip
+
+    @contextmanager
+    def answering(self) -> Iterator[ExitStack]:
+        """A request is being answered within the block, or until what it gives is closed.
+
+        Raises Refused where too many are.
+        """
+        if self.engine.closed:
+            raise Refused("the server is shutting down", status=503, code="shutting_down")
+        if self.open >= self.limits.requests:
+            raise Refused(
+                f"{self.limits.requests} requests are being answered already", status=503,
+                code="too_many_requests",
+            )  # fmt: skip
+        self.open += 1
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            yield stack
+
+    def _close(self) -> None:
+        self.open -= 1
+
+    def check_model(self, body: dict[str, Any]) -> None:
+        """Raises Refused where a body names another model."""
+        given = body.get("model", self.name)
+        if given != self.name:
+            raise Refused(
+                f"the model {shown(given)} is not served, {self.name!r} is", status=404,
+                param="model", code="model_not_found",
+            )  # fmt: skip
+
+    def check_size(self, asked: Asked) -> None:
+        """Raises Refused where a request asks for more choices than may be."""
+        samples, most = asked.samples, self.limits.choices
+        # another kind of value is the engine's to refuse
+        if isinstance(samples, int) and len(asked.prompts) * samples > most:
+            raise Refused(
+                f"n must be at most {most} over all prompts, got {samples} for each of "
+                f"{len(asked.prompts)}", param="n",
+            )  # fmt: skip

@@ -1,0 +1,431 @@
+"""`csd.AsyncEngine`: what a request gets depends on it alone, whatever else is in flight."""
+
+import asyncio
+import random
+import threading
+import time
+
+import checkpoints
+import pytest
+import torch
+from engine_cases import PROMPTS, assert_same_samples, plain, prompts
+from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
+
+import csd
+from csd.engine.service import Closed
+from csd.engine.step import Step
+
+LAG = pytest.mark.parametrize("how", [{}, {"static": True}], ids=["eager", "static"])
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Tokens of each chunk of a prompt that is read."""
+    found, before = [], Step.read_prompt
+
+    def watched(self, g, chunk, start):
+        found.append(len(chunk))
+        return before(self, g, chunk, start)
+
+    monkeypatch.setattr(Step, "read_prompt", watched)
+    return found
+
+
+def free(service):
+    """Whether nothing is in flight, and all pages, groups and slots are free again."""
+    service.close()
+    step = service.engine._step
+    assert len(step.cache.allocator) == step.cache.k.shape[1]
+    assert not step.slots.live.any() and (step.slots.group_key == -1).all()
+    assert service.waiting == 0
+    return True
+
+
+@LAG
+def test_samples_are_those_of_generate_whatever_arrives(how):
+    """Random arrivals, lengths, parameters and cancellations, from several threads."""
+    model = checkpoints.build("llama", dtype=torch.float64)
+    generator = random.Random(0)
+    asked = []
+    for i in range(24):
+        prompt = generator.choice([*PROMPTS, [3] * generator.randint(1, 130), [i + 1, 5, 6]])
+        asked.append((prompt, dict(
+            num_samples=generator.randint(1, 5), max_new_tokens=generator.randint(1, 40),
+            seed=generator.randint(0, 3), temperature=generator.choice([0.0, 0.7, 1.3]),
+            top_p=generator.choice([1.0, 0.9]), first_sample=generator.choice([0, 0, 7]),
+            stop_token_ids=[3], top_logprobs=generator.choice([0, 0, 2, 5]),
+            frequency_penalty=generator.choice([0.0, 0.0, 1.2]),
+            logit_bias=generator.choice([{}, {}, {7: 2.0}]),
+            no_repeat_ngram_size=generator.choice([0, 0, 2]),
+        )))  # fmt: skip
+    with csd.Engine(model) as plainly:
+        wanted = [plainly.generate(prompt, **options) for prompt, options in asked]
+    service = csd.AsyncEngine(model, max_slots=6, max_tokens=256, max_queue=100, budget=7, **how)
+    assert service.engine._step.static == bool(how)
+    handles = [None] * len(asked)
+
+    def client(numbers):
+        own = random.Random(numbers[0])
+        for i in numbers:
+            prompt, options = asked[i]
+            handles[i] = service.submit(prompt, owner=own.choice(["a", "b", None]), **options)
+            extra = service.submit(PROMPTS[0], num_samples=3, max_new_tokens=60, seed=i)
+            time.sleep(own.random() / 50)
+            extra.cancel()
+
+    threads = [threading.Thread(target=client, args=(range(k, 24, 3),)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_same_samples([h.result(60) for h in handles], wanted)
+    for handle, want in zip(handles, wanted, strict=True):
+        got = handle.result()
+        for a, b in zip(got, want, strict=True):
+            assert a.raw_logprobs == pytest.approx(b.raw_logprobs, abs=1e-9)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
+            ids = [[[token for token, _ in row] for row in x.top_logprobs] for x in (a, b)]
+            assert ids[0] == ids[1]
+    assert free(service)
+
+
+def test_requests_of_one_owner_are_a_group(read):
+    model = counting(end=25)
+    with csd.AsyncEngine(engine(model, max_slots=12), max_tokens=3000, budget=0) as service:
+        read.clear()
+        prompt = [*range(20)] * 10
+        first = service.submit(prompt, owner="a", num_samples=2, max_new_tokens=2500, seed=1)
+        next(iter(first))
+        later = [
+            service.submit(prompt, owner=owner, num_samples=2, max_new_tokens=4, seed=2)
+            for owner in ("a", "b", None, None)
+        ]
+        results = [handle.result(60) for handle in later]
+        first.cancel()
+        assert sum(read) == 4 * (len(prompt) - 1)
+        assert service.counters.shared_prompt_tokens == len(prompt)
+        assert len({str(r.tokens) for r in results}) == 1
+        # each begins at its own first index
+        assert [[s.index for s in r] for r in results] == [[0, 1]] * 4
+        assert free(service)
+
+
+def test_a_group_outlives_the_request_that_began_it():
+    model = PrefixSum(sharpness=4.0)
+    service = csd.AsyncEngine(engine(model, max_slots=4), max_tokens=600)
+    prompt = prompts(9, 300)[4]
+    first = service.submit(prompt, owner="a", max_new_tokens=200, seed=1)
+    next(iter(first))
+    second = service.submit(prompt, owner="a", max_new_tokens=200, seed=2)
+    next(iter(second))
+    assert service.counters.shared_prompt_tokens == len(prompt)
+    first.cancel()
+    other = service.submit(prompt[::-1], max_new_tokens=100, seed=3)
+    assert second.result(60).tokens[0] == plain(model, prompt, 2, 0, 200)
+    assert other.result(60).tokens[0] == plain(model, prompt[::-1], 3, 0, 100)
+    assert first.result().finish_reasons == ["cancelled"]
+    assert free(service)
+
+
+def test_pieces_are_the_samples():
+    e = engine(PrefixSum(), tokenizer=Letters(), max_slots=4)
+    with csd.AsyncEngine(e, max_tokens=300) as service:
+        handle = service.submit(
+            "abc", num_samples=3, max_new_tokens=60, seed=4, stop=["q"], top_logprobs=3
+        )
+        found = {i: [] for i in range(3)}
+        for piece in handle:
+            found[piece.index].append(piece)
+        for sample in handle.result():
+            pieces = found[sample.index]
+            assert len(pieces) > 1 or len(sample.tokens) < 4
+            assert "".join(p.text for p in pieces) == sample.text
+            assert [t for p in pieces for t in p.tokens] == sample.tokens
+            assert [x for p in pieces for x in p.raw_logprobs] == sample.raw_logprobs
+            assert len([x for p in pieces for x in p.top]) == len(sample.tokens)
+            assert pieces[-1].sample == sample
+
+
+def test_the_first_tokens_come_with_the_first_step():
+    """Behind a long prompt too, while others are drawn."""
+    with csd.AsyncEngine(engine(PrefixSum(), max_slots=4, prefill_chunk=64)) as service:
+        busy = service.submit([1, 2], max_new_tokens=2000, seed=1)
+        next(iter(busy))
+        handle = service.submit(prompts(9, 3000)[5] * 4, max_new_tokens=5, seed=1)
+        steps, before = [], handle.push
+
+        def push(*news):
+            steps.append(service._scheduler.steps)
+            before(*news)
+
+        handle.push = push
+        scheduler, read = service._scheduler, []
+        ended = scheduler.read_hidden
+
+        def watched(prefill, hidden):
+            read.append(scheduler.steps)
+            ended(prefill, hidden)
+
+        scheduler.read_hidden = watched
+        handle.result(60)
+        busy.cancel()
+        assert len(read) > 20 and steps[0] <= read[-1] + 2
+
+
+def test_a_sample_comes_whole_where_it_is_not_streamed():
+    e = engine(PrefixSum(), tokenizer=Letters())
+    with csd.AsyncEngine(e, max_tokens=300) as service:
+        handle = service.submit("abc", num_samples=3, max_new_tokens=20, seed=4, stream=False)
+        pieces = [*handle]
+        assert sorted(p.index for p in pieces) == [0, 1, 2]
+        assert {p.index: p.text for p in pieces} == dict(enumerate(handle.result().texts))
+
+
+def test_event_loops_read_too():
+    e = engine(PrefixSum(), tokenizer=Letters(), max_slots=3)
+
+    async def client(service, seed):
+        handle = service.submit("abc", num_samples=2, max_new_tokens=40, seed=seed)
+        found = ["", ""]
+        async for piece in handle:
+            found[piece.index] += piece.text
+        assert found == (await handle.wait()).texts
+        return found
+
+    async def clients(service):
+        return await asyncio.gather(*(client(service, seed) for seed in range(6)))
+
+    with csd.AsyncEngine(e, max_tokens=300) as service:
+        texts = asyncio.run(clients(service))
+        assert texts == [
+            service.submit("abc", num_samples=2, max_new_tokens=40, seed=s).result().texts
+            for s in range(6)
+        ]
+
+
+def test_one_slow_reader_stops_nobody():
+    with csd.AsyncEngine(engine(PrefixSum(), max_slots=2), max_tokens=600) as service:
+        slow = service.submit([1, 2], max_new_tokens=400, seed=1)
+        quick = service.submit([1, 3], max_new_tokens=400, seed=1)
+        quick.result(60), slow.result(60)
+        pieces, ended = slow.take()
+        # what was not taken is one piece
+        assert ended and len(pieces) == 1 and pieces[0].tokens == slow.result().tokens[0]
+
+
+def test_a_full_queue_refuses_and_a_closed_engine_too():
+    service = csd.AsyncEngine(engine(PrefixSum(), max_slots=1), max_tokens=2000, max_queue=2)
+    handles = [service.submit([1, 2], max_new_tokens=1500, seed=1)]
+    with pytest.raises(csd.QueueFull, match="max_queue=2"):
+        for _ in range(4):
+            handles.append(service.submit([1, 2], max_new_tokens=5, seed=1))
+    handles[0].cancel()
+    assert all(len(h.result(60).tokens[0]) == 5 for h in handles[1:])
+    service.submit([5], max_new_tokens=3, seed=1).result(60)
+    assert free(service)
+    with pytest.raises(Closed):
+        service.submit([1], max_new_tokens=1)
+
+
+def test_closing_drains_or_ends_what_is_in_flight():
+    for drain, reason in ((True, "length"), (False, "cancelled")):
+        service = csd.AsyncEngine(engine(PrefixSum(), max_slots=1), max_tokens=2000)
+        handles = [service.submit([1, 2], max_new_tokens=300, seed=s) for s in range(3)]
+        next(iter(handles[0]))
+        service.close(drain=drain)
+        reasons = [h.result(1).finish_reasons for h in handles]
+        assert reasons[1:] == [[reason]] * 2
+        assert free(service)
+
+
+def test_errors_end_their_request_alone():
+    def logits_of(token, position):
+        logits = torch.zeros(token.shape[0], VOCAB, dtype=torch.float64)
+        logits[:, 30] = -100.0
+        logits[token == 30] = float("nan")
+        return logits
+
+    service = csd.AsyncEngine(engine(LastToken(logits_of), tokenizer=Letters(), max_slots=4))
+    good = service.submit([1], num_samples=2, max_new_tokens=200, seed=1)
+
+    def until(samples):
+        raise RuntimeError("mine")
+
+    bad = service.submit([2, 30], max_new_tokens=5, seed=1)
+    broken = service.submit([1], num_samples=2, max_new_tokens=5, seed=1, until=until)
+    empty = service.submit([1], max_new_tokens=5, seed=1, allowed_token_ids=[3], bad_words=[[3]])
+    for handle, kind, text in (
+        (bad, FloatingPointError, "NaN"), (broken, RuntimeError, "mine"),
+        (empty, ValueError, "bad_words"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=text) as caught:
+            handle.result(60)
+        assert isinstance(caught.value.samples, csd.Samples)
+    for options, text in (
+        (dict(temperature=-1), "temperature"), (dict(max_new_tokens=10**6), "context"),
+        (dict(budget=3), "budget"), (dict(callback=print), "callback"),
+        (dict(logits_processor=lambda ids, x: x), "logits_processor"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=text):
+            service.submit([1], **options)
+    assert good.result(60).finish_reasons == ["length"] * 2
+    assert service.counters.failed == 3
+    assert free(service)
+
+
+def test_until_is_a_requests_own():
+    with csd.AsyncEngine(engine(counting(end=20), max_slots=4), max_tokens=300) as service:
+        mine = service.submit(
+            [1], num_samples=6, max_new_tokens=30, seed=1, until=lambda s: len(s) >= 2
+        )
+        other = service.submit([2], num_samples=3, max_new_tokens=30, seed=1)
+        assert mine.result(60).finish_reasons == ["length"] * 2 + ["cancelled"] * 4
+        assert other.result(60).finish_reasons == ["length"] * 3
+
+
+def test_requests_wait_for_pages(monkeypatch):
+    """Memory holds one prompt with two samples; more samples and prompts come when some end."""
+    from csd.engine.service import room
+
+    model = PrefixSum(sharpness=4.0)
+    e = engine(model, max_slots=8)
+    monkeypatch.setattr(room.Room, "bytes", lambda self, *_: self.pages)
+    monkeypatch.setattr(room, "free_bytes", lambda _: 9)
+    e.memory = 1.0
+    service = csd.AsyncEngine(e)
+    assert service.longest == 8 * 64
+    asked = [p[:200] for p in prompts(6, 200)]
+    handles = [service.submit(p, num_samples=4, max_new_tokens=120, seed=3) for p in asked]
+    for prompt, handle in zip(asked, handles, strict=True):
+        want = [plain(model, prompt, 3, i, 120) for i in range(4)]
+        assert handle.result(60).tokens == want
+    with pytest.raises(ValueError, match="context of 512"):
+        service.submit([1] * 500, max_new_tokens=100)
+    assert free(service)
+
+
+def test_too_little_memory_is_said_at_the_start():
+    e = engine(PrefixSum(), memory=1e-9)
+    with pytest.raises(MemoryError, match="lower max_slots"):
+        csd.AsyncEngine(e)
+
+
+def test_likeliest_tokens_are_the_models_own():
+    model = PrefixSum(sharpness=2.0)
+    with csd.AsyncEngine(engine(model, max_slots=3), max_tokens=200, budget=5) as service:
+        prompt = [4, 9, 2]
+        without = service.submit(prompt, max_new_tokens=30, seed=2)
+        handle = service.submit(
+            prompt, num_samples=2, max_new_tokens=30, seed=2, temperature=0.5, top_k=3,
+            top_logprobs=4, score_prompt=2,
+        )  # fmt: skip
+        for sample in handle.result(60):
+            for i, (token, raw) in enumerate(
+                zip(sample.tokens, sample.raw_logprobs, strict=True)
+            ):
+                want = model.next_logits(prompt + sample.tokens[:i]).log_softmax(-1)
+                ids, logprobs = zip(*sample.top_logprobs[i], strict=True)
+                assert list(ids) == want.topk(4).indices.tolist()
+                assert list(logprobs) == pytest.approx(want.topk(4).values.tolist())
+                assert raw == pytest.approx(float(want[token]))
+        laws = [model.next_logits(prompt[:i]).log_softmax(-1) for i in (1, 2)]
+        assert handle.scores.logprobs == pytest.approx([float(laws[0][9]), float(laws[1][2])])
+        assert [len(row) for row in handle.scores.top] == [2, 2]
+        assert not without.result(60)[0].top_logprobs
+
+
+def test_a_requests_seed_is_drawn_and_known():
+    with csd.AsyncEngine(engine(PrefixSum()), max_tokens=200) as service:
+        torch.manual_seed(3)
+        first = service.submit([1, 2], max_new_tokens=20)
+        again = service.submit([1, 2], max_new_tokens=20, seed=first.seed)
+        assert first.result(60).tokens == again.result(60).tokens
+        assert service.submit([1, 2], max_new_tokens=20).seed != first.seed
+
+
+def test_history_drafts():
+    with csd.AsyncEngine(engine(PrefixSum()), max_tokens=300, budget=8) as service:
+        first = service.submit([1, 2], max_new_tokens=60, seed=5).result(60)
+        again = service.submit([1, 2], max_new_tokens=60, seed=5, history=[first[0]]).result(60)
+        assert again.tokens == first.tokens
+        assert again.stats.accepted["history"] > 0
+        assert again.stats.sample_steps < first.stats.sample_steps
+
+
+def test_changed_weights_wait_for_what_is_in_flight():
+    model = checkpoints.build("llama", dtype=torch.float64)
+    prompt, options = PROMPTS[0], dict(num_samples=2, max_new_tokens=60, seed=1)
+    with csd.AsyncEngine(model, max_slots=4, max_tokens=200) as service:
+        before = service.submit(prompt, **options)
+        fingerprint = service.fingerprint
+        next(iter(before))
+
+        def change(engine):
+            assert before.done
+            with torch.no_grad():
+                model.lm_head.weight.mul_(-1)
+
+        asking = threading.Thread(target=service.update, args=(change,))
+        asking.start()
+        asking.join()
+        after = service.submit(prompt, **options)
+        assert after.result(60).tokens != before.result().tokens
+        assert (before.weights, after.weights, service.weights) == (0, 1, 1)
+        assert service.fingerprint != fingerprint
+        with csd.Engine(model) as plainly:
+            assert_same_samples([after.result()], [plainly.generate(prompt, **options)])
+        # the same weights have the same one
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1)
+        again = service.submit(prompt, **options)
+        assert again.result(60).tokens == before.result().tokens
+        assert (again.weights, again.fingerprint) == (2, fingerprint)
+
+
+def test_weights_come_from_a_folder(tmp_path):
+    model = checkpoints.build("llama", dtype=torch.float32)
+    for name in ("a", "b"):
+        model.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1)
+    with csd.AsyncEngine(str(tmp_path / "a"), max_slots=4, max_tokens=200) as service:
+        first = service.submit([5, 6], max_new_tokens=20, seed=1).result(60)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises((OSError, ValueError), match="empty"):
+            service.update_weights(str(tmp_path / "empty"))
+        assert service.submit([5, 6], max_new_tokens=20, seed=1).result(60).tokens == first.tokens
+        assert service.update_weights(str(tmp_path / "b")) == 1
+        second = service.submit([5, 6], max_new_tokens=20, seed=1).result(60)
+        assert service.update_weights(str(tmp_path / "a")) == 2
+        assert service.submit([5, 6], max_new_tokens=20, seed=1).result(60).tokens == first.tokens
+        assert second.tokens != first.tokens
+
+
+def test_generate_runs_while_nothing_is_in_flight():
+    model = PrefixSum(sharpness=3.0)
+    e = engine(model, max_slots=4)
+    with csd.AsyncEngine(e, max_tokens=300) as service:
+        for seed in range(3):
+            handle = service.submit([1, 2], max_new_tokens=30, seed=seed)
+            out = e.generate([3, 4, 5], num_samples=2, max_new_tokens=40, seed=seed)
+            assert out.tokens == [plain(model, [3, 4, 5], seed, i, 40) for i in range(2)]
+            assert handle.result(60).tokens[0] == plain(model, [1, 2], seed, 0, 30)
+
+
+def test_an_error_of_the_engine_ends_what_is_in_flight_and_no_more(monkeypatch):
+    service = csd.AsyncEngine(engine(PrefixSum(), max_slots=2), max_tokens=300)
+    before, failing = Step.forward, threading.Event()
+
+    def forward(self, pool):
+        if failing.is_set():
+            failing.clear()
+            raise RuntimeError("the device has gone")
+        return before(self, pool)
+
+    monkeypatch.setattr(Step, "forward", forward)
+    failing.set()
+    handle = service.submit([1, 2], max_new_tokens=20, seed=1)
+    with pytest.raises(RuntimeError, match="the device has gone"):
+        handle.result(60)
+    assert len(service.submit([1, 2], max_new_tokens=20, seed=1).result(60).tokens[0]) == 20
+    assert free(service)

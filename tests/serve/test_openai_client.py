@@ -1,0 +1,131 @@
+"""The `openai` package as a client."""
+
+import asyncio
+
+import pytest
+from served import NAME, served
+
+import csd
+from csd.models.demo import toy
+
+pytest.importorskip("starlette")
+openai = pytest.importorskip("openai")
+
+CHAT = [{"role": "user", "content": "Say 1."}]
+HOW = dict(model=NAME, messages=CHAT, max_tokens=16, temperature=0.9)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    model, tokenizer = toy()
+    model.generation_config.eos_token_id = [1, 40, 41]
+    return csd.Engine(model.double(), tokenizer=tokenizer, max_slots=24)
+
+
+@pytest.fixture(scope="module")
+def url(engine):
+    with served(csd.AsyncEngine(engine, max_tokens=300, budget=8), keys=("k",)) as (port, _):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    return openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+
+
+def wanted(engine, seed, n):
+    return csd.generate(
+        engine, CHAT, num_samples=n, seed=seed, max_new_tokens=16, temperature=0.9
+    )
+
+
+def test_chat(client, engine):
+    answer = client.chat.completions.create(n=8, seed=3, logprobs=True, top_logprobs=2, **HOW)
+    want = wanted(engine, 3, 8)
+    assert [c.message.content for c in answer.choices] == want.texts
+    assert [c.finish_reason for c in answer.choices] == want.finish_reasons
+    assert answer.usage.completion_tokens == sum(map(len, want.tokens))
+    for choice, sample in zip(answer.choices, want, strict=True):
+        logprobs = [entry.logprob for entry in choice.logprobs.content]
+        assert logprobs == pytest.approx(sample.raw_logprobs)
+        assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+    assert answer.csd["seed"] == 3
+    again = client.chat.completions.create(n=8, seed=answer.csd["seed"], **HOW)
+    assert [c.message.content for c in again.choices] == want.texts
+
+
+def test_a_seed_is_drawn_and_returned(client):
+    one, two = (client.chat.completions.create(**HOW) for _ in range(2))
+    assert one.csd["seed"] != two.csd["seed"]
+    again = client.chat.completions.create(seed=one.csd["seed"], **HOW)
+    assert again.choices[0].message.content == one.choices[0].message.content
+
+
+def test_stream(client, engine):
+    texts, reasons, usage = [""] * 8, {}, None
+    stream = client.chat.completions.create(
+        n=8, seed=3, stream=True, stream_options={"include_usage": True}, **HOW
+    )
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason
+    want = wanted(engine, 3, 8)
+    assert texts == want.texts and [reasons[i] for i in range(8)] == want.finish_reasons
+    assert usage.completion_tokens == sum(map(len, want.tokens))
+
+
+def test_completions_and_models(client, engine):
+    answer = client.completions.create(
+        model=NAME, prompt="Once", max_tokens=9, n=2, seed=1, logprobs=2, echo=True
+    )
+    want = csd.generate(engine, "Once", num_samples=2, max_new_tokens=9, seed=1)
+    assert [c.text for c in answer.choices] == ["Once" + text for text in want.texts]
+    for choice, sample in zip(answer.choices, want, strict=True):
+        assert choice.logprobs.token_logprobs[4:] == pytest.approx(sample.raw_logprobs)
+    assert [m.id for m in client.models.list()] == [NAME]
+
+
+def test_token_ids(client, engine):
+    answer = client.completions.create(
+        model=NAME, prompt=[20, 30, 40], max_tokens=9, seed=1,
+        extra_body={"return_token_ids": True, "top_k": 5},
+    )  # fmt: skip
+    want = csd.generate(engine, [20, 30, 40], max_new_tokens=9, seed=1, top_k=5)
+    assert answer.choices[0].token_ids == want.tokens[0]
+
+
+def test_errors(client, url):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**HOW | {"temperature": -1})
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**HOW | {"model": "gpt"})
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=url, api_key="x").models.list()
+
+
+def test_many_at_once(url, engine):
+    async def clients():
+        async with openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as client:
+            asked = [client.chat.completions.create(n=3, seed=s, **HOW) for s in range(16)]
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(clients())
+    for seed, answer in enumerate(answers):
+        assert [c.message.content for c in answer.choices] == wanted(engine, seed, 3).texts
+
+
+def test_a_stream_that_is_left(url):
+    async def leave():
+        async with openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as client:
+            stream = await client.chat.completions.create(
+                stream=True, extra_body={"ignore_eos": True}, **HOW | {"max_tokens": 200}
+            )
+            async for _ in stream:
+                break
+            await stream.close()
+            return await client.chat.completions.create(**HOW)
+
+    assert asyncio.run(leave()).choices
