@@ -34,8 +34,9 @@ _STATS: dict[str, dict[str, Any]] = {
     },
     "peak_memory": {"type": ["integer", "null"], "description": "bytes on a GPU; null on a CPU"},
     "decoder": {
-        "enum": ["fused", "module"],
-        "description": "csd's own decoder, or the model's module with csd's attention",
+        "enum": ["fused", "module", "own"],
+        "description": "csd's own decoder, the model's module with csd's attention, or one that "
+        "the user gave",
     },
     "fused_ruled_out": {
         "type": ["string", "null"],

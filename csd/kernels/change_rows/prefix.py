@@ -51,7 +51,7 @@ def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
 def prefixes(
     rows: slice, path: torch.Tensor, longest: int, pool: Pool, slots: Slots, rules: Rules
 ) -> Prefixes:
-    """Prefixes of the pool's `rows`, whose paths are `path`; longest: tokens a slot has committed."""
+    """Prefixes of the pool's `rows` with their `path`; longest: of committed tokens."""
     s = pool.slot[rows].clamp(min=0).long()
     P, device = rules.prompt.shape[1], path.device
     committed = slots.tokens[s, :longest].long()
