@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-docs docs demo test test-integrations test-vllm test-compiled test-gpu test-faults test-long lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-docs docs demo test test-quick test-integrations test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -42,10 +42,19 @@ demo: install
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# the shortest loop: samples, drafts, references and models, no interpreted kernel
+QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.py engine/test_lossless.py \
+	engine/test_options.py graph/test_drafters.py graph/test_paper.py graph/test_sampled_tree.py \
+	kernels/test_cpu_choice.py kernels/test_runs.py kernels/test_verify_on_path.py models/test_fuse.py \
+	models/test_models.py verify/test_verify_schemes.py
+
+test-quick: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(QUICK:%=tests/%)
+
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_ray.py \
-		tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
+		tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
 
 # in an environment of its own, of some 3 GB: vLLM's CPU build pins its own transformers
 test-vllm: .venv-vllm/.installed
@@ -84,9 +93,19 @@ test-faults: install
 	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/faults
 
 test-long: install
-	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz
+	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz tests/models/test_modules.py
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/engine/test_distribution.py \
 		tests/verify/test_verify_engine.py tests/models/test_smollm2.py tests/engine/test_exact_triton.py
+
+# every family by its own module, with two versions of transformers
+test-families: install
+	test -d build/transformers-5.21 || \
+		$(BIN)/pip install --quiet --no-deps --target build/transformers-5.21 transformers==5.21.0 \
+			httpx httpcore h11 anyio idna certifi
+	for place in . build/transformers-5.21; do \
+		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+			tests/models/test_modules.py || exit 1; \
+	done
 
 lint: install
 	$(BIN)/ruff check .

@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 # text of a block -> the package that it needs
-NEEDS = {"csd.integrations.ray": "ray", "GRPOTrainer": "trl", "csd.integrations.lm_eval": "lm_eval"}
+NEEDS = {
+    "csd.integrations.ray": "ray", "GRPOTrainer": "trl", "csd.integrations.lm_eval": "lm_eval",
+    "import peft": "peft",
+}  # fmt: skip
 TEXT = ["Say 1.", "Say 2."]
 
 
@@ -65,6 +68,10 @@ def a_loaded_model():
     )  # fmt: skip
 
 
+def a_module():
+    return dict(model=toy()[0], prompt=[5, 6, 7])
+
+
 def a_processes_group():
     """State of this process alone."""
     if not torch.distributed.is_initialized():
@@ -106,6 +113,7 @@ GIVEN = {
     "docs/generate.md": a_model_by_name,
     "docs/history.md": a_model_by_name,
     "docs/integrations.md": a_loaded_model,
+    "docs/models.md": a_module,
     "docs/verifiers.md": some_laws,
     "GRPOTrainer": a_trainer,
     "csd.integrations.ray": a_dataset,

@@ -11,8 +11,11 @@ from csd.backends import NAMES
 from csd.cli.operations import table
 from csd.engine.self_check import SMALL, check
 from csd.engine.self_check.sizes import LARGE_VOCAB
+from csd.models.choose_decoder import DECODERS
 from csd.models.config import ModelConfig
-from csd.models.load import config_of, usable
+from csd.models.load import config_of, load, usable
+from csd.models.module_decoder import ModuleDecoder
+from csd.models.module_sizes import kernel_sizes
 from csd.schema.arguments import check_whole
 from csd.state.unseen_gpu import unseen_gpu
 
@@ -33,6 +36,9 @@ def add(commands: _SubParsersAction) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, help="in place of the model's")
     parser.add_argument("--exact", action="store_true", help="as engines with exact=True run")
+    parser.add_argument("--decoder", choices=DECODERS,
+                        help="load the model too: which decoder runs it, and what its module's "
+                        "admission found")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.set_defaults(run=_doctor)
 
@@ -48,8 +54,12 @@ def _doctor(args: Namespace) -> int:
         if args.json:
             print(json.dumps({"passed": False, "reports": [], "error": unseen}))
         return 1
-    config = _config(args)
     device = usable(args.device)
+    admission = _admission(args, device)
+    if admission and admission["decoder"] != "fused":
+        # its kernels are checked at sizes of the module's
+        args.model = None
+    config = _config(args)
     if args.vocab is None and args.model is None and device.type == "cuda":
         config = replace(config, vocab=LARGE_VOCAB)
     dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]
@@ -57,10 +67,32 @@ def _doctor(args: Namespace) -> int:
     reports = [check(device, DTYPES[d], **how) for d in dtypes]
     passed = not any(report.failed for report in reports)
     if args.json:
-        print(json.dumps({"passed": passed, "reports": [asdict(r) for r in reports]}))
+        found = {"passed": passed, "reports": [asdict(r) for r in reports]}
+        print(json.dumps(found | ({"admission": admission} if admission else {})))
     else:
+        if admission:
+            print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
     return 0 if passed else 1
+
+
+def _admission(args: Namespace, device: torch.device) -> dict | None:
+    """The decoder that runs the model, and what a module's attention calls need, by place."""
+    if args.decoder is None:
+        return None
+    if args.model is None:
+        raise ValueError("decoder needs a model, got none")
+    dtype = DTYPES[args.dtype] if args.dtype else None
+    decoder = load(args.model, device=device, dtype=dtype, decoder=args.decoder).decoder
+    if not isinstance(decoder, ModuleDecoder):
+        return {"decoder": "fused"}
+    sizes = kernel_sizes(decoder.config)
+    for name in LARGEST:
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(sizes, name))
+    calls = {call.place: str(call.spec) for call in decoder.calls}
+    return {"decoder": "module", "fused ruled out by": decoder.why,
+            "differences": str(decoder.admission), **calls}  # fmt: skip
 
 
 def _config(args: Namespace) -> ModelConfig:

@@ -66,7 +66,7 @@ SAMPLE_FLAGS = (
     "bad_words", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
     "max_thinking_tokens", "top_logprobs", "entropy", "prompt_logprobs", "ignore_eos",
     "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
-    "device", "revision", "record", "drafts",
+    "device", "revision", "decoder", "record", "drafts",
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _sample(args: Namespace) -> int:
     check_flags(args, SAMPLE_FLAGS)
     check_output()
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
-    loading = {name: options.pop(name) for name in ("device", "revision")}
+    loading = {name: options.pop(name) for name in ("device", "revision", "decoder")}
     engine = engine_for(args.model, **loading)
     chat = has_chat(engine.tokenizer) and not args.plain
     prompt = as_message(args.prompt, chat)

@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from csd.cpu.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE
+from csd.cpu.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, is_dot
 from csd.cpu.vectors import (
     BYTE,
     FLOAT,
@@ -45,7 +45,7 @@ def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, by):
 
         def some_rows(count):
             columns = min(SIDE, SUMS // count)
-            made = _Dots(builder, count, low, by.dtype == types.uint16, *others)
+            made = _Dots(builder, count, low, is_dot(by), *others)
             with cgutils.for_range(builder, rows.type(COLUMNS // columns)) as loop:
                 made.columns(builder.mul(loop.index, rows.type(columns)), columns)
             if COLUMNS % columns:

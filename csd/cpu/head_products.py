@@ -6,7 +6,6 @@ key and a query two that lie side by side, of values and weights those of two ke
 
 from typing import Any
 
-from numba import types
 from numba.extending import overload
 
 from csd.cpu.attention_room import PAGE
@@ -15,6 +14,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.lanes import BLOCK, WIDTH
 from csd.cpu.numbers import read
 from csd.cpu.row_sums import add_eight_rows, add_four_rows
+from csd.cpu.tiles import is_dot
 
 
 @loop
@@ -48,7 +48,7 @@ def add_values(
 
 @overload(add_values)
 def _add_values(values, h, low, high, at, weight, sums, work, by):
-    add = _add_pairs if by.dtype == types.uint16 else _add_numbers
+    add = _add_pairs if is_dot(by) else _add_numbers
     return lambda values, h, low, high, at, weight, sums, work, by: add(
         values, h, low, high, at, weight, sums, work, by
     )

@@ -72,16 +72,15 @@ class Files(IndexDataCacheFile):
         data = self._read(self._index_path)
         if data is None:
             return {}
-        version, rest = pickle.loads(data)
-        # another version's objects may be unknown
-        if version != self._version:
+        # another version's objects may be unknown, and so may classes of other sources
+        version, stamp, overloads = _parts(data)
+        if version != self._version or stamp != self._source_stamp:
             return {}
-        stamp, overloads = pickle.loads(rest)
-        return overloads if stamp == self._source_stamp else {}
+        return pickle.loads(overloads)
 
     def _save_index(self, overloads: dict) -> None:
-        rest = self._dump((self._source_stamp, overloads))
-        self._write(self._index_path, pickle.dumps((self._version, rest)))
+        parts = self._version, self._source_stamp, self._dump(overloads)
+        self._write(self._index_path, pickle.dumps(parts))
 
     def _load_data(self, name: str) -> Any:
         data = self._read(self._data_path(name))
@@ -111,6 +110,12 @@ class Files(IndexDataCacheFile):
     def _write(self, path: str, data: bytes) -> None:
         with self._open_for_write(path) as file:
             file.write(_digest(path, data) + data)
+
+
+def _parts(index: bytes) -> tuple[Any, Any, bytes]:
+    """An index's version, stamp and overloads; None of each where it is of another layout."""
+    found = pickle.loads(index)
+    return found if len(found) == 3 else (None, None, b"")
 
 
 def _digest(path: str, data: bytes) -> bytes:

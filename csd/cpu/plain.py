@@ -12,7 +12,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.dots import ROWS, dots
 from csd.cpu.numbers import memory, readable
 from csd.cpu.threads import by_threads
-from csd.cpu.tiles import COLUMNS, LANES
+from csd.cpu.tiles import COLUMNS, LANES, in_pairs
 
 DTYPES = (torch.bfloat16, torch.float32)
 # rows that are multiplied with a block of columns before the next one is read
@@ -34,7 +34,7 @@ def _product(
     row = K * like.itemsize
     steps = row // (4 * LANES)
     source, width = x, row
-    if by.itemsize == 4 and like.itemsize == 2:
+    if not in_pairs(by) and like.itemsize == 2:
         _lay_apart(M * K, x, apart)
         source, width = apart, 4 * K
     passes = -(-M // MOST)

@@ -20,7 +20,7 @@ from csd.cpu.numbers import LIKE, memory, readable
 from csd.cpu.plain import _product as plain
 from csd.cpu.plain import fits as plain_fits
 from csd.cpu.threads import by_threads
-from csd.cpu.tiles import BY, COLUMNS, LANES, ROWS, tile
+from csd.cpu.tiles import BY, COLUMNS, LANES, ROWS, in_pairs, tile
 
 # rows that are multiplied with a block of columns before the next one is read
 MOST = 6 * ROWS
@@ -40,9 +40,9 @@ def _product(
     by,  # one of `tiles.BY`
 ):
     M, N, K = shape
-    in_pairs = by.itemsize == 2
+    pairs = in_pairs(by)
     # a row as numbers of float32, which is what pairs of bfloat16 are moved as
-    words = K // 2 if in_pairs else K
+    words = K // 2 if pairs else K
     passes = -(-M // MOST)
     most = -(-M // passes)
     zeros = np.zeros(COLUMNS, np.float32)
@@ -52,7 +52,7 @@ def _product(
         tiles = -(-left // ROWS)
         each = -(-left // tiles)
         source = x + top * K * like.itemsize
-        if in_pairs:
+        if pairs:
             _turn_rows(left, each, words, source, turned, np.empty(0, np.float32))
         else:
             _turn_rows(left, each, K, source, turned, like)

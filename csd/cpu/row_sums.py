@@ -8,6 +8,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.cpu.lanes import BLOCK, FLOATS, WIDTH, load, pointer, store
+from csd.cpu.tiles import is_dot
 from csd.cpu.vectors import add_product, for_rows, splat
 
 # of WIDTH columns
@@ -51,7 +52,7 @@ def _add_rows(
     """Code for a number of rows and of blocks of columns."""
     x, tile, y, by = kinds
     x_, first, end, x_at, terms, tile_, wide, at, y_, y_at, _ = args
-    vector, pairs = ir.VectorType(FLOATS[y.dtype], BLOCK), by.dtype == types.uint16
+    vector, pairs = ir.VectorType(FLOATS[y.dtype], BLOCK), is_dot(by)
     columns = [end.type(block * BLOCK) for block in range(blocks)]
 
     def width(kind: types.Array, array: Any) -> Any:

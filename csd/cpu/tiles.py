@@ -6,7 +6,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from csd.cpu.lanes import FEATURES
 from csd.cpu.vectors import (
@@ -29,9 +29,27 @@ LANES = 16 if WIDE else 8
 COLUMNS = 2 * LANES
 ROWS = 14 if WIDE else 6
 
-# By which instruction a product is taken, as the type of an argument, so that numba compiles one:
-# "fma" multiplies numbers of float32, "dot" (AVX512-BF16) pairs of bfloat16
+
+# Instructions by name: "fma" multiplies numbers of float32, "dot" (AVX512-BF16) pairs of bfloat16.
+# A loop is compiled for one of them, so each is an argument's type: an empty array's, since numba
+# hands no namedtuple from one loop of several threads to another.
 BY = {"fma": np.empty(0, np.float32), "dot": np.empty(0, np.uint16)}
+
+
+def in_pairs(by: Any) -> bool:
+    """Whether an instruction multiplies pairs; known when a loop is compiled."""
+    return by.dtype == np.uint16
+
+
+def is_dot(by: types.Type) -> bool:
+    """The same of an argument's type."""
+    return by.dtype == types.uint16
+
+
+@overload(in_pairs)
+def _in_pairs(by):
+    return (lambda by: True) if is_dot(by) else lambda by: False
+
 
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 
@@ -53,7 +71,7 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
         rows, steps, x, weight, start, y, stride, ahead, step = args[:-2]
 
         def some_rows(count):
-            made = _Tile(builder, count, low, pairs=by.dtype == types.uint16)
+            made = _Tile(builder, count, low, pairs=is_dot(by))
             made.begin(start)
             with cgutils.for_range(builder, steps) as loop:
                 made.add(x, weight, loop.index)

@@ -18,7 +18,7 @@ from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
 from csd.kernels.ops import Ops
-from csd.models.config import ModelConfig
+from csd.models.config import ModelSizes
 from csd.models.prompts import parse
 from csd.schema.write import WholeFile
 from csd.verify.given import GivenTokens
@@ -61,7 +61,7 @@ class Call:
         cls,
         prompt: Any,
         given: Mapping[str, Any],
-        config: ModelConfig,
+        config: ModelSizes,
         generation_config: Any,
         tokenizer: Any,
     ) -> "Call":

@@ -31,9 +31,11 @@ from csd.engine.static_step import StaticStep
 from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.kernels.ops import Ops, exact_triton
-from csd.models.config import ModelConfig
+from csd.models.config import ModelSizes
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
+from csd.models.module_decoder import NOT_STATIC, ModuleDecoder
+from csd.models.module_sizes import kernel_sizes
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
@@ -75,6 +77,10 @@ class Engine(Resources):
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
         before a model is loaded: about a minute, once for each machine, version, dtype and size of
         heads and vocabulary. Raises RuntimeError where one is wrong.
+    decoder: "auto" runs csd's fused decoder where it has the family and the module is plain, else
+        the module itself, with a warning that names why; "fused" and "module" run one or raise.
+        `engine.decoder.name` is what was taken, `engine.decoder.why` what ruled out the fused one.
+        See docs/models.md.
     exact: whether tokens and log-probabilities have the same bits whatever is drafted and batched,
         in bfloat16, float16 and float32. By default where that takes no time, as in bfloat16 on
         CPUs that multiply it; `engine.exact` is what was taken. On a GPU products are Triton's, or
@@ -100,6 +106,7 @@ class Engine(Resources):
         together: int | None = None,
         self_check: bool = True,
         exact: bool | Literal["cublas"] | None = None,
+        decoder: str = "auto",
     ):
         max_slots = check_whole("max_slots", max_slots, 1, MOST_SLOTS)
         prefill_chunk = check_whole("prefill_chunk", prefill_chunk, 1)
@@ -118,7 +125,7 @@ class Engine(Resources):
             check(value)
         checked = not self_check
 
-        def check_kernels(on: torch.device, kind: torch.dtype, config: ModelConfig) -> None:
+        def check_kernels(on: torch.device, kind: torch.dtype, config: ModelSizes) -> None:
             nonlocal checked
             if not checked and on.type == "cuda" and kernels != "reference":
                 # of Triton's kernels only those are exact that are asked for
@@ -127,9 +134,9 @@ class Engine(Resources):
 
         loaded = load(
             model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer,
-            before=check_kernels,
+            before=check_kernels, decoder=decoder,
         )  # fmt: skip
-        self._exact = exact
+        self._exact, self._static = exact, static
         self._cost_of: tuple | None = None  # what steps were timed for
         self._cost: CostModel | None = None
         self._kernels, self.dtype = kernels, loaded.dtype
@@ -144,12 +151,7 @@ class Engine(Resources):
         self.together = together
         self._default_drafter: Any = drafter
         self._drafter_name: Any = drafter
-        on_gpu = self.device.type == "cuda"
-        # the references read the device
-        self.static = on_gpu and self._ops.name == "triton" if static is None else static
-        if self.static and on_gpu and self._ops.name == "reference":
-            raise ValueError("static must be False with kernels='reference' on a GPU, got True")
-        check_kernels(self.device, self.dtype, self.config)
+        check_kernels(self.device, self.dtype, kernel_sizes(self.decoder.config))
         self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
@@ -169,6 +171,7 @@ class Engine(Resources):
         if loaded.dtype != self.dtype and loaded.device.type == "cpu":
             # a module that was cast: loops are of some dtypes
             self._ops = choose(self._kernels, loaded.device, loaded.dtype)
+        self.static = self._whether_static(loaded)
         self.decoder, self.exact = choose_exact(
             self._exact, loaded, self._ops.name, self._products
         )
@@ -178,6 +181,22 @@ class Engine(Resources):
         if timed != self._cost_of:
             # steps of other sizes take other times
             self._cost_of, self._cost = timed, None
+
+    def _whether_static(self, loaded: Loaded) -> bool:
+        """Whether steps have fixed shapes. Raises ValueError where that is asked for in vain."""
+        name, on_gpu = self._ops.name, loaded.device.type == "cuda"
+        if isinstance(loaded.decoder, ModuleDecoder):
+            if self._static:
+                raise ValueError(f"static must be False, got True: {NOT_STATIC}")
+            return False
+        if self._static and on_gpu and name == "reference":
+            raise ValueError("static must be False with kernels='reference' on a GPU, got True")
+        # the references read the device
+        return on_gpu and name == "triton" if self._static is None else self._static
+
+    def leave_model(self) -> None:
+        """Hold the user's module weakly from now on, as what keeps engines by module must."""
+        self._loaded.kept = None
 
     @property
     def ops(self) -> Ops:
@@ -190,7 +209,7 @@ class Engine(Resources):
         self._drop()
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> ModelSizes:
         """Sizes and context of the model, as it is now. Raises where csd no longer runs it."""
         return self._loaded.current_config()
 
@@ -302,6 +321,7 @@ class Engine(Resources):
             with current(self.device):
                 if self._loaded.refresh():
                     self._take(self._loaded)
+                self._begin_call(requests)
                 check_served(requests, self.decoder.config)
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
@@ -333,6 +353,13 @@ class Engine(Resources):
                 for request in requests:
                     request.stats.peak_memory = peak
                     request.stats.contexts_dropped = dropped
+
+    def _begin_call(self, requests: list[Request]) -> None:
+        if isinstance(self._loaded.decoder, ModuleDecoder):
+            self._loaded.decoder.begin_call()
+        for request in requests:
+            request.stats.decoder = getattr(self.decoder, "name", "own")
+            request.stats.fused_ruled_out = getattr(self.decoder, "why", None)
 
     def _step_of_call(self, step: Step, requests: list[Request], settings: RunSettings) -> Step:
         """The engine's step with the settings of this call, over the same memory."""

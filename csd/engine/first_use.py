@@ -12,7 +12,7 @@ import torch
 import triton
 
 from csd.engine import own_python
-from csd.models.config import ModelConfig
+from csd.models.config import ModelSizes
 from csd.state.cache_folder import keep, path_of
 from csd.state.phases import phase
 from csd.state.version import __version__
@@ -24,7 +24,7 @@ LOG = logging.getLogger("csd")
 
 
 def require_check(
-    device: torch.device, dtype: torch.dtype, config: ModelConfig, exact: bool = False
+    device: torch.device, dtype: torch.dtype, config: ModelSizes, exact: bool = False
 ) -> None:
     """Raises RuntimeError where an operation is wrong on `device`, naming it.
 

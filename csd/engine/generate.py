@@ -15,7 +15,8 @@ from csd.engine.engine import Engine, ManyPrompts, OnePrompt
 from csd.engine.options import GenerateOptions, Options, read_options, shows
 from csd.engine.result import Sample, Samples
 
-_by_model: "weakref.WeakKeyDictionary[Any, Engine]" = weakref.WeakKeyDictionary()
+# by the name of the decoder that was asked for
+_by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()
 # with the files that were read
 _by_name: dict[tuple, tuple[Engine, list]] = {}
 
@@ -74,7 +75,8 @@ def stream(
 
 def release() -> None:
     """Drop the engines that `generate` keeps, with their caches and the models they loaded."""
-    for engine in [*_by_model.values(), *(engine for engine, _ in _by_name.values())]:
+    of_models = [engine for engines in _by_model.values() for engine in engines.values()]
+    for engine in [*of_models, *(engine for engine, _ in _by_name.values())]:
         engine.release()
     _by_model.clear()
     _by_name.clear()
@@ -86,30 +88,34 @@ def engine_for(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
+    decoder: str = "auto",
 ) -> Engine:
     """The engine `generate` keeps for a model; a new one where a path's files were changed."""
     loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
     if isinstance(model, Engine):
-        for name, value in loading.items():
+        given = loading | {"decoder": None if decoder == "auto" else decoder}
+        for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} is set when the Engine is made, got {value!r}")
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
         place = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
-        key, files = (place, revision, str(device), dtype), _files(place)
+        key, files = (place, revision, str(device), dtype, decoder), _files(place)
         if key in _by_name and _by_name[key][1] != files:
             _by_name.pop(key)[0].release()
         if key not in _by_name:
-            _by_name[key] = Engine(model, **loading), files
+            _by_name[key] = Engine(model, **loading, decoder=decoder), files
         return _by_name[key][0]
     try:
-        found = _by_model.get(model)
+        found = _by_model.get(model, {})
     except TypeError:
         # it has no hash or no weak reference, so it is no model, which is said below
-        found = None
-    if found is None:
-        found = _by_model[model] = Engine(model, **loading)
-    return found
+        found = {}
+    if decoder not in found:
+        made = Engine(model, **loading, decoder=decoder)
+        made.leave_model()
+        _by_model.setdefault(model, found)[decoder] = made
+    return _by_model[model][decoder]
 
 
 def _files(place: str) -> list[tuple[str, int, int]]:
@@ -128,6 +134,7 @@ def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
         # before a model is loaded for nothing
         read_options(options, GenerateOptions)
         loading = {name: drawing.pop(name, None) for name in ("device", "dtype", "revision")}
+        loading["decoder"] = drawing.pop("decoder", "auto")
         return engine_for(model, **loading), drawing
     except Exception as error:
         if isinstance(model, Engine):

@@ -24,6 +24,7 @@ from csd.engine.result import Samples
 from csd.engine.sampling import check_option
 from csd.engine.traces.history import History
 from csd.graph.registry import check_known, names
+from csd.models.choose_decoder import check_decoder
 from csd.schema.arguments import (
     LARGEST,
     check_budget,
@@ -294,6 +295,10 @@ class GenerateOptions(Options, total=False):
         None, "for a model given by name; by default its checkpoint's on a GPU and on a CPU that "
         "multiplies bfloat16, else float32", check_dtype)]
     revision: Annotated[str | None, Option(None, "of a model on the hub", check_revision, str)]
+    decoder: Annotated[str, Option(
+        "auto", "which decoder runs the model: csd's \"fused\" one, the \"module\" itself, or by "
+        "default the fused one where it has the family and the module is plain",
+        check_decoder, str)]
 
 
 def options_of(kind: type) -> dict[str, tuple[Any, Option]]:

@@ -11,7 +11,7 @@ from csd.engine.sampling import SamplingParams
 from csd.engine.thought import forced_places
 from csd.graph.history import Earlier
 from csd.kernels.noise import prompt_key
-from csd.models.config import ModelConfig
+from csd.models.config import ModelSizes
 from csd.models.streamed_text import SampleText
 from csd.schema.arguments import LARGEST
 
@@ -128,7 +128,7 @@ class Request:
         )
 
 
-def check_served(requests: list[Request], config: ModelConfig) -> None:
+def check_served(requests: list[Request], config: ModelSizes) -> None:
     """Raises ValueError where a model that was changed after its arguments were checked, as between
     `stream` and its first sample, no longer holds a prompt and its new tokens."""
     for request in requests:

@@ -50,6 +50,8 @@ class Stats:
     seconds: dict[str, float] = field(default_factory=dict)
     # bytes torch had on the GPU at most, since the process began or its user reset the count
     peak_memory: int | None = None
+    decoder: str = "fused"  # which ran: "fused", "module", or one of the user's "own"
+    fused_ruled_out: str | None = None  # the property of the model that did
 
     @property
     def tokens_per_step(self) -> float:

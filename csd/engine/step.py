@@ -12,8 +12,7 @@ from csd.engine.changes import Changes
 from csd.engine.measures import Measures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
-from csd.kernels.commit_kv import write_prompt
-from csd.kernels.layer_attention import LayerAttention
+from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
@@ -155,13 +154,10 @@ class Step:
         tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
         position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
         node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
-        scale = self.decoder.config.head_dim**-0.5
-
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            k, v, pages = cache.k[layer], cache.v[layer], cache.prompt_pages[g]
-            write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
-            return self.ops.chunk_attention(q, k, v, pages, start, scale)
-
+        attend = PromptAttention(
+            self.ops.chunk_attention, node_k, node_v, cache.k, cache.v, cache.prompt_pages[g],
+            start, self.decoder.config.head_dim**-0.5,
+        )  # fmt: skip
         hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)

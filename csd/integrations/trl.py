@@ -22,7 +22,7 @@ class Rollout:
     the copies, each takes sample indices of its own: any number of processes draws the samples
     that one would. The seed follows from `args.seed`, the trainer's step and the call within it,
     so calls differ and a resumed run goes on as it would have. csd reads the trainer's own weights,
-    fresh after each optimiser step, in their dtype.
+    fresh after each optimiser step, in their dtype; adapters of peft are drawn from unmerged.
 
     budget, speculate, share: as in `csd.generate`; what a process draws at once is a call.
         history: epochs whose completions of a prompt draft for its next ones, on whichever process;
@@ -68,8 +68,8 @@ class Rollout:
         Returns lists, one entry a prompt: `prompt_ids`, `completion_ids` with the end token, and
         `logprobs` of the completion's tokens in the distribution they were drawn from.
 
-        Raises NotImplementedError for what csd cannot roll out: PEFT and sharded weights, vLLM,
-        tools, images.
+        Raises NotImplementedError for what csd cannot roll out: sharded weights, vLLM, tools,
+        images.
         """
         model = _model_of(trainer)
         rows, images, fields = trainer._tokenize_prompts(prompts)

@@ -10,6 +10,7 @@ import torch
 
 from csd.models import gguf_model
 from csd.models.config import SUPPORTED, ModelConfig
+from csd.models.refuse import refuse_config
 
 # buffers of old checkpoints, which the module makes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
@@ -19,8 +20,14 @@ _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cach
 OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
 
 
-def read_config(name: str, place: str, options: dict) -> tuple[Any, ModelConfig]:
-    """The config of a checkpoint, as transformers and as csd have it."""
+def read_config(
+    name: str, place: str, options: dict, wanted: str = "fused"
+) -> tuple[Any, ModelConfig | None]:
+    """The config of a checkpoint, as transformers and as csd have it.
+
+    wanted: a name of `csd.models.choose_decoder`. None is what the fused decoder does not run, and
+    nothing is known against its module yet.
+    """
     from transformers import AutoConfig
 
     try:
@@ -35,19 +42,38 @@ def read_config(name: str, place: str, options: dict) -> tuple[Any, ModelConfig]
     except Exception as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
     try:
-        return config, ModelConfig.from_transformers(config)
+        return config, _sizes(config, wanted)
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
 
 
+def _sizes(config: Any, wanted: str) -> ModelConfig | None:
+    why = None
+    if wanted != "module":
+        try:
+            return ModelConfig.from_transformers(config)
+        except ValueError as error:
+            if wanted == "fused":
+                raise
+            why = str(error)
+    try:
+        refuse_config(config)
+    except ValueError as error:
+        both = "" if why is None else f". The fused decoder does not run it either: {why}"
+        raise ValueError(f"{error}{both}") from error
+    return None
+
+
 def read_model(
-    name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig
-) -> Any:
+    name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig,
+    wanted: str = "fused",
+) -> Any:  # fmt: skip
     """The transformers model. What csd cannot run is refused before gigabytes are read."""
     from transformers import AutoModelForCausalLM
 
-    config, sizes = read_config(name, place, options)
-    before(sizes, config.dtype if isinstance(dtype, str) else dtype)
+    config, sizes = read_config(name, place, options, wanted)
+    if sizes is not None:
+        before(sizes, config.dtype if isinstance(dtype, str) else dtype)
     try:
         model, seen = AutoModelForCausalLM.from_pretrained(
             place, config=config, dtype=dtype, output_loading_info=True, **options
@@ -127,8 +153,8 @@ def check_folder(name: str) -> None:
         raise ValueError(f"{name} is not a model's folder: it has no config.json")
     if "adapter_config.json" in have:
         raise ValueError(
-            f"{name} has an adapter, which is not supported; merge it (PEFT's merge_and_unload) "
-            "and save the whole model"
+            f"{name} has an adapter beside its base model; load it with "
+            "peft.AutoPeftModelForCausalLM, and pass the model"
         )
     if not any(f.endswith((".safetensors", ".bin")) for f in have):
         raise ValueError(f"{name} is not a model's folder: it has no weights (*.safetensors)")

@@ -1,7 +1,8 @@
 """What the decoder needs to know of a model, and which models it can run."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from csd.models.foreign_fields import refuse_foreign_fields
 
@@ -9,7 +10,39 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _LLAMA3 = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
 )  # fmt: skip
+# rope types, and what each reads; a context that was extended is no part of the default's
+_ROPE = {
+    "default": _LLAMA3[-1:],
+    "llama3": _LLAMA3,
+    "linear": ("factor", _LLAMA3[-1]),
+    "yarn": (
+        "factor", _LLAMA3[-1], "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
+        "beta_slow", "truncate",
+    ),
+}  # fmt: skip
 SUPPORTED = "supported are Llama 2/3, Mistral, Qwen2/2.5 and Qwen3 (dense)"
+
+
+class ModelSizes(Protocol):
+    """Sizes that an engine reads of any model."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -27,6 +60,8 @@ class ModelConfig:
     norm_eps: float
     rope_theta: float
     rope_scaling: tuple[float, float, float, int] | None = None  # llama3: factor, low, high, old
+    rope_type: str = "default"  # frequencies of "linear" and "yarn" are the module's
+    rope_attention: float = 1.0  # cosines and sines are multiplied by it
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
@@ -53,7 +88,7 @@ class ModelConfig:
             raise ValueError("pretraining_tp must be 1")
         _no_window(config)
         heads = config.num_attention_heads
-        theta, scaling = _rope(config)
+        theta, scaling, kind, attention = _rope(config)
         return cls(
             family=family,
             vocab=config.vocab_size,
@@ -67,6 +102,8 @@ class ModelConfig:
             norm_eps=config.rms_norm_eps,
             rope_theta=theta,
             rope_scaling=scaling,
+            rope_type=kind,
+            rope_attention=attention,
             qkv_bias=family == "qwen2",
             qk_norm=family == "qwen3",
             tied=bool(config.tie_word_embeddings),
@@ -109,25 +146,38 @@ def _no_window(config: Any) -> None:
         )
 
 
-def _rope(config: Any) -> tuple[float, tuple | None]:
+def _rope(config: Any) -> tuple[float, tuple | None, str, float]:
     rope = dict(getattr(config, "rope_parameters", None) or {})
     if "rope_type" not in rope or "rope_theta" not in rope:
         raise ValueError(
             f"rope_parameters need rope_type and rope_theta for all layers, got {rope}"
         )
     kind, theta = rope["rope_type"], float(rope["rope_theta"])
-    if kind not in ("default", "llama3"):
-        raise ValueError(f"rope type {kind!r} is not supported, only 'default' and 'llama3'")
+    if kind not in _ROPE:
+        known = ", ".join(map(repr, _ROPE))
+        raise ValueError(f"rope type {kind!r} is not supported, only {known}")
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise ValueError("partial_rotary_factor other than 1 is not supported")
-    # a context that was extended is no part of the default's computation
-    used = _LLAMA3 if kind == "llama3" else _LLAMA3[-1:]
-    for name in sorted(rope.keys() - {"rope_type", "type", "rope_theta", *used}):
+    for name in sorted(rope.keys() - {"rope_type", "type", "rope_theta", *_ROPE[kind]}):
         if rope[name] not in (None, 1):
             raise ValueError(
                 f"rope_parameters with {name}={rope[name]!r} are not supported for {kind!r}"
             )
-    if kind == "default":
-        return theta, None
+    attention = _yarn_attention(rope) if kind == "yarn" else 1.0
+    if kind != "llama3":
+        return theta, None, kind, attention
     factor, low, high, old = (rope[name] for name in _LLAMA3)
-    return theta, (float(factor), float(low), float(high), int(old))
+    return theta, (float(factor), float(low), float(high), int(old)), "default", attention
+
+
+def _yarn_attention(rope: dict) -> float:
+    """By what YaRN multiplies cosines and sines."""
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+
+    def of(weight: float) -> float:
+        factor = rope["factor"]
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    both = rope.get("mscale"), rope.get("mscale_all_dim")
+    return float(of(both[0]) / of(both[1])) if both[0] and both[1] else of(1)

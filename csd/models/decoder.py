@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from csd.kernels.ops import Ops
-from csd.models.config import ModelConfig
+from csd.models.config import ModelConfig, ModelSizes
 from csd.models.linear import linear
 from csd.models.rope import rope_tables
 
@@ -30,7 +30,8 @@ class Layer:
 class DecoderLike(Protocol):
     """What an engine asks of a model: a `Decoder`, one split over devices, or your own."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelSizes: ...
 
     def forward(
         self,
@@ -47,6 +48,9 @@ class DecoderLike(Protocol):
 
 class Decoder:
     """Weights and the forward pass; keys and values belong to the caller."""
+
+    name = "fused"
+    why = None  # nothing ruled it out
 
     def __init__(
         self,

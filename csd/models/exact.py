@@ -111,7 +111,8 @@ def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:
     if loaded.dtype not in DTYPES:
         raise ValueError(f"exact must be False in {loaded.dtype}, got True")
     if not isinstance(loaded.decoder, Decoder):
-        raise ValueError(f"exact needs a csd Decoder, got {type(loaded.decoder).__name__}")
+        made = type(loaded.decoder).__name__
+        raise ValueError(f"exact needs csd's fused decoder (a csd Decoder), got a {made}")
     if products.on_cpu:
         check_products(loaded.config.head_dim)
     return exact(loaded.decoder, products)

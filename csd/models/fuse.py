@@ -13,6 +13,7 @@ from torch import nn
 
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder, Layer
+from csd.models.scattered import refuse_absent, refuse_scattered
 from csd.models.unchanged import refuse_changed
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -150,13 +151,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
         raise TypeError(
             "a PEFT model cannot be fused; pass model.merge_and_unload(), or a merged copy"
         )
-    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
-        raise TypeError(
-            "an FSDP model has its weights in shards; gather them "
-            "(FullyShardedDataParallel.summon_full_params, or a full state dict) into a plain model"
-        )
-    if "DistributedDataParallel" in kinds:
-        raise TypeError("pass the wrapped model itself: model.module")
+    refuse_scattered(model)
 
 
 def _refuse_sizes(model: Any, config: ModelConfig) -> None:
@@ -189,11 +184,7 @@ def _refuse_weights(model: nn.Module, config: ModelConfig) -> None:
         if getattr(module, "bias", None) is not None and not name.endswith(biased):
             raise TypeError(f"{name} has a bias, which is not supported for {config.family}")
     for name, param in model.named_parameters():
-        if param.is_meta:
-            raise TypeError(
-                f"{name} has no data here (offloaded or not loaded); load the whole model on one "
-                "device"
-            )
+        refuse_absent(name, param)
         if type(param.data) is not torch.Tensor:
             raise TypeError(
                 f"{name} is a {type(param.data).__name__}; pass a model with plain local weights"

@@ -20,14 +20,17 @@ from csd.models.checkpoint import (
     read_model,
     read_tokenizer,
 )
-from csd.models.config import ModelConfig
+from csd.models.choose_decoder import check_decoder, decoder_of, rules_out_fused
+from csd.models.config import ModelConfig, ModelSizes
 from csd.models.decoder import Decoder, DecoderLike
-from csd.models.fuse import DTYPES, checked_config, fuse, is_fused
+from csd.models.fuse import DTYPES, checked_config, is_fused
 from csd.models.linear import multiplies_bfloat16
+from csd.models.module_decoder import ModuleDecoder
+from csd.models.module_sizes import current_sizes
 from csd.models.pack import pack
 from csd.state.unseen_gpu import warn_of_unseen_gpu
 
-BeforeWeights = Callable[[torch.device, torch.dtype, ModelConfig], None]
+BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
 
 
 @dataclass
@@ -36,34 +39,56 @@ class Loaded:
     `refresh` brings the decoder up to date with it."""
 
     decoder: DecoderLike
-    config: ModelConfig
+    config: ModelSizes
     tokenizer: Any  # None where none was given, or a folder has none
     generation_config: Any
     device: torch.device
     dtype: torch.dtype
     # the user's module, held weakly: csd must not keep a model alive
     module: weakref.ref | None = field(default=None, repr=False)
+    wanted: str = "fused"  # a name of `csd.models.choose_decoder`
+    # a module that decodes, unless its user is to keep it
+    kept: Any = field(default=None, repr=False)
     _looked_for_tokenizer: bool = field(default=False, repr=False)
 
     def refresh(self) -> bool:
-        """Fuse again if the decoder's weights, sizes or rotary frequencies are not the module's.
+        """Make the decoder again if it is not the module's any more.
 
-        Returns whether the decoder is another one. Weights changed in place need nothing.
+        Of a fused one, weights, sizes and rotary frequencies are compared; of a module, its parts,
+        hooks and config. Returns whether the decoder is another one. Weights changed in place need
+        nothing.
         """
         model = self._module()
-        if model is None:
+        if model is None or self._is_current(model):
             return False
-        if isinstance(self.decoder, Decoder) and is_fused(model, self.decoder):
-            return False
-        self.decoder = decoder = fuse(model)
+        self.decoder = decoder = decoder_of(model, self.wanted)
         self.config = decoder.config
-        self.device, self.dtype = decoder.embedding.device, decoder.embedding.dtype
+        self.device, self.dtype = _place_of(decoder)
         return True
 
-    def current_config(self) -> ModelConfig:
-        """The module's sizes and context. Raises as `fuse` does for what csd no longer runs."""
+    def _is_current(self, model: Any) -> bool:
+        if isinstance(self.decoder, ModuleDecoder):
+            plain = self.wanted == "auto" and rules_out_fused(model) is None
+            return not plain and self.decoder.is_current()
+        try:
+            return isinstance(self.decoder, Decoder) and is_fused(model, self.decoder)
+        except (AttributeError, TypeError, ValueError):
+            if self.wanted != "auto":
+                raise
+            return False
+
+    def current_config(self) -> ModelSizes:
+        """The module's sizes and context. Raises as `load` does for what csd no longer runs."""
         model = self._module()
-        return self.config if model is None else checked_config(model)
+        if model is None:
+            return self.config
+        try:
+            if self.wanted != "module":
+                return checked_config(model)
+        except (AttributeError, TypeError, ValueError):
+            if self.wanted != "auto":
+                raise
+        return current_sizes(model, self.decoder.config)
 
     def current_generation_config(self) -> Any:
         model = self._module()
@@ -89,18 +114,21 @@ def load(
     revision: str | None = None,
     tokenizer: Any = None,
     before: BeforeWeights | None = None,
+    decoder: str = "fused",
 ) -> Loaded:
     """model: a transformers model, a local folder, a hub name, a GGUF file, a `Decoder`.
 
-    before: is called before weights are read, where the config names their dtype.
+    before: is called before weights are read, where the config names their dtype and the sizes.
+    decoder: "auto", "fused" or "module" (`csd.models.choose_decoder`).
 
     dtype: when not given, the checkpoint's where the device multiplies bfloat16 in hardware; on
     such a CPU a GGUF file runs in bfloat16 and float16 becomes float32. Elsewhere float32.
     """
+    check_decoder(decoder)
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
-        return _from_path(os.fspath(model), dtype, device, revision, tokenizer, before)
+        return _from_path(os.fspath(model), dtype, device, revision, tokenizer, before, decoder)
     if not isinstance(model, nn.Module | Decoder):
         raise TypeError(
             "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
@@ -111,25 +139,28 @@ def load(
             raise ValueError(f"{name} belongs to the model that is passed, got {value!r}")
     if isinstance(model, Decoder):
         return _loaded(model, tokenizer)
-    return _loaded(fuse(model), tokenizer, model.generation_config, weakref.ref(model))
+    made = decoder_of(model, decoder)
+    loaded = _loaded(made, tokenizer, model.generation_config, weakref.ref(model))
+    loaded.wanted = decoder
+    loaded.kept = model if isinstance(made, ModuleDecoder) else None
+    return loaded
 
 
 def _loaded(
-    decoder: Decoder,
+    decoder: DecoderLike,
     tokenizer: Any,
     generation_config: Any = None,
     module: weakref.ref | None = None,
 ) -> Loaded:
-    weights = decoder.embedding
-    return Loaded(
-        decoder,
-        decoder.config,
-        tokenizer,
-        generation_config,
-        weights.device,
-        weights.dtype,
-        module,
-    )
+    place = _place_of(decoder)
+    return Loaded(decoder, decoder.config, tokenizer, generation_config, *place, module)
+
+
+def _place_of(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
+    if isinstance(decoder, ModuleDecoder):
+        return decoder.device, decoder.dtype
+    assert isinstance(decoder, Decoder)
+    return decoder.embedding.device, decoder.embedding.dtype
 
 
 def _tokenizer_of(model: nn.Module) -> Any:
@@ -145,6 +176,7 @@ def _from_path(
     revision: str | None,
     tokenizer: Any,
     before: BeforeWeights | None,
+    wanted: str,
 ) -> Loaded:
     if device is None:
         warn_of_unseen_gpu()
@@ -155,14 +187,23 @@ def _from_path(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     place, options = _place(name, revision)
     with gguf_file.read_once() if "gguf_file" in options else nullcontext():
-        read = read_gguf if "gguf_file" in options else read_model
-        model = read(name, place, dtype, options, _noted(before, device))
+        on_config = _noted(before, device)
+        if "gguf_file" in options:
+            model = read_gguf(name, place, dtype, options, on_config)
+        else:
+            model = read_model(name, place, dtype, options, on_config, wanted)
         if tokenizer is None:
             tokenizer = read_tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         # few CPUs multiply it, and float32 holds its numbers
         model = model.float()
-    decoder, generation_config = fuse(model.to(device)), model.generation_config
+    if next(model.parameters()).device != device:
+        model = model.to(device)
+    decoder, generation_config = decoder_of(model, wanted), model.generation_config
+    if not isinstance(decoder, Decoder):
+        loaded = _loaded(decoder, tokenizer, generation_config, weakref.ref(model))
+        loaded.wanted, loaded.kept = wanted, model
+        return loaded
     # a plain matrix is freed when its packed one is made
     del model
     pack(decoder)
@@ -174,7 +215,9 @@ def config_of(name: str) -> ModelConfig:
     place, options = _place(name, None)
     if "gguf_file" in options:
         return gguf_config(name, os.path.join(place, options["gguf_file"]))
-    return read_config(name, place, options)[1]
+    config = read_config(name, place, options)[1]
+    assert config is not None
+    return config
 
 
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:

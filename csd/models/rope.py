@@ -1,6 +1,7 @@
 """Tables of cosines and sines for rotary embedding.
 
-    w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between
+    w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between,
+    and yarn also multiplies cosines and sines by a constant
 """
 
 import math
@@ -22,10 +23,13 @@ def rope_tables(
     w = _frequencies(config) if frequencies is None else frequencies
     angle = angle * w.to(device, torch.float32)
     angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    cos, sin = angle.cos() * config.rope_attention, angle.sin() * config.rope_attention
+    return cos.to(dtype), sin.to(dtype)
 
 
 def _frequencies(config: ModelConfig) -> torch.Tensor:
+    if config.rope_type != "default":
+        raise ValueError(f"rope type {config.rope_type!r} needs frequencies, those of a module")
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     w = 1.0 / (config.rope_theta**exponent)
     if config.rope_scaling is None:

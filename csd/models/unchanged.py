@@ -54,11 +54,22 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
 
 
 def _refuse_hooks(name: str, hooks: dict) -> None:
-    for hook in hooks.values():
-        called = _named(hook)
-        known = any(k in called for k in _HOOKS) and _package(hook) in _HOOK_PACKAGES
-        if not known:
-            raise TypeError(f"{name} has a forward hook ({called}), {_ADVICE}")
+    for called in _changing(hooks):
+        raise TypeError(f"{name} has a forward hook ({called}), {_ADVICE}")
+
+
+def _changing(hooks: dict) -> list[str]:
+    """Names of the hooks that may change a value."""
+    named = ((_named(hook), hook) for hook in hooks.values())
+    return [
+        name for name, hook in named
+        if not (any(k in name for k in _HOOKS) and _package(hook) in _HOOK_PACKAGES)
+    ]  # fmt: skip
+
+
+def hooks_of(module: nn.Module) -> tuple[str, ...]:
+    """Names of a module's forward hooks that may change a value."""
+    return (*_changing(module._forward_hooks), *_changing(module._forward_pre_hooks))
 
 
 @cache
@@ -156,7 +167,8 @@ def _values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     inner = model.model
     yield "len(model.layers)", len(inner.layers), c.layers
     yield "model.embed_tokens.max_norm", inner.embed_tokens.max_norm, None
-    yield "model.rotary_emb.attention_scaling", float(inner.rotary_emb.attention_scaling), 1.0
+    scaling = float(inner.rotary_emb.attention_scaling)
+    yield "model.rotary_emb.attention_scaling", scaling, c.rope_attention
     norms = {"model.norm": inner.norm}
     for i, layer in enumerate(inner.layers):
         at, attention = f"model.layers.{i}", layer.self_attn

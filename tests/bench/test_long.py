@@ -138,7 +138,8 @@ def test_the_picture_is_made_of_the_file(result, tmp_path, capsys):
     path = tmp_path / "long.json"
     path.write_text(json.dumps(result))
     long.main(["--plot", "--json", str(path)])
-    assert capsys.readouterr().out.strip() == readme_table.block(result)
+    printed = capsys.readouterr().out.strip()
+    assert printed == f"{readme_table.block(result)}\n\n{readme_table.all_rows(result)}"
     text = (tmp_path / "long.svg").read_text()
     root = ET.fromstring(text)
     texts = ["".join(x.itertext()) for x in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -155,8 +156,12 @@ def test_the_picture_is_made_of_the_file(result, tmp_path, capsys):
 
 def test_readme_has_the_table_of_the_file():
     readme, path = (ROOT / "README.md").read_text(), ROOT / long.RESULT
-    if readme_table.BEGIN not in readme:
-        pytest.skip("README has no table of bench.e2e.long")
     begin, end = (readme.index(mark) for mark in (readme_table.BEGIN, readme_table.END))
     found = readme[begin : end + len(readme_table.END)]
     assert found == readme_table.block(json.loads(path.read_text()))
+    assert picture.svg(json.loads(path.read_text())) == path.with_suffix(".svg").read_text()
+
+
+def test_docs_have_all_rows_of_the_file():
+    rows = readme_table.all_rows(json.loads((ROOT / long.RESULT).read_text()))
+    assert rows in (ROOT / "docs/experiments.md").read_text()

@@ -25,17 +25,6 @@ REFUSED = {
     "gpt2": (transformers.GPT2Config, "model type 'gpt2' is not supported"),
     "gemma2": (transformers.Gemma2Config, "model type 'gemma2' is not supported"),
     "experts": (transformers.Qwen3MoeConfig, "model type 'qwen3_moe' is not supported"),
-    "linear": (
-        config_of("llama", rope_parameters=rope("linear", factor=2.0)),
-        "rope type 'linear' is not supported, only 'default' and 'llama3'",
-    ),
-    "yarn": (
-        config_of(
-            "qwen3",
-            rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=128),
-        ),
-        "rope type 'yarn' is not supported, only 'default' and 'llama3'",
-    ),
     "dynamic": (
         config_of("qwen2", rope_parameters=rope("dynamic", factor=2.0)),
         "rope type 'dynamic' is not supported",
@@ -96,6 +85,10 @@ ACCEPTED = {
     "window-not-used": config_of("qwen2", use_sliding_window=False, sliding_window=64),
     "window-on-no-layer": config_of(
         "qwen3", use_sliding_window=True, sliding_window=64, max_window_layers=2
+    ),
+    "linear": config_of("llama", rope_parameters=rope("linear", factor=2.0)),
+    "yarn": config_of(
+        "qwen3", rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=128)
     ),
     "dequantised": config_of("llama", quantization_config=dict(quant_method="gguf")),
 }

@@ -24,8 +24,8 @@ EVEN = dict(
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
     """engine(family, dtype): whose products are loops, whatever this CPU takes."""
-    for module in ("cpu", "models.linear"):
-        monkeypatch.setattr(f"csd.{module}.multiplies", lambda dtype: True)
+    for module in ("entry", "products"):
+        monkeypatch.setattr(f"csd.cpu.{module}.multiplies", lambda dtype: True)
 
     def make(family, dtype, plain=False, **options):
         if plain:

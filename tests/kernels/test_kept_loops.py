@@ -238,3 +238,14 @@ def test_files_of_those_who_own_the_sources_are_read(folder, monkeypatch):
     """As a package's that another user installed, with what he compiled."""
     monkeypatch.setattr(kept.os, "geteuid", lambda: os.stat(__file__).st_uid + 1)
     assert run() == (RESULT, 2)
+
+
+def test_an_index_of_other_sources_is_not_unpickled(folder, caplog):
+    """Classes that its loops' arguments were of may be gone."""
+    for path in folder.glob("*.nbi"):
+        version, _stamp, _overloads = pickle.loads(path.read_bytes()[32:])
+        index = pickle.dumps((version, "other sources", b"of a class that is gone"))
+        path.write_bytes(kept._digest(str(path), index) + index)
+    caplog.clear()
+    assert run() == (RESULT, 0) and logged(caplog) == []
+    assert run() == (RESULT, 2)

@@ -79,8 +79,8 @@ EVEN = dict(
 def test_samples_of_loops_are_exact_by_default(monkeypatch, tmp_path, family, dtype):
     """Each dtype's own product is the loop, and no row count is tried to find that out."""
     pytest.importorskip("numba")
-    for module in ("cpu", "models.linear"):
-        monkeypatch.setattr(f"csd.{module}.multiplies", lambda dtype: True)
+    for module in ("entry", "products"):
+        monkeypatch.setattr(f"csd.cpu.{module}.multiplies", lambda dtype: True)
     monkeypatch.setattr("csd.models.exact.row_blocks", None)
     path = checkpoints.make(family, tmp_path / family, **EVEN)
     with csd.Engine(path, dtype=dtype, max_slots=5) as engine:

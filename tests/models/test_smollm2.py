@@ -156,3 +156,16 @@ def test_exact_samples_in_bfloat16(exact, temperature):
     for out, want in zip(drafted, plain, strict=True):
         assert out.tokens == want.tokens
         assert out.logprobs == want.logprobs and out.raw_logprobs == want.raw_logprobs
+
+
+def test_the_module_draws_what_the_fused_decoder_does(loaded):
+    engine, module = loaded
+    prompt = engine.tokenizer("The capital of France is")["input_ids"]
+    own = csd.Engine(module, decoder="module")
+    settings = dict(
+        num_samples=2, seed=3, max_new_tokens=min(TOKENS // 20, 40), temperature=0.8,
+        ignore_eos=True,
+    )  # fmt: skip
+    want = engine.generate(prompt, budget=8, **settings).tokens
+    for budget in (0, 8):
+        assert own.generate(prompt, budget=budget, **settings).tokens == want

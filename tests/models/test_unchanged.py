@@ -6,6 +6,7 @@ import types
 import checkpoints
 import pytest
 import torch
+from oracle import generate as plain
 from torch import nn
 
 import csd
@@ -154,24 +155,48 @@ CHANGES = {
 )
 def test_a_changed_module_is_refused_before_and_after_a_call(change, message):
     model = checkpoints.build("llama")
-    first = csd.generate(model, [5, 6], max_new_tokens=2, seed=0).tokens
+    fused = dict(decoder="fused", max_new_tokens=2)
+    first = csd.generate(model, [5, 6], seed=0, **fused).tokens
     change(model)
     with pytest.raises((TypeError, ValueError), match=message):
-        csd.generate(model, [5, 6], max_new_tokens=2)
+        csd.generate(model, [5, 6], **fused)
     with pytest.raises((TypeError, ValueError), match=message):
-        csd.Engine(model)
+        csd.Engine(model, decoder="fused")
     csd.release()
     assert first
 
 
+# neither decoder runs them: no pass, other tokens than its own pass, no attention that is known
+BY_NEITHER = (partial_forward, anothers_forward, both_ways, attention_function)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), CHANGES.items(), ids=lambda x: getattr(x, "__name__", "")
+)
+@pytest.mark.filterwarnings("ignore:csd draws with the module")
+def test_a_changed_module_is_drawn_as_it_is_or_refused(change, message):
+    model = checkpoints.build("llama", dtype=torch.float64)
+    csd.generate(model, [5, 6], max_new_tokens=2)
+    change(model)
+    prompt, settings = [5, 6, 7, 5, 6, 7, 8], dict(max_new_tokens=8, seed=0, temperature=0.8)
+    if change in BY_NEITHER:
+        with pytest.raises((TypeError, ValueError), match=message):
+            csd.generate(model, prompt, **settings)
+    else:
+        out = csd.generate(model, prompt, end_token_ids=[], budget=8, **settings)
+        assert out.tokens == [plain(model, prompt, sample=0, **settings)[0]]
+    csd.release()
+
+
 def test_a_hook_that_was_removed_is_served_again():
     model = checkpoints.build("qwen3")
-    want = csd.generate(model, [5, 6], max_new_tokens=3, seed=0).tokens
+    want = csd.generate(model, [5, 6], max_new_tokens=3, seed=0, decoder="fused").tokens
     handle = layer(model).register_forward_hook(steer)
     with pytest.raises(TypeError, match="forward hook"):
-        csd.generate(model, [5, 6], max_new_tokens=3, seed=0)
+        csd.generate(model, [5, 6], max_new_tokens=3, seed=0, decoder="fused")
     handle.remove()
-    assert csd.generate(model, [5, 6], max_new_tokens=3, seed=0).tokens == want
+    after = csd.generate(model, [5, 6], max_new_tokens=3, seed=0, decoder="fused")
+    assert after.tokens == want
     csd.release()
 
 

@@ -8,8 +8,9 @@ Worked problems, programs and rewriting (`bench/e2e/long/prompts.py`), at temper
 filters; the sides take turns within a row, all with the same weights and as many threads. A row is
 written as it finishes, and a rerun with the same file goes on behind the last one. Rows that do not
 fit in --minutes are left out, the first ones of the plan never. --plot makes the picture and prints
-README's table, of the file alone. llama.cpp needs `pip install llama-cpp-python` and a GGUF file,
-vLLM the environment of `make test-vllm`. docs/experiments.md has the method.
+README's table and that of all rows, of the file alone. llama.cpp needs `pip install
+llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. docs/experiments.md has
+the method.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.plot:
         result = json.loads(args.json.read_text())
         args.json.with_suffix(".svg").write_text(picture.svg(result))
-        print(readme_table.block(result))
+        print(readme_table.block(result), readme_table.all_rows(result), sep="\n\n")
         return
     cells = [
         cell for cell in plan(args.full, bool(args.recorded))

@@ -11,7 +11,7 @@ from bench.e2e.long.readme_table import SAMPLES, fastest, headline
 
 WIDTH, HEIGHT = 780, 510
 LEFT, RIGHT, TOP, BOTTOM = 60, 560, 46, 330
-BARS, BAR_LEFT, BAR_RIGHT = (400, 450), 250, 660
+BARS, BAR_LEFT, BAR_RIGHT = (400, 450), 290, 690
 # of light and of dark mode, by side
 COLOURS = {
     "csd": ("#0b62d6", "#5ba4ff"), "csd without drafts": ("#0e7f86", "#3fc7cf"),
@@ -20,6 +20,8 @@ COLOURS = {
     "transformers generate": ("#555d66", "#a9b2bc"),
     "transformers generate_batch": ("#7d4b3a", "#cf9a86"),
 }  # fmt: skip
+# of a point whose text is no measure of other text
+HOLLOW = ' fill-opacity="0" stroke-width="1.5"'
 
 
 def svg(result: dict) -> str:
@@ -51,26 +53,29 @@ def _style() -> str:
 
 
 def _title(result: dict) -> str:
-    row, here = headline(result), result["machine"]
-    return (f"Tokens a second, {SAMPLES} samples of one prompt ({row['task']}), {result['model']}, "
-            f"{here['cores']} CPU cores")  # fmt: skip
+    model, cores = result["model"].removesuffix(".gguf"), result["machine"]["cores"]
+    return f"Tokens a second, {SAMPLES} samples of one prompt, {model}, {cores} CPU cores"
 
 
-def _points(result: dict) -> dict[str, list[tuple[float, float]]]:
-    """By side (mean length, tokens a second) of each row at 8 samples of the headline's task."""
+def _points(result: dict) -> dict[str, list[tuple[float, float, bool]]]:
+    """By side (mean length, tokens a second, whether the text counts) of each row at 8 samples of
+    the headline's task."""
     task = headline(result)["task"]
     rows = [r for r in result["rows"]
             if (r["kind"], r["samples"], r["task"]) == ("one", SAMPLES, task)]  # fmt: skip
-    sides = {side: sorted((r["mean length"], r["tok/s"][side]) for r in rows if side in r["tok/s"])
-             for side in (*CSD, *PEERS)}  # fmt: skip
+    sides = {
+        side: sorted((r["mean length"], r["tok/s"][side], r["counts"])
+                     for r in rows if side in r["tok/s"])
+        for side in (*CSD, *PEERS)
+    }  # fmt: skip
     return {side: points for side, points in sides.items() if points}
 
 
 def _lines(result: dict) -> list[str]:
     sides = _points(result)
-    lengths = [length for points in sides.values() for length, _ in points]
+    lengths = [length for points in sides.values() for length, _, _ in points]
     low, high = log10(min(lengths) / 1.2), log10(max(lengths) * 1.2)
-    most = max(speed for points in sides.values() for _, speed in points)
+    most = max(speed for points in sides.values() for _, speed, _ in points)
     step = next(s for s in (50, 100, 200, 500, 1000, 2000, 5000) if most / s <= 6)
     top = ceil(most / step) * step
 
@@ -85,15 +90,19 @@ def _lines(result: dict) -> list[str]:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y(speed):.1f}" '
                      f'y2="{y(speed):.1f}"/>')  # fmt: skip
         parts.append(_text(LEFT - 8, y(speed) + 4, f"{speed:,}", anchor="end"))
-    for length in sorted({round(length) for length, _ in sides["csd"]}):
+    for length in sorted({round(length) for length, _, _ in sides["csd"]}):
         parts.append(_text(x(length), BOTTOM + 18, f"{length:,}", anchor="middle"))
     middle = (LEFT + RIGHT) / 2
-    parts.append(_text(middle, BOTTOM + 36, "tokens of an answer, mean", anchor="middle"))
+    below = "tokens of an answer, mean"
+    if not all(counts for points in sides.values() for _, _, counts in points):
+        below += " (hollow: the model repeats itself there)"
+    parts.append(_text(middle, BOTTOM + 36, below, anchor="middle"))
     for side, place in _apart({side: y(points[-1][1]) for side, points in sides.items()}).items():
-        marks = [(x(length), y(speed)) for length, speed in sides[side]]
-        path = "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in marks)
+        marks = [(x(length), y(speed), counts) for length, speed, counts in sides[side]]
+        path = "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b, _ in marks)
         parts.append(f'<g class="s{[*COLOURS].index(side)}"><path d="{path}"/>')
-        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5"/>' for a, b in marks]
+        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5"{"" if counts else HOLLOW}/>'
+                  for a, b, counts in marks]  # fmt: skip
         parts.append(f'<line x1="{RIGHT + 6}" x2="{RIGHT + 20}" y1="{place:.1f}" y2="{place:.1f}" '
                      'stroke-width="3"/></g>')  # fmt: skip
         parts.append(_text(RIGHT + 26, place + 4, side, "bold" if side in CSD else ""))

@@ -1,10 +1,10 @@
-"""README's table of five rows, and which row of the result it and the bars are made of."""
+"""README's table of five rows, and the documentation's table of all, of a result file."""
 
 from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM
 from bench.lib.common import markdown
 
 SAMPLES = 8
-BEGIN, END = "<!-- bench.e2e.long: python -m bench.long --plot -->", "<!-- /bench.e2e.long -->"
+BEGIN, END = "<!-- bench.long: python -m bench.long --plot -->", "<!-- /bench.long -->"
 # engines of the table by their sides, of which the fastest stands for the engine
 ENGINES = {
     "csd": CSD[:1], "csd without drafts": CSD[1:], "vLLM": VLLM, "llama.cpp": LLAMA,
@@ -70,3 +70,25 @@ def _text(result: dict, row: dict) -> list[str]:
         f"themselves, and {row['distinct 8-grams']:.0%} of their runs of 8 tokens are distinct"
         f"{'' if row['counts'] else ', so that the text is no measure of other text'}."
     ]  # fmt: skip
+
+
+def all_rows(result: dict) -> str:
+    """A table of every row: csd's tokens a second, and its ratio to each engine's fastest side."""
+    engines = [name for name in ENGINES if name != "csd"]
+    head = ["row", "mean tokens", "ended", "distinct 8-grams", "tau", "csd, tokens a second",
+            *(f"/ {name}" for name in engines)]  # fmt: skip
+    lines = []
+    for row in result["rows"]:
+        sides = fastest(row)
+        ratios = [_ratio(row["csd / other"].get(sides.get(name, ""))) for name in engines]
+        lines.append([
+            _title(row), f"{row['mean length']:,.0f}", f"{row['ended']:.0%}",
+            f"{row['distinct 8-grams']:.2f}{'' if row['counts'] else ' *'}", f"{row['tau']:.2f}",
+            f"{row['tok/s']['csd']:,.0f}", *ratios,
+        ])  # fmt: skip
+    return markdown(head, lines)
+
+
+def _title(row: dict) -> str:
+    many = f"{row['prompts']} prompts in {row['slots']} slots, " if row["kind"] == "many" else ""
+    return f"{many}{row['task']}, N={row['samples']}, at most {row['limit']:,}"

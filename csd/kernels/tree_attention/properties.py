@@ -1,0 +1,97 @@
+"""Tree attention with a window or a chunk, a cap on scores, sinks, and values of another size.
+
+    s(m, t) = cap(scale * q[m, h] . k[t, h // (H / K)]),   cap(x) = softcap * tanh(x / softcap)
+    out[m, h] = sum of w(m, t) v[t, h // (H / K)] over the keys t that row m sees, where
+    w(m, t) = exp(s(m, t)) / (sum over these of exp(s(m, .)) + exp(sink[h]))
+
+A row sees the keys of P(m), C(m) and N(m) (`csd/kernels/tree_attention/`) that are fewer than
+`window` positions before it, and those of its own chunk: position // chunk is the row's.
+
+Plain PyTorch on every device; `place_keys` of the step is read on the host.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from csd.kernels.tree_attention.placed_keys import PlacedGroup
+from csd.kernels.tree_attention.reference import without_autocast
+
+
+class Properties(NamedTuple):
+    """Of one attention call: its sizes, and how it scores keys."""
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+
+
+@without_autocast
+def tree_attention_properties(
+    q: torch.Tensor,  # [M, H, D]
+    node_k: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
+    groups: list[PlacedGroup],
+    properties: Properties,
+    sinks: torch.Tensor | None = None,  # [H]
+) -> torch.Tensor:
+    """[M, H, Dv], in the inputs' dtype but at least float32. Rows of no slot give zeros."""
+    K, window, chunk = properties.kv_heads, properties.window, properties.chunk
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_zeros(*q.shape[:2], properties.value_dim)
+    k_tokens, v_tokens = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
+    for group in groups:
+        # [T, r, K, H / K, D]
+        rows = q[group.row].to(dtype).unflatten(2, (K, -1)) * properties.scale
+        prompt_k, prompt_v = (x[group.prompt].to(dtype) for x in (k_tokens, v_tokens))
+        # [T, C + r, K, ..]
+        own_k = torch.cat((k_tokens[group.committed], node_k[group.row]), 1).to(dtype)
+        # a weight of zero does not hide what memory held before
+        old_v = v_tokens[group.committed].masked_fill(group.absent[..., None, None], 0)
+        own_v = torch.cat((old_v, node_v[group.row]), 1).to(dtype)
+        score = torch.cat(
+            (
+                torch.einsum("trkgd,pkd->tkgrp", rows, prompt_k),
+                torch.einsum("trkgd,tnkd->tkgrn", rows, own_k),
+            ),
+            -1,
+        )
+        visible = group.visible(window, chunk)[:, None, None]
+        weight = weights(score, visible, properties.softcap, sinks)
+        prompt, own = weight.split((prompt_k.shape[0], own_k.shape[1]), -1)
+        result = torch.einsum("tkgrp,pkd->trkgd", prompt, prompt_v)
+        result += torch.einsum("tkgrn,tnkd->trkgd", own, own_v)
+        out[group.row[group.there]] = result.flatten(2, 3)[group.there].to(q.dtype)
+    return out
+
+
+def weights(
+    score: torch.Tensor,  # [.., K, H / K, r, n]
+    visible: torch.Tensor,  # bool, broadcast to it
+    softcap: float | None,
+    sinks: torch.Tensor | None,  # [H]
+) -> torch.Tensor:
+    """Shares of the keys; a row that sees none has NaN, or zeros where there are sinks."""
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    score = score.masked_fill(~visible, float("-inf"))
+    if sinks is None:
+        return score.softmax(-1)
+    sink = sinks.to(score.dtype).view(*score.shape[-4:-2], 1, 1)
+    return torch.cat((score, sink.expand(*score.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+
+
+def as_heads(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:
+    """The first heads * size numbers of each token, [.., K, D] as [.., heads, size], a view.
+
+    Calls of several sizes have a cache whose tokens are as wide as the widest.
+    """
+    if x.shape[-2:] == (heads, size):
+        return x
+    return x.flatten(-2)[..., : heads * size].unflatten(-1, (heads, size))

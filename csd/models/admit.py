@@ -1,0 +1,148 @@
+"""Admission of a module: what csd computes with it is compared with what the module computes alone.
+
+**attention**: each call's result on the same queries, keys and values, against the function that
+the module has beside csd, with the module's own mask, at lengths beyond the call's window or chunk.
+Final logits would not show a window: the last rows of a short text see all of it.
+**mixing**: rows of one sequence, while the other rows' tokens and positions change. What moves them
+lets samples depend on each other: convolutions, rotary embeddings by the longest sequence,
+activations that are scaled by tensor. The maximum counts; a median hides few rows that are wrong.
+**text**: the same rows against the module's own pass over the sequence alone, which shows positions
+that are not the ones csd gave. Below 32 bits the median counts there, since rounding alone sends
+rows to other experts; the other two comparisons are not of final logits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from csd.kernels.layer_attention import LayerAttention
+from csd.models.admit_attention import attention_difference, normal_operands, without_work
+from csd.models.module_decoder import ModuleDecoder
+from csd.models.probe import NotAdmitted, refusing
+from csd.state.kv_cache import PAGE
+
+# of the largest number of a result; measured are 4e-7 and, of attention, 1e-6, against 0.1 and more
+# where something is wrong
+MOVED = {True: 1e-3, False: 3e-2}
+# and of the module's own pass, whose products have other numbers of rows
+OFF = {True: 1e-3, False: 0.15}
+# rows of the three sequences, of which the second is observed, and padding behind them
+ROWS, PADDING = (5, 8, 6), 3
+# the second is a tree of two paths, whose rows have positions in common
+PATHS = [0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The largest differences that were measured, each as a share of the largest number."""
+
+    attention: float
+    mixing: float
+    text: float
+
+    def __str__(self) -> str:
+        return (
+            f"attention {self.attention:.1e}, other rows {self.mixing:.1e}, text {self.text:.1e}"
+        )
+
+
+def admit(decoder: ModuleDecoder) -> Admission:
+    """Raises NotAdmitted, naming what differs and where."""
+    try:
+        attention = max(attention_difference(call) for call in decoder.calls)
+    finally:
+        normal_operands.cache_clear()
+    wide = decoder.dtype.itemsize >= 4
+    tokens = _tokens(decoder.config.vocab, 0)
+    first = _rows(decoder, tokens, far=False)
+    if not first.isfinite().all():
+        raise NotAdmitted(f"{decoder.config.family} gives logits that are not finite")
+    moved = 0.0
+    for seed in (1, 2):
+        others = _tokens(decoder.config.vocab, seed)
+        others[1] = tokens[1]
+        moved = max(moved, _apart(_rows(decoder, others, far=True), first).max().item())
+    if moved > MOVED[wide]:
+        raise NotAdmitted(
+            f"{decoder.config.family} gives a row other logits ({moved:.2g} of the largest) when "
+            "the other rows of the pass change: samples would depend on each other. Layers with a "
+            "state, and activations that are quantised with one scale for all rows, do that"
+        )
+    alone = torch.cat([_alone(decoder, tokens[1][path]) for path in PATHS])
+    off = _apart(torch.cat([first[path] for path in PATHS]), alone)
+    text = (off.max() if wide else off.median()).item()
+    if text > OFF[wide]:
+        raise NotAdmitted(
+            f"{decoder.config.family} gives a text's rows other logits ({text:.2g} of the largest) "
+            "than its own pass over the text: it does not take positions from position_ids, or "
+            "computes with more than its rows"
+        )
+    for call in decoder.calls:
+        call.named, call.mask_function = {}, None
+    return Admission(attention, moved, text)
+
+
+def _tokens(vocab: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab, (n,), generator=generator) for n in ROWS]
+
+
+def _apart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """[R] the largest difference of a row, as a share of the largest number."""
+    x, y = x.double(), y.double()
+    return (x - y).abs().amax(-1) / y.abs().max().clamp(min=1e-30)
+
+
+def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torch.Tensor:
+    """Logits of the second sequence's rows; far: the others' positions are at the context's end."""
+    c, device, dtype = decoder.config, decoder.device, decoder.dtype
+    shift = max(0, min(c.context - max(ROWS), 1 << 16)) if far else 0
+    words = [2 ** (torch.arange(n) + 1) - 1 for n in ROWS]
+    position = [torch.arange(n) + shift for n in ROWS]
+    for path in PATHS:
+        words[1][path] = torch.tensor([2**j for j in path]).cumsum(0)
+        position[1][path] = torch.arange(len(path))
+    rows, S = sum(ROWS) + PADDING, len(ROWS)
+    start = [sum(ROWS[:s]) for s in range(S)]
+
+    def whole(values: list) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def padded(parts: list[torch.Tensor], fill: int) -> torch.Tensor:
+        return torch.cat([*parts, torch.full((PADDING,), fill)]).to(device)
+
+    where = dict(
+        prompt_pages=whole([[0]] * S), prompt_len=whole([0] * S), slot_pages=whole([[0]] * S),
+        slot_len=whole([0] * S),
+        slot=padded([torch.full((n,), s) for s, n in enumerate(ROWS)], -1).int(),
+        ancestors=padded(words, 0),
+        slot_start=whole(start), slot_nodes=whole(list(ROWS)),
+        group_start=whole([*start, sum(ROWS)]),
+    )  # fmt: skip
+    node_k, node_v = torch.zeros(
+        2, c.layers, rows, c.kv_heads, c.head_dim, dtype=dtype, device=device
+    ).unbind()
+    pages = torch.zeros(c.layers, 1, PAGE, c.kv_heads, c.head_dim, dtype=dtype, device=device)
+    attend = LayerAttention(
+        without_work, node_k, node_v, pages, pages, where, None, c.head_dim**-0.5
+    )
+    token = padded(tokens, -1).int()
+    with refusing(decoder.base):
+        logits = decoder.forward(token, padded(position, 0).int(), attend, node_k, node_v)
+    return logits[start[1] : start[2]]
+
+
+@torch.no_grad()
+def _alone(decoder: ModuleDecoder, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of a sequence by the module without csd, in evaluation mode."""
+    training = [module for module in decoder.parts.modules if module.training]
+    ids = tokens[None].to(decoder.device)
+    position = torch.arange(ids.shape[1], device=ids.device)[None]
+    with decoder.parts.lock:
+        try:
+            for module in training:
+                module.training = False
+            return decoder.run(ids, position, None)[0]
+        finally:
+            for module in training:
+                module.training = True

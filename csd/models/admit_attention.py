@@ -1,0 +1,158 @@
+"""One attention call of a module, computed by csd and by the module's own function.
+
+Queries, keys and values are random, in float32 at least: 16 bits would hide a wrong border of a
+window behind rounding. They are tried twice. Scores of about 1 give every key a share, which shows
+a border that is off by one; scores of about 6 reach into the bend of a cap.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from csd.kernels.chunk_attention import chunk_attention
+from csd.kernels.layer_attention import LayerAttention, PromptAttention
+from csd.kernels.tree_attention.reference import tree_attention_ref
+from csd.models.probe import Call, NotAdmitted, by_own_function
+from csd.state.kv_cache import PAGE, pages_for
+
+# rows that are compared, as a chain of nodes or a prompt's last tokens; of the keys before them so
+# many are committed
+ROWS, COMMITTED = 6, 9
+# keys of a call that has no window, and keys beyond a window
+KEYS, BEYOND = 96, 12
+# longer windows are tried with the heads of one key-value head alone
+LONG = 8192
+# spread of the scores, and how far a result may be off, as a share of the largest number
+SPREADS = {1.0: 3e-5, 6.0: 1e-3}
+
+
+def attention_difference(call: Call) -> float:
+    """The largest difference, as a share of what is allowed. Raises NotAdmitted."""
+    module, spec = call.module(), call.spec
+    assert module is not None
+    length = KEYS
+    if spec.window is not None:
+        length = spec.window + BEYOND
+    if spec.chunk is not None:
+        # the rows lie on both sides of a border
+        length = max(spec.chunk + ROWS // 2, COMMITTED + ROWS + 1)
+    length = max(length, COMMITTED + ROWS + 1)
+    worst = 0.0
+    for spread, allowed in SPREADS.items():
+        q, k, v, named = _operands(call, length, spread)
+        rows = torch.arange(length - ROWS, length, device=q.device)
+        visible = _visible(call, rows, length)
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+        with torch.no_grad():
+            want = by_own_function(module, query, key, value, visible, named)[0]
+            found = {
+                "a step's rows": _of_step(call, q, k, v, named),
+                "a prompt's tokens": _of_prompt(call, q, k, v, named),
+            }
+        for what, got in found.items():
+            off = ((got - want).abs().max() / want.abs().max().clamp(min=1e-30)).item()
+            worst = max(worst, off)
+            # a NaN is not admitted either
+            if not off <= allowed:
+                raise NotAdmitted(
+                    f"{call.place} attends otherwise than csd, which takes it for {spec}: results "
+                    f"for {what} at {length} keys are off by {off:.2g} of the largest number"
+                )
+    return worst
+
+
+def _operands(
+    call: Call, length: int, spread: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """q [ROWS, H, D], k [T, K, D], v [T, K, Dv], and the call's arguments by name."""
+    spec, named = call.spec, dict(call.named)
+    sinks = named.get("s_aux")
+    H, K = spec.heads, spec.kv_heads
+    if length > LONG and sinks is None:
+        H, K = H // K, 1
+    # a sum of D products of two normal numbers has a spread of sqrt(D)
+    size = spread / (spec.scale * spec.head_dim**0.5)
+    q, k, v = normal_operands(length, H, K, spec.head_dim, spec.value_dim, call.device)
+    return q * size, k, v, named
+
+
+@lru_cache(maxsize=4)
+def normal_operands(
+    length: int, H: int, K: int, D: int, Dv: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Standard normal q, k and v. Kept, since to draw them takes longer than to attend."""
+    generator = torch.Generator().manual_seed(length)
+    shapes = (ROWS, H, D), (length, K, D), (length, K, Dv)
+    q, k, v = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+    return q, k, v
+
+
+def _visible(call: Call, rows: torch.Tensor, length: int) -> torch.Tensor:
+    """[1, 1, R, T] by the module's own mask function."""
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=rows.device)
+    keys = torch.arange(length, device=rows.device)
+    assert call.mask_function is not None
+    seen = call.mask_function(zero, zero, rows[None, None, :, None], keys[None, None, None])
+    return seen.expand(1, 1, ROWS, length).contiguous()
+
+
+def _paged(x: torch.Tensor, tokens: int) -> torch.Tensor:
+    """[pages, 64, K, D] of the first tokens, the last page filled with NaN."""
+    pages = x.new_full((max(1, pages_for(tokens)) * PAGE, *x.shape[1:]), float("nan"))
+    pages[:tokens] = x[:tokens]
+    return pages.unflatten(0, (-1, PAGE))
+
+
+def _of_step(
+    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
+) -> torch.Tensor:
+    length = k.shape[0]
+    prompt = length - ROWS - COMMITTED
+
+    def whole(*values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=q.device)
+
+    # the prompt's pages, then the slot's
+    keys, values = (
+        torch.cat((_paged(x, prompt), _paged(x[prompt:], COMMITTED)))[None] for x in (k, v)
+    )
+    count = keys.shape[1]
+    where = dict(
+        prompt_pages=torch.arange(count - 1, dtype=torch.int32, device=q.device)[None],
+        prompt_len=whole(prompt), slot_pages=whole([count - 1]), slot_len=whole(COMMITTED),
+        slot=whole(*[0] * ROWS),
+        ancestors=2 ** (torch.arange(ROWS, device=q.device) + 1) - 1,
+        slot_start=whole(0), slot_nodes=whole(ROWS), group_start=whole(0, ROWS),
+    )  # fmt: skip
+    node_k, node_v = (x[-ROWS:][None] for x in (k, v))
+    attend = LayerAttention(
+        without_work, node_k, node_v, keys, values, where, None, call.spec.scale
+    )
+    return attend(0, q, *_asked(call, k, named))
+
+
+def _of_prompt(
+    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
+) -> torch.Tensor:
+    start = k.shape[0] - ROWS
+    keys, values = (_paged(x, k.shape[0])[None] for x in (k, v))
+    node_k, node_v = (x[start:][None] for x in (k, v))
+    pages = torch.arange(keys.shape[1], dtype=torch.int32, device=q.device)
+    attend = PromptAttention(
+        chunk_attention, node_k, node_v, keys, values, pages, start, call.spec.scale
+    )
+    return attend(0, q, *_asked(call, k, named))
+
+
+def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
+    """As the decoder asks for the call: scale, properties, sinks."""
+    if call.spec.is_plain:
+        return call.spec.scale, None, None
+    sinks = named["s_aux"] if call.spec.sinks else None
+    return None, call.spec.properties._replace(kv_heads=k.shape[1]), sinks
+
+
+def without_work(*args: Any, work: None = None, **named: Any) -> torch.Tensor:
+    """The tree attention of a step that has no work list."""
+    return tree_attention_ref(*args, **named)

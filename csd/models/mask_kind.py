@@ -1,0 +1,81 @@
+"""What a mask function of transformers hides beyond the tokens to come: nothing, a window, a chunk.
+
+The function is asked at positions around 2^20, farther than any window, and at the borders of the
+window or chunk that it then seems to have. The arguments that an attention call has beside its mask
+do not decide: Llama 4 passes its chunks by none of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+FAR = 1 << 20
+# tokens that are looked at on both sides of a border
+NEAR = 70
+
+
+class OtherMask(ValueError):
+    """Neither causal, nor that with a window, nor with chunks."""
+
+
+def window_and_chunk(
+    mask_function: Callable, device: torch.device
+) -> tuple[int | None, int | None]:
+    """The window or chunk of a mask function of `transformers.masking_utils`, in tokens.
+
+    Raises OtherMask.
+    """
+    mask = _Mask(mask_function, device)
+    seen = mask.seen([FAR], range(FAR + 1))
+    if not seen.any():
+        raise OtherMask(f"its mask hides all tokens from row {FAR}")
+    first = int(seen.int().argmax())
+    if first == 0:
+        mask.check(None, None)
+        return None, None
+    # rows from FAR on that see the key: the one with a window, those of its chunk with chunks
+    rows = int(mask.seen(range(FAR, 2 * FAR), [first]).int().cumprod(0).sum())
+    window, chunk = FAR - first + 1, FAR - first + rows
+    if rows == 1 and mask.is_like(window, None):
+        return window, None
+    mask.check(None, chunk)
+    return None, chunk
+
+
+@dataclass(slots=True)
+class _Mask:
+    function: Callable
+    device: torch.device
+
+    def seen(self, rows: "list[int] | range", keys: "list[int] | range") -> torch.Tensor:
+        """Whether rows see keys, one of the two being of one element."""
+        zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
+        row, key = (
+            torch.arange(x.start, x.stop, device=self.device)
+            if isinstance(x, range)
+            else torch.tensor(x, device=self.device)
+            for x in (rows, keys)
+        )
+        try:
+            found = self.function(zero, zero, row[None, None, :, None], key[None, None, None])
+        # it may index a tensor of the text's length
+        except (IndexError, RuntimeError, TypeError) as error:
+            raise OtherMask(f"its mask depends on more than positions: {error}") from error
+        return found.expand(1, 1, row.numel(), key.numel()).flatten().cpu()
+
+    def check(self, window: int | None, chunk: int | None) -> None:
+        if not self.is_like(window, chunk):
+            raise OtherMask("its mask shows neither all earlier tokens, nor a window, nor a chunk")
+
+    def is_like(self, window: int | None, chunk: int | None) -> bool:
+        size = window or chunk or 100
+        for row in (0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, FAR - 1, FAR, FAR + 1):
+            first = 0 if window is None else max(0, row - window + 1)
+            first = first if chunk is None else row // chunk * chunk
+            for border in (first, row):
+                keys = range(max(0, border - NEAR), border + NEAR)
+                want = torch.tensor([first <= key <= row for key in keys])
+                if not torch.equal(self.seen([row], keys), want):
+                    return False
+        return True

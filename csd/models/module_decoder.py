@@ -1,0 +1,147 @@
+"""The user's own module as a decoder: its pass over the pool's rows, with csd's attention.
+
+The rows are one sequence of token ids with explicit positions. There is no cache object, and a mask
+of one element, which transformers passes on as it is, stands for all masks. Each attention call
+leaves its keys and values in the step's scratch and is answered by csd (`own_attention.py`). All
+else is the module's: layers, hooks, adapters, quantised products, caps and multipliers of its head.
+Nothing of it is copied or rebound, so a training step or another adapter is in the next pass.
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.kernels.ops import Ops
+from csd.models.adapters import base_of, state_of, tuner_layers
+from csd.models.module_pass import Pass
+from csd.models.module_sizes import NamedSizes, probed_sizes
+from csd.models.own_attention import Parts, calls_go_to
+from csd.models.probe import Call, probe
+from csd.models.refuse import refuse_module
+from csd.models.unchanged import hooks_of
+
+NOT_STATIC = (
+    "the module decoder reads the host in attention with a window, a cap or sinks, and a module "
+    "may read it anywhere, so its steps are not captured"
+)
+
+
+class ModuleDecoder:
+    """Decodes with a transformers model, or a PeftModel around one, which is held weakly.
+
+    why: the property that ruled out the fused decoder, where that was tried.
+
+    Raises ValueError or TypeError naming the property that csd does not run.
+    """
+
+    name = "module"
+
+    def __init__(self, model: nn.Module, why: str | None = None):
+        refuse_module(model)
+        self.why = why
+        self._model = weakref.ref(model)
+        self._base = weakref.ref(base_of(model))
+        self.parts = Parts(base_of(model))
+        self._adapters = tuner_layers(self.parts.modules)
+        self._adapter_state = state_of(self._adapters)
+        self._facts = _facts(model)
+        taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
+        self._keeps_logits = False
+        self._mask: torch.Tensor | None = None
+        self.admission: Any = None  # what `csd.models.admit` measured
+        named = NamedSizes.of(self.base)
+        found = probe(
+            self.base, self.parts, self.run, tokens=named.vocab, context=named.context
+        )
+        self.calls: list[Call] = found.calls
+        # layers that share keys may then leave rows of a prompt out too
+        shared = any(call.spec.shares is not None for call in self.calls)
+        self._keeps_logits = "logits_to_keep" in taken and not shared
+        self.device, self.dtype = found.device, found.dtype
+        self.config = probed_sizes(named, found)
+
+    def __repr__(self) -> str:
+        kinds = list(dict.fromkeys(str(call.spec) for call in self.calls))
+        return f"ModuleDecoder({self.config.family}, {len(self.calls)} calls: {'; '.join(kinds)})"
+
+    @property
+    def model(self) -> Any:
+        return self._there(self._model)
+
+    @property
+    def base(self) -> Any:
+        """The transformers model, within its PeftModel where there is one."""
+        return self._there(self._base)
+
+    def _there(self, held: weakref.ref) -> Any:
+        found = held()
+        if found is None:
+            raise RuntimeError("the model of this decoder is gone: keep a reference to it")
+        return found
+
+    def is_current(self) -> bool:
+        """Whether the module has the parts, hooks and config that were probed."""
+        return self._facts == _facts(self.model)
+
+    def begin_call(self) -> None:
+        """Called before the first step of a call, whose samples are of the adapters active now."""
+        self._adapter_state = state_of(self._adapters)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        token: torch.Tensor,  # [M] int32, -1 in padding
+        position: torch.Tensor,  # [M] int32
+        attend: Callable,  # `csd.kernels.layer_attention`'s
+        node_k: torch.Tensor,  # [L, M, K, D], written
+        node_v: torch.Tensor,  # [L, M, K, D], written
+        ops: Ops | None = None,
+    ) -> torch.Tensor:
+        """Logits [M, V] of a step; of a prompt's tokens, which have no use for them, the last's."""
+        if self._adapter_state != state_of(self._adapters):
+            raise RuntimeError(
+                "the model's adapters were changed while samples were drawn: their keys and values "
+                "are of the adapters that were active when the call began"
+            )
+        answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
+        ids = token.clamp(min=0).long()[None]
+        only = 1 if getattr(attend, "of_prompt", False) else None
+        if self._mask is None or self._mask.device != ids.device:
+            self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+        with calls_go_to(answer, self.parts):
+            logits = self.run(ids, position.long()[None], self._mask, only)
+        answer.end()
+        return logits[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: what `forward` gave, which are the logits: a module's head is a part of it."""
+        return hidden
+
+    def run(
+        self, ids: torch.Tensor, position: torch.Tensor, mask: torch.Tensor | None,
+        only: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Logits [1, R, V] of the module; only: of so many last rows, if it leaves others."""
+        named: dict[str, Any] = dict(
+            input_ids=ids, position_ids=position, attention_mask=mask, use_cache=False
+        )
+        if only and self._keeps_logits:
+            named["logits_to_keep"] = only
+        out = self.base(**named)
+        return out[0] if isinstance(out, tuple) else getattr(out, "logits", None)
+
+
+def _facts(model: Any) -> tuple:
+    """What a probe depends on: parts, hooks, replaced methods, config; not weights."""
+    base = base_of(model)
+    parts = tuple(
+        (id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules()
+    )
+    weight, config = next(base.parameters()), base.config.to_dict()
+    # trainers switch it
+    config.pop("use_cache", None)
+    return parts, weight.device, weight.dtype, repr(config)

@@ -1,0 +1,93 @@
+"""The attention calls of one pass of a module over the pool's rows, answered by csd's attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.kernels.tree_attention.properties import as_heads
+from csd.models.probe import Call
+
+
+class Pass:
+    """Answers the attention calls of one pass, in the order that was probed."""
+
+    __slots__ = ("at", "attend", "calls", "node_k", "node_v", "plain")
+
+    def __init__(
+        self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Callable,
+        node_k: torch.Tensor, node_v: torch.Tensor,
+    ):  # fmt: skip
+        self.calls, self.plain, self.attend = calls, plain, attend
+        self.node_k, self.node_v, self.at = node_k, node_v, 0
+
+    def mask(self, named: dict[str, Any]) -> None:
+        """Asked for by a module that passes its mask's dimensions on; it is not looked at."""
+
+    def attention(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> torch.Tensor:  # fmt: skip
+        call = self._next(module, query, key, value, mask, named)
+        spec, kind = call.spec, self.node_k.dtype
+        if spec.shares is None:
+            keys, values = (spec.kv_heads, spec.head_dim), (spec.kv_heads, spec.value_dim)
+            as_heads(self.node_k[call.layer], *keys).copy_(key[0].transpose(0, 1))
+            as_heads(self.node_v[call.layer], *values).copy_(value[0].transpose(0, 1))
+        # rows of q may lie apart, a row's heads may not
+        q = query[0].transpose(0, 1).to(kind).contiguous()
+        if spec.is_plain and (spec.heads, spec.kv_heads, spec.head_dim) == self.plain:
+            out = self.attend(call.layer, q, spec.scale)
+        else:
+            sinks = named["s_aux"] if spec.sinks else None
+            out = self.attend(call.layer, q, None, spec.properties, sinks)
+        # a family views it as other shapes
+        return out.to(query.dtype).contiguous()[None]
+
+    def _next(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> Call:  # fmt: skip
+        call = self.calls[self.at] if self.at < len(self.calls) else None
+        if call is None or call.module() is not module:
+            due = "no further one" if call is None else call.place
+            raise RuntimeError(
+                f"attention call {self.at + 1} of a pass is of a {type(module).__name__}, and "
+                f"{due} is due: the module attends in another order than when it was probed"
+            )
+        self.at += 1
+        self._check(call, query, key, value, mask, named)
+        return call
+
+    def _check(
+        self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Raises RuntimeError where a call is not as it was when it was probed."""
+        spec, rows = call.spec, query.shape[2]
+        if mask is not None and mask.numel() != 1:
+            raise RuntimeError(f"{call.place} attends with a mask of its own, of {mask.shape}")
+        scale, softcap = named.get("scaling"), named.get("softcap")
+        for what, want, got in (
+            ("queries", (1, spec.heads, rows, spec.head_dim), query.shape),
+            ("keys", (1, spec.kv_heads, rows, spec.head_dim), key.shape),
+            ("values", (1, spec.kv_heads, rows, spec.value_dim), value.shape),
+            ("scale", spec.scale, query.shape[3] ** -0.5 if scale is None else scale),
+            ("softcap", spec.softcap, softcap),
+            ("sinks", spec.sinks, named.get("s_aux") is not None),
+        ):
+            if want != got:
+                raise RuntimeError(
+                    f"{call.place} must attend with {what} {want}, as when it was probed, got {got}"
+                )
+
+    def end(self) -> None:
+        """Raises RuntimeError unless all calls were made."""
+        if self.at != len(self.calls):
+            raise RuntimeError(
+                f"a pass must make {len(self.calls)} attention calls, as when it was probed, got "
+                f"{self.at}"
+            )
+
+

@@ -1,0 +1,87 @@
+"""Sizes of a module, from its config and from what a probe found."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from csd.models.adapters import base_of
+from csd.models.config import ModelSizes
+from csd.models.probe import NotAdmitted, Probed
+from csd.models.refuse import refuse_module
+
+# of models that name no context
+UNBOUNDED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleConfig:
+    """Sizes of a module. Where calls differ in theirs, the cache has one head as wide as any."""
+
+    family: str
+    vocab: int
+    hidden: int
+    layers: int  # of the cache: calls with keys and values of their own
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    uniform: bool  # whether the heads are those of all calls
+
+    @property
+    def of_calls(self) -> tuple[int, int, int] | None:
+        """Heads, key-value heads and head size of all calls; None where these differ."""
+        return (self.heads, self.kv_heads, self.head_dim) if self.uniform else None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSizes:
+    """What a transformers config says."""
+
+    family: str
+    vocab: int
+    hidden: int
+    context: int
+
+    @classmethod
+    def of(cls, base: Any) -> "NamedSizes":
+        """Sizes of a transformers model as it is now."""
+        text = base.config.get_text_config()
+        context = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+        family = getattr(text, "model_type", "") or type(base).__name__
+        return cls(family, text.vocab_size, text.hidden_size, int(context))
+
+
+def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
+    """Raises NotAdmitted where the logits are of another vocabulary than the config's."""
+    if found.vocab != named.vocab:
+        raise NotAdmitted(
+            f"{named.family} gives {found.vocab} logits, and vocab_size of its config is "
+            f"{named.vocab}: they must be equal"
+        )
+    layers = 1 + max(call.layer for call in found.calls)
+    sizes = {(c.spec.heads, c.spec.kv_heads, c.spec.head_dim) for c in found.calls}
+    uniform = len(sizes) == 1 and all(c.spec.head_dim == c.spec.value_dim for c in found.calls)
+    heads = sizes.pop() if uniform else (1, 1, max(call.spec.width for call in found.calls))
+    return ModuleConfig(
+        named.family, named.vocab, named.hidden, layers, *heads, named.context, uniform
+    )
+
+
+def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
+    """Sizes of a module as it is now; before: its decoder's, for what only a probe finds.
+
+    Raises as `ModuleDecoder` does for what the config or a module names.
+    """
+    refuse_module(model)
+    now = NamedSizes.of(base_of(model))
+    return ModuleConfig(
+        now.family, now.vocab, now.hidden, before.layers, before.heads, before.kv_heads,
+        before.head_dim, now.context, getattr(before, "uniform", True),
+    )  # fmt: skip
+
+
+def kernel_sizes(config: ModelSizes) -> ModelSizes:
+    """Sizes of the attention that a backend's kernels compute for a model."""
+    if isinstance(config, ModuleConfig) and not config.uniform:
+        # they compute none, and the cache's one wide head is no size of theirs
+        return replace(config, heads=4, kv_heads=2, head_dim=64)
+    return config

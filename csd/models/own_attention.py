@@ -1,0 +1,159 @@
+"""A module's attention calls, answered by somebody else for the length of one pass.
+
+    with calls_go_to(answer, model_parts): model(...)
+
+transformers looks an attention function up by the name in the model's config, and its masks'
+likewise. For the pass that name is `NAME`, and the function of that name calls `answer` in the
+thread that began the pass. In any other thread, which may train the module meanwhile, it calls what
+the config had named. Names and training flags are as before when the pass ends, however it ends.
+"""
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+NAME = "csd_rows"
+
+_thread = threading.local()
+# the names that configs have beside passes, by id, while a pass has replaced them
+_replaced: dict[int, str] = {}
+_locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+
+
+class Answer(Protocol):
+    """What answers the calls of a pass."""
+
+    def attention(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> torch.Tensor: ...  # fmt: skip
+
+    def mask(self, named: dict[str, Any]) -> torch.Tensor | None: ...
+
+
+class Parts:
+    """The modules of a model and the configs that they read, listed once."""
+
+    def __init__(self, model: nn.Module):
+        # the model itself weakly: who made it decides how long it lives
+        self._model = weakref.ref(model)
+        self._below = list(model.modules())[1:]
+        found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        named = [c for c in found if hasattr(c, "_attn_implementation_internal")]
+        self.configs: list[Any] = list({id(c): c for c in named}.values())
+        # two engines of one model take turns
+        self.lock = _locks.setdefault(model, threading.RLock())
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        model = self._model()
+        return self._below if model is None else [model, *self._below]
+
+
+@contextmanager
+def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
+    """For the length of a pass; training flags are off in it, as in `eval()`."""
+    _register()
+    with parts.lock:
+        outer = getattr(_thread, "answer", None)
+        names = [c._attn_implementation_internal for c in parts.configs]
+        training = [module for module in parts.modules if module.training]
+        try:
+            for config, name in zip(parts.configs, names, strict=True):
+                if name != NAME:
+                    _replaced[id(config)] = name
+                config._attn_implementation_internal = NAME
+            for module in training:
+                module.training = False
+            _thread.answer = answer
+            yield
+        finally:
+            _thread.answer = outer
+            # each flag by itself: `train()` would set those of frozen parts too
+            for module in training:
+                module.training = True
+            for config, name in zip(parts.configs, names, strict=True):
+                config._attn_implementation_internal = name
+                if name != NAME:
+                    _replaced.pop(id(config), None)
+
+
+def _name_beside(config: Any) -> str:
+    """The name that a config has beside passes."""
+    # the pass of another thread may end between the two
+    name = _replaced.get(id(config)) or getattr(config, "_attn_implementation_internal", None)
+    return name if name and name != NAME else "sdpa"
+
+
+def own_function(module: Any, named: dict[str, Any]) -> tuple[str, Callable]:
+    """Name and function of the attention that a module's config names beside passes.
+
+    The attention of a flash or compiled kernel, which takes no mask of four dimensions, is stood
+    for by PyTorch's, or by the family's own in Python where the call has a cap or sinks.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = _name_beside(getattr(module, "config", None))
+    files = [vars(sys.modules[c.__module__]) for c in type(module).__mro__[:-1]]
+    eager = next((f["eager_attention_forward"] for f in files if "eager_attention_forward" in f),
+                 None)  # fmt: skip
+    if name not in ("eager", "sdpa"):
+        scored = named.get("softcap") is not None or named.get("s_aux") is not None
+        name = "eager" if scored and eager is not None else "sdpa"
+    if name == "eager" and eager is not None:
+        return name, eager
+    functions = next(
+        (f["ALL_ATTENTION_FUNCTIONS"] for f in files if "ALL_ATTENTION_FUNCTIONS" in f),
+        ALL_ATTENTION_FUNCTIONS,
+    )
+    return "sdpa", functions["sdpa"]
+
+
+@cache
+def _register() -> None:
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,  # [B, H, M, D]
+    key: torch.Tensor,  # [B, K, T, D]
+    value: torch.Tensor,  # [B, K, T, Dv]
+    attention_mask: torch.Tensor | None,
+    **named: Any,
+) -> tuple[torch.Tensor, None]:
+    answer: Answer | None = getattr(_thread, "answer", None)
+    if answer is None:
+        found = _beside(module)(module, query, key, value, attention_mask, **named)
+        return found
+    return answer.attention(module, query, key, value, attention_mask, named), None
+
+
+def _beside(module: Any) -> Callable:
+    """The attention of a module that another thread runs while a pass has replaced its name."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = _name_beside(getattr(module, "config", None))
+    if name in ALL_ATTENTION_FUNCTIONS:
+        return ALL_ATTENTION_FUNCTIONS[name]
+    return own_function(module, {})[1]
+
+
+def _mask(*args: Any, **named: Any) -> torch.Tensor | None:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    answer: Answer | None = getattr(_thread, "answer", None)
+    if answer is None or args:
+        return ALL_MASK_ATTENTION_FUNCTIONS[_name_beside(named.get("config"))](*args, **named)
+    return answer.mask(named)

@@ -1,0 +1,227 @@
+"""One forward pass of a module that finds out what each of its attention calls needs.
+
+The calls are answered by the module's own attention function, and noted. What a call passes by
+name beyond scale, cap and sinks is passed on; `csd.models.admit` compares csd's attention with that
+function, so that a property which is not known here is refused there.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.models.attention_spec import AttentionSpec
+from csd.models.mask_kind import OtherMask, window_and_chunk
+from csd.models.own_attention import Parts, calls_go_to, own_function
+
+# of the text that is read; no window is shorter
+TOKENS = 11
+# arguments of a call that change what it computes, and that csd has no counterpart of
+UNKNOWN = ("position_bias", "cache", "head_mask", "block_mask", "cu_seq_lens_q")
+
+
+# by which a module shows that a pass is not what it is made for
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+class NotAdmitted(ValueError):
+    """A module that csd does not run; the message names the property, its place, what to do."""
+
+
+@dataclass(slots=True)
+class Call:
+    """An attention call of a pass, in order."""
+
+    place: str  # of the module, and of the call where it has several
+    module: weakref.ref
+    spec: AttentionSpec
+    mask_function: Callable | None
+    # arguments by name that do not depend on the text; dropped with the mask function when admitted
+    named: dict[str, Any]
+    device: torch.device
+    layer: int = 0  # of the cache that has its keys and values
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.spec}"
+
+
+@dataclass(slots=True)
+class Probed:
+    calls: list[Call]
+    vocab: int
+    dtype: torch.dtype  # of queries
+    device: torch.device
+
+
+def probe(
+    model: Any, parts: Parts, run: Callable[[torch.Tensor, torch.Tensor, None], Any], *,
+    tokens: int, context: int,
+) -> Probed:  # fmt: skip
+    """run: calls the model with token ids [1, T], positions [1, T] and no mask.
+
+    tokens: in its vocabulary. context: no position is beyond it. Raises NotAdmitted.
+    """
+    device = next(model.parameters()).device
+    ids, position = text(tokens, device)
+    noted = _Noted(model, device, context)
+    with torch.no_grad(), calls_go_to(noted, parts), refusing(model):
+        logits = run(ids, position, None)
+    if not noted.calls:
+        raise NotAdmitted(
+            f"{type(model).__name__} does not take its attention from transformers' "
+            "AttentionInterface: no attention call was seen in a pass"
+        )
+    if not torch.is_tensor(logits) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
+        shape = tuple(logits.shape) if torch.is_tensor(logits) else type(logits).__name__
+        raise NotAdmitted(
+            f"{type(model).__name__} must give logits of shape (1, {TOKENS}, vocabulary), got "
+            f"{shape}; load the model with AutoModelForCausalLM"
+        )
+    _number(noted.calls)
+    query = noted.query
+    assert query is not None
+    return Probed(noted.calls, logits.shape[-1], query.dtype, query.device)
+
+
+@contextmanager
+def refusing(model: Any) -> Iterator[None]:
+    """What a module raises in a pass of csd is a refusal, but for memory that is short."""
+    try:
+        yield
+    except (NotAdmitted, torch.OutOfMemoryError):
+        raise
+    except FAILURES as error:
+        what = f"{type(error).__name__}: {error}"
+        raise NotAdmitted(f"{type(model).__name__} fails in a pass of csd: {what}") from error
+
+
+def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and positions, [1, T], of a short text of ids that differ where they can."""
+    at = torch.arange(TOKENS, device=device)[None]
+    return (at * 7 + 3) % tokens, at
+
+
+def _number(calls: list[Call]) -> None:
+    layers = 0
+    for call in calls:
+        if call.spec.shares is not None:
+            call.layer = calls[call.spec.shares].layer
+        else:
+            call.layer, layers = layers, layers + 1
+
+
+class _Noted:
+    """Answers calls by the module's own function."""
+
+    def __init__(self, model: nn.Module, device: torch.device, context: int):
+        self.names = {module: name for name, module in model.named_modules()}
+        self.device, self.context = device, context
+        self.calls: list[Call] = []
+        self.query: torch.Tensor | None = None
+        self.masks: list[tuple[torch.Tensor, Callable]] = []
+        # held, so that no later tensor takes the memory of an earlier one
+        self.keys: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.kinds: dict[int, tuple[int | None, int | None]] = {}
+
+    def mask(self, named: dict[str, Any]) -> torch.Tensor:
+        from transformers.masking_utils import sdpa_mask
+
+        off = dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        made = sdpa_mask(**named | off)
+        assert made is not None
+        self.masks.append((made, named["mask_function"]))
+        return made
+
+    def attention(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> torch.Tensor:  # fmt: skip
+        place = self._place(module)
+        if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
+            raise NotAdmitted(
+                f"{place} attends from {query.shape[2]} rows to {key.shape[2]} keys of a text of "
+                f"{TOKENS} tokens: csd runs decoders that attend to their own text"
+            )
+        for name in UNKNOWN:
+            if named.get(name) is not None:
+                raise NotAdmitted(f"{place} attends with {name}, which csd does not compute")
+        function = self._mask_function(place, mask)
+        window, chunk = self._kind(place, function)
+        scale, softcap = named.get("scaling"), named.get("softcap")
+        spec = AttentionSpec(
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            head_dim=key.shape[3],
+            value_dim=value.shape[3],
+            scale=float(query.shape[3] ** -0.5 if scale is None else scale),
+            window=window,
+            chunk=chunk,
+            softcap=None if softcap is None else float(softcap),
+            sinks=named.get("s_aux") is not None,
+            shares=self._shared(key, value),
+        )
+        self.keys.append((key, value))
+        self.query = query if self.query is None else self.query
+        kept = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
+        self.calls.append(Call(place, weakref.ref(module), spec, function, kept, query.device))
+        assert mask is not None
+        return by_own_function(module, query, key, value, mask, named)
+
+    def _place(self, module: nn.Module) -> str:
+        name = self.names.get(module, type(module).__name__)
+        before = sum(call.module() is module for call in self.calls)
+        return f"{name} (call {before + 1})" if before else name
+
+    def _mask_function(self, place: str, mask: torch.Tensor | None) -> Callable:
+        for made, function in self.masks:
+            if mask is not None and mask.data_ptr() == made.data_ptr():
+                return function
+        what = "no mask" if mask is None else "a mask of its own"
+        raise NotAdmitted(
+            f"{place} attends with {what}: csd runs modules whose masks are made by "
+            "transformers.masking_utils"
+        )
+
+    def _kind(self, place: str, function: Callable) -> tuple[int | None, int | None]:
+        if id(function) not in self.kinds:
+            try:
+                kind = window_and_chunk(function, self.device)
+            except OtherMask as error:
+                raise NotAdmitted(f"{place}: {error}") from error
+            # what is longer than every text hides nothing
+            window, chunk = (x if x is not None and x < self.context else None for x in kind)
+            self.kinds[id(function)] = window, chunk
+        return self.kinds[id(function)]
+
+    def _shared(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
+        for i, earlier in enumerate(self.keys):
+            if all(map(_is_same, (key, value), earlier)):
+                return i
+        return None
+
+
+def by_own_function(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    visible: torch.Tensor, named: dict[str, Any],
+) -> torch.Tensor:  # fmt: skip
+    """The module's attention without csd, [1, M, H, Dv]. visible: bool [1, 1, M, T]."""
+    name, own = own_function(module, named)
+    mask = visible
+    if name == "eager":
+        # added to scores
+        mask = torch.zeros_like(visible, dtype=query.dtype)
+        mask = mask.masked_fill(~visible, torch.finfo(query.dtype).min)
+    found: torch.Tensor = own(module, query, key, value, mask, **named | {"dropout": 0.0})[0]
+    return found
+
+
+def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    same = x.shape == y.shape and x.stride() == y.stride()
+    return same and x.data_ptr() == y.data_ptr()

@@ -1,0 +1,356 @@
+"""Families of transformers by their own modules: the tokens of plain sampling, or a refusal."""
+
+import os
+import threading
+import warnings
+from dataclasses import replace
+
+import oracle
+import pytest
+import torch
+from families import HEAD, MODULES, REFUSED, build, config
+from torch import nn
+
+import csd
+from csd.models import own_attention
+from csd.models.admit import admit
+from csd.models.module_decoder import ModuleDecoder
+from csd.models.probe import NotAdmitted
+
+# in each run; `make test-long` draws with all of them
+FEW = (
+    "llama", "llama yarn", "gemma2", "gemma3n_text", "cohere2", "gpt2", "opt", "granite",
+    "diffllama", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_moe", "phi3 window",
+)  # fmt: skip
+EACH = list(MODULES) if os.environ.get("CSD_EXAMPLES") else FEW
+PROMPT = [(7 * i + 3) % 61 for i in range(20)]
+TOKENS = 8
+
+
+def plain(model, **params):
+    return [
+        oracle.generate(model, PROMPT, seed=4, sample=i, max_new_tokens=TOKENS, **params)
+        for i in range(2)
+    ]
+
+
+def drawn(engine, budget, **params):
+    return engine.generate(
+        PROMPT, num_samples=2, seed=4, max_new_tokens=TOKENS, budget=budget, end_token_ids=[],
+        **params,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_module_draws_the_tokens_of_plain_sampling(name):
+    model = build(name)
+    engine = csd.Engine(model, decoder="module", prefill_chunk=8)
+    assert (engine.decoder.name, engine.static, engine.exact) == ("module", False, False)
+    for params in (dict(temperature=0.7, top_p=0.95), dict(temperature=0)):
+        want = plain(model, **params)
+        for budget in (0, 16):
+            out = drawn(engine, budget, **params)
+            assert out.tokens == [tokens for tokens, *_ in want]
+            for sample, (_, logprobs, raw, _) in zip(out, want, strict=True):
+                # some families compute parts of it in float32
+                assert sample.logprobs == pytest.approx(logprobs, abs=2e-5)
+                assert sample.raw_logprobs == pytest.approx(raw, abs=2e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuse_by_name(name):
+    _, message = REFUSED[name]
+    with pytest.raises((ValueError, TypeError), match=message):
+        csd.Engine(build(name, torch.float32), decoder="module")
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "lfm2 conv", "llama dynamic", "falcon", "bart"])
+def test_refuse_by_config_before_weights_are_read(name, tmp_path):
+    config(name).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=REFUSED[name][1]):
+        csd.Engine(tmp_path)
+
+
+# a property of a call that is left out, or altered by one -> the family that has it
+ALTERED = {
+    "no window": ("mistral", 0, dict(window=None)),
+    "a longer window": ("cohere2", 0, dict(window=10)),
+    "a shorter window": ("gpt_oss", 2, dict(window=8)),
+    "no chunk": ("llama4_text", 0, dict(chunk=None)),
+    "a longer chunk": ("llama4_text", 0, dict(chunk=9)),
+    "no cap": ("gemma2", 1, dict(softcap=None)),
+    "another cap": ("gemma2", 1, dict(softcap=2.05)),
+    "no sinks": ("gpt_oss", 1, dict(sinks=False)),
+    "another scale": ("granite", 0, dict(scale=0.31)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALTERED)
+def test_a_call_with_another_property_is_not_admitted(case):
+    name, at, change = ALTERED[case]
+    model = build(name, torch.bfloat16 if "window" in case else torch.float32)
+    assert admit(ModuleDecoder(model)).mixing < 1e-4
+    decoder = ModuleDecoder(model)
+    call = decoder.calls[at]
+    call.spec = replace(call.spec, **change)
+    with pytest.raises(NotAdmitted, match=rf"{call.place}.* attends otherwise than csd"):
+        admit(decoder)
+
+
+@pytest.mark.parametrize("case", ["no window", "no chunk", "no cap", "no sinks"])
+def test_tokens_depend_on_the_property(case, monkeypatch):
+    """The equality above means something: without the property, the tokens are others."""
+    name, _, change = ALTERED[case]
+    model = build(name)
+    engine = csd.Engine(model, decoder="module")
+    for call in engine.decoder.calls:
+        call.spec = replace(call.spec, **change)
+    monkeypatch.setattr("csd.models.module_pass.Pass._check", lambda *_: None)
+    assert drawn(engine, 0, temperature=0.7).tokens != [
+        tokens for tokens, *_ in plain(model, temperature=0.7)
+    ]
+
+
+class Mixes(nn.Module):
+    """A layer in which a row reads its neighbour, as a convolution does."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        out = self.inner(x)
+        return out + 0.1 * out.roll(1, dims=-2)
+
+
+class ScaledByTensor(Mixes):
+    def forward(self, x):
+        step = x.abs().max() / 7
+        return self.inner((x / step).round() * step)
+
+
+@pytest.mark.parametrize("layer", [Mixes, ScaledByTensor])
+def test_rows_that_depend_on_others_are_not_admitted(layer):
+    model = build("llama", torch.float32)
+    model.model.layers[1].mlp = layer(model.model.layers[1].mlp)
+    with pytest.raises(NotAdmitted, match="samples would depend on each other"):
+        csd.Engine(model)
+
+
+def test_positions_that_are_not_those_given_are_not_admitted():
+    model = build("llama", torch.float32)
+    rotary = model.model.rotary_emb.forward
+
+    def counted(x, position_ids):
+        return rotary(x, torch.arange(position_ids.shape[1])[None])
+
+    model.model.rotary_emb.forward = counted
+    with pytest.raises(NotAdmitted, match="does not take positions from position_ids"):
+        csd.Engine(model)
+
+
+# which decoder runs
+
+
+def test_auto_takes_the_fused_decoder_where_it_can():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = csd.Engine(build("llama"))
+    assert (engine.decoder.name, engine.decoder.why) == ("fused", None)
+    assert drawn(engine, 0, temperature=0).stats.decoder == "fused"
+
+
+def test_auto_takes_the_module_and_names_what_ruled_out_the_fused_one():
+    with pytest.warns(UserWarning, match=r"decoder='module'.*'granite' is not supported") as seen:
+        out = csd.generate(build("granite"), PROMPT, max_new_tokens=2, seed=0)
+    assert len(seen) == 1
+    assert out.stats.decoder == "module"
+    assert "model type 'granite' is not supported" in out.stats.fused_ruled_out
+    csd.release()
+
+
+def test_a_decoder_that_is_asked_for_runs_or_raises():
+    with pytest.raises(ValueError, match="'granite' is not supported"):
+        csd.generate(build("granite"), PROMPT, max_new_tokens=2, decoder="fused")
+    with pytest.raises(ValueError, match="decoder must be one of 'auto', 'fused', 'module'"):
+        csd.generate(build("llama"), PROMPT, decoder="best")
+    engine = csd.Engine(build("llama"))
+    with pytest.raises(ValueError, match="decoder is set when the Engine is made"):
+        csd.generate(engine, PROMPT, decoder="module")
+    with pytest.raises(ValueError, match="static must be False"):
+        csd.Engine(build("llama"), decoder="module", static=True)
+    with pytest.raises(ValueError, match="exact needs csd's fused decoder"):
+        csd.Engine(build("llama", torch.float32), decoder="module", exact=True)
+
+
+def test_a_checkpoint_of_another_family_is_drawn_by_its_module(tmp_path):
+    model = build("gemma2", torch.float32)
+    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="'gemma2' is not supported"):
+        out = csd.generate(
+            tmp_path, PROMPT, max_new_tokens=4, temperature=0, dtype=torch.float32,
+            end_token_ids=[],
+        )  # fmt: skip
+    want = model.generate(
+        torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), max_new_tokens=4,
+        do_sample=False, eos_token_id=None,
+    )  # fmt: skip
+    assert out.tokens == [want[0, len(PROMPT) :].tolist()]
+    csd.release()
+
+
+def test_a_hook_moves_a_kept_engine_to_the_module_and_back():
+    model = build("llama")
+    before = csd.generate(model, PROMPT, max_new_tokens=6, seed=1, temperature=0.7)
+    double = model.model.layers[0].mlp.register_forward_hook(lambda _, __, out: 2 * out)
+    with pytest.warns(UserWarning, match="has a forward hook"):
+        hooked = csd.generate(model, PROMPT, max_new_tokens=6, seed=1, temperature=0.7)
+    assert hooked.stats.decoder == "module"
+    want = oracle.generate(model, PROMPT, seed=1, sample=0, max_new_tokens=6, temperature=0.7)
+    assert hooked.tokens == [want[0]] != before.tokens
+    double.remove()
+    after = csd.generate(model, PROMPT, max_new_tokens=6, seed=1, temperature=0.7)
+    assert (after.stats.decoder, after.tokens) == ("fused", before.tokens)
+    csd.release()
+
+
+@pytest.mark.parametrize("name", ["llama yarn", "llama linear"])
+def test_the_fused_decoder_has_scaled_rotary_embeddings(name):
+    model = build(name)
+    engine = csd.Engine(model, decoder="fused")
+    for budget in (0, 16):
+        got = drawn(engine, budget, temperature=0.7).tokens
+        assert got == [tokens for tokens, *_ in plain(model, temperature=0.7)]
+
+
+def test_the_decoders_agree_in_float32():
+    model = build("qwen3", torch.float32)
+    fused, module = (csd.Engine(model, decoder=name) for name in ("fused", "module"))
+    for budget in (0, 16):
+        one, other = (drawn(engine, budget, temperature=0.7) for engine in (fused, module))
+        assert one.tokens == other.tokens
+
+
+# a pass leaves the module as it was
+
+
+def state(model):
+    flags = [m.training for m in model.modules()]
+    return model.config._attn_implementation, flags, [p.data_ptr() for p in model.parameters()]
+
+
+def test_an_exception_in_a_pass_leaves_the_module_as_it_was():
+    model = build("granite").train()
+    model.model.layers[0].eval()
+    engine = csd.Engine(model, decoder="module")
+    want, before = drawn(engine, 4, temperature=0.7).tokens, state(model)
+    assert state(model) == before
+
+    def fail(*_):
+        raise OSError("a hook fails")
+
+    hook = model.model.layers[1].register_forward_hook(fail)
+    with pytest.raises(OSError, match="a hook fails"):
+        drawn(engine, 4, temperature=0.7)
+    assert state(model) == before
+    assert own_attention._replaced == {}
+    hook.remove()
+    assert drawn(engine, 4, temperature=0.7).tokens == want
+
+
+def test_two_threads_draw_from_one_module_while_a_third_runs_it():
+    model = build("gemma2")
+    engines = [csd.Engine(model, decoder="module") for _ in range(2)]
+    want = drawn(engines[0], 8, temperature=0.7).tokens
+    ids, found, alone, over = torch.tensor([PROMPT]), [], [], threading.Event()
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits
+
+    def draw(engine):
+        found.extend(drawn(engine, 8, temperature=0.7).tokens for _ in range(4))
+
+    def run():
+        while not over.is_set():
+            with torch.no_grad():
+                alone.append(torch.equal(model(ids, use_cache=False).logits, logits))
+
+    threads = [threading.Thread(target=draw, args=(e,)) for e in engines]
+    other = threading.Thread(target=run)
+    for thread in [*threads, other]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    other.join()
+    assert found == [want] * 8
+    assert alone and all(alone)
+
+
+def test_a_module_that_attends_in_another_order_is_an_error():
+    model = build("granite")
+    engine = csd.Engine(model, decoder="module")
+    call = engine.decoder.calls[1]
+    call.module = engine.decoder.calls[0].module
+    with pytest.raises(RuntimeError, match="attends in another order than when it was probed"):
+        drawn(engine, 0, temperature=0.7)
+
+
+def test_engines_that_generate_keeps_do_not_keep_the_module():
+    import gc
+    import weakref
+
+    model = build("granite")
+    with pytest.warns(UserWarning):
+        csd.generate(model, PROMPT, max_new_tokens=2)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    # an engine of the user's own does
+    engine = csd.Engine(build("granite"), decoder="module")
+    gc.collect()
+    assert drawn(engine, 0, temperature=0).tokens
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
+def test_weights_that_were_changed_in_place_are_in_the_next_call(name):
+    model = build(name)
+    engine = csd.Engine(model, decoder="module")
+    before = drawn(engine, 4, temperature=0.7).tokens
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(-1.1)
+    after = drawn(engine, 4, temperature=0.7).tokens
+    assert after == [tokens for tokens, *_ in plain(model, temperature=0.7)] != before
+
+
+class Int8(nn.Module):
+    """A linear layer of 8-bit weights, with a scale a row."""
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.data
+        self.scale = weight.abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), False)
+
+    def forward(self, x):
+        return x @ (self.weight.to(x.dtype) * self.scale).T
+
+
+def test_quantised_layers_of_the_users_own():
+    model = build("llama")
+    for layer in model.model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            setattr(layer.mlp, name, Int8(getattr(layer.mlp, name)))
+    with pytest.warns(UserWarning, match="is a Int8, not a plain Linear"):
+        engine = csd.Engine(model)
+    want = [tokens for tokens, *_ in plain(model, temperature=0.7)]
+    assert drawn(engine, 0, temperature=0.7).tokens == want
+    assert drawn(engine, 16, temperature=0.7).tokens == want
+
+
+def test_heads_of_two_sizes_share_a_cache():
+    engine = csd.Engine(build("gemma4_text", **HEAD), decoder="module")
+    widths = {call.spec.head_dim for call in engine.decoder.calls}
+    assert len(widths) == 2 and engine.decoder.config.kv_heads == 1

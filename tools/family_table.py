@@ -1,0 +1,88 @@
+"""The table of docs/models.md: which decoder runs a family of transformers, or why none does.
+
+    PYTHONPATH=.:tests/helpers python tools/family_table.py [NAME ..] [--write]
+
+From the tiny random models of tests/helpers/families.py, each loaded in float32: the fused decoder
+where it takes it, else the module, admitted or refused. --write puts the table into docs/models.md.
+"""
+
+import argparse
+import re
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+from families import MODULES, REFUSED, build
+
+from csd.models.choose_decoder import module_decoder, rules_out_fused
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+MARKS = "<!-- families -->", "<!-- end of families -->"
+
+
+def row(name: str) -> list[str]:
+    """Family, fused, module, and what its attention needs or what rules it out."""
+    try:
+        model = build(name, torch.float32)
+    except Exception as error:
+        return [name, "", "", f"no tiny model could be built: {brief(error)}"]
+    fused = "yes" if rules_out_fused(model) is None else ""
+    try:
+        decoder = module_decoder(model)
+    except (TypeError, ValueError) as error:
+        return [name, fused, "", f"refused: {brief(error)}"]
+    return [name, fused, "yes", needs(decoder)]
+
+
+def needs(decoder) -> str:
+    """What the attention of a module needs beyond one size and a scale."""
+    found = []
+    specs = [call.spec for call in decoder.calls]
+    for what, has in (
+        ("window", lambda s: s.window is not None),
+        ("chunk", lambda s: s.chunk is not None),
+        ("cap", lambda s: s.softcap is not None),
+        ("sinks", lambda s: s.sinks),
+        ("values of another size", lambda s: s.value_dim != s.head_dim),
+        ("keys of an earlier layer", lambda s: s.shares is not None),
+    ):
+        count = sum(map(has, specs))
+        if count:
+            found.append(what if count == len(specs) else f"{what} ({count} of {len(specs)})")
+    if len({(s.heads, s.kv_heads, s.head_dim) for s in specs}) > 1:
+        found.append("heads that differ by layer")
+    each = len(specs) / decoder.base.config.get_text_config().num_hidden_layers
+    if each > 1:
+        found.append(f"{each:.3g} calls a layer")
+    return ", ".join(found)
+
+
+def brief(error: Exception) -> str:
+    return re.sub(r"\s+", " ", str(error)).split("; ")[0][:160].replace("|", "/")
+
+
+def table(names: list[str]) -> str:
+    lines = ["| family | fused | module | attention, or the reason |", "|---|---|---|---|"]
+    lines += ["| " + " | ".join(row(name)) + " |" for name in names]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    made = table(args.names or [*MODULES, *REFUSED])
+    print(made)
+    if args.write:
+        before, rest = PAGE.read_text().split(MARKS[0])
+        note = f"With transformers {transformers.__version__}, by `tools/family_table.py`:"
+        after = rest.split(MARKS[1])[1]
+        PAGE.write_text(f"{before}{MARKS[0]}\n{note}\n\n{made}\n{MARKS[1]}{after}")
+
+
+if __name__ == "__main__":
+    main()
