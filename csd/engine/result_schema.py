@@ -33,6 +33,10 @@ _STATS: dict[str, dict[str, Any]] = {
         "description": "seconds of the call, by phase",
     },
     "peak_memory": {"type": ["integer", "null"], "description": "bytes on a GPU; null on a CPU"},
+    "decoder": {"type": ["string", "null"], "description": "which one ran: fused or module"},
+    "fused_ruled_out": {
+        "type": ["string", "null"], "description": "why the fused decoder does not run the model",
+    },
     "tokens_per_step": NUMBER | {"description": "tau, tokens over sample_steps"},
 }  # fmt: skip
 
