@@ -33,7 +33,7 @@ _STATS: dict[str, dict[str, Any]] = {
         "description": "seconds of the call, by phase",
     },
     "peak_memory": {"type": ["integer", "null"], "description": "bytes on a GPU; null on a CPU"},
-    "decoder": {"type": ["string", "null"], "description": "which one ran: fused or module"},
+    "decoder": {"type": ["string", "null"], "description": "which one ran: fused, module or own"},
     "fused_ruled_out": {
         "type": ["string", "null"], "description": "why the fused decoder does not run the model",
     },
