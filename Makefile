@@ -57,10 +57,13 @@ QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.
 test-quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(QUICK:%=tests/%)
 
-# TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
+# TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed; two processes of one model,
+# and the longest section of bench.gpu on the simulated GPU
 test-integrations: install-integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
-		tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+	CSD_INTEGRATIONS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py \
+		tests/integrations/test_lora.py tests/integrations/test_ray.py tests/integrations/test_lm_eval.py \
+		tests/integrations/test_examples_integrations.py tests/integrations/test_tensor_parallel.py \
+		tests/simulated/test_simulated_bench.py
 
 # `csd serve` with the clients that others wrote, two hundred at once, and signals
 test-serve: install-serve

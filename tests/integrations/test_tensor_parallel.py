@@ -1,6 +1,7 @@
 """A model split over two processes samples what it does in one, whatever rank 1's graph holds."""
 
 import json
+import os
 
 import checkpoints
 import pytest
@@ -10,6 +11,10 @@ import torch.distributed as dist
 
 import csd
 from csd.engine.call import RunSettings
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CSD_INTEGRATIONS"), reason="two processes: make test-integrations"
+)
 
 
 @pytest.fixture(scope="module")
