@@ -8,6 +8,7 @@ import torch
 
 from csd.cli.flags import check_counts
 from csd.engine.options import add_flags, check_flags
+from csd.models.choose_decoder import DECODERS
 from csd.schema.arguments import check_number, check_whole
 from csd.schema.lazy import check_installed
 
@@ -45,6 +46,8 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS",
                         help="that accepted requests have when the server is to end")  # fmt: skip
     parser.add_argument("--dtype", choices=DTYPES, help="by default what csd.generate takes")
+    parser.add_argument("--decoder", choices=DECODERS, default="auto",
+                        help="csd's own layers, or the model's own module")  # fmt: skip
     parser.add_argument("--exact", action="store_true",
                         help="the same bits under any load, where that takes time too")  # fmt: skip
     add_flags(parser, ("budget", "speculate", "device", "revision"))
@@ -68,6 +71,7 @@ def _serve(args: Namespace) -> int:
         args.model, max_slots=args.max_slots, max_tokens=args.max_tokens, memory=args.memory,
         max_queue=args.max_queue, budget=args.budget, speculate=args.speculate,
         device=args.device, revision=args.revision, exact=args.exact or None,
+        decoder=args.decoder,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
     )  # fmt: skip
     # a machine's first steps compile, before any client waits for them

@@ -15,7 +15,9 @@ import csd
 from csd.engine.service import Closed
 from csd.engine.step import Step
 
-LAG = pytest.mark.parametrize("how", [{}, {"static": True}], ids=["eager", "static"])
+HOW = pytest.mark.parametrize(
+    "how", [{}, {"static": True}, {"decoder": "module"}], ids=["eager", "static", "module"]
+)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def free(service):
     return True
 
 
-@LAG
+@HOW
 def test_samples_are_those_of_generate_whatever_arrives(how):
     """Random arrivals, lengths, parameters and cancellations, from several threads."""
     model = checkpoints.build("llama", dtype=torch.float64)
@@ -61,7 +63,7 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
     with csd.Engine(model) as plainly:
         wanted = [plainly.generate(prompt, **options) for prompt, options in asked]
     service = csd.AsyncEngine(model, max_slots=6, max_tokens=256, max_queue=100, budget=7, **how)
-    assert service.engine._step.static == bool(how)
+    assert service.engine._step.static == how.get("static", False)
     handles = [None] * len(asked)
 
     def client(numbers):

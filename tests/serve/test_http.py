@@ -257,7 +257,7 @@ def test_a_schema(port):
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
     kind = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    body = chat(seed=1, max_tokens=60, response_format=kind, temperature=0.3)
+    body = chat(seed=1, max_tokens=300, response_format=kind, temperature=0.3)
     status, answer = call(port, "/v1/chat/completions", body)
     if find_spec("llguidance") is None:
         assert (status, answer["error"]["param"]) == (400, "response_format")

@@ -126,6 +126,9 @@ class FedScheduler(Scheduler):
     def enter(self, handle: Handle) -> None:
         handle.weights, handle.fingerprint = self.weights.version, self.weights.fingerprint
         handle.began = dict(self.step.seconds)
+        stats, decoder = handle.request.stats, self.step.decoder
+        stats.decoder = getattr(decoder, "name", "own")
+        stats.fused_ruled_out = getattr(decoder, "why", None)
         self.inbox.admitted()
 
     def ending(self) -> bool:

@@ -41,7 +41,9 @@ class Weights:
 
         The old ones stay until the new ones are there, and where these cannot be loaded.
         """
-        loaded = load(folder, dtype=engine.dtype, device=engine.device)
+        loaded = load(
+            folder, dtype=engine.dtype, device=engine.device, decoder=engine._loaded.wanted
+        )
         if loaded.tokenizer is None:
             loaded.tokenizer = engine.tokenizer
         with engine._lock, current(engine.device):
