@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-serve install-docs docs demo test test-quick test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo test test-quick test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -57,13 +57,17 @@ QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.
 test-quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(QUICK:%=tests/%)
 
-# TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed; two processes of one model,
-# and the longest section of bench.gpu on the simulated GPU
+# what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
+SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_time_steps.py \
+	faults/test_forks.py kernels/test_compiled.py
+
+test-slow: install
+	CSD_SLOW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SLOW:%=tests/%)
+
+# TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
-	CSD_INTEGRATIONS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py \
-		tests/integrations/test_lora.py tests/integrations/test_ray.py tests/integrations/test_lm_eval.py \
-		tests/integrations/test_examples_integrations.py tests/integrations/test_tensor_parallel.py \
-		tests/simulated/test_simulated_bench.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
+		tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
 
 # `csd serve` with the clients that others wrote, two hundred at once, and signals
 test-serve: install-serve

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from targets import slow
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 PROGRAM = """
@@ -50,7 +51,9 @@ sys.exit(os.waitstatus_to_exitcode(status) % 256)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize(
-    "own, threads", [(False, "2"), (True, "1")], ids=["another thread's call", "its own stream"]
+    "own, threads",
+    [pytest.param(False, "2", id="another thread's call", marks=slow),
+     pytest.param(True, "1", id="its own stream")],
 )
 def test_a_forked_child_draws(own, threads):
     program = PROGRAM.format(helpers=str(HELPERS), own=own)

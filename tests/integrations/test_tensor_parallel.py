@@ -1,20 +1,19 @@
 """A model split over two processes samples what it does in one, whatever rank 1's graph holds."""
 
 import json
-import os
 
 import checkpoints
 import pytest
 import tensor_parallel_rank as script
 import torch
 import torch.distributed as dist
+from targets import slow
 
 import csd
 from csd.engine.call import RunSettings
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CSD_INTEGRATIONS"), reason="two processes: make test-integrations"
-)
+# two processes
+pytestmark = slow
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from targets import slow
 
 ROOT = Path(__file__).parents[2]
 # a whole generation, which launches every kernel, the attention with each kind of product, and the
@@ -21,7 +22,7 @@ TESTS = [
 CHIPS = {"sm_90": TESTS, "sm_80": TESTS[2:]}
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", ["sm_90", pytest.param("sm_80", marks=slow)])
 def test_what_is_compiled_does_what_the_references_do(chip):
     # the interpreter cannot share a process with the compiler
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import torch
 from simulated_bench import AT_ONCE, TINY, Run, called, tiny_shapes
 from simulated_gpu import Gpu
 from simulated_gpu.clock import Clock
+from targets import slow
 
 from bench.gpu import compile as compile_ahead
 from bench.gpu import drafters, equality, exact_products, outside, parity
@@ -25,6 +25,8 @@ from bench.micro.attention_job import JobShape
 from csd.models import exact
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")
+
+pytestmark = slow
 
 
 @pytest.fixture
@@ -124,7 +126,6 @@ def test_drafters(section, monkeypatch):
     assert all(row["drafting_us_a_step"] > 0 for row in section.rows if "steps" in row)
 
 
-@pytest.mark.skipif(not os.environ.get("CSD_INTEGRATIONS"), reason="make test-integrations")
 def test_equality(section, monkeypatch, ordered_products):
     monkeypatch.setattr(exact, "GPU_SIZES", (1, 16, 17, 33))
     monkeypatch.setattr(exact_products, "SIZES", (16,))

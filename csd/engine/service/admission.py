@@ -1,4 +1,4 @@
-"""What a request needs of the model, the pages and the step as they are when it is admitted."""
+"""Needs of a request: of the model, the pages and the step as they are at its admission."""
 
 from csd.engine.changes import Changes
 from csd.engine.requests import Request, check_served

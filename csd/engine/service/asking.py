@@ -25,7 +25,7 @@ SERVED = SAMPLING - {"logits_processor"} | {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a prompt and its samples must fit, in place of the model's config."""
+    """Limits of a prompt and its samples, in place of the model's config."""
 
     vocab: int
     context: int

@@ -91,12 +91,12 @@ class AsyncEngine:
 
     @property
     def weights(self) -> int:
-        """How often the weights have been changed; `Handle.weights` has a request's."""
+        """Number of times that the weights were changed; `Handle.weights` has a request's."""
         return self._weights.version
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, dtype and arithmetic: where two are equal and exact, so are samples."""
+        """Fingerprint of weights, dtype and arithmetic: samples of equal exact ones are equal."""
         return self._weights.fingerprint
 
     @property
@@ -110,7 +110,7 @@ class AsyncEngine:
         return self._inbox.closed or not self._thread.is_alive()
 
     def limits(self) -> Limits:
-        """Of the model as it is now."""
+        """The model's, as it is now."""
         engine = self.engine
         changed = self._weights.stale(engine)
         # to read a module's config takes longer than to draw a token

@@ -1,4 +1,4 @@
-"""What an `AsyncEngine` has drawn so far; each number is written by one thread at a time."""
+"""Counters of an `AsyncEngine`; each number is written by one thread at a time."""
 
 from dataclasses import dataclass, field
 

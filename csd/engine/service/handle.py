@@ -1,4 +1,4 @@
-"""What a caller has of a request: news of its samples as they are drawn, and its end."""
+"""A caller's side of a request: news of its samples as they are drawn, and its end."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 @dataclass(slots=True)
 class Piece:
-    """What is new of one sample since its caller last looked."""
+    """News of one sample since its caller last looked."""
 
     index: int
     text: str = ""
@@ -93,7 +93,7 @@ class Handle:
     # for readers
 
     def take(self) -> tuple[list[Piece], bool]:
-        """What is new, and whether nothing more will be."""
+        """The news so far, and whether nothing more will come."""
         with self._changed:
             found, self._pieces = [*self._pieces.values()], {}
             return found, self.done
@@ -180,7 +180,7 @@ class Handle:
 
 
 async def news(handles: Sequence[Handle]) -> AsyncIterator[tuple[Handle, list[Piece]]]:
-    """What is new of several requests, each time there is something, until all have ended.
+    """Yields the news of several requests, each time there is some, until all have ended.
 
     Raises what ended one of them.
     """

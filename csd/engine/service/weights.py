@@ -1,4 +1,4 @@
-"""Which weights draw a request: a version that counts changes, a fingerprint of their logits."""
+"""The weights that draw a request: a version that counts changes, a fingerprint of logits."""
 
 import hashlib
 from typing import Any
@@ -15,7 +15,7 @@ PROBE = 48
 
 
 class Weights:
-    """Of one engine. A module that the user changes is looked at where nothing is in flight."""
+    """Weights of one engine. A module that the user changes is read where nothing is in flight."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -52,7 +52,7 @@ class Weights:
 
 
 def _state(engine: Engine) -> int | None:
-    """Where the tensors of a user's module lie, and how often they have been written to; None where
+    """Addresses and versions of the tensors of a user's module; None where
     there is no module."""
     module = engine._loaded._module()
     if module is None:

@@ -39,7 +39,7 @@ class Texts:
 
 
 class Answer:
-    """What the answers to one request have in common."""
+    """The common parts of the answers to one request."""
 
     def __init__(self, asked: Asked, name: str, texts: Texts):
         self.asked, self.texts = asked, texts
@@ -47,7 +47,7 @@ class Answer:
         self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
 
     def index(self, handle: Handle, sample: int) -> int:
-        """Of a choice: the prompt's place times n, and the sample's place."""
+        """Index of a choice: the prompt's place times n, and the sample's place."""
         place = self.asked.handles.index(handle)
         return place * self.asked.samples + sample - handle.request.samples.start
 
@@ -114,7 +114,7 @@ class Answer:
         echoed: Handle | None = None,
         at: int = 0,
     ) -> dict[str, Any]:
-        """Of a completion, behind its prompt where that is `echoed`; at: where its text begins."""
+        """Log-probabilities of a completion, behind its prompt if `echoed`; at: of its text."""
         chances: list[float | None] = [*logprobs]
         tops: list[Top | None] = [*top]
         if echoed is not None and echoed.scores is not None:

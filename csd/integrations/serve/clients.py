@@ -1,4 +1,4 @@
-"""What a client may take: its key, its body's size and time, and how long it may not read."""
+"""Limits of a client: its key, its body's size and time, and its time without reading."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ from csd.integrations.serve.events import error_event
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one request, and of all together."""
+    """Limits of one request, and of all together."""
 
     body: int = 8 << 20  # bytes
     choices: int = 128  # prompts times n
@@ -36,7 +36,7 @@ class Clients:
         self._keys, self._shares = [key.encode() for key in keys], shares
 
     def owner(self, request: Request) -> str | None:
-        """Whose requests may share with this one; None: no one's. Raises Refused."""
+        """The owner whose requests may share with this one; None: no one's. Raises Refused."""
         if not self._keys:
             return "anyone" if self._shares else None
         return hashlib.sha256(self._key(request)).hexdigest()

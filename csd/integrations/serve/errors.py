@@ -25,7 +25,7 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> "Refused":
-        """What a client is answered where `error` was raised for its request."""
+        """The answer to a client where `error` was raised for its request."""
         if isinstance(error, Refused):
             return error
         if isinstance(error, QueueFull):
