@@ -135,7 +135,7 @@ def crowds(own: tuple[str, str], args: argparse.Namespace) -> list[dict]:
 def compared(
     name: str, sides: dict[str, Callable[[int], int]], pairs: int, args: argparse.Namespace
 ) -> dict:
-    """Of two sides, a row of the first over the second; each runs once before it is timed."""
+    """A row of one side over another; each runs once before it is timed."""
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for draw in sides.values():
         draw(0)

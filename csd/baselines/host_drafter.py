@@ -35,7 +35,7 @@ class HostDrafter(Drafter):
     def extend(
         self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
     ) -> None:
-        """`sample` has said `tokens`, which the target drew with `probabilities`."""
+        """Append `tokens` to `sample`; the target drew them with `probabilities`."""
         raise NotImplementedError
 
     def observe_prompt(

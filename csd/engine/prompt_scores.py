@@ -11,7 +11,7 @@ ROWS = 64
 
 @dataclass(slots=True)
 class PromptScores:
-    """Of each token but the first: its log-probability at temperature 1, and likelier ones.
+    """Log-probabilities at temperature 1 of each token but the first, and of likelier ones.
 
     count: likeliest tokens that are kept at each place.
     """

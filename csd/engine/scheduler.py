@@ -267,7 +267,7 @@ class Scheduler:
             yield from self.cancel(request)
 
     def until(self, request: Request) -> Until | None:
-        """What ends a request before its last sample."""
+        """The error that ends a request before its last sample."""
         return self.settings.until
 
     def cancel(

@@ -113,8 +113,8 @@ def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
     """The pool of the live slots' roots and their trees; trees: by slot, `rows` hold them all."""
     pool = roots(slots, rows)
     width = pool.context.shape[1]
-    heads = zip(pool.slot.tolist(), pool.token.tolist(), pool.context.tolist(), strict=True)
-    fill(pool, {s: _ranked(trees[s], token, said, width) for s, token, said in heads if s >= 0})
+    roots_of = zip(pool.slot.tolist(), pool.token.tolist(), pool.context.tolist(), strict=True)
+    fill(pool, {s: _ranked(trees[s], token, last, width) for s, token, last in roots_of if s >= 0})
     return pool
 
 
@@ -127,6 +127,6 @@ def _ranked(tree: Tree, token: int, context: list[int], width: int) -> list[Row]
     for n in ranked:
         above = place[tree.parent[n]]
         cost = round(-math.log2(max(tree.probability[n], 2.0**-16)) * COST_ONE)
-        said = [tree.token[n], *out[above].context][:width]
-        out.append(Row(tree.token[n], above, tree.level[n], cost, tree.source[n], said))
+        latest = [tree.token[n], *out[above].context][:width]
+        out.append(Row(tree.token[n], above, tree.level[n], cost, tree.source[n], latest))
     return out

@@ -35,7 +35,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def port(place):
     install, start = SHELL[0].splitlines()
-    assert install == "pip install 'csd[serve]'"
+    assert install == "pip install -e '.[serve]'"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "serve" in extras["optional-dependencies"]
     assert start.startswith("csd serve ")

@@ -164,7 +164,7 @@ class Answer:
         }  # fmt: skip
 
     def extras(self) -> dict[str, Any]:
-        """What OpenAI's interface has no place for."""
+        """Fields that OpenAI's interface has no place for."""
         handles = self.asked.handles
         stats = [h.request.stats for h in handles]
         steps, tokens = sum(s.sample_steps for s in stats), sum(s.tokens for s in stats)

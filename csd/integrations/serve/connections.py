@@ -10,7 +10,7 @@ SECONDS = 20.0
 
 
 class Connection(H11Protocol):
-    """A client that opens a connection and says nothing, or half a line, holds it SECONDS."""
+    """A client that opens a connection and sends nothing, or half a line, holds it SECONDS."""
 
     _silent: asyncio.TimerHandle | None = None
 
