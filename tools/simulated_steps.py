@@ -8,9 +8,8 @@ from math import log2
 
 import pytest
 
-from csd.engine.budget import AutoPool, Budget
+from csd.engine.budget import Budget, StepTimeTable
 from csd.engine.record import Record
-from csd.engine.step_cost import CostModel
 from csd.state.pool import COST_ONE, acceptance
 
 
@@ -26,11 +25,13 @@ def cost_of(probability):
     return found
 
 
-def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None):
-    """What the host reads of a step that drafted these nodes, in a pool of `rows`."""
-    nodes = 1 + len(probabilities)
+def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None, live=1):
+    """What the host reads of a step that drafted these nodes over `live` slots, in turn."""
+    drafted = len(probabilities)
     values = dict(
-        count=[accepted + 1], nodes=[nodes], costs=costs(*probabilities), rows=rows or nodes,
+        count=[1 + len(range(s, accepted, live)) for s in range(live)],
+        nodes=[1 + len(range(s, drafted, live)) for s in range(live)],
+        costs=costs(*probabilities), rows=rows or live + drafted,
         draft_seconds=draft_seconds, model_seconds=model_seconds,
     )  # fmt: skip
     return Record(**dict.fromkeys(Record.__dataclass_fields__) | values)
@@ -54,7 +55,7 @@ class Machine:
     def run(self, budget: Budget | None, steps: int, begin: int = 0) -> "Run":
         """Tokens and seconds of so many steps; without a budget, without drafts."""
         run, lag = Run([], [], []), []
-        static = isinstance(budget, AutoPool)
+        static = type(budget).__name__ == "AutoPool"
         for step in range(begin, begin + steps):
             # the same disturbance whatever the step does
             rng = random.Random(self.seed * 10_000 + step)
@@ -79,7 +80,7 @@ class Machine:
             run.nodes.append(len(kept))
             if budget:
                 draft, model = spent * noisy, self.seconds(rows) * noisy
-                lag.append(record(kept, accepted, draft, model, rows))
+                lag.append(record(kept, accepted, draft, model, rows, self.live))
                 if len(lag) > static:
                     budget.learn(self.live, lag.pop(0))
         return run
@@ -101,12 +102,12 @@ class Run:
 
 def flat():
     """A table in which rows are free."""
-    return CostModel([1, 64], [1.0, 1.0])
+    return StepTimeTable([1, 64], [1.0, 1.0])
 
 
 def steep():
     """A table in which each row costs what the first does."""
-    return CostModel([1, 2, 64], [1.0, 2.0, 64.0])
+    return StepTimeTable([1, 2, 64], [1.0, 2.0, 64.0])
 
 
 def dear(rows):
@@ -122,7 +123,7 @@ def cheap(rows):
 def table(seconds, disturbed):
     """What a start measures of `seconds`: rows beyond the first cost `disturbed` times as much."""
     sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
-    return CostModel(sizes, [1 + (seconds(m) - 1) * disturbed for m in sizes])
+    return StepTimeTable(sizes, [1 + (seconds(m) - 1) * disturbed for m in sizes])
 
 
 def weak(step):

@@ -6,10 +6,10 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 from csd.cli.flags import check_counts
+from csd.engine.budget import StepTimeTable
 from csd.engine.generate import engine_for
 from csd.engine.options import add_flags, check_flags
 from csd.engine.sampling import FILTERS
-from csd.engine.step_cost import CostModel
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
 from csd.graph.registry import check_known
@@ -109,7 +109,7 @@ def _replay(args: Namespace) -> int:
         if not 0 <= nodes < MAX_NODES:
             # a slot has no room for more
             raise ValueError(f"nodes must lie in [0, {MAX_NODES - 1}], got {nodes}")
-    cost = CostModel.read(args.cost) if args.cost else None
+    cost = StepTimeTable.read(args.cost) if args.cost else None
     traces = [t for path in args.traces for t in list(read_traces(path))[: args.limit]]
     if not traces:
         raise ValueError(f"traces must hold at least one prompt, got {args.traces}")

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Unpack, overload
 import torch
 
 from csd.backends import choose
+from csd.engine.budget import StepTimeTable
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
 from csd.engine.changes import Changes, log_uncaptured
@@ -29,7 +30,6 @@ from csd.engine.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
 from csd.engine.static_step import StaticStep
 from csd.engine.step import Step
-from csd.engine.step_cost import CostModel
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.config import ModelSizes
 from csd.models.exact import ExactProducts, choose_exact
@@ -150,7 +150,7 @@ class Engine(Resources):
         )  # fmt: skip
         self._exact, self._static = exact, static
         self._cost_of: tuple | None = None  # what steps were timed for
-        self._cost: CostModel | None = None
+        self._cost: StepTimeTable | None = None
         self._kernels, self.dtype = kernels, loaded.dtype
         self._ops = choose(kernels, loaded.device, loaded.dtype)
         self._products = ExactProducts.for_kernels(self._ops.name, exact)

@@ -1,7 +1,7 @@
 """Step times that are kept between processes, so that a machine's later first calls measure none.
 
 A table is only the first guess of a cost model, which follows what steps take
-(csd/engine/step_cost.py): it decides how many tokens are drafted, never which are drawn. One that
+(csd/engine/budget): it decides how many tokens are drafted, never which are drawn. One that
 was measured while the machine was disturbed is not kept.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from csd.cpu import compiles
-from csd.engine.step_cost import CostModel, StepTimes
+from csd.engine.budget import StepTimesFile, StepTimeTable
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
 from csd.schema.read import read_file
@@ -25,7 +25,7 @@ from csd.state.version import __version__
 LOG = logging.getLogger("csd")
 
 
-class KeptTimes(StepTimes):
+class KeptTimes(StepTimesFile):
     """A kept table; `of` is what its steps were, as `timed_as` has it."""
 
     of: str
@@ -60,7 +60,7 @@ def timed_as(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int]) -> st
     return json.dumps(what, sort_keys=True)
 
 
-def kept_times(of: str) -> CostModel | None:
+def kept_times(of: str) -> StepTimeTable | None:
     """The kept table of steps `of`; None where there is none that can be used."""
     try:
         path = path_of("steps", of)
@@ -73,7 +73,7 @@ def kept_times(of: str) -> CostModel | None:
         return None
 
 
-def keep_times(of: str, table: CostModel) -> None:
+def keep_times(of: str, table: StepTimeTable) -> None:
     """For later processes, where nothing disturbed the measurement."""
     if not table.steady:
         return
@@ -84,11 +84,11 @@ def keep_times(of: str, table: CostModel) -> None:
         LOG.warning("step times cannot be kept, so each process measures its own: %s", error)
 
 
-def _read(path: Path, of: str) -> CostModel:
+def _read(path: Path, of: str) -> StepTimeTable:
     found = read_file(path, KeptTimes)
     if found["of"] != of:
         raise ValueError(f"{path} is of other steps")
     try:
-        return CostModel(found["rows"], found["seconds"])
+        return StepTimeTable(found["rows"], found["seconds"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

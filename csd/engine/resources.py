@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, nodes_of
+from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, StepTimeTable, nodes_of
 from csd.engine.call import RunSettings
 from csd.engine.changes import Changes
 from csd.engine.kept_times import keep_times, kept_times, timed_as
@@ -14,7 +14,6 @@ from csd.engine.requests import Request
 from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
-from csd.engine.step_cost import CostModel
 from csd.engine.time_steps import NOT_WORTH, compile_loops, sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.registry import make_drafter
@@ -37,7 +36,7 @@ class Resources:
     static: bool
     _ops: Ops
     _drafter_name: Any  # what the drafter at hand was made from
-    _cost: CostModel | None
+    _cost: StepTimeTable | None
 
     def _drop(self) -> None:
         self._step: Step | None = None
@@ -176,7 +175,7 @@ class Resources:
         kind = StaticStep if static else Step
         return kind(self.decoder, None, cache, state, self._ops)
 
-    def measure_steps(self, worth: float = NOT_WORTH) -> CostModel:
+    def measure_steps(self, worth: float = NOT_WORTH) -> StepTimeTable:
         """Seconds of forward and verify over a few pool sizes, on slots that hold nothing.
 
         worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
@@ -187,7 +186,7 @@ class Resources:
             step = self._allocate(sizes[-1], 1, 1, 1, 1)
         return time_steps(step, sizes, captured, worth)
 
-    def _step_times(self) -> CostModel:
+    def _step_times(self) -> StepTimeTable:
         """Those that a process kept for steps like these, else those measured now, and kept."""
         sizes = sizes_to_time(self.max_slots, False)
         of = timed_as(self.decoder, self.dtype, self._ops.name, sizes)

@@ -1,14 +1,18 @@
 """Times what a step costs by its rows, on slots that hold nothing."""
 
+import math
+import time
+from collections.abc import Callable
+
 import torch
 
-from csd.engine.budget import most_nodes
+from csd.engine.budget import StepTimeTable, most_nodes
+from csd.engine.budget.estimator import OUTLIER
 from csd.engine.compile_beside import compiled_beside
 from csd.engine.compile_step import compile_rest, compile_verify
 from csd.engine.cuda_graphs import Captures
 from csd.engine.static_step import sizes_for
 from csd.engine.step import Step
-from csd.engine.step_cost import CostModel
 from csd.state.phases import phase
 from csd.state.pool import Pool
 
@@ -49,7 +53,7 @@ def _roots(step: Step, rows: int) -> Pool:
 
 def time_steps(
     step: Step, sizes: list[int], captured: bool, worth: float = NOT_WORTH
-) -> CostModel:
+) -> StepTimeTable:
     """Seconds of forward and verify at each size, of a step with as many slots as the largest.
 
     No slot has a token to draw: of a pool's rows, a CPU's loops verify those of accepted paths.
@@ -67,7 +71,7 @@ def time_steps(
         # before anything is timed
         compile_loops(step, sizes)
         with phase("measure steps", device):
-            return CostModel.measure(run, sizes, worth=worth)
+            return measure(run, sizes, worth=worth)
     captures = Captures()
 
     def timed(rows: int) -> None:
@@ -81,4 +85,38 @@ def time_steps(
     for rows in sizes:
         timed(rows)
     with phase("measure steps", device):
-        return CostModel.measure(timed, sizes)
+        return measure(timed, sizes)
+
+
+def measure(
+    run: Callable[[int], None], sizes: list[int], repeats: int = 3, worth: float = math.inf
+) -> StepTimeTable:
+    """Times `run(rows)` for every size, the sizes in turn, and keeps the least: the time that a
+    busy machine adds does not depend on the size.
+
+    worth: sizes beyond the first that takes so many times what the smallest does are left out.
+    """
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+
+    def again(size: int) -> None:
+        start = time.perf_counter()
+        run(size)
+        times[size].append(time.perf_counter() - start)
+
+    def too_long(size: int) -> bool:
+        return len(times) > 2 and min(times[size]) > worth * min(times[sizes[0]])
+
+    for size in (sizes[0], sizes[1]):
+        run(size)
+    for _ in range(repeats):
+        for size in [*times]:
+            again(size)
+            if too_long(size):
+                # once more, for something else may have taken the time
+                again(size)
+            if too_long(size):
+                times = {m: found for m, found in times.items() if m <= max(size, sizes[1])}
+                break
+    twice = [sorted(found)[:2] for found in times.values()]
+    steady = all(found[-1] < OUTLIER * found[0] for found in twice)
+    return StepTimeTable([*times], [min(found) for found in times.values()], steady)

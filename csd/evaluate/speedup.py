@@ -2,7 +2,7 @@
 
 import torch
 
-from csd.engine.step_cost import CostModel
+from csd.engine.budget import StepTimeTable
 from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import replay
 from csd.graph.registry import make_drafter
@@ -12,7 +12,7 @@ from csd.kernels.ops import reference
 def gain(
     traces: list[Trace],
     nodes: int,
-    cost: CostModel | None,
+    cost: StepTimeTable | None,
     samples: int | None = None,
     drafter: str = "consensus",
 ) -> dict:

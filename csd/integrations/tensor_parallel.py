@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from csd.engine.budget import Budget, FixedBudget
+from csd.engine.budget import Budget, FixedBudget, StepTimeTable
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, Feed
 from csd.engine.options import Options
@@ -29,7 +29,6 @@ from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.engine.row_options import OFF
 from csd.engine.step import Step
-from csd.engine.step_cost import CostModel
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
 from csd.integrations.tensor_parallel_link import Link, error_text
 from csd.models.load import Loaded
@@ -153,7 +152,7 @@ class ParallelEngine(Engine):
             return FollowerStep(**values | {"drafting": False}, link=self.link)
         return LeaderStep(**values, link=self.link)
 
-    def measure_steps(self, worth: float = math.inf) -> CostModel:
+    def measure_steps(self, worth: float = math.inf) -> StepTimeTable:
         # the same passes on every rank, so none is left out by a rank's own times; only rank 0
         # uses them
         if not self.link.rank:

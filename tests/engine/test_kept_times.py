@@ -8,8 +8,9 @@ import torch
 
 import csd
 from bench.lib.shapes import SHAPES, random_model
+from csd.engine.budget import StepTimeTable
 from csd.engine.kept_times import keep_times, kept_times
-from csd.engine.step_cost import CostModel
+from csd.engine.time_steps import measure
 
 PROMPT = [5, 6, 7, 5, 6]
 
@@ -28,7 +29,7 @@ def measured(monkeypatch, tmp_path):
 
     def measure(self):
         engines.append(self)
-        return CostModel([1, 4, 16], [1.0, 1.5, 4.0])
+        return StepTimeTable([1, 4, 16], [1.0, 1.5, 4.0])
 
     monkeypatch.setattr(csd.Engine, "measure_steps", measure)
     return engines
@@ -120,7 +121,7 @@ def test_a_decoder_of_ones_own_is_measured_in_each_process(measured, tmp_path):
 def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     now = [0.0]
-    monkeypatch.setattr("csd.engine.step_cost.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("csd.engine.time_steps.time.perf_counter", lambda: now[0])
 
     def table(others):
         took = iter(others)
@@ -128,7 +129,7 @@ def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path):
         def run(rows):
             now[0] += rows * next(took, 1)
 
-        return CostModel.measure(run, [1, 2, 4], worth=6.0)
+        return measure(run, [1, 2, 4], worth=6.0)
 
     # two runs that nothing times come first; one of three may be disturbed
     quiet, busy = table([1, 1, 1, 9, 1]), table([1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 7])

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import csd
+from csd.engine.budget import StepTimeTable
 from csd.engine.engine import Engine
-from csd.engine.step_cost import CostModel
 
 # some prompts and their new tokens do not fit
 CONTEXT = 34
@@ -125,7 +125,7 @@ def test_every_token_is_plain_samplings(
         filters["thinking_tags"] = tags
     engine = Engine(twin, **machine)
     # measured, it would take longer than all else here
-    engine._cost = CostModel([1, 64], [1.0, 2.0])
+    engine._cost = StepTimeTable([1, 64], [1.0, 2.0])
     results = csd.generate(engine, prompts, until=until, on_error="return", **filters, **call)
     engine.release()
     seen: dict[tuple, int] = {}

@@ -11,7 +11,7 @@ from fuzzing import MANY, at_most, open_files
 
 from csd.baselines.rest import Datastore
 from csd.cli.trace import prompts_of
-from csd.engine.step_cost import CostModel
+from csd.engine.budget import StepTimeTable
 from csd.engine.traces.history import History
 from csd.engine.traces.traces import read_traces
 from csd.evaluate.answers import EXTRACTORS, answer_of, canonical
@@ -73,7 +73,7 @@ def replay_of(path):
     traces = list(read_traces(path))
     tokens = sum(len(s) for t in traces for s in t.samples)
     if traces and tokens < 40 and sum(len(t.prompt) for t in traces) < 1000:
-        gain(traces, 4, CostModel([1, 2], [1.0, 2.0]))
+        gain(traces, 4, StepTimeTable([1, 2], [1.0, 2.0]))
 
 
 # the name of a file, what it may hold, its reader
@@ -96,7 +96,7 @@ READERS = {
                   lambda p: run_of(p, False)),
     "report": ("r.json", [json.dumps(RUN).encode()], report_of),
     "step times": ("c.json", [b'{"rows": [1, 2, 4], "seconds": [0.1, 0.2, 0.3]}'],
-                   lambda p: CostModel.read(p)(3)),
+                   lambda p: StepTimeTable.read(p)(3)),
     "datastore": ("s.npy", [array([1, 2, -1, 3])], Datastore.load),
     "datastore of traces": ("s.jsonl", [lines(TRACE)], Datastore.load),
 }  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 
 import bench
 from bench.lib.common import finish, interval, table
-from csd.engine.step_cost import CostModel
+from csd.engine.budget import StepTimeTable
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.speedup import gain
 
@@ -58,7 +58,7 @@ def conditions(traces: list[Trace]) -> Iterator[tuple[str, list[Trace], int]]:
     yield "open writing, temperature 1.3", of("writing/", 1.3), 8
 
 
-def row(name: str, traces: list[Trace], samples: int, cost: CostModel) -> dict:
+def row(name: str, traces: list[Trace], samples: int, cost: StepTimeTable) -> dict:
     by_prompt = [gain([t], NODES, cost, samples) for t in traces]
     every = [gain(traces, n, cost, samples) for n in BUDGETS]
     best = max(every, key=lambda found: found["speedup"])
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", help="where to write the result")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    cost = CostModel.read(STEP_TIMES)
+    cost = StepTimeTable.read(STEP_TIMES)
     rows = [
         row(name, traces, samples, cost)
         for name, traces, samples in conditions(list(read_traces(args.traces)))

@@ -1,0 +1,148 @@
+"""The automatic budgets: as many drafted tokens as pay for themselves."""
+
+from collections import deque
+
+from csd.engine.budget.estimator import RECENT, StepTimeEstimator
+from csd.engine.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Starts, most_nodes
+from csd.engine.budget.gate import SpeculationGate
+from csd.engine.budget.table import StepTimeTable
+from csd.engine.record import Record
+from csd.state.pool import acceptance, path_probability
+
+# nodes that a probe verifies at least
+PROBE = 4
+
+
+class Controller:
+    """What a call has learned, for eager and for static steps."""
+
+    def __init__(self, table: StepTimeTable):
+        self.times, self.gate = StepTimeEstimator(table), SpeculationGate()
+        # drafted tokens, of about the last 100 expected ones; a call begins with so many of each
+        self._expected = self._accepted = float(RECENT)
+        self._asked: deque[bool] = deque()  # whether drafts were asked for, of steps not yet read
+
+    @property
+    def calibration(self) -> float:
+        """Accepted drafted tokens for each expected one."""
+        return self._accepted / self._expected
+
+    def should_draft(self) -> bool:
+        """Whether the next step may draft; called once a step."""
+        self._asked.append(self.gate.should_draft())
+        return self._asked[-1]
+
+    def learn(self, live: int, base: int, record: Record, shares: list[float]) -> None:
+        """Update from a step's record.
+
+        base: rows of a step without drafts; shares: weight of each slot's tokens.
+        """
+        asked = self._asked.popleft() if self._asked else bool(record.costs)
+        seconds = record.draft_seconds + record.model_seconds
+        if record.costs:
+            fade = 1 - min(record.expected, 50.0) / 100
+            self._expected = self._expected * fade + record.expected
+            self._accepted = self._accepted * fade + record.accepted
+        if not live or not seconds:
+            return
+        if record.costs:
+            outlier = self.times.learn_drafted(base, record.rows, seconds)
+            took = self.times.ratio(base, record.rows)
+            tokens = sum(w * n for w, n in zip(shares, record.count, strict=True)) / sum(shares)
+            pays = 1 + self.calibration * record.expected / live > took
+            self.gate.drafted(tokens, took, pays, outlier)
+        elif asked:
+            self.gate.spend(record.draft_seconds / self.times.plain(base))
+        else:
+            self.gate.measured(self.times.learn_plain(record.rows, seconds))
+
+
+class AutoBudget(FixedBudget):
+    """Picks the number of nodes of most expected tokens a second, 0 where none pays."""
+
+    def __init__(self, table: StepTimeTable):
+        super().__init__(0)
+        self._control = Controller(table)
+        self._kept = PER_SLOT  # nodes that recent steps kept
+        self._starts: Starts = None
+
+    def ask(self, live: int) -> int:
+        if not self._control.should_draft():
+            return 0
+        return min(most_nodes(live), 2 * max(PROBE, live, self._kept))
+
+    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
+        control, self._starts = self._control, starts
+        calibration, least = control.calibration, 0
+        if control.gate.probe:
+            # what drafts bring may have changed as well
+            calibration, least = max(calibration, 1.0), min(PROBE, len(costs))
+        weight = float(live) if starts is None else sum(_shares(starts))
+        best, best_rate, promised = 0, 0.0 if least else 1.0, 0.0
+        for k, cost in enumerate(sorted(costs), 1):
+            promised += acceptance(cost) / weight
+            rate = (1 + calibration * promised) / control.times.ratio(live, live + k)
+            if rate > best_rate and k >= least:
+                best, best_rate = k, rate
+        return best
+
+    def keep(self, nodes: int) -> None:
+        self._kept = max(nodes, self._kept // 2)
+        if not nodes:
+            self._control.gate.back_off()
+
+    def learn(self, live: int, record: Record) -> None:
+        shares = [float(n > 0) for n in record.nodes]
+        self._control.learn(live, live, record, _shares(self._starts) if self._starts else shares)
+
+
+class AutoPool(FixedPool):
+    """Picks the pool size of most expected tokens a second; drafts fill it.
+
+    The last step that drafted shows what nodes bring: as many a live slot are accepted, and nodes
+    beyond those that it drafted count half as much as its last.
+    """
+
+    def __init__(self, table: StepTimeTable, sizes: list[int]):
+        super().__init__(0, sizes)
+        self._control = Controller(table)
+        self._worth: list[float] = []  # acceptance of that step's nodes, falling
+        self._live = 1  # slots that it had
+
+    def expect(self, live: int, nodes: int) -> float:
+        """Accepted nodes of `nodes` drafted ones."""
+        if not self._worth:
+            # before the first record: half of the slots' next tokens are guessed
+            return min(nodes, live) / 2
+        share = live / self._live
+        known = nodes / share
+        full = min(int(known), len(self._worth))
+        beyond = (known - full) * self._worth[-1] / 2
+        return (sum(self._worth[:full]) + beyond) * share * self._control.calibration
+
+    def pool(self, live: int) -> tuple[int, int]:
+        sizes = [size for size in self.sizes if size >= live] or self.sizes[-1:]
+        base, control = sizes[0], self._control
+        if not control.should_draft():
+            return base, 0
+
+        def rate(m: int) -> float:
+            return (1 + self.expect(live, m - live) / live) / control.times.ratio(base, m)
+
+        best = max(sizes, key=rate)
+        if rate(best) < 1 and not control.gate.probe:
+            control.gate.back_off()
+            return base, 0
+        return best, best
+
+    def learn(self, live: int, record: Record) -> None:
+        base = next((size for size in self.sizes if size >= live), self.sizes[-1])
+        self._control.learn(live, base, record, [float(n > 0) for n in record.nodes])
+        if record.costs:
+            self._worth = sorted(map(acceptance, record.costs), reverse=True)
+            self._live = max(live, 1)
+
+
+def _shares(starts: Starts) -> list[float]:
+    """Weight of a token of each slot: less where the slot is ahead of others."""
+    return [path_probability(start) if start >= 0 else 0.0 for start in starts or ()]

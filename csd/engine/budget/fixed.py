@@ -1,0 +1,82 @@
+"""Budgets of a given number of drafted tokens, and the protocol of every budget."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from csd.engine.record import Record
+from csd.state.pool import MAX_NODES
+
+# drafted tokens of an automatic step at most: a live slot, and in all
+PER_SLOT, MOST = 32, 128
+
+# of each slot `csd.state.pool.head_starts`, -1 without a sample; None while samples wait for a slot
+Starts = Sequence[int] | None
+
+
+def nodes_of(live: int, nodes: int) -> int:
+    """`nodes` drafted tokens, at most as many as the trees of `live` slots have room for."""
+    return min(nodes, live * (MAX_NODES - 1))
+
+
+def most_nodes(live: int) -> int:
+    """Upper bound of the drafted tokens of an automatic step over `live` slots."""
+    return min(MOST, PER_SLOT * live)
+
+
+class Budget(Protocol):
+    """Decides how many drafted tokens a step verifies."""
+
+    def ask(self, live: int) -> int:
+        """Drafted tokens to propose for the next step over `live` slots; called once a step."""
+
+    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
+        """Number of the proposed tokens, cheapest first, that are worth verifying.
+
+        costs: `Pool.cost` of each plus its slot's head start; starts: head start of each slot.
+        """
+
+    def keep(self, nodes: int) -> None:
+        """Report how many of a step's proposed tokens are verified."""
+
+    def pool(self, live: int) -> tuple[int, int]:
+        """Rows of the next pool and most drafted tokens, for a step of fixed shapes."""
+
+    def learn(self, live: int, record: Record) -> None:
+        """Update from the record of a step over `live` slots; called once a step, in order."""
+
+
+class FixedBudget(Budget):
+    """At most `nodes` drafted tokens a step, over all samples together."""
+
+    def __init__(self, nodes: int):
+        self.nodes = nodes
+
+    def ask(self, live: int) -> int:
+        return nodes_of(live, self.nodes)
+
+    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
+        return len(costs)
+
+    def keep(self, nodes: int) -> None:
+        pass
+
+    def pool(self, live: int) -> tuple[int, int]:
+        nodes = nodes_of(live, self.nodes)
+        return live + nodes, nodes
+
+    def learn(self, live: int, record: Record) -> None:
+        pass
+
+
+class FixedPool(FixedBudget):
+    """At most `nodes` drafted tokens a step, in the smallest pool of `sizes` that holds them."""
+
+    def __init__(self, nodes: int, sizes: list[int]):
+        super().__init__(nodes)
+        self.sizes = sizes
+
+    def pool(self, live: int) -> tuple[int, int]:
+        wanted = live + nodes_of(live, self.nodes)
+        size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
+        # not cut by the slots: each number is captured for itself
+        return size, min(self.nodes, size)

@@ -1,0 +1,92 @@
+"""A table of what each constant of the automatic budget buys, on simulated machines.
+
+    python tools/budget_constants.py
+
+Each row changes one constant and gives tokens a second relative to the constant as it is: the mean
+over all scenarios and the worst one's. A scenario is a load (steady, noisy, drifting) and drafts
+(copying, agreeing, marginal, diverging, and agreeing for the middle half of a call).
+"""
+
+import math
+from statistics import mean
+from unittest import mock
+
+from simulated_steps import Machine, strong, table
+
+from csd.engine.budget import AutoBudget, AutoPool
+
+STEPS, SLOTS, SEEDS = 200, 8, 3
+
+# probabilities of a chain's nodes; the share of it that comes true
+DRAFTS = {
+    "copying": ([0.9, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3], lambda step: 1.0),
+    "agreeing": (strong(0), lambda step: 0.6),
+    "marginal": (strong(0), lambda step: 0.45),
+    "diverging": ([0.3, 0.15], lambda step: 0.3),
+    "changing": (strong(0), lambda step: 1.0 if STEPS / 4 <= step < STEPS * 3 / 4 else 0.05),
+}
+# deviation of a step's logarithm; factor of its time
+LOADS = {
+    "steady": (0.03, lambda step: 1.0),
+    "noisy": (0.3, lambda step: 1.0),
+    "drifting": (0.1, lambda step: 1 + 0.5 * math.sin(step / 40)),
+}
+CONSTANTS = {
+    "gate.EXPLORE": (0.005, 0.02),
+    "gate.CREDIT": (0.5, 2.0),
+    "gate.COOLDOWN": (8, 32),
+    "estimator.OUTLIER": (1.2, 10.0),
+    "estimator.RECENT": (4, 16),
+    "auto.PROBE": (1, 8),
+    "fixed.PER_SLOT": (8, 64),
+    "fixed.MOST": (64, 256),
+}
+
+
+def seconds(rows: int) -> float:
+    """Of a step: rows beyond 16 take 2% of it each."""
+    return 1 + 0.02 * max(rows - 16, 0)
+
+
+def rates() -> dict[tuple[str, str, str], float]:
+    """Tokens a second of each scenario, relative to steps without drafts."""
+    found = {}
+    for drafts, (chain, true) in DRAFTS.items():
+        for load, (noise, factor) in LOADS.items():
+            for kind in ("eager", "static"):
+                gains = []
+                for seed in range(SEEDS):
+                    machine = Machine(
+                        seconds, lambda step, chain=chain: chain, true, factor, propose=0.04,
+                        live=SLOTS, noise=noise, seed=seed,
+                    )  # fmt: skip
+                    # what was timed at the start is half of it, right, or twice as much
+                    cost = table(seconds, (0.5, 1.0, 2.0)[seed % 3])
+                    auto = AutoBudget(cost)
+                    if kind == "static":
+                        auto = AutoPool(cost, [16, 32, 64, 128])
+                    plain = machine.run(None, STEPS).rate()
+                    gains.append(machine.run(auto, STEPS).rate() / plain)
+                found[drafts, load, kind] = mean(gains)
+    return found
+
+
+def main() -> None:
+    base = rates()
+    print("| drafts | " + " | ".join(LOADS) + " |\n|---|" + "---|" * len(LOADS))
+    for drafts in DRAFTS:
+        cells = (f"{base[drafts, load, 'eager']:.2f}, {base[drafts, load, 'static']:.2f}"
+                 for load in LOADS)  # fmt: skip
+        print(f"| {drafts} | " + " | ".join(cells) + " |")
+    print("\n| constant | value | mean | worst |\n|---|---|---|---|")
+    for name, values in CONSTANTS.items():
+        for value in values:
+            with mock.patch(f"csd.engine.budget.{name}", value):
+                ratios = {key: rate / base[key] for key, rate in rates().items()}
+            worst = min(ratios, key=ratios.get)
+            print(f"| `{name}` | {value} | {mean(ratios.values()):.3f} | {ratios[worst]:.3f}, "
+                  f"{' '.join(worst)} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
