@@ -25,6 +25,6 @@ from csd.engine.budget.fixed import Budget, FixedBudget, FixedPool, most_nodes, 
 from csd.engine.budget.table import StepTimesFile, StepTimeTable
 
 __all__ = [
-    "AutoBudget", "AutoPool", "Budget", "FixedBudget", "FixedPool", "StepTimeTable", "StepTimesFile",
-    "most_nodes", "nodes_of",
+    "AutoBudget", "AutoPool", "Budget", "FixedBudget", "FixedPool", "StepTimeTable",
+    "StepTimesFile", "most_nodes", "nodes_of",
 ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 # share of the time for probes, and for steps without drafts that are measured
 EXPLORE = 0.01
-# what a call's drafts may lose before they pause, in steps without drafts; what they won may be lost
-# again, up to 4 times as much
+# what a call's drafts may lose before they pause, in steps without drafts; of what they won, up to
+# 4 times as much may be lost again
 CREDIT = 1.0
 # steps of the longest cool-down
 COOLDOWN = 16
