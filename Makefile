@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-serve install-docs docs demo test test-quick test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo test test-quick coverage test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -56,6 +56,11 @@ QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.
 
 test-quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(QUICK:%=tests/%)
+
+# which lines of csd the quick tests run, as a report in build/coverage; loops and kernels are compiled, so not counted
+coverage: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov=csd --cov-report=term --cov-report=html:build/coverage \
+		$(QUICK:%=tests/%)
 
 # what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
 SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_time_steps.py \

@@ -4,6 +4,7 @@ README, DESIGN and CONTRIBUTING become pages. Links work on a code host as they 
 here they are rewritten for the site, and a linked file (a result, an example) is copied into it.
 """
 
+import posixpath
 import re
 from pathlib import Path
 
@@ -19,16 +20,16 @@ LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 def rewrite(text: str, folder: str) -> tuple[str, set[str]]:
     """A page with links as the site has them, and the linked files, as paths from the root.
 
-    folder: of the page in the repository, "" or "docs".
+    folder: of the page in the repository: "", "docs" or one below it.
     """
-    linked = set()
+    linked, here = set(), folder.removeprefix("docs").strip("/")
 
     def target(match: re.Match) -> str:
         path = (ROOT / folder / match[1]).resolve().relative_to(ROOT).as_posix()
         inside = PAGES.get(path, path.removeprefix("docs/"))
         if inside == path:
             linked.add(path)
-        return f"]({inside}"
+        return f"]({posixpath.relpath(inside, here or '.')}"
 
     return LINK.sub(target, text), linked
 
@@ -37,7 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     texts = {name: (ROOT / path).read_text() for path, name in PAGES.items()}
     pages = {name: rewrite(text, "") for name, text in texts.items()}
     for file in files.documentation_pages():
-        pages[file.src_uri] = rewrite(file.content_string, "docs")
+        folder = posixpath.dirname(f"docs/{file.src_uri}")
+        pages[file.src_uri] = rewrite(file.content_string, folder)
     for name, (text, linked) in pages.items():
         page = files.get_file_from_path(name)
         if page is None:

@@ -10,7 +10,7 @@ from bench.__main__ import commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def page_of(path):

@@ -84,9 +84,10 @@ def path_probability(cost: int) -> float:
 def acceptance(cost: int) -> float:
     """How likely a drafted node of such a `Pool.cost` is to be accepted.
 
-    (p / 0.8)^0.9, at most 1, with p the path probability. Of the costs of levels that p holds, one
-    is taken out and a tenth of all the rest: fitted to recorded samples (docs/experiments.md,
-    allocation of a step's nodes). It falls with the cost, so the order of nodes is the pool's.
+    (p / 0.8)^0.9, at most 1, with p the path probability: fitted to recorded samples
+    (docs/experiments/drafting.md, allocation of a step's nodes). p holds a cost for each level, of
+    which one is taken out and a tenth of the others. It falls with the cost, so the order of nodes
+    is the pool's.
     """
     return min(1.25 * path_probability(cost), 1.0) ** 0.9
 

@@ -48,7 +48,7 @@ def test_a_datastore_has_the_problems_that_are_not_replayed():
 def test_the_pages_show_what_was_replayed():
     """`python -m bench replay --table bench/results/replay.json`, table by table."""
     rows = json.loads(REPLAY.read_text())["rows"]
-    page = (ROOT / "docs/experiments.md").read_text()
+    page = (ROOT / "docs/experiments/drafting.md").read_text()
     found = tables(rows)
     # a table a trace, and the ratios
     assert len(found) == 1 + len({r["trace"] for r in rows})
@@ -66,7 +66,7 @@ def test_the_table_of_samples_that_copy_is_of_its_files():
         for r in json.loads((ROOT / f"bench/results/{name}.json").read_text())["rows"]
         if r["nodes"] == 16 and (r["samples"] == 8 or "classeval" in r["trace"])
     ]  # fmt: skip
-    page = (ROOT / "docs/experiments.md").read_text()
+    page = (ROOT / "docs/experiments/drafting.md").read_text()
     for drafter in ("suffix-tree", "trie-prompt", "consensus"):
         cells = [metrics(r) for r in rows if r["drafter"] == drafter]
         assert len(cells) == 4 and f"| {drafter} | {' | '.join(cells)} |" in page

@@ -9,10 +9,6 @@ from csd.engine.budget.table import StepTimeTable
 from csd.engine.record import Record
 from csd.state.pool import acceptance, path_probability
 
-# nodes that a probe verifies at least
-PROBE = 4
-
-
 class Controller:
     """What a call has learned, for eager and for static steps."""
 
@@ -69,20 +65,20 @@ class AutoBudget(FixedBudget):
     def ask(self, live: int) -> int:
         if not self._control.should_draft():
             return 0
-        return min(most_nodes(live), 2 * max(PROBE, live, self._kept))
+        return min(most_nodes(live), 2 * max(live, self._kept))
 
     def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
         control, self._starts = self._control, starts
-        calibration, least = control.calibration, 0
+        calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
             # what drafts bring may have changed as well
-            calibration, least = max(calibration, 1.0), min(PROBE, len(costs))
+            calibration, best_rate = max(calibration, 1.0), 0.0
         weight = float(live) if starts is None else sum(_shares(starts))
-        best, best_rate, promised = 0, 0.0 if least else 1.0, 0.0
+        best, promised = 0, 0.0
         for k, cost in enumerate(sorted(costs), 1):
             promised += acceptance(cost) / weight
             rate = (1 + calibration * promised) / control.times.ratio(live, live + k)
-            if rate > best_rate and k >= least:
+            if rate > best_rate:
                 best, best_rate = k, rate
         return best
 
