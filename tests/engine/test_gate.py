@@ -1,5 +1,7 @@
 """Steps in which "auto" drafts: probes with a cool-down, a credit, measurements in between."""
 
+from itertools import pairwise
+
 import pytest
 from simulated_steps import Machine, cheap, costs, dear, steep, strong, table, weak
 
@@ -49,7 +51,7 @@ def test_measurements_take_a_hundredth_of_the_time():
     plain = [i for i, nodes in enumerate(run.nodes) if not nodes]
     # every second step until the third
     assert plain[:3] == [1, 3, 5]
-    apart = [b - a for a, b in zip(plain[3:], plain[4:], strict=False)]
+    apart = [b - a for a, b in pairwise(plain[3:])]
     gain = 1 + sum(chain)
     assert apart and all((1 - 1 / gain) / n == pytest.approx(EXPLORE, rel=0.2) for n in apart)
 

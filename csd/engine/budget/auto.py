@@ -9,6 +9,7 @@ from csd.engine.budget.table import StepTimeTable
 from csd.engine.record import Record
 from csd.state.pool import acceptance, path_probability
 
+
 class Controller:
     """What a call has learned, for eager and for static steps."""
 
