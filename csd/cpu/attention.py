@@ -84,7 +84,7 @@ def _attend(
             old = prompt + slot_len[slot[m]]
             front = min(front, first_key(properties, old, ancestors[m]))
         wide = -(-max(D, Dv) // WIDTH) * WIDTH
-        # a row's keys: prompt | committed | nodes, from position `front` on, and room for whole lanes
+        # prompt | committed | nodes, from position `front` on, and room for whole lanes
         columns = -(-(prompt - front + own + PAGE) // BLOCK) * BLOCK
         buffer = np.empty(room_bytes(many, words, columns, wide, numbers), np.uint8)
         query, score, sums, total, lanes, work = room(
@@ -154,7 +154,8 @@ def attention_kinds(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `_attend` reads values and keys as, and by what it multiplies them, of `tiles.BY`.
 
-    D: of keys, or the greatest common divisor of it and 2 Dv. by: an instruction, else this CPU's where it multiplies heads of D numbers.
+    D: of keys and values, or the greatest common divisor of the keys' and twice the values'. by: an
+    instruction, else this CPU's where it multiplies heads of D numbers.
     """
     taken = instruction(dtype)
     in_pairs = taken == "dot" and D % (2 * BLOCK) == 0

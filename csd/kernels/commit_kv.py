@@ -167,7 +167,7 @@ def commit_kv(
     shape = (*k_pages.shape[:-1], Dv)
     check_tensor("v_pages", v_pages, shape, kind, device, rows_apart=True)
     for name, x, k in (("node_v", node_v, node_k), ("v_pages", v_pages, k_pages)):
-        if L and D == Dv and x.stride() != k.stride():
+        if L and Dv == D and x.stride() != k.stride():
             raise ValueError(f"{name} must have strides {k.stride()}, got {x.stride()}")
     check_tensor("slot_len", slot_len, (None,), torch.int32, device)
     S = slot_len.shape[0]

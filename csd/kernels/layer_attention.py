@@ -5,7 +5,7 @@ sizes (`csd/kernels/tree_attention/properties.py`). A step's rows take the backe
 all of these, with a work list for each size and reach that its layers have.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,12 +21,11 @@ class LayerAttention:
     """`tree_attention` over a step's layout and the keys and values of all layers."""
 
     tree_attention: Callable
-    # of each layer, [M, K, D], or [M, K, Dv] of values
-    node_k: Sequence[torch.Tensor]
-    node_v: Sequence[torch.Tensor]
-    # of each layer, [n_pages, 64, K, D], or [n_pages, 64, K, Dv]
-    k: Sequence[torch.Tensor]
-    v: Sequence[torch.Tensor]
+    # as a `KVCache` has them: a tensor, or one for each layer
+    node_k: Any  # [L, M, K, D]
+    node_v: Any  # [L, M, K, Dv]
+    k: Any  # [L, n_pages, 64, K, D]
+    v: Any  # [L, n_pages, 64, K, Dv]
     where: dict[str, torch.Tensor]
     work: Any  # what `plan_attention` made of the layout
     scale: float
@@ -70,12 +69,11 @@ class PromptAttention:
     of_prompt: ClassVar[bool] = True  # nobody samples from these rows
 
     chunk_attention: Callable
-    # of each layer, [R, K, D], or [R, K, Dv] of values
-    node_k: Sequence[torch.Tensor]
-    node_v: Sequence[torch.Tensor]
-    # of each layer, [n_pages, 64, K, D], or [n_pages, 64, K, Dv]
-    k: Sequence[torch.Tensor]
-    v: Sequence[torch.Tensor]
+    # as a `KVCache` has them: a tensor, or one for each layer
+    node_k: Any  # [L, R, K, D]
+    node_v: Any  # [L, R, K, Dv]
+    k: Any  # [L, n_pages, 64, K, D]
+    v: Any  # [L, n_pages, 64, K, Dv]
     pages: torch.Tensor  # [PP] int32
     start: int
     scale: float

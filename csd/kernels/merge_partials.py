@@ -2,10 +2,11 @@
 
     out[m, h] = sum of w_i o_i / (sum of w_i + s),    w_i = 2^(lse_i - max lse)
 
-with s = 2^(sinks[h] log2 e - max lse) where heads have sinks, which the maximum is over too, and
-else 0, over the partials i of row m, of its prompt and of its slot: merge[m] = (first row, count) of the
+over the partials i of row m, of its prompt and of its slot: merge[m] = (first row, count) of the
 prompt's, then of the slot's; a tile's partials are `stride` rows apart, and the query heads of a
 key-value head are neighbours. lse is in base 2. A row without partials gives zeros.
+
+s = 2^(sinks[h] log2 e - max lse) where heads have sinks, which the maximum is over too, else 0.
 """
 
 import torch

@@ -23,7 +23,7 @@ from csd.kernels.swiglu import swiglu_ref, swiglu_triton
 from csd.kernels.tree_attention import tree_attention_triton
 from csd.kernels.tree_attention.by_reference import plan_reference, tree_attention_reference
 from csd.kernels.tree_attention.layout import with_layout
-from csd.kernels.tree_attention.plan import plan_windows_triton
+from csd.kernels.tree_attention.plan import plan_attention_triton
 from csd.kernels.verify import decide_triton, verify_ref, verify_triton
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.passes import Passes
@@ -148,7 +148,7 @@ def triton() -> Ops:
         rms_norm=rms_norm_triton,
         rotary=rotary_triton,
         swiglu=swiglu_triton,
-        plan_attention=with_layout(plan_windows_triton),
+        plan_attention=with_layout(plan_attention_triton),
         tree_attention=with_layout(tree_attention_triton),
         verify=verify_triton,
         verify_all=verify_triton,

@@ -1,6 +1,6 @@
 """The attention calls of one pass of a module over the pool's rows, answered by csd's attention."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ class Pass:
 
     def __init__(
         self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Callable,
-        node_k: Sequence[torch.Tensor], node_v: Sequence[torch.Tensor],
+        node_k: Any, node_v: Any,
     ):  # fmt: skip
         self.calls, self.plain, self.attend = calls, plain, attend
         self.node_k, self.node_v, self.at = node_k, node_v, 0

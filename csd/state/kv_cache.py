@@ -82,7 +82,7 @@ class LayersKV(NamedTuple):
         """A layer's are parts of one tensor, so that one call can gather from all of them."""
         K, D, Dv = shape
         tokens = pages * PAGE + rows
-        if D == Dv:
+        if Dv == D:
             # [l, keys and values, tokens, K, D]
             memory = torch.empty(layers, 2, tokens, K, D, dtype=dtype, device=device).unbind(1)
         else:
@@ -121,10 +121,10 @@ class KVCache:
             for shape in dict.fromkeys(shapes)
         }
         self.parts = list(parts.values())
-        self.k: Sequence[torch.Tensor]
-        self.v: Sequence[torch.Tensor]
-        self.node_k: Sequence[torch.Tensor]
-        self.node_v: Sequence[torch.Tensor]
+        self.k: Any
+        self.v: Any
+        self.node_k: Any
+        self.node_v: Any
         if len(parts) == 1:
             self.k, self.v, self.node_k, self.node_v = self.parts[0]
         else:
@@ -139,7 +139,7 @@ class KVCache:
     def bytes_per_page(config: Any, dtype: torch.dtype) -> int:
         return PAGE * sum(shape.numbers for shape in layer_shapes(config)) * dtype.itemsize
 
-    def nodes(self, rows: int) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    def nodes(self, rows: int) -> tuple[Any, Any]:
         """The first rows of node_k and node_v, by layer."""
         if len(self.parts) == 1:
             only = self.parts[0]

@@ -21,7 +21,11 @@ from csd.kernels.tree_attention.first_keys import (
     first_keys_ref,
     first_keys_triton,
 )
-from csd.kernels.tree_attention.plan import plan_attention, plan_attention_ref, plan_windows_triton
+from csd.kernels.tree_attention.plan import (
+    plan_attention,
+    plan_attention_ref,
+    plan_attention_triton,
+)
 from csd.kernels.tree_attention.properties import Properties
 
 REACH = {"window-1", "window-7", "window-100", "chunk-8", "chunk-64", "all"}
@@ -148,7 +152,7 @@ def test_the_plan_begins_at_the_first_page_that_a_row_sees(programs):
     # 470 - 90 and 403 - 90 + 1, 290 - 90
     assert page.tolist() == [4, 2, 0, 0, 1]
     plain, work = (plan_attention_ref(layout, 2, 1, programs, x) for x in (None, page))
-    got = plan_windows_triton(layout, 2, 1, window=90)
+    got = plan_attention_triton(layout, 2, 1, window=90)
     assert torch.equal(got.program, plan_attention_ref(layout, 2, 1, page=page).program)
     units = [sum(int(x[4] - x[3]) for x in w.segment if x[0] >= 0) for w in (plain, work)]
     # of two tiles' prompts, and of the slots: what is left out

@@ -198,7 +198,8 @@ def test_tree_attention_op():
         case[key] = case[key].nan_to_num()
     assert torch.equal(tree_attention(**laid_out(case)), attention.tree_attention(**case))
     out = torch.empty_like(case["q"])
-    torch.library.opcheck(torch.ops.csd.tree_attention.default, (*case.values(), [], out, *[None] * 4))
+    args = *case.values(), [], out, *[None] * 4
+    torch.library.opcheck(torch.ops.csd.tree_attention.default, args)
 
 
 @pytest.mark.parametrize(

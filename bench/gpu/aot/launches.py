@@ -36,10 +36,10 @@ META = torch.device("meta")
 # of these kernels depend on nothing but whether they are 1, which none is
 SLOTS, ROWS, PAGES, TOKENS, POSITIONS = 5, 64, 9, 64, 512
 # attention by what it has beyond a plain one; dv: the size of values, as a share of the keys'
-WINDOWED: dict[str, dict] = {
-    "cap": dict(softcap=50.0),
-    "window": dict(window=128),
+PROPERTIES: dict[str, dict] = {
     "window, cap, sinks": dict(window=128, softcap=50.0, sinks=True),
+    "window": dict(window=128),
+    "cap": dict(softcap=50.0),
     "short values": dict(dv=2),
 }
 # of a layer's pages: more than 2^31 values, and bytes
@@ -61,7 +61,11 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("", lambda: layer(ops, model, PAGES)),
         ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
         ("", lambda: layer(exact_triton(), model, PAGES)),
-        *((name, partial(windowed, ops, model, **named)) for name, named in WINDOWED.items()),
+        *(
+            (name, partial(attention, of, model, **named))
+            for name, named in PROPERTIES.items()
+            for of in (ops, exact_triton())
+        ),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
         ("of rows", lambda: first_norm(ops, model)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
@@ -182,7 +186,7 @@ def rotary_of_splits(model: _Model, bias: bool) -> None:
     rotary_triton(q, k, v, position, *model.cos_sin(POSITIONS), *node, added)
 
 
-def windowed(
+def attention(
     ops: Ops, model: _Model, sinks: bool = False, dv: int = 1, window: int | None = None,
     **named: Any,
 ) -> None:  # fmt: skip

@@ -40,7 +40,6 @@ from csd.kernels.tree_attention import (
     check_properties,
     check_reach_of,
 )
-from csd.kernels.tree_attention.batched import tree_attention_batched
 from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.kernels.tree_attention.layout import TreeLayout
 
@@ -50,7 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@wraps(tree_attention_batched)
+@wraps(tree_attention_reference)
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
     tree_attention_reference(

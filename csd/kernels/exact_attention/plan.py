@@ -17,9 +17,8 @@ Those that no row of a source sees are left out, and the first one that is not b
 that a row sees: what it leaves out would add exact zeros.
 """
 
-from collections.abc import Callable
 from functools import wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -172,8 +171,14 @@ def _planned(
     return work
 
 
-def _four(plan: Callable) -> Callable:
-    return wraps(plan)(lambda *args: plan(*args)[:4])
+@wraps(plan_exact_ref)
+def _on_cpu(*args: Any) -> tuple:
+    return plan_exact_ref(*args)[:4]
+
+
+@wraps(plan_exact_triton)
+def _on_gpu(*args: Any) -> tuple:
+    return _planned(*args)[:4]
 
 
 _plan_exact = RecordOperator(
@@ -184,8 +189,8 @@ _plan_exact = RecordOperator(
         "SymInt kv_heads",
         "Tensor? page",
     ),
-    _four(plan_exact_ref),
-    _four(_planned),
+    _on_cpu,
+    _on_gpu,
     returns="(Tensor, Tensor, Tensor, Tensor)",
     fake=lambda layout, heads, kv_heads, page: empty_exact_work(layout, heads, kv_heads)[:4],
 )

@@ -46,7 +46,7 @@ __all__ = [
 PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks"
 
 
-@wraps(tree_attention_batched)
+@wraps(tree_attention_reference)
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
     tree_attention_reference(
@@ -215,5 +215,5 @@ def _check_rows(q: torch.Tensor, node_k: torch.Tensor, node_v: torch.Tensor) -> 
     check_tensor("node_k", node_k, (M, K, D), q.dtype, device, rows_apart=True)
     shape = (M, K, node_v.shape[-1])
     check_tensor("node_v", node_v, shape, q.dtype, device, rows_apart=True)
-    if D == shape[2] and node_k.stride() != node_v.stride():
+    if shape[2] == D and node_k.stride() != node_v.stride():
         raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")

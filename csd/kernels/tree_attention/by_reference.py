@@ -37,7 +37,7 @@ def tree_attention_reference(
     """[M, H, Dv]; `layout` and `work` as `tree_attention_batched` takes them."""
     operands = q, node_k, node_v, k_pages, v_pages
     (K, D), Dv = node_k.shape[1:], node_v.shape[2]
-    if window is chunk is softcap is sinks is None and D == Dv:
+    if window is chunk is softcap is sinks is None and Dv == D:
         return tree_attention_batched(*operands, **layout, scale=scale, work=work, out=out)
     kept: dict = {} if work is None else work.kept
     if "placed" not in kept:

@@ -11,7 +11,7 @@ from csd.kernels.merge_partials import merge_partials_triton
 from csd.kernels.target import target_of
 from csd.kernels.tree_attention.kernel import _tree_attention_kernel
 from csd.kernels.tree_attention.layout import TreeLayout
-from csd.kernels.tree_attention.plan import PAGE, Work, plan_windows_triton, tile_rows
+from csd.kernels.tree_attention.plan import PAGE, Work, plan_attention_triton, tile_rows
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # rows of the tiles of slots with few rows: the smallest tile of the tensor cores
@@ -71,7 +71,7 @@ def tree_attention_triton(
     if M == 0:
         return out
     if work is None:
-        work = plan_windows_triton(layout, heads=H, kv_heads=K, window=window, chunk=chunk)
+        work = plan_attention_triton(layout, heads=H, kv_heads=K, window=window, chunk=chunk)
     programs = work.program.shape[0]
     if partials is None:
         partials = empty_partials(M, H, K, DV, programs, q.device)

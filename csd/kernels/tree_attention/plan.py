@@ -22,9 +22,8 @@ With a window or a chunk a source's units begin at the first page that any of it
 list has for each row its first keys and the nodes that it sees (`first_keys.py`).
 """
 
-from collections.abc import Callable
 from functools import wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -145,10 +144,27 @@ def plan_attention_triton(
     heads: int,
     kv_heads: int,
     programs: int | None = None,
-    page: torch.Tensor | None = None,  # [G + S] int32, of `first_keys`
+    out: Work | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Work:
+    """One launch, or two with a window or a chunk. Entries that nobody reads keep what `out` held.
+    """
+    if window is chunk is None:
+        return _planned(layout, heads, kv_heads, programs, None, out)
+    first = first_keys_triton(layout, window, chunk)
+    work = _planned(layout, heads, kv_heads, programs, first.page, out)
+    return work._replace(first=first.row, seen=first.seen)
+
+
+def _planned(
+    layout: TreeLayout,
+    heads: int,
+    kv_heads: int,
+    programs: int | None = None,
+    page: torch.Tensor | None = None,
     out: Work | None = None,
 ) -> Work:
-    """One launch. Entries that nobody reads keep what `out` held."""
     M, S, G = _sizes(layout)
     programs = programs or programs_for(layout.slot.device, kv_heads)
     work = out or empty_work(M, S, G, heads, kv_heads, programs, layout.slot.device)
@@ -178,29 +194,20 @@ def plan_attention_triton(
     return work
 
 
-def plan_windows_triton(
-    layout: TreeLayout,
-    heads: int,
-    kv_heads: int,
-    window: int | None = None,
-    chunk: int | None = None,
-) -> Work:
-    """`plan_attention_triton` of a call with a window or a chunk: one launch more, or none."""
-    if window is chunk is None:
-        return plan_attention_triton(layout, heads, kv_heads)
-    first = first_keys_triton(layout, window, chunk)
-    work = plan_attention_triton(layout, heads, kv_heads, page=first.page)
-    return work._replace(first=first.row, seen=first.seen)
-
-
 def _fake(
     layout: TreeLayout, heads: int, kv_heads: int, programs: int, page: torch.Tensor | None
 ) -> tuple:
     return empty_work(*_sizes(layout), heads, kv_heads, programs, layout.slot.device)[:3]
 
 
-def _three(plan: Callable) -> Callable:
-    return wraps(plan)(lambda *args: plan(*args)[:3])
+@wraps(plan_attention_ref)
+def _on_cpu(*args: Any) -> tuple:
+    return plan_attention_ref(*args)[:3]
+
+
+@wraps(plan_attention_triton)
+def _on_gpu(*args: Any) -> tuple:
+    return _planned(*args)[:3]
 
 
 _plan_attention = RecordOperator(
@@ -212,8 +219,8 @@ _plan_attention = RecordOperator(
         "SymInt programs",
         "Tensor? page",
     ),
-    _three(plan_attention_ref),
-    _three(plan_attention_triton),
+    _on_cpu,
+    _on_gpu,
     returns="(Tensor, Tensor, Tensor)",
     fake=_fake,
 )
