@@ -77,12 +77,11 @@ def _attend(
         # of one head, and of all of them, head after head
         rows = (last - first) * each
         many, prompt, own = rows * (heads[1] - heads[0]), prompt_len[g], 0
-        # the first position that a row sees, or the prompt's end
-        front = prompt
+        # the first position that a root sees, which sees more than the rows below it
+        front = np.int64(1 << 40)
         for m in range(first, last):
             own = max(own, slot_len[slot[m]] + slot_nodes[slot[m]])
-            old = prompt + slot_len[slot[m]]
-            front = min(front, first_key(properties, old, ancestors[m]))
+            front = min(front, first_key(properties, prompt + slot_len[slot[m]], 1))
         wide = -(-max(D, Dv) // WIDTH) * WIDTH
         # prompt | committed | nodes, from position `front` on, and room for whole lanes
         columns = -(-(prompt - front + own + PAGE) // BLOCK) * BLOCK
@@ -94,7 +93,8 @@ def _attend(
             row = q[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
             for d in range(words):
                 query[i, d] = read(row[d])
-        whole, shared, s = (0, rows, rows), (prompt_pages[g], front, prompt), slot[first]
+        whole, s = (0, rows, rows), slot[first]
+        shared = prompt_pages[g], min(front, prompt), prompt
         behind = first_own(properties, prompt, slot_len[s])
         then = page_of(keys[1], slot_pages[s], slot_len[s], behind)
         score_pages(keys, shared, then, heads, whole, -front, query, score, work, by)
@@ -212,6 +212,6 @@ def tree_attention(
     _attend(
         M * H * D * PAGE, (M, H, K, D, Dv, pages), *(x.data_ptr() for x in (*tensors, dense)),
         attention_kinds(q.dtype, math.gcd(D, 2 * Dv)), kind(scale),
-        properties_of(H, kind, window, chunk, softcap, sinks), shares(rows, K), *rows,
+        properties_of(kind, window, chunk, softcap, sinks), shares(rows, K), *rows,
     )  # fmt: skip
     return out if out is dense else out.copy_(dense)

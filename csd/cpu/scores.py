@@ -16,8 +16,6 @@ from csd.cpu.compiled import loop
 from csd.cpu.numbers import exp
 from csd.cpu.softmax import weights
 
-# beyond every position
-NONE = 1 << 62
 # tanh(x) = x + x z P(z), z = x^2, by least squares of the relative error up to 0.625
 NEAR = 0.6
 FACTORS = tuple(
@@ -28,21 +26,22 @@ FACTORS = tuple(
 class Properties(NamedTuple):
     """What a loop takes of a call; a loop for calls without any is given None."""
 
+    # 0 where there is none
     window: int
     chunk: int
-    softcap: float  # 0 where there is none
-    sinks: np.ndarray  # [H], -inf where there are none
+    softcap: float
+    sinks: np.ndarray  # [H], or [0]
 
 
 def properties_of(
-    heads: int, kind: type, window: int | None, chunk: int | None, softcap: float | None,
+    kind: type, window: int | None, chunk: int | None, softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> Properties | None:  # fmt: skip
     """kind: numpy's type of the scores."""
     if window is chunk is softcap is sinks is None:
         return None
-    shown = np.full(heads, -np.inf, kind) if sinks is None else sinks.detach().double().numpy()
-    return Properties(window or NONE, chunk or NONE, kind(softcap or 0), shown.astype(kind))
+    given = np.empty(0, kind) if sinks is None else sinks.detach().double().numpy().astype(kind)
+    return Properties(window or 0, chunk or 0, kind(softcap or 0), given)
 
 
 def first_key(properties: Any, old: int, word: int) -> int:
@@ -55,8 +54,12 @@ def _first_key(properties, old, word):
         return lambda properties, old, word: 0
 
     def first(properties, old, word):
-        at = old + count(word) - 1
-        return max(at - properties.window + 1, at // properties.chunk * properties.chunk, 0)
+        at, begin = old + count(word) - 1, 0
+        if properties.window:
+            begin = max(at - properties.window + 1, 0)
+        if properties.chunk:
+            begin = max(at - at % properties.chunk, begin)
+        return begin
 
     return first
 
@@ -82,7 +85,9 @@ def weigh(x, scale, old, nodes, word, sums, first, properties, head):
         _cap(shown[: old - hidden + nodes], scale, properties.softcap)
         scale = type(scale)(1)
     total, most = weights(shown, scale, old - hidden, nodes, word, sums)
-    return total + exp(properties.sinks[head] - most * scale)
+    if properties.sinks.shape[0]:
+        total += exp(properties.sinks[head] - most * scale)
+    return total
 
 
 @loop

@@ -53,6 +53,15 @@ def test_loop_in_float32(named):
     no_farther_than_the_reference(out, case, want)
 
 
+@pytest.mark.parametrize("shares", [(1, 3), (2, 9)], ids=str)
+def test_a_part_of_the_loop_may_begin_within_a_tree(monkeypatch, shares):
+    """Its rows see less than the tree's root."""
+    for name, named in (("groups-out-of-order", "window-7"), ("64-nodes", "window-1")):
+        case, want = property_case(name, named)
+        monkeypatch.setattr(attention, "shares", lambda *_: shares)
+        torch.testing.assert_close(attention.tree_attention(**case), want)
+
+
 # every property in a case with all kinds of sources, and all of them at once in the others
 CALLS = [("groups-out-of-order", named) for named in PROPERTIES if named != "none"]
 CALLS += [(name, "all") for name in CASES if name != CALLS[0][0]]
