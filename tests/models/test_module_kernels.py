@@ -28,9 +28,9 @@ def drawn(model, kernels, tokens):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("kernels", ["reference", "cpu"])
-def test_backends_draw_the_tokens_of_plain_sampling(kernels, name):
-    got, want, _ = drawn(build(name), kernels, 6)
+def test_references_draw_the_tokens_of_plain_sampling(name):
+    """`test_modules.py` has the loops."""
+    got, want, _ = drawn(build(name), "reference", 6)
     assert got == want
 
 
