@@ -64,7 +64,7 @@ coverage: install
 
 # what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
 SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_time_steps.py \
-	faults/test_forks.py kernels/test_compiled.py
+	faults/test_forks.py kernels/test_compiled.py models/test_module_kernels.py
 
 test-slow: install
 	CSD_SLOW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SLOW:%=tests/%)
@@ -91,8 +91,8 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise exact_tree gated_linear joined \
-	graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
+KERNELS := advance_slots attention_plan attention_windows commit_kv draft_tree_triton elementwise exact_tree gated_linear \
+	joined graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
 	tree_attention verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels

@@ -16,7 +16,7 @@ ACTIVITIES = [ProfilerActivity.CUDA]
 # csd's own kernels by their whole names, others by what their names hold: a name of PyTorch's may
 # contain masked_fill_kernel
 PHASES = {
-    "attention": "tree_attention|plan_attention|merge_partials|plan_exact|pages|tail",
+    "attention": "tree_attention|plan_attention|first_keys|merge_partials|plan_exact|pages|tail",
     "elementwise": "rms_norm|rotary|swiglu",
     "propose": "grow|fill",
     "verify": "scan|compact|sample|descend|finish",

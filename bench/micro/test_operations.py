@@ -17,6 +17,7 @@ from bench.micro.step_jobs import Sizes, makers
 from csd.backends import choose
 from csd.cpu import compiles
 from csd.kernels.tree_attention import tree_attention_ref
+from csd.kernels.tree_attention.by_reference import tree_attention_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BACKENDS = ["triton"] if DEVICE.type == "cuda" else ["reference", *["cpu"] * compiles()]
@@ -28,6 +29,8 @@ ATTENTION = {
     "tiny": JobShape("tiny", 4, 2, 16, samples=3, nodes=5, prompt=70, committed=40),
     "smollm2-135m": JobShape("smollm2-135m", 9, 3, 64, 8, nodes=9, prompt=64, committed=300),
 }
+# tokens of a layer's window, and how many windows a sample's text has
+WINDOW, WINDOWS = 512, (1, 8)
 # eager flex_attention keeps every score: the tests check it, and its time means nothing
 PARTS = {name: f for name, f in (RIVALS | FULL_RIVALS).items() if "flex" not in name}
 SHAPES_HERE = list(STEPS)
@@ -74,6 +77,24 @@ def test_tree_attention(benchmark, backend, shape):
     work = ops.plan_attention(heads=job.shape.H, kv_heads=job.shape.K, **where)
     call = settled(lambda: ops.tree_attention(**job.arguments, work=work))
     exact = tree_attention_ref(**job.to(torch.float64).arguments)
+    assert error_of(benchmark(call), exact) <= limit_for(torch.float32)
+
+
+@pytest.mark.parametrize("window", [None, WINDOW], ids=["full", "window"])
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tree_attention_with_a_window(benchmark, backend, windows, window):
+    """A layer with a window beside a full one, where texts are as long as it and longer."""
+    prompt, own = 64, windows * WINDOW - 64
+    # lengths are half of the mean at least, so that all samples have pages for as many tokens
+    shape = JobShape("smollm2-135m", 9, 3, 64, 8, nodes=9, prompt=prompt, committed=2 * own)
+    job = make(shape, DEVICE, torch.float32)
+    job.slot_len.fill_(own)
+    ops = choose(backend, DEVICE, torch.float32)
+    where = {name: x for name, x in job.arguments.items() if name in job.layout._fields}
+    work = ops.plan_attention(heads=9, kv_heads=3, window=window, **where)
+    call = settled(lambda: ops.tree_attention(**job.arguments, work=work, window=window))
+    exact = tree_attention_reference(**job.to(torch.float64).arguments, window=window)
     assert error_of(benchmark(call), exact) <= limit_for(torch.float32)
 
 

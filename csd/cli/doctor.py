@@ -15,7 +15,6 @@ from csd.models.choose_decoder import DECODERS
 from csd.models.config import ModelConfig
 from csd.models.load import config_of, load, usable
 from csd.models.module_decoder import ModuleDecoder
-from csd.models.module_sizes import kernel_sizes
 from csd.schema.arguments import check_whole
 from csd.state.unseen_gpu import unseen_gpu
 
@@ -88,7 +87,7 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
     decoder = load(args.model, device=device, dtype=dtype, decoder=args.decoder).decoder
     if not isinstance(decoder, ModuleDecoder):
         return {"decoder": "fused"}
-    sizes = kernel_sizes(decoder.config)
+    sizes = decoder.config
     for name in LARGEST:
         if getattr(args, name) is None:
             setattr(args, name, getattr(sizes, name))

@@ -5,9 +5,12 @@ of the others once a slot, all rows that attend to it take what they need, while
 its way from memory. A row's sums run over its slot's keys and then over the prompt's, in order of
 position, and hidden nodes add exact zeros. So its result is a function of its own query, keys and
 values, to the bit: an engine's is exact with no further rule.
+
+Keys before the first one that any of the rows sees, with a window or a chunk, are not read.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from csd.cpu.isa import instruction
 from csd.cpu.lanes import BLOCK, WIDTH
 from csd.cpu.numbers import LIKE, memory, read, readable, require, rounded
 from csd.cpu.page_products import BYTES, add_pages, of_head, page_of, score_pages
+from csd.cpu.scores import first_key, first_own, properties_of, weigh
 from csd.cpu.softmax import softmax
 from csd.cpu.threads import by_threads, threads
 from csd.cpu.tiles import BY
@@ -26,15 +30,16 @@ from csd.cpu.tiles import BY
 
 @by_threads
 def _attend(
-    shape,  # M, H, K, D, n_pages
+    shape,  # M, H, K, D, Dv, n_pages
     q,  # [M, H, D]
     node_k,  # [M, K, D]
-    node_v,  # [M, K, D]
+    node_v,  # [M, K, Dv]
     k_pages,  # [n_pages, 64, K, D]
-    v_pages,  # [n_pages, 64, K, D]
-    out,  # [M, H, D], written
+    v_pages,  # [n_pages, 64, K, Dv]
+    out,  # [M, H, Dv], written
     kinds,  # `attention_kinds` of the dtype and D
     scale,
+    properties,  # of `properties_of`: None is compiled apart
     shares,  # into how many parts a group's heads and its rows are divided: `shares`
     prompt_pages,  # [G, PP] int32
     prompt_len,  # [G] int32
@@ -47,15 +52,19 @@ def _attend(
     group_start,  # [G + 1] int32
     groups,  # those that have rows
 ):
-    M, H, K, D, pages = shape
+    M, H, K, D, Dv, pages = shape
     like, key_like, by = kinds
     words = D * like.itemsize // key_like.itemsize
-    q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, D), like)
-    node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, D), like)
+    q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, Dv), like)
+    node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, Dv), like)
     # pages of keys and of values, and their bytes
-    as_bytes = pages, PAGE, K, D * like.itemsize
-    keys = memory(k_pages, (pages, PAGE, K, words), key_like), memory(k_pages, as_bytes, BYTES)
-    values = memory(v_pages, (pages, PAGE, K, D), like), memory(v_pages, as_bytes, BYTES)
+    tokens = pages, PAGE, K
+    keys = memory(k_pages, (*tokens, words), key_like), memory(
+        k_pages, (*tokens, D * like.itemsize), BYTES
+    )
+    values = memory(v_pages, (*tokens, Dv), like), memory(
+        v_pages, (*tokens, Dv * like.itemsize), BYTES
+    )
     each, (sides, parts) = H // K, shares
     numbers = np.empty(0, type(scale))
     for unit in prange(len(groups) * sides * parts):
@@ -68,11 +77,14 @@ def _attend(
         # of one head, and of all of them, head after head
         rows = (last - first) * each
         many, prompt, own = rows * (heads[1] - heads[0]), prompt_len[g], 0
+        # the first position that a root sees, which sees more than the rows below it
+        front = np.int64(1 << 40)
         for m in range(first, last):
             own = max(own, slot_len[slot[m]] + slot_nodes[slot[m]])
-        wide = -(-D // WIDTH) * WIDTH
-        # a row's keys: prompt | committed | nodes, and room for whole lanes
-        columns = -(-(prompt + own + PAGE) // BLOCK) * BLOCK
+            front = min(front, first_key(properties, prompt + slot_len[slot[m]], 1))
+        wide = -(-max(D, Dv) // WIDTH) * WIDTH
+        # prompt | committed | nodes, from position `front` on, and room for whole lanes
+        columns = -(-(prompt - front + own + PAGE) // BLOCK) * BLOCK
         buffer = np.empty(room_bytes(many, words, columns, wide, numbers), np.uint8)
         query, score, sums, total, lanes, work = room(
             buffer.ctypes.data, many, words, columns, wide, numbers
@@ -81,40 +93,51 @@ def _attend(
             row = q[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
             for d in range(words):
                 query[i, d] = read(row[d])
-        whole, shared, s = (0, rows, rows), (prompt_pages[g], 0, prompt), slot[first]
-        then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
-        score_pages(keys, shared, then, heads, whole, 0, query, score, work, by)
+        whole, s = (0, rows, rows), slot[first]
+        shared = prompt_pages[g], min(front, prompt), prompt
+        behind = first_own(properties, prompt, slot_len[s])
+        then = page_of(keys[1], slot_pages[s], slot_len[s], behind)
+        score_pages(keys, shared, then, heads, whole, -front, query, score, work, by)
         m = first
         while m < last:
             s = slot[m]
             start, nodes, length = slot_start[s], slot_nodes[s], slot_len[s]
-            stop, old = min(start + nodes, last), prompt + length
-            committed = slot_pages[s], 0, length
+            stop, old = min(start + nodes, last), prompt - front + length
+            committed = slot_pages[s], first_own(properties, prompt, length), length
             some = (m - first) * each, (stop - first) * each, rows
-            then = page_of(values[1], slot_pages[s], length, 0)
-            score_pages(keys, committed, then, heads, some, prompt, query, score, work, by)
+            then = page_of(values[1], slot_pages[s], length, committed[1])
+            at = prompt - front
+            score_pages(keys, committed, then, heads, some, at, query, score, work, by)
             for h in range(heads[0], heads[1]):
                 low, high = of_head(h, heads, some)
                 near = node_k[start : start + nodes]
                 score_keys(near, h, low, high, old, query, score, work, by)
                 for i in range(low, high):
                     word = ancestors[first + i % rows // each]
-                    total[i] = softmax(score[i], scale, old, nodes, word, lanes)
+                    if properties is None:
+                        total[i] = softmax(score[i], scale, old, nodes, word, lanes)
+                    else:
+                        sees = first_key(properties, prompt + length, word) - front
+                        head = h * each + i % each
+                        total[i] = weigh(
+                            score[i], scale, old, nodes, word, lanes, sees, properties, head
+                        )
             if stop < last:
                 s = slot[stop]
-                then = page_of(keys[1], slot_pages[s], slot_len[s], 0)
+                behind = first_own(properties, prompt, slot_len[s])
+                then = page_of(keys[1], slot_pages[s], slot_len[s], behind)
             else:
-                then = page_of(values[1], prompt_pages[g], prompt, 0)
-            add_pages(values, committed, then, heads, some, prompt, score, sums, work, by)
+                then = page_of(values[1], prompt_pages[g], prompt, front)
+            add_pages(values, committed, then, heads, some, at, score, sums, work, by)
             for h in range(heads[0], heads[1]):
                 low, high = of_head(h, heads, some)
                 near = node_v[start : start + nodes]
                 add_values(near, h, low, high, old, score, sums, work, by)
             m = stop
-        add_pages(values, shared, keys[1][0, :0], heads, whole, 0, score, sums, work, by)
+        add_pages(values, shared, keys[1][0, :0], heads, whole, -front, score, sums, work, by)
         for i in range(many):
             y = out[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
-            for d in range(D):
+            for d in range(Dv):
                 y[d] = rounded(sums[i, d] / total[i], like)
         # numba frees an array behind its last use, and its parts are in use until here
         buffer[0] = 0
@@ -131,7 +154,8 @@ def attention_kinds(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `_attend` reads values and keys as, and by what it multiplies them, of `tiles.BY`.
 
-    by: an instruction, else this CPU's where it multiplies heads of D numbers.
+    D: of keys and values, or the greatest common divisor of the keys' and twice the values'. by: an
+    instruction, else this CPU's where it multiplies heads of D numbers.
     """
     taken = instruction(dtype)
     in_pairs = taken == "dot" and D % (2 * BLOCK) == 0
@@ -150,7 +174,7 @@ def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:
     return sides, count // math.gcd(groups * sides, count)
 
 
-def plan_attention(heads: int, kv_heads: int, **layout: torch.Tensor) -> tuple[np.ndarray, ...]:
+def plan_attention(heads: int, kv_heads: int, **layout: Any) -> tuple[np.ndarray, ...]:
     """A step's layout as the loop takes it; layout: `LAYOUT`'s tensors and others."""
     arrays = tuple(layout[name].numpy() for name in LAYOUT)
     return *arrays, np.flatnonzero(np.diff(arrays[-1]))
@@ -159,30 +183,35 @@ def plan_attention(heads: int, kv_heads: int, **layout: torch.Tensor) -> tuple[n
 def tree_attention(
     q: torch.Tensor,  # [M, H, D]
     node_k: torch.Tensor,  # [M, K, D]
-    node_v: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
     k_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
     *,
     scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [H]
     work: tuple[np.ndarray, ...] | None = None,
     out: torch.Tensor | None = None,
     **layout: torch.Tensor,
 ) -> torch.Tensor:
-    """`tree_attention_batched`; work: `plan_attention` of the step.
+    """`tree_attention_properties`, [M, H, Dv]; work: `plan_attention` of the step.
 
     Raises TypeError for tensors that loops do not read.
     """
     given = q, node_k, node_v, k_pages, v_pages
     require(readable(*given), "tree_attention", *given)
-    out = torch.empty_like(q) if out is None else out
-    M, H, D = q.shape
-    K, pages, rows = node_k.shape[1], k_pages.shape[0], work or plan_attention(H, 0, **layout)
+    (M, H, D), (K, Dv), pages = q.shape, node_v.shape[1:], k_pages.shape[0]
+    out = q.new_empty(M, H, Dv) if out is None else out
+    rows = work or plan_attention(H, 0, **layout)
     out[int(rows[-2][-1]) :].zero_()
     tensors = [x.contiguous() for x in (q, node_k, node_v, k_pages, v_pages)]
-    dense = out if out.is_contiguous() else torch.empty_like(q)
+    dense = out if out.is_contiguous() else torch.empty_like(out)
     kind = np.float64 if q.dtype == torch.float64 else np.float32
     _attend(
-        M * H * D * PAGE, (M, H, K, D, pages), *(x.data_ptr() for x in (*tensors, dense)),
-        attention_kinds(q.dtype, D), kind(scale), shares(rows, K), *rows,
+        M * H * D * PAGE, (M, H, K, D, Dv, pages), *(x.data_ptr() for x in (*tensors, dense)),
+        attention_kinds(q.dtype, math.gcd(D, 2 * Dv)), kind(scale),
+        properties_of(kind, window, chunk, softcap, sinks), shares(rows, K), *rows,
     )  # fmt: skip
     return out if out is dense else out.copy_(dense)

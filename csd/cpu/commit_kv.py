@@ -13,11 +13,11 @@ BYTES = np.empty(0, np.uint8)
 @loop
 def _commit_kv(
     layers,
-    size,  # bytes of a token's keys in a layer, and of its values
+    sizes,  # bytes of a token's keys in a layer, and of its values
     nodes,  # addresses of node_k and node_v
     pages,  # of k_pages and v_pages
-    node_stride,  # bytes from a layer to the next one
-    page_stride,
+    node_strides,  # bytes from a layer to the next one
+    page_strides,
     slot_pages,  # [S, SP]
     slot_len,  # [S]
     accept_row,  # [S, A]
@@ -29,10 +29,11 @@ def _commit_kv(
             first = slot_len[s] - (accept_count[s] if moved else 0)
             for i in range(accept_count[s]):
                 place = first + i
-                row = layer * node_stride + accept_row[s, i] * size
-                at = (slot_pages[s, place // PAGE] * PAGE + place % PAGE) * size
-                at += layer * page_stride
+                token = slot_pages[s, place // PAGE] * PAGE + place % PAGE
                 for kind in range(2):
+                    size = sizes[kind]
+                    row = layer * node_strides[kind] + accept_row[s, i] * size
+                    at = layer * page_strides[kind] + token * size
                     given = memory(nodes[kind] + row, size, BYTES)
                     to = memory(pages[kind] + at, size, BYTES)
                     for j in range(size):
@@ -43,14 +44,14 @@ def reads_commit(
     node_k: torch.Tensor, node_v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
 ) -> bool:
     """Whether the loop reads and writes `commit_kv`'s tensors."""
-    return _side_by_side(node_k, node_v) and _side_by_side(k_pages, v_pages)
+    return all(map(_side_by_side, (node_k, node_v, k_pages, v_pages)))
 
 
 def commit_kv(
     node_k: torch.Tensor,  # [L, M, K, D]
-    node_v: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, Dv]
     k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
-    v_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, Dv], written in place
     slot_pages: torch.Tensor,
     slot_len: torch.Tensor,
     accept_row: torch.Tensor,
@@ -62,14 +63,13 @@ def commit_kv(
     require(reads_commit(*nodes, *pages), "commit_kv", *nodes, *pages)
     width = node_k.element_size()
     _commit_kv(
-        node_k.shape[0], node_k.shape[2] * node_k.shape[3] * width,
+        node_k.shape[0], tuple(x.shape[2] * x.shape[3] * width for x in nodes),
         tuple(x.data_ptr() for x in nodes), tuple(x.data_ptr() for x in pages),
-        node_k.stride(0) * width, k_pages.stride(0) * width,
+        tuple(x.stride(0) * width for x in nodes), tuple(x.stride(0) * width for x in pages),
         *(x.numpy() for x in (slot_pages, slot_len, accept_row, accept_count)), moved,
     )  # fmt: skip
 
 
-def _side_by_side(k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether both lie in memory alike, a layer's rows without gaps."""
-    plain = k.device.type == "cpu" and type(k) in PLAIN and type(v) in PLAIN
-    return plain and k.stride() == v.stride() and bool(k.shape[0]) and k[0].is_contiguous()
+def _side_by_side(x: torch.Tensor) -> bool:
+    """Whether a layer's rows lie in memory without gaps."""
+    return x.device.type == "cpu" and type(x) in PLAIN and bool(x.shape[0]) and x[0].is_contiguous()

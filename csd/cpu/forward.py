@@ -84,8 +84,8 @@ def _layers(
             q, node_k, node_v, like,
         )  # fmt: skip
         attention(
-            attends, (M, H, K, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, shares,
-            *rows,
+            attends, (M, H, K, D, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, None,
+            shares, *rows,
         )  # fmt: skip
         shape = M, hidden, H * D
         product(plain, by_out, shape, attended, turned, w[OUT], 0, x, like, by)

@@ -27,8 +27,11 @@ def _register(name: str, takes: Callable[..., bool], loop: Callable) -> None:
 
 @wraps(tree_attention)
 def _attend(*args: Any) -> None:
-    *keys, layout, scale, _work, out = args
-    tree_attention(*keys, **layout._asdict(), scale=scale, out=out)
+    *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
+    tree_attention(
+        *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
 
 
 _register("rms_norm", reads_norm, first_of(rms_norm))

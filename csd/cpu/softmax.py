@@ -17,6 +17,15 @@ from csd.cpu.vectors import INT, halves, splat
 def softmax(x, scale, old, nodes, word, sums):
     """Writes a row's weights in place of its scores; returns their sum, by which none is divided.
 
+    The arguments are those of `weights`.
+    """
+    return weights(x, scale, old, nodes, word, sums)[0]
+
+
+@loop
+def weights(x, scale, old, nodes, word, sums):
+    """`softmax`, and the largest score that is seen.
+
     x: scores of `old` keys and then `nodes` nodes, to be multiplied by scale > 0, and room for a
     block; word: bits of the nodes that it attends to; sums: [WIDTH] to work in. A key's position
     decides where it is added, whether it is a node or committed.
@@ -37,23 +46,23 @@ def softmax(x, scale, old, nodes, word, sums):
         sums[j] = 0
     total = lanes(sums, 0)
     for j in range(0, wide, WIDTH):
-        weights = exponentials(lanes(x, j), most, scale)
-        put(weights, x, j)
-        total = add_multiple(total, one, weights)
+        found = exponentials(lanes(x, j), most, scale)
+        put(found, x, j)
+        total = add_multiple(total, one, found)
     put(total, sums, 0)
     for j in range(wide, whole + 1, BLOCK):
         given = block(x, j)
         bits = rest if j == whole else -1
-        weights = exponentials(given, most, scale)
-        put(kept(weights, bits, given), x, j)
-        put(add_multiple(block(sums, j - wide), one, kept(weights, bits, zero)), sums, j - wide)
+        found = exponentials(given, most, scale)
+        put(kept(found, bits, given), x, j)
+        put(add_multiple(block(sums, j - wide), one, kept(found, bits, zero)), sums, j - wide)
     at = old - wide
     seen = word if nodes == 64 else word & ((1 << nodes) - 1)
     while seen:
         sums[at & (WIDTH - 1)] += x[old + lowest(seen)]
         at += 1
         seen &= seen - 1
-    return added(sums)
+    return added(sums), most
 
 
 @intrinsic

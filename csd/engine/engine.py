@@ -35,7 +35,6 @@ from csd.models.config import ModelSizes
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
 from csd.models.module_decoder import NOT_STATIC, ModuleDecoder
-from csd.models.module_sizes import kernel_sizes
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
@@ -163,7 +162,7 @@ class Engine(Resources):
         self.together = together
         self._default_drafter: Any = drafter
         self._drafter_name: Any = drafter
-        check_kernels(self.device, self.dtype, kernel_sizes(self.decoder.config))
+        check_kernels(self.device, self.dtype, self.decoder.config)
         self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
@@ -387,7 +386,7 @@ class Engine(Resources):
         if drawn and requests[0].params.temperature > 0:
             sampler = Sampler(settings.verifier, self._drafter, self._ops)
         elif settings.reader is not None:
-            sampler = settings.reader(self._ops, step.cache.node_k.shape[1])
+            sampler = settings.reader(self._ops, step.cache.rows)
         if sampler is not None and isinstance(step, StaticStep):
             step = Step(step.decoder, None, step.cache, step.slots, step.ops)
         changes = Changes.of_call(

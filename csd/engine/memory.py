@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from csd.engine.requests import Request
-from csd.state.kv_cache import PAGE, KVCache, pages_for
+from csd.state.kv_cache import PAGE, KVCache, layer_shapes, pages_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Room:
     @classmethod
     def of(cls, cache: KVCache) -> "Room":
         slots, slot_pages = cache.slot_pages.shape
-        prompt_pages, pages = cache.prompt_pages.shape[1], cache.k.shape[1]
-        return cls(slots, slot_pages, prompt_pages, pages, cache.node_k.shape[1])
+        prompt_pages = cache.prompt_pages.shape[1]
+        return cls(slots, slot_pages, prompt_pages, cache.pages, cache.rows)
 
     @classmethod
     def least(cls, sizes: Sizes, rows: int) -> "Room":
@@ -82,9 +82,10 @@ def _power_of_two(x: int) -> int:
 
 
 def _gathered(cached: int, config: Any, dtype: torch.dtype) -> int:
-    """Bytes of a layer's keys and values as they are, and of another copy in float32."""
+    """Bytes of the largest layer's keys and values as they are, and of a copy in float32."""
     wide = max(torch.float32.itemsize, dtype.itemsize)
-    return cached // config.layers * (dtype.itemsize + wide) // dtype.itemsize
+    numbers = [shape.numbers for shape in layer_shapes(config)]
+    return cached * max(numbers) // sum(numbers) * (dtype.itemsize + wide) // dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Resources:
             before = Room.of(self._step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
             fits = fits and self._drafter.suits(tokens, history)
-            if fits and self._step.cache.k.dtype == self.dtype:
+            if fits and self._step.cache.dtype == self.dtype:
                 return self._step
             # caches only grow: else calls of two sizes would make them, and all graphs, in turn
             tokens, history = max(tokens, self._text[0]), history or self._text[1]

@@ -96,7 +96,7 @@ class Step:
         pool, nodes = self._drafted(live, budget)
         if self.changes is None or self.sampler is not None or not self.drafting:
             return pool
-        most = min(live + nodes, self.cache.node_k.shape[1])
+        most = min(live + nodes, self.cache.rows)
         return self.changes.plan(pool, self.slots, most)
 
     def _drafted(self, live: int, budget: Budget) -> tuple[Pool, int]:
@@ -133,10 +133,11 @@ class Step:
         )
         config = self.decoder.config
         work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
-        node_k, node_v = cache.node_k[:, : pool.rows], cache.node_v[:, : pool.rows]
+        node_k, node_v = cache.nodes(pool.rows)
         attend = LayerAttention(
             self.ops.tree_attention, node_k, node_v, cache.k, cache.v, where, work,
-            config.head_dim**-0.5,
+            config.head_dim**-0.5, plan=self.ops.plan_attention,
+            works={(config.heads, config.kv_heads, None, None): work},
         )  # fmt: skip
         hidden = self.ops.forward(
             self.decoder, pool.token, pool.position, attend, node_k, node_v
@@ -153,7 +154,7 @@ class Step:
         cache, rows, device = self.cache, len(chunk), self.slots.live.device
         tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
         position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
-        node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
+        node_k, node_v = cache.nodes(rows)
         attend = PromptAttention(
             self.ops.chunk_attention, node_k, node_v, cache.k, cache.v, cache.prompt_pages[g],
             start, self.decoder.config.head_dim**-0.5,
@@ -180,11 +181,11 @@ class Step:
 
     def commit(self, verdict: Verdict) -> None:
         """Accepted nodes' keys and values move behind the committed ones of slots that moved on."""
-        cache = self.cache
-        self.ops.commit_kv(
-            cache.node_k, cache.node_v, cache.k, cache.v, cache.slot_pages,
-            self.slots.generated, verdict.accept_row, verdict.accept_count, True,
-        )
+        for part in self.cache.parts:
+            self.ops.commit_kv(
+                part.node_k, part.node_v, part.k, part.v, self.cache.slot_pages,
+                self.slots.generated, verdict.accept_row, verdict.accept_count, True,
+            )
 
     def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
         """The new n-grams and the target's top 8 at the nodes go into the graph."""

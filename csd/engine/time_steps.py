@@ -36,7 +36,7 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
     """
     step.drafting = False
     step.slots.group.zero_()
-    dtype, few_and_many = step.cache.node_k.dtype, [sizes[0], sizes[-1]]
+    dtype, few_and_many = step.cache.dtype, [sizes[0], sizes[-1]]
     with compiled_beside(dtype, step.decoder.config.vocab, few_and_many):
         logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
     for x in logits:

@@ -23,9 +23,9 @@ BLOCK_A = 4
 
 def commit_kv_ref(
     node_k: torch.Tensor,  # [L, M, K, D]
-    node_v: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, Dv]
     k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
-    v_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, Dv], written in place
     slot_pages: torch.Tensor,  # [S, SP] int32
     slot_len: torch.Tensor,  # [S] int32
     accept_row: torch.Tensor,  # [S, A] int32, -1 padded
@@ -49,19 +49,22 @@ def commit_kv_ref(
 @triton.jit(do_not_specialize=["slot_width", "A"])
 def _commit_kv_kernel(
     node_k_ptr,  # [L, M, W], W = K * D
-    node_v_ptr,  # [L, M, W]
+    node_v_ptr,  # [L, M, WV], WV = K * Dv
     k_pages_ptr,  # [L, n_pages, PAGE, W]
-    v_pages_ptr,  # [L, n_pages, PAGE, W]
+    v_pages_ptr,  # [L, n_pages, PAGE, WV]
     slot_pages_ptr,  # [S, SP] int32
     slot_len_ptr,  # [S] int32
     accept_row_ptr,  # [S, A] int32
     accept_count_ptr,  # [S] int32
-    node_layer_stride,
-    pages_layer_stride,
+    node_k_stride,  # from a layer to the next
+    node_v_stride,
+    k_pages_stride,
+    v_pages_stride,
     slot_width,
     A,
     MOVED: tl.constexpr,
     W: tl.constexpr,
+    WV: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_A: tl.constexpr,
     BLOCK_W: tl.constexpr,
@@ -79,16 +82,20 @@ def _commit_kv_kernel(
     if MOVED:
         place -= tl.load(accept_count_ptr + slot)
     page = tl.load(slot_pages_ptr + slot * slot_width + place // PAGE, mask=accepted, other=0)
-    source = layer * node_layer_stride + row * W
-    target = layer * pages_layer_stride + (page.to(tl.int64) * PAGE + place % PAGE) * W
-    for w in range(0, W, BLOCK_W):
+    token = page.to(tl.int64) * PAGE + place % PAGE
+    source = (layer * node_k_stride + row * W)[:, None]
+    source_v = (layer * node_v_stride + row * WV)[:, None]
+    target = (layer * k_pages_stride + token * W)[:, None]
+    target_v = (layer * v_pages_stride + token * WV)[:, None]
+    for w in range(0, max(W, WV), BLOCK_W):
         # [BLOCK_A, BLOCK_W]
         offs_w = w + tl.arange(0, BLOCK_W)[None, :]
         mask = accepted[:, None] & (offs_w < W)
-        k = tl.load(node_k_ptr + source[:, None] + offs_w, mask=mask)
-        v = tl.load(node_v_ptr + source[:, None] + offs_w, mask=mask)
-        tl.store(k_pages_ptr + target[:, None] + offs_w, k, mask=mask)
-        tl.store(v_pages_ptr + target[:, None] + offs_w, v, mask=mask)
+        mask_v = accepted[:, None] & (offs_w < WV)
+        k = tl.load(node_k_ptr + source + offs_w, mask=mask)
+        v = tl.load(node_v_ptr + source_v + offs_w, mask=mask_v)
+        tl.store(k_pages_ptr + target + offs_w, k, mask=mask)
+        tl.store(v_pages_ptr + target_v + offs_w, v, mask=mask_v)
 
 
 def commit_kv_triton(
@@ -103,7 +110,7 @@ def commit_kv_triton(
     moved: bool = False,
 ) -> None:
     """One launch for all layers and slots."""
-    L, W = node_k.shape[0], node_k.shape[2] * node_k.shape[3]
+    L, W, WV = node_k.shape[0], node_k[0, 0].numel(), node_v[0, 0].numel()
     S, A = accept_row.shape
     _commit_kv_kernel[(S, L, triton.cdiv(A, BLOCK_A))](
         node_k_ptr=node_k,
@@ -114,15 +121,18 @@ def commit_kv_triton(
         slot_len_ptr=slot_len,
         accept_row_ptr=accept_row,
         accept_count_ptr=accept_count,
-        node_layer_stride=node_k.stride(0),
-        pages_layer_stride=k_pages.stride(0),
+        node_k_stride=node_k.stride(0),
+        node_v_stride=node_v.stride(0),
+        k_pages_stride=k_pages.stride(0),
+        v_pages_stride=v_pages.stride(0),
         slot_width=slot_pages.stride(0),
         A=A,
         MOVED=moved,
         W=W,
+        WV=WV,
         PAGE=PAGE,
         BLOCK_A=BLOCK_A,
-        BLOCK_W=min(1024, triton.next_power_of_2(W)),
+        BLOCK_W=min(1024, triton.next_power_of_2(max(W, WV))),
         num_warps=4,
     )
 
@@ -134,9 +144,9 @@ _commit_kv = operator(
 
 def commit_kv(
     node_k: torch.Tensor,  # [L, M, K, D]
-    node_v: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, Dv]
     k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
-    v_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, Dv], written in place
     slot_pages: torch.Tensor,  # [S, SP] int32
     slot_len: torch.Tensor,  # [S] int32
     accept_row: torch.Tensor,  # [S, A] int32, -1 padded
@@ -149,14 +159,15 @@ def commit_kv(
     """
     if node_k.dim() != 4:
         raise ValueError(f"node_k must be [L, M, K, D], got {tuple(node_k.shape)}")
-    L, _, K, D = node_k.shape
-    kind, device = node_k.dtype, node_k.device
+    L, M, K, D = node_k.shape
+    kind, device, Dv = node_k.dtype, node_k.device, node_v.shape[-1]
     check_tensor("node_k", node_k, node_k.shape, None, device, rows_apart=True)
-    check_tensor("node_v", node_v, node_k.shape, kind, device, rows_apart=True)
+    check_tensor("node_v", node_v, (L, M, K, Dv), kind, device, rows_apart=True)
     check_tensor("k_pages", k_pages, (L, None, PAGE, K, D), kind, device, rows_apart=True)
-    check_tensor("v_pages", v_pages, k_pages.shape, kind, device, rows_apart=True)
+    shape = (*k_pages.shape[:-1], Dv)
+    check_tensor("v_pages", v_pages, shape, kind, device, rows_apart=True)
     for name, x, k in (("node_v", node_v, node_k), ("v_pages", v_pages, k_pages)):
-        if L and x.stride() != k.stride():
+        if L and Dv == D and x.stride() != k.stride():
             raise ValueError(f"{name} must have strides {k.stride()}, got {x.stride()}")
     check_tensor("slot_len", slot_len, (None,), torch.int32, device)
     S = slot_len.shape[0]

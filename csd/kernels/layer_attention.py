@@ -1,7 +1,8 @@
 """Attention as the decoder calls it, a layer at a time: of a step's rows, and of a prompt's.
 
-A call without properties is the backend's. One with them, as the module decoder's may be, is the
-reference of `csd/kernels/tree_attention/properties.py` on every backend.
+A call may have properties of its own, as the module decoder's have: windows, caps, sinks, other
+sizes (`csd/kernels/tree_attention/properties.py`). A step's rows take the backend's attention for
+all of these, with a work list for each size and reach that its layers have.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,7 @@ import torch
 
 from csd.kernels.chunk_properties import chunk_attention_properties
 from csd.kernels.commit_kv import write_prompt
-from csd.kernels.tree_attention.placed_keys import PlacedGroup, place_keys
-from csd.kernels.tree_attention.properties import (
-    Properties,
-    as_heads,
-    tree_attention_properties,
-)
+from csd.kernels.tree_attention.properties import Properties
 
 
 @dataclass(slots=True)
@@ -25,14 +21,17 @@ class LayerAttention:
     """`tree_attention` over a step's layout and the keys and values of all layers."""
 
     tree_attention: Callable
-    node_k: torch.Tensor  # [L, M, K, D]
-    node_v: torch.Tensor  # [L, M, K, D]
-    k: torch.Tensor  # [L, n_pages, 64, K, D]
-    v: torch.Tensor  # [L, n_pages, 64, K, D]
+    # as a `KVCache` has them: a tensor, or one for each layer
+    node_k: Any  # [L, M, K, D]
+    node_v: Any  # [L, M, K, Dv]
+    k: Any  # [L, n_pages, 64, K, D]
+    v: Any  # [L, n_pages, 64, K, Dv]
     where: dict[str, torch.Tensor]
     work: Any  # what `plan_attention` made of the layout
     scale: float
-    _placed: list[PlacedGroup] | None = field(default=None, repr=False)
+    plan: Callable | None = None  # `plan_attention`, for calls with properties
+    # what it made, by heads, key-value heads, window and chunk
+    works: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     def __call__(
         self,
@@ -47,10 +46,20 @@ class LayerAttention:
         if properties is None:
             scale = self.scale if scale is None else scale
             return self.tree_attention(q, *found, **self.where, scale=scale, work=self.work)
-        if self._placed is None:
-            self._placed = place_keys(**self.where)
-        found = _of_sizes(*found, properties)
-        return tree_attention_properties(q, *found, self._placed, properties, sinks)
+        p = properties
+        q, scale = _positive(q, p.scale)
+        return self.tree_attention(
+            q, *found, **self.where, scale=scale, work=self._work_of(q.shape[1], p),
+            window=p.window, chunk=p.chunk, softcap=p.softcap, sinks=sinks,
+        )  # fmt: skip
+
+    def _work_of(self, heads: int, p: Properties) -> Any:
+        key = heads, p.kv_heads, p.window, p.chunk
+        if key not in self.works and self.plan is not None:
+            self.works[key] = self.plan(
+                heads=heads, kv_heads=p.kv_heads, window=p.window, chunk=p.chunk, **self.where
+            )
+        return self.works.get(key)
 
 
 @dataclass(slots=True)
@@ -60,10 +69,11 @@ class PromptAttention:
     of_prompt: ClassVar[bool] = True  # nobody samples from these rows
 
     chunk_attention: Callable
-    node_k: torch.Tensor  # [L, R, K, D]
-    node_v: torch.Tensor  # [L, R, K, D]
-    k: torch.Tensor  # [L, n_pages, 64, K, D]
-    v: torch.Tensor  # [L, n_pages, 64, K, D]
+    # as a `KVCache` has them: a tensor, or one for each layer
+    node_k: Any  # [L, R, K, D]
+    node_v: Any  # [L, R, K, Dv]
+    k: Any  # [L, n_pages, 64, K, D]
+    v: Any  # [L, n_pages, 64, K, Dv]
     pages: torch.Tensor  # [PP] int32
     start: int
     scale: float
@@ -82,16 +92,11 @@ class PromptAttention:
         if properties is None:
             scale = self.scale if scale is None else scale
             return self.chunk_attention(q, k, v, self.pages, self.start, scale)
-        k, v = _of_sizes(node_k, node_v, k, v, properties)[2:]
         return chunk_attention_properties(q, k, v, self.pages, self.start, properties, sinks)
 
 
-def _of_sizes(
-    node_k: torch.Tensor, node_v: torch.Tensor, k: torch.Tensor, v: torch.Tensor, p: Properties
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A layer's keys and values as heads of a call's own sizes."""
-    keys, values = (p.kv_heads, p.head_dim), (p.kv_heads, p.value_dim)
-    return (
-        as_heads(node_k, *keys), as_heads(node_v, *values), as_heads(k, *keys),
-        as_heads(v, *values),
-    )  # fmt: skip
+def _positive(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
+    """q and a scale of the same scores: the largest score is found before it is scaled."""
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)

@@ -1,10 +1,12 @@
 """Merge of the partial results of an attention whose keys were split.
 
-    out[m, h] = sum of w_i o_i / sum of w_i,    w_i = 2^(lse_i - max lse)
+    out[m, h] = sum of w_i o_i / (sum of w_i + s),    w_i = 2^(lse_i - max lse)
 
 over the partials i of row m, of its prompt and of its slot: merge[m] = (first row, count) of the
 prompt's, then of the slot's; a tile's partials are `stride` rows apart, and the query heads of a
 key-value head are neighbours. lse is in base 2. A row without partials gives zeros.
+
+s = 2^(sinks[h] log2 e - max lse) where heads have sinks, which the maximum is over too, else 0.
 """
 
 import torch
@@ -21,6 +23,7 @@ def merge_partials_ref(
     merge: torch.Tensor,  # [M, 4] int32
     stride: int,
     out: torch.Tensor,  # [M, H, D], written
+    sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
     """Plain PyTorch, a row at a time in float64."""
     K, each = o.shape[0], out.shape[1] // o.shape[0]
@@ -32,9 +35,23 @@ def merge_partials_ref(
             continue
         index = torch.tensor(places)[:, None] + torch.arange(each)
         # [K, splits, each]
-        weight = torch.softmax(lse[:, index].double() * 0.6931471805599453, dim=1)
+        score = lse[:, index].double() * 0.6931471805599453
+        if sinks is not None:
+            score = torch.cat((score, sinks.double().view(K, 1, each)), 1)
+        weight = torch.softmax(score, dim=1)[:, : len(places)]
         out[m] = (weight[..., None] * o[:, index].double()).sum(1).view(K * each, -1)
     return out
+
+
+@triton.jit
+def _sinks(sinks_ptr, head, mask):
+    """The largest score, in base 2, and the sum of the weights before any key."""
+    if sinks_ptr is None:
+        peak = tl.full(head.shape, float("-inf"), tl.float32)
+        return peak, tl.zeros(head.shape, tl.float32)
+    else:
+        sink = tl.load(sinks_ptr + head, mask=mask, other=0.0).to(tl.float32)
+        return sink * 1.4426950408889634, tl.full(head.shape, 1.0, tl.float32)
 
 
 @triton.jit(do_not_specialize=["partial_rows"])
@@ -43,6 +60,7 @@ def _merge_partials_kernel(
     lse_ptr,  # [K, R] float32
     merge_ptr,  # [M, 4] int32
     out_ptr,  # [M, H, D]
+    sinks_ptr,  # [H], or None
     partial_rows,
     EACH: tl.constexpr,
     K: tl.constexpr,
@@ -60,8 +78,7 @@ def _merge_partials_kernel(
     offs = offs_e[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
     mask = mask_e[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
     acc = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
-    peak = tl.full([BLOCK_E], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_E], tl.float32)
+    peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
         first = kv * partial_rows + tl.load(merge_ptr + row * 4 + 2 * part)
         for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
@@ -88,6 +105,7 @@ def merge_partials_triton(
     merge: torch.Tensor,
     stride: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One launch; out must be contiguous."""
     (K, R, D), (M, H) = o.shape, out.shape[:2]
@@ -96,6 +114,7 @@ def merge_partials_triton(
         lse_ptr=lse,
         merge_ptr=merge,
         out_ptr=out,
+        sinks_ptr=sinks,
         partial_rows=R,
         EACH=H // K,
         K=K,
@@ -119,6 +138,7 @@ def merge_partials(
     merge: torch.Tensor,  # [M, 4] int32
     stride: int,
     out: torch.Tensor,  # [M, H, D], written
+    sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
     """Writes and returns out."""
     whole = out.dim() == 3 == o.dim() and o.shape[0] and not out.shape[1] % o.shape[0]
@@ -131,5 +151,7 @@ def merge_partials(
     check_tensor("lse", lse, o.shape[:2], torch.float32, o.device)
     check_tensor("merge", merge, (out.shape[0], 4), torch.int32, o.device)
     check_tensor("out", out, out.shape, None, o.device)
-    _merge_partials(o, lse, merge, stride, out)
+    if sinks is not None:
+        check_tensor("sinks", sinks, (out.shape[1],), None, o.device)
+    _merge_partials(o, lse, merge, stride, out, sinks)
     return out

@@ -21,8 +21,7 @@ from csd.kernels.rotary import rotary_ref, rotary_triton
 from csd.kernels.snapshot import snapshot_ref, snapshot_triton
 from csd.kernels.swiglu import swiglu_ref, swiglu_triton
 from csd.kernels.tree_attention import tree_attention_triton
-from csd.kernels.tree_attention.batched import tree_attention_batched
-from csd.kernels.tree_attention.batched_work import batched_work
+from csd.kernels.tree_attention.by_reference import plan_reference, tree_attention_reference
 from csd.kernels.tree_attention.layout import with_layout
 from csd.kernels.tree_attention.plan import plan_attention_triton
 from csd.kernels.verify import decide_triton, verify_ref, verify_triton
@@ -114,8 +113,8 @@ def reference() -> Ops:
         rms_norm=rms_norm_ref,
         rotary=rotary_ref,
         swiglu=swiglu_ref,
-        plan_attention=batched_work,
-        tree_attention=tree_attention_batched,
+        plan_attention=plan_reference,
+        tree_attention=tree_attention_reference,
         verify=verify_on_path,
         verify_all=verify_ref,
         commit_kv=commit_kv_ref,

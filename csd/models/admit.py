@@ -19,7 +19,7 @@ from csd.kernels.layer_attention import LayerAttention
 from csd.models.admit_attention import attention_difference, normal_operands, without_work
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted, refusing
-from csd.state.kv_cache import PAGE
+from csd.state.kv_cache import KVCache
 
 # of the largest number of a result; measured are 4e-7 and, of attention, 1e-6, against 0.1 and more
 # where something is wrong
@@ -119,12 +119,12 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         slot_start=whole(start), slot_nodes=whole(list(ROWS)),
         group_start=whole([*start, sum(ROWS)]),
     )  # fmt: skip
-    node_k, node_v = torch.zeros(
-        2, c.layers, rows, c.kv_heads, c.head_dim, dtype=dtype, device=device
-    ).unbind()
-    pages = torch.zeros(c.layers, 1, PAGE, c.kv_heads, c.head_dim, dtype=dtype, device=device)
+    cache = KVCache(
+        c, slots=1, pages=1, prompt_pages=1, slot_pages=1, rows=rows, dtype=dtype, device=device
+    )
+    node_k, node_v = cache.node_k, cache.node_v
     attend = LayerAttention(
-        without_work, node_k, node_v, pages, pages, where, None, c.head_dim**-0.5
+        without_work, node_k, node_v, cache.k, cache.v, where, None, c.head_dim**-0.5
     )
     token = padded(tokens, -1).int()
     with refusing(decoder.base):

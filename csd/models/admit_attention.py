@@ -12,7 +12,7 @@ import torch
 
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
-from csd.kernels.tree_attention.reference import tree_attention_ref
+from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.models.probe import Call, NotAdmitted, by_own_function
 from csd.state.kv_cache import PAGE, pages_for
 
@@ -155,4 +155,4 @@ def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
 
 def without_work(*args: Any, work: None = None, **named: Any) -> torch.Tensor:
     """The tree attention of a step that has no work list."""
-    return tree_attention_ref(*args, **named)
+    return tree_attention_reference(*args, **named)

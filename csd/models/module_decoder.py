@@ -25,8 +25,7 @@ from csd.models.refuse import refuse_module
 from csd.models.unchanged import hooks_of
 
 NOT_STATIC = (
-    "the module decoder reads the host in attention with a window, a cap or sinks, and a module "
-    "may read it anywhere, so its steps are not captured"
+    "a module may read the host anywhere, so the steps of the module decoder are not captured"
 )
 
 

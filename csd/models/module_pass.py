@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.kernels.tree_attention.properties import as_heads
 from csd.models.probe import Call
 
 
@@ -17,7 +16,7 @@ class Pass:
 
     def __init__(
         self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Callable,
-        node_k: torch.Tensor, node_v: torch.Tensor,
+        node_k: Any, node_v: Any,
     ):  # fmt: skip
         self.calls, self.plain, self.attend = calls, plain, attend
         self.node_k, self.node_v, self.at = node_k, node_v, 0
@@ -30,11 +29,10 @@ class Pass:
         mask: torch.Tensor | None, named: dict[str, Any],
     ) -> torch.Tensor:  # fmt: skip
         call = self._next(module, query, key, value, mask, named)
-        spec, kind = call.spec, self.node_k.dtype
+        spec, kind = call.spec, self.node_k[0].dtype
         if spec.shares is None:
-            keys, values = (spec.kv_heads, spec.head_dim), (spec.kv_heads, spec.value_dim)
-            as_heads(self.node_k[call.layer], *keys).copy_(key[0].transpose(0, 1))
-            as_heads(self.node_v[call.layer], *values).copy_(value[0].transpose(0, 1))
+            self.node_k[call.layer].copy_(key[0].transpose(0, 1))
+            self.node_v[call.layer].copy_(value[0].transpose(0, 1))
         # rows of q may lie apart, a row's heads may not
         q = query[0].transpose(0, 1).to(kind).contiguous()
         if spec.is_plain and (spec.heads, spec.kv_heads, spec.head_dim) == self.plain:

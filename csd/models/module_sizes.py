@@ -1,12 +1,13 @@
 """Sizes of a module, from its config and from what a probe found."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from csd.models.adapters import base_of
 from csd.models.config import ModelSizes
 from csd.models.probe import NotAdmitted, Probed
 from csd.models.refuse import refuse_module
+from csd.state.kv_cache import LayerShape
 
 # of models that name no context
 UNBOUNDED = 1 << 20
@@ -14,7 +15,7 @@ UNBOUNDED = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModuleConfig:
-    """Sizes of a module. Where calls differ in theirs, the cache has one head as wide as any."""
+    """Sizes of a module. Where calls differ in theirs, heads and head_dim are of the widest one."""
 
     family: str
     vocab: int
@@ -25,6 +26,7 @@ class ModuleConfig:
     head_dim: int
     context: int
     uniform: bool  # whether the heads are those of all calls
+    shapes: tuple[LayerShape, ...] | None = None  # of the cache's layers, where they are not alike
 
     @property
     def of_calls(self) -> tuple[int, int, int] | None:
@@ -57,13 +59,19 @@ def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
             f"{named.family} gives {found.vocab} logits, and vocab_size of its config is "
             f"{named.vocab}: they must be equal"
         )
-    layers = 1 + max(call.layer for call in found.calls)
-    sizes = {(c.spec.heads, c.spec.kv_heads, c.spec.head_dim) for c in found.calls}
-    uniform = len(sizes) == 1 and all(c.spec.head_dim == c.spec.value_dim for c in found.calls)
-    heads = sizes.pop() if uniform else (1, 1, max(call.spec.width for call in found.calls))
-    return ModuleConfig(
-        named.family, named.vocab, named.hidden, layers, *heads, named.context, uniform
+    own = {c.layer: c.spec for c in found.calls if c.spec.shares is None}
+    shapes = tuple(
+        LayerShape(own[i].kv_heads, own[i].head_dim, own[i].value_dim) for i in sorted(own)
     )
+    specs = [call.spec for call in found.calls]
+    sizes = {(spec.heads, spec.kv_heads, spec.head_dim) for spec in specs}
+    uniform = len(sizes) == 1 and all(spec.head_dim == spec.value_dim for spec in specs)
+    widest = max(specs, key=lambda spec: spec.width)
+    heads = widest.heads, widest.kv_heads, widest.head_dim
+    return ModuleConfig(
+        named.family, named.vocab, named.hidden, len(shapes), *heads, named.context, uniform,
+        None if uniform else shapes,
+    )  # fmt: skip
 
 
 def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
@@ -76,12 +84,5 @@ def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
     return ModuleConfig(
         now.family, now.vocab, now.hidden, before.layers, before.heads, before.kv_heads,
         before.head_dim, now.context, getattr(before, "uniform", True),
+        getattr(before, "shapes", None),
     )  # fmt: skip
-
-
-def kernel_sizes(config: ModelSizes) -> ModelSizes:
-    """Sizes of the attention that a backend's kernels compute for a model."""
-    if isinstance(config, ModuleConfig) and not config.uniform:
-        # they compute none, and the cache's one wide head is no size of theirs
-        return replace(config, heads=4, kv_heads=2, head_dim=64)
-    return config

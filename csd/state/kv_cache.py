@@ -1,6 +1,7 @@
 """Keys and values in pages of 64 tokens: prompts stored once a group, committed tokens a slot."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,11 +45,61 @@ class PageAllocator:
         self._free = sorted(self._free + pages)
 
 
-class KVCache:
-    """L layers, K key-value heads, D head size; page tables are int32, -1 where there is no page.
+class LayerShape(NamedTuple):
+    """Sizes of a layer's keys and values."""
 
-    k, v: [L, pages, 64, K, D]; node_k, node_v: [L, rows, K, D], the scratch of a step's nodes. A
-    layer's are parts of one tensor, so that one call can gather from all of them.
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Of a token."""
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+
+def layer_shapes(config: Any) -> list[LayerShape]:
+    """config: anything with layers, kv_heads and head_dim, and `shapes` where layers differ."""
+    shapes: Sequence[LayerShape] | None = getattr(config, "shapes", None)
+    if shapes is not None:
+        return list(shapes)
+    return [LayerShape(config.kv_heads, config.head_dim, config.head_dim)] * config.layers
+
+
+class LayersKV(NamedTuple):
+    """Keys and values of l layers of one shape, [l, ..]: pages, and the scratch of a step."""
+
+    k: torch.Tensor  # [l, pages, 64, K, D]
+    v: torch.Tensor  # [l, pages, 64, K, Dv]
+    node_k: torch.Tensor  # [l, rows, K, D]
+    node_v: torch.Tensor  # [l, rows, K, Dv]
+
+    @classmethod
+    def empty(
+        cls, layers: int, shape: LayerShape, pages: int, rows: int, dtype: torch.dtype,
+        device: str | torch.device,
+    ) -> "LayersKV":  # fmt: skip
+        """A layer's are parts of one tensor, so that one call can gather from all of them."""
+        K, D, Dv = shape
+        tokens = pages * PAGE + rows
+        if Dv == D:
+            # [l, keys and values, tokens, K, D]
+            memory = torch.empty(layers, 2, tokens, K, D, dtype=dtype, device=device).unbind(1)
+        else:
+            memory = tuple(
+                torch.empty(layers, tokens, K, size, dtype=dtype, device=device) for size in (D, Dv)
+            )
+        parts = [x.split((pages * PAGE, rows), dim=1) for x in memory]
+        k, v = (committed.unflatten(1, (pages, PAGE)) for committed, _ in parts)
+        node_k, node_v = (nodes.zero_() for _, nodes in parts)
+        return cls(k, v, node_k, node_v)
+
+
+class KVCache:
+    """Keys and values of all layers; page tables are int32, -1 where there is no page.
+
+    parts: those of layers of one shape together. k, v, node_k, node_v: by layer, [pages, 64, K, D]
+    and [rows, K, D], or Dv for values; one tensor with all layers where they have one shape.
     """
 
     def __init__(
@@ -63,19 +114,37 @@ class KVCache:
         dtype: torch.dtype,
         device: str | torch.device,
     ):
-        L, K, D = config.layers, config.kv_heads, config.head_dim
-        # [L, keys and values, tokens, K, D]
-        memory = torch.empty(L, 2, pages * PAGE + rows, K, D, dtype=dtype, device=device)
-        committed, nodes = memory.split((pages * PAGE, rows), dim=2)
-        self.k, self.v = committed.unflatten(2, (pages, PAGE)).unbind(1)
-        self.node_k, self.node_v = nodes.zero_().unbind(1)
+        self.pages, self.rows, self.dtype = pages, rows, dtype
+        shapes = layer_shapes(config)
+        parts = {
+            shape: LayersKV.empty(shapes.count(shape), shape, pages, rows, dtype, device)
+            for shape in dict.fromkeys(shapes)
+        }
+        self.parts = list(parts.values())
+        self.k: Any
+        self.v: Any
+        self.node_k: Any
+        self.node_v: Any
+        if len(parts) == 1:
+            self.k, self.v, self.node_k, self.node_v = self.parts[0]
+        else:
+            each = {shape: zip(*part, strict=True) for shape, part in parts.items()}
+            layers = [next(each[shape]) for shape in shapes]
+            self.k, self.v, self.node_k, self.node_v = zip(*layers, strict=True)
         self.prompt_pages = torch.full((slots, prompt_pages), -1, dtype=torch.int32, device=device)
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
 
     @staticmethod
     def bytes_per_page(config: Any, dtype: torch.dtype) -> int:
-        return 2 * config.layers * PAGE * config.kv_heads * config.head_dim * dtype.itemsize
+        return PAGE * sum(shape.numbers for shape in layer_shapes(config)) * dtype.itemsize
+
+    def nodes(self, rows: int) -> tuple[Any, Any]:
+        """The first rows of node_k and node_v, by layer."""
+        if len(self.parts) == 1:
+            only = self.parts[0]
+            return only.node_k[:, :rows], only.node_v[:, :rows]
+        return tuple(x[:rows] for x in self.node_k), tuple(x[:rows] for x in self.node_v)
 
     def take(self, table: torch.Tensor, row: int, tokens: int) -> list[int]:
         """Reserve pages for `tokens` tokens and enter them in a row of a page table."""
@@ -88,6 +157,6 @@ class KVCache:
 
     def reset(self) -> None:
         """All pages free."""
-        self.allocator = PageAllocator(self.k.shape[1])
+        self.allocator = PageAllocator(self.pages)
         self.prompt_pages.fill_(-1)
         self.slot_pages.fill_(-1)

@@ -58,7 +58,7 @@ def layout(trees, prompt, committed, padding=0):
 def test_plan_attention_triton(name, heads, programs):
     places = layout(**CASES[name])
     want = plan_attention_ref(places, heads=heads[0], kv_heads=heads[1], programs=programs)
-    out = Work(*(torch.full_like(x, -7) for x in want))
+    out = Work(*(torch.full_like(x, -7) for x in want[:3]))
     got = plan_attention_triton(
         places, heads=heads[0], kv_heads=heads[1], programs=programs, out=out
     )
@@ -120,10 +120,10 @@ def test_plan_attention_covers_every_key_once(name, programs):
 def test_plan_attention_op():
     places = layout(**CASES["ragged"])
     args = [getattr(places, name) for name in ROWS]
-    torch.library.opcheck(torch.ops.csd.plan_attention.default, (*args, 28, 4, 5))
+    torch.library.opcheck(torch.ops.csd.plan_attention.default, (*args, 28, 4, 5, None))
     want = plan_attention_ref(places, 28, 4, 4)
     got = plan_attention(places, heads=28, kv_heads=4, programs=4)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(got[:3], want[:3], strict=True))
 
 
 def test_plan_attention_errors():
@@ -139,7 +139,7 @@ def test_plan_attention_errors():
 
 def test_empty_work_is_large_enough():
     work = empty_work(rows=5, slots=9, groups=9, heads=4, kv_heads=4, programs=3, device="cpu")
-    assert [x.shape for x in work] == [(13, 6), (3, 2), (5, 4)]
+    assert [x.shape for x in work[:3]] == [(13, 6), (3, 2), (5, 4)]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,17 @@ def test_commit_kv_widths(run, dtype, heads):
     assert same(case["k_pages"], k) and same(case["v_pages"], v)
 
 
+@pytest.mark.parametrize("size", [5, 40])
+@pytest.mark.parametrize("run", RUNS)
+def test_values_of_another_size(run, size):
+    case = commit_case([60, 2], [5, 1])
+    other = commit_case([60, 2], [5, 1], heads=(2, size))
+    case |= {"node_v": other["node_v"], "v_pages": other["v_pages"]}
+    k, v = copied(case)
+    run(**case)
+    assert same(case["k_pages"], k) and same(case["v_pages"], v)
+
+
 def test_commit_kv_op():
     case = commit_case(*CASES["page-ends"])
     case["k_pages"].zero_(), case["v_pages"].zero_()
@@ -77,7 +88,7 @@ def test_commit_kv_op():
 @pytest.mark.parametrize(
     "name,value,message",
     [
-        ("node_v", torch.zeros(3, 40, 2, 8), r"node_v must have shape \(3, 40, 2, 24\), got"),
+        ("node_v", torch.zeros(3, 40, 2, 8), r"v_pages must have shape \(3, 20, 64, 2, 8\), got"),
         ("k_pages", torch.zeros(3, 20, 32, 2, 24), r"k_pages must have shape \(3, \*, 64, 2, 24\)"),
         ("accept_count", torch.zeros(1), r"accept_count must have shape \(4,\), got \(1,\)"),
         ("accept_row", torch.zeros(4, 17), r"accept_row must be torch\.int32, got torch\.float32"),

@@ -176,6 +176,12 @@ def test_a_row_has_the_same_bits_in_any_step(generated, dtype, ordered_products,
     assert all(same_bits(generated, dtype))
 
 
+@pytest.mark.parametrize("reach", [dict(window=7), dict(window=100), dict(chunk=64)], ids=str)
+def test_a_row_with_a_window_has_the_same_bits_in_any_step(reach, ordered_products, short_cuts):
+    sinks = torch.tensor([-1.0, 0.5, 3.0])
+    assert all(same_bits(100, torch.float16, **reach, softcap=3.0, sinks=sinks))
+
+
 @pytest.mark.parametrize("prompt", [0, 1, 200])
 def test_a_prompt_may_be_of_any_length(prompt, ordered_products, short_cuts):
     assert all(same_bits(100, torch.float16, prompt=prompt))
@@ -210,8 +216,9 @@ def test_operators():
     assert torch.equal(exact_attention(**laid_out(case), work=work), want)
     assert torch.equal(exact_attention(**laid_out(case)), want)
     out = torch.empty_like(case["q"])
-    torch.library.opcheck(torch.ops.csd.exact_attention.default, (*case.values(), [], out))
-    torch.library.opcheck(torch.ops.csd.plan_exact.default, (*layout, 6, 2))
+    args = *case.values(), [], out, *[None] * 4
+    torch.library.opcheck(torch.ops.csd.exact_attention.default, args)
+    torch.library.opcheck(torch.ops.csd.plan_exact.default, (*layout, 6, 2, None))
 
 
 def test_errors():
@@ -221,7 +228,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"heads must be 1 to 64 times kv_heads, got 3 and 2"):
         plan_exact(case["layout"], 3, 2)
     work = plan_exact(case["layout"], 2, 1)
-    with pytest.raises(ValueError, match=r"work\.total must have shape \(1,\), got \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"work\.total must have shape \(1,\), got \(3, 6\)"):
         exact_attention(**case, work=work._replace(total=work.row))
 
 

@@ -9,8 +9,11 @@ from csd.kernels.merge_partials import merge_partials, merge_partials_ref, merge
 
 @pytest.mark.parametrize("run", [merge_partials_triton, merge_partials])
 @pytest.mark.parametrize("each", [1, 3, 7, 8])
-def test_merge_partials(run, each):
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_merge_partials(run, each, sinks):
     case = merge_case(each)
+    if sinks:
+        case["sinks"] = torch.linspace(-3, 3, 2 * each)
     want = merge_partials_ref(**(case | {"out": torch.empty(4, 2 * each, 24).double()}))
     assert run(**case) is case["out"]
     # 3 partials at most: a rescaling, a product and a sum each, and the roundings of 2^-d, of which
@@ -29,12 +32,18 @@ def test_merge_partials_ref():
     merge = torch.tensor([[0, 2, 2, 1]], dtype=torch.int32)
     got = merge_partials_ref(o, lse, merge, 1, torch.empty(1, 1, 5, dtype=torch.float64))
     torch.testing.assert_close(got[0, 0], torch.softmax(score, 0) @ v)
+    sink = torch.tensor([0.7], dtype=torch.float64)
+    got = merge_partials_ref(o, lse, merge, 1, torch.empty_like(got), sink)
+    weight = torch.softmax(torch.cat((score, sink)), 0)[:-1]
+    torch.testing.assert_close(got[0, 0], weight @ v)
 
 
 def test_merge_partials_op():
     case = merge_case(3)
     case = case | {name: case[name].nan_to_num() for name in ("o", "lse", "out")}
     torch.library.opcheck(torch.ops.csd.merge_partials.default, tuple(case.values()))
+    args = *case.values(), torch.zeros(6)
+    torch.library.opcheck(torch.ops.csd.merge_partials.default, args)
 
 
 @pytest.mark.parametrize(

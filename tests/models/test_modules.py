@@ -350,7 +350,13 @@ def test_quantised_layers_of_the_users_own():
     assert drawn(engine, 16, temperature=0.7).tokens == want
 
 
-def test_heads_of_two_sizes_share_a_cache():
+def test_layers_of_two_sizes_have_a_memory_each():
     engine = csd.Engine(build("gemma4_text", **HEAD), decoder="module")
-    widths = {call.spec.head_dim for call in engine.decoder.calls}
-    assert len(widths) == 2 and engine.decoder.config.kv_heads == 1
+    config = engine.decoder.config
+    assert config.shapes == ((2, 8, 8), (2, 16, 16))
+    engine.generate(PROMPT, max_new_tokens=1)
+    cache = engine._step.cache
+    assert [tuple(x.shape[-2:]) for x in cache.k] == [(2, 8), (2, 16)]
+    taken = sum(x.numel() for part in cache.parts for x in part[:2]) * engine.dtype.itemsize
+    # and what `memory=` counts
+    assert taken == cache.pages * cache.bytes_per_page(config, engine.dtype)

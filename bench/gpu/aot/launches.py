@@ -6,6 +6,8 @@ cache that 32 bits do not count.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -33,6 +35,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 META = torch.device("meta")
 # of these kernels depend on nothing but whether they are 1, which none is
 SLOTS, ROWS, PAGES, TOKENS, POSITIONS = 5, 64, 9, 64, 512
+# attention by what it has beyond a plain one; dv: the size of values, as a share of the keys'
+PROPERTIES: dict[str, dict] = {
+    "window, cap, sinks": dict(window=128, softcap=50.0, sinks=True),
+    "window": dict(window=128),
+    "cap": dict(softcap=50.0),
+    "short values": dict(dv=2),
+}
 # of a layer's pages: more than 2^31 values, and bytes
 LARGE = 1 << 31
 
@@ -52,6 +61,11 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("", lambda: layer(ops, model, PAGES)),
         ("large cache", lambda: layer(ops, model, LARGE // each + 1)),
         ("", lambda: layer(exact_triton(), model, PAGES)),
+        *(
+            (name, partial(attention, of, model, **named))
+            for name, named in PROPERTIES.items()
+            for of in (ops, exact_triton())
+        ),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
         ("of rows", lambda: first_norm(ops, model)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
@@ -172,6 +186,33 @@ def rotary_of_splits(model: _Model, bias: bool) -> None:
     rotary_triton(q, k, v, position, *model.cos_sin(POSITIONS), *node, added)
 
 
+def attention(
+    ops: Ops, model: _Model, sinks: bool = False, dv: int = 1, window: int | None = None,
+    **named: Any,
+) -> None:  # fmt: skip
+    """Attention of a layer with a window, a cap, sinks or short values."""
+    shape, empty = model.shape, model.empty
+    H, K, D = shape.heads, shape.kv_heads, shape.head_dim
+    layout = _layout(*_places(GraphConfig(), shape.vocab))
+    work = ops.plan_attention(heads=H, kv_heads=K, window=window, **layout)
+    ops.tree_attention(
+        empty(ROWS, H, D), empty(ROWS, K, D), empty(ROWS, K, D // dv), empty(PAGES, PAGE, K, D),
+        empty(PAGES, PAGE, K, D // dv), scale=D**-0.5, work=work, window=window,
+        sinks=empty(H) if sinks else None, **named, **layout,
+    )  # fmt: skip
+
+
+def _layout(pool: Pool, slots: Slots) -> dict[str, torch.Tensor]:
+    prompt_pages, slot_pages = (
+        torch.empty(SLOTS, 2, dtype=torch.int32, device=META) for _ in range(2)
+    )
+    return dict(
+        prompt_pages=prompt_pages, prompt_len=slots.prompt_len, slot_pages=slot_pages,
+        slot_len=slots.generated, slot=pool.slot, ancestors=pool.ancestors,
+        slot_start=pool.slot_start, slot_nodes=pool.slot_nodes, group_start=pool.group_start,
+    )  # fmt: skip
+
+
 def layer(ops: Ops, model: _Model, pages: int) -> None:
     """A layer, and the commit of all layers' keys and values to this many pages."""
     shape, empty = model.shape, model.empty
@@ -179,16 +220,11 @@ def layer(ops: Ops, model: _Model, pages: int) -> None:
     pool, slots = _places(GraphConfig(), shape.vocab)
     node_k, node_v = (empty(2, ROWS, K, D) for _ in "kv")
     k_pages, v_pages = (empty(2, pages, PAGE, K, D) for _ in "kv")
-    prompt_pages, slot_pages = (empty(SLOTS, 2, dtype=torch.int32) for _ in range(2))
     ops.rms_norm(model.x, model.norm, 1e-5)
     q = ops.rotary(
         model.q, model.k, model.v, pool.position, *model.cos_sin(POSITIONS), node_k[0], node_v[0]
     )
-    layout = dict(
-        prompt_pages=prompt_pages, prompt_len=slots.prompt_len, slot_pages=slot_pages,
-        slot_len=slots.generated, slot=pool.slot, ancestors=pool.ancestors,
-        slot_start=pool.slot_start, slot_nodes=pool.slot_nodes, group_start=pool.group_start,
-    )  # fmt: skip
+    layout = _layout(pool, slots)
     work = ops.plan_attention(heads=H, kv_heads=K, **layout)
     ops.tree_attention(
         q, node_k[0], node_v[0], k_pages[0], v_pages[0], scale=D**-0.5, work=work, **layout
@@ -197,6 +233,6 @@ def layer(ops: Ops, model: _Model, pages: int) -> None:
     accept_row = empty(SLOTS, 17, dtype=torch.int32)
     for moved in (True, False):
         ops.commit_kv(
-            node_k, node_v, k_pages, v_pages, slot_pages, slots.generated, accept_row, slots.step,
-            moved,
+            node_k, node_v, k_pages, v_pages, layout["slot_pages"], slots.generated, accept_row,
+            slots.step, moved,
         )  # fmt: skip

@@ -46,7 +46,7 @@ class ServedRoom:
             have = Room.of(engine._step.cache)
             wanted = Room(slots, table, table, self.pages, rows)
             at_hand = self.pages and have == have.with_room_for(wanted)
-            same = engine._step.cache.k.dtype == engine.dtype
+            same = engine._step.cache.dtype == engine.dtype
             if at_hand and same and engine._drafter.suits(tokens, False):
                 return engine._step
         # its memory counts as free below

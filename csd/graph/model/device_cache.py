@@ -46,7 +46,7 @@ class DeviceCache:
         self.prompt_pages, self.slot_pages = cache.prompt_pages, cache.slot_pages
         S, G = self.slot_pages.shape[0], self.prompt_pages.shape[0]
         own = KVCache(
-            net.config, slots=1, pages=cache.k.shape[1], prompt_pages=1, slot_pages=1, rows=0,
+            net.config, slots=1, pages=cache.pages, prompt_pages=1, slot_pages=1, rows=0,
             dtype=net.dtype, device=device,
         )  # fmt: skip
         self.k, self.v = own.k, own.v

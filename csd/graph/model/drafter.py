@@ -87,7 +87,7 @@ class ModelDrafter(NetworkDrafter):
         super().attach(decoder, cache)
         self.net.attach(decoder)
         self.reader.allocate(
-            slots=cache.slot_pages.shape[0], pages=cache.k.shape[1],
+            slots=cache.slot_pages.shape[0], pages=cache.pages,
             slot_pages=cache.slot_pages.shape[1], prompt_pages=cache.prompt_pages.shape[1],
         )  # fmt: skip
 

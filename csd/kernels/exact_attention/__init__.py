@@ -34,8 +34,13 @@ from csd.kernels.exact_attention.plan import (
     plan_exact_triton,
 )
 from csd.kernels.operator import Fields, RecordOperator
-from csd.kernels.tree_attention import check_operands
-from csd.kernels.tree_attention.batched import tree_attention_batched
+from csd.kernels.tree_attention import (
+    PROPERTIES,
+    check_operands,
+    check_properties,
+    check_reach_of,
+)
+from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.kernels.tree_attention.layout import TreeLayout
 
 __all__ = [
@@ -44,17 +49,23 @@ __all__ = [
 ]  # fmt: skip
 
 
-@wraps(tree_attention_batched)
+@wraps(tree_attention_reference)
 def _on_cpu(*args: Any) -> None:
-    *keys, layout, scale, _work, out = args
-    tree_attention_batched(*keys, *layout, scale, out=out)
+    *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
+    tree_attention_reference(
+        *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
 
 
 @wraps(exact_attention_triton)
 def _on_gpu(*args: Any) -> None:
-    *operands, work, out = args
+    *operands, work, out, window, chunk, softcap, sinks = args
     attend: Any = exact_attention_triton
-    attend(*operands, work=ExactWork(*work) if work else None, out=out)
+    attend(
+        *operands, work=ExactWork(*work) if work else None, out=out, window=window, chunk=chunk,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
 
 
 _exact_attention = RecordOperator(
@@ -65,6 +76,7 @@ _exact_attention = RecordOperator(
         "float scale",
         "Tensor[] work",
         "Tensor! out",
+        *PROPERTIES,
     ),
     _on_cpu,
     _on_gpu,
@@ -74,26 +86,39 @@ _exact_attention = RecordOperator(
 def exact_attention(
     q: torch.Tensor,  # [M, H, D]
     node_k: torch.Tensor,  # [M, K, D]
-    node_v: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
     k_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
     layout: TreeLayout,
     scale: float,
     work: ExactWork | None = None,
     out: torch.Tensor | None = None,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """Attention of all rows, [M, H, D]. work: the step's `plan_exact`, made here if absent.
+    """Attention of all rows, [M, H, Dv]. work: the step's `plan_exact`, made here if absent.
+
+    window, chunk, softcap, sinks: as `tree_attention` takes them; `work` must be of the same.
 
     CPU tensors run the reference, which needs no work list. There is no backward. No node may be
     deeper than MAX_DEPTH.
     """
     check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
+    check_properties(q, window, chunk, softcap, sinks)
     M = q.shape[0]
-    shapes = ((None, 6), (1,), (M, 4), (M, TAIL))
-    for name, table, shape in zip(ExactWork._fields, work or (), shapes, strict=False):
-        check_tensor(f"work.{name}", table, shape, torch.int32, q.device)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    check_tensor("out", out, q.shape, q.dtype, q.device)
-    tables = list(work) if work else []
-    _exact_attention(q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out)
+    if work is not None:
+        check_reach_of(work, window, chunk)
+        shapes = (None, 6), (1,), (M, 6), (M, TAIL), (M, 2)
+        for name, table, shape in zip(ExactWork._fields, work, shapes, strict=True):
+            if table is not None:
+                check_tensor(f"work.{name}", table, shape, torch.int32, q.device)
+    shape = M, q.shape[1], node_v.shape[2]
+    out = q.new_empty(shape) if out is None else out
+    check_tensor("out", out, shape, q.dtype, q.device)
+    tables = [x for x in work or () if x is not None]
+    operands = q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out
+    _exact_attention(*operands, window, chunk, softcap, sinks)
     return out

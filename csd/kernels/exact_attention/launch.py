@@ -20,12 +20,12 @@ from csd.state.kv_cache import PAGE
 TAIL_KEYS = 32
 
 
-def empty_exact_partials(layout: TreeLayout, H: int, K: int, D: int) -> Partials:
+def empty_exact_partials(layout: TreeLayout, H: int, K: int, DV: int) -> Partials:
     """Room for the partial results of all cuts of a pool."""
     R = max(1, sum(cuts(layout))) * layout.slot.shape[0] * (H // K)
     device = layout.slot.device
     return Partials(
-        torch.empty(K, R, D, dtype=torch.float32, device=device),
+        torch.empty(K, R, DV, dtype=torch.float32, device=device),
         torch.empty(K, R, dtype=torch.float32, device=device),
     )
 
@@ -33,32 +33,36 @@ def empty_exact_partials(layout: TreeLayout, H: int, K: int, D: int) -> Partials
 def exact_attention_triton(
     q: torch.Tensor,  # [M, H, D]
     node_k: torch.Tensor,  # [M, K, D]
-    node_v: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
     k_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
     layout: TreeLayout,
     scale: float,
     work: ExactWork | None = None,
     programs: int | None = None,
     out: torch.Tensor | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """[M, H, D]; one launch more where `work`, the step's `plan_exact_triton`, is not given.
+    """[M, H, Dv]; one or two launches more where `work`, of `plan_exact_triton`, is not given.
 
     programs: those of a key-value head that walk the segments; results do not depend on it.
     Raises ValueError where q is not float16, bfloat16 or float32.
     """
-    (M, H, D), K, G = q.shape, node_k.shape[1], layout.prompt_len.shape[0]
+    (M, H, D), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
     if q.dtype not in DTYPES:
         raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    out = torch.empty(M, H, DV, dtype=q.dtype, device=q.device) if out is None else out
     if M == 0:
         return out
     if work is None:
-        work = plan_exact_triton(layout, heads=H, kv_heads=K)
+        work = plan_exact_triton(layout, heads=H, kv_heads=K, window=window, chunk=chunk)
     programs = programs or programs_for(q.device, K)
-    partials = empty_exact_partials(layout, H, K, D)
+    partials = empty_exact_partials(layout, H, K, DV)
     dtype = DTYPES[q.dtype]
-    tiles = _tiles(target_of(q.device), dtype, D)
+    tiles = _tiles(target_of(q.device), dtype, max(D, DV))
     # the interpreter multiplies bfloat16 wrongly, without an error
     wide = dtype == "bf16" and not isinstance(_pages_kernel, triton.JITFunction)
     common = dict(
@@ -66,17 +70,22 @@ def exact_attention_triton(
         k_pages_ptr=k_pages,
         v_pages_ptr=v_pages,
         row_ptr=work.row,
+        first_ptr=work.first,
         o_ptr=partials.o,
         lse_ptr=partials.lse,
         q_stride=q.stride(0),
         partial_rows=partials.lse.shape[1],
-        scale=scale * math.log2(math.e),
+        scale=scale / softcap if softcap else scale * math.log2(math.e),
+        cap=(softcap or 0.0) * math.log2(math.e),
         H=H,
         K=K,
         D=D,
+        DV=DV,
         BLOCK_D=max(16, triton.next_power_of_2(D)),
+        BLOCK_V=max(16, triton.next_power_of_2(DV)),
         DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
         PRECISION="ieee" if dtype == "fp32" else "tf32",
+        CAP=softcap is not None,
         # no product and sum become one rounding in one copy of a loop and two in another
         enable_fp_fusion=False,
     )
@@ -98,8 +107,10 @@ def exact_attention_triton(
         node_k_ptr=node_k,
         node_v_ptr=node_v,
         tail_ptr=work.tail,
+        sinks_ptr=sinks,
         out_ptr=out,
         node_stride=node_k.stride(0),
+        node_v_stride=node_v.stride(0),
         M=M,
         prompt_cuts=cuts(layout)[0],
         TAIL=TAIL,

@@ -6,14 +6,19 @@ and one cut of its pages:
     segment[w]   first pool row, pool rows, source (g, or G + s), first page, last page + 1,
                  first row of the partial result
     total        segments
-    row[m]       cuts of its prompt, cuts of its body, T, keys of its tail
+    row[m]       cuts of its prompt, cuts of its body, T, keys of its tail, first cuts of both
     tail[m]      the tail's keys: place in the pages, or -2 - (pool row) for a node's
 
 The partial result of row m at cut i begins at row (i M + m) H / K; cuts of the body follow those of
 the longest prompt. Who walks a segment changes nothing, so programs take every P-th one.
+
+With a window or a chunk (`csd/kernels/tree_attention/first_keys.py`) the cuts stay where they are.
+Those that no row of a source sees are left out, and the first one that is not begins at the page
+that a row sees: what it leaves out would add exact zeros.
 """
 
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +31,7 @@ from csd.kernels.exact_attention.constants import (
 )
 from csd.kernels.exact_attention.plan_kernel import _plan_exact_kernel
 from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.tree_attention.first_keys import first_keys, first_keys_triton
 from csd.kernels.tree_attention.layout import TreeLayout, check_layout
 from csd.kernels.tree_attention.plan import TILE, tile_rows
 from csd.state.kv_cache import PAGE
@@ -36,8 +42,9 @@ BLOCK = 64
 class ExactWork(NamedTuple):
     segment: torch.Tensor  # [W, 6] int32
     total: torch.Tensor  # [1] int32
-    row: torch.Tensor  # [M, 4] int32
+    row: torch.Tensor  # [M, 6] int32
     tail: torch.Tensor  # [M, TAIL] int32
+    first: torch.Tensor | None = None  # [M, 2] int32, with a window or a chunk
 
 
 def cuts(layout: TreeLayout) -> tuple[int, int]:
@@ -55,17 +62,20 @@ def empty_exact_work(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=layout.slot.device)
 
-    return ExactWork(empty(max(1, segments), 6), empty(1), empty(M, 4), empty(M, TAIL))
+    return ExactWork(empty(max(1, segments), 6), empty(1), empty(M, 6), empty(M, TAIL))
 
 
-def plan_exact_ref(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
-    """Plain Python. Entries that nobody reads are -1."""
+def plan_exact_ref(
+    layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor | None = None
+) -> ExactWork:
+    """Plain Python. Entries that nobody reads are -1. page: [G + S] int32, of `first_keys`."""
     M, G, rows = layout.slot.shape[0], layout.prompt_len.shape[0], tile_rows(heads, kv_heads)
     each, before = heads // kv_heads, cuts(layout)[0]
     work = empty_exact_work(layout, heads, kv_heads)
     bounds, starts = layout.group_start.tolist(), layout.slot_start.tolist()
     nodes, lens = layout.slot_nodes.tolist(), layout.slot_len.tolist()
     prompts = [-(-n // PAGE) for n in layout.prompt_len.tolist()]
+    skipped = [0] * (G + len(lens)) if page is None else page.tolist()
     sources = [
         (bounds[g], bounds[g + 1], g, pages, max(PROMPT_PAGES, -(-pages // PROMPT_CUTS)), 0)
         for g, pages in enumerate(prompts)
@@ -74,13 +84,14 @@ def plan_exact_ref(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
         for s, n in enumerate(lens)
     )
     segment = [
-        [tile, min(rows, last - tile), source, low, min(low + step, pages),
+        [tile, min(rows, last - tile), source, max(low, skipped[source]), min(low + step, pages),
          ((at + low // step) * M + tile) * each]
         for first, last, source, pages, step, at in sources
         for tile in range(first, last, rows)
         for low in range(0, pages, step)
+        if skipped[source] < min(low + step, pages)
     ]  # fmt: skip
-    for x in work:
+    for x in work[:4]:
         x.fill_(-1)
     if segment:
         work.segment[: len(segment)] = torch.tensor(segment, dtype=torch.int32)
@@ -95,16 +106,36 @@ def plan_exact_ref(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
         old = [
             int(layout.slot_pages[s, t // PAGE]) * PAGE + t % PAGE for t in range(below, lens[s])
         ]
-        pages = prompts[next(g for g in range(G) if bounds[g] <= m < bounds[g + 1])]
-        prompt = -(-pages // max(PROMPT_PAGES, -(-pages // PROMPT_CUTS)))
-        row = prompt, -(-below // (PAGE * SLOT_PAGES)), below, len(old + path)
+        g = next(g for g in range(G) if bounds[g] <= m < bounds[g + 1])
+        pages, step = prompts[g], max(PROMPT_PAGES, -(-prompts[g] // PROMPT_CUTS))
+        row = (
+            -(-pages // step), -(-below // (PAGE * SLOT_PAGES)), below, len(old + path),
+            _first_cut(skipped[g], pages, step),
+            _first_cut(skipped[G + s], lens[s] // PAGE, SLOT_PAGES),
+        )  # fmt: skip
         work.row[m] = torch.tensor(row, dtype=torch.int32)
         work.tail[m, : row[3]] = torch.tensor(old + path, dtype=torch.int32)
     return work
 
 
-def plan_exact_triton(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
-    """One launch. Entries that nobody reads are not written."""
+def _first_cut(page: int, pages: int, step: int) -> int:
+    return page // step if page < pages else -(-pages // step)
+
+
+def plan_exact_triton(
+    layout: TreeLayout, heads: int, kv_heads: int, window: int | None = None,
+    chunk: int | None = None,
+) -> ExactWork:  # fmt: skip
+    """One launch, or two with a window or a chunk. Entries that nobody reads are not written."""
+    if window is chunk is None:
+        return _planned(layout, heads, kv_heads, None)
+    first = first_keys_triton(layout, window, chunk)
+    return _planned(layout, heads, kv_heads, first.page)._replace(first=first.row)
+
+
+def _planned(
+    layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor | None
+) -> ExactWork:
     M, S, G = layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
     work = empty_exact_work(layout, heads, kv_heads)
     _plan_exact_kernel[(M,)](
@@ -116,6 +147,7 @@ def plan_exact_triton(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWor
         slot_start_ptr=layout.slot_start,
         slot_nodes_ptr=layout.slot_nodes,
         group_start_ptr=layout.group_start,
+        page_ptr=page,
         segment_ptr=work.segment,
         count_ptr=work.total,
         row_ptr=work.row,
@@ -139,19 +171,44 @@ def plan_exact_triton(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWor
     return work
 
 
+@wraps(plan_exact_ref)
+def _on_cpu(*args: Any) -> tuple:
+    return plan_exact_ref(*args)[:4]
+
+
+@wraps(plan_exact_triton)
+def _on_gpu(*args: Any) -> tuple:
+    return _planned(*args)[:4]
+
+
 _plan_exact = RecordOperator(
     "plan_exact",
-    (Fields("layout", spread=True, make=TreeLayout), "SymInt heads", "SymInt kv_heads"),
-    plan_exact_ref,
-    plan_exact_triton,
+    (
+        Fields("layout", spread=True, make=TreeLayout),
+        "SymInt heads",
+        "SymInt kv_heads",
+        "Tensor? page",
+    ),
+    _on_cpu,
+    _on_gpu,
     returns="(Tensor, Tensor, Tensor, Tensor)",
-    fake=empty_exact_work,
+    fake=lambda layout, heads, kv_heads, page: empty_exact_work(layout, heads, kv_heads)[:4],
 )
 
 
-def plan_exact(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
-    """The work list of `exact_attention` for a model of H = heads and K = kv_heads."""
+def plan_exact(
+    layout: TreeLayout, heads: int, kv_heads: int, window: int | None = None,
+    chunk: int | None = None,
+) -> ExactWork:  # fmt: skip
+    """The work list of `exact_attention` for a model of H = heads and K = kv_heads.
+
+    window, chunk: as `exact_attention` takes them.
+    """
     if kv_heads < 1 or heads % kv_heads or heads // kv_heads > TILE:
         raise ValueError(f"heads must be 1 to {TILE} times kv_heads, got {heads} and {kv_heads}")
     check_layout(layout, layout.slot.shape[0], layout.slot.device)
-    return ExactWork(*_plan_exact(layout, heads, kv_heads))
+    if window is chunk is None:
+        return ExactWork(*_plan_exact(layout, heads, kv_heads, None))
+    first = first_keys(layout, window, chunk)
+    work = ExactWork(*_plan_exact(layout, heads, kv_heads, first.page))
+    return work._replace(first=first.row)

@@ -9,21 +9,36 @@ import triton.language as tl
 
 
 @triton.jit
+def _skipped(page_ptr, source, mask):
+    """Pages that no row reads."""
+    if page_ptr is None:
+        return 0 * source
+    else:
+        return tl.load(page_ptr + source, mask=mask, other=0)
+
+
+@triton.jit
+def _first_cut(skipped, pages, step):
+    return tl.where(skipped < pages, skipped // step, tl.cdiv(pages, step))
+
+
+@triton.jit
 def _put_segments(
-    segment_ptr, at, first, last, tile, source, pages, step, cut, row, M,
+    segment_ptr, at, first, last, tile, source, skipped, pages, step, cut, row, M,
     EACH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Segments of the tile that begins at `row`, if one does, from number `at` on."""
+    begin = _first_cut(skipped, pages, step)
     count = tl.where(row == tile, tl.cdiv(pages, step), 0)
-    for i in range(0, count, BLOCK):
+    for i in range(begin, count, BLOCK):
         # [BLOCK]
         c = i + tl.arange(0, BLOCK)
         mask = c < count
-        to = segment_ptr + (at + c) * 6
+        to = segment_ptr + (at + c - begin) * 6
         tl.store(to, tile + 0 * c, mask=mask)
         tl.store(to + 1, tl.minimum(last - tile, ROWS) + 0 * c, mask=mask)
         tl.store(to + 2, source + 0 * c, mask=mask)
-        tl.store(to + 3, c * step, mask=mask)
+        tl.store(to + 3, tl.maximum(c * step, skipped), mask=mask)
         tl.store(to + 4, tl.minimum((c + 1) * step, pages), mask=mask)
         tl.store(to + 5, ((cut + c) * M + tile) * EACH, mask=mask)
 
@@ -38,9 +53,10 @@ def _plan_exact_kernel(
     slot_start_ptr,  # [S] int32
     slot_nodes_ptr,  # [S] int32
     group_start_ptr,  # [G + 1] int32
+    page_ptr,  # [G + S] int32 of `first_keys`, or None
     segment_ptr,  # [W, 6] int32
     count_ptr,  # [1] int32
-    row_ptr,  # [M, 4] int32
+    row_ptr,  # [M, 6] int32
     tail_ptr,  # [M, TAIL] int32
     M,
     S,
@@ -78,7 +94,8 @@ def _plan_exact_kernel(
         last = tl.load(group_start_ptr + g + 1, mask=g < G, other=0)
         pages = tl.cdiv(tl.load(prompt_len_ptr + g, mask=g < G, other=0), PAGE)
         step = tl.maximum(PROMPT_PAGES, tl.cdiv(pages, PROMPT_CUTS))
-        segments = tl.cdiv(last - first, ROWS) * tl.cdiv(pages, step)
+        cuts = tl.cdiv(pages, step) - _first_cut(_skipped(page_ptr, g, g < G), pages, step)
+        segments = tl.cdiv(last - first, ROWS) * cuts
         mine = (first <= row) & (row < last)
         group += tl.sum(tl.where(mine, g, 0), 0)
         group_first += tl.sum(tl.where(mine, first, 0), 0)
@@ -93,7 +110,8 @@ def _plan_exact_kernel(
         first = tl.load(slot_start_ptr + s, mask=s < S, other=0)
         tiles = tl.cdiv(tl.load(slot_nodes_ptr + s, mask=s < S, other=0), ROWS)
         pages = tl.load(slot_len_ptr + s, mask=s < S, other=0) // PAGE
-        segments = tiles * tl.cdiv(pages, SLOT_PAGES)
+        begin = _first_cut(_skipped(page_ptr, G + s, s < S), pages, SLOT_PAGES)
+        segments = tiles * (tl.cdiv(pages, SLOT_PAGES) - begin)
         slot_before += tl.sum(tl.where(first < start, segments, 0), 0)
         total += tl.sum(segments, 0)
     if row == 0:
@@ -105,11 +123,19 @@ def _plan_exact_kernel(
     depth = tl.sum(bit, 0)
     below = tl.maximum(committed + depth - NEAR, 0) // PAGE * PAGE
     step = tl.maximum(PROMPT_PAGES, tl.cdiv(group_pages, PROMPT_CUTS))
-    # [4]
-    i = tl.arange(0, 4)
-    cut = tl.where(i == 0, tl.cdiv(group_pages, step), tl.cdiv(below, PAGE * SLOT_PAGES))
-    found = tl.where(i < 2, cut, tl.where(i == 2, below, committed + depth - below))
-    tl.store(row_ptr + row * 4 + i, tl.where(live, found, 0))
+    group_skipped = _skipped(page_ptr, group, live)
+    group_cuts = tl.cdiv(group_pages, step)
+    group_first_cut = _first_cut(group_skipped, group_pages, step)
+    pages = committed // PAGE
+    slot_skipped = _skipped(page_ptr, G + slot, live)
+    slot_first_cut = _first_cut(slot_skipped, pages, SLOT_PAGES)
+    to = row_ptr + row * 6
+    tl.store(to, tl.where(live, group_cuts, 0))
+    tl.store(to + 1, tl.where(live, tl.cdiv(below, PAGE * SLOT_PAGES), 0))
+    tl.store(to + 2, tl.where(live, below, 0))
+    tl.store(to + 3, tl.where(live, committed + depth - below, 0))
+    tl.store(to + 4, tl.where(live, group_first_cut, 0))
+    tl.store(to + 5, tl.where(live, slot_first_cut, 0))
 
     # [128]
     t = tl.arange(0, 128)
@@ -122,16 +148,16 @@ def _plan_exact_kernel(
     tl.store(tail + at, -2 - (start + b), mask=live & (bit == 1) & (at >= 0) & (at < TAIL))
 
     tile = group_first + (row - group_first) // ROWS * ROWS
-    at = group_before + (tile - group_first) // ROWS * tl.cdiv(group_pages, step)
+    at = group_before + (tile - group_first) // ROWS * (group_cuts - group_first_cut)
     if live:
         _put_segments(
-            segment_ptr, at, group_first, group_last, tile, group, group_pages, step, 0, row, M,
-            EACH, ROWS, BLOCK,
+            segment_ptr, at, group_first, group_last, tile, group, group_skipped, group_pages, step,
+            0, row, M, EACH, ROWS, BLOCK,
         )  # fmt: skip
-        pages = committed // PAGE
         tile = start + (row - start) // ROWS * ROWS
-        at = slot_before + (tile - start) // ROWS * tl.cdiv(pages, SLOT_PAGES)
+        cuts = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
+        at = slot_before + (tile - start) // ROWS * cuts
         _put_segments(
-            segment_ptr, at, start, start + nodes, tile, G + slot, pages, SLOT_PAGES, prompt_cuts,
-            row, M, EACH, ROWS, BLOCK,
+            segment_ptr, at, start, start + nodes, tile, G + slot, slot_skipped, pages, SLOT_PAGES,
+            prompt_cuts, row, M, EACH, ROWS, BLOCK,
         )  # fmt: skip

@@ -9,11 +9,15 @@
 Rows are ordered by group, then slot; rows of no slot give zeros. The mask is the ancestor word,
 and it is looked at for nodes only.
 
+A call may have a window or a chunk, which leave the first of these keys out (`first_keys.py`), a
+cap on scores, sinks, and values of another size (`properties.py` has the formula).
+
 Two launches. The first walks the step's work list (`plan.py`): a segment is a tile of rows
 that share keys, packed with the query heads of a key-value head into one matrix product, and a run
 of those keys. A prompt's tiles hold rows of all its samples. Scores are in base 2 (scale times
 log2 e); a segment leaves a normalised partial result o and its lse = log2(sum of 2^score). The
-second launch adds them up for each row: sum of 2^(lse - max lse) o over the sum of the weights.
+second launch adds them up for each row: sum of 2^(lse - max lse) o over the sum of the weights. A
+head's sink is one more of these, without a value.
 """
 
 from functools import wraps
@@ -24,6 +28,8 @@ import torch
 from csd.kernels.checks import check_tensor
 from csd.kernels.operator import Fields, RecordOperator
 from csd.kernels.tree_attention.batched import tree_attention_batched
+from csd.kernels.tree_attention.by_reference import tree_attention_reference
+from csd.kernels.tree_attention.first_keys import check_reach
 from csd.kernels.tree_attention.launch import tree_attention_triton
 from csd.kernels.tree_attention.layout import TreeLayout, check_layout
 from csd.kernels.tree_attention.plan import TILE, Work
@@ -36,17 +42,27 @@ __all__ = [
 ]  # fmt: skip
 
 
-@wraps(tree_attention_batched)
+# what a call may have beyond a plain one, as an operator declares it
+PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks"
+
+
+@wraps(tree_attention_reference)
 def _on_cpu(*args: Any) -> None:
-    *keys, layout, scale, _work, out = args
-    tree_attention_batched(*keys, *layout, scale, out=out)
+    *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
+    tree_attention_reference(
+        *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
 
 
 @wraps(tree_attention_triton)
 def _on_gpu(*args: Any) -> None:
-    *operands, work, out = args
+    *operands, work, out, window, chunk, softcap, sinks = args
     attend: Any = tree_attention_triton
-    attend(*operands, work=Work(*work) if work else None, out=out)
+    attend(
+        *operands, work=Work(*work) if work else None, out=out, window=window, chunk=chunk,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
 
 
 _tree_attention = RecordOperator(
@@ -57,6 +73,7 @@ _tree_attention = RecordOperator(
         "float scale",
         "Tensor[] work",
         "Tensor! out",
+        *PROPERTIES,
     ),
     _on_cpu,
     _on_gpu,
@@ -66,25 +83,41 @@ _tree_attention = RecordOperator(
 def tree_attention(
     q: torch.Tensor,  # [M, H, D]
     node_k: torch.Tensor,  # [M, K, D]
-    node_v: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
     k_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
     layout: TreeLayout,
     scale: float,
     work: Work | None = None,
     out: torch.Tensor | None = None,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of all rows, [M, H, D]. work: the step's `plan_attention`, made here if absent.
+    """Attention of all rows, [M, H, Dv]. work: the step's `plan_attention`, made here if absent.
+
+    window: a row sees so many keys at most, its own included. chunk: a row sees the keys whose
+    position // chunk is its own. softcap: scores are softcap * tanh(score / softcap). sinks: [H],
+    a score more for each head, without a value. `work` must be of the same window and chunk.
 
     CPU tensors run the reference, which needs no work list. There is no backward.
     """
     check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
-    shapes = ((None, 6), (None, 2), (q.shape[0], 4))
-    for name, table, shape in zip(Work._fields, work or (), shapes, strict=False):
-        check_tensor(f"work.{name}", table, shape, torch.int32, q.device)
+    check_properties(q, window, chunk, softcap, sinks)
+    if work is not None:
+        check_reach_of(work, window, chunk)
+        shapes = (None, 6), (None, 2), (q.shape[0], 4), (q.shape[0], 2), (q.shape[0],)
+        for name, table, shape in zip(Work._fields, work, shapes, strict=True):
+            kind = torch.int64 if name == "seen" else torch.int32
+            if table is not None:
+                check_tensor(f"work.{name}", table, shape, kind, q.device)
     if out is not None:
-        check_tensor("out", out, q.shape, q.dtype, q.device)
-    return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work, out)
+        shape = *q.shape[:2], node_v.shape[2]
+        check_tensor("out", out, shape, q.dtype, q.device)
+    properties = window, chunk, softcap, sinks
+    return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work, out, properties)
 
 
 def next_layer_attention(
@@ -114,10 +147,12 @@ def _attend(
     scale: float,
     work: Work | None,
     out: torch.Tensor | None = None,
+    properties: tuple = (None, None, None, None),
 ) -> torch.Tensor:
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    tables = list(work) if work else []
-    _tree_attention(q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out)
+    out = q.new_empty(*q.shape[:2], node_v.shape[2]) if out is None else out
+    tables = [x for x in work or () if x is not None]
+    operands = q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out
+    _tree_attention(*operands, *properties)
     return out
 
 
@@ -133,13 +168,33 @@ def check_operands(
     """Raises as `tree_attention` does for its operands."""
     _refuse_grad(q, node_k, node_v, k_pages, v_pages)
     _check_rows(q, node_k, node_v)
-    (M, _, D), K, device = q.shape, node_k.shape[1], q.device
-    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
-        check_tensor(name, x, (k_pages.shape[0], PAGE, K, D), q.dtype, device)
+    M, K, device = q.shape[0], node_k.shape[1], q.device
+    for name, x, size in (("k_pages", k_pages, q.shape[2]), ("v_pages", v_pages, node_v.shape[2])):
+        check_tensor(name, x, (k_pages.shape[0], PAGE, K, size), q.dtype, device)
     check_layout(layout, M, device)
     # the largest score is found before it is scaled
     if not scale > 0:
         raise ValueError(f"scale must be positive, got {scale}")
+
+
+def check_properties(
+    q: torch.Tensor, window: int | None, chunk: int | None, softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """Raises ValueError for a property of a call that is none."""
+    check_reach(window, chunk)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be positive or None, got {softcap}")
+    if sinks is not None:
+        check_tensor("sinks", sinks, (q.shape[1],), None, q.device)
+
+
+def check_reach_of(work: Any, window: int | None, chunk: int | None) -> None:
+    """Raises ValueError where a work list has first keys and the call none, or the reverse."""
+    if (work.first is None) != (window is chunk is None):
+        raise ValueError(
+            f"work must be made with window={window} and chunk={chunk}, as the call has"
+        )
 
 
 def _refuse_grad(*tensors: torch.Tensor) -> None:
@@ -157,7 +212,8 @@ def _check_rows(q: torch.Tensor, node_k: torch.Tensor, node_v: torch.Tensor) -> 
     if not K or H % K or H // K > TILE:
         raise ValueError(f"H must be 1 to {TILE} times K, got H={H}, K={K}")
     check_tensor("q", q, (M, H, D), None, device, rows_apart=True)
-    for name, x in (("node_k", node_k), ("node_v", node_v)):
-        check_tensor(name, x, (M, K, D), q.dtype, device, rows_apart=True)
-    if node_k.stride() != node_v.stride():
+    check_tensor("node_k", node_k, (M, K, D), q.dtype, device, rows_apart=True)
+    shape = (M, K, node_v.shape[-1])
+    check_tensor("node_v", node_v, shape, q.dtype, device, rows_apart=True)
+    if shape[2] == D and node_k.stride() != node_v.stride():
         raise ValueError(f"node_v must have strides {node_k.stride()}, got {node_v.stride()}")

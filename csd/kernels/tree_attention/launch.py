@@ -21,7 +21,7 @@ SMALL = 16
 class Partials(NamedTuple):
     """Scratch between the two launches; the layers of a step share it."""
 
-    o: torch.Tensor  # [K, R, D] float32
+    o: torch.Tensor  # [K, R, Dv] float32
     lse: torch.Tensor  # [K, R] float32
 
 
@@ -58,21 +58,25 @@ def tree_attention_triton(
     work: Work | None = None,
     out: torch.Tensor | None = None,
     partials: Partials | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Two launches; one more where `work`, the step's `plan_attention`, is not given."""
-    (M, H, D), K, G = q.shape, node_k.shape[1], layout.prompt_len.shape[0]
+    """Two launches; one or two more where `work`, the step's `plan_attention`, is not given."""
+    (M, H, D), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
     if q.dtype not in DTYPES:
         raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    out = torch.empty(M, H, DV, dtype=q.dtype, device=q.device) if out is None else out
     if M == 0:
         return out
     if work is None:
-        work = plan_attention_triton(layout, heads=H, kv_heads=K)
+        work = plan_attention_triton(layout, heads=H, kv_heads=K, window=window, chunk=chunk)
     programs = work.program.shape[0]
     if partials is None:
-        partials = empty_partials(M, H, K, D, programs, q.device)
+        partials = empty_partials(M, H, K, DV, programs, q.device)
     dtype = DTYPES[q.dtype]
-    tiles = _tiles(target_of(q.device), dtype, D)
+    tiles = _tiles(target_of(q.device), dtype, max(D, DV))
     # the interpreter multiplies bfloat16 wrongly, without an error
     wide = dtype == "bf16" and not isinstance(_tree_attention_kernel, triton.JITFunction)
     _tree_attention_kernel[(programs * K,)](
@@ -85,7 +89,8 @@ def tree_attention_triton(
         prompt_len_ptr=layout.prompt_len,
         slot_pages_ptr=layout.slot_pages,
         slot_len_ptr=layout.slot_len,
-        ancestors_ptr=layout.ancestors,
+        ancestors_ptr=layout.ancestors if work.seen is None else work.seen,
+        first_ptr=work.first,
         slot_start_ptr=layout.slot_start,
         slot_nodes_ptr=layout.slot_nodes,
         segment_ptr=work.segment,
@@ -94,24 +99,29 @@ def tree_attention_triton(
         lse_ptr=partials.lse,
         q_stride=q.stride(0),
         node_stride=node_k.stride(0),
+        node_v_stride=node_v.stride(0),
         G=G,
         prompt_width=layout.prompt_pages.stride(0),
         slot_width=layout.slot_pages.stride(0),
         partial_rows=partials.lse.shape[1],
-        scale=scale * math.log2(math.e),
+        scale=scale / softcap if softcap else scale * math.log2(math.e),
+        cap=(softcap or 0.0) * math.log2(math.e),
         H=H,
         K=K,
         D=D,
+        DV=DV,
         PAGE=PAGE,
         BLOCK_M=tiles["BLOCK_M"],
         BLOCK_SMALL=SMALL,
         BLOCK_N=tiles["BLOCK_N"],
         BLOCK_D=max(16, triton.next_power_of_2(D)),
+        BLOCK_V=max(16, triton.next_power_of_2(DV)),
         DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
         PRECISION="ieee" if dtype == "fp32" else "tf32",
+        CAP=softcap is not None,
         num_warps=tiles["num_warps"],
         num_stages=tiles["num_stages"],
     )
     return merge_partials_triton(
-        partials.o, partials.lse, work.merge, tile_rows(H, K) * (H // K), out
+        partials.o, partials.lse, work.merge, tile_rows(H, K) * (H // K), out, sinks
     )

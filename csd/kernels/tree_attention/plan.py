@@ -17,15 +17,20 @@ one another. A coincidence of cuts leaves a gap that nobody reads.
     merge[m]        = first row of the partials, splits: of the prompt, then of the slot
 
 A tile's partials are `rows` * H / K rows apart.
+
+With a window or a chunk a source's units begin at the first page that any of its rows sees, and the
+list has for each row its first keys and the nodes that it sees (`first_keys.py`).
 """
 
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
 from csd.kernels.operator import Fields, RecordOperator
 from csd.kernels.target import programs_of
+from csd.kernels.tree_attention.first_keys import first_keys, first_keys_triton
 from csd.kernels.tree_attention.layout import ROWS, TreeLayout, check_rows
 from csd.kernels.tree_attention.plan_kernel import _plan_attention_kernel
 from csd.state.kv_cache import PAGE
@@ -38,6 +43,9 @@ class Work(NamedTuple):
     segment: torch.Tensor  # [W, 6] int32
     program: torch.Tensor  # [programs, 2] int32
     merge: torch.Tensor  # [M, 4] int32
+    # with a window or a chunk
+    first: torch.Tensor | None = None  # [M, 2] int32
+    seen: torch.Tensor | None = None  # [M] int64
 
 
 def _sizes(layout: TreeLayout) -> tuple[int, int, int]:
@@ -79,6 +87,7 @@ def plan_attention_ref(
     heads: int,
     kv_heads: int,
     programs: int | None = None,
+    page: torch.Tensor | None = None,  # [G + S] int32, of `first_keys`
     out: Work | None = None,
 ) -> Work:
     """Plain Python. Entries that nobody reads are -1."""
@@ -88,6 +97,7 @@ def plan_attention_ref(
     work = out or empty_work(M, S, G, heads, kv_heads, programs, layout.slot.device)
     bounds, starts = layout.group_start.tolist(), layout.slot_start.tolist()
     nodes, prompt_lens = layout.slot_nodes.tolist(), layout.prompt_len.tolist()
+    skipped = [0] * (G + S) if page is None else page.tolist()
     parts = (
         [(bounds[g], bounds[g + 1], g, -(-n // PAGE)) for g, n in enumerate(prompt_lens)],
         sorted(
@@ -97,10 +107,10 @@ def plan_attention_ref(
         ),
     )
     tiles = [
-        (part, first, min(rows, last - first), source, units)
+        (part, first, min(rows, last - first), source, units - skipped[source])
         for part, sources in enumerate(parts)
         for start, last, source, units in sources
-        if units
+        if units > skipped[source]
         for first in range(start, last, rows)
     ]
     share = max(1, -(-sum(t[-1] for t in tiles) // programs))
@@ -113,7 +123,9 @@ def plan_attention_ref(
         splits = range(a // share, (b - 1) // share + 1)
         for p in splits:
             base = (part * M + first + p * rows) * each
-            low, high = max(a, p * share) - a, min(b, (p + 1) * share) - a
+            low, high = (
+                skipped[source] + x - a for x in (max(a, p * share), min(b, (p + 1) * share))
+            )
             segment[n + p] = [first, count, source, low, high, base]
             if p * share >= a:
                 program[p][0] = n + p
@@ -122,7 +134,7 @@ def plan_attention_ref(
             base = (part * M + m + splits[0] * rows) * each
             merge[m][2 * part : 2 * part + 2] = [base, len(splits)]
         a = b
-    for target, values in zip(work, (segment, program, merge), strict=True):
+    for target, values in zip(work[:3], (segment, program, merge), strict=True):
         target.copy_(torch.tensor(values, dtype=torch.int32).view(target.shape))
     return work
 
@@ -133,8 +145,26 @@ def plan_attention_triton(
     kv_heads: int,
     programs: int | None = None,
     out: Work | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
 ) -> Work:
-    """One launch. Entries that nobody reads keep what `out` held."""
+    """One launch, or two with a window or a chunk. Entries that nobody reads keep what `out` held.
+    """
+    if window is chunk is None:
+        return _planned(layout, heads, kv_heads, programs, None, out)
+    first = first_keys_triton(layout, window, chunk)
+    work = _planned(layout, heads, kv_heads, programs, first.page, out)
+    return work._replace(first=first.row, seen=first.seen)
+
+
+def _planned(
+    layout: TreeLayout,
+    heads: int,
+    kv_heads: int,
+    programs: int | None = None,
+    page: torch.Tensor | None = None,
+    out: Work | None = None,
+) -> Work:
     M, S, G = _sizes(layout)
     programs = programs or programs_for(layout.slot.device, kv_heads)
     work = out or empty_work(M, S, G, heads, kv_heads, programs, layout.slot.device)
@@ -145,6 +175,7 @@ def plan_attention_triton(
         slot_start_ptr=layout.slot_start,
         slot_nodes_ptr=layout.slot_nodes,
         group_start_ptr=layout.group_start,
+        page_ptr=page,
         segment_ptr=work.segment,
         program_ptr=work.program,
         merge_ptr=work.merge,
@@ -163,15 +194,33 @@ def plan_attention_triton(
     return work
 
 
-def _fake(layout: TreeLayout, heads: int, kv_heads: int, programs: int) -> Work:
-    return empty_work(*_sizes(layout), heads, kv_heads, programs, layout.slot.device)
+def _fake(
+    layout: TreeLayout, heads: int, kv_heads: int, programs: int, page: torch.Tensor | None
+) -> tuple:
+    return empty_work(*_sizes(layout), heads, kv_heads, programs, layout.slot.device)[:3]
+
+
+@wraps(plan_attention_ref)
+def _on_cpu(*args: Any) -> tuple:
+    return plan_attention_ref(*args)[:3]
+
+
+@wraps(plan_attention_triton)
+def _on_gpu(*args: Any) -> tuple:
+    return _planned(*args)[:3]
 
 
 _plan_attention = RecordOperator(
     "plan_attention",
-    (Fields("layout", ROWS, spread=True), "SymInt heads", "SymInt kv_heads", "SymInt programs"),
-    plan_attention_ref,
-    plan_attention_triton,
+    (
+        Fields("layout", ROWS, spread=True),
+        "SymInt heads",
+        "SymInt kv_heads",
+        "SymInt programs",
+        "Tensor? page",
+    ),
+    _on_cpu,
+    _on_gpu,
     returns="(Tensor, Tensor, Tensor)",
     fake=_fake,
 )
@@ -182,12 +231,21 @@ def plan_attention(
     heads: int,
     kv_heads: int,
     programs: int | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
 ) -> Work:
-    """The work list for a model of H = heads and K = kv_heads; programs: those of one KV head."""
+    """The work list for a model of H = heads and K = kv_heads; programs: those of one KV head.
+
+    window, chunk: as `tree_attention` takes them.
+    """
     if kv_heads < 1 or heads % kv_heads or heads // kv_heads > TILE:
         raise ValueError(f"heads must be 1 to {TILE} times kv_heads, got {heads} and {kv_heads}")
     if programs is not None and programs < 1:
         raise ValueError(f"programs must be at least 1, got {programs}")
     check_rows(layout, layout.slot.device)
     programs = programs or programs_for(layout.slot.device, kv_heads)
-    return Work(*_plan_attention(layout, heads, kv_heads, programs))
+    if window is chunk is None:
+        return Work(*_plan_attention(layout, heads, kv_heads, programs, None))
+    first = first_keys(layout, window, chunk)
+    work = Work(*_plan_attention(layout, heads, kv_heads, programs, first.page))
+    return work._replace(first=first.row, seen=first.seen)

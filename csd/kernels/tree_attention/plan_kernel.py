@@ -16,6 +16,7 @@ def _put_tiles(
     last,
     source,
     units,
+    skipped,
     units_before,
     tiles_before,
     share,
@@ -29,7 +30,7 @@ def _put_tiles(
     ROWS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    # [BLOCK]: each row's tile and its place in the line
+    # [BLOCK]: each row's tile and its place in the line; skipped: units before its first one
     t = (row - first) // ROWS
     tile_first = first + t * ROWS
     n = tiles_before + t
@@ -57,14 +58,23 @@ def _put_tiles(
         tl.store(at, tile_first[:, None] + 0 * p, mask=mask)
         tl.store(at + 1, tl.minimum(last - tile_first, ROWS)[:, None] + 0 * p, mask=mask)
         tl.store(at + 2, source[:, None] + 0 * p, mask=mask)
-        tl.store(at + 3, low - a[:, None], mask=mask)
-        tl.store(at + 4, high - a[:, None], mask=mask)
+        tl.store(at + 3, low - a[:, None] + skipped[:, None], mask=mask)
+        tl.store(at + 4, high - a[:, None] + skipped[:, None], mask=mask)
         tl.store(at + 5, base[:, None] + p * ROWS * EACH, mask=mask)
         # one tile holds the first unit of a program, one the last
         opens = mask & (p * share >= a[:, None])
         closes = mask & (tl.minimum((p + 1) * share, total) <= b[:, None])
         tl.store(program_ptr + p * 2, n[:, None] + p, mask=opens)
         tl.store(program_ptr + p * 2 + 1, n[:, None] + p + 1, mask=closes)
+
+
+@triton.jit
+def _skipped(page_ptr, source, mask):
+    """Pages that no row reads."""
+    if page_ptr is None:
+        return tl.zeros(source.shape, tl.int32)
+    else:
+        return tl.load(page_ptr + source, mask=mask, other=0)
 
 
 @triton.jit(do_not_specialize=["M", "S", "G", "programs"])
@@ -75,6 +85,7 @@ def _plan_attention_kernel(
     slot_start_ptr,  # [S] int32
     slot_nodes_ptr,  # [S] int32
     group_start_ptr,  # [G + 1] int32
+    page_ptr,  # [G + S] int32 of `first_keys`, or None
     segment_ptr,  # [W, 6] int32
     program_ptr,  # [programs, 2] int32
     merge_ptr,  # [M, 4] int32
@@ -96,6 +107,8 @@ def _plan_attention_kernel(
     slot_first = tl.load(slot_start_ptr + slot, mask=live, other=0)
     slot_last = slot_first + tl.load(slot_nodes_ptr + slot, mask=live, other=0)
     slot_units = tl.cdiv(tl.load(slot_len_ptr + slot, mask=live, other=0), PAGE) + 1
+    slot_skipped = _skipped(page_ptr, G + slot, live)
+    slot_units -= slot_skipped
 
     # a sum over all groups and slots a row is cheaper than a launch for their prefix sums
     group = tl.zeros([BLOCK], tl.int32)
@@ -112,6 +125,7 @@ def _plan_attention_kernel(
         first = tl.load(group_start_ptr + g, mask=g < G, other=M)
         last = tl.load(group_start_ptr + g + 1, mask=g < G, other=M)
         units = tl.cdiv(tl.load(prompt_len_ptr + g, mask=g < G, other=0), PAGE)
+        units -= _skipped(page_ptr, g, g < G)
         tiles = tl.where(units > 0, tl.cdiv(last - first, ROWS), 0)
         # [BLOCK, BLOCK_Z]
         mine = (first[None, :] <= row[:, None]) & (row[:, None] < last[None, :])
@@ -132,6 +146,7 @@ def _plan_attention_kernel(
         first = tl.load(slot_start_ptr + s, mask=s < S, other=0)
         nodes = tl.load(slot_nodes_ptr + s, mask=s < S, other=0)
         units = tl.cdiv(tl.load(slot_len_ptr + s, mask=s < S, other=0), PAGE) + 1
+        units -= _skipped(page_ptr, G + s, s < S)
         tiles = tl.cdiv(nodes, ROWS)
         # [BLOCK, BLOCK_Z]
         before = first[None, :] < slot_first[:, None]
@@ -154,6 +169,7 @@ def _plan_attention_kernel(
         last=group_last,
         source=group,
         units=group_units,
+        skipped=_skipped(page_ptr, group, live),
         units_before=group_units_before,
         tiles_before=group_tiles_before,
         share=share,
@@ -174,6 +190,7 @@ def _plan_attention_kernel(
         last=slot_last,
         source=G + slot,
         units=slot_units,
+        skipped=slot_skipped,
         units_before=slot_units_before,
         tiles_before=slot_tiles_before,
         share=share,

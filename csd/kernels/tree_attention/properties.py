@@ -86,12 +86,3 @@ def weights(
     sink = sinks.to(score.dtype).view(*score.shape[-4:-2], 1, 1)
     return torch.cat((score, sink.expand(*score.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
 
-
-def as_heads(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:
-    """The first heads * size numbers of each token, [.., K, D] as [.., heads, size], a view.
-
-    Calls of several sizes have a cache whose tokens are as wide as the widest.
-    """
-    if x.shape[-2:] == (heads, size):
-        return x
-    return x.flatten(-2)[..., : heads * size].unflatten(-1, (heads, size))
