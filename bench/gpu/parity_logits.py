@@ -78,7 +78,7 @@ def widened(decoder: Decoder) -> Decoder:
     """The same weights in float32."""
 
     def wide(x):
-        return x if x is None else x.float()
+        return x.float() if isinstance(x, torch.Tensor) else x
 
     layers = [
         Layer(**{f.name: wide(getattr(layer, f.name)) for f in fields(Layer)})

@@ -32,6 +32,7 @@ from csd.engine.step import Step
 from csd.engine.step_cost import CostModel
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.config import ModelSizes
+from csd.models.decoder import Decoder
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
 from csd.models.module_decoder import NOT_STATIC, ModuleDecoder
@@ -372,7 +373,7 @@ class Engine(Resources):
                     request.stats.contexts_dropped = dropped
 
     def _begin_call(self, requests: list[Request]) -> None:
-        if isinstance(self._loaded.decoder, ModuleDecoder):
+        if isinstance(self._loaded.decoder, ModuleDecoder | Decoder):
             self._loaded.decoder.begin_call()
         for request in requests:
             request.stats.decoder = getattr(self.decoder, "name", "own")

@@ -18,6 +18,7 @@ from csd.engine.cuda_graphs import Captures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.engine.step import Step
 from csd.graph.drafter import StaticDrafter
+from csd.models.decoder import Decoder
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 
@@ -91,6 +92,9 @@ class StaticStep(Step):
             pending = PendingRecord.of(snapshot, owners, step)
             pending.model_seconds = time.perf_counter() - start
             return pending
+        if isinstance(self.decoder, Decoder):
+            # no pass of it runs on the host
+            self.decoder.follow()
         snapshot, begun = self._replay(rows, nodes)
         pending = PendingRecord.of(snapshot, owners, step)
         # the next replay overwrites the snapshot, but not before these copies

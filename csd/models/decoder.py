@@ -1,7 +1,7 @@
 """A minimal Llama, Mistral, Qwen2 or Qwen3 decoder over the rows of a pool."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -9,7 +9,11 @@ import torch
 from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig, ModelSizes
 from csd.models.linear import linear
+from csd.models.lora_stacks import Adapters, Stack, beside
 from csd.models.rope import rope_tables
+
+# of a layer, each of one or more of a module's
+PRODUCTS = "qkv", "out", "gate_up", "down"
 
 
 @dataclass(slots=True)
@@ -25,6 +29,8 @@ class Layer:
     post_norm: torch.Tensor  # [hidden]
     gate_up: torch.Tensor  # [2 F, hidden]
     down: torch.Tensor  # [hidden, F]
+    # LoRA beside each of the four products
+    lora: dict[str, list[Stack]] = field(default_factory=dict)
 
 
 class DecoderLike(Protocol):
@@ -77,6 +83,8 @@ class Decoder:
         self.parts: Callable | None = None
         # x, gate_up -> SwiGLU of their product, where one function has both
         self.gated: Callable | None = None
+        self.adapters: Adapters | None = None
+        self.head_lora: list[Stack] = []
         self.cos, self.sin = rope_tables(
             config, config.context, embedding.dtype, embedding.device, frequencies
         )
@@ -86,6 +94,27 @@ class Decoder:
         """Whether no other product stands in its place, and no layer's input is kept."""
         given = getattr(self.linear, "product", self.linear)
         return given is linear and not (self.parts or self.gated or self.taps)
+
+    def add_adapters(self, adapters: Adapters) -> None:
+        """Put LoRA beside the products of all layers and of the head."""
+        self.adapters, stacks = adapters, iter(adapters.stacks)
+        for layer in self.layers:
+            found = {name: next(stacks) for name in PRODUCTS}
+            layer.lora = {name: given for name, given in found.items() if given}
+        self.head_lora = next(stacks)
+
+    def begin_call(self) -> None:
+        """Called before the first step of a call, whose samples are of the adapters active now."""
+        if self.adapters is not None:
+            self.adapters.begin_call()
+
+    def follow(self) -> None:
+        """Called before each pass on the host: reads adapters that were trained meanwhile.
+
+        Raises RuntimeError where others are active than when the call began.
+        """
+        if self.adapters is not None:
+            self.adapters.follow()
 
     @torch.no_grad()
     def forward(
@@ -102,19 +131,22 @@ class Decoder:
         attend(layer, q [M, H, D]) gives [M, H, D]; when it is called, the layer's keys and values
         of all rows are in node_k and node_v.
         """
+        self.follow()
         c = self.config
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
         linear, x, residual = self.linear, self.embedding, None
-        parts, gated = self.parts or linear, self.gated
         for i, layer in enumerate(self.layers):
             # a padding row computes token 0, and nobody looks
             rows = dict(rows=token) if i == 0 else {}
             x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual, **rows)
             if i in self.taps:
                 self.tapped[i] = residual
+            lora = layer.lora
             # norms of heads take whole ones
-            product = linear if c.qk_norm else parts
-            qkv = product(x, layer.qkv, layer.qkv_bias)
+            parts = None if c.qk_norm or "qkv" in lora else self.parts
+            qkv = (parts or linear)(x, layer.qkv, layer.qkv_bias)
+            if "qkv" in lora:
+                qkv = beside(linear, x, qkv, lora["qkv"])
             q, k, v = (
                 heads.view(*heads.shape[:-1], -1, c.head_dim)
                 for heads in qkv.split((q_width, kv_width, kv_width), dim=-1)
@@ -124,13 +156,28 @@ class Decoder:
                 k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
             added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
             q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i], **added)
-            x = parts(attend(i, q).reshape(M, q_width), layer.out)
+            x = self._summed(attend(i, q).reshape(M, q_width), layer.out, lora.get("out"))
             x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
-            x = gated(x, layer.gate_up) if gated else ops.swiglu(linear(x, layer.gate_up))
-            x = parts(x, layer.down)
+            if self.gated and "gate_up" not in lora:
+                x = self.gated(x, layer.gate_up)
+            else:
+                up = linear(x, layer.gate_up)
+                x = ops.swiglu(beside(linear, x, up, lora["gate_up"]) if "gate_up" in lora else up)
+            x = self._summed(x, layer.down, lora.get("down"))
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
+
+    def _summed(
+        self, x: torch.Tensor, weight: torch.Tensor, lora: list[Stack] | None
+    ) -> torch.Tensor:
+        """A product that the norm behind it adds to the residual, or splits of it."""
+        if lora is None:
+            return (self.parts or self.linear)(x, weight)
+        return beside(self.linear, x, self.linear(x, weight), lora)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
-        return self.linear(hidden, self.head)
+        found = self.linear(hidden, self.head)
+        if self.head_lora:
+            found = beside(self.linear, hidden, found, self.head_lora)
+        return found

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from csd.models import gguf_file
+from csd.models.checked import DTYPES, checked_config
 from csd.models.checkpoint import (
     OnConfig,
     check_folder,
@@ -23,7 +24,7 @@ from csd.models.checkpoint import (
 from csd.models.choose_decoder import check_decoder, decoder_of, rules_out_fused
 from csd.models.config import ModelConfig, ModelSizes
 from csd.models.decoder import Decoder, DecoderLike
-from csd.models.fuse import DTYPES, checked_config, is_fused
+from csd.models.fuse import is_fused
 from csd.models.linear import multiplies_bfloat16
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from csd.kernels.ops import Ops
-from csd.models.adapters import base_of, state_of, tuner_layers
+from csd.models.adapters import CHANGED, base_of, settle, state_of, tuner_layers
 from csd.models.module_pass import Pass
 from csd.models.module_sizes import NamedSizes, probed_sizes
 from csd.models.own_attention import Parts, calls_go_to
@@ -89,6 +89,7 @@ class ModuleDecoder:
 
     def begin_call(self) -> None:
         """Called before the first step of a call, whose samples are of the adapters active now."""
+        settle(self._adapters)
         self._adapter_state = state_of(self._adapters)
 
     @torch.no_grad()
@@ -103,10 +104,7 @@ class ModuleDecoder:
     ) -> torch.Tensor:
         """Logits [M, V] of a step; of a prompt's tokens, which have no use for them, the last's."""
         if self._adapter_state != state_of(self._adapters):
-            raise RuntimeError(
-                "the model's adapters were changed while samples were drawn: their keys and values "
-                "are of the adapters that were active when the call began"
-            )
+            raise RuntimeError(CHANGED)
         answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
         ids = token.clamp(min=0).long()[None]
         only = 1 if getattr(attend, "of_prompt", False) else None

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from csd.models.config import ModelConfig
+from csd.models.lora import is_lora, without_adapters
 
 _PACKAGES = ("transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels")
 # hooks that let gradients reach the embedding, or note outputs, and change no value
@@ -34,9 +35,12 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
         _refuse_hooks("torch.nn (all modules)", hooks)
     stock = f"transformers.models.{config.family}.modeling_{config.family}"
     for name, module in model.named_modules():
+        _refuse_hooks(name or type(model).__name__, module._forward_hooks)
+        _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)
+        if is_lora(module) and "forward" in vars(module):
+            raise TypeError(f"{name} has a forward of its own, {_ADVICE}")
+    for name, module in without_adapters(model):
         name = name or type(model).__name__
-        _refuse_hooks(name, module._forward_hooks)
-        _refuse_hooks(name, module._forward_pre_hooks)
         cls: Any = type(module)
         changed = _foreign_class(cls, cls.forward, cls.__call__, stock)
         if "forward" in vars(module):

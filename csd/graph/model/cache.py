@@ -42,6 +42,9 @@ class Network(Protocol):
     def attach(self, decoder: Any) -> None:
         """The target, before its first forward pass."""
 
+    def start_call(self) -> None:
+        """Called before the first step of a call."""
+
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """What it reads of the target's forward pass that has just run; hidden: its result."""
 
