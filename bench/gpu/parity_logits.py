@@ -8,7 +8,8 @@ import torch
 import csd
 from bench.gpu.section import Section
 from bench.lib.shapes import SHAPES, random_model
-from csd.models.decoder import Decoder, Layer
+from csd.models.decoder import Decoder
+from csd.models.layer import Layer
 
 
 def logits(section: Section) -> None:

@@ -43,6 +43,11 @@ class ParallelDecoder:
 
     def __init__(self, model: Any, mesh: DeviceMesh, link: Link):
         whole = checked_config(model)
+        if not whole.is_llamas:
+            raise ValueError(
+                f"a {whole.family} model is not split over ranks; Llama, Mistral, Qwen2 and dense "
+                "Qwen3 models are"
+            )
         if tuner_layers(model.modules()):
             raise TypeError(
                 "a model with adapters is not split over ranks; pass model.merge_and_unload()"

@@ -29,6 +29,10 @@ def checked_config(model: nn.Module) -> ModelConfig:
     _refuse_weights(model, config)
     _refuse_sizes(model, config)
     refuse_changed(model, config)
+    if config.experts and model.device.type == "cuda" and model.dtype != torch.bfloat16:
+        raise ValueError(
+            f"experts in {model.dtype} on a GPU: their grouped product takes bfloat16 there"
+        )
     return config
 
 

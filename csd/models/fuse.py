@@ -14,7 +14,10 @@ from torch import nn
 from csd.models.adapters import base_of
 from csd.models.checked import checked_config
 from csd.models.config import ModelConfig
-from csd.models.decoder import Decoder, Layer
+from csd.models.decoder import Decoder
+from csd.models.experts import Experts
+from csd.models.layer import Layer
+from csd.models.layer_parts import experts_of, norms_of, products_of
 from csd.models.lora import base_linear, is_lora
 from csd.models.lora_stacks import Adapters, key_of
 
@@ -33,7 +36,7 @@ def fuse(model: Any) -> Decoder:
     # the module's own: model.to(bfloat16) rounds them, and its logits with them
     w = inner.rotary_emb.inv_freq
     decoder = Decoder(config, embedding, layers, inner.norm.weight.data, head, w)
-    products = _products(base)
+    products = _products(config, base)
     if any(is_lora(part) for parts in products for part in parts):
         decoder.add_adapters(Adapters(products))
     return decoder
@@ -51,7 +54,7 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
         return False
     if not _same_values(inner.rotary_emb.inv_freq, decoder.frequencies):
         return False
-    if not _same_adapters(_products(base), decoder.adapters):
+    if not _same_adapters(_products(decoder.config, base), decoder.adapters):
         return False
     pairs: list[tuple] = [
         (inner.embed_tokens.weight, decoder.embedding),
@@ -59,23 +62,16 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
         (base_linear(base.lm_head).weight, decoder.head),
     ]
     for module, layer in zip(inner.layers, decoder.layers, strict=True):
-        attention, mlp = module.self_attn, module.mlp
-        pairs += [
-            (module.input_layernorm.weight, layer.input_norm),
-            (module.post_attention_layernorm.weight, layer.post_norm),
-            (base_linear(attention.o_proj).weight, layer.out),
-            (base_linear(mlp.down_proj).weight, layer.down),
-        ]
-        pairs += _parts((mlp.gate_proj, mlp.up_proj), "weight", layer.gate_up)
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        pairs += _parts(projections, "weight", layer.qkv)
-        if layer.qkv_bias is not None:
-            pairs += _parts(projections, "bias", layer.qkv_bias)
-        if layer.q_norm is not None:
-            pairs += [
-                (attention.q_norm.weight, layer.q_norm),
-                (attention.k_norm.weight, layer.k_norm),
-            ]
+        for name, parts in products_of(decoder.config, module).items():
+            if parts:
+                pairs += _parts(parts, "weight", getattr(layer, name))
+            if name == "qkv" and layer.qkv_bias is not None:
+                pairs += _parts(parts, "bias", layer.qkv_bias)
+        for name, norm in norms_of(decoder.config, module).items():
+            pairs.append((norm.weight, getattr(layer, name)))
+        if layer.experts is not None:
+            found = experts_of(module)
+            pairs += [(weight, getattr(layer.experts, name)) for name, weight in found.items()]
     return all(
         p.data_ptr() == t.data_ptr()
         and p.dtype == t.dtype
@@ -85,15 +81,11 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
     )
 
 
-def _products(base: Any) -> list[list[Any]]:
+def _products(config: ModelConfig, base: Any) -> list[list[Any]]:
     """The modules that are the parts of each fused product: four a layer, and the head's."""
-    found = []
-    for layer in base.model.layers:
-        a, mlp = layer.self_attn, layer.mlp
-        found += [
-            [a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [mlp.gate_proj, mlp.up_proj],
-            [mlp.down_proj],
-        ]  # fmt: skip
+    found = [
+        parts for layer in base.model.layers for parts in products_of(config, layer).values()
+    ]
     return [*found, [base.lm_head]]
 
 
@@ -116,19 +108,18 @@ def _parts(modules: Iterable[nn.Module], name: str, fused: torch.Tensor) -> list
 
 
 def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return Layer(
-        input_norm=layer.input_layernorm.weight.data,
-        qkv=_join(projections, "weight"),
-        qkv_bias=_join(projections, "bias") if config.qkv_bias else None,
-        q_norm=attention.q_norm.weight.data if config.qk_norm else None,
-        k_norm=attention.k_norm.weight.data if config.qk_norm else None,
-        out=base_linear(attention.o_proj).weight.data,
-        post_norm=layer.post_attention_layernorm.weight.data,
-        gate_up=_join((mlp.gate_proj, mlp.up_proj), "weight"),
-        down=base_linear(mlp.down_proj).weight.data,
-    )
+    products = products_of(config, layer)
+    joined = {name: _join(parts, "weight") if parts else None for name, parts in products.items()}
+    absent: dict[str, Any] = dict.fromkeys(("input_norm", "q_norm", "k_norm", "post_norm"))
+    norms = {name: norm.weight.data for name, norm in norms_of(config, layer).items()}
+    experts = None
+    if config.experts:
+        weights = {name: weight.data for name, weight in experts_of(layer).items()}
+        experts = Experts(**weights, per_token=config.experts_per_token,
+                          sum_to_one=config.experts_sum_to_one)  # fmt: skip
+    bias = _join(products["qkv"], "bias") if config.qkv_bias else None
+    given: dict[str, Any] = absent | norms | joined
+    return Layer(**given, qkv_bias=bias, experts=experts)
 
 
 @torch.no_grad()

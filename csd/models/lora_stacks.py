@@ -141,7 +141,7 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
     names = [working(part) if is_lora(part) else [] for part in parts]
     rows = [base_linear(part).weight.shape[0] for part in parts]
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    for turn in range(max(map(len, names))):
+    for turn in range(max(map(len, names), default=0)):
         given = [(p, n[turn], start) for p, n, start in zip(parts, names, starts, strict=True)
                  if turn < len(n)]  # fmt: skip
         weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]

@@ -24,7 +24,7 @@ REFUSED = {
     "encoder-decoder": (transformers.T5Config, "'t5' is an encoder-decoder; csd runs decoders"),
     "gpt2": (transformers.GPT2Config, "model type 'gpt2' is not supported"),
     "gemma2": (transformers.Gemma2Config, "model type 'gemma2' is not supported"),
-    "experts": (transformers.Qwen3MoeConfig, "model type 'qwen3_moe' is not supported"),
+    "experts": (transformers.MixtralConfig, "model type 'mixtral' is not supported"),
     "dynamic": (
         config_of("qwen2", rope_parameters=rope("dynamic", factor=2.0)),
         "rope type 'dynamic' is not supported",
@@ -75,7 +75,7 @@ NAMES_THE_FAMILIES = ["encoder-decoder", "gpt2", "gemma2", "experts", "activatio
 
 @pytest.mark.parametrize("case", NAMES_THE_FAMILIES)
 def test_a_refusal_names_what_is_supported(case):
-    message = r"Llama 2/3, Mistral, Qwen2/2\.5 and Qwen3 \(dense\)"
+    message = r"Llama 2/3, Mistral, Qwen2/2\.5, Qwen3 \(dense and experts\), SmolLM3"
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_transformers(REFUSED[case][0]())
 

@@ -162,17 +162,17 @@ def test_auto_takes_the_fused_decoder_where_it_can():
 
 
 def test_auto_takes_the_module_and_names_what_ruled_out_the_fused_one():
-    with pytest.warns(UserWarning, match=r"decoder='module'.*'granite' is not supported") as seen:
-        out = csd.generate(build("granite"), PROMPT, max_new_tokens=2, seed=0)
+    with pytest.warns(UserWarning, match=r"decoder='module'.*'glm' is not supported") as seen:
+        out = csd.generate(build("glm"), PROMPT, max_new_tokens=2, seed=0)
     assert len(seen) == 1
     assert out.stats.decoder == "module"
-    assert "model type 'granite' is not supported" in out.stats.fused_ruled_out
+    assert "model type 'glm' is not supported" in out.stats.fused_ruled_out
     csd.release()
 
 
 def test_a_decoder_that_is_asked_for_runs_or_raises():
-    with pytest.raises(ValueError, match="'granite' is not supported"):
-        csd.generate(build("granite"), PROMPT, max_new_tokens=2, decoder="fused")
+    with pytest.raises(ValueError, match="'glm' is not supported"):
+        csd.generate(build("glm"), PROMPT, max_new_tokens=2, decoder="fused")
     with pytest.raises(ValueError, match="decoder must be one of 'auto', 'fused', 'module'"):
         csd.generate(build("llama"), PROMPT, decoder="best")
     engine = csd.Engine(build("llama"))
@@ -241,7 +241,7 @@ def state(model):
 
 
 def test_an_exception_in_a_pass_leaves_the_module_as_it_was():
-    model = build("granite").train()
+    model = build("glm").train()
     model.model.layers[0].eval()
     engine = csd.Engine(model, decoder="module")
     want, before = drawn(engine, 4, temperature=0.7).tokens, state(model)
@@ -288,7 +288,7 @@ def test_two_threads_draw_from_one_module_while_a_third_runs_it():
 
 
 def test_a_module_that_attends_in_another_order_is_an_error():
-    model = build("granite")
+    model = build("glm")
     engine = csd.Engine(model, decoder="module")
     call = engine.decoder.calls[1]
     call.module = engine.decoder.calls[0].module
@@ -300,7 +300,7 @@ def test_engines_that_generate_keeps_do_not_keep_the_module():
     import gc
     import weakref
 
-    model = build("granite")
+    model = build("glm")
     with pytest.warns(UserWarning):
         csd.generate(model, PROMPT, max_new_tokens=2)
     gone = weakref.ref(model)
@@ -308,7 +308,7 @@ def test_engines_that_generate_keeps_do_not_keep_the_module():
     gc.collect()
     assert gone() is None
     # an engine of the user's own does
-    engine = csd.Engine(build("granite"), decoder="module")
+    engine = csd.Engine(build("glm"), decoder="module")
     gc.collect()
     assert drawn(engine, 0, temperature=0).tokens
 
