@@ -5,11 +5,13 @@ import copy
 import oracle
 import pytest
 import torch
+import transformers
 from examples_main import main_of
 from families import build, convert
 
 import csd
 from csd.models.adapters import tuner_layers
+from csd.models.load import config_of
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -291,6 +293,33 @@ def test_adapters_that_are_no_weights_are_refused():
         model = peft.get_peft_model(build("llama", torch.float32), made)
         with pytest.raises(ValueError, match="prompt learning"):
             csd.generate(model, PROMPT, max_new_tokens=2)
+
+
+def test_a_folder_with_an_adapter_alone_is_drawn_from_its_base(tmp_path):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    build("llama", torch.float32).save_pretrained(base)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base)
+    peft.get_peft_model(plain, lora(init_lora_weights=False)).save_pretrained(folder)
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    engine = csd.Engine(folder, dtype=torch.float32)
+    assert engine.decoder.name == "fused" and engine.decoder.adapters is not None
+    given = dict(num_samples=2, seed=4, max_new_tokens=TOKENS, temperature=0.7, end_token_ids=[])
+    out = engine.generate(PROMPT, budget=8, **given)
+    assert out.tokens == engine.generate(PROMPT, budget=0, **given).tokens
+    assert out.tokens == csd.generate(model, PROMPT, budget=8, **given).tokens
+    assert out.tokens != csd.generate(str(base), PROMPT, dtype=torch.float32, **given).tokens
+    assert config_of(str(folder)).vocab == 61
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("{}", "must name its base model"), ("[", "is not an adapter's config"),
+    ('{"base_model_name_or_path": "nowhere/at-all"}', "nowhere/at-all"),
+])  # fmt: skip
+def test_an_adapter_without_its_base_is_refused(content, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        csd.Engine(tmp_path)
 
 
 def test_hf_generate_draws_from_the_adapter():
