@@ -64,7 +64,8 @@ coverage: install
 
 # what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
 SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_time_steps.py \
-	faults/test_forks.py kernels/test_compiled.py models/test_module_kernels.py
+	faults/test_forks.py kernels/test_compiled.py kernels/test_forward.py \
+	models/test_module_kernels.py models/test_published.py
 
 test-slow: install
 	CSD_SLOW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SLOW:%=tests/%)

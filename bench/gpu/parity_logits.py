@@ -8,7 +8,8 @@ import torch
 import csd
 from bench.gpu.section import Section
 from bench.lib.shapes import SHAPES, random_model
-from csd.models.decoder import Decoder, Layer
+from csd.models.decoder import Decoder
+from csd.models.layer import Layer
 
 
 def logits(section: Section) -> None:
@@ -78,7 +79,7 @@ def widened(decoder: Decoder) -> Decoder:
     """The same weights in float32."""
 
     def wide(x):
-        return x if x is None else x.float()
+        return x.float() if isinstance(x, torch.Tensor) else x
 
     layers = [
         Layer(**{f.name: wide(getattr(layer, f.name)) for f in fields(Layer)})

@@ -84,16 +84,19 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
     if args.model is None:
         raise ValueError("decoder needs a model, got none")
     dtype = DTYPES[args.dtype] if args.dtype else None
-    decoder = load(args.model, device=device, dtype=dtype, decoder=args.decoder).decoder
+    # which keeps a module that decodes
+    loaded = load(args.model, device=device, dtype=dtype, decoder=args.decoder)
+    decoder = loaded.decoder
     if not isinstance(decoder, ModuleDecoder):
         return {"decoder": "fused"}
+    static = decoder.why_not_static or "nothing in a pass reads the host"
     sizes = decoder.config
     for name in LARGEST:
         if getattr(args, name) is None:
             setattr(args, name, getattr(sizes, name))
     calls = {call.place: str(call.spec) for call in decoder.calls}
     return {"decoder": "module", "fused ruled out by": decoder.why,
-            "differences": str(decoder.admission), **calls}  # fmt: skip
+            "differences": str(decoder.admission), "static steps": static, **calls}  # fmt: skip
 
 
 def _config(args: Namespace) -> ModelConfig:

@@ -16,6 +16,7 @@ from csd.cpu.graph_insert import graph_insert
 from csd.cpu.insert_observed import insert_observed
 from csd.cpu.isa import instruction, instructions, multiplies
 from csd.cpu.layers import LOW, rms_norm, rotary, swiglu
+from csd.cpu.lora import add
 from csd.cpu.observe import observe
 from csd.cpu.passes import PASSES
 from csd.cpu.pools import prices, roots, trim
@@ -26,7 +27,7 @@ from csd.kernels.ops import Joined, Ops, reference
 from csd.kernels.verify import verify_ref
 
 __all__ = [
-    "before_compiling", "by_columns", "fits", "in_loops", "instruction", "instructions",
+    "add", "before_compiling", "by_columns", "fits", "in_loops", "instruction", "instructions",
     "multiplies", "ops", "product", "threads", "tree_attention",
 ]  # fmt: skip
 

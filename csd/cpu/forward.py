@@ -18,6 +18,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
 from csd.cpu.isa import instruction
 from csd.cpu.layers import EXP, rms_norm
+from csd.cpu.lora import Stacks, beside
 from csd.cpu.numbers import LIKE, memory, readable
 from csd.cpu.products import in_loops, numbers, room
 from csd.cpu.threads import many, threads
@@ -58,6 +59,7 @@ def _layers(
     kinds,  # `attention_kinds`
     plain,  # None where weights are laid out for products: the other kind is not compiled then
     by,  # the instruction of products, one of `tiles.BY`
+    lora,  # `Lora`, or None
 ):
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
@@ -73,6 +75,7 @@ def _layers(
         norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like)
         shape = M, width, hidden
         product(plain, by_qkv, shape, normed, turned, w[QKV], w[QKV_BIAS], qkv, like, by)
+        beside(lora, i, 0, shape, normed, qkv, turned, like)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
         if w[Q_NORM]:
             for m in range(M):
@@ -89,12 +92,15 @@ def _layers(
         )  # fmt: skip
         shape = M, hidden, H * D
         product(plain, by_out, shape, attended, turned, w[OUT], 0, x, like, by)
+        beside(lora, i, 1, shape, attended, x, turned, like)
         norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like)
         shape = M, 2 * F, hidden
         product(plain, by_gate_up, shape, normed, turned, w[GATE_UP], 0, gate_up, like, by)
+        beside(lora, i, 2, shape, normed, gate_up, turned, like)
         swiglu(gates, M, F, gate_up, gated, like)
         shape = M, hidden, F
         product(plain, by_down, shape, gated, turned, w[DOWN], 0, x, like, by)
+        beside(lora, i, 3, shape, gated, x, turned, like)
 
 
 class _Weights(NamedTuple):
@@ -107,6 +113,7 @@ class _Weights(NamedTuple):
 
 
 _known: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
+_adapters: WeakKeyDictionary[Any, Stacks | None] = WeakKeyDictionary()
 
 
 def forward(
@@ -122,10 +129,14 @@ def forward(
         return None
     if decoder not in _known:
         _known[decoder] = _weights(decoder)
-    weights, c = _known[decoder], decoder.config
-    if weights is None or not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
+        _adapters[decoder] = Stacks.of(decoder, PRODUCTS)
+    weights, stacks, c = _known[decoder], _adapters[decoder], decoder.config
+    if weights is None or stacks is None:
+        return None
+    if not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
         return None
     M, H, K, D, wide = token.shape[0], c.heads, c.kv_heads, c.head_dim, c.intermediate
+    decoder.follow()
     if weights.plain and weights.biases[0]:
         # a module's own may have changed since the last step
         torch._foreach_copy_(*weights.biases)
@@ -137,6 +148,7 @@ def forward(
     layer = decoder.layers[0]
     products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
     counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
+    lora, _kept = stacks.for_rows(M)
     each = (None,) * len(counts) if threads() == 1 else tuple(map(many, counts))
     caches = node_k, node_v, attend.k, attend.v
     _layers(
@@ -147,6 +159,7 @@ def forward(
         Caches(*[y.stride(0) * y.element_size() for y in caches]), np.float32(attend.scale),
         shares(attend.work, K), attend.work, LIKE[residual.dtype],
         attention_kinds(residual.dtype, D), weights.plain or None, BY[instruction(residual.dtype)],
+        lora,
     )  # fmt: skip
     return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
 

@@ -32,9 +32,10 @@ from csd.engine.static_step import StaticStep
 from csd.engine.step import Step
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.config import ModelSizes
+from csd.models.decoder import Decoder
 from csd.models.exact import ExactProducts, choose_exact
 from csd.models.load import Loaded, load
-from csd.models.module_decoder import NOT_STATIC, ModuleDecoder
+from csd.models.module_decoder import ModuleDecoder
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
@@ -196,14 +197,17 @@ class Engine(Resources):
     def _whether_static(self, loaded: Loaded) -> bool:
         """Whether steps have fixed shapes. Raises ValueError where that is asked for in vain."""
         name, on_gpu = self._ops.name, loaded.device.type == "cuda"
-        if isinstance(loaded.decoder, ModuleDecoder):
-            if self._static:
-                raise ValueError(f"static must be False, got True: {NOT_STATIC}")
-            return False
         if self._static and on_gpu and name == "reference":
             raise ValueError("static must be False with kernels='reference' on a GPU, got True")
         # the references read the device
-        return on_gpu and name == "triton" if self._static is None else self._static
+        static = on_gpu and name == "triton" if self._static is None else self._static
+        if isinstance(loaded.decoder, ModuleDecoder):
+            why = loaded.decoder.why_not_static if static else None
+            if why is not None and self._static:
+                raise ValueError(f"static must be False for this module, got True: {why}")
+            static = static and why is None
+            loaded.decoder.capture(static)
+        return static
 
     def leave_model(self) -> None:
         """Hold the user's module weakly from now on, as what keeps engines by module must."""
@@ -371,7 +375,7 @@ class Engine(Resources):
                     request.stats.contexts_dropped = dropped
 
     def _begin_call(self, requests: list[Request]) -> None:
-        if isinstance(self._loaded.decoder, ModuleDecoder):
+        if isinstance(self._loaded.decoder, ModuleDecoder | Decoder):
             self._loaded.decoder.begin_call()
         for request in requests:
             request.stats.decoder = getattr(self.decoder, "name", "own")

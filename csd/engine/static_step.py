@@ -18,6 +18,8 @@ from csd.engine.cuda_graphs import Captures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.engine.step import Step
 from csd.graph.drafter import StaticDrafter
+from csd.models.decoder import Decoder
+from csd.models.module_decoder import ModuleDecoder
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 
@@ -91,6 +93,9 @@ class StaticStep(Step):
             pending = PendingRecord.of(snapshot, owners, step)
             pending.model_seconds = time.perf_counter() - start
             return pending
+        if isinstance(self.decoder, Decoder | ModuleDecoder):
+            # no pass of it runs on the host
+            self.decoder.follow()
         snapshot, begun = self._replay(rows, nodes)
         pending = PendingRecord.of(snapshot, owners, step)
         # the next replay overwrites the snapshot, but not before these copies
@@ -103,7 +108,8 @@ class StaticStep(Step):
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
         changes = None if self.changes is None else self.changes.key
-        key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures
+        own = getattr(self.decoder, "graph_key", None)
+        key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures, own
         if key not in self.captures.graphs:
             # it is recorded on no slot
             live = self.slots.live.clone()

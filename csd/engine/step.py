@@ -14,6 +14,7 @@ from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.ops import Ops
+from csd.models.config import scale_of
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
@@ -136,7 +137,7 @@ class Step:
         node_k, node_v = cache.nodes(pool.rows)
         attend = LayerAttention(
             self.ops.tree_attention, node_k, node_v, cache.k, cache.v, where, work,
-            config.head_dim**-0.5, plan=self.ops.plan_attention,
+            scale_of(config), plan=self.ops.plan_attention,
             works={(config.heads, config.kv_heads, None, None): work},
         )  # fmt: skip
         hidden = self.ops.forward(
@@ -157,7 +158,7 @@ class Step:
         node_k, node_v = cache.nodes(rows)
         attend = PromptAttention(
             self.ops.chunk_attention, node_k, node_v, cache.k, cache.v, cache.prompt_pages[g],
-            start, self.decoder.config.head_dim**-0.5,
+            start, scale_of(self.decoder.config),
         )  # fmt: skip
         hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
         if self.drafting and self.drafter is not None:

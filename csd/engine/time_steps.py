@@ -46,8 +46,10 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
 
 def _roots(step: Step, rows: int) -> Pool:
     slots = step.slots
-    slots.live.copy_(torch.arange(slots.count, device=slots.live.device) < rows)
-    slots.context[:, 0] = 0
+    place = torch.arange(slots.count, device=slots.live.device)
+    slots.live.copy_(place < rows)
+    # rows of one token would read the same few experts
+    slots.context[:, 0] = place % step.decoder.config.vocab
     return step.ops.roots(slots, rows)
 
 

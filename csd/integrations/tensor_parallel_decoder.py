@@ -27,7 +27,8 @@ from torch.distributed.tensor.parallel import (
 
 from csd.integrations.tensor_parallel_link import Exchange, Link
 from csd.kernels.ops import Ops
-from csd.models.fuse import checked_config
+from csd.models.adapters import tuner_layers
+from csd.models.checked import checked_config
 from csd.models.linear import linear
 from csd.models.rope import rope_tables
 
@@ -42,6 +43,15 @@ class ParallelDecoder:
 
     def __init__(self, model: Any, mesh: DeviceMesh, link: Link):
         whole = checked_config(model)
+        if not whole.is_llamas:
+            raise ValueError(
+                f"a {whole.family} model is not split over ranks; Llama, Mistral, Qwen2 and dense "
+                "Qwen3 models are"
+            )
+        if tuner_layers(model.modules()):
+            raise TypeError(
+                "a model with adapters is not split over ranks; pass model.merge_and_unload()"
+            )
         ranks = mesh.size()
         for name in ("heads", "kv_heads", "intermediate"):
             if getattr(whole, name) % ranks:

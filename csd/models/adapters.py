@@ -11,6 +11,10 @@ from torch import nn
 
 # one holds a layer's adapters, the other copies of a layer that are trained whole
 LAYERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper")
+CHANGED = (
+    "the model's adapters were changed while samples were drawn: their keys and values are of the "
+    "adapters that were active when the call began"
+)
 
 
 def tuner_layers(modules: Iterable[nn.Module]) -> list[Any]:
@@ -27,6 +31,13 @@ def state_of(layers: list[Any]) -> tuple:
         )
         for layer in layers
     )
+
+
+def settle(layers: list[Any]) -> None:
+    """Take merged adapters that are off out of their weights, as peft does in a layer's pass."""
+    for layer in layers:
+        if getattr(layer, "disable_adapters", False) and getattr(layer, "merged", False):
+            layer.unmerge()
 
 
 def base_of(model: Any) -> Any:

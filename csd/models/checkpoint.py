@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from csd.models import gguf_model
-from csd.models.config import SUPPORTED, ModelConfig
+from csd.models.config import ModelConfig
+from csd.models.config_checks import SUPPORTED
 from csd.models.refuse import refuse_config
 
 # buffers of old checkpoints, which the module makes from its config

@@ -8,8 +8,9 @@ import warnings
 from typing import Any
 
 from csd.models.admit import admit
+from csd.models.checked import checked_config
 from csd.models.decoder import DecoderLike
-from csd.models.fuse import checked_config, fuse
+from csd.models.fuse import fuse
 from csd.models.module_decoder import ModuleDecoder
 from csd.schema.arguments import check_one_of
 

@@ -1,30 +1,17 @@
-"""A minimal Llama, Mistral, Qwen2 or Qwen3 decoder over the rows of a pool."""
+"""A minimal decoder over the rows of a pool, of a family in `csd/models/config.py`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig, ModelSizes
+from csd.models.layer import PRODUCTS, Layer
 from csd.models.linear import linear
+from csd.models.lora_stacks import Adapters, Stack, beside
 from csd.models.rope import rope_tables
-
-
-@dataclass(slots=True)
-class Layer:
-    """Weights of one layer; F is the width of the feed-forward part."""
-
-    input_norm: torch.Tensor  # [hidden]
-    qkv: torch.Tensor  # [(H + 2 K) D, hidden]
-    qkv_bias: torch.Tensor | None  # [(H + 2 K) D]
-    q_norm: torch.Tensor | None  # [D]
-    k_norm: torch.Tensor | None  # [D]
-    out: torch.Tensor  # [hidden, H D]
-    post_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 F, hidden]
-    down: torch.Tensor  # [hidden, F]
 
 
 class DecoderLike(Protocol):
@@ -77,15 +64,39 @@ class Decoder:
         self.parts: Callable | None = None
         # x, gate_up -> SwiGLU of their product, where one function has both
         self.gated: Callable | None = None
+        self.adapters: Adapters | None = None
+        self.head_lora: list[Stack] = []
         self.cos, self.sin = rope_tables(
             config, config.context, embedding.dtype, embedding.device, frequencies
         )
 
     @property
     def is_plain(self) -> bool:
-        """Whether no other product stands in its place, and no layer's input is kept."""
+        """Whether a Llama's layers run, with no other product, and no layer's input is kept."""
         given = getattr(self.linear, "product", self.linear)
-        return given is linear and not (self.parts or self.gated or self.taps)
+        changed = given is not linear or self.parts or self.gated or self.taps
+        return self.config.is_llamas and not changed
+
+    def add_adapters(self, adapters: Adapters) -> None:
+        """Put LoRA beside the products of all layers and of the head."""
+        self.adapters, stacks = adapters, iter(adapters.stacks)
+        for layer in self.layers:
+            found = {name: next(stacks) for name in PRODUCTS}
+            layer.lora = {name: given for name, given in found.items() if given}
+        self.head_lora = next(stacks)
+
+    def begin_call(self) -> None:
+        """Called before the first step of a call, whose samples are of the adapters active now."""
+        if self.adapters is not None:
+            self.adapters.begin_call()
+
+    def follow(self) -> None:
+        """Called before each pass on the host: reads adapters that were trained meanwhile.
+
+        Raises RuntimeError where others are active than when the call began.
+        """
+        if self.adapters is not None:
+            self.adapters.follow()
 
     @torch.no_grad()
     def forward(
@@ -102,35 +113,88 @@ class Decoder:
         attend(layer, q [M, H, D]) gives [M, H, D]; when it is called, the layer's keys and values
         of all rows are in node_k and node_v.
         """
+        self.follow()
         c = self.config
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
         linear, x, residual = self.linear, self.embedding, None
-        parts, gated = self.parts or linear, self.gated
+        if not c.is_llamas:
+            x = F.embedding(token.clamp(min=0), x) * c.embedding_scale
+            nowhere = torch.zeros_like(position)
         for i, layer in enumerate(self.layers):
             # a padding row computes token 0, and nobody looks
-            rows = dict(rows=token) if i == 0 else {}
-            x, residual = ops.rms_norm(x, layer.input_norm, c.norm_eps, residual, **rows)
+            rows = dict(rows=token) if i == 0 and c.is_llamas else {}
+            x, residual = self._normed(ops, x, layer.input_norm, residual, **rows)
             if i in self.taps:
                 self.tapped[i] = residual
+            lora = layer.lora
             # norms of heads take whole ones
-            product = linear if c.qk_norm else parts
-            qkv = product(x, layer.qkv, layer.qkv_bias)
-            q, k, v = (
-                heads.view(*heads.shape[:-1], -1, c.head_dim)
-                for heads in qkv.split((q_width, kv_width, kv_width), dim=-1)
-            )
-            if c.qk_norm:
+            parts = None if c.qk_norm or "qkv" in lora else self.parts
+            qkv = (parts or linear)(x, layer.qkv, layer.qkv_bias)
+            if "qkv" in lora:
+                qkv = beside(linear, x, qkv, lora["qkv"])
+            q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
+            if c.whole_qk_norm:
+                q = self._whole_norm(ops, q, layer.q_norm)
+                k = self._whole_norm(ops, k, layer.k_norm)
+            q, k, v = (x.view(*x.shape[:-1], -1, c.head_dim) for x in (q, k, v))
+            if c.qk_norm and not c.whole_qk_norm:
                 q, _ = ops.rms_norm(q, layer.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
             added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
-            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i], **added)
-            x = parts(attend(i, q).reshape(M, q_width), layer.out)
-            x, residual = ops.rms_norm(x, layer.post_norm, c.norm_eps, residual)
-            x = gated(x, layer.gate_up) if gated else ops.swiglu(linear(x, layer.gate_up))
-            x = parts(x, layer.down)
+            # at position 0 nothing is turned
+            at = position if c.rotated is None or c.rotated[i] else nowhere
+            q = ops.rotary(q, k, v, at, self.cos, self.sin, node_k[i], node_v[i], **added)
+            x = self._summed(attend(i, q).reshape(M, q_width), layer.out, lora.get("out"))
+            x = self._left(ops, x, layer.attention_norm)
+            x, residual = self._normed(ops, x, layer.post_norm, residual)
+            x = self._left(ops, self._fed(ops, x, layer), layer.mlp_norm)
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
+
+    def _fed(self, ops: Ops, x: torch.Tensor, layer: Layer) -> torch.Tensor:
+        """The feed-forward part of normed x [M, hidden]."""
+        linear, lora = self.linear, layer.lora
+        if layer.experts is not None:
+            return layer.experts(linear, ops.swiglu, x)
+        if self.gated and "gate_up" not in lora:
+            x = self.gated(x, layer.gate_up)
+        else:
+            up = linear(x, layer.gate_up)
+            x = ops.swiglu(beside(linear, x, up, lora["gate_up"]) if "gate_up" in lora else up)
+        return self._summed(x, layer.down, lora.get("down"))
+
+    def _normed(
+        self, ops: Ops, x: torch.Tensor, weight: torch.Tensor | None,
+        residual: torch.Tensor | None, **rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual, and the sum; without a weight the sum is both."""
+        if weight is not None:
+            return ops.rms_norm(x, weight, self.config.norm_eps, residual, **rows)
+        total = x if residual is None else residual + x
+        return total, total
+
+    def _left(self, ops: Ops, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """What a part of a layer adds to the residual."""
+        if norm is not None:
+            x, _ = ops.rms_norm(x, norm, self.config.norm_eps)
+        return x if self.config.residual_scale == 1 else x * self.config.residual_scale
+
+    def _whole_norm(self, ops: Ops, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        """The norm of rows that lie in wider ones."""
+        return ops.rms_norm(x[:, None], weight, self.config.norm_eps)[0][:, 0]
+
+    def _summed(
+        self, x: torch.Tensor, weight: torch.Tensor, lora: list[Stack] | None
+    ) -> torch.Tensor:
+        """A product that the norm behind it adds to the residual, or splits of it."""
+        if lora is None:
+            # splits are for a norm of the sum
+            return (self.parts if self.parts and self.config.is_llamas else self.linear)(x, weight)
+        return beside(self.linear, x, self.linear(x, weight), lora)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
-        return self.linear(hidden, self.head)
+        found = self.linear(hidden, self.head)
+        if self.head_lora:
+            found = beside(self.linear, hidden, found, self.head_lora)
+        return found if self.config.logit_divisor == 1 else found / self.config.logit_divisor

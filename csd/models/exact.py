@@ -73,7 +73,8 @@ def exact(decoder: Decoder, products: "ExactProducts | None" = None) -> Decoder:
         products.learn(weight)
     if products.gated:
         for layer in decoder.layers:
-            products.gated.learn(layer.gate_up)
+            if layer.gate_up is not None:
+                products.gated.learn(layer.gate_up)
     return made
 
 
@@ -113,6 +114,8 @@ def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:
     if not isinstance(loaded.decoder, Decoder):
         made = type(loaded.decoder).__name__
         raise ValueError(f"exact needs csd's fused decoder (a csd Decoder), got a {made}")
+    if loaded.decoder.config.experts and loaded.device.type != "cpu":
+        raise ValueError("exact must be False for a model of experts on a GPU, got True")
     if products.on_cpu:
         check_products(loaded.config.head_dim)
     return exact(loaded.decoder, products)
@@ -120,7 +123,12 @@ def exact_decoder(loaded: Loaded, products: "ExactProducts") -> Decoder:
 
 def _weights(decoder: Decoder) -> list[torch.Tensor]:
     layers = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
-    return [*layers, decoder.head]
+    experts = [x.experts for x in decoder.layers if x.experts is not None]
+    # all of a layer's have one shape
+    chosen = [w for x in experts for w in (x.router, x.gate_up[0], x.down[0])]
+    stacks = [w for x in decoder.layers for found in x.lora.values() for s in found for w in s]
+    head = [decoder.head, *(w for stack in decoder.head_lora for w in stack)]
+    return [w for w in (*layers, *chosen, *stacks, *head) if w is not None]
 
 
 def _any_rows(decoder: DecoderLike) -> bool:

@@ -64,6 +64,13 @@ def in_loops(weight: torch.Tensor) -> bool:
     return weight.is_cpu and compiles() and _loops().in_loops(weight)
 
 
+def add_rounded(total: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """total + x in the wider of their dtypes, as `dtype`; total may be written."""
+    if total.is_cpu and total.dtype == dtype and compiles() and _loops().add(x, total):
+        return total
+    return (total + x).to(dtype)
+
+
 @cache
 def _loops() -> ModuleType:
     from csd.cpu import entry

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from csd.models import gguf_file
+from csd.models.adapter_folder import base_name, with_adapter
+from csd.models.checked import DTYPES, checked_config
 from csd.models.checkpoint import (
     OnConfig,
     check_folder,
@@ -23,7 +25,7 @@ from csd.models.checkpoint import (
 from csd.models.choose_decoder import check_decoder, decoder_of, rules_out_fused
 from csd.models.config import ModelConfig, ModelSizes
 from csd.models.decoder import Decoder, DecoderLike
-from csd.models.fuse import DTYPES, checked_config, is_fused
+from csd.models.fuse import is_fused
 from csd.models.linear import multiplies_bfloat16
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes
@@ -116,7 +118,8 @@ def load(
     before: BeforeWeights | None = None,
     decoder: str = "fused",
 ) -> Loaded:
-    """model: a transformers model, a local folder, a hub name, a GGUF file, a `Decoder`.
+    """model: a transformers model, a local folder, of a model or of an adapter of peft, a hub name,
+    a GGUF file, a `Decoder`.
 
     before: is called before weights are read, where the config names their dtype and the sizes.
     decoder: "auto", "fused" or "module" (`csd.models.choose_decoder`).
@@ -185,13 +188,18 @@ def _from_path(
         dtype = _default_dtype(device, name.endswith(".gguf"))
     elif dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
-    place, options = _place(name, revision)
+    adapted = name if (base := base_name(name)) else None
+    place, options = _place(base or name, revision)
     with gguf_file.read_once() if "gguf_file" in options else nullcontext():
         on_config = _noted(before, device)
         if "gguf_file" in options:
             model = read_gguf(name, place, dtype, options, on_config)
         else:
-            model = read_model(name, place, dtype, options, on_config, wanted)
+            model = read_model(base or name, place, dtype, options, on_config, wanted)
+        if adapted:
+            model = with_adapter(model, adapted)
+        if tokenizer is None and adapted:
+            tokenizer = read_tokenizer(adapted, {})
         if tokenizer is None:
             tokenizer = read_tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
@@ -200,7 +208,7 @@ def _from_path(
     if next(model.parameters()).device != device:
         model = model.to(device)
     decoder, generation_config = decoder_of(model, wanted), model.generation_config
-    if not isinstance(decoder, Decoder):
+    if adapted or not isinstance(decoder, Decoder):
         loaded = _loaded(decoder, tokenizer, generation_config, weakref.ref(model))
         loaded.wanted, loaded.kept = wanted, model
         return loaded
@@ -212,6 +220,7 @@ def _from_path(
 
 def config_of(name: str) -> ModelConfig:
     """The sizes of a model of that name, path or GGUF file, without its weights."""
+    name = base_name(name) or name
     place, options = _place(name, None)
     if "gguf_file" in options:
         return gguf_config(name, os.path.join(place, options["gguf_file"]))

@@ -10,23 +10,22 @@ Nothing of it is copied or rebound, so a training step or another adapter is in 
 import inspect
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from csd.kernels.ops import Ops
-from csd.models.adapters import base_of, state_of, tuner_layers
+from csd.models.adapters import CHANGED, base_of, settle, state_of, tuner_layers
+from csd.models.host_reads import captured_experts, host_read_of
 from csd.models.module_pass import Pass
 from csd.models.module_sizes import NamedSizes, probed_sizes
 from csd.models.own_attention import Parts, calls_go_to
 from csd.models.probe import Call, probe
 from csd.models.refuse import refuse_module
 from csd.models.unchanged import hooks_of
-
-NOT_STATIC = (
-    "a module may read the host anywhere, so the steps of the module decoder are not captured"
-)
 
 
 class ModuleDecoder:
@@ -50,6 +49,8 @@ class ModuleDecoder:
         self._facts = _facts(model)
         taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
         self._keeps_logits = False
+        self.captured = False  # whether its steps are, or may be, recorded in graphs
+        self._places: list[int] = []  # of its tensors, where they are recorded
         self._mask: torch.Tensor | None = None
         self.admission: Any = None  # what `csd.models.admit` measured
         named = NamedSizes.of(self.base)
@@ -82,12 +83,34 @@ class ModuleDecoder:
             raise RuntimeError("the model of this decoder is gone: keep a reference to it")
         return found
 
+    @cached_property
+    def why_not_static(self) -> str | None:
+        """What reads the host in a pass, so that no graph can hold it; None where nothing does."""
+        return host_read_of(self.base, self.parts)
+
+    def capture(self, captured: bool) -> None:
+        """Whether steps are recorded from now on, which hold addresses of the module's tensors."""
+        self.captured, self._places = captured, _places(self.base) if captured else []
+
+    @property
+    def graph_key(self) -> tuple:
+        """What a recorded step depends on beside its sizes: the adapters that are active."""
+        return self._adapter_state
+
     def is_current(self) -> bool:
-        """Whether the module has the parts, hooks and config that were probed."""
-        return self._facts == _facts(self.model)
+        """Whether the module has the parts, hooks and config that were probed, and where steps are
+        recorded its tensors."""
+        moved = self.captured and self._places != _places(self.base)
+        return not moved and self._facts == _facts(self.model)
+
+    def follow(self) -> None:
+        """Called before each step. Raises RuntimeError where other adapters are active."""
+        if self._adapter_state != state_of(self._adapters):
+            raise RuntimeError(CHANGED)
 
     def begin_call(self) -> None:
         """Called before the first step of a call, whose samples are of the adapters active now."""
+        settle(self._adapters)
         self._adapter_state = state_of(self._adapters)
 
     @torch.no_grad()
@@ -101,17 +124,14 @@ class ModuleDecoder:
         ops: Ops | None = None,
     ) -> torch.Tensor:
         """Logits [M, V] of a step; of a prompt's tokens, which have no use for them, the last's."""
-        if self._adapter_state != state_of(self._adapters):
-            raise RuntimeError(
-                "the model's adapters were changed while samples were drawn: their keys and values "
-                "are of the adapters that were active when the call began"
-            )
+        self.follow()
         answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
         ids = token.clamp(min=0).long()[None]
         only = 1 if getattr(attend, "of_prompt", False) else None
         if self._mask is None or self._mask.device != ids.device:
             self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-        with calls_go_to(answer, self.parts):
+        experts = captured_experts(self.parts) if self.captured else nullcontext()
+        with calls_go_to(answer, self.parts), experts:
             logits = self.run(ids, position.long()[None], self._mask, only)
         answer.end()
         return logits[0]
@@ -132,6 +152,10 @@ class ModuleDecoder:
             named["logits_to_keep"] = only
         out = self.base(**named)
         return out[0] if isinstance(out, tuple) else getattr(out, "logits", None)
+
+
+def _places(base: Any) -> list[int]:
+    return [x.data_ptr() for x in (*base.parameters(), *base.buffers())]
 
 
 def _facts(model: Any) -> tuple:

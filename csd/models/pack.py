@@ -24,7 +24,8 @@ def pack(decoder: Decoder) -> None:
         return
     for layer in decoder.layers:
         for name in ("qkv", "out", "gate_up", "down"):
-            setattr(layer, name, packed(getattr(layer, name)))
+            if getattr(layer, name) is not None:
+                setattr(layer, name, packed(getattr(layer, name)))
     if _tied(decoder) and not _fits(decoder.head):
         return
     decoder.head = packed(decoder.head)

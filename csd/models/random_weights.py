@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 
 from csd.models.config import ModelConfig
-from csd.models.decoder import Decoder, Layer
+from csd.models.decoder import Decoder
+from csd.models.layer import Layer
 
 
 def random_decoder(
@@ -28,6 +29,8 @@ def random_decoder(
     The head is a tensor of its own even where the shape's is tied: as the embedding it would favour
     the token just read.
     """
+    if not config.is_llamas:
+        raise ValueError(f"random weights are made of a Llama's layers, got {config.family!r}")
     c = config
     generator = torch.Generator(device).manual_seed(seed)
 

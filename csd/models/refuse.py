@@ -49,7 +49,7 @@ def refuse_config(config: Any) -> None:
 def refuse_module(model: Any) -> None:
     """Raises TypeError or ValueError for a module, or a PeftModel, that csd does not run."""
     refuse_scattered(model)
-    _refuse_adapters(model)
+    refuse_prompt_learning(model)
     model = base_of(model)
     if not hasattr(model, "config"):
         raise TypeError(f"{type(model).__name__} is not a transformers model: it has no config")
@@ -137,7 +137,8 @@ def _uses_interface(module: str) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(sys.modules[module])
 
 
-def _refuse_adapters(model: Any) -> None:
+def refuse_prompt_learning(model: Any) -> None:
+    """Raises ValueError for adapters that are no function of a row alone."""
     for name, config in _adapter_configs(model):
         kind = str(getattr(getattr(config, "peft_type", None), "value", None))
         if getattr(config, "is_prompt_learning", False):

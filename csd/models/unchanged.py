@@ -17,6 +17,8 @@ from typing import Any
 from torch import nn
 
 from csd.models.config import ModelConfig
+from csd.models.lora import is_lora, without_adapters
+from csd.models.module_values import values
 
 _PACKAGES = ("transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels")
 # hooks that let gradients reach the embedding, or note outputs, and change no value
@@ -34,9 +36,12 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
         _refuse_hooks("torch.nn (all modules)", hooks)
     stock = f"transformers.models.{config.family}.modeling_{config.family}"
     for name, module in model.named_modules():
+        _refuse_hooks(name or type(model).__name__, module._forward_hooks)
+        _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)
+        if is_lora(module) and "forward" in vars(module):
+            raise TypeError(f"{name} has a forward of its own, {_ADVICE}")
+    for name, module in without_adapters(model):
         name = name or type(model).__name__
-        _refuse_hooks(name, module._forward_hooks)
-        _refuse_hooks(name, module._forward_pre_hooks)
         cls: Any = type(module)
         changed = _foreign_class(cls, cls.forward, cls.__call__, stock)
         if "forward" in vars(module):
@@ -48,7 +53,7 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
     for name, function in _functions(model, stock):
         if changed := _foreign(function):
             raise TypeError(f"{name} is {changed}, {_ADVICE}")
-    for name, found, wanted in _values(model, config):
+    for name, found, wanted in values(model, config):
         if found != wanted:
             raise ValueError(f"{name} must be {wanted}, as of its class and config, got {found}")
 
@@ -160,33 +165,3 @@ def _functions(model: Any, stock: str) -> Iterator[tuple[str, Any]]:
     kind = getattr(model.config, "_attn_implementation", None)
     if kind in ALL_ATTENTION_FUNCTIONS:
         yield f"the attention {kind!r}", ALL_ATTENTION_FUNCTIONS[kind]
-
-
-def _values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value, and the value that the fused decoder computes with."""
-    inner = model.model
-    yield "len(model.layers)", len(inner.layers), c.layers
-    yield "model.embed_tokens.max_norm", inner.embed_tokens.max_norm, None
-    scaling = float(inner.rotary_emb.attention_scaling)
-    yield "model.rotary_emb.attention_scaling", scaling, c.rope_attention
-    norms = {"model.norm": inner.norm}
-    for i, layer in enumerate(inner.layers):
-        at, attention = f"model.layers.{i}", layer.self_attn
-        norms[f"{at}.input_layernorm"] = layer.input_layernorm
-        norms[f"{at}.post_attention_layernorm"] = layer.post_attention_layernorm
-        if c.qk_norm:
-            norms[f"{at}.self_attn.q_norm"] = attention.q_norm
-            norms[f"{at}.self_attn.k_norm"] = attention.k_norm
-        at += ".self_attn"
-        yield f"{at}.scaling", attention.scaling, c.head_dim**-0.5
-        yield f"{at}.head_dim", attention.head_dim, c.head_dim
-        yield f"{at}.num_key_value_groups", attention.num_key_value_groups, c.heads // c.kv_heads
-        yield f"{at}.is_causal", attention.is_causal, True
-        window = getattr(attention, "sliding_window", None)
-        yield f"{at}.sliding_window", window if window and window < c.context else None, None
-        # transformers has a SiLU of its own, whose class is torch's or a subclass by version
-        act = layer.mlp.act_fn
-        silu = isinstance(act, nn.SiLU) or type(act).__name__ in ("SiLUActivation", "LigerSiLU")
-        yield f"model.layers.{i}.mlp.act_fn", "SiLU" if silu else type(act).__name__, "SiLU"
-    for name, norm in norms.items():
-        yield f"{name}.variance_epsilon", norm.variance_epsilon, c.norm_eps

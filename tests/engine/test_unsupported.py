@@ -24,7 +24,7 @@ REFUSED = {
     "encoder-decoder": (transformers.T5Config, "'t5' is an encoder-decoder; csd runs decoders"),
     "gpt2": (transformers.GPT2Config, "model type 'gpt2' is not supported"),
     "gemma2": (transformers.Gemma2Config, "model type 'gemma2' is not supported"),
-    "experts": (transformers.Qwen3MoeConfig, "model type 'qwen3_moe' is not supported"),
+    "experts": (transformers.MixtralConfig, "model type 'mixtral' is not supported"),
     "dynamic": (
         config_of("qwen2", rope_parameters=rope("dynamic", factor=2.0)),
         "rope type 'dynamic' is not supported",
@@ -75,7 +75,7 @@ NAMES_THE_FAMILIES = ["encoder-decoder", "gpt2", "gemma2", "experts", "activatio
 
 @pytest.mark.parametrize("case", NAMES_THE_FAMILIES)
 def test_a_refusal_names_what_is_supported(case):
-    message = r"Llama 2/3, Mistral, Qwen2/2\.5 and Qwen3 \(dense\)"
+    message = r"Llama 2/3, Mistral, Qwen2/2\.5, Qwen3 \(dense and experts\), SmolLM3"
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_transformers(REFUSED[case][0]())
 
@@ -108,7 +108,14 @@ class PeftModel(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.base_model = model
-        self.config, self.model, self.lm_head = model.config, model.model, model.lm_head
+        self.peft_config = {"default": PrefixTuning()}
+
+    def get_base_model(self):
+        return self.base_model
+
+
+class PrefixTuning:
+    peft_type, is_prompt_learning = None, True
 
 
 class BaseTunerLayer:
@@ -166,8 +173,12 @@ def plain_linear(model):
 
 
 REFUSED_MODULES = {
-    "peft": (PeftModel, r"a PEFT model cannot be fused; pass model.merge_and_unload\(\)"),
-    "adapter": (adapted, r"a PEFT model cannot be fused; pass model.merge_and_unload\(\)"),
+    "peft": (PeftModel, r"the adapter 'default' .* \(prompt learning\)"),
+    "adapter": (
+        adapted,
+        "model.layers.0.self_attn.q_proj is a LoraLinear of peft, and of its layers csd's fused "
+        "decoder runs the LoRA of a Linear only",
+    ),
     "other-linear": (
         other_linear,
         "model.layers.1.mlp.down_proj is a Linear8bit, not a plain Linear: quantised or wrapped",
@@ -199,7 +210,7 @@ REFUSED_MODULES = {
 def test_refuse_a_module(change, message):
     model = change(checkpoints.build("llama"))
     places = [p.data_ptr() for p in model.parameters()]
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         load(model)
     # a model that is refused stays as it is
     assert [p.data_ptr() for p in model.parameters()] == places

@@ -109,7 +109,9 @@ MODULES: dict[str, dict] = {
     ),
     "lfm2": dict(layer_types=["full_attention"] * 3),
     "qwen2_moe": EXPERTS | dict(shared_expert_intermediate_size=24, decoder_sparse_step=1),
-    "qwen3_moe": HEAD | EXPERTS,
+    "qwen3_moe": HEAD | dict(
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
+    ),
     "mixtral": EXPERTS | SLIDING,
     "gpt_oss": HEAD | EXPERTS | MIXED,
     "phimoe": EXPERTS,

@@ -5,10 +5,13 @@ import copy
 import oracle
 import pytest
 import torch
+import transformers
 from examples_main import main_of
 from families import build, convert
 
 import csd
+from csd.models.adapters import tuner_layers
+from csd.models.load import config_of
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -102,6 +105,130 @@ def test_training_mode_with_dropout_draws_as_in_evaluation():
     assert all(m.training for m in model.modules())
 
 
+# what a LoRA may have, beside one rank for all projections
+SHAPES = {
+    "some projections": dict(target_modules=["q_proj", "down_proj", "up_proj"]),
+    "some layers": dict(layers_to_transform=[1], target_modules=["k_proj", "o_proj"]),
+    "other ranks": dict(rank_pattern={"k_proj": 3, "gate_proj": 40}, alpha_pattern={"v_proj": 5}),
+    "the head": dict(target_modules=["o_proj", "lm_head"]),
+    "rslora": dict(use_rslora=True),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_any_lora_of_projections_is_fused(case, family):
+    torch.manual_seed(0)
+    given = dict(r=4, lora_alpha=6, target_modules="all-linear") | SHAPES[case]
+    model = randomised(peft.get_peft_model(
+        build(family), peft.LoraConfig(**given), autocast_adapter_dtype=False
+    ))  # fmt: skip
+    assert drawn(model, decoder="fused") == loop(model)
+    with model.disable_adapter():
+        assert drawn(model, decoder="fused") == loop(model)
+
+
+def randomised(model, dtype=torch.float64):
+    for part, weight in model.named_parameters():
+        if "lora_" in part:
+            torch.nn.init.normal_(weight, std=0.3)
+    return convert(model, dtype).eval()
+
+
+def test_two_adapters_at_once():
+    model = adapted()
+    model.base_model.set_adapter(["default", "other"])
+    both = drawn(model, decoder="fused")
+    assert both == loop(model)
+    model.set_adapter("other")
+    assert both != drawn(model, decoder="fused") == loop(model)
+    for part in tuner_layers(model.modules()):
+        part.scale_layer(2.0)
+    assert drawn(model, decoder="fused") == loop(model)
+
+
+def test_a_model_with_an_adapter_of_its_own():
+    """transformers' add_adapter puts the layers into the model, with no PeftModel around it."""
+    model = build("llama")
+    model.add_adapter(lora())
+    assert drawn(randomised(model), decoder="fused") == loop(model)
+
+
+# what the fused decoder leaves to the module, and the property that it names
+LEFT = {
+    "dora": (dict(use_dora=True), "the adapter 'default' of .*q_proj is a Dora"),
+    "bias": (dict(lora_bias=True), "q_proj has a bias"),
+    "saved": (dict(modules_to_save=["lm_head"]), "lm_head is a ModulesToSaveWrapper of peft"),
+    "embedding": (
+        dict(target_modules=["embed_tokens", "q_proj"]), "embed_tokens is a Embedding of peft"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_not_fused_is_named_and_left_to_the_module(case):
+    given, message = LEFT[case]
+    base = build("qwen2" if case == "bias" else "llama")
+    made = peft.LoraConfig(**dict(r=4, target_modules=["q_proj"]) | given)
+    model = randomised(peft.get_peft_model(base, made, autocast_adapter_dtype=False))
+    with pytest.raises(TypeError, match=message):
+        csd.Engine(model, decoder="fused")
+    with pytest.warns(UserWarning, match=message):
+        assert csd.Engine(model).decoder.name == "module"
+
+
+def test_a_replaced_forward_or_a_hook_within_a_lora_is_not_fused():
+    model = adapted()
+    part = model.base_model.model.model.layers[0].self_attn.q_proj
+    handle = part.lora_A["default"].register_forward_hook(lambda *given: given[-1])
+    with pytest.raises(TypeError, match=r"q_proj.lora_A.default has a forward hook"):
+        csd.Engine(model, decoder="fused")
+    handle.remove()
+    part.forward = lambda x: x
+    with pytest.raises(TypeError, match=r"q_proj has a forward of its own"):
+        csd.Engine(model, decoder="fused")
+
+
+def test_the_users_parameters_stay_theirs():
+    model = adapted()
+    before = {n: (id(w), w.data_ptr()) for n, w in model.named_parameters() if "lora_" in n}
+    assert len(before) > 40
+    drawn(model, decoder="fused")
+    assert before == {n: (id(w), w.data_ptr()) for n, w in model.named_parameters() if "lora_" in n}
+
+
+def test_a_step_of_an_optimiser_within_a_call_is_in_the_next_pass():
+    model = adapted()
+    engine = csd.Engine(model, decoder="fused", max_slots=1)
+    want = loop(model)
+
+    def trained(*_):
+        with torch.no_grad():
+            for part, weight in model.named_parameters():
+                if "lora_B.default" in part:
+                    weight.mul_(-1)
+
+    out = engine.generate(PROMPT, num_samples=2, seed=4, max_new_tokens=TOKENS, budget=8,
+                          temperature=0.7, end_token_ids=[], callback=trained)  # fmt: skip
+    assert out[0].tokens[0] == want[0][0] and out[0].tokens != want[0]
+    decoder = engine.decoder
+    decoder.follow()
+    pairs = [(m, m.lora_B["default"].weight) for m in tuner_layers(model.modules())]
+    held = torch.cat([stack.b.flatten() for found in decoder.adapters.stacks for stack in found])
+    for layer, weight in pairs:
+        # each entry is in a stack, scaled
+        assert torch.isin(weight * layer.scaling["default"], held).all()
+
+
+def test_merged_adapters_that_are_turned_off_leave_the_weights():
+    model = adapted()
+    model.merge_adapter()
+    with model.disable_adapter():
+        got = drawn(model, decoder="fused")
+        assert got == loop(model)
+    assert got != drawn(model, decoder="fused") == loop(model)
+
+
 @pytest.mark.parametrize("kind", ["dora", "ia3", "vera"])
 def test_other_adapters_of_weights(kind):
     made = {
@@ -120,12 +247,18 @@ def test_other_adapters_of_weights(kind):
 
 
 def test_log_probabilities_are_the_trainers_own():
-    for dtype in (torch.float32, torch.bfloat16):
-        model = adapted("llama", dtype, spread=0.05)
+    for dtype in (torch.float32, torch.bfloat16, "mixed"):
+        low = dtype != torch.float32
+        model = adapted("llama", torch.bfloat16 if low else dtype, spread=0.05)
+        if dtype == "mixed":
+            # adapters in float32, as peft makes them
+            for part, weight in model.named_parameters():
+                weight.data = weight.data.float() if "lora_" in part else weight.data
         out = csd.generate(
             model, PROMPT, num_samples=4, seed=0, max_new_tokens=TOKENS, temperature=1.0,
             end_token_ids=[], budget=8,
         )  # fmt: skip
+        assert out.stats.decoder == "fused"
         wide = convert(copy.deepcopy(model), torch.float64)
         off = {"csd": 0.0, "own": 0.0}
         for sample in out:
@@ -133,9 +266,9 @@ def test_log_probabilities_are_the_trainers_own():
             got = torch.tensor(sample.logprobs, dtype=torch.float64)
             off["csd"] = max(off["csd"], float((got - exact).abs().max()))
             off["own"] = max(off["own"], float((own - exact).abs().max()))
-            if dtype == torch.float32:
+            if not low:
                 assert (got - own).abs().max() <= 1e-5
-        if dtype == torch.bfloat16:
+        if low:
             # rounding alone, of other sums
             assert off["csd"] <= 2 * off["own"]
 
@@ -162,6 +295,33 @@ def test_adapters_that_are_no_weights_are_refused():
             csd.generate(model, PROMPT, max_new_tokens=2)
 
 
+def test_a_folder_with_an_adapter_alone_is_drawn_from_its_base(tmp_path):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    build("llama", torch.float32).save_pretrained(base)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base)
+    peft.get_peft_model(plain, lora(init_lora_weights=False)).save_pretrained(folder)
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    engine = csd.Engine(folder, dtype=torch.float32)
+    assert engine.decoder.name == "fused" and engine.decoder.adapters is not None
+    given = dict(num_samples=2, seed=4, max_new_tokens=TOKENS, temperature=0.7, end_token_ids=[])
+    out = engine.generate(PROMPT, budget=8, **given)
+    assert out.tokens == engine.generate(PROMPT, budget=0, **given).tokens
+    assert out.tokens == csd.generate(model, PROMPT, budget=8, **given).tokens
+    assert out.tokens != csd.generate(str(base), PROMPT, dtype=torch.float32, **given).tokens
+    assert config_of(str(folder)).vocab == 61
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("{}", "must name its base model"), ("[", "is not an adapter's config"),
+    ('{"base_model_name_or_path": "nowhere/at-all"}', "nowhere/at-all"),
+])  # fmt: skip
+def test_an_adapter_without_its_base_is_refused(content, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        csd.Engine(tmp_path)
+
+
 def test_hf_generate_draws_from_the_adapter():
     model = adapted()
     model.generation_config.pad_token_id = 0
@@ -175,6 +335,7 @@ def test_hf_generate_draws_from_the_adapter():
 
 def test_grpo_trains_an_adapter_whose_reward_rises():
     pytest.importorskip("trl")
+    from csd.engine.generate import engine_for
     from csd.integrations.trl import Rollout
 
     drawn = []
@@ -183,6 +344,7 @@ def test_grpo_trains_an_adapter_whose_reward_rises():
         def __call__(self, prompts, trainer):
             out = super().__call__(prompts, trainer)
             model = trainer.accelerator.unwrap_model(trainer.model)
+            assert engine_for(model).decoder.name == "fused"
             ids, new = out["prompt_ids"][0], out["completion_ids"][0]
             flags = [m.training for m in model.modules()]
             model.eval()

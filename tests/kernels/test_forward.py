@@ -5,11 +5,12 @@ from dataclasses import replace
 import checkpoints
 import pytest
 import torch
+from targets import slow
 
 pytest.importorskip("numba")
 
 import csd
-from csd.cpu import attention, products
+from csd.cpu import attention, isa, products
 from csd.cpu import forward as joined
 from csd.cpu.lanes import FEATURES
 from csd.cpu.products import MOST
@@ -26,6 +27,8 @@ def engine(monkeypatch, tmp_path):
     """engine(family, dtype): whose products are loops, whatever this CPU takes."""
     for module in ("entry", "products"):
         monkeypatch.setattr(f"csd.cpu.{module}.multiplies", lambda dtype: True)
+    monkeypatch.setattr(isa, "has_amx", lambda: False)
+    isa.instruction.cache_clear()
 
     def make(family, dtype, plain=False, **options):
         if plain:
@@ -37,7 +40,8 @@ def engine(monkeypatch, tmp_path):
             pytest.skip("an engine on this CPU runs no loops")
         return found
 
-    return make
+    yield make
+    isa.instruction.cache_clear()
 
 
 @pytest.fixture
@@ -100,6 +104,47 @@ def test_it_has_them_in_several_threads(engine, both, threads, plain, monkeypatc
     finally:
         torch.set_num_threads(before)
     assert both
+
+
+# some projections of a fused product, another rank, and a layer without any
+ADAPTERS = dict(
+    r=4, lora_alpha=6, target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+    rank_pattern={"v_proj": 40}, layers_to_transform=[0],
+)  # fmt: skip
+
+
+def adapted(dtype, kind, **more):
+    peft = pytest.importorskip("peft")
+    model = checkpoints.build("qwen2", dtype=dtype, **EVEN)
+    model = peft.get_peft_model(model, peft.LoraConfig(**ADAPTERS | more))
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data = torch.randn(weight.shape).mul(0.1).to(kind)
+    return model
+
+
+@pytest.mark.parametrize(("dtype", "kind", "threads"), [
+    (torch.float32, torch.float32, 1),
+    pytest.param(torch.bfloat16, torch.float32, 1, marks=slow),
+    pytest.param(torch.bfloat16, torch.bfloat16, 1, marks=slow),
+    pytest.param(torch.bfloat16, torch.float32, 2, marks=slow),
+], ids=str)  # fmt: skip
+def test_adapters_have_them_too(engine, both, dtype, kind, threads, monkeypatch):
+    monkeypatch.setattr("csd.cpu.threads.LEAST", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    with csd.Engine(adapted(dtype, kind), max_slots=5) as made:
+        assert made.exact and made.decoder.adapters is not None
+        draw(made, budget=100)
+    assert min(both) < 16 and max(both) > MOST
+
+
+def test_adapters_that_the_loops_do_not_run_are_multiplied_by_the_operations(engine):
+    model = adapted(torch.float32, torch.float32)
+    model.add_adapter("other", model.peft_config["default"])
+    model.base_model.set_adapter(["default", "other"])
+    with csd.Engine(model, max_slots=5) as made:
+        assert joined.Stacks.of(made.decoder, joined.PRODUCTS) is None
+        assert len(draw(made).tokens) == 5
 
 
 def test_what_stands_in_an_operation_s_place_is_called(engine, monkeypatch):

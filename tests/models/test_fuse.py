@@ -21,7 +21,8 @@ def tensors(decoder) -> list[torch.Tensor]:
     """The decoder's weights."""
     found = [decoder.embedding, decoder.norm, decoder.head]
     for layer in decoder.layers:
-        found += [x for x in map(layer.__getattribute__, layer.__slots__) if x is not None]
+        given = map(layer.__getattribute__, layer.__slots__)
+        found += [x for x in given if isinstance(x, torch.Tensor)]
     return found
 
 

@@ -10,7 +10,7 @@ from oracle import generate as plain
 from torch import nn
 
 import csd
-from csd.models.fuse import checked_config
+from csd.models.checked import checked_config
 
 
 def steer(module, args, output):

@@ -13,6 +13,7 @@ from csd.graph.model.host import HostSlots, SlotRows
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import write_prompt
 from csd.kernels.ops import Ops
+from csd.models.config import scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 
@@ -41,6 +42,9 @@ class Network(Protocol):
 
     def attach(self, decoder: Any) -> None:
         """The target, before its first forward pass."""
+
+    def start_call(self) -> None:
+        """Called before the first step of a call."""
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """What it reads of the target's forward pass that has just run; hidden: its result."""
@@ -88,7 +92,7 @@ class DraftCache:
     def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:
         """The prompt's next tokens; hidden: the target's, of the tokens before them."""
         start, rows = self.base[group], len(chunk)
-        kv, scale = self.kv, self.net.config.head_dim**-0.5
+        kv, scale = self.kv, scale_of(self.net.config)
         node_k, node_v = self._scratch(rows)
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -185,7 +189,7 @@ class DraftCache:
             wide = q.new_zeros(rows.total, *q.shape[1:]).index_copy_(0, place, q)
             out = self.ops.tree_attention(
                 wide, k, v, kv.k[layer], kv.v[layer], **where,
-                scale=config.head_dim**-0.5, work=work,
+                scale=scale_of(config), work=work,
             )  # fmt: skip
             return out.index_select(0, place)
 

@@ -22,6 +22,7 @@ from csd.graph.model.reader import CHUNK
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import write_prompt
 from csd.kernels.ops import Ops
+from csd.models.config import scale_of
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
@@ -65,7 +66,7 @@ class DeviceCache:
         group = (slots.group_key == key).int().argmax()[None]
         self.last.index_fill_(0, group, prompt[-1])
         pages = self.prompt_pages.index_select(0, group)[0]
-        scale = self.net.config.head_dim**-0.5
+        scale = scale_of(self.net.config)
         for at in range(begin, end, CHUNK):
             chunk = torch.tensor(prompt[at : min(at + CHUNK, end)], dtype=torch.int32)
             token = upload(chunk, self.device)
@@ -171,7 +172,7 @@ class DeviceCache:
     def _attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: dict, work: Any
     ) -> torch.Tensor:
-        scale = self.net.config.head_dim**-0.5
+        scale = scale_of(self.net.config)
         return self.ops.tree_attention(
             q, k, v, self.k[layer], self.v[layer], **where, scale=scale, work=work
         )

@@ -52,6 +52,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self.cache = DeviceCache(self.net, self.ops, cache, self.depth + 1, self.device)
 
     def start_call(self) -> None:
+        self.net.start_call()
         self.reliability.forget()
 
     def observe_prompt(

@@ -92,6 +92,7 @@ class ModelDrafter(NetworkDrafter):
         )  # fmt: skip
 
     def start_call(self) -> None:
+        self.net.start_call()
         self.reliability, self.levels = Reliability(), Levels()
 
     def observe_prompt(

@@ -117,6 +117,9 @@ class EagleHead:
                 raise ValueError(f"{self.name} needs a model of at least 4 layers, got {layers}")
             decoder.taps = (2, layers // 2, layers - 3)
 
+    def start_call(self) -> None:
+        pass
+
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head reads of the target's forward pass that has just run."""
         if self.version == 1:

@@ -46,5 +46,9 @@ class ModelNetwork:
     def attach(self, decoder: Any) -> None:
         pass
 
+    def start_call(self) -> None:
+        if isinstance(self.decoder, Decoder):
+            self.decoder.begin_call()
+
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden

@@ -1,0 +1,143 @@
+"""LoRA beside the products of all layers (`csd/models/lora_stacks.py`), for the loop over them."""
+
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import types
+from numba.extending import overload
+
+from csd.cpu.compiled import loop
+from csd.cpu.in_threads import laid_out
+from csd.cpu.isa import instruction
+from csd.cpu.numbers import LIKE, memory, read, readable, rounded
+from csd.cpu.products import in_loops, numbers
+from csd.cpu.threads import many, threads
+from csd.cpu.tiles import BY
+
+# addresses [L, 4, 2] of A and B of each layer's products, their rows [L, 4], 0 for none; whether
+# products with them run in several threads, [4, 2] or None; buffers of x in their dtype, A x, B A x
+Lora = namedtuple("Lora", "addresses rows many wide inner delta like by")
+
+
+def beside(
+    lora: Lora | None, i: int, at: int, shape: Any, x: int, y: int, turned: int, like: Any
+) -> None:
+    """Add to y [M, N] what is beside product `at` of layer i: B A x of x [M, K]. shape: M, N, K."""
+    raise NotImplementedError("loops call it")
+
+
+@overload(beside, strict=False)
+def _beside(lora, i, at, shape, x, y, turned, like):
+    if isinstance(lora, types.NoneType):
+        return lambda lora, i, at, shape, x, y, turned, like: None
+    kinds = dict(zip(lora.fields, lora.types, strict=True))
+    same = kinds["like"].dtype == like.dtype
+    multiply = _alone if isinstance(kinds["many"], types.NoneType) else _in_threads
+
+    def run(lora, i, at, shape, x, y, turned, like):
+        M, N, K = shape
+        R = lora.rows[i, at]
+        if R == 0:
+            return
+        source = x
+        if not same:
+            source = lora.wide
+            _cast(M * K, x, source, like, lora.like)
+        multiply(lora, i, at, 0, (M, R, K), source, turned, lora.inner)
+        multiply(lora, i, at, 1, (M, N, R), lora.inner, turned, lora.delta)
+        _add(M * N, lora.delta, y, lora.like, like)
+
+    return run
+
+
+@loop
+def _alone(lora, i, at, which, shape, x, turned, y):
+    laid_out(None, shape, x, turned, lora.addresses[i, at, which], 0, y, lora.like, lora.by)
+
+
+@loop
+def _in_threads(lora, i, at, which, shape, x, turned, y):
+    laid_out(
+        lora.many[at, which], shape, x, turned, lora.addresses[i, at, which], 0, y, lora.like,
+        lora.by,
+    )  # fmt: skip
+
+
+@loop
+def _cast(count, x, y, like_x, like_y):
+    given, to = memory(x, count, like_x), memory(y, count, like_y)
+    for j in range(count):
+        to[j] = rounded(read(given[j]), like_y)
+
+
+@loop
+def _add(count, x, y, like_x, like_y):
+    given, to = memory(x, count, like_x), memory(y, count, like_y)
+    for j in range(count):
+        to[j] = rounded(read(to[j]) + read(given[j]), like_y)
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """y += x in one pass, rounded to y's dtype; False, with nothing done, for other tensors."""
+    whole = x.is_contiguous() and y.is_contiguous() and x.shape == y.shape
+    if not (whole and readable(x) and readable(y)):
+        return False
+    _add(x.numel(), x.data_ptr(), y.data_ptr(), LIKE[x.dtype], LIKE[y.dtype])
+    return True
+
+
+class Stacks(NamedTuple):
+    """LoRA of a decoder as the loop reads it; nothing changes from step to step but its numbers."""
+
+    addresses: np.ndarray  # [L, 4, 2]
+    rows: np.ndarray  # [L, 4]
+    each: list[Any]  # of each product a layer's stack, or None
+    wide: int  # numbers of a row of the widest x
+    most: int  # and of the widest B A x
+    dtype: torch.dtype | None  # None where there are none
+
+    @classmethod
+    def of(cls, decoder: Any, products: tuple[str, ...]) -> "Stacks | None":
+        """None where the loop does not run a decoder's adapters."""
+        found = [layer.lora.get(name, []) for layer in decoder.layers for name in products]
+        given = [stack for stacks in found for stack in stacks]
+        if not given:
+            return cls(np.empty(0), np.empty(0), [], 0, 0, None)
+        dtype = given[0].a.dtype
+        for stack in given:
+            if any(x.dtype != dtype or x.dim() != 3 or not in_loops(x) for x in stack):
+                return None
+        if max(map(len, found)) > 1:
+            return None
+        addresses = [[x.data_ptr() for x in s[0]] if s else [0, 0] for s in found]
+        rows = [s[0].ranks if s else 0 for s in found]
+        each = [next((s[0] for s in found[i :: len(products)] if s), None)
+                for i in range(len(products))]  # fmt: skip
+        # as `products.by_columns` lays them out
+        wide = max(stack.a.shape[1] for stack in given)
+        most = max(stack.b.shape[0] * stack.b.shape[2] for stack in given)
+        shape = -1, len(products)
+        return cls(
+            np.array(addresses).reshape(*shape, 2), np.array(rows).reshape(shape), each, wide, most,
+            dtype,
+        )  # fmt: skip
+
+    def for_rows(self, M: int) -> tuple[Lora | None, list[torch.Tensor]]:
+        """What the loop takes for M rows, and tensors that it works in."""
+        if self.dtype is None:
+            return None, []
+        widths = self.wide, int(self.rows.max()), self.most
+        buffers = [torch.empty(M * wide, dtype=self.dtype) for wide in widths]
+        flags = None
+        if threads() > 1:
+            flags = np.array([
+                [stack is not None and many(numbers(x, M)) for x in stack or (0, 0)]
+                for stack in self.each
+            ])  # fmt: skip
+        made = Lora(
+            self.addresses, self.rows, flags, *(x.data_ptr() for x in buffers), LIKE[self.dtype],
+            BY[instruction(self.dtype)],
+        )  # fmt: skip
+        return made, buffers

@@ -1,0 +1,37 @@
+"""The modules of a `transformers` layer by what the fused decoder computes with them."""
+
+from typing import Any
+
+from csd.models.config import ModelConfig
+
+
+def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
+    """Of each fused product the linear layers that are its parts; experts have none."""
+    a, mlp = layer.self_attn, layer.mlp
+    qkv = [a.qkv_proj] if config.joined else [a.q_proj, a.k_proj, a.v_proj]
+    found = {"qkv": qkv, "out": [a.o_proj], "gate_up": [], "down": []}
+    if config.experts:
+        return found
+    gate_up = [mlp.gate_up_proj] if config.joined else [mlp.gate_proj, mlp.up_proj]
+    return found | {"gate_up": gate_up, "down": [mlp.down_proj]}
+
+
+def norms_of(config: ModelConfig, layer: Any) -> dict[str, Any]:
+    """Norms by the names of a decoder's `Layer`."""
+    a, names = layer.self_attn, NORMS[config.post_norm]
+    found = {ours: getattr(layer, theirs) for ours, theirs in names.items()}
+    return found | (dict(q_norm=a.q_norm, k_norm=a.k_norm) if config.qk_norm else {})
+
+
+def experts_of(layer: Any) -> dict[str, Any]:
+    """Parameters of a layer's experts by the names of `csd.models.experts.Experts`."""
+    mlp = layer.mlp
+    return dict(
+        router=mlp.gate.weight, gate_up=mlp.experts.gate_up_proj, down=mlp.experts.down_proj
+    )
+
+
+NORMS = {
+    False: dict(input_norm="input_layernorm", post_norm="post_attention_layernorm"),
+    True: dict(attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"),
+}

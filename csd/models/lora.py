@@ -1,0 +1,68 @@
+"""LoRA layers of the package peft: their base layers, what works in them, and what is refused.
+
+peft is not imported: a layer is known by its class's name.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+def is_lora(module: Any) -> bool:
+    """Whether a module is peft's LoRA of a linear layer, and nothing derived from it."""
+    kind = type(module)
+    return (kind.__module__, kind.__qualname__) == ("peft.tuners.lora.layer", "Linear")
+
+
+def base_linear(module: Any) -> Any:
+    """The layer that has the weight: within a LoRA its base layer, else the module."""
+    return module.base_layer if is_lora(module) else module
+
+
+def without_adapters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules of a model as if it had no LoRA."""
+    within: str | None = None
+    for name, module in model.named_modules():
+        if within is not None and name.startswith(within):
+            continue
+        yield name, base_linear(module)
+        within = f"{name}." if is_lora(module) else None
+
+
+def working(layer: Any) -> list[str]:
+    """Adapters of a LoRA that are added to its base layer, in the order in which they are."""
+    if layer.disable_adapters or layer.merged:
+        return []
+    return [name for name in layer.active_adapters if name in layer.lora_A]
+
+
+def refuse_lora(name: str, layer: Any) -> None:
+    """Raises TypeError naming what working adapters of a LoRA do beyond two products."""
+    if type(layer.base_layer) is not nn.Linear:
+        kind = type(layer.base_layer).__name__
+        raise TypeError(f"{name} is a LoRA of a {kind}, which has no fused product")
+    for adapter in working(layer):
+        parts = layer.lora_A[adapter], layer.lora_B[adapter]
+        variant = layer.lora_variant.get(adapter)
+        weights = [part.weight for part in parts if type(part) is nn.Linear]
+        kinds = {weight.dtype for weight in weights}
+        why = None
+        if variant is not None:
+            why = f"is a {type(variant).__name__.removesuffix('LinearVariant')}"
+        elif len(weights) < 2:
+            why = "has matrices of its own kind"
+        elif any(part.bias is not None for part in parts):
+            why = "has a bias (lora_bias)"
+        elif layer.fan_in_fan_out:
+            why = "has fan_in_fan_out"
+        elif not all(kind.is_floating_point for kind in kinds) or len(kinds) > 1:
+            why = "has A and B in two dtypes, or quantised"
+        elif not getattr(layer, "cast_input_dtype_enabled", True):
+            why = "does not cast its input"
+        elif any(weight.device != layer.base_layer.weight.device for weight in weights):
+            why = "is on another device than its base layer"
+        if why is not None:
+            raise TypeError(
+                f"the adapter {adapter!r} of {name} {why}, which csd's fused decoder does not run"
+            )

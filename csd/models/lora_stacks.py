@@ -1,0 +1,162 @@
+"""LoRA of the package peft beside the fused products of a decoder.
+
+    y = W x + b;   for each active adapter: y = y + s B (A x), of x in A's dtype;   y in W's dtype
+
+in the order of casts of `peft.tuners.lora.layer.Linear`. Of the parts of a fused product, such as
+queries, keys and values, the A of one adapter are stacked and the B, with s in them, lie on a block
+diagonal: two small products, however many parts there are. They are copies, made when a call begins
+and where a step finds that a weight or a scale has changed, so they stay where graphs read them and
+the user's parameters are left alone.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from csd.models.adapters import CHANGED, settle, state_of
+from csd.models.linear import add_rounded, packed
+from csd.models.lora import base_linear, is_lora, working
+
+# a stack has a multiple of so many rows, as products in loops and tiles need
+RANKS = 32
+
+
+class Stack(NamedTuple):
+    """Adapters beside one fused product, R of their rows in all."""
+
+    a: torch.Tensor  # [R, in], or `packed`
+    b: torch.Tensor  # [out, R], or `packed`
+
+    @property
+    def ranks(self) -> int:
+        return self.a.shape[-2] if self.a.dim() == 2 else self.a.shape[0] * self.a.shape[2]
+
+
+def beside(
+    product: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list[Stack]
+) -> torch.Tensor:
+    """x: [M, in], y: [M, out] the base's result, written. Returns it with the adapters', as y's
+    dtype."""
+    total = y
+    for i, stack in enumerate(stacks, 1):
+        x = x.to(stack.a.dtype)
+        added = product(product(x, stack.a, None), stack.b, None)
+        total = add_rounded(total, added, y.dtype) if i == len(stacks) else total + added
+    return total
+
+
+def key_of(products: list[list[Any]]) -> tuple:
+    """Equal for adapters whose stacks have equal shapes and dtypes.
+
+    products: of each fused product the modules that are its parts.
+    """
+    return tuple(
+        tuple(
+            (i, layer.lora_A[name].weight.shape[0], layer.lora_A[name].weight.dtype)
+            for i, layer in enumerate(parts) if is_lora(layer)
+            for name in working(layer)
+        )
+        for parts in products
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A stack's plain matrices and where the adapters' go in them."""
+
+    a: torch.Tensor  # [R, in]
+    b: torch.Tensor  # [out, R]
+    stack: Stack
+    turn: int  # of an adapter among those that work in a layer
+    pieces: list[tuple[Any, torch.Tensor, torch.Tensor]]  # layer, views of a and b
+
+
+class Adapters:
+    """The stacks of a decoder's fused products, kept up to date with peft's parameters.
+
+    products: of each fused product the modules that are its parts, each a LoRA or a plain Linear.
+
+    Raises TypeError where parts of a product have adapters of more than one dtype.
+    """
+
+    def __init__(self, products: list[list[Any]]):
+        self.products = products
+        self.key = key_of(products)
+        self.stacks: list[list[Stack]] = []
+        self._copies: list[_Copy] = []
+        # what a call leaves for the next must not be of one caller's inference mode
+        with torch.inference_mode(False):
+            for parts in products:
+                made = list(_copies(parts))
+                self._copies += made
+                self.stacks.append([copy.stack for copy in made])
+        self._layers = [layer for parts in products for layer in parts if is_lora(layer)]
+        self.begin_call()
+
+    def begin_call(self) -> None:
+        """Read the adapters that are active now, whose samples a call's are."""
+        settle(self._layers)
+        self._state = state_of(self._layers)
+        self._read()
+
+    def follow(self) -> None:
+        """Read weights and scales that have changed. Raises RuntimeError for other adapters."""
+        if self._state != state_of(self._layers):
+            raise RuntimeError(CHANGED)
+        if self._seen != self._now():
+            self._read()
+
+    def _now(self) -> list:
+        # tensors of inference mode have no version
+        versions = (0 if w.is_inference() else w._version for w in self._weights)
+        return [*versions, *(d[name] for d, name in self._scales)]
+
+    @torch.no_grad()
+    def _read(self) -> None:
+        a, b, to_a, to_b, scales = [], [], [], [], []
+        for copy in self._copies:
+            for layer, view_a, view_b in copy.pieces:
+                name = working(layer)[copy.turn]
+                a.append(layer.lora_A[name].weight)
+                b.append(layer.lora_B[name].weight)
+                scales.append((layer.scaling, name))
+                to_a.append(view_a)
+                to_b.append(view_b)
+        self._weights, self._scales = [*a, *b], scales
+        self._seen = self._now()
+        if not a:
+            return
+        torch._foreach_copy_(to_a, [w.data for w in a])
+        torch._foreach_copy_(to_b, [w.data for w in b])
+        torch._foreach_mul_(to_b, [float(d[name]) for d, name in scales])
+        for copy in self._copies:
+            for plain, laid in zip((copy.a, copy.b), copy.stack, strict=True):
+                if laid is not plain:
+                    laid.copy_(packed(plain))
+
+
+def _copies(parts: list[Any]) -> Iterator[_Copy]:
+    names = [working(part) if is_lora(part) else [] for part in parts]
+    rows = [base_linear(part).weight.shape[0] for part in parts]
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    for turn in range(max(map(len, names), default=0)):
+        given = [(p, n[turn], start) for p, n, start in zip(parts, names, starts, strict=True)
+                 if turn < len(n)]  # fmt: skip
+        weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]
+        if len({w.dtype for pair in weights for w in pair}) > 1:
+            raise TypeError(
+                "the adapters of a layer's projections are in more than one dtype, which csd's "
+                "fused decoder does not run"
+            )
+        ranks = [a.shape[0] for a, _ in weights]
+        R, like = -(-sum(ranks) // RANKS) * RANKS, weights[0][0].data
+        a, b = like.new_zeros(R, like.shape[1]), like.new_zeros(sum(rows), R)
+        pieces, at = [], 0
+        for (part, _, start), rank in zip(given, ranks, strict=True):
+            wide = base_linear(part).weight.shape[0]
+            views = a[at : at + rank], b[start : start + wide, at : at + rank]
+            pieces.append((part, *views))
+            at += rank
+        yield _Copy(a, b, Stack(packed(a), packed(b)), turn, pieces)

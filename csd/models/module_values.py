@@ -1,0 +1,56 @@
+"""Values of a module that its config may not show, beside those that the fused decoder has."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from csd.models.config import ModelConfig, scale_of
+from csd.models.layer_parts import NORMS
+
+
+def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value, and the value that the fused decoder computes with."""
+    inner = model.model
+    yield "len(model.layers)", len(inner.layers), c.layers
+    yield "model.embed_tokens.max_norm", inner.embed_tokens.max_norm, None
+    scale = getattr(inner, "embedding_multiplier", 1.0)
+    yield "model.embedding_multiplier", scale, c.embedding_scale
+    scaling = float(inner.rotary_emb.attention_scaling)
+    yield "model.rotary_emb.attention_scaling", scaling, c.rope_attention
+    yield "model.norm.variance_epsilon", inner.norm.variance_epsilon, c.norm_eps
+    for i, layer in enumerate(inner.layers):
+        at = f"model.layers.{i}"
+        scale = getattr(layer, "residual_multiplier", 1.0)
+        yield f"{at}.residual_multiplier", scale, c.residual_scale
+        norms = [*NORMS[c.post_norm].values()]
+        norms += ["self_attn.q_norm", "self_attn.k_norm"] if c.qk_norm else []
+        for name in norms:
+            found = layer.get_submodule(name).variance_epsilon
+            yield f"{at}.{name}.variance_epsilon", found, c.norm_eps
+        yield from _attention(f"{at}.self_attn", layer.self_attn, c, i)
+        yield from _feed_forward(f"{at}.mlp", layer.mlp, c)
+
+
+def _attention(at: str, module: Any, c: ModelConfig, i: int) -> Iterator[tuple[str, Any, Any]]:
+    yield f"{at}.scaling", module.scaling, scale_of(c)
+    yield f"{at}.head_dim", module.head_dim, c.head_dim
+    yield f"{at}.num_key_value_groups", module.num_key_value_groups, c.heads // c.kv_heads
+    yield f"{at}.is_causal", module.is_causal, True
+    window = getattr(module, "sliding_window", None)
+    yield f"{at}.sliding_window", window if window and window < c.context else None, None
+    rotated = c.rotated is None or c.rotated[i]
+    yield f"{at}.use_rope", bool(getattr(module, "use_rope", True)), rotated
+
+
+def _feed_forward(at: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+    name = "activation_fn" if c.joined else "act_fn"
+    if c.experts:
+        gate = module.gate
+        yield f"{at}.gate.top_k", gate.top_k, c.experts_per_token
+        yield f"{at}.gate.norm_topk_prob", bool(gate.norm_topk_prob), c.experts_sum_to_one
+        module, at = module.experts, f"{at}.experts"
+    # transformers has a SiLU of its own, whose class is torch's or a subclass by version
+    act = getattr(module, name)
+    silu = isinstance(act, nn.SiLU) or type(act).__name__ in ("SiLUActivation", "LigerSiLU")
+    yield f"{at}.{name}", "SiLU" if silu else type(act).__name__, "SiLU"

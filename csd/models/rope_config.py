@@ -1,0 +1,59 @@
+"""Rotary embeddings that the fused decoder computes, from a `transformers` config."""
+
+import math
+from typing import Any
+
+_LLAMA3 = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+)  # fmt: skip
+# rope types, and what each reads; a context that was extended is no part of the default's
+_ROPE = {
+    "default": _LLAMA3[-1:],
+    "llama3": _LLAMA3,
+    "linear": ("factor", _LLAMA3[-1]),
+    "yarn": (
+        "factor", _LLAMA3[-1], "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
+        "beta_slow", "truncate",
+    ),
+}  # fmt: skip
+
+
+def rope_of(config: Any) -> tuple[float, tuple | None, str, float]:
+    """theta, the factors of llama3, kind, and what cosines and sines are multiplied by.
+
+    Raises ValueError for another kind and for a field that csd does not compute with.
+    """
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    if "rope_type" not in rope or "rope_theta" not in rope:
+        raise ValueError(
+            f"rope_parameters need rope_type and rope_theta for all layers, got {rope}"
+        )
+    kind, theta = rope["rope_type"], float(rope["rope_theta"])
+    if kind not in _ROPE:
+        known = ", ".join(map(repr, _ROPE))
+        raise ValueError(f"rope type {kind!r} is not supported, only {known}")
+    if rope.get("partial_rotary_factor") not in (None, 1):
+        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    for name in sorted(rope.keys() - {"rope_type", "type", "rope_theta", *_ROPE[kind]}):
+        if rope[name] not in (None, 1):
+            raise ValueError(
+                f"rope_parameters with {name}={rope[name]!r} are not supported for {kind!r}"
+            )
+    attention = _yarn_attention(rope) if kind == "yarn" else 1.0
+    if kind != "llama3":
+        return theta, None, kind, attention
+    factor, low, high, old = (rope[name] for name in _LLAMA3)
+    return theta, (float(factor), float(low), float(high), int(old)), "default", attention
+
+
+def _yarn_attention(rope: dict) -> float:
+    """By what YaRN multiplies cosines and sines."""
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+
+    def of(weight: float) -> float:
+        factor = rope["factor"]
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    both = rope.get("mscale"), rope.get("mscale_all_dim")
+    return float(of(both[0]) / of(both[1])) if both[0] and both[1] else of(1)
