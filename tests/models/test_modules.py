@@ -19,6 +19,7 @@ from csd.models.admit import admit
 from csd.models.host_reads import host_read_of
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted
+from csd.state.kv_cache import KVCache
 
 # in each run; `make test-long` draws with all of them
 FEW = (
@@ -184,11 +185,18 @@ def test_a_pass_reads_the_host_or_its_steps_are_not_static(name):
 
 
 def rows(decoder, count=7):
-    """A pass whose attention gives queries back, with values of their shape."""
-    c = decoder.config
-    node = torch.zeros(2, c.layers, count, c.kv_heads, c.head_dim, dtype=decoder.dtype)
+    """A pass whose attention gives zeros, of the values' size."""
+    cache = KVCache(
+        decoder.config, slots=1, pages=2, prompt_pages=1, slot_pages=1, rows=count,
+        dtype=decoder.dtype, device="cpu",
+    )  # fmt: skip
+    sizes = {call.layer: call.spec.value_dim for call in decoder.calls}
+
+    def attend(layer, q, *_, **named):
+        return q.new_zeros(*q.shape[:2], sizes[layer])
+
     ids = torch.arange(count, dtype=torch.int32)
-    return decoder.forward(ids, ids, lambda layer, q, *_: q, node[0], node[1])
+    return decoder.forward(ids, ids, attend, *cache.nodes(count))
 
 
 @pytest.mark.parametrize("name", ["granite", "gpt2", "stablelm"])
