@@ -128,8 +128,9 @@ class Changes:
         """`ops.decide` of the rows as they are changed."""
         longest = None if self.static else int(slots.generated.max())
         x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
-        banned = None if self.grammars is None else self.grammars.banned(pool, slots)
-        if banned is not None:
+        banned = None
+        if self.grammars is not None:
+            banned, forced = self.grammars.rows(pool, slots, forced)
             x.masked_fill_(banned, -torch.inf)
         if self.asked.functions:
             apply_functions(x, forced, pool, slots, self.owners)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from csd.engine.draft_trees import SOURCES, Draft
+from csd.engine.grammar import has_grammar
 from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
 from csd.engine.thought import forced_places
@@ -245,7 +246,8 @@ class LiveSample:
         if most is None or tags is None:
             return []
         begin, end, close = tags
-        return forced_places((begin, end, close), most, self.request.prompt, self.tokens)
+        once = has_grammar(params)
+        return forced_places((begin, end, close), most, self.request.prompt, self.tokens, once)
 
     def _even(self) -> None:
         """Drop tokens of which an interrupt let only a part be noted."""

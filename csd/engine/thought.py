@@ -63,31 +63,65 @@ class Budget:
     """A sample's budget of thought, token by token.
 
     As `csd.kernels.change_rows.forced_tokens` has it of whole prefixes.
+
+    once: a sample has one thought at most, which its prompt leaves open or which it begins with.
     """
 
-    def __init__(self, tags: Tags, most: int, prompt: list[int]):
+    def __init__(self, tags: Tags, most: int, prompt: list[int], once: bool = False):
         self.begin, self.end, self.close = map(list, tags)
         self.most, self.spent, self.open = most, 0, False
+        self.over = False  # whether no thought is to come
+        self._once, self._start = once, len(prompt)
         self._seen: list[int] = []
+        self._before: list[tuple[int, bool, bool]] = []
         for token in prompt:
-            self._read(token)
+            self._seen.append(token)
+            self._turn()
 
     def forced(self) -> int:
         """The only token that may come next, -1 where it is free."""
         if not self.open or self.spent < self.most:
             return -1
-        for k in range(len(self.close) - 1, 0, -1):
-            if self._ends(self.close[:k]):
-                return self.close[k]
-        return self.close[0]
+        return self.close[self._begun()]
+
+    def opening(self) -> int:
+        """The token with which the one thought begins or goes on to begin, -1 where none may."""
+        if not self._once or self.open or self.over:
+            return -1
+        return self.begin[len(self._seen) - self._start]
+
+    def only(self) -> list[int]:
+        """What comes next where no text does: the rest of what begins or of what ends a thought."""
+        if self.forced() >= 0:
+            return self.close[self._begun() :]
+        return [] if self.opening() < 0 else self.begin[len(self._seen) - self._start :]
 
     def push(self, token: int) -> None:
         """Read a token of the sample."""
+        self._before.append((self.spent, self.open, self.over))
         self.spent += self.open
-        self._read(token)
-
-    def _read(self, token: int) -> None:
         self._seen.append(token)
+        if not self._once:
+            self._turn()
+        elif self.open:
+            self.over = self._ends(self.end)
+            self.open = not self.over
+        elif not self.over:
+            sample = self._seen[self._start :]
+            self.open = sample == self.begin
+            self.over = sample != self.begin[: len(sample)]
+
+    def pop(self) -> None:
+        """Take back the last token."""
+        self.spent, self.open, self.over = self._before.pop()
+        self._seen.pop()
+
+    def _begun(self) -> int:
+        """How many tokens of what closes a thought are there already."""
+        counts = range(len(self.close) - 1, 0, -1)
+        return next((k for k in counts if self._ends(self.close[:k])), 0)
+
+    def _turn(self) -> None:
         # one that ends both is an end
         if self._ends(self.end):
             self.open = False
@@ -98,9 +132,11 @@ class Budget:
         return self._seen[-len(tokens) :] == tokens
 
 
-def forced_places(tags: Tags, most: int, prompt: list[int], tokens: list[int]) -> list[bool]:
+def forced_places(
+    tags: Tags, most: int, prompt: list[int], tokens: list[int], once: bool = False
+) -> list[bool]:
     """Whether the budget forced each of a sample's tokens."""
-    budget, found = Budget(tags, most, prompt), []
+    budget, found = Budget(tags, most, prompt, once), []
     for token in tokens:
         found.append(budget.forced() >= 0)
         budget.push(token)

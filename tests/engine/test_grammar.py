@@ -133,6 +133,30 @@ def test_a_function_allows_nothing_that_the_grammar_does_not(made):
     assert all(re.fullmatch("[ab]{8}", text) for text in out.texts)
 
 
+@pytest.mark.parametrize("budget", [0, 20])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_grammar_governs_what_follows_the_thought(made, budget, opened):
+    """The toy thinks about nothing in particular, for as long as it may; it never ends alone."""
+    e, tokenizer = made
+    options = dict(
+        num_samples=8, max_new_tokens=60, seed=2, regex="(ab|cd){2,5}!", max_thinking_tokens=6,
+        thinking_tags=("<", ">"), suppress_tokens=tokenizer.encode(">"), temperature=1.2,
+    )  # fmt: skip
+    # what begins the text or a thought is all that comes first
+    out = e.generate("x<" if opened else "x", budget=budget, **options)
+    thoughts = 0
+    for sample in out:
+        thought, has, text = sample.text.rpartition(">")
+        assert re.fullmatch("(ab|cd){2,5}!", text) and sample.finish_reason == "stop"
+        assert opened or not has or thought[0] == "<"
+        if has:
+            assert sample.forced.index(True) == 6 + (not opened)
+        assert sum(sample.forced) == bool(has)
+        thoughts += bool(has)
+    assert thoughts == 8 if opened else 0 < thoughts < 8
+    assert out.tokens == e.generate(out.prompt_ids, speculate=False, **options).tokens
+
+
 def test_a_vote_over_json(made):
     e, _ = made
     out = e.generate("a", num_samples=6, max_new_tokens=80, seed=0, json_schema=SCHEMA)
@@ -153,10 +177,6 @@ REFUSED = {
     "regex": (dict(regex="(a"), ValueError, "(?s)regex must be one that .* reads: .*unclosed"),
     "lark": (dict(grammar="start: nothing"), ValueError, "grammar must be one that .*unknown name"),
     "two": (dict(regex="a", grammar="start: /a/"), ValueError, "regex and grammar exclude each"),
-    "thought": (
-        dict(regex="a", max_thinking_tokens=3, thinking_tags=[[3], [4]]), ValueError,
-        "regex and max_thinking_tokens exclude each other",
-    ),
 }  # fmt: skip
 
 
