@@ -292,6 +292,7 @@ def test_requests_wait_for_pages(monkeypatch):
     model = PrefixSum(sharpness=4.0)
     e = engine(model, max_slots=8)
     monkeypatch.setattr(room.Room, "bytes", lambda self, *_: self.pages)
+    monkeypatch.setattr(room, "changed_bytes", lambda *_: 0)
     monkeypatch.setattr(room, "free_bytes", lambda _: 9)
     e.memory = 1.0
     service = csd.AsyncEngine(e)
