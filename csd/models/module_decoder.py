@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from csd.kernels.ops import Ops
-from csd.models.adapters import base_of, state_of, tuner_layers
+from csd.models.adapters import Adapters, base_of
 from csd.models.module_pass import Pass
 from csd.models.module_sizes import NamedSizes, probed_sizes
 from csd.models.own_attention import Parts, calls_go_to
@@ -46,8 +46,7 @@ class ModuleDecoder:
         self._model = weakref.ref(model)
         self._base = weakref.ref(base_of(model))
         self.parts = Parts(base_of(model))
-        self._adapters = tuner_layers(self.parts.modules)
-        self._adapter_state = state_of(self._adapters)
+        self.adapters = Adapters(self.parts.modules)
         self._facts = _facts(model)
         taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
         self._keeps_logits = False
@@ -89,7 +88,7 @@ class ModuleDecoder:
 
     def begin_call(self) -> None:
         """Called before the first step of a call, whose samples are of the adapters active now."""
-        self._adapter_state = state_of(self._adapters)
+        self.adapters.begin()
 
     @torch.no_grad()
     def forward(
@@ -102,20 +101,20 @@ class ModuleDecoder:
         ops: Ops | None = None,
     ) -> torch.Tensor:
         """Logits [M, V] of a step; of a prompt's tokens, which have no use for them, the last's."""
-        if self._adapter_state != state_of(self._adapters):
-            raise RuntimeError(
-                "the model's adapters were changed while samples were drawn: their keys and values "
-                "are of the adapters that were active when the call began"
-            )
-        answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
         ids = token.clamp(min=0).long()[None]
         only = 1 if getattr(attend, "of_prompt", False) else None
         if self._mask is None or self._mask.device != ids.device:
             self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-        with calls_go_to(answer, self.parts):
-            logits = self.run(ids, position.long()[None], self._mask, only)
-        answer.end()
-        return logits[0]
+        mask = self._mask
+
+        def once() -> Any:
+            answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
+            with calls_go_to(answer, self.parts):
+                logits = self.run(ids, position.long()[None], mask, only)
+            answer.end()
+            return logits[0]
+
+        return self.adapters.run(once)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: what `forward` gave, which are the logits: a module's head is a part of it."""
