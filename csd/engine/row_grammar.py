@@ -1,4 +1,4 @@
-"""Rows that a grammar changes: one matcher a sample, moved along its tree and back.
+"""Rows that a grammar changes: one matcher a sample, whose copies go along its tree.
 
 With a budget of thought the grammar governs what follows the thought, and the budget what is in it.
 """
@@ -164,27 +164,23 @@ class _Tree:
             if below.parent == place and self._allows(at, below.token):
                 if forced and forced[0] == below.token:
                     forced = []
-                if matcher.consume_token(below.token):
-                    self.walk(child, matcher, at)
-                    matcher.rollback(1)
-        self._extend(at, forced, matcher)
+                branch = matcher.deep_copy()
+                if branch.consume_token(below.token):
+                    self.walk(child, branch, at)
+        self._extend(at, forced, matcher.deep_copy())
 
     def _extend(self, at: int, forced: list[int], matcher: Any) -> None:
         """Add a chain below row `at`, as far as there is room."""
-        read = 0
         for token in forced:
             row = self.rows[at]
             if self.room <= 0 or row.depth >= MAX_DEPTH or not self._allows(at, token):
                 break
             if not matcher.consume_token(token):
                 break
-            read += 1
             self.room -= 1
             context = [token, *row.context[:-1]]
             added = Row(token, at, row.depth + 1, row.cost, ROOT, context)
             at = self._keep(added, -1, matcher)
-        if read:
-            matcher.rollback(read)
 
     def _keep(self, row: Row, place: int, matcher: Any) -> int:
         self.rows.append(row)

@@ -1,5 +1,6 @@
 """A grammar of what follows a sample's thought, with the matcher's own methods."""
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -17,38 +18,35 @@ class Thinking:
     """
 
     def __init__(self, fresh: Any, budget: Budget, vocab: int):
-        self._budget, self._vocab = budget, vocab
-        self._behind = fresh.deep_copy()
+        self._fresh, self._budget, self._vocab = fresh, budget, vocab
         # what reads the text; None within a thought, and where only one may begin
         self._text = None if budget.open else fresh.deep_copy()
-        # of each token: what read the text before it, and what read the token
-        self._log: list[tuple[Any, Any]] = []
+
+    def deep_copy(self) -> "Thinking":
+        found = copy(self)
+        found._budget = self._budget.copy()
+        found._text = None if self._text is None else self._text.deep_copy()
+        return found
 
     def consume_token(self, token: int) -> bool:
-        budget, before, reader = self._budget, self._text, None
+        budget, text = self._budget, self._text
         if not budget.open:
-            reader = before if before is not None and before.validate_tokens([token]) else None
-            if reader is None and token != budget.opening():
-                return False
+            if text is None or text.validate_tokens([token]) != 1:
+                if token != budget.opening():
+                    return False
+                self._text = None
+            else:
+                text.consume_token(token)
         budget.push(token)
-        if reader is not None:
-            reader.consume_token(token)
-        self._text = None if budget.open else reader
-        if before is None and budget.over:
-            self._text = self._behind
-        self._log.append((before, reader))
+        if budget.open:
+            self._text = None
+        elif self._text is None and budget.over:
+            self._text = self._fresh.deep_copy()
         return True
 
     def consume_tokens(self, tokens: list[int]) -> None:
         for token in tokens:
             self.consume_token(token)
-
-    def rollback(self, count: int) -> None:
-        for _ in range(count):
-            self._text, reader = self._log.pop()
-            if reader is not None:
-                reader.rollback(1)
-            self._budget.pop()
 
     def forced(self) -> int:
         """The only token that may come next, -1 where the budget does not force one."""

@@ -1,6 +1,8 @@
 """The begin and end of a model's thought, and the tokens that a spent budget forced."""
 
 import re
+from collections import deque
+from copy import copy
 from typing import Any
 
 from csd.schema.check import shown
@@ -71,12 +73,17 @@ class Budget:
         self.begin, self.end, self.close = map(list, tags)
         self.most, self.spent, self.open = most, 0, False
         self.over = False  # whether no thought is to come
-        self._once, self._start = once, len(prompt)
-        self._seen: list[int] = []
-        self._before: list[tuple[int, bool, bool]] = []
+        self._once, self._said = once, 0
+        # as many of the last tokens as the longest tag has
+        self._last: deque[int] = deque(maxlen=max(map(len, tags)))
         for token in prompt:
-            self._seen.append(token)
+            self._last.append(token)
             self._turn()
+
+    def copy(self) -> "Budget":
+        found = copy(self)
+        found._last = self._last.copy()
+        return found
 
     def forced(self) -> int:
         """The only token that may come next, -1 where it is free."""
@@ -88,33 +95,28 @@ class Budget:
         """The token with which the one thought begins or goes on to begin, -1 where none may."""
         if not self._once or self.open or self.over:
             return -1
-        return self.begin[len(self._seen) - self._start]
+        return self.begin[self._said]
 
     def only(self) -> list[int]:
         """What comes next where no text does: the rest of what begins or of what ends a thought."""
         if self.forced() >= 0:
             return self.close[self._begun() :]
-        return [] if self.opening() < 0 else self.begin[len(self._seen) - self._start :]
+        return [] if self.opening() < 0 else self.begin[self._said :]
 
     def push(self, token: int) -> None:
         """Read a token of the sample."""
-        self._before.append((self.spent, self.open, self.over))
+        opening = self.opening()
         self.spent += self.open
-        self._seen.append(token)
+        self._said += 1
+        self._last.append(token)
         if not self._once:
             self._turn()
         elif self.open:
             self.over = self._ends(self.end)
             self.open = not self.over
         elif not self.over:
-            sample = self._seen[self._start :]
-            self.open = sample == self.begin
-            self.over = sample != self.begin[: len(sample)]
-
-    def pop(self) -> None:
-        """Take back the last token."""
-        self.spent, self.open, self.over = self._before.pop()
-        self._seen.pop()
+            self.over = token != opening
+            self.open = not self.over and self._said == len(self.begin)
 
     def _begun(self) -> int:
         """How many tokens of what closes a thought are there already."""
@@ -129,7 +131,7 @@ class Budget:
             self.open = True
 
     def _ends(self, tokens: list[int]) -> bool:
-        return self._seen[-len(tokens) :] == tokens
+        return [*self._last][-len(tokens) :] == tokens
 
 
 def forced_places(

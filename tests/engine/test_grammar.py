@@ -8,6 +8,7 @@ import oracle
 import pytest
 import torch
 from checkpoints import VOCAB, build
+from grammar_oracle import PIECES, Pieces
 from scripted import Letters, PrefixSum, engine
 
 import csd
@@ -131,6 +132,30 @@ def test_a_function_allows_nothing_that_the_grammar_does_not(made):
         logits_processor=lambda ids, x: torch.zeros_like(x),
     )  # fmt: skip
     assert all(re.fullmatch("[ab]{8}", text) for text in out.texts)
+
+
+class NoSpelling(Pieces):
+    """Raises where a matcher asks for the tokens of what must follow an f."""
+
+    def __call__(self, text, add_special_tokens=True):
+        if "alse" in str(text):
+            raise ValueError("a tokenizer's own error")
+        return super().__call__(text)
+
+
+def test_a_draft_that_its_matcher_cannot_read_changes_nothing():
+    twin = build("llama", dtype=torch.float64)
+    twin.generation_config.eos_token_id = None
+    f = PIECES.index("f")
+    options = dict(
+        num_samples=4, max_new_tokens=6, seed=0, regex="(true|false|null)!",
+        tokenizer=NoSpelling(), logit_bias={f: -30.0},
+    )  # fmt: skip
+    with csd.Engine(twin) as e:
+        want = csd.generate(e, [3, f], budget=0, **options)
+        # the prompt drafts the f
+        got = csd.generate(e, [3, f], budget=64, **options)
+    assert got.tokens == want.tokens and want.finish_reasons == ["stop"] * 4
 
 
 @pytest.mark.parametrize("budget", [0, 20])

@@ -8,8 +8,8 @@ from transformers import LogitsProcessor
 
 END = 2
 PIECES = [
-    "<0>", "<1>", "<end>", *"abcdefghij", *"0123456789", *'{}[]":, -.!?', "ab", "abc", "bc", "cd",
-    "de", '{"', '":', '", "', '"}', "true", "false", "null", "12", "1.5", "é", "\n",
+    "<0>", "<1>", "<end>", *"abcdefghijlnrstu", *"0123456789", *'{}[]":, -.!?', "ab", "abc", "bc",
+    "cd", "de", '{"', '":', '", "', '"}', "true", "false", "null", "12", "1.5", "é", "\n",
 ]  # fmt: skip
 
 

@@ -158,7 +158,8 @@ def switch_to(model, change):
 
 
 @pytest.mark.parametrize("change", [
-    lambda model: model.set_adapter("other"), lambda model: model.base_model.disable_adapter_layers(),
+    lambda model: model.set_adapter("other"),
+    lambda model: model.base_model.disable_adapter_layers(),
 ], ids=["other", "off"])  # fmt: skip
 def test_a_call_ends_with_the_adapters_that_it_began_with(change):
     model = adapted()
