@@ -49,6 +49,7 @@ class Request:
     waiting: deque = field(init=False)
     live: dict = field(default_factory=dict)  # sample index -> LiveSample
     finished: dict = field(default_factory=dict)  # sample index -> Sample
+    awaited: set = field(default_factory=set)  # sample indices that another request draws
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
     history: list[Earlier] = field(default_factory=list)  # of its prompt, newest first
     checked: int = 0  # the samples of the prefix that `until` has been called with
@@ -76,7 +77,7 @@ class Request:
 
     @property
     def done(self) -> bool:
-        return not self.waiting and not self.live
+        return not (self.waiting or self.live or self.awaited)
 
     def whole(self, until: Until | None) -> bool:
         """Whether all its samples have ended, those that `until` has cancelled among them."""
