@@ -7,8 +7,9 @@ import csd
 from csd.models.demo import toy
 
 pytest.importorskip("starlette")
-inspect_ai = pytest.importorskip("inspect_ai")
+pytest.importorskip("inspect_ai")
 
+import inspect_ai
 from inspect_ai.dataset import Sample
 from inspect_ai.model import GenerateConfig, get_model
 from inspect_ai.scorer import includes
