@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "model"
-# seconds until one answers
-WAIT = 300.0
+# seconds until one answers: vLLM's first start compiles
+WAIT = 900.0
 
 
 def command(
@@ -62,7 +62,11 @@ def running(arguments: list[str], name: str, port: int, log: Path) -> Iterator[t
         yield f"http://127.0.0.1:{port}/v1", name
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def free_port() -> int:
