@@ -1,22 +1,30 @@
 """The cost of constraints: seconds a token with each of them and without, drafted and plain.
 
-    python -m bench constraints [MODEL] [--samples 8] [--rounds 5] --json F
+    python -m bench constraints [MODEL] [--samples 8] [--rounds 5] [--before CHECKOUT] --json F
 
 SmolLM2-135M when no model is given. The sides take turns within each round, on one thread, and are
 timed in CPU seconds of the process, which another process on the machine hardly changes. "price" is
 seconds a token over those without constraints, the median over rounds: of plain steps, where it is
 the price of a row, and of steps with drafts (budget "auto"), where texts of other lengths and other
-tau are compared. JSON needs llguidance.
+tau are compared. JSON needs llguidance. With --before, this checkout without constraints is timed
+against another one, such as the last before there were any, in processes that take turns: "price"
+is then what constraints cost where none is asked for.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
 import csd
+from bench.e2e.constraints_worker import PROMPT
 from bench.lib.common import finish, table
 from csd.models.demo import smollm2_path
 
@@ -32,10 +40,9 @@ SCHEMA = {
     "required": ["title", "author", "year", "genres", "review"],
     "additionalProperties": False,
 }
-PROMPT = "Describe a novel as JSON, with title, author, year, genres and a review of it."
 SIDES = {
     "none": {},
-    "table": dict(logit_bias={10: 1.0}, suppress_tokens=[1000, 2000]),
+    "table": dict(logit_bias={10: 1.0}, suppress_tokens=[90, 91]),
     "ngram": dict(no_repeat_ngram_size=6),
     "counts": dict(frequency_penalty=0.1, presence_penalty=0.1),
     "function": dict(logits_processor=lambda ids, logits: logits),
@@ -73,17 +80,66 @@ def run(engine: csd.Engine, samples: int, rounds: int, tokens: int) -> list[dict
     return rows
 
 
+class Checkout:
+    """A process that runs the csd of a folder, without constraints."""
+
+    def __init__(self, folder: Path, model: str, samples: int, tokens: int):
+        self.folder = folder.resolve()
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("constraints_worker.py")), model,
+             str(samples), str(tokens)],
+            env=os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
+            cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def seconds(self, seed: int, options: dict) -> float:
+        """CPU seconds a token."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([seed, options]), file=self._process.stdin, flush=True)
+        spent, file = json.loads(self._process.stdout.readline())
+        if not Path(file).is_relative_to(self.folder):
+            raise RuntimeError(f"the csd of {self.folder} was to be timed, got {file}")
+        return spent
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def run_unused(before: str, model: str, samples: int, rounds: int, tokens: int) -> list[dict]:
+    """Prices of this checkout over another one, where no constraint is asked for."""
+    here = Path(__file__).parents[2]
+    sides = [Checkout(Path(folder), model, samples, tokens) for folder in (before, here)]
+    prices: dict[str, list[float]] = {how: [] for how in HOW}
+    for i in range(rounds + 1):
+        for how, options in HOW.items():
+            # neither is always first
+            order = sides if i % 2 else sides[::-1]
+            took = {side: side.seconds(i, options) for side in order}
+            if i:
+                prices[how].append(took[sides[1]] / took[sides[0]])
+    for side in sides:
+        side.close()
+    return [{"constraint": "unused"} | {
+        f"price, {how}": statistics.median(found) for how, found in prices.items()
+    }]  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--before", help="a checkout to compare with where nothing is asked for")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with csd.Engine(args.model or smollm2_path()) as engine:
-        rows = run(engine, args.samples, args.rounds, args.tokens)
+    model = args.model or smollm2_path()
+    unused = []
+    if args.before:
+        unused = run_unused(args.before, model, args.samples, args.rounds, args.tokens)
+    with csd.Engine(model) as engine:
+        rows = unused + run(engine, args.samples, args.rounds, args.tokens)
         dtype = str(engine.dtype)
     print(table(rows))
     result = {"rows": rows, "samples": args.samples, "rounds": args.rounds, "dtype": dtype}

@@ -1,7 +1,7 @@
 """csd serve on a CPU: through HTTP against `csd.generate`, and n as a group against n scattered.
 
     python -m bench serve [MODEL] [--n 8] [--clients 16] [--pairs 9] [--tokens 100]
-        [--beside URL NAME] [--json FILE]
+        [--with KIND PYTHON] [--beside URL NAME] [--json FILE]
 
 SmolLM2-135M-Instruct when no model is given, word problems at temperature 0.7. All sides draw the
 same samples on one engine, in alternating order:
@@ -10,28 +10,37 @@ same samples on one engine, in alternating order:
     clients   clients at once, each for n choices of a prompt of its own, and each of these choices
               as a request of its own that shares with no other
 
-`--beside` has another server of the same model (http://host:port/v1, the model's name there), which
-gets the clients' requests for n in turn. Reported are tokens a second, medians over the pairs, and
-the median of the paired ratios with its bootstrap interval.
+`--with`, once or more, starts another server of the same model in the environment of a Python: vllm
+(`make .venv-vllm/.installed`: .venv-vllm/bin/python), transformers (`pip install
+transformers[serving]`) or llama (`pip install 'llama-cpp-python[server]'`). `--beside` names one
+that runs already (http://host:port/v1, the model's name there). All of them get the clients'
+requests in the same rounds: one that does not draw n choices gets n requests for one. Reported are
+tokens a second, medians over the rounds, and the median of the paired ratios with its bootstrap
+interval.
 """
 
 import argparse
 import http.client
 import json
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import csd
 from bench.e2e.cpu import PROBLEMS
+from bench.e2e.long.vllm_side import as_folder
 from bench.lib.common import bootstrap, finish, table
+from bench.lib.llama_cpp import copy_in
+from bench.lib.servers import NAME, command, free_port, running
 from csd.integrations.serve import Server, process
 from csd.models.demo import smollm2_path
-
-NAME = "model"
 
 
 def main() -> None:
@@ -43,7 +52,9 @@ def main() -> None:
     parser.add_argument("--crowds", type=int, default=3, help="pairs with all clients")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--beside", nargs=2, metavar=("URL", "NAME"))
+    parser.add_argument("--with", dest="start", nargs=2, action="append", default=[],
+                        metavar=("KIND", "PYTHON"))  # fmt: skip
+    parser.add_argument("--beside", nargs=2, action="append", default=[], metavar=("URL", "NAME"))
     parser.add_argument("--json")
     args = parser.parse_args()
 
@@ -57,13 +68,40 @@ def main() -> None:
     port = listening.servers[0].sockets[0].getsockname()[1]
     own = f"http://127.0.0.1:{port}/v1", NAME
     try:
-        rows = [one(model, own, args), *crowds(own, args)]
+        with ExitStack() as stack:
+            others = {f"{url} {name}": (url, name) for url, name in args.beside}
+            others |= started(model, args, stack)
+            rows = [one(model, own, args), *crowds(own, others, args)]
     finally:
         listening.should_exit = True
         thread.join()
     print(table(rows))
     finish({"bench": "serve", "dtype": str(model.dtype), "exact": model.exact, "rows": rows},
            args.json)  # fmt: skip
+
+
+def started(
+    model: csd.Engine, args: argparse.Namespace, stack: ExitStack
+) -> dict[str, tuple[str, str]]:
+    """The servers of `--with`, by kind."""
+    if not args.start:
+        return {}
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    path, gguf = args.model or smollm2_path(), None
+    place = as_folder(path, model.dtype, model.tokenizer, folder)
+    if any(kind == "llama" for kind, _ in args.start) and path.endswith(".gguf"):
+        gguf = str(copy_in(path, model.dtype, folder / "model.gguf"))
+    found = {}
+    for kind, python in args.start:
+        port = free_port()
+        asked = command(
+            kind, python, place, gguf, port, dtype=str(model.dtype).removeprefix("torch."),
+            slots=args.slots, tokens=2048,
+        )  # fmt: skip
+        name = place if kind == "transformers" else NAME
+        log = Path(tempfile.gettempdir()) / f"bench-serve-{kind}.log"
+        found[kind] = stack.enter_context(running(asked, name, port, log))
+    return found
 
 
 def chat(i: int) -> list[dict]:
@@ -82,8 +120,8 @@ def ask(place: tuple[str, str], i: int, n: int, tokens: int, **more) -> int:
     connection.request("POST", path, json.dumps(body | more), headers)
     answer = json.loads(connection.getresponse().read())
     connection.close()
-    if "usage" not in answer:
-        raise RuntimeError(f"{place[0]} has answered {answer}")
+    if "usage" not in answer or len(answer["choices"]) != n:
+        raise RuntimeError(f"{place[0]} has answered {str(answer)[:1000]}")
     return answer["usage"]["completion_tokens"]
 
 
@@ -104,50 +142,67 @@ def one(model: csd.Engine, own: tuple[str, str], args: argparse.Namespace) -> di
         "http": lambda i: ask(own, i, args.n, args.tokens),
         "generate": directly,
     }
-    return compared("one client", sides, args.pairs, args)
+    return compared("one client", sides, args.pairs, args)[0]
 
 
-def crowds(own: tuple[str, str], args: argparse.Namespace) -> list[dict]:
+def crowds(
+    own: tuple[str, str], others: dict[str, tuple[str, str]], args: argparse.Namespace
+) -> list[dict]:
     def grouped(place: tuple[str, str]) -> int:
         with ThreadPoolExecutor(args.clients) as pool:
             asked = [pool.submit(ask, place, i, args.n, args.tokens) for i in range(args.clients)]
             return sum(x.result() for x in asked)
 
-    def scattered() -> int:
+    def scattered(place: tuple[str, str]) -> int:
+        def more(i: int, j: int) -> dict:
+            return {"first_sample": j} if place == own else {"seed": args.n * i + j}
+
         with ThreadPoolExecutor(args.clients * args.n) as pool:
             asked = [
-                pool.submit(ask, own, i, 1, args.tokens, first_sample=j)
+                pool.submit(ask, place, i, 1, args.tokens, **more(i, j))
                 for i in range(args.clients) for j in range(args.n)
             ]  # fmt: skip
             return sum(x.result() for x in asked)
 
+    def draws_groups(place: tuple[str, str]) -> bool:
+        try:
+            return ask(place, 0, 2, 2) > 0
+        # a server that refuses n, or draws one choice all the same
+        except RuntimeError:
+            return False
+
     name = f"{args.clients} clients"
-    rows = [
-        compared(name, {"group": lambda _: grouped(own), "scattered": lambda _: scattered()},
-                 args.crowds, args)
-    ]  # fmt: skip
-    if args.beside:
-        sides = {"group": lambda _: grouped(own), "other": lambda _: grouped(tuple(args.beside))}
-        rows.append(compared(f"{name}, beside", sides, args.crowds, args))
-    return rows
+    sides = {"group": partial(grouped, own), "scattered": partial(scattered, own)}
+    for other, place in others.items():
+        draw = grouped if draws_groups(place) else scattered
+        sides[other if draw is grouped else f"{other}, scattered"] = partial(draw, place)
+    return compared(name, {k: lambda _, f=f: f() for k, f in sides.items()}, args.crowds, args)
 
 
 def compared(
     name: str, sides: dict[str, Callable[[int], int]], pairs: int, args: argparse.Namespace
-) -> dict:
-    """A row of one side over another; each runs once before it is timed."""
+) -> list[dict]:
+    """A row of the first side over each other one; each runs once before it is timed."""
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for draw in sides.values():
         draw(0)
     for i in range(pairs):
-        for side in [*sides] if i % 2 else [*sides][::-1]:
+        # each begins in its turn
+        turn = [*sides][i % len(sides) :] + [*sides][: i % len(sides)]
+        for side in turn if i % 2 else turn[::-1]:
             rates[side].append(rate(lambda side=side, i=i: sides[side](i)))
-    first, second = sides
+    first, *rest = sides
+    return [_row(name, rates, first, second, pairs, args.n) for second in rest]
+
+
+def _row(
+    name: str, rates: dict[str, list[float]], first: str, second: str, pairs: int, n: int
+) -> dict:
     over = [a / b for a, b in zip(rates[first], rates[second], strict=True)]
     low, high = bootstrap(over)
     return {
         "case": name,
-        "n": args.n,
+        "n": n,
         "pairs": pairs,
         "first": first,
         "tok/s": statistics.median(rates[first]),

@@ -16,7 +16,7 @@ import torch
 from csd.engine.requests import Request
 from csd.engine.row_functions import apply_functions
 from csd.engine.row_grammar import Grammars
-from csd.engine.rules import Sizes, asked_of, changes_rows, set_of, sizes_of, write_sets
+from csd.engine.rules import Sizes, asked_by, set_of, sizes_of, write_sets
 from csd.engine.slot_edits import Refill, write_rows
 from csd.kernels.change_rows import change_rows, finish_rows, keep_full, only
 from csd.kernels.ops import Ops
@@ -56,12 +56,11 @@ class Changes:
         tokenizer: Any = None,
     ) -> "Changes | None":
         """Those of a call; None where it asks for none. The tensors of `before` where they fit."""
-        params = {set_of(r.params): r.params for r in requests if changes_rows(r.params)}
-        if not params:
+        asked = asked_by(requests)
+        if asked is None:
             return None
         # samples without rules have some too, which ask for nothing
         params = {set_of(r.params): r.params for r in requests}
-        asked = asked_of(requests)
         sizes = sizes_of(requests, asked)
         if before is not None and before.fits(slots, vocab):
             sizes = sizes.with_room_for(before.sizes)
@@ -128,8 +127,9 @@ class Changes:
         """`ops.decide` of the rows as they are changed."""
         longest = None if self.static else int(slots.generated.max())
         x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
-        banned = None if self.grammars is None else self.grammars.banned(pool, slots)
-        if banned is not None:
+        banned = None
+        if self.grammars is not None:
+            banned, forced = self.grammars.rows(pool, slots, forced)
             x.masked_fill_(banned, -torch.inf)
         if self.asked.functions:
             apply_functions(x, forced, pool, slots, self.owners)

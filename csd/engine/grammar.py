@@ -59,6 +59,11 @@ def check_text(name: str, value: Any) -> str | None:
     return value
 
 
+def has_grammar(params: Any) -> bool:
+    """Whether a sample's parameters have one."""
+    return any(getattr(params, name) is not None for name in GRAMMARS)
+
+
 def check_one(given: Mapping[str, Any]) -> None:
     """Raises ValueError where more than one grammar is given."""
     names = [name for name in GRAMMARS if given.get(name) is not None]

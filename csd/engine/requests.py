@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from csd.engine.draft_trees import SOURCES, Draft
+from csd.engine.grammar import has_grammar
 from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
 from csd.engine.thought import forced_places
@@ -48,6 +49,7 @@ class Request:
     waiting: deque = field(init=False)
     live: dict = field(default_factory=dict)  # sample index -> LiveSample
     finished: dict = field(default_factory=dict)  # sample index -> Sample
+    awaited: set = field(default_factory=set)  # sample indices that another request draws
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
     history: list[Earlier] = field(default_factory=list)  # of its prompt, newest first
     checked: int = 0  # the samples of the prefix that `until` has been called with
@@ -75,7 +77,7 @@ class Request:
 
     @property
     def done(self) -> bool:
-        return not self.waiting and not self.live
+        return not (self.waiting or self.live or self.awaited)
 
     def whole(self, until: Until | None) -> bool:
         """Whether all its samples have ended, those that `until` has cancelled among them."""
@@ -245,7 +247,8 @@ class LiveSample:
         if most is None or tags is None:
             return []
         begin, end, close = tags
-        return forced_places((begin, end, close), most, self.request.prompt, self.tokens)
+        once = has_grammar(params)
+        return forced_places((begin, end, close), most, self.request.prompt, self.tokens, once)
 
     def _even(self) -> None:
         """Drop tokens of which an interrupt let only a part be noted."""

@@ -11,6 +11,7 @@ from csd.engine.changes import Changes
 from csd.engine.kept_times import keep_times, kept_times, timed_as
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
+from csd.engine.rules import asked_by, changed_bytes, sizes_of
 from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
@@ -43,6 +44,7 @@ class Resources:
         # bytes of the caches at hand, as they were counted before they were made
         self.demand: Demand | None = None
         self._limited: Room | None = None  # what a call wanted that memory had too few slots for
+        self._counted = 0  # bytes of its steps' changed rows
         self._text = 0, False  # tokens that the drafter was made for, and whether for a history
         self._drafter: Any = None
         self._dropped = 0  # contexts, as of the last call
@@ -80,8 +82,16 @@ class Resources:
             tokens += shared_tokens(requests, wanted.groups)
         history = any(r.history for r in requests)
 
+        asked = asked_by(requests)
+        sets = sizes_of(requests, asked).sets if asked is not None else 0
+
         def rows(slots: int) -> int:
             return self._rows(slots, nodes, wanted.prompt_pages * PAGE)
+
+        def changed(rows: int) -> int:
+            longest = (wanted.prompt_pages + wanted.slot_pages + 1) * PAGE
+            vocab = self.decoder.config.vocab
+            return changed_bytes(asked, sets, rows, longest, vocab, self.dtype)
 
         least = Room.least(wanted, rows(wanted.slots))
         before = None
@@ -89,6 +99,9 @@ class Resources:
             before = Room.of(self._step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
             fits = fits and self._drafter.suits(tokens, history)
+            # what changes rows is no cache: a call may be the first that asks for it
+            more = changed(before.rows) - self._counted
+            fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))
             if fits and self._step.cache.dtype == self.dtype:
                 return self._step
             # caches only grow: else calls of two sizes would make them, and all graphs, in turn
@@ -106,7 +119,8 @@ class Resources:
             own = Demand.of(
                 self.decoder.config, self.dtype, **asdict(sizes), rows=rows(slots), gathers=gathers
             )
-            return replace(own, drafter=made.cache_bytes(sizes.pages))
+            step = own.step + changed(rows(slots))
+            return replace(own, step=step, drafter=made.cache_bytes(sizes.pages))
 
         free = int(self.memory * free_bytes(self.device))
         slots = slots_that_fit(demand, wanted.slots, free)
@@ -115,8 +129,10 @@ class Resources:
         if before is not None and limited is None:
             config, dtype = self.decoder.config, self.dtype
             room = room.grown(before, self.max_slots, lambda room: (
-                room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages) <= free
+                room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages)
+                + changed(room.rows) <= free
             ))  # fmt: skip
+        self._counted = changed(room.rows)
         with torch.inference_mode(False):
             self._drafter, self._text, self._limited = made, (tokens, history), limited
             tables = room.slot_pages, room.prompt_pages

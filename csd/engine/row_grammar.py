@@ -1,4 +1,7 @@
-"""Rows that a grammar changes: one matcher a sample, moved along its tree and back."""
+"""Rows that a grammar changes: one matcher a sample, whose copies go along its tree.
+
+With a budget of thought the grammar governs what follows the thought, and the budget what is in it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,12 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from csd.engine.grammar import GRAMMARS, matcher_of
+from csd.engine.grammar import GRAMMARS, has_grammar, matcher_of
 from csd.engine.requests import Request
 from csd.engine.slot_edits import Refill
+from csd.engine.thinking_grammar import Thinking
+from csd.engine.thought import Budget
 from csd.graph.host_tree import Row, fill
 from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
 from csd.state.slots import Slots
+
+# of a row whose forced token is not a grammar's matter
+OTHER = -2
 
 
 class Grammars:
@@ -24,7 +32,8 @@ class Grammars:
         self._read: dict[int, int] = {}  # tokens of the sample that each has read
         self._ends: dict[int, tuple[int, ...]] = {}
         self._fresh: dict[tuple, Any] = {}  # matchers at the begin, by grammar
-        self._planned: tuple[Pool, np.ndarray] | None = None
+        # with what each row allows, and what its budget forces
+        self._planned: tuple[Pool, np.ndarray, list[int]] | None = None
 
     def fill(self, refills: Sequence[Refill]) -> None:
         """Slots get the grammars of the samples that `refills` put there."""
@@ -34,8 +43,16 @@ class Grammars:
             if key not in self._fresh:
                 self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
             fresh = self._fresh[key]
-            self._matchers[r.slot] = None if fresh is None else fresh.deep_copy()
+            self._matchers[r.slot] = None if fresh is None else self._matcher(fresh, r.request)
             self._read[r.slot], self._ends[r.slot] = 0, params.end_ids
+
+    def _matcher(self, fresh: Any, request: Request) -> Any:
+        most, tags = request.params.max_thinking_tokens, request.params.thinking_tags
+        if most is None or tags is None:
+            return fresh.deep_copy()
+        begin, end, close = tags
+        budget = Budget((begin, end, close), most, request.prompt, once=True)
+        return Thinking(fresh, budget, self._vocab)
 
     def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
         """The pool without nodes that no sample can reach, and with those that grammars force.
@@ -52,7 +69,9 @@ class Grammars:
         generated = slots.generated.tolist()
         live = [s for s in pool.slot.tolist() if s >= 0]
         room = most - len(live)
-        trees, bits = {}, []
+        trees: dict[int, list[Row]] = {}
+        bits: list[np.ndarray] = []
+        forced: list[int] = []
         for s in dict.fromkeys(live):
             own = [row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
                    for row in rows[start[s] : start[s] + nodes[s]]]  # fmt: skip
@@ -63,29 +82,38 @@ class Grammars:
                 room -= max(len(tree.rows) - len(own), 0)
             trees[s] = tree.rows if matcher is not None else own
             bits += tree.bits if matcher is not None else [tree.every] * len(own)
+            forced += tree.forced if matcher is not None else [OTHER] * len(own)
         planned = roots(slots, len(bits))
         fill(planned, trees)
-        self._planned = planned, np.stack(bits)
+        self._planned = planned, np.stack(bits), forced
         return planned
 
-    def banned(self, pool: Pool, slots: Slots) -> torch.Tensor:
-        """[M, V] bool, what grammars do not allow behind each row's prefix.
+    def rows(
+        self, pool: Pool, slots: Slots, forced: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[M, V] bool, what grammars do not allow behind each row's prefix, and forced tokens [M].
 
         Nothing of rows behind a banned token or an end token: no sample gets there.
+        forced: what budgets of thought force without a grammar, -1 is nothing.
         """
         if self._planned is not None and self._planned[0] is pool:
-            bits = self._planned[1]
+            _, bits, own = self._planned
         else:
-            bits = self._bits(pool, slots)
+            bits, own = self._of_pool(pool, slots)
         allowed = np.unpackbits(bits, axis=1, bitorder="little", count=self._vocab)
-        return torch.from_numpy(allowed == 0).to(pool.token.device)
+        device = pool.token.device
+        if forced is not None:
+            listed = torch.tensor(own, device=device)
+            forced = torch.where(listed == OTHER, forced, listed)
+        return torch.from_numpy(allowed == 0).to(device), forced
 
-    def _bits(self, pool: Pool, slots: Slots) -> np.ndarray:
-        """[M, V / 8] uint8, what is allowed, of a pool that was not planned."""
+    def _of_pool(self, pool: Pool, slots: Slots) -> tuple[np.ndarray, list[int]]:
+        """[M, V / 8] uint8, what is allowed, and [M] forced, of a pool that was not planned."""
         token, parent = torch.stack([pool.token, pool.parent]).tolist()
         start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
         generated = slots.generated.tolist()
         bits = np.full((pool.rows, (self._vocab + 7) // 8), 255, np.uint8)
+        forced = [OTHER] * pool.rows
         for s in range(slots.count):
             matcher = self._at(s, slots, generated) if nodes[s] else None
             if matcher is None:
@@ -94,9 +122,9 @@ class Grammars:
             own = [Row(token[m], max(parent[m] - start[s], -1), 0, 0, ROOT, []) for m in rows]
             tree = _Tree(own, self._ends[s], self._vocab, 0)
             tree.walk(0, matcher)
-            for place, found in zip(tree.places, tree.bits, strict=True):
-                bits[start[s] + place] = found
-        return bits
+            for place, found, only in zip(tree.places, tree.bits, tree.forced, strict=True):
+                bits[start[s] + place], forced[start[s] + place] = found, only
+        return bits, forced
 
     def _at(self, s: int, slots: Slots, generated: list[int]) -> Any:
         """The matcher of slot s behind all that its sample has committed."""
@@ -120,6 +148,7 @@ class _Tree:
     rows: list[Row] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of each among its own, -1 where it was added
     bits: list[np.ndarray] = field(default_factory=list)  # what each allows
+    forced: list[int] = field(default_factory=list)  # what the budget of thought forces, or -1
 
     @property
     def every(self) -> np.ndarray:
@@ -135,32 +164,29 @@ class _Tree:
             if below.parent == place and self._allows(at, below.token):
                 if forced and forced[0] == below.token:
                     forced = []
-                if matcher.consume_token(below.token):
-                    self.walk(child, matcher, at)
-                    matcher.rollback(1)
-        self._extend(at, forced, matcher)
+                branch = matcher.deep_copy()
+                if branch.consume_token(below.token):
+                    self.walk(child, branch, at)
+        self._extend(at, forced, matcher.deep_copy())
 
     def _extend(self, at: int, forced: list[int], matcher: Any) -> None:
         """Add a chain below row `at`, as far as there is room."""
-        read = 0
         for token in forced:
             row = self.rows[at]
             if self.room <= 0 or row.depth >= MAX_DEPTH or not self._allows(at, token):
                 break
             if not matcher.consume_token(token):
                 break
-            read += 1
             self.room -= 1
             context = [token, *row.context[:-1]]
             added = Row(token, at, row.depth + 1, row.cost, ROOT, context)
             at = self._keep(added, -1, matcher)
-        if read:
-            matcher.rollback(read)
 
     def _keep(self, row: Row, place: int, matcher: Any) -> int:
         self.rows.append(row)
         self.places.append(place)
         self.bits.append(_allowed(matcher, self.ends, self.vocab))
+        self.forced.append(matcher.forced() if isinstance(matcher, Thinking) else OTHER)
         return len(self.rows) - 1
 
     def _allows(self, at: int, token: int) -> bool:
@@ -181,4 +207,4 @@ def _allowed(matcher: Any, ends: tuple[int, ...], vocab: int) -> np.ndarray:
 
 def asks_grammar(requests: Sequence[Request]) -> bool:
     """Whether any sample has one."""
-    return any(getattr(r.params, name) is not None for r in requests for name in GRAMMARS)
+    return any(has_grammar(r.params) for r in requests)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from csd.engine.grammar import GRAMMARS, check_grammar, check_one
+from csd.engine.grammar import check_grammar, check_one
 from csd.engine.thought import find_tags, spell, spell_tags
 from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.schema.check import shown
@@ -149,9 +149,6 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
     elif "thinking_tags" in found:
         raise ValueError("thinking_tags go with max_thinking_tokens, which is not given")
     check_one(found)
-    named = [name for name in GRAMMARS if name in found]
-    if named and "max_thinking_tokens" in found:
-        raise ValueError(f"{named[0]} and max_thinking_tokens exclude each other: give one")
     check_grammar(found, tokenizer, vocab)
     _check_vocab(found, vocab)
     return found

@@ -12,6 +12,7 @@ from csd.engine.row_grammar import asks_grammar
 from csd.engine.row_options import OFF
 from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import write_rows
+from csd.kernels.change_rows.rows import BLOCK
 from csd.state.rules import ANY, Asked, Rules
 
 
@@ -43,6 +44,12 @@ def changes_rows(params: SamplingParams) -> bool:
 def set_of(params: SamplingParams) -> tuple:
     """The key by which requests share one row of `Rules`."""
     return tuple(getattr(params, name) for name in OFF if name not in HOST)
+
+
+def asked_by(requests: Sequence[Request]) -> Asked | None:
+    """What the requests of a call ask for; None where no row is changed."""
+    changed = any(changes_rows(r.params) for r in requests)
+    return asked_of(requests) if changed else None
 
 
 def asked_of(requests: Sequence[Request]) -> Asked:
@@ -78,6 +85,27 @@ def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
         word=_power(longest),
         marks=_power(max(map(len, marks), default=1)),
     )
+
+
+def changed_bytes(
+    asked: Asked | None, sets: int, rows: int, longest: int, vocab: int, dtype: torch.dtype
+) -> int:
+    """Bytes that changing a step's rows takes beside its logits, at most; None asks for nothing.
+
+    sets: of rules. longest: tokens of a prompt and a sample. dtype: of the logits, which rules and
+    changed rows have in float32 at least.
+    """
+    if asked is None:
+        return 0
+    wide = torch.promote_types(dtype, torch.float32).itemsize
+    # the copy; a table of biases; what a grammar bans, as bytes and as bools; functions' own copies
+    copies = rows * (wide + 2 * asked.grammar + 2 * wide * asked.functions) + sets * wide
+    # of a block: a gathered bias and bans, or bits of tokens that were seen, and penalised rows
+    penalties = asked.penalty or asked.counts
+    entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
+    # and int64 numbers of the rows above each one, and of its prefix
+    numbers = torch.int64.itemsize * (6 * rows + 12 * longest * asked.prefix)
+    return copies * (vocab + 1) + min(rows, BLOCK) * (entry * (vocab + 1) + numbers)
 
 
 def write_sets(rules: Rules, sets: Sequence[SamplingParams]) -> None:

@@ -1,6 +1,8 @@
 """The begin and end of a model's thought, and the tokens that a spent budget forced."""
 
 import re
+from collections import deque
+from copy import copy
 from typing import Any
 
 from csd.schema.check import shown
@@ -63,31 +65,65 @@ class Budget:
     """A sample's budget of thought, token by token.
 
     As `csd.kernels.change_rows.forced_tokens` has it of whole prefixes.
+
+    once: a sample has one thought at most, which its prompt leaves open or which it begins with.
     """
 
-    def __init__(self, tags: Tags, most: int, prompt: list[int]):
+    def __init__(self, tags: Tags, most: int, prompt: list[int], once: bool = False):
         self.begin, self.end, self.close = map(list, tags)
         self.most, self.spent, self.open = most, 0, False
-        self._seen: list[int] = []
+        self.over = False  # whether no thought is to come
+        self._once, self._said = once, 0
+        # as many of the last tokens as the longest tag has
+        self._last: deque[int] = deque(maxlen=max(map(len, tags)))
         for token in prompt:
-            self._read(token)
+            self._last.append(token)
+            self._turn()
+
+    def copy(self) -> "Budget":
+        found = copy(self)
+        found._last = self._last.copy()
+        return found
 
     def forced(self) -> int:
         """The only token that may come next, -1 where it is free."""
         if not self.open or self.spent < self.most:
             return -1
-        for k in range(len(self.close) - 1, 0, -1):
-            if self._ends(self.close[:k]):
-                return self.close[k]
-        return self.close[0]
+        return self.close[self._begun()]
+
+    def opening(self) -> int:
+        """The token with which the one thought begins or goes on to begin, -1 where none may."""
+        if not self._once or self.open or self.over:
+            return -1
+        return self.begin[self._said]
+
+    def only(self) -> list[int]:
+        """What comes next where no text does: the rest of what begins or of what ends a thought."""
+        if self.forced() >= 0:
+            return self.close[self._begun() :]
+        return [] if self.opening() < 0 else self.begin[self._said :]
 
     def push(self, token: int) -> None:
         """Read a token of the sample."""
+        opening = self.opening()
         self.spent += self.open
-        self._read(token)
+        self._said += 1
+        self._last.append(token)
+        if not self._once:
+            self._turn()
+        elif self.open:
+            self.over = self._ends(self.end)
+            self.open = not self.over
+        elif not self.over:
+            self.over = token != opening
+            self.open = not self.over and self._said == len(self.begin)
 
-    def _read(self, token: int) -> None:
-        self._seen.append(token)
+    def _begun(self) -> int:
+        """How many tokens of what closes a thought are there already."""
+        counts = range(len(self.close) - 1, 0, -1)
+        return next((k for k in counts if self._ends(self.close[:k])), 0)
+
+    def _turn(self) -> None:
         # one that ends both is an end
         if self._ends(self.end):
             self.open = False
@@ -95,12 +131,14 @@ class Budget:
             self.open = True
 
     def _ends(self, tokens: list[int]) -> bool:
-        return self._seen[-len(tokens) :] == tokens
+        return [*self._last][-len(tokens) :] == tokens
 
 
-def forced_places(tags: Tags, most: int, prompt: list[int], tokens: list[int]) -> list[bool]:
+def forced_places(
+    tags: Tags, most: int, prompt: list[int], tokens: list[int], once: bool = False
+) -> list[bool]:
     """Whether the budget forced each of a sample's tokens."""
-    budget, found = Budget(tags, most, prompt), []
+    budget, found = Budget(tags, most, prompt, once), []
     for token in tokens:
         found.append(budget.forced() >= 0)
         budget.push(token)

@@ -1,6 +1,7 @@
 """What the integrations draw: prompts as groups, and rows where equal ones are one group."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from csd.engine.call import RunSettings
@@ -11,6 +12,7 @@ from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
 from csd.engine.traces.history import History
+from csd.graph.history import Earlier
 from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
 
 
@@ -21,6 +23,7 @@ def draw(
     seed: int,
     history: Any = None,
     keep: bool = True,
+    known: Sequence[list[Sample]] | None = None,
     **running: Any,
 ) -> list[Samples]:
     """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
@@ -28,7 +31,7 @@ def draw(
     Without sample indices a prompt is not read.
 
     history: as `csd.generate` has it for a list of prompts. keep: whether a `History` also gets
-        what is drawn.
+        what is drawn. known: samples of each prompt that draft too, beside its history.
     running: `budget`, `speculate`, `drafter`, `share`, `on_tokens`, as
         `csd.engine.call.RunSettings` has them.
 
@@ -45,6 +48,8 @@ def draw(
         for i, (ids, params, samples) in enumerate(prompts)
     ]
     give_history(requests, history, True, engine.tokenizer, engine.config.vocab)
+    for request, others in zip(requests, known or [[] for _ in requests], strict=True):
+        request.history = [*(Earlier.of(s.tokens) for s in others), *request.history]
     settings = RunSettings(record_top=keeps_top(history), **running)
     kept = history if keep and isinstance(history, History) else None
     if kept is not None:
@@ -64,34 +69,56 @@ def draw_rows(
     params: SamplingParams,
     *,
     seed: int,
-    first_sample: int | Mapping[tuple[int, ...], int] = 0,
+    first_sample: int | list[int] = 0,
     budget: str | int = "auto",
     speculate: bool = True,
     on_tokens: Callable | None = None,
     history: History | None = None,
     share: str | None = None,
     keep: bool = True,
+    known: Sequence[list[Sample]] | None = None,
 ) -> list[Sample]:
     """One sample for each row, in the order of `rows`.
 
     rows: token ids without padding. Rows that are equal, adjacent or not, are one group: they share
         its prompt's keys and values and its graph, and take consecutive sample indices.
-    first_sample: the index of each group's first sample, or one index for each distinct row.
-    on_tokens: as `csd.engine.call.RunSettings` has it. history, keep, share: as of `draw`.
+    first_sample: the index of each group's first sample; or each row's own index, where equal rows
+        whose indices are not consecutive are several groups.
+    on_tokens: as `csd.engine.call.RunSettings` has it. history, keep, share: as of `draw`. known:
+        as of `draw`, for each row.
     """
-    members: dict[tuple[int, ...], list[int]] = {}
-    for i, row in enumerate(rows):
-        members.setdefault(tuple(row), []).append(i)
-    prompts = []
-    for ids, places in members.items():
-        first = first_sample[ids] if isinstance(first_sample, Mapping) else first_sample
-        check_whole("first_sample", first, 0)
-        prompts.append((list(ids), params, range(first, first + len(places))))
+    indices = first_sample
+    if not isinstance(indices, list):
+        first = check_whole("first_sample", indices, 0)
+        indices = [first + i for i in earlier_copies(rows)]
+    runs: list[list[int]] = []  # the places of each group
+    open_runs: dict[tuple, list[int]] = {}  # by row and the index that goes on with it
+    for i, index in enumerate(indices):
+        row = tuple(rows[i])
+        run = open_runs.pop((row, index), [])
+        if not run:
+            runs.append(run)
+        run.append(i)
+        open_runs[row, index + 1] = run
+    prompts = [
+        (list(rows[run[0]]), params, range(indices[run[0]], indices[run[-1]] + 1)) for run in runs
+    ]
     results = draw(
         engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens,
         history=history, share=share, keep=keep,
+        known=known and [known[run[0]] for run in runs],
     )  # fmt: skip
     drawn: dict[int, Sample] = {}
-    for places, samples in zip(members.values(), results, strict=True):
-        drawn.update(zip(places, samples, strict=True))
+    for run, samples in zip(runs, results, strict=True):
+        drawn.update(zip(run, samples, strict=True))
     return [drawn[i] for i in range(len(rows))]
+
+
+def earlier_copies(rows: Sequence[Sequence[int]]) -> list[int]:
+    """How many rows before each one are equal to it."""
+    seen: Counter = Counter()
+    found = []
+    for row in map(tuple, rows):
+        found.append(seen[row])
+        seen[row] += 1
+    return found

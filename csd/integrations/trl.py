@@ -9,9 +9,11 @@ from csd.engine.generate import engine_for
 from csd.engine.result import Sample
 from csd.engine.sampling import check_option, config_ends, resolve
 from csd.engine.traces.history import History
-from csd.integrations.groups import draw_rows
+from csd.integrations.groups import draw_rows, earlier_copies
+from csd.integrations.trl_early import EarlyEnds
 from csd.kernels.noise import prompt_key
 from csd.schema.arguments import check_budget, check_share, check_whole
+from csd.schema.check import shown
 from csd.schema.lazy import check_installed
 
 
@@ -30,8 +32,14 @@ class Rollout:
         any.
 
     max_thinking_tokens, thinking_tags: as in `csd.generate`; forced tokens bear no loss.
+    until: "all_correct" ends a group with its first samples where these all have the full reward,
+        as its advantage is then 0. What is not drawn has a loss mask of 0 and a reward of NaN.
+    first: how many samples these are, half of `num_generations` by default. full_reward: the
+        weighted sum of the largest rewards. audit: the share of such groups that are drawn to
+        their end, to see how many have a sample without it (`ends.mixed` of `ends.audited`).
 
-    tokens, sample_steps: of the last call; the one over the other is tau.
+    tokens, sample_steps: of the last call; the one over the other is tau. `ends.sizes`: with
+    `until`, the samples drawn of each group of it.
 
     Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
     max_completion_length and `generation_kwargs` as far as csd implements them.
@@ -46,6 +54,10 @@ class Rollout:
         share: str | None = None,
         max_thinking_tokens: int | None = None,
         thinking_tags: Any = None,
+        until: str | None = None,
+        first: int | None = None,
+        full_reward: float = 1.0,
+        audit: float = 0.05,
     ):
         self.budget, self.speculate = check_budget(budget), speculate
         self.share = check_share(share)
@@ -58,6 +70,11 @@ class Rollout:
             # as many of an epoch as the trainer draws
             self.history = History(samples=1 << 20, epochs=history)
         check_installed("trl", "trl", "csd.integrations.trl.Rollout")
+        self.ends: EarlyEnds | None = None
+        if until is not None:
+            if until != "all_correct":
+                raise ValueError(f"until must be None or 'all_correct', got {shown(until)}")
+            self.ends = EarlyEnds(first, full_reward, audit)
         self.tokens = self.sample_steps = 0
         self._step: tuple | None = None
         self._calls = 0
@@ -95,30 +112,45 @@ class Rollout:
             end_token_ids=config_ends(config, engine.config.vocab),
             **self.thought,
         )
-        drawn = draw_rows(
-            engine,
-            rows,
-            params,
-            seed=self._seed(trainer),
-            first_sample=_first_samples(rows, trainer.accelerator),
-            budget=self.budget,
-            speculate=self.speculate,
-            history=history,
-            share=self.share,
-            keep=False,
-        )
-        self.tokens = sum(len(s.tokens) for s in drawn)
-        self.sample_steps = sum(len(set(s.steps)) for s in drawn)
+        seed, indices = self._seed(trainer), _indices(rows, trainer.accelerator)
+
+        def draw(places: list[int], known: list[list[Sample]] | None = None) -> list[Sample]:
+            return draw_rows(
+                engine,
+                [rows[i] for i in places],
+                params,
+                seed=seed,
+                first_sample=[indices[i] for i in places],
+                budget=self.budget,
+                speculate=self.speculate,
+                history=history,
+                share=self.share,
+                keep=False,
+                known=known,
+            )
+
+        drawn: list[Sample | None]
+        if self.ends is None or not trainer.model.training:
+            drawn = [*draw([*range(len(rows))])]
+        else:
+            drawn = self.ends.draw(trainer, prompts, rows, seed, draw)
+        there = [s for s in drawn if s is not None]
+        self.tokens = sum(len(s.tokens) for s in there)
+        self.sample_steps = sum(len(set(s.steps)) for s in there)
         if history is not None:
             _add_everywhere(history, rows, drawn)
+        # a padding token that bears no loss is in the place of a sample that was not drawn
         found = {
             "prompt_ids": rows,
-            "completion_ids": [s.tokens for s in drawn],
-            "logprobs": [s.logprobs for s in drawn],
+            "completion_ids": [s.tokens if s else [tokenizer.pad_token_id] for s in drawn],
+            "logprobs": [s.logprobs if s else [0.0] for s in drawn],
         }
-        if self.thought["max_thinking_tokens"] is not None:
+        if self.ends is not None or self.thought["max_thinking_tokens"] is not None:
             # the trainer takes no loss of what the model did not choose
-            found["env_mask"] = [[int(not f) for f in s.forced] for s in drawn]
+            found["env_mask"] = [
+                [int(not f) for f in s.forced or [False] * len(s.tokens)] if s else [0]
+                for s in drawn
+            ]
         return found
 
     def _seed(self, trainer: Any) -> int:
@@ -129,24 +161,25 @@ class Rollout:
         return prompt_key(trainer.args.seed, [*step, self._calls])
 
 
-def _first_samples(rows: list[list[int]], accelerator: Any) -> dict[tuple[int, ...], int]:
-    """Index of the first sample of each distinct row: copies on lower ranks come first."""
+def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:
+    """The sample index of each row: copies on lower ranks come first."""
     from accelerate.utils import gather_object
 
-    here = Counter(map(tuple, rows))
-    everywhere = gather_object([here])
+    everywhere = gather_object([Counter(map(tuple, rows))])
     before: Counter = Counter()
     for counts in everywhere[: accelerator.process_index]:
         before.update(counts)
-    return {row: before[row] for row in here}
+    return [before[tuple(row)] + i for row, i in zip(rows, earlier_copies(rows), strict=True)]
 
 
-def _add_everywhere(history: History, rows: list[list[int]], drawn: list[Sample]) -> None:
+def _add_everywhere(
+    history: History, rows: list[list[int]], drawn: list[Sample | None]
+) -> None:
     """Add what all processes drew, in the order of sample indices: a prompt may move to another."""
     from accelerate.utils import gather_object
 
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
-    here = [(tuple(row), s.index, s.tokens) for row, s in zip(rows, drawn, strict=True)]
+    here = [(tuple(row), s.index, s.tokens) for row, s in zip(rows, drawn, strict=True) if s]
     for row, index, tokens in gather_object(here):
         groups.setdefault(tuple(row), []).append((index, tokens))
     for row, samples in groups.items():

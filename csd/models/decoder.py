@@ -10,7 +10,7 @@ from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig, ModelSizes
 from csd.models.layer import PRODUCTS, Layer
 from csd.models.linear import linear
-from csd.models.lora_stacks import Adapters, Stack, beside
+from csd.models.lora_stacks import FusedAdapters, Stack, beside
 from csd.models.rope import rope_tables
 
 
@@ -64,7 +64,7 @@ class Decoder:
         self.parts: Callable | None = None
         # x, gate_up -> SwiGLU of their product, where one function has both
         self.gated: Callable | None = None
-        self.adapters: Adapters | None = None
+        self.adapters: FusedAdapters | None = None
         self.head_lora: list[Stack] = []
         self.cos, self.sin = rope_tables(
             config, config.context, embedding.dtype, embedding.device, frequencies
@@ -77,7 +77,7 @@ class Decoder:
         changed = given is not linear or self.parts or self.gated or self.taps
         return self.config.is_llamas and not changed
 
-    def add_adapters(self, adapters: Adapters) -> None:
+    def add_adapters(self, adapters: FusedAdapters) -> None:
         """Put LoRA beside the products of all layers and of the head."""
         self.adapters, stacks = adapters, iter(adapters.stacks)
         for layer in self.layers:
@@ -93,7 +93,7 @@ class Decoder:
     def follow(self) -> None:
         """Called before each pass on the host: reads adapters that were trained meanwhile.
 
-        Raises RuntimeError where others are active than when the call began.
+        Raises RuntimeError where they were merged or removed since the call began.
         """
         if self.adapters is not None:
             self.adapters.follow()

@@ -19,7 +19,7 @@ from csd.models.experts import Experts
 from csd.models.layer import Layer
 from csd.models.layer_parts import experts_of, norms_of, products_of
 from csd.models.lora import base_linear, is_lora
-from csd.models.lora_stacks import Adapters, key_of
+from csd.models.lora_stacks import FusedAdapters, key_of
 
 
 def fuse(model: Any) -> Decoder:
@@ -38,7 +38,7 @@ def fuse(model: Any) -> Decoder:
     decoder = Decoder(config, embedding, layers, inner.norm.weight.data, head, w)
     products = _products(config, base)
     if any(is_lora(part) for parts in products for part in parts):
-        decoder.add_adapters(Adapters(products))
+        decoder.add_adapters(FusedAdapters(products))
     return decoder
 
 
@@ -89,7 +89,7 @@ def _products(config: ModelConfig, base: Any) -> list[list[Any]]:
     return [*found, [base.lm_head]]
 
 
-def _same_adapters(products: list[list[Any]], adapters: Adapters | None) -> bool:
+def _same_adapters(products: list[list[Any]], adapters: FusedAdapters | None) -> bool:
     loras = [part for parts in products for part in parts if is_lora(part)]
     if adapters is None:
         return not loras

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from csd.models.adapters import CHANGED, settle, state_of
+from csd.models.adapters import GONE, settle, state_of
 from csd.models.linear import add_rounded, packed
 from csd.models.lora import base_linear, is_lora, working
 
@@ -73,7 +73,7 @@ class _Copy:
     pieces: list[tuple[Any, torch.Tensor, torch.Tensor]]  # layer, views of a and b
 
 
-class Adapters:
+class FusedAdapters:
     """The stacks of a decoder's fused products, kept up to date with peft's parameters.
 
     products: of each fused product the modules that are its parts, each a LoRA or a plain Linear.
@@ -98,17 +98,34 @@ class Adapters:
     def begin_call(self) -> None:
         """Read the adapters that are active now, whose samples a call's are."""
         settle(self._layers)
-        self._state = state_of(self._layers)
+        self.state = self.now()
+        self._names = [
+            [working(layer)[copy.turn] for layer, *_ in copy.pieces] for copy in self._copies
+        ]
         self._read()
 
+    def now(self) -> tuple:
+        """The adapters that are active, of which those of a call that has begun take no notice."""
+        return state_of(self._layers)
+
     def follow(self) -> None:
-        """Read weights and scales that have changed. Raises RuntimeError for other adapters."""
-        if self._state != state_of(self._layers):
-            raise RuntimeError(CHANGED)
-        if self._seen != self._now():
+        """Read weights and scales of the call's adapters that have changed, others active or not.
+
+        Raises RuntimeError where they were merged or removed.
+        """
+        if self.now() != self.state:
+            there = (name in layer.lora_A and not layer.merged for layer, name in self._pairs())
+            if not all(there):
+                raise RuntimeError(GONE)
+        if self._seen != self._versions():
             self._read()
 
-    def _now(self) -> list:
+    def _pairs(self) -> Iterator[tuple[Any, str]]:
+        for copy, names in zip(self._copies, self._names, strict=True):
+            for (layer, *_), name in zip(copy.pieces, names, strict=True):
+                yield layer, name
+
+    def _versions(self) -> list:
         # tensors of inference mode have no version
         versions = (0 if w.is_inference() else w._version for w in self._weights)
         return [*versions, *(d[name] for d, name in self._scales)]
@@ -116,16 +133,15 @@ class Adapters:
     @torch.no_grad()
     def _read(self) -> None:
         a, b, to_a, to_b, scales = [], [], [], [], []
-        for copy in self._copies:
-            for layer, view_a, view_b in copy.pieces:
-                name = working(layer)[copy.turn]
+        for copy, names in zip(self._copies, self._names, strict=True):
+            for (layer, view_a, view_b), name in zip(copy.pieces, names, strict=True):
                 a.append(layer.lora_A[name].weight)
                 b.append(layer.lora_B[name].weight)
                 scales.append((layer.scaling, name))
                 to_a.append(view_a)
                 to_b.append(view_b)
         self._weights, self._scales = [*a, *b], scales
-        self._seen = self._now()
+        self._seen = self._versions()
         if not a:
             return
         torch._foreach_copy_(to_a, [w.data for w in a])

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from csd.kernels.ops import Ops
-from csd.models.adapters import CHANGED, base_of, settle, state_of, tuner_layers
+from csd.models.adapters import Adapters, base_of
 from csd.models.host_reads import captured_experts, host_read_of
 from csd.models.module_pass import Pass
 from csd.models.module_sizes import NamedSizes, probed_sizes
@@ -44,8 +44,7 @@ class ModuleDecoder:
         self._model = weakref.ref(model)
         self._base = weakref.ref(base_of(model))
         self.parts = Parts(base_of(model))
-        self._adapters = tuner_layers(self.parts.modules)
-        self._adapter_state = state_of(self._adapters)
+        self.adapters = Adapters(self.parts.modules)
         self._facts = _facts(model)
         taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
         self._keeps_logits = False
@@ -95,7 +94,7 @@ class ModuleDecoder:
     @property
     def graph_key(self) -> tuple:
         """What a recorded step depends on beside its sizes: the adapters that are active."""
-        return self._adapter_state
+        return self.adapters.state
 
     def is_current(self) -> bool:
         """Whether the module has the parts, hooks and config that were probed, and where steps are
@@ -103,15 +102,16 @@ class ModuleDecoder:
         moved = self.captured and self._places != _places(self.base)
         return not moved and self._facts == _facts(self.model)
 
-    def follow(self) -> None:
-        """Called before each step. Raises RuntimeError where other adapters are active."""
-        if self._adapter_state != state_of(self._adapters):
-            raise RuntimeError(CHANGED)
-
     def begin_call(self) -> None:
         """Called before the first step of a call, whose samples are of the adapters active now."""
-        settle(self._adapters)
-        self._adapter_state = state_of(self._adapters)
+        self.adapters.begin()
+
+    def follow(self) -> None:
+        """Called before a recorded step, in which no pass runs on the host.
+
+        Raises RuntimeError where the call's adapters were merged or removed.
+        """
+        self.adapters.run(lambda: None)
 
     @torch.no_grad()
     def forward(
@@ -124,17 +124,21 @@ class ModuleDecoder:
         ops: Ops | None = None,
     ) -> torch.Tensor:
         """Logits [M, V] of a step; of a prompt's tokens, which have no use for them, the last's."""
-        self.follow()
-        answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
         ids = token.clamp(min=0).long()[None]
         only = 1 if getattr(attend, "of_prompt", False) else None
         if self._mask is None or self._mask.device != ids.device:
             self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-        experts = captured_experts(self.parts) if self.captured else nullcontext()
-        with calls_go_to(answer, self.parts), experts:
-            logits = self.run(ids, position.long()[None], self._mask, only)
-        answer.end()
-        return logits[0]
+        mask = self._mask
+
+        def once() -> Any:
+            answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
+            experts = captured_experts(self.parts) if self.captured else nullcontext()
+            with calls_go_to(answer, self.parts), experts:
+                logits = self.run(ids, position.long()[None], mask, only)
+            answer.end()
+            return logits[0]
+
+        return self.adapters.run(once)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: what `forward` gave, which are the logits: a module's head is a part of it."""

@@ -64,7 +64,7 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
         wanted = [plainly.generate(prompt, **options) for prompt, options in asked]
     service = csd.AsyncEngine(model, max_slots=6, max_tokens=256, max_queue=100, budget=7, **how)
     assert service.engine._step.static == how.get("static", False)
-    handles = [None] * len(asked)
+    handles, twins = [None] * len(asked), []
 
     def client(numbers):
         own = random.Random(numbers[0])
@@ -72,15 +72,26 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
             prompt, options = asked[i]
             handles[i] = service.submit(prompt, owner=own.choice(["a", "b", None]), **options)
             extra = service.submit(PROMPTS[0], num_samples=3, max_new_tokens=60, seed=i)
+            leaves = own.random() < 0.5
+            if i % 3 == 0:
+                # the same request once more, of the same owner or of another one
+                twin = service.submit(prompt, owner="a", stream=own.random() < 0.7, **options)
+                twins.append((twin, i, leaves))
             time.sleep(own.random() / 50)
             extra.cancel()
+            if i % 3 == 0 and leaves:
+                twin.cancel()
 
-    threads = [threading.Thread(target=client, args=(range(k, 24, 3),)) for k in range(3)]
+    threads = [threading.Thread(target=client, args=(range(8 * k, 8 * k + 8),)) for k in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert_same_samples([h.result(60) for h in handles], wanted)
+    for twin, i, cancelled in twins:
+        for sample, want in zip(twin.result(60), wanted[i], strict=True):
+            assert cancelled or sample.finish_reason == want.finish_reason
+            assert sample.tokens == want.tokens[: len(sample.tokens)]
     for handle, want in zip(handles, wanted, strict=True):
         got = handle.result()
         for a, b in zip(got, want, strict=True):
@@ -140,7 +151,7 @@ def test_pieces_are_the_samples():
             found[piece.index].append(piece)
         for sample in handle.result():
             pieces = found[sample.index]
-            assert len(pieces) > 1 or len(sample.tokens) < 4
+            # as many as the reader took, on a busy machine one
             assert "".join(p.text for p in pieces) == sample.text
             assert [t for p in pieces for t in p.tokens] == sample.tokens
             assert [x for p in pieces for x in p.raw_logprobs] == sample.raw_logprobs
@@ -292,6 +303,7 @@ def test_requests_wait_for_pages(monkeypatch):
     model = PrefixSum(sharpness=4.0)
     e = engine(model, max_slots=8)
     monkeypatch.setattr(room.Room, "bytes", lambda self, *_: self.pages)
+    monkeypatch.setattr(room, "changed_bytes", lambda *_: 0)
     monkeypatch.setattr(room, "free_bytes", lambda _: 9)
     e.memory = 1.0
     service = csd.AsyncEngine(e)
@@ -430,4 +442,101 @@ def test_an_error_of_the_engine_ends_what_is_in_flight_and_no_more(monkeypatch):
     with pytest.raises(RuntimeError, match="the device has gone"):
         handle.result(60)
     assert len(service.submit([1, 2], max_new_tokens=20, seed=1).result(60).tokens[0]) == 20
+    assert free(service)
+
+
+def test_equal_samples_of_one_owner_are_drawn_once():
+    """Those that come later get what is there, with the text so far; others draw their own."""
+    e = engine(PrefixSum(sharpness=4.0), tokenizer=Letters(), max_slots=4)
+    options = dict(num_samples=3, max_new_tokens=60, seed=1)
+    want = e.generate([1, 2], **options)
+    with csd.AsyncEngine(e, max_tokens=600, budget=0) as service:
+        first = service.submit([1, 2], owner="a", **options)
+        next(iter(first))
+        later = {
+            "the same": service.submit([1, 2], owner="a", **options),
+            "some of them": service.submit([1, 2], owner="a", first_sample=1,
+                                           **options | dict(num_samples=4)),
+            "another owner": service.submit([1, 2], owner="b", **options),
+            "no owner": service.submit([1, 2], **options),
+            "another seed": service.submit([1, 2], owner="a", **options | dict(seed=2)),
+            "whole": service.submit([1, 2], owner="a", stream=False, **options),
+        }  # fmt: skip
+        told = {i: [[], ""] for i in range(3)}
+        for piece in later["the same"]:
+            told[piece.index][0] += piece.tokens
+            told[piece.index][1] += piece.text
+        results = {name: handle.result(60) for name, handle in later.items()}
+        assert first.result(60).tokens == want.tokens
+        for name in ("the same", "another owner", "no owner", "whole"):
+            assert results[name].tokens == want.tokens and results[name].texts == want.texts
+        assert results["some of them"].tokens[:2] == want.tokens[1:]
+        assert [told[i] for i in range(3)] == [
+            [t, x] for t, x in zip(want.tokens, want.texts, strict=True)
+        ]
+        assert results["another seed"].tokens != want.tokens
+        assert service.counters.shared_samples == 5
+        # of those that were not shared: 3 of the first, 2 more, and 3 of each of 4 requests
+        assert service.counters.tokens == 60 * (3 + 2 + 3 * 4)
+        assert free(service)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_sample_outlives_the_request_that_drew_it(kept):
+    """Of three that ask for the same, two leave in the middle."""
+    e = engine(PrefixSum(sharpness=4.0), tokenizer=Letters(), max_slots=2)
+    options = dict(num_samples=4, max_new_tokens=200, seed=1)
+    want = e.generate([1, 2], **options)
+    service = csd.AsyncEngine(e, max_tokens=600, budget=0)
+    handles = [service.submit([1, 2], owner="a", **options) for _ in range(3)]
+    while not all(any(p.tokens for p in handle.take()[0]) for handle in handles):
+        time.sleep(0.001)
+    for i, handle in enumerate(handles):
+        if i != kept:
+            handle.cancel()
+    assert handles[kept].result(60).tokens == want.tokens
+    assert handles[kept].result().texts == want.texts
+    for i, handle in enumerate(handles):
+        gone = handle.result(60)
+        assert i == kept or "cancelled" in gone.finish_reasons
+        assert all(a == b[: len(a)] for a, b in zip(gone.tokens, want.tokens, strict=True))
+    assert service.counters.tokens <= 4 * 200
+    assert free(service)
+
+
+def test_an_error_of_a_sample_is_that_of_all_who_asked_for_it():
+    def logits_of(token, position):
+        logits = torch.zeros(token.shape[0], VOCAB, dtype=torch.float64)
+        logits[position == 40] = float("nan")
+        return logits
+
+    service = csd.AsyncEngine(engine(LastToken(logits_of), max_slots=2), budget=0, max_tokens=600)
+    handles = [
+        service.submit([1, 2], owner="a", num_samples=2, max_new_tokens=60, seed=1)
+        for _ in range(3)
+    ]
+    for handle in handles:
+        with pytest.raises(FloatingPointError, match="NaN") as raised:
+            handle.result(60)
+        assert len(raised.value.samples) == 2
+    assert free(service)
+
+
+def test_until_of_one_request_is_not_anothers():
+    model = PrefixSum(sharpness=4.0)
+    service = csd.AsyncEngine(engine(model, max_slots=2), max_tokens=600, budget=0)
+    options = dict(owner="a", num_samples=4, max_new_tokens=30, seed=1)
+    few = service.submit([1, 2], until=lambda prefix: len(prefix) >= 2, **options)
+    every = service.submit([1, 2], **options)
+
+    def broken(prefix):
+        raise KeyError("until")
+
+    bad = service.submit([1, 2], until=broken, **options)
+    want = [plain(model, [1, 2], 1, i, 30) for i in range(4)]
+    assert every.result(60).tokens == want
+    assert few.result(60).tokens[:2] == want[:2]
+    assert few.result().finish_reasons == ["length"] * 2 + ["cancelled"] * 2
+    with pytest.raises(KeyError):
+        bad.result(60)
     assert free(service)

@@ -8,6 +8,7 @@ import oracle
 import pytest
 import torch
 from checkpoints import VOCAB, build
+from grammar_oracle import PIECES, Pieces
 from scripted import Letters, PrefixSum, engine
 
 import csd
@@ -133,6 +134,54 @@ def test_a_function_allows_nothing_that_the_grammar_does_not(made):
     assert all(re.fullmatch("[ab]{8}", text) for text in out.texts)
 
 
+class NoSpelling(Pieces):
+    """Raises where a matcher asks for the tokens of what must follow an f."""
+
+    def __call__(self, text, add_special_tokens=True):
+        if "alse" in str(text):
+            raise ValueError("a tokenizer's own error")
+        return super().__call__(text)
+
+
+def test_a_draft_that_its_matcher_cannot_read_changes_nothing():
+    twin = build("llama", dtype=torch.float64)
+    twin.generation_config.eos_token_id = None
+    f = PIECES.index("f")
+    options = dict(
+        num_samples=4, max_new_tokens=6, seed=0, regex="(true|false|null)!",
+        tokenizer=NoSpelling(), logit_bias={f: -30.0},
+    )  # fmt: skip
+    with csd.Engine(twin) as e:
+        want = csd.generate(e, [3, f], budget=0, **options)
+        # the prompt drafts the f
+        got = csd.generate(e, [3, f], budget=64, **options)
+    assert got.tokens == want.tokens and want.finish_reasons == ["stop"] * 4
+
+
+@pytest.mark.parametrize("budget", [0, 20])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_grammar_governs_what_follows_the_thought(made, budget, opened):
+    """The toy thinks about nothing in particular, for as long as it may; it never ends alone."""
+    e, tokenizer = made
+    options = dict(
+        num_samples=8, max_new_tokens=60, seed=2, regex="(ab|cd){2,5}!", max_thinking_tokens=6,
+        thinking_tags=("<", ">"), suppress_tokens=tokenizer.encode(">"), temperature=1.2,
+    )  # fmt: skip
+    # what begins the text or a thought is all that comes first
+    out = e.generate("x<" if opened else "x", budget=budget, **options)
+    thoughts = 0
+    for sample in out:
+        thought, has, text = sample.text.rpartition(">")
+        assert re.fullmatch("(ab|cd){2,5}!", text) and sample.finish_reason == "stop"
+        assert opened or not has or thought[0] == "<"
+        if has:
+            assert sample.forced.index(True) == 6 + (not opened)
+        assert sum(sample.forced) == bool(has)
+        thoughts += bool(has)
+    assert thoughts == 8 if opened else 0 < thoughts < 8
+    assert out.tokens == e.generate(out.prompt_ids, speculate=False, **options).tokens
+
+
 def test_a_vote_over_json(made):
     e, _ = made
     out = e.generate("a", num_samples=6, max_new_tokens=80, seed=0, json_schema=SCHEMA)
@@ -153,10 +202,6 @@ REFUSED = {
     "regex": (dict(regex="(a"), ValueError, "(?s)regex must be one that .* reads: .*unclosed"),
     "lark": (dict(grammar="start: nothing"), ValueError, "grammar must be one that .*unknown name"),
     "two": (dict(regex="a", grammar="start: /a/"), ValueError, "regex and grammar exclude each"),
-    "thought": (
-        dict(regex="a", max_thinking_tokens=3, thinking_tags=[[3], [4]]), ValueError,
-        "regex and max_thinking_tokens exclude each other",
-    ),
 }  # fmt: skip
 
 

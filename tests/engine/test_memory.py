@@ -2,20 +2,26 @@
 
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
-from scripted import PrefixSum, engine
+from grammar_oracle import Pieces
+from live_bytes import LiveBytes
+from scripted import LastToken, PrefixSum, engine
 
 import csd
 from bench.lib.shapes import SHAPES
 from csd.engine import resources
+from csd.engine.changes import Changes
 from csd.engine.memory import Demand, slots_that_fit
 from csd.engine.requests import Request
+from csd.engine.rules import changed_bytes
 from csd.engine.sampling import SamplingParams
 from csd.models.demo import toy
 from csd.state.device import free_bytes, peak_bytes
 from csd.state.kv_cache import KVCache, PageAllocator, pages_for
+from csd.state.rules import Asked
 
 LLAMA = SHAPES["llama-3.1-8b"]
 # a GPU of 80 GB, of which the engine takes nine tenths of what the weights leave
@@ -82,6 +88,82 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch, kernels, gathe
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.step)
     with pytest.raises(MemoryError, match="1 at once need"):
         csd.generate(engine(model, kernels=kernels), [1, 2], **options)
+
+
+TAGS = [[3], [4, 5], [6, 4, 5]]
+CHANGES = {
+    "bias": dict(logit_bias={3: 1.5}),
+    "words": dict(bad_words=[[3, 4], [5]], no_repeat_ngram_size=3),
+    "penalty": dict(repetition_penalty=1.3, presence_penalty=0.4, min_new_tokens=3),
+    "thought": dict(max_thinking_tokens=4, thinking_tags=TAGS),
+    "functions": dict(logits_processor=lambda ids, x: x + 1),
+    "grammar": dict(regex="[a-f]+", max_thinking_tokens=4, thinking_tags=TAGS),
+}
+CHANGES["all"] = {name: value for given in CHANGES.values() for name, value in given.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
+def test_what_changes_rows_takes_no_more_than_is_counted(monkeypatch, options, dtype):
+    """And not much less, of a step with more rows than a block and a vocabulary of 3,000."""
+    if "regex" in options:
+        pytest.importorskip("llguidance")
+    vocab = 3000
+
+    def logits_of(token, position):
+        return torch.randn(token.shape[0], vocab, dtype=dtype)
+
+    found, plain = [], Changes.decide
+
+    def watched(self, ops, logits, pool, slots, *flags):
+        live = LiveBytes()
+
+        def unwatched(name):
+            def call(*args, **kwargs):
+                with live.pause():
+                    return getattr(ops, name)(*args, **kwargs)
+
+            return call
+
+        names = ("verify", "advance_slots", "snapshot")
+        own = SimpleNamespace(passes=ops.passes, **{name: unwatched(name) for name in names})
+        with live:
+            verdict = plain(self, own, logits, pool, slots, *flags)
+        sizes = self.sizes.sets, pool.rows, 3 * 64, vocab
+        counted = changed_bytes(self.asked, *sizes, dtype)
+        found.append((live.peak, counted, pool.rows))
+        return verdict
+
+    monkeypatch.setattr(Changes, "decide", watched)
+    made = engine(LastToken(logits_of, vocab), kernels="reference")
+    csd.generate(
+        made, [3, 4, 5, 3, 4], num_samples=5, max_new_tokens=12, seed=1, budget=80,
+        history=[[3, 4, 5, 6, 7, 8, 9, 3, 4, 5]] * 3, tokenizer=Pieces(), **options,
+    )  # fmt: skip
+    assert max(rows for *_, rows in found) > 64
+    for peak, counted, rows in found:
+        assert rows * vocab * dtype.itemsize <= peak <= counted < 5 * peak
+
+
+def test_what_changes_rows_is_counted(monkeypatch):
+    """In what an engine may take, also where its caches are there already."""
+    with engine(PrefixSum(), max_slots=4, memory=1.0) as made:
+        draw = partial(csd.generate, made, [1, 2], seed=0, budget=2, num_samples=4)
+        plain = draw(max_new_tokens=64).tokens, made.demand.total
+        draw(max_new_tokens=64, logit_bias={3: 1.0})
+        assert made.demand.total == plain[1]
+        rows = made._step.cache.node_k.shape[1]
+        extra = changed_bytes(Asked(bias=True), 1, rows, 3 * 64, 32, torch.float64)
+        assert extra > rows * 32 * 8
+        made.release()
+        draw(max_new_tokens=64, logit_bias={3: 1.0})
+        assert made.demand.total == plain[1] + extra
+        made.release()
+        draw(max_new_tokens=64)
+        # what is left is too little for the copy: the caches make room for it
+        monkeypatch.setattr(resources, "free_bytes", lambda device: extra - 1)
+        with pytest.raises(MemoryError, match="1 at once need"):
+            draw(max_new_tokens=64, logit_bias={3: 1.0})
 
 
 def test_free_memory_is_read():

@@ -2,13 +2,15 @@
 
 import re
 from functools import cache
+from importlib.util import find_spec
 
 import oracle
 import pytest
 import torch
 from checkpoints import VOCAB, build
 from fuzzing import examples
-from hypothesis import assume, given
+from grammar_oracle import END, GRAMMARS, Pieces
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 import csd
@@ -77,6 +79,9 @@ CONSTRAINTS = st.fixed_dictionaries(
         max_thinking_tokens=st.integers(0, 5),
     ),
 )
+# with and without llguidance all other options are tried
+GRAMMAR = st.none() | st.sampled_from(GRAMMARS) if find_spec("llguidance") else st.none()
+PIECES = Pieces()
 TAGS = st.tuples(SOME, SOME, st.lists(TOKENS, max_size=3)).map(
     lambda tags: (tags[0], tags[1], tags[2] + tags[1])
 )
@@ -99,34 +104,47 @@ CALL = st.fixed_dictionaries(
 PROMPTS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=2)
 
 
+def ends_of(call, filters):
+    own = (END,) if any(name in filters for name in oracle.GRAMMARS) else ()
+    return (*own, *call.get("stop_token_ids", ()))
+
+
 def loop(model, prompt, sample, longest, call, filters):
     return oracle.generate(
         model, prompt, seed=call["seed"], sample=sample, max_new_tokens=longest,
-        end_ids=tuple(call.get("stop_token_ids", ())), **filters,
+        end_ids=ends_of(call, filters), **filters,
     )  # fmt: skip
 
 
 @examples(few=100, many=10_000)
 @given(
-    st.sampled_from(FAMILIES), PROMPTS, ENGINE, FILTERS, st.none() | CONSTRAINTS, TAGS, CALL,
-    st.none() | st.integers(1, 3),
+    st.sampled_from(FAMILIES), PROMPTS, ENGINE, FILTERS, st.none() | CONSTRAINTS, GRAMMAR, TAGS,
+    CALL, st.none() | st.integers(1, 3),
 )
 def test_every_token_is_plain_samplings(
-    family, prompts, machine, filters, constraints, tags, call, enough
+    family, prompts, machine, filters, constraints, grammar, tags, call, enough
 ):
     model, twin = pair(family)
     until = None if enough is None else lambda prefix: len(prefix) >= enough
     filters = dict(filters)
     if "min_new_tokens" in filters:
         filters["min_new_tokens"] = min(filters["min_new_tokens"], call["max_new_tokens"])
-    filters |= constraints or {}
+    filters |= (constraints or {}) | (grammar or {})
     if "max_thinking_tokens" in filters:
         assume(tags[0] != tags[1])
         filters["thinking_tags"] = tags
+    # pytest --hypothesis-show-statistics counts them
+    for name in filters:
+        event(name)
+    if grammar and "max_thinking_tokens" in filters:
+        event("a grammar behind a thought")
     engine = Engine(twin, **machine)
     # measured, it would take longer than all else here
     engine._cost = StepTimeTable([1, 64], [1.0, 2.0])
-    results = csd.generate(engine, prompts, until=until, on_error="return", **filters, **call)
+    results = csd.generate(
+        engine, prompts, until=until, on_error="return", tokenizer=PIECES if grammar else None,
+        **filters, **call,
+    )  # fmt: skip
     engine.release()
     seen: dict[tuple, int] = {}
     for prompt, result in zip(prompts, results, strict=True):

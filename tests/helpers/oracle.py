@@ -6,6 +6,7 @@ own classes. This file is what csd's tokens are compared with.
 
 import numpy as np
 import torch
+from grammar_oracle import Grammar, thought_end, thought_start
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -20,6 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+GRAMMARS = ("json_schema", "regex", "grammar")
 U64 = np.uint64
 LOW = U64(0xFFFFFFFF)
 
@@ -104,14 +106,17 @@ class Counts(LogitsProcessor):
 
 
 class Thought(LogitsProcessor):
-    """Once a budget of thought is spent, its end is all that is left."""
+    """Once a budget of thought is spent, its end is all that is left.
 
-    def __init__(self, prompt_len, tags, most):
-        self.prompt_len, self.most = prompt_len, most
+    once: of samples that think at their begin or not at all.
+    """
+
+    def __init__(self, prompt_len, tags, most, once=False):
+        self.prompt_len, self.most, self.once = prompt_len, most, once
         self.begin, self.end, self.close = tags[0], tags[1], tags[-1]
 
-    def only(self, ids):
-        """The only token behind ids, or None."""
+    def spent(self, ids):
+        """Tokens of thought, None where no thought is open."""
         inside, spent = False, 0
         for i in range(len(ids)):
             spent += inside and i >= self.prompt_len
@@ -120,7 +125,19 @@ class Thought(LogitsProcessor):
                 inside = False
             elif upto[-len(self.begin) :] == self.begin:
                 inside = True
-        if not inside or spent < self.most:
+        return spent if inside else None
+
+    def spent_at_the_begin(self, ids):
+        prompt, said = ids[: self.prompt_len], ids[self.prompt_len :]
+        start = thought_start(prompt, said, self.begin, self.end)
+        if start is None or thought_end(prompt, said, start, self.end) is not None:
+            return None
+        return len(said) - start
+
+    def only(self, ids):
+        """The only token behind ids, or None."""
+        spent = self.spent_at_the_begin(ids) if self.once else self.spent(ids)
+        if spent is None or spent < self.most:
             return None
         begun = [k for k in range(1, len(self.close)) if ids[-k:] == self.close[:k]]
         return self.close[max(begun, default=0)]
@@ -154,11 +171,19 @@ def processors(prompt_len, vocab, params: dict, end_ids) -> LogitsProcessorList:
         )
     if params.get("presence_penalty") or params.get("frequency_penalty"):
         found.append(Counts(prompt_len, params))
+    thinks = params.get("max_thinking_tokens") is not None
+    tags = [list(tag) for tag in params.get("thinking_tags") or ()]
+    grammar = {name: params[name] for name in GRAMMARS if params.get(name) is not None}
+    masks = []
+    if grammar:
+        masks.append(Grammar(grammar, prompt_len, vocab, end_ids, tags[:2] if thinks else None))
     functions = params.get("logits_processor") or ()
-    found += functions if isinstance(functions, list | tuple) else [functions]
-    if params.get("max_thinking_tokens") is not None:
-        tags = [list(tag) for tag in params["thinking_tags"]]
-        found.append(Thought(prompt_len, tags, params["max_thinking_tokens"]))
+    functions = functions if isinstance(functions, list | tuple) else [functions]
+    # a function may allow nothing that the grammar does not
+    found += [*masks, *functions, *masks] if functions else masks
+    if thinks:
+        most = params["max_thinking_tokens"]
+        found.append(Thought(prompt_len, tags, most, once=bool(grammar)))
     if params.get("temperature", 1) not in (0, 1):
         found.append(TemperatureLogitsWarper(params["temperature"]))
     if 0 < params.get("top_k", 0) < vocab:

@@ -219,6 +219,15 @@ def test_processes_share_a_prompts_samples(tmp_path, torchrun):
     assert first[0]["completion_ids"] + first[1]["completion_ids"] == out.tokens
     seeds = [d["seed"] for d in ranks[0]["drawn"]]
     assert len(set(seeds)) == len(seeds) == 2
+    # of a group that ends with its first 5 samples, one process has four and the other one
+    early = [r["early"] for r in ranks]
+    assert early[0]["logged"] == early[1]["logged"]
+    assert early[0]["history"] == early[1]["history"]
+    for (prompt, here), (same, there), size in zip(*(e["sizes"] for e in early), early[0]["logged"],
+                                                   strict=True):  # fmt: skip
+        assert prompt == same and here + there == size
+        assert (here, there) == ((4, 4) if prompt == "Sing: " else (4, 1))
+    assert len({prompt for prompt, _ in early[0]["sizes"]}) == 4
 
 
 def test_what_a_spent_budget_of_thought_forces_bears_no_loss(monkeypatch):

@@ -14,6 +14,7 @@ class Counters:
     tokens: int = 0
     prompt_tokens: int = 0  # of prompts that were read
     shared_prompt_tokens: int = 0  # of prompts that were not, because they were there
+    shared_samples: int = 0  # that were not drawn, because another request asks for them too
     requests: int = 0  # that have ended, those below included
     cancelled: int = 0
     withdrawn: int = 0  # that were cancelled before the engine had taken them; not in `requests`

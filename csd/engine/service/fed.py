@@ -6,6 +6,7 @@ samples are a function of its own prompt, seed, indices and parameters.
 """
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from csd.engine.service.admission import pages_of, refusal
 from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 from csd.engine.service.inbox import Inbox
+from csd.engine.service.twins import Twins
 from csd.engine.service.weights import Weights
 from csd.engine.step import Step
 
@@ -51,6 +53,7 @@ class FedScheduler(Scheduler):
         self.handles: dict[int, Handle] = {}  # of requests that have not ended, by their index
         self.touched: dict[int, Handle] = {}  # with news since their readers were woken
         self.held = False
+        self.twins = Twins()
         self.counters.pages = len(step.cache.allocator)
 
     # between two steps
@@ -105,6 +108,9 @@ class FedScheduler(Scheduler):
                 request.group, request.pages = leader.group, leader.pages
                 self.counters.shared_prompt_tokens += len(request.prompt)
                 self.active.append(request)
+                self.join(handle)
+                if not request.waiting:
+                    continue
                 return request
             if not self.has_room(request, prompt=True):
                 return None
@@ -112,6 +118,27 @@ class FedScheduler(Scheduler):
             self.counters.prompt_tokens += len(request.prompt)
             break
         return super().admit()
+
+    def join(self, handle: Handle) -> None:
+        """Samples that another request of its owner draws are not drawn for it."""
+        request = handle.request
+        for sample in self.twins.join(handle, [*self.handles.values()]):
+            handle.give(sample)
+        self.counters.shared_samples += len(request.awaited) + len(request.finished)
+        self.touched[request.index] = handle
+        self.settle(handle)
+
+    def settle(self, handle: Handle) -> None:
+        """Decide on, and end, a request that has got samples of another one."""
+        try:
+            for _ in self.decide(handle.request):
+                pass
+        # of `until`
+        except BaseException as error:
+            self.stop(handle, error)
+        if handle.request.done and handle.request.index in self.handles:
+            self.retire(handle.request)
+            self.finish(handle)
 
     def leader(self, handle: Handle) -> Request | None:
         """A request in flight whose group it joins."""
@@ -162,7 +189,8 @@ class FedScheduler(Scheduler):
         self.touched.clear()
 
     def advance(self, live: LiveSample, record: Record, s: int, seen: set[int]) -> Finished:
-        handle = self.handles[live.request.index]
+        handle, request, i = self.handles[live.request.index], live.request, live.index
+        others = [*self.twins.of(request, i)]
         self.counters.sample_steps += 1
         try:
             yield from super().advance(live, record, s, seen)
@@ -171,8 +199,11 @@ class FedScheduler(Scheduler):
         # `until` and tokenizers are of one request, and a tokenizer's panic is no Exception
         except BaseException as error:
             self.stop(handle, error)
-        if live.request.done and live.request.index in self.handles:
+        if request.done and request.index in self.handles:
             self.finish(handle)
+        for other in others:
+            if other.index in self.handles and i not in other.awaited and i in other.finished:
+                self.settle(self.handles[other.index])
 
     def append(self, live: LiveSample, record: Record, s: int) -> None:
         had = len(live.tokens)
@@ -187,14 +218,27 @@ class FedScheduler(Scheduler):
     def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
         error = super().broken(live, record, s)
         self.handles[live.request.index].error = error
+        for other in [*self.twins.of(live.request, live.index)]:
+            self.stop(self.handles[other.index], copy(error))
         return error
 
     def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
-        handle = self.handles[request.index]
-        handle.push(live, tokens, text)
-        self.touched[request.index] = handle
+        told = [self.handles[request.index]]
+        if told[0].group is not None:
+            ended = live.index in request.finished
+            others = (self.twins.end if ended else self.twins.of)(request, live.index)
+            told += [self.handles[other.index] for other in others]
+            if not ended:
+                self.twins.say(live, text)
+        for handle in told:
+            handle.push(live, tokens, text)
+            self.touched[handle.request.index] = handle
 
     # ends
+
+    def cancel(self, request: Request, texts: bool = True) -> Finished:
+        self.twins.leave(request)
+        yield from super().cancel(request, texts)
 
     def stop(self, handle: Handle, error: BaseException | None = None) -> None:
         """End a request where it is: waiting, being read, or in flight."""

@@ -137,6 +137,7 @@ class Handle:
 
     def push(self, live: LiveSample, tokens: list[int], text: str) -> None:
         """A step's news of a sample; readers are woken by `wake`."""
+        # of this request, whichever draws it
         sample = self.request.finished.get(live.index)
         if not self.streams and sample is None:
             return
@@ -154,6 +155,17 @@ class Handle:
             piece.sample = sample
             if sample is not None:
                 self._given.add(live.index)
+
+    def give(self, sample: Sample) -> None:
+        """A sample that has ended; readers are woken by `wake`."""
+        with self._changed:
+            piece = self._pieces.setdefault(sample.index, Piece(sample.index))
+            piece.text, piece.sample = sample.text or "", sample
+            piece.tokens += sample.tokens
+            piece.logprobs += sample.logprobs
+            piece.raw_logprobs += sample.raw_logprobs
+            piece.top += sample.top_logprobs
+            self._given.add(sample.index)
 
     def end(self, error: BaseException | None = None, texts: bool = True) -> None:
         """Nothing more comes; samples that have not finished are "cancelled"."""

@@ -11,13 +11,17 @@ import torch
 
 from csd.engine.memory import Room
 from csd.engine.resources import Resources
+from csd.engine.rules import changed_bytes
 from csd.engine.step import Step
 from csd.graph.registry import make_drafter
 from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, pages_for
+from csd.state.rules import Asked
 
 # tokens of a slot for which the graph has room; a fuller one drops its oldest contexts
 GRAPH_TOKENS = 1024
+
+EVERY = Asked(functions=True, grammar=True, words=True)
 
 
 class ServedRoom:
@@ -56,9 +60,12 @@ class ServedRoom:
         gathers = engine._ops.name == "reference"
         free = int(engine.memory * free_bytes(engine.device))
 
+        # requests to come may ask for any change of rows, each for another
+        changed = changed_bytes(EVERY, slots, rows, context, config.vocab, engine.dtype)
+
         def taken(pages: int) -> int:
             room = Room(slots, table, table, pages, rows)
-            return room.bytes(config, engine.dtype, gathers) + made.cache_bytes(pages)
+            return room.bytes(config, engine.dtype, gathers) + made.cache_bytes(pages) + changed
 
         # at most a prompt and a sample of the longest for each slot
         self.pages = bisect_right(range(1, 2 * slots * table + 1), free, key=taken)

@@ -25,7 +25,7 @@ class Weights:
 
     def mark(self, engine: Engine) -> None:
         """Called before requests are admitted to an engine without any in flight."""
-        state = _state(engine)
+        state = _state(engine, begun=True)
         if engine.decoder is self._decoder and state == self._state:
             return
         self.version += self._decoder is not None
@@ -33,7 +33,8 @@ class Weights:
         self.fingerprint = fingerprint(engine)
 
     def stale(self, engine: Engine) -> bool:
-        """Whether the model's tensors were replaced or written to since `mark`."""
+        """Whether tensors of the model were replaced or written to since `mark`, or other adapters
+        are active."""
         return _state(engine) != self._state
 
     def replace(self, engine: Engine, folder: str) -> None:
@@ -51,13 +52,18 @@ class Weights:
             self.mark(engine)
 
 
-def _state(engine: Engine) -> int | None:
-    """Addresses and versions of the tensors of a user's module; None where
-    there is no module."""
+def _state(engine: Engine, begun: bool = False) -> int | None:
+    """Of addresses and versions of the tensors of a user's module, and of its active adapters; None
+    where there is no module.
+
+    begun: of those that were active when the run began.
+    """
     module = engine._loaded._module()
     if module is None:
         return None
-    return hash(tuple((p.data_ptr(), p._version) for p in module.parameters()))
+    adapters = getattr(engine.decoder, "adapters", None)
+    active = adapters and (adapters.state if begun else adapters.now())
+    return hash((active, *((p.data_ptr(), p._version) for p in module.parameters())))
 
 
 @torch.no_grad()

@@ -1,0 +1,37 @@
+"""A checkout's csd without constraints: `python constraints_worker.py MODEL SAMPLES TOKENS`.
+
+PYTHONPATH says which checkout. For each line of JSON on standard input, [seed, options], answers
+CPU seconds a token.
+"""
+
+import json
+import os
+import sys
+import time
+
+PROMPT = "Describe a novel as JSON, with title, author, year, genres and a review of it."
+
+
+def main(model: str, samples: str, tokens: str) -> None:
+    # what prints writes to standard error
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import torch
+
+    import csd
+
+    torch.set_num_threads(1)
+    with csd.Engine(model) as engine:
+        for line in sys.stdin:
+            seed, options = json.loads(line)
+            start = time.process_time()
+            out = engine.generate(
+                [{"role": "user", "content": PROMPT}], num_samples=int(samples), seed=seed,
+                temperature=0.7, max_new_tokens=int(tokens), **options,
+            )  # fmt: skip
+            spent = time.process_time() - start
+            print(json.dumps([spent / out.stats.tokens, csd.__file__]), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

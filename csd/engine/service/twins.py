@@ -1,0 +1,93 @@
+"""Samples that several requests of one owner ask for: one of them draws each, the others get it.
+
+A sample is a function of (prompt, seed, index, parameters), so requests in which these are equal
+ask for the same one. The request that draws it hands it on where it ends before it does.
+"""
+
+from csd.engine.requests import LiveSample, Request
+from csd.engine.result import Sample
+from csd.engine.service.handle import Handle
+
+
+class Twins:
+    """Which requests in flight wait for samples that another one draws."""
+
+    def __init__(self) -> None:
+        # by the index of the request that draws a sample, and the sample's
+        self._waiting: dict[tuple[int, int], list[Request]] = {}
+        self._said: dict[tuple[int, int], str] = {}  # the text so far of what may be asked for
+
+    def join(self, handle: Handle, others: list[Handle]) -> list[Sample]:
+        """What `handle` asks for and `others` draw is not drawn for it; returns what has ended."""
+        request, ended = handle.request, []
+        for other in (h.request for h in others if _alike(h, handle)):
+            for i in [i for i in request.waiting if i in other.samples]:
+                sample = other.finished.get(i)
+                live = other.live.get(i)
+                if sample is not None and sample.finish_reason != "cancelled":
+                    request.finished[i] = sample
+                    ended.append(sample)
+                elif live is not None or i in other.waiting:
+                    self._waiting.setdefault((other.index, i), []).append(request)
+                    request.awaited.add(i)
+                    if live is not None and live.tokens:
+                        text = self._said.get((other.index, i), "")
+                        handle.push(live, live.tokens, text)
+                else:
+                    continue
+                request.waiting.remove(i)
+        return ended
+
+    def of(self, request: Request, index: int) -> list[Request]:
+        """Requests that wait for a sample that `request` draws."""
+        return self._waiting.get((request.index, index), [])
+
+    def say(self, live: LiveSample, text: str) -> None:
+        """Keep the text of a sample for those that join later."""
+        place = live.request.index, live.index
+        self._said[place] = self._said.get(place, "") + text
+
+    def end(self, request: Request, index: int) -> list[Request]:
+        """A sample has ended: those that waited for it, which have it now."""
+        self._said.pop((request.index, index), None)
+        found = self._waiting.pop((request.index, index), [])
+        for other in found:
+            other.finished[index] = request.finished[index]
+            other.awaited.discard(index)
+        return found
+
+    def leave(self, request: Request) -> None:
+        """A request ends where it is: those that wait for its samples go on with them."""
+        for others in self._waiting.values():
+            if request in others:
+                others.remove(request)
+        request.awaited.clear()
+        for place in [place for place in self._waiting if place[0] == request.index]:
+            others, i = self._waiting.pop(place), place[1]
+            if not others:
+                continue
+            heir, live = others.pop(0), request.live.pop(i, None)
+            heir.awaited.discard(i)
+            if live is None:
+                request.waiting.remove(i)
+                heir.waiting.append(i)
+            else:
+                # what has been drawn of it stays with both
+                request.finished[i] = Sample(
+                    i, None, [*live.tokens], [*live.logprobs], [*live.raw_logprobs], "cancelled"
+                )
+                live.request = heir
+                heir.live[i] = live
+            if others:
+                self._waiting[heir.index, i] = others
+            if place in self._said:
+                self._said[heir.index, i] = self._said.pop(place)
+        for place in [place for place in self._said if place[0] == request.index]:
+            del self._said[place]
+
+
+def _alike(a: Handle, b: Handle) -> bool:
+    """Whether samples of one index are the same, and are told of in the same way."""
+    return a is not b and a.group == b.group is not None and (
+        a.request.seed, a.request.params, a.measures, a.streams
+    ) == (b.request.seed, b.request.params, b.measures, b.streams)

@@ -1,0 +1,144 @@
+"""A batch of TRL's GRPO trainer in which some completions are not drawn.
+
+TRL hands a `rollout_func` the prompts alone, and takes a completion for each. Two methods of its
+trainer are therefore wrapped, for all trainers of the process: where nothing is left out they do
+as before. A completion that is not drawn is one padding token under a loss mask of 0. Its reward
+is NaN, which TRL leaves out of means and deviations, and the lengths that TRL has logged are
+logged again without it.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any
+
+import torch
+
+from csd.integrations.trl_rewards import Rewards
+
+# of the trainer that is drawing
+_batch: ContextVar["Batch | None"] = ContextVar("_batch", default=None)
+
+
+@dataclass(slots=True)
+class Batch:
+    """The rows of a trainer's process, one completion each, in parts."""
+
+    inputs: list[dict[str, Any]]  # columns of the dataset
+    drawn: list[bool] | None = None  # which rows have been; None where all are, in one part
+    whole: bool = False  # whether no part is to come
+    rewards: Rewards | None = None
+    # of all processes' rows
+    scored: torch.Tensor | None = None  # [rows, functions], NaN where it is not drawn
+    drawn_everywhere: torch.Tensor | None = None  # [rows] bool
+    on_end: Callable[[], None] | None = None
+
+
+def batch_of(trainer: Any) -> Batch:
+    """The batch that `trainer` asks completions for."""
+    batch = _batch.get()
+    if batch is None:
+        raise _overridden(trainer, "_generate_and_score_completions")
+    return batch
+
+
+def score(trainer: Any, batch: Batch, prompts: list, completions: list, ids: list) -> torch.Tensor:
+    """Rewards of what has been drawn: [rows of all processes, functions], NaN for other rows.
+
+    A collective operation of the trainer's processes.
+    """
+    batch.scored = None
+    trainer._calculate_rewards(batch.inputs, prompts, completions, ids)
+    if batch.scored is None:
+        raise _overridden(trainer, "_calculate_rewards")
+    return batch.scored
+
+
+def _overridden(trainer: Any, name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"until needs a trainer that draws and scores as GRPOTrainer does: {name} of "
+        f"{type(trainer).__name__} is another"
+    )
+
+
+@cache
+def watch_trainers() -> None:
+    """Wrap TRL's trainer, once."""
+    from trl import GRPOTrainer
+
+    draw, rate = GRPOTrainer._generate_and_score_completions, GRPOTrainer._calculate_rewards
+
+    @wraps(draw)
+    def drawing(self: Any, inputs: list) -> dict:
+        batch = Batch(inputs)
+        token = _batch.set(batch)
+        try:
+            out = draw(self, inputs)
+        finally:
+            _batch.reset(token)
+        if batch.on_end is not None:
+            batch.on_end()
+        return out
+
+    @wraps(rate)
+    def rating(self: Any, inputs: list, *completions: Any) -> torch.Tensor:
+        from accelerate.utils import gather
+
+        batch = _batch.get()
+        if batch is None or batch.drawn is None:
+            return rate(self, inputs, *completions)
+        functions = self.reward_funcs
+        if batch.rewards is None:
+            batch.rewards = Rewards(functions, len(inputs))
+        self.reward_funcs = batch.rewards.of(batch.drawn, batch.whole)
+        try:
+            rewards = rate(self, inputs, *completions)
+        finally:
+            self.reward_funcs = functions
+        batch.drawn_everywhere = gather(torch.tensor(batch.drawn, device=rewards.device))
+        batch.scored = rewards.masked_fill(~batch.drawn_everywhere[:, None], torch.nan)
+        return batch.scored
+
+    setattr(GRPOTrainer, draw.__name__, drawing)
+    setattr(GRPOTrainer, rate.__name__, rating)
+
+
+def completion_texts(trainer: Any, prompts: list, rows: list, ids: list[list[int]]) -> list:
+    """Completions as reward functions get them: texts, or lists of messages."""
+    from trl.chat_template_utils import parse_response
+    from trl.data_utils import is_conversational
+
+    reader = trainer.processing_class
+    if not is_conversational({"prompt": prompts[0]}):
+        return reader.batch_decode(ids, skip_special_tokens=True)
+    tokenizer = getattr(reader, "tokenizer", reader)
+    asked = ("response_template", "response_schema")
+    if any(getattr(tokenizer, name, None) is not None for name in asked):
+        return [
+            [parse_response(tokenizer, tokens, prefix=row)] if tokens else []
+            for row, tokens in zip(rows, ids, strict=True)
+        ]
+    texts = reader.batch_decode(ids, skip_special_tokens=True)
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def log_lengths(trainer: Any, lengths: list[tuple[int, bool]], undrawn_prompts: int) -> None:
+    """Replace what the trainer has logged of its last batch's lengths.
+
+    lengths: of each completion that its process drew, the tokens that bear a loss, and whether an
+        end token is its last. undrawn_prompts: tokens of the prompts of its other rows.
+    """
+    from accelerate.utils import gather_object
+
+    every = gather_object([(lengths, undrawn_prompts)])
+    drawn = [row for rows, _ in every for row in rows]
+    log = trainer._metrics["train"]
+    trainer.state.num_input_tokens_seen -= sum(tokens for _, tokens in every)
+    log["num_tokens"] = [trainer.state.num_input_tokens_seen]
+    ended = [length for length, ends in drawn if ends] or [0]
+    log["completions/clipped_ratio"][-1] = sum(not ends for _, ends in drawn) / len(drawn)
+    for name, values in (("", [length for length, _ in drawn]), ("terminated_", ended)):
+        log[f"completions/mean_{name}length"][-1] = sum(values) / len(values)
+        log[f"completions/min_{name}length"][-1] = float(min(values))
+        log[f"completions/max_{name}length"][-1] = float(max(values))

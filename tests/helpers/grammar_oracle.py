@@ -1,0 +1,137 @@
+"""What a grammar allows, from a whole prefix, and a tokenizer of several letters a token."""
+
+import math
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor
+
+END = 2
+PIECES = [
+    "<0>", "<1>", "<end>", *"abcdefghijlnrstu", *"0123456789", *'{}[]":, -.!?', "ab", "abc", "bc",
+    "cd", "de", '{"', '":', '", "', '"}', "true", "false", "null", "12", "1.5", "é", "\n",
+]  # fmt: skip
+
+
+class Pieces:
+    """ids without a piece are no text."""
+
+    chat_template = None
+    eos_token_id = END
+    all_special_ids = (0, 1, END)
+
+    def __len__(self):
+        return len(PIECES)
+
+    def __call__(self, text, add_special_tokens=True):
+        found = []
+        while text:
+            piece = max((p for p in PIECES[3:] if text.startswith(p)), key=len)
+            found.append(PIECES.index(piece))
+            text = text[len(piece) :]
+        return {"input_ids": found}
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return "".join(PIECES[t] for t in tokens if 2 < t < len(PIECES) or not skip_special_tokens)
+
+
+# over what prompts are made of, and over what no prompt has
+GRAMMARS = [
+    dict(regex="[a-f]+"),
+    dict(regex="(abc|abd|b.)+"),
+    dict(regex="a*b?[c-f]{2,}"),
+    dict(regex="abcde"),
+    dict(regex="(true|false|null)!"),
+    dict(grammar='start: "[" start "]" | /[a-d]/'),
+    dict(grammar='start: item+\nitem: "ab" | "ba" | "c" /[0-9]/'),
+    dict(json_schema={"type": "array", "items": {"type": "boolean"}}),
+    dict(json_schema={"enum": ["abc", "abd", 12, None]}),
+    dict(json_schema={"type": "object", "properties": {"a": {"type": "integer"}},
+                      "required": ["a"], "additionalProperties": False}),
+]  # fmt: skip
+
+
+class Grammar(LogitsProcessor):
+    """A fresh matcher reads the whole text behind each prefix.
+
+    thought: what begins and what ends one, of samples that may think before their text.
+    """
+
+    def __init__(self, given, prompt_len, vocab, ends, thought=None):
+        from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+        ((name, value),) = given.items()
+        made = {"regex": LLMatcher.grammar_from_regex, "grammar": LLMatcher.grammar_from_lark}
+        if name == "json_schema":
+            spaces = {"whitespace_pattern": "[ \\t\\n]{0,40}"}
+            self.grammar = LLMatcher.grammar_from_json_schema(value, spaces)
+        else:
+            self.grammar = made[name](value)
+        self.reader = LLTokenizer(TokenizerWrapper(_Bytes(vocab)), n_vocab=vocab)
+        self.prompt_len, self.vocab, self.ends, self.thought = prompt_len, vocab, ends, thought
+
+    def allowed(self, ids):
+        """[V] bool behind ids."""
+        from llguidance import LLMatcher
+
+        prompt, said, opening = ids[: self.prompt_len], ids[self.prompt_len :], -1
+        if self.thought is not None:
+            begin, end = self.thought
+            start = thought_start(prompt, said, begin, end)
+            if start is not None:
+                over = thought_end(prompt, said, start, end)
+                if over is None:
+                    return torch.ones(self.vocab, dtype=torch.bool)
+                said = said[over:]
+            elif said == begin[: len(said)]:
+                opening = begin[len(said)]
+        found = torch.zeros(self.vocab, dtype=torch.bool)
+        matcher = LLMatcher(self.reader, self.grammar, log_level=0)
+        reads = matcher.try_consume_tokens(said) == len(said)
+        assert reads or opening >= 0
+        if reads:
+            # where the text can go on in one way, only in the tokens of its spelling
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            listed = np.unpackbits(bits, bitorder="little")[: self.vocab]
+            found[: len(listed)] = torch.from_numpy(listed.astype(bool))
+        if opening >= 0:
+            found[opening] = True
+        found[list(self.ends)] = reads and matcher.is_accepting()
+        return found
+
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill(~self.allowed(input_ids[0].tolist()), -math.inf)
+
+
+def thought_start(prompt, said, begin, end):
+    """How many tokens of a sample come before its one thought; None without a thought."""
+    inside = False
+    for i in range(1, len(prompt) + 1):
+        if prompt[:i][-len(end) :] == end:
+            inside = False
+        elif prompt[:i][-len(begin) :] == begin:
+            inside = True
+    if inside:
+        return 0
+    return len(begin) if said[: len(begin)] == begin else None
+
+
+def thought_end(prompt, said, start, end):
+    """How many tokens of a sample come before its text; None within the thought."""
+    for i in range(start + 1, len(said) + 1):
+        if (prompt + said[:i])[-len(end) :] == end:
+            return i
+    return None
+
+
+class _Bytes:
+    eos_token_id, bos_token_id, special_token_ids = END, None, [0, 1, END]
+
+    def __init__(self, vocab):
+        special = {0, 1, END, *range(len(PIECES), vocab)}
+        self.tokens = [
+            b"\xff<%d>" % i if i in special else PIECES[i].encode() for i in range(vocab)
+        ]
+
+    def __call__(self, text):
+        return Pieces()(text.decode() if isinstance(text, bytes) else text)["input_ids"]

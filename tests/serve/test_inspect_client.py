@@ -1,0 +1,72 @@
+"""inspect-ai as a client, by its provider for OpenAI's interface."""
+
+import pytest
+from served import NAME, served
+
+import csd
+from csd.models.demo import toy
+
+pytest.importorskip("starlette")
+pytest.importorskip("inspect_ai")
+
+import inspect_ai
+from inspect_ai.dataset import Sample
+from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+
+QUESTIONS = ["Say 1.", "Say two."]
+HOW = dict(max_tokens=16, temperature=0.9, seed=3)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    model, tokenizer = toy()
+    return csd.Engine(model.double(), tokenizer=tokenizer, max_slots=16)
+
+
+@pytest.fixture(scope="module")
+def model(engine):
+    with served(csd.AsyncEngine(engine, max_tokens=300, budget=8), keys=("k",)) as (port, _):
+        yield get_model(
+            f"openai-api/csd/{NAME}", base_url=f"http://127.0.0.1:{port}/v1", api_key="k",
+            memoize=False,
+        )  # fmt: skip
+
+
+def wanted(engine, question, n=1):
+    return csd.generate(
+        engine, [{"role": "user", "content": question}], num_samples=n, max_new_tokens=16,
+        temperature=0.9, seed=3,
+    )  # fmt: skip
+
+
+def test_a_task_is_scored_on_the_texts_of_generate(model, engine, tmp_path):
+    texts = {q: wanted(engine, q).texts[0] for q in QUESTIONS}
+    # one target that its text has, and one that no text has
+    task = inspect_ai.Task(
+        dataset=[Sample(input=QUESTIONS[0], target=texts[QUESTIONS[0]].strip()[:4]),
+                 Sample(input=QUESTIONS[1], target="a text that is too long to be said")],
+        solver=generate(), scorer=includes(ignore_case=False), config=GenerateConfig(**HOW),
+    )  # fmt: skip
+    (log,) = inspect_ai.eval(
+        task, model=model, epochs=2, display="none", log_dir=str(tmp_path), max_connections=4
+    )
+    assert log.status == "success", log.error
+    for sample in log.samples:
+        assert sample.output.completion == texts[sample.input]
+        assert sample.output.usage.output_tokens == len(wanted(engine, sample.input).tokens[0])
+    # either is half right: of two questions, in two epochs
+    assert log.results.scores[0].metrics["accuracy"].value == 0.5
+
+
+def test_choices_and_log_probabilities(model, engine):
+    import asyncio
+
+    config = GenerateConfig(num_choices=4, logprobs=True, top_logprobs=2, **HOW)
+    out = asyncio.run(model.generate(QUESTIONS[0], config=config))
+    want = wanted(engine, QUESTIONS[0], 4)
+    assert [c.message.text for c in out.choices] == want.texts
+    for choice, sample in zip(out.choices, want, strict=True):
+        found = [entry.logprob for entry in choice.logprobs.content]
+        assert found == pytest.approx(sample.raw_logprobs)
