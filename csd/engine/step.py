@@ -13,6 +13,7 @@ from csd.engine.measures import Measures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
+from csd.kernels.layer_states import PromptStates, StepStates, commit_states
 from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
@@ -137,6 +138,7 @@ class Step:
         attend = LayerAttention(
             self.ops.tree_attention, node_k, node_v, cache.k, cache.v, where, work,
             config.head_dim**-0.5,
+            cache.states and StepStates.of(self.ops, cache.states.slots, pool),
         )  # fmt: skip
         hidden = self.ops.forward(
             self.decoder, pool.token, pool.position, attend, node_k, node_v
@@ -154,11 +156,16 @@ class Step:
         tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
         position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
         node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
+        states = cache.states and PromptStates(
+            self.ops, cache.states.of_prompt(g, start), start, rows
+        )
         attend = PromptAttention(
             self.ops.chunk_attention, node_k, node_v, cache.k, cache.v, cache.prompt_pages[g],
-            start, self.decoder.config.head_dim**-0.5,
+            start, self.decoder.config.head_dim**-0.5, states,
         )  # fmt: skip
         hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
+        if states is not None:
+            states.end()
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
         return hidden
@@ -185,6 +192,13 @@ class Step:
             cache.node_k, cache.node_v, cache.k, cache.v, cache.slot_pages,
             self.slots.generated, verdict.accept_row, verdict.accept_count, True,
         )
+        if cache.states is not None:
+            slots = self.slots
+            # a free slot has no group, and accepts nothing
+            length = slots.prompt_len[slots.group.clamp(min=0).long()] + slots.generated
+            commit_states(
+                self.ops, cache.states.slots, length, verdict.accept_row, verdict.accept_count
+            )
 
     def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
         """The new n-grams and the target's top 8 at the nodes go into the graph."""

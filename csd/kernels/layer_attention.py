@@ -32,6 +32,7 @@ class LayerAttention:
     where: dict[str, torch.Tensor]
     work: Any  # what `plan_attention` made of the layout
     scale: float
+    states: Any = None  # `csd.kernels.layer_states` of the same rows, of models that have some
     _placed: list[PlacedGroup] | None = field(default=None, repr=False)
 
     def __call__(
@@ -67,6 +68,7 @@ class PromptAttention:
     pages: torch.Tensor  # [PP] int32
     start: int
     scale: float
+    states: Any = None  # `csd.kernels.layer_states` of the same tokens
 
     def __call__(
         self,

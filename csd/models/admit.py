@@ -12,14 +12,18 @@ rows to other experts; the other two comparisons are not of final logits.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
 from csd.kernels.layer_attention import LayerAttention
+from csd.kernels.layer_states import StepStates
+from csd.kernels.ops import reference
 from csd.models.admit_attention import attention_difference, normal_operands, without_work
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted, refusing
 from csd.state.kv_cache import PAGE
+from csd.state.recurrent import StateMemory, checkpoint
 
 # of the largest number of a result; measured are 4e-7 and, of attention, 1e-6, against 0.1 and more
 # where something is wrong
@@ -123,12 +127,20 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         2, c.layers, rows, c.kv_heads, c.head_dim, dtype=dtype, device=device
     ).unbind()
     pages = torch.zeros(c.layers, 1, PAGE, c.kv_heads, c.head_dim, dtype=dtype, device=device)
+    at = padded(position, 0).int()
+    states = None
+    if c.states is not None:
+        memory = StateMemory(c.states, S, rows, dtype, device)
+        # the references: the backend is not chosen yet
+        states = StepStates.of(reference(), memory, SimpleNamespace(**where, position=at))
+        # a row of positions elsewhere has a text of its own before it, of which nothing is known
+        memory.base.copy_(checkpoint(whole([0] * S) + at[start].int()))
     attend = LayerAttention(
-        without_work, node_k, node_v, pages, pages, where, None, c.head_dim**-0.5
+        without_work, node_k, node_v, pages, pages, where, None, c.head_dim**-0.5, states
     )
     token = padded(tokens, -1).int()
     with refusing(decoder.base):
-        logits = decoder.forward(token, padded(position, 0).int(), attend, node_k, node_v)
+        logits = decoder.forward(token, at, attend, node_k, node_v)
     return logits[start[1] : start[2]]
 
 

@@ -58,6 +58,7 @@ class ModuleDecoder:
             self.base, self.parts, self.run, tokens=named.vocab, context=named.context
         )
         self.calls: list[Call] = found.calls
+        self.mixers = found.mixers
         # layers that share keys may then leave rows of a prompt out too
         shared = any(call.spec.shares is not None for call in self.calls)
         self._keeps_logits = "logits_to_keep" in taken and not shared
@@ -107,7 +108,7 @@ class ModuleDecoder:
                 "the model's adapters were changed while samples were drawn: their keys and values "
                 "are of the adapters that were active when the call began"
             )
-        answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
+        answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v, self.mixers)
         ids = token.clamp(min=0).long()[None]
         only = 1 if getattr(attend, "of_prompt", False) else None
         if self._mask is None or self._mask.device != ids.device:

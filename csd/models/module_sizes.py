@@ -7,6 +7,7 @@ from csd.models.adapters import base_of
 from csd.models.config import ModelSizes
 from csd.models.probe import NotAdmitted, Probed
 from csd.models.refuse import refuse_module
+from csd.state.recurrent import ConvSize, StateSize, StateSizes
 
 # of models that name no context
 UNBOUNDED = 1 << 20
@@ -25,6 +26,7 @@ class ModuleConfig:
     head_dim: int
     context: int
     uniform: bool  # whether the heads are those of all calls
+    states: StateSizes | None = None  # of layers whose memory of a text is not keys and values
 
     @property
     def of_calls(self) -> tuple[int, int, int] | None:
@@ -61,9 +63,12 @@ def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
     sizes = {(c.spec.heads, c.spec.kv_heads, c.spec.head_dim) for c in found.calls}
     uniform = len(sizes) == 1 and all(c.spec.head_dim == c.spec.value_dim for c in found.calls)
     heads = sizes.pop() if uniform else (1, 1, max(call.spec.width for call in found.calls))
+    convs = tuple(call.size for call in found.mixers if isinstance(call.size, ConvSize))
+    states = tuple(call.size for call in found.mixers if isinstance(call.size, StateSize))
     return ModuleConfig(
-        named.family, named.vocab, named.hidden, layers, *heads, named.context, uniform
-    )
+        named.family, named.vocab, named.hidden, layers, *heads, named.context, uniform,
+        StateSizes(convs, states) if found.mixers else None,
+    )  # fmt: skip
 
 
 def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
@@ -76,6 +81,7 @@ def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
     return ModuleConfig(
         now.family, now.vocab, now.hidden, before.layers, before.heads, before.kv_heads,
         before.head_dim, now.context, getattr(before, "uniform", True),
+        getattr(before, "states", None),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from csd.state.device import upload
+from csd.state.recurrent import StateCache
 
 PAGE = 64
 
@@ -72,6 +73,9 @@ class KVCache:
         self.prompt_pages = torch.full((slots, prompt_pages), -1, dtype=torch.int32, device=device)
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
+        sizes = getattr(config, "states", None)
+        # of layers whose memory of a text is not keys and values
+        self.states = StateCache(sizes, slots, rows, dtype, device) if sizes else None
 
     @staticmethod
     def bytes_per_page(config: Any, dtype: torch.dtype) -> int:
@@ -89,5 +93,7 @@ class KVCache:
     def reset(self) -> None:
         """All pages free."""
         self.allocator = PageAllocator(self.k.shape[1])
+        if self.states is not None:
+            self.states.prompts.clear()
         self.prompt_pages.fill_(-1)
         self.slot_pages.fill_(-1)

@@ -181,13 +181,16 @@ class StateCache:
         self.slots = StateMemory(sizes, slots, rows, dtype, device)
         self.prompts: dict[int, StateMemory] = {}
 
-    def begin_prompt(self, group: int) -> StateMemory:
-        """The memory of a group whose prompt is read from its beginning."""
-        # its rows are a chunk of 16 and no pool
-        made = StateMemory(self.sizes, 1, CHUNK, self.dtype, self.device)
-        self.prompts[group] = made
-        return made
+    def of_prompt(self, group: int, start: int) -> StateMemory:
+        """The memory of a group whose prompt is read from `start` on; a new one from 0 on."""
+        if start == 0 or group not in self.prompts:
+            # its rows are a chunk of 16 and no pool
+            self.prompts[group] = StateMemory(self.sizes, 1, CHUNK, self.dtype, self.device)
+        return self.prompts[group]
 
     def begin_sample(self, slot: int, group: int) -> None:
-        """A slot begins behind its group's prompt."""
-        self.slots.copy_slot(slot, self.prompts[group])
+        """A slot begins behind its group's prompt, which may be one token and not read at all."""
+        self.slots.copy_slot(slot, self.of_prompt(group, 1))
+
+    def free_prompt(self, group: int) -> None:
+        self.prompts.pop(group, None)
