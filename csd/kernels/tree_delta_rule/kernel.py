@@ -11,6 +11,14 @@ from csd.kernels.advance_state import add_chunk
 
 
 @triton.jit
+def _add_token(x, decay, rows, key, update):
+    """decay x + (key . rows) update. The second product is rounded with the sum wherever a token
+    lies, which the compiler would not see to."""
+    weight = tl.sum(rows * key, 1)[:, None]
+    return tl.fma(tl.broadcast_to(weight, x.shape), tl.broadcast_to(update, x.shape), decay * x)
+
+
+@triton.jit
 def _read_state(k, q, S, SOLVE: tl.constexpr):
     """Products of rows with a state, [BLOCK_M, BLOCK_V] each."""
     o = tl.dot(q, S, input_precision="ieee", out_dtype=S.dtype)
@@ -125,10 +133,8 @@ def _tree_state_kernel(
                     d_p = tl.load(decay + place * H)
                     seen = (first <= p)[:, None]
                     if SOLVE:
-                        a_p = d_p * a + tl.sum(k * k_p[None, :], 1)[:, None] * u_p[None, :]
-                        a = tl.where(seen, a_p, a)
-                    o_p = d_p * o + tl.sum(q * k_p[None, :], 1)[:, None] * u_p[None, :]
-                    o = tl.where(seen, o_p, o)
+                        a = tl.where(seen, _add_token(a, d_p, k, k_p[None, :], u_p[None, :]), a)
+                    o = tl.where(seen, _add_token(o, d_p, q, k_p[None, :], u_p[None, :]), o)
                 # [BLOCK_M, BLOCK_V]
                 at_v = (row * H + head)[:, None] * Dv + offs_v[None, :]
                 both_v = live[:, None] & mask_v[None, :]
@@ -156,8 +162,6 @@ def _tree_state_kernel(
                     )  # fmt: skip
                     d_d = tl.load(node_decay_ptr + up * H + head, mask=there, other=0.0)[:, None]
                     if SOLVE:
-                        a_d = d_d * a + tl.sum(k * k_d, 1)[:, None] * u_d
-                        a = tl.where(there[:, None], a_d, a)
-                    o_d = d_d * o + tl.sum(q * k_d, 1)[:, None] * u_d
-                    o = tl.where(there[:, None], o_d, o)
+                        a = tl.where(there[:, None], _add_token(a, d_d, k, k_d, u_d), a)
+                    o = tl.where(there[:, None], _add_token(o, d_d, q, k_d, u_d), o)
                 tl.store(out_ptr + at_v, o, mask=both_v)
