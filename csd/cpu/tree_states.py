@@ -73,7 +73,8 @@ def _slot_head(
 ):  # fmt: skip
     H, Hk, Dk, Dv = shape
     size, each, kinds = like.itemsize, H // Hk, 2 if solve else 1
-    tail = position[start] - base
+    # what a caller says of its memory must not decide where this writes
+    tail = max(0, min(position[start] - base, TAIL))
     wide, columns = _whole_blocks(Dv), TAIL + _whole_blocks(nodes)
     rows = kinds * nodes
     # rows that read the stored state come first: keys, then queries
@@ -131,7 +132,7 @@ def _slot_head(
                 up = path[start + j, d]
                 above[j, d] = product
                 product *= memory(node_decay + (up * H + h) * size, 1, like)[0]
-            for p in range(position[start] - 1, first[j] - 1, -1):
+            for p in range(base + tail - 1, first[j] - 1, -1):
                 weight[at_q[j], p - base] = product * score[at_q[j], p - base]
                 if solve:
                     weight[at_k[j], p - base] = product * score[at_k[j], p - base]

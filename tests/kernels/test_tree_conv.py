@@ -5,10 +5,15 @@ import torch
 import torch.nn.functional as F
 from state_cases import NAN, trees
 
+from csd.cpu import compiles
 from csd.kernels.tree_conv import tree_conv, tree_conv_ref, tree_conv_triton
 from csd.kernels.tree_paths import tree_paths
 
 RUNS = [tree_conv_ref, tree_conv_triton, tree_conv]
+if compiles():
+    from csd.cpu.tree_conv import tree_conv as tree_conv_loop
+
+    RUNS.append(tree_conv_loop)
 
 
 def conv_case(lengths, nodes, W=4, C=7, dtype=torch.float32, bias=True, seed=0):
@@ -61,7 +66,7 @@ def test_rows_are_their_paths_convolution(run, case):
         assert not got[t.slot < 0].any()
 
 
-@pytest.mark.parametrize("run", [tree_conv_ref, tree_conv])
+@pytest.mark.parametrize("run", [RUNS[0], *RUNS[2:]])
 def test_bfloat16_is_no_farther_from_float64_than_pytorchs(run):
     given, t, texts = conv_case([0, 9, 30], [20, 20, 20], dtype=torch.bfloat16)
     want = along_paths(given, t, texts, True, torch.float64)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from state_cases import NAN, recurrent, state_case
 
+from csd.cpu import compiles
 from csd.kernels.advance_state import advance_state, advance_state_ref, advance_state_triton
 from csd.kernels.commit_tail import commit_tail, commit_tail_ref, commit_tail_triton
 from csd.kernels.tree_delta_rule import (
@@ -16,6 +17,18 @@ from csd.state.recurrent import CHUNK, TAIL
 
 RULES = [tree_delta_rule_ref, tree_delta_rule_triton, tree_delta_rule]
 MODELS = [tree_ssm_ref, tree_ssm_triton, tree_ssm]
+ADVANCES = [advance_state_ref, advance_state_triton, advance_state]
+COMMITS = [commit_tail_ref, commit_tail_triton, commit_tail]
+if compiles():
+    from csd.cpu.commit_tail import commit_tail as commit_tail_loop
+    from csd.cpu.next_state import advance_state as advance_state_loop
+    from csd.cpu.tree_states import tree_delta_rule as tree_delta_rule_loop
+    from csd.cpu.tree_states import tree_ssm as tree_ssm_loop
+
+    RULES.append(tree_delta_rule_loop)
+    MODELS.append(tree_ssm_loop)
+    ADVANCES.append(advance_state_loop)
+    COMMITS.append(commit_tail_loop)
 
 # committed tokens and nodes of each slot
 CASES = {
@@ -34,15 +47,29 @@ def close(got, want, dtype):
     assert off <= 64 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("run", RULES)
 @pytest.mark.parametrize("name", CASES)
-def test_delta_rule_is_the_recurrence_along_every_path(name, run, dtype):
-    case = state_case(*CASES[name], dtype=dtype)
+def test_delta_rule_is_the_recurrence_along_every_path(name, run):
+    case = state_case(*CASES[name])
     out = case.delta_rule(run)
-    close(out, case.want, dtype)
-    close(case.node_update, case.want_update, dtype)
+    close(out, case.want, torch.float32)
+    close(case.node_update, case.want_update, torch.float32)
     assert not out[case.trees.slot < 0].any()
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 32, 32), (1, 3, 20, 48)])
+@pytest.mark.parametrize("run", [RULES[0], *RULES[2:]])
+def test_heads_of_other_sizes(run, sizes):
+    case = state_case([31, 48], [30, 40], sizes=sizes)
+    close(case.delta_rule(run), case.want, torch.float32)
+
+
+def test_float64_is_the_recurrence():
+    case = state_case(*CASES["checkpoints pass"], dtype=torch.float64)
+    close(case.delta_rule(tree_delta_rule), case.want, torch.float64)
+    with pytest.raises(ValueError, match="state must be float32 or float64 of shape"):
+        tree_delta_rule(*[x.half() if torch.is_tensor(x) and x.is_floating_point() else x
+                          for x in (case.q, case.value, case.strength, *case._rest())])  # fmt: skip
 
 
 @pytest.mark.parametrize("run", MODELS)
@@ -79,7 +106,7 @@ def checkpoint_later(case):
     case.base.add_(CHUNK)
 
 
-@pytest.mark.parametrize("run", [tree_delta_rule_ref, tree_delta_rule_triton])
+@pytest.mark.parametrize("run", RULES)
 @pytest.mark.parametrize(
     "alter",
     [another_ancestor, no_decay, no_decay_of_nodes, checkpoint_moved, checkpoint_later],
@@ -109,9 +136,6 @@ def tail_case(lengths, layers=2, sizes=(2, 4, 8, 6), seed=3):
     return state, *tails, torch.full((S,), CHUNK, dtype=torch.int32)
 
 
-ADVANCES = [advance_state_ref, advance_state_triton, advance_state]
-
-
 @pytest.mark.parametrize("run", ADVANCES)
 def test_advance_state(run):
     lengths, chunks = [20, 32, 16, 5], [1, 2, 1, 0]
@@ -131,7 +155,7 @@ def test_advance_state(run):
     assert torch.equal(base, torch.full_like(base, CHUNK))
 
 
-@pytest.mark.parametrize("run", [advance_state_ref, advance_state_triton])
+@pytest.mark.parametrize("run", ADVANCES)
 def test_two_chunks_are_one_after_the_other(run):
     """Bits of a state do not depend on when it was carried on."""
     state, *tails, base = tail_case([32, 32])
@@ -140,9 +164,6 @@ def test_two_chunks_are_one_after_the_other(run):
     for first in (base, base + CHUNK):
         run(one, *tails, first, first + CHUNK)
     assert torch.equal(one, state)
-
-
-COMMITS = [commit_tail_ref, commit_tail_triton, commit_tail]
 
 
 @pytest.mark.parametrize("run", COMMITS)

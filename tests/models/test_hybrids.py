@@ -22,7 +22,7 @@ EACH = HYBRIDS if os.environ.get("CSD_EXAMPLES") else FEW
 # its tokens pass positions at which states are stored, and at 81 whole pieces of 64 are read
 PROMPTS = {name: 30 for name in HYBRIDS} | {"qwen3_5_text": 84}
 BUDGETS = 0, 4, 16, 48
-TOKENS = 36
+TOKENS = 24
 
 
 def prompt(length):
@@ -76,12 +76,12 @@ def test_tokens_depend_on_the_states_at_checkpoints():
 def test_prompts_slots_and_chunks_change_no_token():
     """Prompts of several lengths in turns on two slots, read in chunks of any size."""
     model = build("falcon_h1")
-    prompts = [prompt(n) for n in (1, 2, 17, 34, 50, 90)]
+    prompts = [prompt(n) for n in (1, 34, 90)]
     wide = csd.Engine(model, decoder="module")
-    want = [drawn(wide, p, 0, 3, 20).tokens for p in prompts]
-    for options in (dict(max_slots=2), dict(prefill_chunk=8), dict(prefill_chunk=64)):
+    want = [drawn(wide, p, 0, 3, 12).tokens for p in prompts]
+    for options in (dict(max_slots=2), dict(prefill_chunk=24)):
         engine = csd.Engine(model, decoder="module", **options)
-        assert [out.tokens for out in drawn(engine, prompts, 12, 3, 20)] == want
+        assert [out.tokens for out in drawn(engine, prompts, 12, 3, 12)] == want
         assert engine._step.cache.states.prompts == {}
 
 
