@@ -19,12 +19,37 @@ def _add_token(x, decay, rows, key, update):
 
 
 @triton.jit
-def _read_state(k, q, S, SOLVE: tl.constexpr):
-    """Products of rows with a state, [BLOCK_M, BLOCK_V] each."""
-    o = tl.dot(q, S, input_precision="ieee", out_dtype=S.dtype)
-    a = o
-    if SOLVE:
-        a = tl.dot(k, S, input_precision="ieee", out_dtype=S.dtype)
+def _read_state(
+    state,  # [Dk, Dv] of a head
+    k_ptr,  # [M, Hk, Dk]
+    q_ptr,  # [M, Hk, Dk]
+    at,  # [BLOCK_M], of the rows in both
+    live,  # [BLOCK_M]
+    key, update, decay, base,  # as `add_chunk` takes them
+    offs_v,
+    H: tl.constexpr, Hk: tl.constexpr, Dk: tl.constexpr, Dv: tl.constexpr, TAIL: tl.constexpr,
+    CHUNK: tl.constexpr, LATER: tl.constexpr, SOLVE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_V: tl.constexpr, TILE_K: tl.constexpr,
+):  # fmt: skip
+    """Products of keys and queries with a state, or with the one a chunk later."""
+    a = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
+    o = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
+    for first in range(0, Dk, TILE_K):
+        offs_k = first + tl.arange(0, TILE_K)
+        # [TILE_K, BLOCK_V]
+        mask = (offs_k[:, None] < Dk) & (offs_v[None, :] < Dv)
+        S = tl.load(state + offs_k[:, None] * Dv + offs_v[None, :], mask=mask, other=0.0)
+        if LATER:
+            S = add_chunk(
+                S, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK
+            )
+        # [BLOCK_M, TILE_K]
+        at_k, rows = at[:, None] + offs_k[None, :], live[:, None] & (offs_k[None, :] < Dk)
+        q = tl.load(q_ptr + at_k, mask=rows, other=0.0)
+        o = tl.dot(q, S, o, input_precision="ieee", out_dtype=S.dtype)
+        if SOLVE:
+            k = tl.load(k_ptr + at_k, mask=rows, other=0.0)
+            a = tl.dot(k, S, a, input_precision="ieee", out_dtype=S.dtype)
     return a, o
 
 
@@ -74,6 +99,7 @@ def _tree_state_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TILE_K: tl.constexpr,
 ):
     # the last program of a head has the padding
     s, head = tl.num_programs(0) - 1, tl.program_id(1)
@@ -92,12 +118,7 @@ def _tree_state_kernel(
             key = key_ptr + (wide_s * TAIL * Hk + head_k) * Dk
             update = update_ptr + (wide_s * TAIL * H + head) * Dv
             decay = decay_ptr + wide_s * TAIL * H + head
-            # [BLOCK_K, BLOCK_V]
-            S = tl.load(
-                state_ptr + (wide_s * H + head) * (Dk * Dv) + offs_k[:, None] * Dv
-                + offs_v[None, :],
-                mask=mask_k[:, None] & mask_v[None, :], other=0.0,
-            )  # fmt: skip
+            state = state_ptr + (wide_s * H + head) * (Dk * Dv)
             for block in range(0, nodes, BLOCK_M):
                 # [BLOCK_M]
                 m = block + tl.arange(0, BLOCK_M)
@@ -113,19 +134,22 @@ def _tree_state_kernel(
                 )  # fmt: skip
                 depth = tl.sum((above >= 0).to(tl.int32), 1) - 1
                 # [BLOCK_M, BLOCK_K]
-                at_k = (row * Hk + head_k)[:, None] * Dk + offs_k[None, :]
-                both = live[:, None] & mask_k[None, :]
-                k = tl.load(node_key_ptr + at_k, mask=both, other=0.0)
-                q = tl.load(q_ptr + at_k, mask=both, other=0.0)
+                at = (row * Hk + head_k) * Dk
                 # [BLOCK_M, BLOCK_V]
-                a, o = _read_state(k, q, S, SOLVE)
+                a, o = _read_state(
+                    state, node_key_ptr, q_ptr, at, live, key, update, decay, base, offs_v, H, Hk,
+                    Dk, Dv, TAIL, CHUNK, False, SOLVE, BLOCK_M, BLOCK_V, TILE_K,
+                )
                 if tl.max(tl.where(live, first, 0)) > base:
-                    later = add_chunk(
-                        S, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK
+                    a_later, o_later = _read_state(
+                        state, node_key_ptr, q_ptr, at, live, key, update, decay, base, offs_v, H,
+                        Hk, Dk, Dv, TAIL, CHUNK, True, SOLVE, BLOCK_M, BLOCK_V, TILE_K,
                     )
-                    a_later, o_later = _read_state(k, q, later, SOLVE)
                     a = tl.where((first > base)[:, None], a_later, a)
                     o = tl.where((first > base)[:, None], o_later, o)
+                at_k, both = at[:, None] + offs_k[None, :], live[:, None] & mask_k[None, :]
+                k = tl.load(node_key_ptr + at_k, mask=both, other=0.0)
+                q = tl.load(q_ptr + at_k, mask=both, other=0.0)
                 for p in range(base, committed):
                     place = p % TAIL
                     k_p = tl.load(key + place * (Hk * Dk) + offs_k, mask=mask_k, other=0.0)

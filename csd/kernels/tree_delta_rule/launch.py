@@ -8,7 +8,9 @@ from csd.kernels.tree_delta_rule.kernel import _tree_state_kernel
 from csd.kernels.tree_paths import DEPTHS
 from csd.state.recurrent import CHUNK, TAIL
 
-BLOCK_M = 16
+# rows, and keys of a state that a program multiplies at once: the sums of float32 products, which
+# no tensor core has, are all in registers
+BLOCK_M, TILE_K = 16, 16
 
 
 def tree_delta_rule_triton(
@@ -77,6 +79,7 @@ def _launch(
         BLOCK_M=BLOCK_M,
         **tiles,
         BLOCK_D=triton.next_power_of_2(DEPTHS),
+        TILE_K=TILE_K,
         num_warps=4,
     )
     return out
