@@ -13,8 +13,9 @@ from csd.engine.measures import Measures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
-from csd.kernels.layer_states import PromptStates, StepStates, commit_states
+from csd.kernels.layer_states import StepStates, commit_states
 from csd.kernels.ops import Ops
+from csd.kernels.prompt_states import PromptStates
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
@@ -138,7 +139,7 @@ class Step:
         attend = LayerAttention(
             self.ops.tree_attention, node_k, node_v, cache.k, cache.v, where, work,
             config.head_dim**-0.5,
-            cache.states and StepStates.of(self.ops, cache.states.slots, pool),
+            None if cache.states is None else StepStates.of(self.ops, cache.states.slots, pool),
         )  # fmt: skip
         hidden = self.ops.forward(
             self.decoder, pool.token, pool.position, attend, node_k, node_v
@@ -156,9 +157,9 @@ class Step:
         tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
         position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
         node_k, node_v = cache.node_k[:, :rows], cache.node_v[:, :rows]
-        states = cache.states and PromptStates(
-            self.ops, cache.states.of_prompt(g, start), start, rows
-        )
+        states = None
+        if cache.states is not None:
+            states = PromptStates(self.ops, cache.states.of_prompt(g, start), start, rows)
         attend = PromptAttention(
             self.ops.chunk_attention, node_k, node_v, cache.k, cache.v, cache.prompt_pages[g],
             start, self.decoder.config.head_dim**-0.5, states,

@@ -5,14 +5,15 @@ one sequence. What a call passes beyond what is known here is not admitted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.layer_states import SSM, DeltaRule, PromptStates, StepStates
+from csd.kernels.layer_states import SSM, DeltaRule, StepStates
+from csd.kernels.prompt_states import PromptStates
 from csd.models.own_mixers import CONVOLUTION
 from csd.state.recurrent import ConvSize, StateSize
 
@@ -35,13 +36,22 @@ class OtherCall(ValueError):
     """A call that csd does not compute."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MixerCall:
     """A call of a pass, in order."""
 
     place: str  # of the module
     function: str
     size: ConvSize | StateSize
+    device: torch.device
+    # the module's own function and its arguments, until the call is admitted
+    own: Callable | None = None
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def kind(self) -> tuple:
+        """By which computations of calls differ: all but tensors."""
+        plain = tuple((k, str(v)) for k, v in self.named.items() if not torch.is_tensor(v))
+        return self.function, self.size, plain
 
     def __str__(self) -> str:
         return f"{self.place}: {self.function} of {self.size}"
@@ -74,7 +84,7 @@ def size_of(function: str, given: dict[str, Any]) -> ConvSize | StateSize:
 
 
 def answer(
-    call: MixerCall, at: int, own: Callable, given: dict[str, Any],
+    call: MixerCall, at: int, own: Any, given: dict[str, Any],
     states: StepStates | PromptStates,
 ) -> Any:  # fmt: skip
     """What a call gives; at: its number among those of its kind."""
@@ -86,7 +96,7 @@ def answer(
 
 
 def _convolution(
-    at: int, own: Callable, given: dict[str, Any], states: StepStates | PromptStates
+    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
 ) -> torch.Tensor:
     # [1, C, R]
     x, weight, bias = given["hidden_states"], given["weight"], given["bias"]
@@ -105,7 +115,7 @@ def _convolution(
 
 
 def _delta_rule(
-    at: int, own: Callable, given: dict[str, Any], states: StepStates | PromptStates
+    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
 ) -> tuple[torch.Tensor, None]:
     q, k, v, g, beta = (given[name][0] for name in ("query", "key", "value", "g", "beta"))
     normalize = bool(given.get("use_qk_l2norm_in_kernel"))
@@ -123,7 +133,7 @@ def _delta_rule(
 
 
 def _ssm(
-    at: int, own: Callable, given: dict[str, Any], states: StepStates | PromptStates
+    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
 ) -> torch.Tensor | tuple[torch.Tensor, None]:
     x, dt, B, C = (given[name][0] for name in ("hidden_states", "dt", "B", "C"))
     D, step = given["D"], dt

@@ -20,7 +20,7 @@ class Pass:
     )  # fmt: skip
 
     def __init__(
-        self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Callable,
+        self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Any,
         node_k: torch.Tensor, node_v: torch.Tensor, mixers: Sequence[MixerCall] = (),
     ):  # fmt: skip
         self.calls, self.plain, self.attend = calls, plain, attend

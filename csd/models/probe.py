@@ -192,7 +192,8 @@ class _Noted:
             size = size_of(name, named)
         except OtherCall as error:
             raise NotAdmitted(f"{place} calls {error}") from error
-        self.mixers.append(MixerCall(place, name, size))
+        device = next(x for x in named.values() if torch.is_tensor(x)).device
+        self.mixers.append(MixerCall(place, name, size, device, own, named))
         return own(**named)
 
     def _place(self, module: nn.Module) -> str:

@@ -70,12 +70,14 @@ class StateSizes:
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Of a sample, and of a prompt; dtype: the model's."""
         inputs = sum(size.numbers() for size in self.convs)
-        return inputs * dtype.itemsize + sum(s.numbers() for s in self.states) * wide(dtype).itemsize
+        states = sum(size.numbers() for size in self.states)
+        return inputs * dtype.itemsize + states * wide(dtype).itemsize
 
     def row_bytes(self, dtype: torch.dtype) -> int:
         """Of a row of a step."""
         inputs = sum(size.channels for size in self.convs)
-        return inputs * dtype.itemsize + sum(s.of_row() for s in self.states) * wide(dtype).itemsize
+        states = sum(size.of_row() for size in self.states)
+        return inputs * dtype.itemsize + states * wide(dtype).itemsize
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -88,9 +88,9 @@ def check_nodes(
         ("node_update", node_update, (M, H, Dv)),
     ):  # fmt: skip
         check_tensor(name, x, shape, kind, device)
-    for name, x, shape in (
-        ("base", base, (S,)), ("slot", slot, (None,)), ("position", position, (M,)),
+    for name, whole, size in (
+        ("base", base, (S,)), ("slot", slot, (M,)), ("position", position, (M,)),
         ("path", path, (M, DEPTHS)), ("slot_start", slot_start, (S,)),
         ("slot_nodes", slot_nodes, (S,)),
     ):  # fmt: skip
-        check_tensor(name, x, shape, torch.int32, device)
+        check_tensor(name, whole, size, torch.int32, device)
