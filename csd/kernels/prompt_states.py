@@ -25,7 +25,7 @@ class PromptStates:
     def __init__(self, ops: Any, memory: StateMemory, start: int, rows: int):
         self.ops, self.memory, self.start, self.rows = ops, memory, start, rows
         self.device = memory.base.device
-        self.base = int(memory.base[0])  # a prompt is read by the host, between two steps
+        self.base = memory.prompt_base
         self._end = start + rows
         self._last = int(checkpoint(torch.tensor(self._end)))
         self._after: int | None = None  # the checkpoint once a layer has been read
@@ -72,6 +72,7 @@ class PromptStates:
     def end(self) -> None:
         """All layers have been read."""
         if self._after is not None:
+            self.memory.prompt_base = self._after
             self.memory.base.fill_(self._after)
 
     def _whole(self, *values: int) -> torch.Tensor:

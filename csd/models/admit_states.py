@@ -18,8 +18,8 @@ from csd.models.own_mixers import CONVOLUTION
 from csd.models.probe import NotAdmitted
 from csd.state.recurrent import ConvSize, StateMemory, StateSizes
 
-# tokens of a prompt and nodes: of one piece for the module's own function, and a remainder
-PROMPT, ROWS = 89, 6
+# tokens of a prompt, and nodes: a piece for the module's own function, and a chunk of the rest
+PROMPT, ROWS = 105, 6
 # of the largest number of a result. References differ by 1e-6, and a GPU's kernels for prompts may
 # round factors to ten bits; a state that is lost or not decayed makes 0.1 and more
 OFF = 1e-2

@@ -148,8 +148,9 @@ class StateMemory:
                 zeros(L, rows, Hk, Dk, kind=kind), zeros(L, rows, H, Dv, kind=kind),
                 zeros(L, rows, H, kind=kind),
             ))  # fmt: skip
-        # the slots' checkpoints
+        # the slots' checkpoints; that of a prompt is decided by the host
         self.base = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.prompt_base = 0
 
     def of_slots(self) -> Iterator[torch.Tensor]:
         """All tensors of slots, with these in the second dimension, the first of `base`'s."""

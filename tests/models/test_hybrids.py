@@ -7,6 +7,7 @@ import oracle
 import pytest
 import torch
 from families import MODULES, build
+from targets import slow
 from token_by_token import TokenByToken
 
 import csd
@@ -97,6 +98,7 @@ def test_states_are_begun_anew_after_an_interrupt():
     assert engine._step.cache.states.prompts == {}
 
 
+@slow
 def test_float32_draws_the_same_in_loops_and_references():
     model, given = build("qwen3_5_text", torch.float32), prompt(84)
     reference, loops = (
@@ -188,3 +190,12 @@ def test_the_module_is_as_before_beside_passes():
         assert torch.equal(model(ids, use_cache=False).logits, want)
     out = model.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None)
     assert out.shape == (1, 23)
+
+
+def test_what_is_not_served_is_refused_by_name():
+    model = build("lfm2 conv", torch.float32)
+    with pytest.raises(ValueError, match="exact needs csd's fused decoder"):
+        csd.Engine(model, decoder="module", exact=True)
+    draft = csd.Engine(build("qwen3", torch.float32), drafter=csd.DraftModel(model))
+    with pytest.raises(ValueError, match="a draft model must have keys and values alone"):
+        drawn(draft, prompt(8), 4)
