@@ -30,12 +30,6 @@ class ModelNetwork:
     state_width = 0
 
     def __init__(self, decoder: DecoderLike, dtype: torch.dtype):
-        if getattr(decoder.config, "states", None) is not None:
-            family = getattr(decoder.config, "family", type(decoder).__name__)
-            raise ValueError(
-                f"a draft model must have keys and values alone, got {family!r}, which has layers "
-                "with a state: csd draws with it, and does not draft with it"
-            )
         self.decoder, self.config, self.dtype = decoder, decoder.config, dtype
 
     def forward(
