@@ -15,7 +15,7 @@ import numpy as np
 from csd.cpu.blocks import turn
 from csd.cpu.compiled import loop
 from csd.cpu.head_products import _add_product
-from csd.cpu.lanes import BLOCK, add_multiple, block, put
+from csd.cpu.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
 from csd.cpu.next_state import add_chunk
 from csd.cpu.numbers import memory
 from csd.kernels.tree_paths import DEPTHS
@@ -52,15 +52,13 @@ def _of_blocks(numbers, count, stride, size, spare):
 
 
 @loop
-def _add_node(y, row, c, u, other):
-    """y[row] += c u[other], of whole blocks."""
-    wide = y.shape[1]
-    flat, given = y.reshape(-1), u.reshape(-1)
-    for at in range(0, wide, BLOCK):
-        total = add_multiple(
-            block(flat, row * wide + at), c, block(given, other * wide + at)
-        )
-        put(total, flat, row * wide + at)
+def _add_node(y, to, c, u, at, wide):
+    """y[to : to + wide] += c u[at : at + wide], of whole blocks; each number with one rounding."""
+    whole = wide // WIDTH * WIDTH
+    for i in range(0, whole, WIDTH):
+        put(add_multiple(lanes(y, to + i), c, lanes(u, at + i)), y, to + i)
+    for i in range(whole, wide, BLOCK):
+        put(add_multiple(block(y, to + i), c, block(u, at + i)), y, to + i)
 
 
 @loop
@@ -107,8 +105,10 @@ def slot_head(
     _turned(of_nodes, 0, Hk * Dk, nodes, Dk, tile, TAIL, columns)
     score = np.zeros((rows, columns), like.dtype)
     _add_product(x, 0, rows, 0, Dk, tile, columns, columns, score, 0, by)
-    spare = np.zeros(max(Dk, CHUNK) * wide, like.dtype)
-    y, u = np.empty((rows, wide), like.dtype), np.zeros((nodes, wide), like.dtype)
+    # a copy of what is no whole blocks
+    spare = np.zeros(max(Dk, CHUNK) * wide if Dv % BLOCK else 0, like.dtype)
+    y, u = np.empty((rows, wide), like.dtype), np.zeros(nodes * wide, like.dtype)
+    sums = y.reshape(-1)
     weight = np.zeros((rows, TAIL), like.dtype)
     above, whole = np.empty((nodes, DEPTHS), like.dtype), np.empty(rows, like.dtype)
     later = np.zeros(Dk * wide if near < nodes else 0, like.dtype)
@@ -153,8 +153,9 @@ def slot_head(
                 numbers = updates[(base + column) % TAIL * H * Dv :]
             if part == 2:
                 for r in range(rows):
+                    row, factor = sums[r * wide : (r + 1) * wide], whole[r]
                     for i in range(wide):
-                        y[r, i] *= whole[r]
+                        row[i] *= factor
             if low < high and terms > 0:
                 if part != 1:
                     numbers, stride = _of_blocks(numbers, terms, stride, Dv, spare)
@@ -165,14 +166,20 @@ def slot_head(
             if solve:
                 for d in range(depth[j]):
                     up = path[start + j, d] - start
-                    _add_node(y, at_k[j], above[j, d] * score[at_k[j], TAIL + up], u, up)
+                    c = above[j, d] * score[at_k[j], TAIL + up]
+                    _add_node(sums, at_k[j] * wide, c, u, up * wide, wide)
                 b, v = memory(strength + of_row, 1, like)[0], memory(value + of_row * Dv, Dv, like)
-                read = y[at_k[j]]
+                read = sums[at_k[j] * wide : at_k[j] * wide + Dv]
                 for i in range(Dv):
                     own[i] = b * (v[i] - read[i])
-            u[j, :Dv] = own
+            kept, gives = u[j * wide : j * wide + Dv], at_q[j] * wide
+            for i in range(Dv):
+                kept[i] = own[i]
             for d in range(depth[j]):
                 up = path[start + j, d] - start
-                _add_node(y, at_q[j], above[j, d] * score[at_q[j], TAIL + up], u, up)
-            _add_node(y, at_q[j], score[at_q[j], TAIL + j], u, j)
-            memory(out + of_row * Dv, Dv, like)[:] = y[at_q[j], :Dv]
+                c = above[j, d] * score[at_q[j], TAIL + up]
+                _add_node(sums, gives, c, u, up * wide, wide)
+            _add_node(sums, gives, score[at_q[j], TAIL + j], u, j * wide, wide)
+            result, read = memory(out + of_row * Dv, Dv, like), sums[gives : gives + Dv]
+            for i in range(Dv):
+                result[i] = read[i]
