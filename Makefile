@@ -65,7 +65,7 @@ coverage: install
 # what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
 SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_time_steps.py \
 	faults/test_forks.py kernels/test_compiled.py kernels/test_forward.py \
-	models/test_module_kernels.py models/test_published.py
+	models/test_hybrids.py models/test_module_kernels.py models/test_published.py
 
 test-slow: install
 	CSD_SLOW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SLOW:%=tests/%)
@@ -94,7 +94,7 @@ test-vllm: .venv-vllm/.installed
 
 KERNELS := advance_slots attention_plan attention_windows commit_kv draft_tree_triton elementwise exact_tree gated_linear \
 	joined graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
-	tree_attention verify
+	state_bits tree_attention tree_conv tree_states verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 COMPILED := $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
@@ -116,7 +116,7 @@ test-faults: install
 	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/faults
 
 test-long: install
-	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz tests/models/test_modules.py
+	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz tests/models/test_modules.py tests/models/test_hybrids.py
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/engine/test_distribution.py \
 		tests/verify/test_verify_engine.py tests/models/test_smollm2.py tests/engine/test_exact_triton.py
 
@@ -127,7 +127,7 @@ test-families: install
 			httpx httpcore h11 anyio idna certifi
 	for place in . build/transformers-5.21; do \
 		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
-			tests/models/test_modules.py || exit 1; \
+			tests/models/test_modules.py tests/models/test_hybrids.py || exit 1; \
 	done
 
 lint: install

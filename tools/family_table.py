@@ -16,8 +16,10 @@ import transformers
 from families import MODULES, REFUSED, build
 
 from csd.models.choose_decoder import module_decoder, rules_out_fused
+from csd.models.own_mixers import CONVOLUTION, CORES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+CONVOLVED = "short convolutions"
 MARKS = "<!-- families -->", "<!-- end of families -->"
 
 
@@ -52,7 +54,13 @@ def needs(decoder) -> str:
             found.append(what if count == len(specs) else f"{what} ({count} of {len(specs)})")
     if len({(s.heads, s.kv_heads, s.head_dim) for s in specs}) > 1:
         found.append("heads that differ by layer")
-    each = len(specs) / decoder.base.config.get_text_config().num_hidden_layers
+    layers = decoder.base.config.get_text_config().num_hidden_layers
+    mixers = [call.function for call in decoder.mixers]
+    # of convolutions in front of a core the core is named
+    for name, what in CORES.items() if set(mixers) & set(CORES) else ((CONVOLUTION, CONVOLVED),):
+        if name in mixers:
+            found.append(f"{what} ({mixers.count(name)} of {layers} layers)")
+    each = len(specs) / layers
     if each > 1:
         found.append(f"{each:.3g} calls a layer")
     return ", ".join(found)

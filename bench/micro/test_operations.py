@@ -13,6 +13,7 @@ from bench.lib.kernel_shape import Shape
 from bench.lib.shapes import SHAPES
 from bench.micro.attention_job import JobShape, error_of, limit_for, make
 from bench.micro.attention_rivals import FULL_RIVALS, RIVALS
+from bench.micro.state_jobs import makers as state_makers
 from bench.micro.step_jobs import Sizes, makers
 from csd.backends import choose
 from csd.cpu import compiles
@@ -40,7 +41,8 @@ def step_makers(backend: str, shape: str, sizes: Sizes, dtype=torch.float32) -> 
     """By an operation's name and graph, a function of a seed that builds its job."""
     ops = choose(backend, DEVICE, dtype)
     made = makers(ops, Shape.of(shape, SHAPES[shape]), sizes, DEVICE, dtype)
-    return {" ".join([m.func.__name__, *m.keywords.values()]): m for m in made}
+    found = {" ".join([m.func.__name__, *m.keywords.values()]): m for m in made}
+    return found | state_makers(ops, shape == "tiny", sizes, DEVICE, dtype)
 
 
 OPERATIONS = list(step_makers("reference", "tiny", STEPS["tiny"]))

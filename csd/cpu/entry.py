@@ -8,6 +8,7 @@ import torch
 
 from csd.cpu.attention import plan_attention, tree_attention
 from csd.cpu.commit_kv import commit_kv
+from csd.cpu.commit_tail import commit_tail
 from csd.cpu.compiled import before_compiling
 from csd.cpu.decide import decide
 from csd.cpu.draft_tree import draft_tree
@@ -17,11 +18,14 @@ from csd.cpu.insert_observed import insert_observed
 from csd.cpu.isa import instruction, instructions, multiplies
 from csd.cpu.layers import LOW, rms_norm, rotary, swiglu
 from csd.cpu.lora import add
+from csd.cpu.next_state import advance_state
 from csd.cpu.observe import observe
 from csd.cpu.passes import PASSES
 from csd.cpu.pools import prices, roots, trim
 from csd.cpu.products import by_columns, fits, in_loops, product
 from csd.cpu.threads import threads
+from csd.cpu.tree_conv import tree_conv
+from csd.cpu.tree_states import tree_delta_rule, tree_ssm
 from csd.cpu.verify import verify
 from csd.kernels.ops import Joined, Ops, reference
 from csd.kernels.verify import verify_ref
@@ -37,7 +41,7 @@ def ops(dtype: torch.dtype) -> Ops:
 
     In float64 norm, rotary embedding and SwiGLU are the references: a norm's statistics, which are
     float32 in any dtype, are what differs most from transformers', and the reference adds them up
-    as transformers does.
+    as transformers does. So are layers with a state: float64 is there to compare with.
     """
     plain = reference()
     joined = {
@@ -47,7 +51,10 @@ def ops(dtype: torch.dtype) -> Ops:
     }
     of_layers: dict[str, Any] = {}
     if dtype in LOW:
-        of_layers = dict(rms_norm=rms_norm, rotary=rotary, swiglu=swiglu)
+        of_layers = dict(
+            rms_norm=rms_norm, rotary=rotary, swiglu=swiglu, tree_conv=tree_conv,
+            tree_delta_rule=tree_delta_rule, tree_ssm=tree_ssm, advance_state=advance_state,
+        )
     return replace(
         plain,
         name="cpu",
@@ -58,6 +65,7 @@ def ops(dtype: torch.dtype) -> Ops:
         verify_all=partial(verify_ref, passes=PASSES),
         passes=PASSES,
         commit_kv=commit_kv,
+        commit_tail=commit_tail,
         roots=roots,
         prices=prices,
         trim=trim,

@@ -6,13 +6,21 @@ from typing import Any
 
 from csd.cpu.attention import tree_attention
 from csd.cpu.commit_kv import commit_kv, reads_commit
+from csd.cpu.commit_tail import commit_tail, reads_tail
 from csd.cpu.draft_tree import draft_tree
 from csd.cpu.graph_insert import graph_insert
 from csd.cpu.layers import reads_norm, reads_rotary, reads_swiglu, rms_norm, rotary, swiglu
+from csd.cpu.next_state import advance_state, reads_states
 from csd.cpu.numbers import on_host, readable
 from csd.cpu.observe import observe, observed_tensors
 from csd.cpu.passes import PASSES
+from csd.cpu.tree_conv import reads_conv, tree_conv
+from csd.cpu.tree_states import tree_delta_rule, tree_ssm
+from csd.kernels import advance_state as _advance_state  # noqa: F401, enters the operation
+from csd.kernels import commit_tail as _commit_tail  # noqa: F401
 from csd.kernels import observe as observe_module
+from csd.kernels import tree_conv as _tree_conv  # noqa: F401
+from csd.kernels import tree_ssm as _tree_ssm  # noqa: F401, with `tree_delta_rule`
 from csd.kernels.draft_tree import with_config
 from csd.kernels.graph_insert import on_table
 from csd.kernels.operator import OPERATIONS
@@ -39,6 +47,11 @@ _register("add_rms_norm", reads_norm, rms_norm)
 _register("rotary", reads_rotary, rotary)
 _register("swiglu", reads_swiglu, swiglu)
 _register("tree_attention", lambda *args: readable(*args[:5]), _attend)
+_register("tree_conv", lambda *args: reads_conv(*args[:4]), tree_conv)
+_register("tree_delta_rule", lambda *args: reads_states(*args[:10]), tree_delta_rule)
+_register("tree_ssm", lambda *args: reads_states(*args[:8]), tree_ssm)
+_register("advance_state", lambda *args: reads_states(*args[:4]), advance_state)
+_register("commit_tail", lambda *args: reads_tail(*args[:2]), commit_tail)
 _register("commit_kv", lambda *args: reads_commit(*args[:4]), commit_kv)
 _register(
     "verify", lambda logits, pool, slots: readable(logits), partial(verify_ref, passes=PASSES)

@@ -2,9 +2,11 @@
 
 import torch
 
+from csd.kernels.layer_states import commit_states
 from csd.kernels.ops import Ops
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
+from csd.state.recurrent import CHUNK, TAIL, StateMemory
 from csd.state.slots import Slots
 
 
@@ -19,6 +21,17 @@ def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> 
     for x in (logits, logits.to(slots.logprobs.dtype)):
         ops.verify_all(x, pool, slots)
     slots.max_new.zero_()
+
+
+def compile_states(ops: Ops, memory: StateMemory) -> None:
+    """Commits a token by which a slot's states move on a chunk; the slots are of no text then."""
+    slots = memory.base.shape[0]
+    count = torch.zeros(slots, dtype=torch.int32)
+    count[0] = 1
+    row = torch.zeros(slots, 1, dtype=torch.int32)
+    commit_states(ops, memory, (TAIL + 1) * count, row, count)
+    assert int(memory.base[0]) == CHUNK
+    memory.base.zero_()
 
 
 def compile_rest(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:

@@ -69,16 +69,24 @@ class Room:
 
     def bytes(self, config: Any, dtype: torch.dtype, gathers: bool) -> int:
         """Bytes of the cache, of a step's rows, and of the slots' tokens and log-probabilities."""
-        page = KVCache.bytes_per_page(config, dtype)
+        page, (state, state_row) = KVCache.bytes_per_page(config, dtype), _states(config, dtype)
         own = torch.int32.itemsize + 2 * max(torch.float32.itemsize, dtype.itemsize)
-        step = self.rows * (page // PAGE + config.vocab * dtype.itemsize)
+        step = self.rows * (page // PAGE + config.vocab * dtype.itemsize + state_row)
         if gathers:
             step += _gathered(self.pages * page, config, dtype)
-        return self.pages * page + step + self.slots * self.slot_pages * PAGE * own
+        # as many prompts as samples may be in flight
+        states = 2 * self.slots * state
+        return self.pages * page + step + states + self.slots * self.slot_pages * PAGE * own
 
 
 def _power_of_two(x: int) -> int:
     return 1 << (x - 1).bit_length()
+
+
+def _states(config: Any, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of the states of a sample or a prompt, and of a row of a step."""
+    sizes = getattr(config, "states", None)
+    return (sizes.slot_bytes(dtype), sizes.row_bytes(dtype)) if sizes else (0, 0)
 
 
 def _gathered(cached: int, config: Any, dtype: torch.dtype) -> int:
@@ -93,8 +101,8 @@ class Demand:
     """Bytes that caches take beside the weights, with some samples in flight at once."""
 
     slots: int  # samples in flight
-    new: int  # keys and values of their tokens, reserved whole
-    prompts: int  # of the prompts in flight, each stored once
+    new: int  # keys and values of their tokens, reserved whole; with the samples' states
+    prompts: int  # of the prompts in flight, each stored once; with their states
     step: int  # of the rows of a step or a chunk, and their logits
     drafter: int = 0  # keys and values of a draft model
 
@@ -116,13 +124,14 @@ class Demand:
         gathers: whether attention copies a layer's keys and values, as the batched one does: once
         as they are, and once as float32.
         """
-        page = KVCache.bytes_per_page(config, dtype)
-        new = slots * slot_pages * page
+        page, (state, state_row) = KVCache.bytes_per_page(config, dtype), _states(config, dtype)
+        new = slots * (slot_pages * page + state)
         # each group in flight has at least one slot
-        prompts = min(slots, groups) * prompt_pages * page
-        step = rows * (page // PAGE + config.vocab * dtype.itemsize)
+        prompts = min(slots, groups) * (prompt_pages * page + state)
+        step = rows * (page // PAGE + config.vocab * dtype.itemsize + state_row)
         if gathers:
-            step += _gathered(new + prompts, config, dtype)
+            pages = slots * slot_pages + min(slots, groups) * prompt_pages
+            step += _gathered(pages * page, config, dtype)
         return cls(slots, new, prompts, step)
 
     @property

@@ -103,6 +103,9 @@ class Scheduler:
                 break
             refills.append(self.assign(request, s))
         fill_slots(self.step.slots, self.step.cache.slot_pages, refills)
+        if self.step.cache.states is not None:
+            for refill in refills:
+                self.step.cache.states.begin_sample(refill.slot, refill.request.group)
         if self.step.changes is not None:
             self.step.changes.fill(refills)
 
@@ -305,6 +308,8 @@ class Scheduler:
         """The pages of a request's prompt and its group's graph are free."""
         self.step.cache.allocator.give_back(request.pages)
         self.step.slots.group_key[request.group].fill_(-1)
+        if self.step.cache.states is not None:
+            self.step.cache.states.free_prompt(request.group)
 
 
 def clear(step: Step) -> None:

@@ -13,7 +13,9 @@ from csd.engine.measures import Measures
 from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import Drafter
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
+from csd.kernels.layer_states import StepStates, commit_states
 from csd.kernels.ops import Ops
+from csd.kernels.prompt_states import PromptStates
 from csd.models.config import scale_of
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
@@ -139,6 +141,7 @@ class Step:
             self.ops.tree_attention, node_k, node_v, cache.k, cache.v, where, work,
             scale_of(config), plan=self.ops.plan_attention,
             works={(config.heads, config.kv_heads, None, None): work},
+            states=cache.states and StepStates.of(self.ops, cache.states.slots, pool),
         )  # fmt: skip
         hidden = self.ops.forward(
             self.decoder, pool.token, pool.position, attend, node_k, node_v
@@ -156,11 +159,16 @@ class Step:
         tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
         position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
         node_k, node_v = cache.nodes(rows)
+        states = None
+        if cache.states is not None:
+            states = PromptStates(self.ops, cache.states.of_prompt(g, start), start, rows)
         attend = PromptAttention(
             self.ops.chunk_attention, node_k, node_v, cache.k, cache.v, cache.prompt_pages[g],
-            start, scale_of(self.decoder.config),
+            start, scale_of(self.decoder.config), states,
         )  # fmt: skip
         hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
+        if states is not None:
+            states.end()
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
         return hidden
@@ -182,10 +190,18 @@ class Step:
 
     def commit(self, verdict: Verdict) -> None:
         """Accepted nodes' keys and values move behind the committed ones of slots that moved on."""
-        for part in self.cache.parts:
+        cache = self.cache
+        for part in cache.parts:
             self.ops.commit_kv(
-                part.node_k, part.node_v, part.k, part.v, self.cache.slot_pages,
+                part.node_k, part.node_v, part.k, part.v, cache.slot_pages,
                 self.slots.generated, verdict.accept_row, verdict.accept_count, True,
+            )
+        if cache.states is not None:
+            slots = self.slots
+            # a free slot has no group, and accepts nothing
+            length = slots.prompt_len[slots.group.clamp(min=0).long()] + slots.generated
+            commit_states(
+                self.ops, cache.states.slots, length, verdict.accept_row, verdict.accept_count
             )
 
     def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:

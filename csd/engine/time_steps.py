@@ -9,7 +9,7 @@ import torch
 from csd.engine.budget import StepTimeTable, most_nodes
 from csd.engine.budget.estimator import OUTLIER
 from csd.engine.compile_beside import compiled_beside
-from csd.engine.compile_step import compile_rest, compile_verify
+from csd.engine.compile_step import compile_rest, compile_states, compile_verify
 from csd.engine.cuda_graphs import Captures
 from csd.engine.static_step import sizes_for
 from csd.engine.step import Step
@@ -42,6 +42,8 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
     for x in logits:
         compile_verify(step.ops, step.slots, x, _roots(step, x.shape[0]))
     compile_rest(step.ops, dtype, step.slots.logprobs.dtype)
+    if step.cache.states is not None:
+        compile_states(step.ops, step.cache.states.slots)
 
 
 def _roots(step: Step, rows: int) -> Pool:

@@ -32,6 +32,7 @@ class LayerAttention:
     plan: Callable | None = None  # `plan_attention`, for calls with properties
     # what it made, by heads, key-value heads, window and chunk
     works: dict[tuple, Any] = field(default_factory=dict, repr=False)
+    states: Any = None  # `csd.kernels.layer_states` of the same rows, of models that have some
 
     def __call__(
         self,
@@ -77,6 +78,7 @@ class PromptAttention:
     pages: torch.Tensor  # [PP] int32
     start: int
     scale: float
+    states: Any = None  # `csd.kernels.layer_states` of the same tokens
 
     def __call__(
         self,

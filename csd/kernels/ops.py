@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from csd.kernels.advance_slots import advance_slots_ref, advance_slots_triton
+from csd.kernels.advance_state import advance_state_ref, advance_state_triton
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import commit_kv_ref, commit_kv_triton
+from csd.kernels.commit_tail import commit_tail_ref, commit_tail_triton
 from csd.kernels.draft_tree import draft_tree_ref, draft_tree_triton
 from csd.kernels.exact_attention import exact_attention_triton, plan_exact_triton
 from csd.kernels.graph_insert import graph_insert_ref, graph_insert_triton, insert_observed_triton
@@ -24,6 +26,9 @@ from csd.kernels.tree_attention import tree_attention_triton
 from csd.kernels.tree_attention.by_reference import plan_reference, tree_attention_reference
 from csd.kernels.tree_attention.layout import with_layout
 from csd.kernels.tree_attention.plan import plan_attention_triton
+from csd.kernels.tree_conv import tree_conv_ref, tree_conv_triton
+from csd.kernels.tree_delta_rule import tree_delta_rule_ref, tree_delta_rule_triton
+from csd.kernels.tree_ssm import tree_ssm_ref, tree_ssm_triton
 from csd.kernels.verify import decide_triton, verify_ref, verify_triton
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.passes import Passes
@@ -61,6 +66,12 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
+    # of layers with a state
+    tree_conv: Callable = tree_conv_ref
+    tree_delta_rule: Callable = tree_delta_rule_ref
+    tree_ssm: Callable = tree_ssm_ref
+    advance_state: Callable = advance_state_ref
+    commit_tail: Callable = commit_tail_ref
     passes: Passes = REFERENCE  # over rows of logits, where they are read one by one
     chunk_attention: Callable = chunk_attention  # of a prompt's chunk
     # by the name of the method that is to call it
@@ -161,5 +172,10 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
+        tree_conv=tree_conv_triton,
+        tree_delta_rule=tree_delta_rule_triton,
+        tree_ssm=tree_ssm_triton,
+        advance_state=advance_state_triton,
+        commit_tail=commit_tail_triton,
         joined=joined,
     )

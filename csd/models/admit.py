@@ -3,6 +3,7 @@
 **attention**: each call's result on the same queries, keys and values, against the function that
 the module has beside csd, with the module's own mask, at lengths beyond the call's window or chunk.
 Final logits would not show a window: the last rows of a short text see all of it.
+**states**: each call's of a layer with a state, over a text that passes stored states.
 **mixing**: rows of one sequence, while the other rows' tokens and positions change. What moves them
 lets samples depend on each other: convolutions, rotary embeddings by the longest sequence,
 activations that are scaled by tensor. The maximum counts; a median hides few rows that are wrong.
@@ -12,14 +13,19 @@ rows to other experts; the other two comparisons are not of final logits.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
 from csd.kernels.layer_attention import LayerAttention
+from csd.kernels.layer_states import StepStates
+from csd.kernels.ops import reference
 from csd.models.admit_attention import attention_difference, normal_operands, without_work
+from csd.models.admit_states import state_difference
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted, refusing
 from csd.state.kv_cache import KVCache
+from csd.state.recurrent import StateMemory, checkpoint
 
 # of the largest number of a result; measured are 4e-7 and, of attention, 1e-6, against 0.1 and more
 # where something is wrong
@@ -39,10 +45,13 @@ class Admission:
     attention: float
     mixing: float
     text: float
+    states: float = 0.0
 
     def __str__(self) -> str:
+        states = f", states {self.states:.1e}" if self.states else ""
         return (
-            f"attention {self.attention:.1e}, other rows {self.mixing:.1e}, text {self.text:.1e}"
+            f"attention {self.attention:.1e}{states}, other rows {self.mixing:.1e}, text "
+            f"{self.text:.1e}"
         )
 
 
@@ -52,6 +61,9 @@ def admit(decoder: ModuleDecoder) -> Admission:
         attention = max(attention_difference(call) for call in decoder.calls)
     finally:
         normal_operands.cache_clear()
+    # calls that differ in their parameters alone are computed alike
+    kinds = {call.kind(): call for call in decoder.mixers}
+    states = max(map(state_difference, kinds.values()), default=0.0)
     wide = decoder.dtype.itemsize >= 4
     tokens = _tokens(decoder.config.vocab, 0)
     first = _rows(decoder, tokens, far=False)
@@ -79,7 +91,9 @@ def admit(decoder: ModuleDecoder) -> Admission:
         )
     for call in decoder.calls:
         call.named, call.mask_function = {}, None
-    return Admission(attention, moved, text)
+    for mixer in decoder.mixers:
+        mixer.named, mixer.own = {}, None
+    return Admission(attention, moved, text, states)
 
 
 def _tokens(vocab: int, seed: int) -> list[torch.Tensor]:
@@ -123,12 +137,20 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         c, slots=1, pages=1, prompt_pages=1, slot_pages=1, rows=rows, dtype=dtype, device=device
     )
     node_k, node_v = cache.node_k, cache.node_v
+    at = padded(position, 0).int()
+    states = None
+    if c.states is not None:
+        memory = StateMemory(c.states, S, rows, dtype, device)
+        # the references: the backend is not chosen yet
+        states = StepStates.of(reference(), memory, SimpleNamespace(**where, position=at))
+        # a row of positions elsewhere has a text of its own before it, of which nothing is known
+        memory.base.copy_(checkpoint(whole([0] * S) + at[start].int()))
     attend = LayerAttention(
-        without_work, node_k, node_v, cache.k, cache.v, where, None, c.head_dim**-0.5
+        without_work, node_k, node_v, cache.k, cache.v, where, None, c.head_dim**-0.5, states=states
     )
     token = padded(tokens, -1).int()
     with refusing(decoder.base):
-        logits = decoder.forward(token, padded(position, 0).int(), attend, node_k, node_v)
+        logits = decoder.forward(token, at, attend, node_k, node_v)
     return logits[start[1] : start[2]]
 
 

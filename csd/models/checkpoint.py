@@ -58,11 +58,24 @@ def _sizes(config: Any, wanted: str) -> ModelConfig | None:
                 raise
             why = str(error)
     try:
-        refuse_config(config)
+        refuse_config(_of_text(config))
     except ValueError as error:
         both = "" if why is None else f". The fused decoder does not run it either: {why}"
         raise ValueError(f"{error}{both}") from error
     return None
+
+
+def _of_text(config: Any) -> Any:
+    """The config of what AutoModelForCausalLM loads: of a model that reads images too, that of its
+    text model where the family has one of its own."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = config.get_text_config()
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config
+    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    loaded = made[0] if isinstance(made, tuple) else made
+    return text if loaded.config_class is type(text) else config
 
 
 def read_model(

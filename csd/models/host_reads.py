@@ -5,7 +5,7 @@ module. Experts run as they do in a captured step.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,9 @@ class _Shapes:
         mask: torch.Tensor | None, named: dict[str, Any],
     ) -> torch.Tensor:  # fmt: skip
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
+        return own(**named)
 
 
 @torch.no_grad()

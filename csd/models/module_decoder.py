@@ -57,6 +57,7 @@ class ModuleDecoder:
             self.base, self.parts, self.run, tokens=named.vocab, context=named.context
         )
         self.calls: list[Call] = found.calls
+        self.mixers = found.mixers
         # layers that share keys may then leave rows of a prompt out too
         shared = any(call.spec.shares is not None for call in self.calls)
         self._keeps_logits = "logits_to_keep" in taken and not shared
@@ -131,7 +132,7 @@ class ModuleDecoder:
         mask = self._mask
 
         def once() -> Any:
-            answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v)
+            answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v, self.mixers)
             experts = captured_experts(self.parts) if self.captured else nullcontext()
             with calls_go_to(answer, self.parts), experts:
                 logits = self.run(ids, position.long()[None], mask, only)

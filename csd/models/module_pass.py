@@ -1,24 +1,30 @@
 """The attention calls of one pass of a module over the pool's rows, answered by csd's attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from csd.models.mixer_calls import MixerCall, answer, size_of
+from csd.models.own_mixers import CONVOLUTION
 from csd.models.probe import Call
 
 
 class Pass:
     """Answers the attention calls of one pass, in the order that was probed."""
 
-    __slots__ = ("at", "attend", "calls", "node_k", "node_v", "plain")
+    __slots__ = (
+        "at", "attend", "calls", "convs", "mixer_at", "mixers", "node_k", "node_v", "plain",
+    )  # fmt: skip
 
     def __init__(
-        self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Callable,
-        node_k: Any, node_v: Any,
+        self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Any,
+        node_k: Any, node_v: Any, mixers: Sequence[MixerCall] = (),
     ):  # fmt: skip
         self.calls, self.plain, self.attend = calls, plain, attend
+        # mixers' calls so far, and those of them that were convolutions
+        self.mixers, self.mixer_at, self.convs = mixers, 0, 0
         self.node_k, self.node_v, self.at = node_k, node_v, 0
 
     def mask(self, named: dict[str, Any]) -> None:
@@ -42,6 +48,22 @@ class Pass:
             out = self.attend(call.layer, q, None, spec.properties, sinks)
         # a family views it as other shapes
         return out.to(query.dtype).contiguous()[None]
+
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
+        at = self.mixer_at
+        call = self.mixers[at] if at < len(self.mixers) else None
+        size = size_of(name, named)
+        if call is None or (call.function, call.size) != (name, size):
+            due = "no further one" if call is None else str(call)
+            raise RuntimeError(
+                f"call {at + 1} of a layer with a state is {name} of {size}, and {due} is due: the "
+                "module computes in another order than when it was probed"
+            )
+        self.mixer_at += 1
+        convolution = name == CONVOLUTION
+        number = self.convs if convolution else at - self.convs
+        self.convs += convolution
+        return answer(call, number, own, named, self.attend.states)
 
     def _next(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -86,6 +108,11 @@ class Pass:
             raise RuntimeError(
                 f"a pass must make {len(self.calls)} attention calls, as when it was probed, got "
                 f"{self.at}"
+            )
+        if self.mixer_at != len(self.mixers):
+            raise RuntimeError(
+                f"a pass must make {len(self.mixers)} calls of layers with a state, as when it was "
+                f"probed, got {self.mixer_at}"
             )
 
 

@@ -8,6 +8,7 @@ from csd.models.config import ModelSizes
 from csd.models.probe import NotAdmitted, Probed
 from csd.models.refuse import refuse_module
 from csd.state.kv_cache import LayerShape
+from csd.state.recurrent import ConvSize, StateSize, StateSizes
 
 # of models that name no context
 UNBOUNDED = 1 << 20
@@ -27,6 +28,7 @@ class ModuleConfig:
     context: int
     uniform: bool  # whether the heads are those of all calls
     shapes: tuple[LayerShape, ...] | None = None  # of the cache's layers, where they are not alike
+    states: StateSizes | None = None  # of layers whose memory of a text is not keys and values
 
     @property
     def of_calls(self) -> tuple[int, int, int] | None:
@@ -68,9 +70,11 @@ def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
     uniform = len(sizes) == 1 and all(spec.head_dim == spec.value_dim for spec in specs)
     widest = max(specs, key=lambda spec: spec.width)
     heads = widest.heads, widest.kv_heads, widest.head_dim
+    convs = tuple(call.size for call in found.mixers if isinstance(call.size, ConvSize))
+    states = tuple(call.size for call in found.mixers if isinstance(call.size, StateSize))
     return ModuleConfig(
         named.family, named.vocab, named.hidden, len(shapes), *heads, named.context, uniform,
-        None if uniform else shapes,
+        None if uniform else shapes, StateSizes(convs, states) if found.mixers else None,
     )  # fmt: skip
 
 
@@ -85,4 +89,5 @@ def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
         now.family, now.vocab, now.hidden, before.layers, before.heads, before.kv_heads,
         before.head_dim, now.context, getattr(before, "uniform", True),
         getattr(before, "shapes", None),
+        getattr(before, "states", None),
     )  # fmt: skip

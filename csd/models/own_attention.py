@@ -37,6 +37,8 @@ class Answer(Protocol):
 
     def mask(self, named: dict[str, Any]) -> torch.Tensor | None: ...
 
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any: ...
+
 
 class Parts:
     """The modules of a model and the configs that they read, listed once."""

@@ -16,7 +16,9 @@ from torch import nn
 
 from csd.models.attention_spec import AttentionSpec
 from csd.models.mask_kind import OtherMask, window_and_chunk
+from csd.models.mixer_calls import MixerCall, OtherCall, size_of
 from csd.models.own_attention import Parts, calls_go_to, own_function
+from csd.models.own_mixers import CONVOLUTION, owner_of, put_in_front
 
 # of the text that is read; no window is shorter
 TOKENS = 11
@@ -55,6 +57,7 @@ class Call:
 @dataclass(slots=True)
 class Probed:
     calls: list[Call]
+    mixers: list[MixerCall]  # of layers with a state
     vocab: int
     dtype: torch.dtype  # of queries
     device: torch.device
@@ -71,6 +74,7 @@ def probe(
     device = next(model.parameters()).device
     ids, position = text(tokens, device)
     noted = _Noted(model, device, context)
+    put_in_front(parts.modules)
     with torch.no_grad(), calls_go_to(noted, parts), refusing(model):
         logits = run(ids, position, None)
     if not noted.calls:
@@ -87,7 +91,7 @@ def probe(
     _number(noted.calls)
     query = noted.query
     assert query is not None
-    return Probed(noted.calls, logits.shape[-1], query.dtype, query.device)
+    return Probed(noted.calls, noted.mixers, logits.shape[-1], query.dtype, query.device)
 
 
 @contextmanager
@@ -123,7 +127,9 @@ class _Noted:
     def __init__(self, model: nn.Module, device: torch.device, context: int):
         self.names = {module: name for name, module in model.named_modules()}
         self.device, self.context = device, context
+        self.model = weakref.ref(model)
         self.calls: list[Call] = []
+        self.mixers: list[MixerCall] = []
         self.query: torch.Tensor | None = None
         self.masks: list[tuple[torch.Tensor, Callable]] = []
         # held, so that no later tensor takes the memory of an earlier one
@@ -173,6 +179,22 @@ class _Noted:
         self.calls.append(Call(place, weakref.ref(module), spec, function, kept, query.device))
         assert mask is not None
         return by_own_function(module, query, key, value, mask, named)
+
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
+        model = self.model()
+        assert model is not None
+        if name == CONVOLUTION:
+            place = owner_of(model, named["weight"])
+        else:
+            # behind its mixer's convolution
+            place = self.mixers[-1].place if self.mixers else name
+        try:
+            size = size_of(name, named)
+        except OtherCall as error:
+            raise NotAdmitted(f"{place} calls {error}") from error
+        device = next(x for x in named.values() if torch.is_tensor(x)).device
+        self.mixers.append(MixerCall(place, name, size, device, own, named))
+        return own(**named)
 
     def _place(self, module: nn.Module) -> str:
         name = self.names.get(module, type(module).__name__)

@@ -13,15 +13,18 @@ from typing import Any
 from torch import nn
 
 from csd.models.adapters import base_of, tuner_layers
+from csd.models.own_mixers import CONVOLUTION, CORES, functions_of, is_convolution
 from csd.models.scattered import refuse_absent, refuse_scattered
 
-# kinds of layers whose memory of a text is not keys and values, and fields of their configs
+# kinds of layers whose memory of a text is not keys and values, and fields of their configs. Those
+# whose family computes them by functions that csd has along trees are run (`own_mixers.py`)
 STATES = {
     "mamba": "a recurrent state", "mamba2": "a recurrent state", "m": "a recurrent state",
     "linear_attention": "a recurrent state", "recurrent": "a recurrent state",
     "hybrid": "a recurrent state", "hybrid_mamba": "a recurrent state",
-    "conv": "a convolution's state",
+    "conv": (CONVOLVED := "a convolution's state"),
 }  # fmt: skip
+SERVED = "gated delta rules, Mamba-2 and short convolutions of transformers' own modules"
 FIELDS = (
     "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_ssm", "state_size", "ssm_state_size",
     "lru_width", "linear_conv_kernel_dim", "attention_hidden_size", "time_step_rank",
@@ -62,6 +65,8 @@ def refuse_module(model: Any) -> None:
             f"the weights are on more than one device: {', '.join(devices)}; load the model on one"
         )
     for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d) and is_convolution(model, name):
+            continue
         if isinstance(module, nn.RNNBase | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise ValueError(
                 f"{name} is a {type(module).__name__}, a layer with a state of its own, which a "
@@ -83,18 +88,31 @@ def _refuse_states(family: str, config: Any) -> None:
             continue
         for i, kind in enumerate(kinds):
             what = STATES.get(str(kind).removesuffix("_sliding"))
-            if what is not None:
+            if what is not None and not _has_functions(config, what == CONVOLVED):
                 raise ValueError(
                     f"{family!r} has layers with a state: layer {i} is {kind!r} ({field}), with "
-                    f"{what} that a tree of drafts would need for each node"
+                    f"{what} that a tree of drafts would need for each node; csd has that of "
+                    f"{SERVED}"
                 )
         return
     for field in FIELDS:
-        if getattr(text, field, None) is not None:
+        if getattr(text, field, None) is not None and not _has_functions(config, False):
             raise ValueError(
                 f"{family!r} has layers with a state ({field}={getattr(text, field)!r}), which a "
-                "tree of drafts would need for each node"
+                f"tree of drafts would need for each node; csd has that of {SERVED}"
             )
+
+
+def _has_functions(config: Any, convolution: bool) -> bool:
+    """Whether the family's file computes its states by functions that csd has along trees."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = config.get_text_config()
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+    found = functions_of((made[0] if isinstance(made, tuple) else made).__module__)
+    return CONVOLUTION in found and (convolution or bool(found & set(CORES)))
 
 
 def _refuse_rope(family: str, config: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from csd.state.device import upload
+from csd.state.recurrent import StateCache
 
 PAGE = 64
 
@@ -134,6 +135,9 @@ class KVCache:
         self.prompt_pages = torch.full((slots, prompt_pages), -1, dtype=torch.int32, device=device)
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
+        sizes = getattr(config, "states", None)
+        # of layers whose memory of a text is not keys and values
+        self.states = StateCache(sizes, slots, rows, dtype, device) if sizes else None
 
     @staticmethod
     def bytes_per_page(config: Any, dtype: torch.dtype) -> int:
@@ -158,5 +162,7 @@ class KVCache:
     def reset(self) -> None:
         """All pages free."""
         self.allocator = PageAllocator(self.pages)
+        if self.states is not None:
+            self.states.prompts.clear()
         self.prompt_pages.fill_(-1)
         self.slot_pages.fill_(-1)

@@ -30,6 +30,16 @@ DEEPSEEK = EXPERTS | dict(
     num_key_value_heads=4,
 )  # fmt: skip
 
+LINEAR = dict(
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+    linear_value_head_dim=8, shared_expert_intermediate_size=24,
+)  # fmt: skip
+CONVOLVED = ["conv", "full_attention", "conv"]
+MAMBA = dict(
+    mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=2, mamba_chunk_size=16
+)
+
 
 def yarn(factor=4.0, old=32):
     return dict(
@@ -149,6 +159,27 @@ MODULES: dict[str, dict] = {
     "solar_open": HEAD | DEEPSEEK | dict(num_key_value_heads=2),
     "cohere2_moe": HEAD | EXPERTS | MIXED,
     "laguna": HEAD | EXPERTS | MIXED,
+    # with layers that have a state
+    "qwen3_next": HEAD | EXPERTS | LINEAR,
+    "qwen3_5_text": HEAD | LINEAR,
+    "qwen3_5_moe_text": HEAD | EXPERTS | LINEAR,
+    "olmo_hybrid": HEAD | LINEAR,
+    "lfm2 conv": dict(layer_types=CONVOLVED),
+    "lfm2_moe": EXPERTS | dict(layer_types=CONVOLVED, num_dense_layers=1),
+    "lfm3": dict(layer_types=CONVOLVED),
+    "nemotron_h": HEAD | EXPERTS | dict(
+        layers_block_type=["linear_attention", "full_attention", "mlp"], mamba_num_heads=4,
+        mamba_head_dim=8, ssm_state_size=8, n_groups=2, chunk_size=16,
+    ),
+    "granitemoehybrid mamba": EXPERTS | MAMBA | dict(
+        layer_types=["mamba", "attention", "mamba"], shared_intermediate_size=24
+    ),
+    "bamba": MAMBA | dict(attn_layer_indices=[1]),
+    "falcon_h1": HEAD | MAMBA | dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_n_groups=1),
+    "zamba2": dict(
+        mamba_d_state=8, n_mamba_heads=8, mamba_headdim=8, mamba_ngroups=1, chunk_size=16,
+        layers_block_type=["mamba", "hybrid", "mamba"], num_mem_blocks=1, adapter_rank=4,
+    ),
 }  # fmt: skip
 
 
@@ -164,18 +195,23 @@ def longrope():
 
 # what csd's message names
 REFUSED: dict[str, tuple[dict, str]] = {
-    "falcon_h1": (
-        dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8), "with a state"
+    "mamba2": (
+        dict(num_heads=8, head_dim=8, state_size=8, n_groups=1, chunk_size=16),
+        "AttentionInterface",
     ),
-    "mamba2": (dict(num_heads=8, head_dim=8, state_size=8, n_groups=1), "with a state"),
-    "lfm2 conv": (dict(layer_types=["conv", "full_attention", "conv"]), "a convolution's state"),
-    "qwen3_next": (
-        HEAD | EXPERTS | dict(
-            layer_types=["linear_attention", "full_attention", "full_attention"],
-            shared_expert_intermediate_size=24, linear_num_value_heads=4, linear_num_key_heads=2,
-            linear_key_head_dim=8, linear_value_head_dim=8,
-        ),
+    "jamba": (
+        EXPERTS | dict(mamba_d_state=8, mamba_dt_rank=4, attn_layer_offset=1, attn_layer_period=2),
         "a recurrent state",
+    ),
+    "kimi_linear": (
+        EXPERTS | dict(linear_attn_config=dict(
+            kda_layers=[1, 3], full_attn_layers=[2], num_heads=4, head_dim=8,
+            short_conv_kernel_size=4,
+        )),
+        "a recurrent state",
+    ),
+    "minimax": (
+        HEAD | EXPERTS | dict(layer_types=LINEAR["layer_types"]), "a recurrent state"
     ),
     "recurrent_gemma": (dict(lru_width=32, attention_window_size=8), "with a state"),
     "llama dynamic": (
@@ -212,6 +248,9 @@ def build(name: str, dtype=torch.float64, seed: int = 0, **changes):
     with torch.no_grad():
         for part, weight in model.named_parameters():
             spread, middle = (0.2, 1.0) if "norm" in part else (0.3, 0.0)
+            if part.endswith("A_log"):
+                # states that last for dozens of tokens
+                middle = -4.0
             weight.copy_(normal(weight.shape) * spread + middle)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return convert(model, dtype).eval()

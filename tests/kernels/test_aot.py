@@ -9,14 +9,15 @@ from bench.gpu.aot import SHAPES, TARGETS, problems, run, table
 from bench.gpu.aot.compile import at_once, mma_loops
 
 KERNELS = {
-    "advance_slots", "commit_kv", "draft_tree fill", "draft_tree grow", "exact_attention pages",
-    "exact_attention tail", "first_keys", "gated_linear", "graph_insert allocate",
-    "graph_insert claim", "graph_insert lead", "graph_insert merge", "graph_insert observe_claim",
-    "layered_dag layer",
-    "merge_partials", "observe", "plan_attention", "plan_exact", "rms_norm", "rotary", "row_linear",
-    "row_linear add_splits", "sample_words", "snapshot", "suffix_match count", "suffix_match take",
-    "swiglu", "tree_attention", "verify compact", "verify descend", "verify finish",
-    "verify sample", "verify scan",
+    "advance_slots", "advance_state", "commit_kv", "commit_tail", "draft_tree fill",
+    "draft_tree grow", "exact_attention pages", "exact_attention tail", "first_keys",
+    "gated_linear",
+    "graph_insert allocate", "graph_insert claim", "graph_insert lead", "graph_insert merge",
+    "graph_insert observe_claim", "layered_dag layer", "merge_partials", "observe",
+    "plan_attention", "plan_exact", "rms_norm", "rotary", "row_linear", "row_linear add_splits",
+    "sample_words", "snapshot", "suffix_match count", "suffix_match take", "swiglu",
+    "tree_attention", "tree_conv", "tree_delta_rule tree_state", "verify compact",
+    "verify descend", "verify finish", "verify sample", "verify scan",
 }  # fmt: skip
 
 

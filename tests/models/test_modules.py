@@ -68,7 +68,7 @@ def test_refuse_by_name(name):
         csd.Engine(build(name, torch.float32), decoder="module")
 
 
-@pytest.mark.parametrize("name", ["falcon_h1", "lfm2 conv", "llama dynamic", "falcon", "bart"])
+@pytest.mark.parametrize("name", ["jamba", "kimi_linear", "llama dynamic", "falcon", "bart"])
 def test_refuse_by_config_before_weights_are_read(name, tmp_path):
     config(name).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no weights")

@@ -9,8 +9,8 @@ filters; the sides take turns within a row, all with the same weights and as man
 written as it finishes, and a rerun with the same file goes on behind the last one. Rows that do not
 fit in --minutes are left out, the first ones of the plan never. --plot makes the picture and prints
 README's table and that of all rows, of the file alone. llama.cpp needs `pip install
-llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. docs/experiments/answers.md has
-the method.
+llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. The method is in
+docs/experiments/answers.md.
 """
 
 import argparse

@@ -25,9 +25,11 @@ from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
 from csd.kernels.sample_words import sample_words_triton
 from csd.kernels.suffix_match import suffix_match_triton
 from csd.kernels.swiglu import silu_mul_triton
+from csd.kernels.tree_paths import DEPTHS
 from csd.state.context_table import GraphConfig, Table
 from csd.state.kv_cache import PAGE
 from csd.state.pool import Pool
+from csd.state.recurrent import TAIL
 from csd.state.slots import Slots
 from csd.state.texts import DagConfig, Texts
 
@@ -76,6 +78,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("", lambda: gated_products(model)),
         ("of splits", lambda: behind_splits(model)),
         ("of splits, with bias", lambda: rotary_of_splits(model, bias=True)),
+        ("", lambda: states(ops, model)),
         ("silu_mul", lambda: silu_mul_triton(*2 * [model.empty(ROWS, shape.intermediate)])),
     ]
 
@@ -116,6 +119,39 @@ def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
     observed = ops.observe(pool, slots, verdict, config)
     ops.graph_insert(table, *observed, slots.group_key, config.orders)
     ops.snapshot(pool, verdict, False, False)
+
+
+# key heads, value heads and the sizes of both, of Qwen3-Next's and Qwen3.5's layers
+STATE_HEADS, CHANNELS = (16, 32, 128, 128), 8192
+
+
+def states(ops: Ops, model: _Model) -> None:
+    """A layer with a state, and what a step's end does with it."""
+    Hk, H, Dk, Dv = STATE_HEADS
+
+    def wide(*size: int) -> torch.Tensor:
+        return model.empty(*size, dtype=torch.float32)
+
+    def whole(*size: int) -> torch.Tensor:
+        return model.empty(*size, dtype=torch.int32)
+
+    slot, position, path = whole(ROWS), whole(ROWS), whole(ROWS, DEPTHS)
+    x, weight, tail = (model.empty(*s, CHANNELS) for s in ((ROWS,), (4,), (SLOTS, 3)))
+    ops.tree_conv(x, weight.view(CHANNELS, 4), None, tail, slot, position, path, True)
+    keys, values, heads = wide(ROWS, Hk, Dk), wide(ROWS, H, Dv), wide(ROWS, H)
+    kept = (
+        wide(2, SLOTS, H, Dk, Dv), wide(2, SLOTS, TAIL, Hk, Dk), wide(2, SLOTS, TAIL, H, Dv),
+        wide(2, SLOTS, TAIL, H),
+    )  # fmt: skip
+    base = whole(SLOTS)
+    rest = (
+        keys, heads, values, *(part[0] for part in kept), base, slot, position, path, base, base,
+    )  # fmt: skip
+    ops.tree_delta_rule(keys, values, heads, *rest)
+    ops.tree_ssm(keys, *rest)
+    ops.advance_state(*kept, base, base)
+    node, rows = wide(2, ROWS, H * Dv), whole(SLOTS, 17)
+    ops.commit_tail(node, kept[2].flatten(3), base, rows, base)
 
 
 def first_norm(ops: Ops, model: _Model) -> None:

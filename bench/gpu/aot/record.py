@@ -58,7 +58,7 @@ def named(target: str) -> Target:
 # those that `make aot` compiles for
 TARGETS = {name: named(name) for name in ("sm_90", "sm_80", "gfx942")}
 # constants that a job's name shows, where its kernel has them
-SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED")
+SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED", "SOLVE")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,185 @@
+"""The rows of a slot at one key head and its value heads, for `tree_states.py`.
+
+The formula's sums as products of matrices, with the same terms in the same order for every row:
+
+    y_j = D(j) S^T x_j + sum over i of D(i, j) (k_i . x_j) u_i,    x_j = k_j or q_j
+
+D(i, j) is the product of the decays behind token i, multiplied from row j backwards, so that the
+bits of a term depend on the text between i and j alone. A term is added with one rounding, whether
+its token is one of the slot's tail or a node; terms of other paths are not added, and those that a
+row's state holds already are zeros.
+"""
+
+import numpy as np
+
+from csd.cpu.blocks import turn
+from csd.cpu.compiled import loop
+from csd.cpu.head_products import _add_product
+from csd.cpu.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
+from csd.cpu.next_state import add_chunk
+from csd.cpu.numbers import memory
+from csd.kernels.tree_paths import DEPTHS
+from csd.state.recurrent import CHUNK, TAIL
+
+
+@loop
+def _whole_blocks(count):
+    return -(-count // BLOCK) * BLOCK
+
+
+@loop
+def _turned(x, at, stride, count, Dk, tile, to, wide):
+    """tile[d, to + i] = x[at + i stride + d] for i < count, in whole blocks."""
+    whole = Dk // BLOCK * BLOCK
+    for j in range(0, count, BLOCK):
+        for d in range(0, whole, BLOCK):
+            turn(x, at + j * stride + d, stride, count - 1 - j, tile, d * wide + to + j, wide)
+    for j in range(count):
+        for d in range(whole, Dk):
+            tile[d * wide + to + j] = x[at + j * stride + d]
+
+
+@loop
+def _of_blocks(numbers, count, stride, size, spare):
+    """Rows of `size` numbers as whole blocks: as they lie where they are such, else a copy."""
+    if size % BLOCK == 0:
+        return numbers, stride
+    wide = _whole_blocks(size)
+    for t in range(count):
+        for j in range(size):
+            spare[t * wide + j] = numbers[t * stride + j]
+    return spare, wide
+
+
+@loop
+def _add_node(y, to, c, u, at, wide):
+    """y[to : to + wide] += c u[at : at + wide], of whole blocks; each number with one rounding."""
+    whole = wide // WIDTH * WIDTH
+    for i in range(0, whole, WIDTH):
+        put(add_multiple(lanes(y, to + i), c, lanes(u, at + i)), y, to + i)
+    for i in range(whole, wide, BLOCK):
+        put(add_multiple(block(y, to + i), c, block(u, at + i)), y, to + i)
+
+
+@loop
+def slot_head(
+    shape, s, g, nodes, start, base, q, value, strength, node_key, node_decay,
+    node_update, state, key, update, decay, position, path, out, solve, like, by,
+):  # fmt: skip
+    H, Hk, Dk, Dv = shape
+    size, each, kinds = like.itemsize, H // Hk, 2 if solve else 1
+    # what a caller says of its memory must not decide where this writes
+    tail = max(0, min(position[start] - base, TAIL))
+    wide, columns = _whole_blocks(Dv), TAIL + _whole_blocks(nodes)
+    rows = kinds * nodes
+    # rows that read the stored state come first: keys, then queries
+    first, depth = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    at_k, at_q = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    near = 0
+    for j in range(nodes):
+        first[j] = max((position[start + j] - DEPTHS) // CHUNK * CHUNK, base)
+        near += first[j] == base
+        depth[j] = -1
+        for d in range(DEPTHS):
+            depth[j] += path[start + j, d] >= 0
+    taken = np.zeros(2, np.int64)
+    for j in range(nodes):
+        far = first[j] > base
+        at_k[j] = taken[1] + kinds * near if far else taken[0]
+        at_q[j] = at_k[j] + (kinds - 1) * (nodes - near if far else near)
+        taken[1 if far else 0] += 1
+    x = np.empty((rows, Dk), like.dtype)
+    for j in range(nodes):
+        at = ((start + j) * Hk + g) * Dk * size
+        x[at_q[j]] = memory(q + at, Dk, like)
+        if solve:
+            x[at_k[j]] = memory(node_key + at, Dk, like)
+    # the keys of tail and nodes as columns
+    tile = np.zeros(Dk * columns, like.dtype)
+    tails = memory(key + (s * TAIL * Hk + g) * Dk * size, TAIL * Hk * Dk - g * Dk, like)
+    for b in range(2):
+        if tail > b * CHUNK:
+            place = (base + b * CHUNK) % TAIL
+            _turned(tails, place * Hk * Dk, Hk * Dk, CHUNK, Dk, tile, b * CHUNK, columns)
+    of_nodes = memory(node_key + (start * Hk + g) * Dk * size, nodes * Hk * Dk - g * Dk, like)
+    _turned(of_nodes, 0, Hk * Dk, nodes, Dk, tile, TAIL, columns)
+    score = np.zeros((rows, columns), like.dtype)
+    _add_product(x, 0, rows, 0, Dk, tile, columns, columns, score, 0, by)
+    # a copy of what is no whole blocks
+    spare = np.zeros(max(Dk, CHUNK) * wide if Dv % BLOCK else 0, like.dtype)
+    y, u = np.empty((rows, wide), like.dtype), np.zeros(nodes * wide, like.dtype)
+    sums = y.reshape(-1)
+    weight = np.zeros((rows, TAIL), like.dtype)
+    above, whole = np.empty((nodes, DEPTHS), like.dtype), np.empty(rows, like.dtype)
+    later = np.zeros(Dk * wide if near < nodes else 0, like.dtype)
+    for h in range(g * each, (g + 1) * each):
+        stored = memory(state + (s * H + h) * Dk * Dv * size, (Dk, Dv), like)
+        updates = memory(update + (s * TAIL * H + h) * Dv * size, TAIL * H * Dv - h * Dv, like)
+        decays = memory(decay + (s * TAIL * H + h) * size, TAIL * H - h, like)
+        flat = memory(state + (s * H + h) * Dk * Dv * size, Dk * Dv, like)
+        if near < nodes:
+            keys = memory(key + s * TAIL * Hk * Dk * size, (TAIL, Hk, Dk), like)[:, g]
+            us = memory(update + s * TAIL * H * Dv * size, (TAIL, H, Dv), like)[:, h]
+            ds = memory(decay + s * TAIL * H * size, (TAIL, H), like)[:, h]
+            add_chunk(stored, later, wide, base % TAIL, keys, us, ds)
+        weight[:] = 0
+        for j in range(nodes):
+            product = memory(node_decay + ((start + j) * H + h) * size, 1, like)[0]
+            for d in range(depth[j] - 1, -1, -1):
+                up = path[start + j, d]
+                above[j, d] = product
+                product *= memory(node_decay + (up * H + h) * size, 1, like)[0]
+            for p in range(base + tail - 1, first[j] - 1, -1):
+                weight[at_q[j], p - base] = product * score[at_q[j], p - base]
+                if solve:
+                    weight[at_k[j], p - base] = product * score[at_k[j], p - base]
+                product *= decays[p % TAIL * H]
+            whole[at_q[j]] = product
+            if solve:
+                whole[at_k[j]] = product
+        y[:] = 0
+        # of the stored state, of the next one, and of both blocks of the tail: one place in the
+        # code, since a product is much of it
+        for part in range(4):
+            low, high, terms, column = 0, rows, Dk, 0
+            given, numbers, stride = x, flat, Dv
+            if part == 0:
+                high = kinds * near
+            elif part == 1:
+                low, numbers, stride = kinds * near, later, wide
+            else:
+                column = (part - 2) * CHUNK
+                terms, given, stride = min(CHUNK, tail - column), weight, H * Dv
+                numbers = updates[(base + column) % TAIL * H * Dv :]
+            if part == 2:
+                for r in range(rows):
+                    row, factor = sums[r * wide : (r + 1) * wide], whole[r]
+                    for i in range(wide):
+                        row[i] *= factor
+            if low < high and terms > 0:
+                if part != 1:
+                    numbers, stride = _of_blocks(numbers, terms, stride, Dv, spare)
+                _add_product(given, low, high, column, terms, numbers, stride, wide, y, 0, by)
+        for j in range(nodes):
+            of_row = ((start + j) * H + h) * size
+            own = memory(node_update + of_row * Dv, Dv, like)
+            if solve:
+                for d in range(depth[j]):
+                    up = path[start + j, d] - start
+                    c = above[j, d] * score[at_k[j], TAIL + up]
+                    _add_node(sums, at_k[j] * wide, c, u, up * wide, wide)
+                b, v = memory(strength + of_row, 1, like)[0], memory(value + of_row * Dv, Dv, like)
+                read = sums[at_k[j] * wide : at_k[j] * wide + Dv]
+                for i in range(Dv):
+                    own[i] = b * (v[i] - read[i])
+            kept, gives = u[j * wide : j * wide + Dv], at_q[j] * wide
+            for i in range(Dv):
+                kept[i] = own[i]
+            for d in range(depth[j]):
+                up = path[start + j, d] - start
+                c = above[j, d] * score[at_q[j], TAIL + up]
+                _add_node(sums, gives, c, u, up * wide, wide)
+            _add_node(sums, gives, score[at_q[j], TAIL + j], u, j * wide, wide)
+            result, read = memory(out + of_row * Dv, Dv, like), sums[gives : gives + Dv]
+            for i in range(Dv):
+                result[i] = read[i]

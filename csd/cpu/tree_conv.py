@@ -1,0 +1,84 @@
+"""`csd.kernels.tree_conv` as a loop: a row's channels side by side."""
+
+import numpy as np
+import torch
+from numba import prange
+
+from csd.cpu.compiled import loop
+from csd.cpu.layers import EXP, LOW
+from csd.cpu.numbers import LIKE, exp, memory, read, readable, require, rounded
+from csd.cpu.threads import by_threads
+
+
+@loop
+def _add_input(y, x, weight, like):
+    """y += weight x, of one input of all channels; weight: every W-th number."""
+    for c in range(y.shape[0]):
+        y[c] = y[c] + read(weight[c]) * read(x[c])
+
+
+@by_threads
+def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like):
+    M, C, W = shape
+    for m in prange(M):
+        size = like.itemsize
+        out = memory(y + m * C * size, C, like)
+        if slot[m] < 0:
+            for c in range(C):
+                out[c] = rounded(np.float32(0), like)
+        else:
+            weights, sums = memory(weight, (C, W), like), np.zeros(C, np.float32)
+            if bias:
+                added = memory(bias, C, like)
+                for c in range(C):
+                    sums[c] = read(added[c])
+            depth = -1
+            for d in range(path.shape[1]):
+                depth += path[m, d] >= 0
+            for step in range(W):
+                back = W - 1 - step
+                if back <= depth:
+                    at = x + path[m, depth - back] * C * size
+                else:
+                    p = position[m] - back
+                    if p < 0:
+                        continue
+                    at = tail + (slot[m] * (W - 1) + p % (W - 1)) * C * size
+                _add_input(sums, memory(at, C, like), weights[:, step], like)
+            if silu:
+                for c in range(C):
+                    value = read(rounded(sums[c], like))
+                    out[c] = rounded(value / (exp(-value) + np.float32(1)), like)
+            else:
+                for c in range(C):
+                    out[c] = rounded(sums[c], like)
+
+
+def reads_conv(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: torch.Tensor
+) -> bool:
+    """Whether the loop reads `tree_conv`'s tensors."""
+    whole = all(y is None or y.is_contiguous() for y in (x, weight, bias, tail))
+    return x.dtype in LOW and whole and readable(x, weight, bias, tail)
+
+
+def tree_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tail: torch.Tensor,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    path: torch.Tensor,
+    silu: bool,
+) -> torch.Tensor:
+    """`tree_conv_ref`. Raises TypeError for tensors that loops do not read."""
+    require(reads_conv(x, weight, bias, tail), "tree_conv", x, weight, bias, tail)
+    (M, C), W = x.shape, weight.shape[1]
+    y = torch.empty_like(x)
+    _tree_conv(
+        M * C * (W + EXP), (M, C, W), x.data_ptr(), weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(), tail.data_ptr(), slot.numpy(), position.numpy(),
+        path.numpy(), silu, y.data_ptr(), LIKE[x.dtype],
+    )  # fmt: skip
+    return y

@@ -1,0 +1,110 @@
+"""Layers with a state over a prompt's tokens, piece by piece."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from csd.kernels.layer_states import SSM, DeltaRule, StepStates
+from csd.kernels.tree_paths import tree_paths
+from csd.state.recurrent import CHUNK, StateMemory, checkpoint
+
+# positions at which a prompt is cut into pieces for a model's own function
+PIECE = 64
+
+
+class PromptStates:
+    """Convolutions and states of a prompt's tokens from `start` on, into a group's memory.
+
+    Whole pieces of 64 tokens go through the model's own function, which has a form for many tokens
+    at once, as far as no row to come reads a state before their end. Pieces begin at multiples of
+    64 of the text, so a prompt's state is the same in every batch. The tokens behind them are
+    chains of at most 16 nodes.
+    """
+
+    def __init__(self, ops: Any, memory: StateMemory, start: int, rows: int):
+        self.ops, self.memory, self.start, self.rows = ops, memory, start, rows
+        self.device = memory.base.device
+        self.base = memory.prompt_base
+        self._end = start + rows
+        self._last = int(checkpoint(torch.tensor(self._end)))
+        self._after: int | None = None  # the checkpoint once a layer has been read
+
+    def convolve(
+        self, call: int, x: torch.Tensor, own: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """x: [R, C]; own: the convolution of a text [T, C] that nothing precedes. [R, C]."""
+        part, layer = self.memory.conv_at[call]
+        tail = self.memory.convs[part].tail[layer, 0]
+        kept = tail.shape[0]
+        # by position, the oldest first
+        place = torch.arange(self.start - kept, self.start, device=self.device)
+        before = torch.where((place >= 0)[:, None], tail[place % kept], 0)
+        text = torch.cat((before, x))
+        last = torch.arange(self._end - kept, self._end, device=self.device)
+        tail.index_copy_(0, last % kept, text[-kept:])
+        return own(text)[kept:]
+
+    def update(self, call: int, given: DeltaRule | SSM) -> torch.Tensor:
+        """Outputs [R, H, Dv]."""
+        part, layer = self.memory.state_at[call]
+        outs, at, base = [], self.start, self.base
+        while at < self._end:
+            whole = (self._last - at) // PIECE * PIECE
+            if given.own is not None and at % PIECE == 0 and whole > 0:
+                self._advance(part, layer, base, at)
+                state = self.memory.states[part].state[layer]
+                piece = slice(at - self.start, at - self.start + whole)
+                out, behind = given.own(piece, state)
+                state.copy_(behind)
+                outs.append(out.to(state.dtype))
+                at = base = at + whole
+                continue
+            rows = min(CHUNK - at % CHUNK, self._end - at)
+            first = at - self.start
+            chain = given.split(slice(first, first + rows))
+            outs.append(self._chain(call, chain, at, rows, base))
+            at += rows
+            base = self._commit(part, layer, at, rows, base)
+        self._after = base
+        return torch.cat(outs)
+
+    def end(self) -> None:
+        """All layers have been read."""
+        if self._after is not None:
+            self.memory.prompt_base = self._after
+            self.memory.base.fill_(self._after)
+
+    def _whole(self, *values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def _chain(
+        self, call: int, given: DeltaRule | SSM, at: int, rows: int, base: int
+    ) -> torch.Tensor:
+        word = 2 ** (torch.arange(rows, device=self.device) + 1) - 1
+        slot, start = self._whole(*[0] * rows), self._whole(0)
+        position = torch.arange(at, at + rows, dtype=torch.int32, device=self.device)
+        path = tree_paths(slot, word, start)
+        step = StepStates(
+            self.ops, self.memory, slot, position, path, start, self._whole(rows),
+            self._whole(base),
+        )  # fmt: skip
+        return step.update(call, given)
+
+    def _advance(self, part: int, layer: int, base: int, target: int) -> None:
+        states = self.memory.states[part]
+        kept = states.state, states.key, states.update, states.decay
+        one = (x[layer : layer + 1] for x in kept)
+        self.ops.advance_state(*one, self._whole(base), self._whole(target))
+
+    def _commit(self, part: int, layer: int, length: int, rows: int, base: int) -> int:
+        """The last `rows` of a text of `length` tokens into the tail; the checkpoint then."""
+        target = max(base, int(checkpoint(torch.tensor(length))))
+        self._advance(part, layer, base, target)
+        accepted = torch.arange(rows, dtype=torch.int32, device=self.device)[None]
+        for node, tail in self.memory.states[part].tails():
+            self.ops.commit_tail(
+                node[layer : layer + 1].flatten(2), tail[layer : layer + 1].flatten(3),
+                self._whole(length), accepted, self._whole(rows),
+            )  # fmt: skip
+        return target

@@ -1,0 +1,81 @@
+"""The functions by which a module's layers with a state compute, answered by somebody else.
+
+transformers' mixers call a few functions of their own file: a causal convolution, and the core of
+the layer over many tokens. The first decoder of such a module puts one in front of each, which
+calls `answer` in the thread of a pass (`own_attention.calls_go_to`) and elsewhere the file's own.
+That one takes flash-linear-attention's, mamba-ssm's or causal-conv1d's kernels where transformers
+does.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.models import own_attention
+
+CONVOLUTION = "causal_conv1d_fn"
+# the cores that csd has along trees; the file's function -> what computes
+CORES = {
+    "torch_chunk_gated_delta_rule": "a gated delta rule",
+    "mamba2_chunk_scan": "Mamba-2",
+}
+FUNCTIONS = (CONVOLUTION, *CORES)
+
+
+def functions_of(module: str) -> set[str]:
+    """Those of `FUNCTIONS` that an imported file has."""
+    return {name for name in FUNCTIONS if callable(vars(sys.modules[module]).get(name))}
+
+
+def put_in_front(modules: Iterable[nn.Module]) -> None:
+    """Of the functions of all files of these modules' classes; done once for a file."""
+    for kind in {type(module) for module in modules}:
+        for cls in kind.__mro__[:-1]:
+            names = vars(sys.modules[cls.__module__])
+            if not cls.__module__.startswith("transformers."):
+                continue
+            for name in FUNCTIONS:
+                own = names.get(name)
+                if callable(own) and not hasattr(own, "own_of_csd"):
+                    names[name] = _in_front(name, own)
+
+
+def _in_front(name: str, own: Callable) -> Callable:
+    signature = inspect.signature(own)
+
+    @wraps(own)
+    def call(*args: Any, **named: Any) -> Any:
+        answer = getattr(own_attention._thread, "answer", None)
+        if answer is None:
+            return own(*args, **named)
+        bound = signature.bind(*args, **named)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        # a mixer passes on what it does not know
+        given |= given.pop("kwargs", {})
+        return answer.mixer(name, own, given)
+
+    call.own_of_csd = own  # type: ignore[attr-defined]
+    return call
+
+
+def is_convolution(model: nn.Module, name: str) -> bool:
+    """Whether the Conv1d of that name is a mixer's, which reads its weight and does not call it."""
+    parent = model.get_submodule(name.rpartition(".")[0])
+    files = {cls.__module__ for cls in type(parent).__mro__ if cls.__module__ in sys.modules}
+    return any(
+        file.startswith("transformers.") and CONVOLUTION in functions_of(file) for file in files
+    )
+
+
+def owner_of(model: nn.Module, weight: torch.Tensor) -> str:
+    """The name of the module whose parameter has the memory of a convolution's weight."""
+    for name, parameter in model.named_parameters():
+        if parameter.data_ptr() == weight.data_ptr():
+            return name.rpartition(".")[0]
+    return "a convolution"
