@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from csd.engine.requests import Request
-from csd.state.kv_cache import PAGE, KVCache, layer_shapes, pages_for
+from csd.state.kv_cache import PAGE, KVCache, layer_shapes, pages_for, pages_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +19,31 @@ class Sizes:
     groups: int  # prompts in flight, each with pages of its own
     slot_pages: int  # of a sample's tokens
     prompt_pages: int  # of the longest prompt
+    # of these, those that are held at once
+    slot_held: int
+    prompt_held: int
 
     @classmethod
-    def of(cls, requests: list[Request], max_slots: int) -> "Sizes":
+    def of(
+        cls, requests: list[Request], max_slots: int, reach: int | None = None, chunk: int = 0
+    ) -> "Sizes":
+        """reach: keys that a row sees at most; chunk: tokens of a prompt that are read at once."""
         slots = min(max_slots, sum(len(r.samples) for r in requests))
+        slot_pages = pages_for(max(r.params.max_new_tokens for r in requests))
+        prompt_pages = max(1, max(pages_for(len(r.prompt) - 1) for r in requests))
         return cls(
             slots=slots,
             groups=min(slots, len(requests)),
-            slot_pages=pages_for(max(r.params.max_new_tokens for r in requests)),
-            prompt_pages=max(1, max(pages_for(len(r.prompt) - 1) for r in requests)),
+            slot_pages=slot_pages,
+            prompt_pages=prompt_pages,
+            slot_held=pages_held(slot_pages, reach),
+            prompt_held=pages_held(prompt_pages, reach, chunk),
         )
 
     @property
     def pages(self) -> int:
         # each group in flight has at least one slot
-        return self.slots * self.slot_pages + min(self.slots, self.groups) * self.prompt_pages
+        return self.slots * self.slot_held + min(self.slots, self.groups) * self.prompt_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +128,19 @@ class Demand:
         prompt_pages: int,
         rows: int,
         gathers: bool = False,
+        slot_held: int | None = None,
+        prompt_held: int | None = None,
     ) -> "Demand":
-        """slot_pages, prompt_pages: of a sample's tokens and of a prompt; rows: of a step.
+        """slot_pages, prompt_pages: of a sample's tokens and of a prompt; slot_held, prompt_held:
+        of these, those that are held at once, all by default; rows: of a step.
 
         gathers: whether attention copies a layer's keys and values, as the batched one does: once
         as they are, and once as float32.
         """
         page, (state, state_row) = KVCache.bytes_per_page(config, dtype), _states(config, dtype)
-        new = slots * (slot_pages * page + state)
+        new = slots * ((slot_held or slot_pages) * page + state)
         # each group in flight has at least one slot
-        prompts = min(slots, groups) * (prompt_pages * page + state)
+        prompts = min(slots, groups) * ((prompt_held or prompt_pages) * page + state)
         step = rows * (page // PAGE + config.vocab * dtype.itemsize + state_row)
         if gathers:
             pages = slots * slot_pages + min(slots, groups) * prompt_pages

@@ -45,7 +45,7 @@ class Prefill:
         """Reserve the pages of a group for the request's prompt."""
         request.group = group
         tokens = len(request.prompt) - 1
-        request.pages = step.cache.take(step.cache.prompt_pages, group, tokens)
+        request.pages = step.cache.take(step.cache.prompt_pages, group, tokens, chunk_size)
         # from here on what the drafter keeps of the group is not free for others
         step.slots.group_key[group].fill_(key)
         return cls(step, request, key, chunk_size, shared)

@@ -76,7 +76,7 @@ class Resources:
         if drafter != self._drafter_name:
             self._drafter_name = drafter
             self._drop()
-        wanted = Sizes.of(requests, self.max_slots)
+        wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
         tokens = graph_tokens(requests, wanted)
         if share:
             tokens += shared_tokens(requests, wanted.groups)
@@ -158,6 +158,17 @@ class Resources:
             request.stats.history_tokens = sum(map(len, request.history))
             request.stats.history_left_out = sum(map(len, left))
 
+    @property
+    def _reach(self) -> int | None:
+        """Keys that a row of any layer sees at most, where pages are taken by it.
+
+        A drafter with keys and values of its own may use the same tables for texts that it sees
+        whole.
+        """
+        if not isinstance(self._drafter_name, str):
+            return None
+        return getattr(self.decoder.config, "reach", None)
+
     def _rows(self, slots: int, nodes: int = 0, prompt: int = 0) -> int:
         """Rows of the largest pool, with at most `nodes` if given, and of a chunk of a prompt
         of at most `prompt` tokens."""
@@ -178,6 +189,7 @@ class Resources:
             rows=self._rows(slots) if rows is None else rows,
             dtype=self.dtype,
             device=self.device,
+            reach=self._reach,
         )
         state = Slots.empty(
             slots,

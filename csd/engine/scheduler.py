@@ -18,7 +18,7 @@ from csd.engine.result import Sample
 from csd.engine.shared import Shared
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
 from csd.engine.step import Step
-from csd.state.kv_cache import pages_for
+from csd.state.kv_cache import in_turn
 from csd.state.pool import PACE
 from csd.state.verdict import LENGTH, STOP
 
@@ -128,10 +128,11 @@ class Scheduler:
     def assign(self, request: Request, s: int) -> Refill:
         """The request's next sample gets slot s and its pages."""
         index = request.waiting.popleft()
-        pages = self.step.cache.allocator.take(pages_for(request.params.max_new_tokens))
+        most = request.params.max_new_tokens
+        pages = self.step.cache.take_for_sample(most)
         live = LiveSample(request, index, pages, self.tokenizer, self.streams(request))
         request.live[index] = self.owners[s] = live
-        return Refill(s, request, index, pages)
+        return Refill(s, request, index, in_turn(pages, most))
 
     def streams(self, request: Request) -> bool:
         """Whether the texts of its samples are read while they are drawn."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from csd.models.adapters import base_of
+from csd.models.attention_spec import AttentionSpec
 from csd.models.config import ModelSizes
 from csd.models.probe import NotAdmitted, Probed
 from csd.models.refuse import refuse_module
@@ -29,6 +30,7 @@ class ModuleConfig:
     uniform: bool  # whether the heads are those of all calls
     shapes: tuple[LayerShape, ...] | None = None  # of the cache's layers, where they are not alike
     states: StateSizes | None = None  # of layers whose memory of a text is not keys and values
+    reach: int | None = None  # keys that a row sees at most; None where a layer's see all
 
     @property
     def of_calls(self) -> tuple[int, int, int] | None:
@@ -75,7 +77,14 @@ def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
     return ModuleConfig(
         named.family, named.vocab, named.hidden, len(shapes), *heads, named.context, uniform,
         None if uniform else shapes, StateSizes(convs, states) if found.mixers else None,
+        _reach(specs),
     )  # fmt: skip
+
+
+def _reach(specs: list[AttentionSpec]) -> int | None:
+    each = [min((x for x in (s.window, s.chunk) if x is not None), default=None) for s in specs]
+    seen = [keys for keys in each if keys is not None]
+    return max(seen) if len(seen) == len(each) else None
 
 
 def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
@@ -90,4 +99,5 @@ def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
         before.head_dim, now.context, getattr(before, "uniform", True),
         getattr(before, "shapes", None),
         getattr(before, "states", None),
+        getattr(before, "reach", None),
     )  # fmt: skip

@@ -15,6 +15,16 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE)
 
 
+def pages_held(pages: int, reach: int | None, ahead: int = 0) -> int:
+    """Of a text's pages, how many need memory at once where no row sees more than `reach` keys.
+
+    Page i has the memory of page i - R: a token is written over the one that is 64 R before it. A
+    row sees itself and the reach - 1 tokens before it; ahead: tokens that are written before the
+    first of them attends.
+    """
+    return pages if reach is None else min(pages, max(1, pages_for(reach - 1 + ahead)))
+
+
 class PageAllocator:
     """Hands out pages; neighbours where it can, since a run of pages can be read as one piece."""
 
@@ -44,6 +54,11 @@ class PageAllocator:
 
     def give_back(self, pages: list[int]) -> None:
         self._free = sorted(self._free + pages)
+
+
+def in_turn(pages: list[int], tokens: int) -> list[int]:
+    """A page table of `tokens` tokens that has these pages again and again."""
+    return [pages[i % len(pages)] for i in range(pages_for(tokens))]
 
 
 class LayerShape(NamedTuple):
@@ -114,7 +129,9 @@ class KVCache:
         rows: int,
         dtype: torch.dtype,
         device: str | torch.device,
+        reach: int | None = None,  # keys that a row of any layer sees at most
     ):
+        self.reach = reach
         self.pages, self.rows, self.dtype = pages, rows, dtype
         shapes = layer_shapes(config)
         parts = {
@@ -150,14 +167,24 @@ class KVCache:
             return only.node_k[:, :rows], only.node_v[:, :rows]
         return tuple(x[:rows] for x in self.node_k), tuple(x[:rows] for x in self.node_v)
 
-    def take(self, table: torch.Tensor, row: int, tokens: int) -> list[int]:
-        """Reserve pages for `tokens` tokens and enter them in a row of a page table."""
-        pages = self.allocator.take(pages_for(tokens))
+    def take(
+        self, table: torch.Tensor, row: int, tokens: int, ahead: int | None = None
+    ) -> list[int]:
+        """Reserve pages for `tokens` tokens and enter them in a row of a page table.
+
+        ahead: as `pages_held` takes it, where pages that nobody sees any more are used again.
+        """
+        reach = None if ahead is None else self.reach
+        pages = self.allocator.take(pages_held(pages_for(tokens), reach, ahead or 0))
         table[row].fill_(-1)
         if pages:
-            host = torch.tensor(pages, dtype=torch.int32)
-            table[row, : len(pages)].copy_(upload(host, table.device))
+            host = torch.tensor(in_turn(pages, tokens), dtype=torch.int32)
+            table[row, : len(host)].copy_(upload(host, table.device))
         return pages
+
+    def take_for_sample(self, tokens: int) -> list[int]:
+        """Reserve pages for a sample of at most `tokens` tokens; `in_turn` is their table."""
+        return self.allocator.take(pages_held(pages_for(tokens), self.reach))
 
     def reset(self) -> None:
         """All pages free."""

@@ -59,3 +59,33 @@ def test_a_forward_pass_reads_nothing_on_the_host(name):
         with NoHostReads() if name != "deepseek_v3" else torch.no_grad():
             got = step.forward(pool)
         torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+
+
+def long_texts(model, reach):
+    """Log-probabilities of two samples whose texts are longer than a window, and pages taken."""
+    engine = csd.Engine(model, decoder="module", prefill_chunk=64)
+    engine.decoder.config = replace(engine.decoder.config, reach=reach)
+    out = engine.generate(
+        PROMPT * 13, num_samples=2, seed=4, max_new_tokens=150, temperature=0.7, budget=8,
+        end_token_ids=[],
+    )  # fmt: skip
+    cache = engine._step.cache
+    assert len(cache.allocator) == cache.pages
+    return [x for sample in out for x in sample.logprobs], cache.pages
+
+
+def test_pages_behind_every_window_are_used_again():
+    model = build("mistral", max_position_embeddings=512, sliding_window=66)
+    assert csd.Engine(model, decoder="module").decoder.config.reach == 66
+    want, whole = long_texts(model, None)
+    got, few = long_texts(model, 66)
+    # of a prompt and two samples
+    assert (whole, few) == (5 + 2 * 3, 3 + 2 * 2) and got == pytest.approx(want, abs=1e-9)
+    # a key too few: the last of a row's is written over
+    got, fewer = long_texts(model, 65)
+    assert fewer == 2 + 2 * 1 and got != pytest.approx(want, abs=1e-3)
+
+
+def test_pages_are_kept_where_a_layer_sees_all():
+    engine = csd.Engine(build("gemma2"), decoder="module")
+    assert engine.decoder.config.reach is None
