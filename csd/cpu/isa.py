@@ -9,7 +9,6 @@ from csd.cpu import compiles, lanes
 from csd.cpu.threads import threads
 
 
-@cache
 def instruction(dtype: torch.dtype) -> str | None:
     """The instruction that the loop multiplies by here, one of `tiles.BY`; None: oneDNN multiplies.
 

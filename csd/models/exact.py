@@ -26,7 +26,7 @@ from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.row_linear import row_linear_triton, row_parts_triton
 from csd.kernels.tree_attention.batched_check import check_products
 from csd.models.decoder import Decoder, DecoderLike
-from csd.models.linear import in_loops, linear
+from csd.models.linear import in_loops, linear, packed
 from csd.models.load import Loaded
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -224,13 +224,13 @@ def in_blocks(
 
 
 def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
-    """The largest blocks of rows whose results agree bit for bit, tried on random rows."""
+    """The largest blocks of rows whose results agree bit for bit, as tried."""
     sizes: tuple[int, ...] = SIZES
     if product in TRITON:
         sizes = GPU_SIZES
     elif weight.shape[0] * weight.shape[1] > LARGE:
         sizes = FEW_SIZES
-    x, order = _random_rows(sizes[-1], weight)
+    x, weight, order = _trial(sizes[-1], weight)
     interpreted = product in TRITON and weight.device.type == "cpu"
     found = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
     for most in reversed(sizes):
@@ -249,18 +249,35 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
 def fixed_blocks(product: Product, weight: torch.Tensor, rows: int) -> RowBlocks:
     """Blocks of just so many rows; their results must agree at every place."""
     blocks = RowBlocks(rows, rows)
-    x, order = _random_rows(rows, weight)
-    if not _any_place(product, blocks, x, weight, order):
+    x, tried, order = _trial(rows, weight)
+    if not _any_place(product, blocks, x, tried, order):
         raise _nothing_agrees(weight)
     return blocks
 
 
-def _random_rows(rows: int, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, in] to multiply with `weight`, and an order of them."""
+def _trial(
+    rows: int, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows [rows, in], a matrix such as `weight` to multiply them with, and an order of them.
+
+    Results that are rounded to 16 bits rarely show another order of summation. So in three rows of
+    four two large terms cancel, because the matrix has pairs of equal columns: what else was added
+    between the two has lost its low bits, which differ by the order.
+    """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(rows, weight.shape[1], generator=generator)
+    K = weight.shape[1]
+    x = torch.randn(rows, K, generator=generator)
     order = torch.randperm(rows, generator=generator)
-    return x.to(weight.device, weight.dtype), order.to(weight.device)
+    columns = torch.randperm(K, generator=generator)[: min(6, K // 2 * 2)].view(-1, 2)
+    large = min(2.0**20, torch.finfo(weight.dtype).max / 2)
+    packs = weight.layout != torch.strided
+    trial = weight.to_dense() if packs else weight.clone()
+    for i, (plus, minus) in enumerate(columns.tolist()):
+        trial[:, minus] = trial[:, plus]
+        x[i::4, plus], x[i::4, minus] = large, -large
+    return (
+        x.to(weight.device, weight.dtype), packed(trial) if packs else trial, order.to(weight.device)
+    )  # fmt: skip
 
 
 def _nothing_agrees(weight: torch.Tensor) -> ValueError:
@@ -271,10 +288,7 @@ def _nothing_agrees(weight: torch.Tensor) -> ValueError:
 
 
 def _in_pieces(product: Product, x: torch.Tensor, weight: torch.Tensor, n: int) -> torch.Tensor:
-    """Results of x's rows, n at a time; a last piece of fewer is left out.
-
-    All rows, since results rounded to 16 bits rarely show another order of summation.
-    """
+    """Results of x's rows, n at a time; a last piece of fewer is left out."""
     return torch.cat([product(piece, weight, None) for piece in x.split(n) if len(piece) == n])
 
 

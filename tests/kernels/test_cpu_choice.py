@@ -88,7 +88,7 @@ def test_products_are_loops_by_the_kind_of_cpu(
     monkeypatch.setattr("csd.cpu.lanes.CPU", kind)
     monkeypatch.setattr(isa, "instructions", isa.instructions.__wrapped__)
     for dtype in (BF16, F32, torch.float16, torch.float64):
-        assert isa.instruction.__wrapped__(dtype) == taken.get(dtype)
+        assert isa.instruction(dtype) == taken.get(dtype)
 
 
 @pytest.mark.parametrize(("threads", "together", "loop"), [(2, True, True), (1, False, True),

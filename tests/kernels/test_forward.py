@@ -5,12 +5,13 @@ from dataclasses import replace
 import checkpoints
 import pytest
 import torch
+from loops import loops_multiply
 from targets import slow
 
 pytest.importorskip("numba")
 
 import csd
-from csd.cpu import attention, isa, products
+from csd.cpu import attention, products
 from csd.cpu import forward as joined
 from csd.cpu.lanes import FEATURES
 from csd.cpu.products import MOST
@@ -25,10 +26,7 @@ EVEN = dict(
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
     """engine(family, dtype): whose products are loops, whatever this CPU takes."""
-    for module in ("entry", "products"):
-        monkeypatch.setattr(f"csd.cpu.{module}.multiplies", lambda dtype: True)
-    monkeypatch.setattr(isa, "has_amx", lambda: False)
-    isa.instruction.cache_clear()
+    loops_multiply(monkeypatch)
 
     def make(family, dtype, plain=False, **options):
         if plain:
@@ -40,8 +38,7 @@ def engine(monkeypatch, tmp_path):
             pytest.skip("an engine on this CPU runs no loops")
         return found
 
-    yield make
-    isa.instruction.cache_clear()
+    return make
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import checkpoints
 import pytest
 import torch
 from dense import Dense, some_tokens
+from loops import loops_multiply
 from precision import within_eager
 
 import csd
@@ -79,9 +80,8 @@ EVEN = dict(
 def test_samples_of_loops_are_exact_by_default(monkeypatch, tmp_path, family, dtype):
     """Each dtype's own product is the loop, and no row count is tried to find that out."""
     pytest.importorskip("numba")
-    for module in ("entry", "products"):
-        monkeypatch.setattr(f"csd.cpu.{module}.multiplies", lambda dtype: True)
     monkeypatch.setattr("csd.models.exact.row_blocks", None)
+    loops_multiply(monkeypatch)
     path = checkpoints.make(family, tmp_path / family, **EVEN)
     with csd.Engine(path, dtype=dtype, max_slots=5) as engine:
         assert in_loops(engine.decoder.head) and in_loops(engine.decoder.layers[0].down)
