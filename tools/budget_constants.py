@@ -44,7 +44,7 @@ CONSTANTS = {
 
 
 def seconds(rows: int) -> float:
-    """Of a step: rows beyond 16 take 2% of it each."""
+    """Seconds of a step: rows beyond 16 take 2% of it each."""
     return 1 + 0.02 * max(rows - 16, 0)
 
 
