@@ -63,7 +63,7 @@ coverage: install
 		$(QUICK:%=tests/%)
 
 # what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
-SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_time_steps.py \
+SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_step_timing.py \
 	faults/test_forks.py kernels/test_compiled.py kernels/test_forward.py \
 	models/test_hybrids.py models/test_module_kernels.py models/test_published.py
 
@@ -92,8 +92,8 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-KERNELS := advance_slots attention_plan attention_windows commit_kv draft_tree_triton elementwise exact_tree gated_linear \
-	joined graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
+KERNELS := advance_slots attention_plan attention_windows commit_kv draft_tree_triton elementwise exact_tree fused_ops \
+	gated_linear graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
 	state_bits tree_attention tree_conv tree_states verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels

@@ -44,7 +44,7 @@ CONSTANTS = {
 
 
 def seconds(rows: int) -> float:
-    """Of a step: rows take 1% of it each, and beyond 16 another 2%."""
+    """Seconds of a step: each row takes 1% of one, and beyond 16 another 2%."""
     return 1 + 0.01 * rows + 0.02 * max(rows - 16, 0)
 
 

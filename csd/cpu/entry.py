@@ -21,13 +21,13 @@ from csd.cpu.lora import add
 from csd.cpu.next_state import advance_state
 from csd.cpu.observe import observe
 from csd.cpu.passes import PASSES
-from csd.cpu.pools import prices, roots, trim
+from csd.cpu.pools import node_costs, prune, roots
 from csd.cpu.products import by_columns, fits, in_loops, product
 from csd.cpu.threads import threads
 from csd.cpu.tree_conv import tree_conv
 from csd.cpu.tree_states import tree_delta_rule, tree_ssm
 from csd.cpu.verify import verify
-from csd.kernels.ops import Joined, Ops, reference
+from csd.kernels.ops import FusedOp, Ops, reference
 from csd.kernels.verify import verify_ref
 
 __all__ = [
@@ -44,10 +44,10 @@ def ops(dtype: torch.dtype) -> Ops:
     as transformers does. So are layers with a state: float64 is there to compare with.
     """
     plain = reference()
-    joined = {
-        "forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward),
-        "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
-        "insert_observed": Joined((observe, graph_insert), insert_observed),
+    fused = {
+        "forward": FusedOp((rms_norm, rotary, swiglu, tree_attention), forward),
+        "decide": FusedOp((verify, plain.advance_slots, plain.snapshot), decide),
+        "insert_observed": FusedOp((observe, graph_insert), insert_observed),
     }
     of_layers: dict[str, Any] = {}
     if dtype in LOW:
@@ -67,10 +67,10 @@ def ops(dtype: torch.dtype) -> Ops:
         commit_kv=commit_kv,
         commit_tail=commit_tail,
         roots=roots,
-        prices=prices,
-        trim=trim,
+        node_costs=node_costs,
+        prune=prune,
         draft_tree=draft_tree,
         observe=observe,
         graph_insert=graph_insert,
-        joined=joined,
+        fused=fused,
     )

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 
 import torch
 
-from csd.engine.earlier import check_history
+from csd.engine.history_args import check_history
 from csd.engine.measures import MOST_TOP
 from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
@@ -41,7 +41,7 @@ from csd.schema.arguments import (
 from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
 from csd.state.slots import MAX_STOP_IDS
-from csd.verify.sampler import DRAWS
+from csd.verify.multi_draft import DRAWS
 
 VERIFIERS = ("match", *DRAWS)
 
@@ -236,8 +236,8 @@ class Options(TypedDict, total=False):
         True, "False draws without drafts", partial(check_flag, "speculate"), bool)]
     verifier: Annotated[str, Option(
         "match", "`canonical`, `recursive`, `kseq` and `single` draw their drafts from the graph, "
-        "or from a draft model, and accept or resample them (`csd.verify`). The law of the "
-        "samples is the same, but tokens then depend on siblings, batch and budget, and a seed "
+        "or from a draft model, and accept or resample them (`csd.verify`). The samples' "
+        "distribution is the same, but tokens depend on siblings, batch and budget, and a seed "
         "repeats them only for the same call with an integer `budget`",
         partial(check_one_of, "verifier", names=VERIFIERS))]
     drafter: Annotated[str | Callable | None, Option(
@@ -246,7 +246,7 @@ class Options(TypedDict, total=False):
         check_drafter)]
     history: Annotated[History | Samples | Sequence[Any] | None, Option(
         None, "what was sampled earlier of the same prompts; it only drafts, so tokens are the "
-        "same without. A `csd.History` is read before and added to after; else a list of earlier "
+        "same without. A `csd.History` is read before and added to after; else a list of past "
         "samples (token ids, texts or Samples), and for a list of prompts a list of these",
         check_history)]
     share: Annotated[str | None, Option(

@@ -10,7 +10,7 @@ from csd.engine.grammar import has_grammar
 from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
 from csd.engine.thought import forced_places
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelSizes
 from csd.models.streamed_text import SampleText
@@ -51,7 +51,7 @@ class Request:
     finished: dict = field(default_factory=dict)  # sample index -> Sample
     awaited: set = field(default_factory=set)  # sample indices that another request draws
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
-    history: list[Earlier] = field(default_factory=list)  # of its prompt, newest first
+    history: list[PastSample] = field(default_factory=list)  # of its prompt, newest first
     checked: int = 0  # the samples of the prefix that `until` has been called with
     error: str | None = None  # why it is not served, or not to its end
     prompt_logprobs: list[float | None] | None = None  # where asked for: of the tokens read so far

@@ -8,14 +8,14 @@ import torch
 from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, StepTimeTable, nodes_of
 from csd.engine.call import RunSettings
 from csd.engine.changes import Changes
-from csd.engine.kept_times import keep_times, kept_times, timed_as
+from csd.engine.cross_prompt_history import max_graph_tokens
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
 from csd.engine.rules import asked_by, changed_bytes, sizes_of
-from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
-from csd.engine.time_steps import NOT_WORTH, compile_loops, sizes_to_time, time_steps
+from csd.engine.step_times_cache import load_step_times, save_step_times, step_times_key
+from csd.engine.step_timing import NOT_WORTH, compile_loops, sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.registry import make_drafter
 from csd.kernels.ops import Ops
@@ -57,7 +57,7 @@ class Resources:
 
     def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
         sizes = None
-        if isinstance(step, StaticStep) and not step.sampler:
+        if isinstance(step, StaticStep) and not step.verifier:
             sizes = sizes_for(step.slots.count)
         nodes = settings.budget if settings.speculate else 0
         if isinstance(nodes, int):
@@ -79,7 +79,7 @@ class Resources:
         wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
         tokens = graph_tokens(requests, wanted)
         if share:
-            tokens += shared_tokens(requests, wanted.groups)
+            tokens += max_graph_tokens(requests, wanted.groups)
         history = any(r.history for r in requests)
 
         asked = asked_by(requests)
@@ -146,13 +146,13 @@ class Resources:
         """Leave out the oldest samples that the graph has no room for."""
         given = [request for request in requests if request.history]
         groups = min(len(requests), self.max_slots)
-        if (given or share) and self._drafter.history_that_fits((), groups) is None:
+        if (given or share) and self._drafter.max_history((), groups) is None:
             raise ValueError(
                 f"{'history' if given else 'share'} needs the drafter 'consensus', got "
                 f"drafter={self._drafter_name!r}"
             )
         for request in given:
-            kept = self._drafter.history_that_fits(request.history, groups)
+            kept = self._drafter.max_history(request.history, groups)
             left = request.history[kept:]
             request.history = request.history[:kept]
             request.stats.history_tokens = sum(map(len, request.history))
@@ -215,18 +215,18 @@ class Resources:
         return time_steps(step, sizes, captured, worth)
 
     def _step_times(self) -> StepTimeTable:
-        """Those that a process kept for steps like these, else those measured now, and kept."""
+        """Cached step times, else those measured now, which are then cached."""
         sizes = sizes_to_time(self.max_slots, False)
-        of = timed_as(self.decoder, self.dtype, self._ops.name, sizes)
-        found = kept_times(of) if of else None
-        if found is None:
-            found = self.measure_steps()
-            if of:
-                keep_times(of, found)
-            return found
+        key = step_times_key(self.decoder, self.dtype, self._ops.name, sizes)
+        table = load_step_times(key) if key else None
+        if table is None:
+            table = self.measure_steps()
+            if key:
+                save_step_times(key, table)
+            return table
         with torch.inference_mode(False):
             compile_loops(self._allocate(sizes[-1], 1, 1, 1, 1), sizes)
-        return found
+        return table
 
     def _newly_dropped(self, requests: list[Request]) -> int:
         """Contexts that the graph had no room for since this was last called.

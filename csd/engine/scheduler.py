@@ -9,20 +9,20 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
+from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.emptied import no_token_left
-from csd.engine.longest_first import longest_first
+from csd.engine.history_args import longest_first
 from csd.engine.prefill import Prefill
 from csd.engine.record import PendingRecord, Record
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
-from csd.engine.shared import Shared
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
 from csd.engine.step import Step
 from csd.state.kv_cache import in_turn
-from csd.state.pool import PACE
+from csd.state.pool import PROGRESS_PENALTY
 from csd.state.verdict import LENGTH, STOP
 
-# rows of earlier samples that are entered between two steps at most
+# rows of past samples that are entered between two steps at most
 HISTORY_ROWS = 4096
 
 REASONS = {STOP: "stop", LENGTH: "length"}
@@ -56,9 +56,9 @@ class Scheduler:
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read
         self.read_tokens = 0  # of prompts, since the last step
-        self.entered_rows = 0  # of earlier samples, since the last step
-        self.shared = Shared() if settings.share == "call" else None
-        self.paced = False  # whether samples that are behind get more nodes
+        self.entered_rows = 0  # of past samples, since the last step
+        self.cross_prompt = CrossPromptHistory() if settings.share == "call" else None
+        self.penalises_progress = False  # whether a progress penalty applies
 
     def run(self) -> Iterator[tuple[Request, Sample]]:
         """Yields each sample as it finishes."""
@@ -67,7 +67,7 @@ class Scheduler:
             live = self.step.live_slots(owned)
             if live:
                 self.steps += 1
-                self.set_pace()
+                self.set_progress_penalty()
                 records.append(self.step.launch(live, self.budget, self.owners, self.steps))
             # with no slot live on the device only records remain to be read
             while records and (len(records) > self.lag or not live):
@@ -80,12 +80,12 @@ class Scheduler:
         self.refill()
         return sum(owner is not None for owner in self.owners)
 
-    def set_pace(self) -> None:
-        """Samples that are behind get more nodes once no other could use a slot that ends early."""
+    def set_progress_penalty(self) -> None:
+        """Favour samples that are behind once no sample waits for a slot."""
         last = self.ending()
-        if last != self.paced:
-            self.paced = last
-            self.step.slots.pace.fill_(PACE if last else 0)
+        if last != self.penalises_progress:
+            self.penalises_progress = last
+            self.step.slots.progress_penalty.fill_(PROGRESS_PENALTY if last else 0)
 
     def ending(self) -> bool:
         """Whether no sample waits for a slot."""
@@ -151,7 +151,7 @@ class Scheduler:
             group = next(g for g in range(len(self.owners)) if g not in taken)
             self.prefill = Prefill.begin(
                 self.step, self.queue.popleft(), group, next(self.group_keys), self.prefill_chunk,
-                self.shared,
+                self.cross_prompt,
             )
         start = time.perf_counter()
         if self.read_prompt() and self.enter_history():
@@ -176,7 +176,7 @@ class Scheduler:
         """Called with the last hidden states of each chunk of a prompt that has been read."""
 
     def enter_history(self) -> bool:
-        """The same for its earlier samples."""
+        """The same for its past samples."""
         assert self.prefill is not None
         while self.entered_rows < HISTORY_ROWS or not self.steps or not any(self.owners):
             rows = self.prefill.enter_history()
@@ -227,8 +227,8 @@ class Scheduler:
         if self.settings.on_tokens is not None:
             self.settings.on_tokens(request, live, live.tokens[had:], text)
         if sample is not None:
-            if self.shared is not None:
-                self.shared.add(request, sample)
+            if self.cross_prompt is not None:
+                self.cross_prompt.add(request, sample)
             self.free(s, live)
             stats.seconds = dict(self.step.seconds)
             yield request, sample
@@ -316,7 +316,7 @@ class Scheduler:
 def clear(step: Step) -> None:
     """Free all slots, groups and pages, wherever a call was interrupted."""
     step.slots.live.fill_(False)
-    step.slots.pace.fill_(0)
+    step.slots.progress_penalty.fill_(0)
     step.slots.group.fill_(-1)
     step.slots.group_key.fill_(-1)
     step.cache.reset()

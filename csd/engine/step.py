@@ -23,8 +23,8 @@ from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
-from csd.verify.given import GivenTokens
-from csd.verify.sampler import Sampler
+from csd.verify.multi_draft import MultiDraftVerifier
+from csd.verify.teacher_forcing import TeacherForcing
 
 PHASES = ("propose", "forward", "verify", "commit", "insert")
 
@@ -45,7 +45,7 @@ class Step:
     cache: KVCache
     slots: Slots
     ops: Ops
-    sampler: Sampler | GivenTokens | None = None  # where drafts are drawn, or all is given
+    verifier: MultiDraftVerifier | TeacherForcing | None = None  # None: match
     changes: Changes | None = None  # where samples ask for more than filters
     drafting: bool = True  # else the drafter is neither called nor updated
     top: bool = False  # whether records hold the top 8 of committed tokens
@@ -97,7 +97,7 @@ class Step:
     def propose(self, live: int, budget: Budget) -> Pool:
         """The draft trees of all live slots in one pool."""
         pool, nodes = self._drafted(live, budget)
-        if self.changes is None or self.sampler is not None or not self.drafting:
+        if self.changes is None or self.verifier is not None or not self.drafting:
             return pool
         most = min(live + nodes, self.cache.rows)
         return self.changes.plan(pool, self.slots, most)
@@ -110,15 +110,15 @@ class Step:
             start = time.perf_counter()
             drafter.flush(self.slots)
             self.waited = time.perf_counter() - start
-        if self.sampler:
-            return self.sampler.propose(self.slots, live, nodes, budget), nodes
+        if self.verifier:
+            return self.verifier.propose(self.slots, live, nodes, budget), nodes
         if not drafter or not nodes:
             return self.ops.roots(self.slots, live), nodes
         pool = drafter.propose(self.slots, live + nodes)
-        cost, costs, starts = self.ops.prices(pool, self.slots)
-        keep = budget.choose(live, costs, starts)
+        cost, costs, penalties = self.ops.node_costs(pool, self.slots)
+        keep = budget.choose(live, costs, penalties)
         budget.keep(keep)
-        return self.ops.trim(pool, live + keep, cost), nodes
+        return self.ops.prune(pool, live + keep, cost), nodes
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""
@@ -175,7 +175,7 @@ class Step:
 
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
         """What is committed; the slots move on."""
-        ops = replace(self.ops, verify=self.sampler.verify) if self.sampler else self.ops
+        ops = replace(self.ops, verify=self.verifier.verify) if self.verifier else self.ops
         asked = logits, pool, self.slots, self.top, self.trees
         if self.changes is None:
             verdict, *snapshot = ops.decide(*asked)

@@ -1,7 +1,7 @@
-"""Replay recorded samples in lockstep: how many tokens a step would have committed.
+"""Replay of recorded samples in lockstep: tokens that steps would have committed.
 
 The default verifier's output does not depend on drafts, so a recording determines which drafted
-tokens would have been accepted. A drafter sees only what has been committed so far.
+tokens would have been accepted. A drafter sees only committed tokens.
 
 Where the recording has the target's top probabilities, the noise that led to it is drawn from its
 posterior. With q the target's distribution, the recorded token y, Z a standard Gumbel and h fresh
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from csd.engine.traces.traces import Trace
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.noise import gumbel, philox_words_ref, prompt_key
-from csd.state.pool import MAX_DEPTH, Pool, joined
+from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict
 
@@ -38,7 +38,7 @@ _WINNER, _OTHERS = 1, 0
 
 @dataclass(slots=True)
 class Replayed:
-    """The totals of one replay over all its steps."""
+    """Totals of a replay over all steps."""
 
     problem: int | str = 0
     tokens: int = 0  # committed
@@ -50,7 +50,7 @@ class Replayed:
     sources: list[int] = field(default_factory=lambda: [0] * 6)  # committed tokens by node source
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
-    history_seconds: float = 0.0  # to enter earlier samples
+    history_seconds: float = 0.0  # to enter past samples
 
     @property
     def tau(self) -> float:
@@ -109,11 +109,11 @@ class Recording:
         z = gumbel(winner, torch.float64)[:, None]
         same = (token[:, :, None] == self.top_token[at]) & (token >= 0)[:, :, None]
         q = torch.where(same, self._log_top[at], -torch.inf).amax(-1)
-        known = q > -torch.inf
-        q = torch.where(known, q, 0)
+        has_prob = q > -torch.inf
+        q = torch.where(has_prob, q, 0)
         other = -torch.logaddexp(-z, -(q + h)) - q
         drawn = z - self.log_drawn[at]
-        g = torch.where(known, other, h)
+        g = torch.where(has_prob, other, h)
         return torch.where(token == self.token[at], drawn, g)
 
     def slots(self, context: int) -> Slots:
@@ -133,12 +133,12 @@ class Recording:
         return slots
 
     def verdict(self, pool: Pool, slots: Slots) -> Verdict:
-        """What verification of `pool` would have decided."""
+        """Verdict on `pool` that verification would have reached."""
         s = pool.slot.clamp(min=0).long()
         i = (slots.generated[s] + pool.depth).long()
         # a node is on its sample's path when its parent is and its token is the recorded one
         recorded = self.token[s, (i - 1).clamp(min=0)]
-        path = joined(pool, (pool.depth == 0) | (pool.token == recorded))
+        path = rooted(pool, (pool.depth == 0) | (pool.token == recorded))
         row = path.nonzero()[:, 0]
         accept_row = torch.full((slots.count, MAX_DEPTH + 1), -1, dtype=torch.int32)
         accept_row[s[row], pool.depth[row].long()] = row.int()
@@ -166,20 +166,19 @@ def replay(
     nodes: int,
     *,
     share: bool = False,
-    pace: int = 0,
+    progress_penalty: int = 0,
     coupled: bool = True,
     noise: Callable | None = None,
     seed: int = 0,
-    history: Sequence[Earlier] = (),
+    history: Sequence[PastSample] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Replayed:
-    """Advance `samples` samples together with `nodes` drafted tokens a live sample and step.
+    """Advance `samples` samples in lockstep with `nodes` drafted tokens per live sample and step.
 
-    drafter: what an engine takes (start, propose, insert), without any text in it. share: the
-    samples that ended leave their nodes to the others. pace: as of `Slots`. coupled: where the
-    trace has `top`, drafts may use the noise that led to the recording, drawn with `seed`, or
-    `noise` in its place. history: earlier samples of the prompt, where the drafter takes them.
-    clock: of the drafter's seconds.
+    drafter: as of an engine, without any text in it. share: ended samples leave their nodes to the
+    others. progress_penalty: as of `Slots`. coupled: for a trace with `top`, drafts may use the
+    noise behind the recording, drawn with `seed`, or `noise` in its place. history: past samples of
+    the prompt, if the drafter takes them. clock: of the drafter's seconds.
     """
     recording = Recording(trace, samples, seed)
     slots = recording.slots(drafter.context)
@@ -188,7 +187,7 @@ def replay(
     if noise is None or not coupled:
         # a drafter couples to nothing where sampling is greedy
         slots.temperature.fill_(0)
-    slots.pace.fill_(pace)
+    slots.progress_penalty.fill_(progress_penalty)
     result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))
     drafter.observe_prompt(1, trace.prompt, 0, len(trace.prompt), slots)
     if history:

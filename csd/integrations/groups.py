@@ -1,4 +1,4 @@
-"""What the integrations draw: prompts as groups, and rows where equal ones are one group."""
+"""Draws of the integrations: prompts as groups, or rows with equal rows as one group."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,13 +6,13 @@ from typing import Any
 
 from csd.engine.call import RunSettings
 from csd.engine.carry import Carrying
-from csd.engine.earlier import give_history, keep_history, keeps_top
 from csd.engine.engine import Engine
+from csd.engine.history_args import set_history, store_history, wants_top
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
 from csd.engine.traces.history import History
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
 
 
@@ -26,7 +26,7 @@ def draw(
     known: Sequence[list[Sample]] | None = None,
     **running: Any,
 ) -> list[Samples]:
-    """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
+    """Draw samples of each (token ids, parameters, sample indices), one group per prompt.
 
     Without sample indices a prompt is not read.
 
@@ -47,10 +47,10 @@ def draw(
         Request.of(i, ids, params, samples, seed)
         for i, (ids, params, samples) in enumerate(prompts)
     ]
-    give_history(requests, history, True, engine.tokenizer, engine.config.vocab)
+    set_history(requests, history, True, engine.tokenizer, engine.config.vocab)
     for request, others in zip(requests, known or [[] for _ in requests], strict=True):
-        request.history = [*(Earlier.of(s.tokens) for s in others), *request.history]
-    settings = RunSettings(record_top=keeps_top(history), **running)
+        request.history = [*(PastSample.of(s.tokens) for s in others), *request.history]
+    settings = RunSettings(record_top=wants_top(history), **running)
     kept = history if keep and isinstance(history, History) else None
     if kept is not None:
         kept.check()
@@ -59,7 +59,7 @@ def draw(
             for _ in engine.run([r for r in requests if r.samples], settings):
                 pass
         finally:
-            keep_history(requests, kept)
+            store_history(requests, kept)
         return [request.result() for request in requests]
 
 
@@ -78,7 +78,7 @@ def draw_rows(
     keep: bool = True,
     known: Sequence[list[Sample]] | None = None,
 ) -> list[Sample]:
-    """One sample for each row, in the order of `rows`.
+    """Draw one sample for each row, in the order of `rows`.
 
     rows: token ids without padding. Rows that are equal, adjacent or not, are one group: they share
         its prompt's keys and values and its graph, and take consecutive sample indices.

@@ -19,7 +19,7 @@ from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_DEPTH
 from csd.state.slots import MAX_STOP_IDS
 
-# pieces of prompts and earlier samples that enter the graph in one call
+# pieces of prompts and past samples that enter the graph in one call
 PIECES = 8
 
 
@@ -102,18 +102,18 @@ class Proposer:
             self.history.add(group.prompt.tolist(), [ids for _, ids in sorted(group.finished)])
 
     def _pieces(self, group: Group) -> Iterator:
-        """Enter a group's prompt, then earlier samples of it, a piece at each `next`."""
+        """Enter a group's prompt, then past samples of it, a piece at each `next`."""
         prompt, at = group.prompt.tolist(), 0
         for read in [*range(PIECE, len(prompt), PIECE), len(prompt)]:
             at = self.graph.observe_prompt(group.key, prompt, at, read, self._slots)
             yield
         if self.history is not None:
-            earlier = self.history.of(prompt)
-            fits = self.graph.history_that_fits(earlier, len(self.rows.groups))
-            yield from self.graph.enter_history(group.key, prompt, earlier[:fits], self._slots)
+            past = self.history.of(prompt)
+            fits = self.graph.max_history(past, len(self.rows.groups))
+            yield from self.graph.enter_history(group.key, prompt, past[:fits], self._slots)
 
     def _enter(self) -> None:
-        """Some of what waits, in turns."""
+        """Insert pieces of waiting groups, round robin."""
         left = PIECES
         while self._entering and left:
             group, pieces = self._entering.popleft()
@@ -132,7 +132,7 @@ class Proposer:
             self.graph.insert(pool, self._slots, verdict)
 
     def _draft(self, found: dict[int, Sample]) -> dict[int, list[int]]:
-        """Of the rows that go on, which one that has just sampled an end token rarely does."""
+        """Draft for the rows that have not just sampled an end token."""
         part = {i: s for i, s in found.items() if s.new[-1] not in self._ends}
         if not part:
             return {}
@@ -162,7 +162,7 @@ class Proposer:
 
 
 def end_tokens(model: Any) -> list[int]:
-    """Of vLLM's `ModelConfig`: the checkpoint's end tokens, behind which nothing is drafted."""
+    """End tokens of a checkpoint, from vLLM's `ModelConfig`; nothing is drafted after them."""
     given = (
         model.try_get_generation_config().get("eos_token_id"),
         getattr(model.hf_config, "eos_token_id", None),

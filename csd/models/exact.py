@@ -275,9 +275,8 @@ def _trial(
     for i, (plus, minus) in enumerate(columns.tolist()):
         trial[:, minus] = trial[:, plus]
         x[i::4, plus], x[i::4, minus] = large, -large
-    return (
-        x.to(weight.device, weight.dtype), packed(trial) if packs else trial, order.to(weight.device)
-    )  # fmt: skip
+    rows_of = x.to(weight.device, weight.dtype)
+    return rows_of, packed(trial) if packs else trial, order.to(weight.device)
 
 
 def _nothing_agrees(weight: torch.Tensor) -> ValueError:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from csd.state.pool import COST_ONE, MOST_LEAD
+from csd.state.pool import COST_ONE, MAX_GROUP_PENALTY
 
 WEIGHT_ONE = 1 << 16
 # a context's weights and total are halved when the total passes this
 MAX_TOTAL = 1 << 30
-# bits of `succ_source`: sample index mod 62, the prompt, or earlier samples of the prompt
+# bits of `succ_source`: sample index mod 62, the prompt, or past samples of the prompt
 SAMPLE_BITS, PROMPT_BIT, HISTORY_BIT = 62, 62, 63
 # halves of a token a step for which a level costs what `GraphConfig.decay` says
 USUAL_HALVES = 5
@@ -37,9 +37,8 @@ class GraphConfig:
     capacity: int = 1 << 17  # contexts, a power of two
     ways: int = 16  # contexts in a bucket, a power of two
     successors: int = 16
-    # weights of one observation: all of the target's distribution, or a token where that is not
-    # known; a sampled token beside its distribution; a prompt token; a token of an earlier sample
-    # whose distribution is not known
+    # weights of one observation: the target's whole distribution, or a token without it; a sampled
+    # token with its distribution; a prompt token; a past sample's token without its distribution
     soft_weight: int = WEIGHT_ONE
     hard_weight: int = WEIGHT_ONE // 2
     prompt_weight: int = WEIGHT_ONE
@@ -57,10 +56,10 @@ class GraphConfig:
     # samples have `decay`
     decay: float = 0.8
     settle: int = 8
-    # where noise does not decide and all samples are of one prompt: what each token by which a
-    # sample is ahead of the last one that began with it adds to its nodes' costs while a step's are
-    # picked, `csd.state.pool.MOST_LEAD` at most
-    lead: int = COST_ONE // 8
+    # cost of a node for each token by which its sample is ahead of the last one that started with
+    # it, `csd.state.pool.MAX_GROUP_PENALTY` at most, while a step's nodes are selected; only where
+    # noise does not decide and all samples are of one prompt
+    group_penalty: int = COST_ONE // 8
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
     min_prob: float = 0.0  # paths less likely than this are not drafted
@@ -71,12 +70,12 @@ class GraphConfig:
 
     @property
     def betas(self) -> tuple[float, ...]:
-        """Of each order, longest first, and of the group as a whole."""
+        """Sharpness of the noise by order, longest first, and for the context of any token."""
         return tuple(self.beta + n * self.beta_order for n in (*self.orders[::-1], 0))
 
     @property
     def level_cost(self) -> int:
-        """What a level of depth adds to a path's cost, where a sample commits the usual tokens."""
+        """Cost of a level of depth, for a sample that commits tokens at the usual rate."""
         return round(-math.log2(self.decay) * COST_ONE)
 
     def __post_init__(self) -> None:
@@ -111,8 +110,10 @@ class GraphConfig:
             )
         if not 0 <= self.settle < 1 << 15:
             raise ValueError(f"settle must be from 0 to {(1 << 15) - 1}, got {self.settle}")
-        if not 0 <= self.lead <= MOST_LEAD:
-            raise ValueError(f"lead must be from 0 to {MOST_LEAD}, got {self.lead}")
+        if not 0 <= self.group_penalty <= MAX_GROUP_PENALTY:
+            raise ValueError(
+                f"group_penalty must be from 0 to {MAX_GROUP_PENALTY}, got {self.group_penalty}"
+            )
         if not 0 <= self.uncoupled <= 1:
             raise ValueError(f"uncoupled must lie in [0, 1], got {self.uncoupled}")
 

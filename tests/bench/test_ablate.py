@@ -32,7 +32,7 @@ def test_every_change_is_one_of_the_graph_s_constants():
         GraphConfig(**change)
 
 
-def test_what_is_no_constant_is_refused():
+def test_unknown_constants_are_refused():
     assert parse("beta=0.5;orders=(1, 2)") == {"beta": 0.5, "orders": (1, 2)}
     with pytest.raises(Exception, match="FIELD=VALUE of GraphConfig, got 'gamma=1'"):
         parse("gamma=1")
@@ -56,7 +56,7 @@ def test_a_file_s_column_joins_those_of_other_files(tmp_path, traces):
     out = tmp_path / "out.json"
     other = trace_file(tmp_path / "other.jsonl", {"samples": [[3, 4, 5] * 9] * 3})
     for path, change in ((traces, "beta=0.3"), (other, "beta=0.3"), (traces, "max_depth=1")):
-        main([str(path), "--samples", "4", "--json", str(out), "--set", "lead=0", change])
+        main([str(path), "--samples", "4", "--json", str(out), "--set", "group_penalty=0", change])
     found = json.loads(out.read_text())
     assert found["samples"] == {"sentence": 4, "other": 3}
     as_is, even, shallow = (row["ratio"] for row in found["rows"])

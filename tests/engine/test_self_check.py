@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from csd.cli.main import main
-from csd.engine import first_use
+from csd.engine import cached_check
 from csd.engine.result import Sample
 from csd.engine.self_check import SMALL, Sizes, compiler, run
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
-from csd.kernels.ops import Joined, reference
+from csd.kernels.ops import FusedOp, reference
 from csd.models import exact
 from csd.state import cache_folder
 
@@ -107,8 +107,8 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
         result[0, 0] += 1e-3
         return result
 
-    of = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
-    wrong = replace(ops, joined={"forward": Joined(of, whole)})
+    parts = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
+    wrong = replace(ops, fused={"forward": FusedOp(parts, whole)})
     for place in ("engine", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
@@ -130,7 +130,7 @@ def test_launches_that_do_the_work_of_several_operations_are_checked(name, monke
 
     own = {"decide": (ops.verify, ops.advance_slots, ops.snapshot),
            "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
-    wrong = replace(ops, joined={name: Joined(own[name], whole)})
+    wrong = replace(ops, fused={name: FusedOp(own[name], whole)})
     for place in ("engine", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
@@ -179,11 +179,11 @@ def first(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     fake = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(first_use, "subprocess", fake)
+    monkeypatch.setattr(cached_check, "subprocess", fake)
 
     def use(dtype=torch.bfloat16, **result):
         results.append(SimpleNamespace(**{"returncode": 0, "stdout": "", "stderr": ""} | result))
-        first_use.require_check(torch.device("cuda"), dtype, SMALL)
+        cached_check.require_check(torch.device("cuda"), dtype, SMALL)
 
     return use, runs
 
@@ -236,7 +236,7 @@ def test_a_check_that_cannot_be_kept_ends_no_call(home, first, tmp_path, caplog,
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(cache_folder.Path, "home", refuse)
     use(stdout=output(verify=None))
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
     use(stdout=output(verify=None))
     assert len(runs) == 2
 
@@ -251,7 +251,7 @@ def test_a_gpu_that_another_process_has_for_itself_is_not_checked(first, caplog)
     assert len(runs) == 2
 
 
-def test_without_a_compiler_that_is_said_first(monkeypatch, tmp_path):
+def test_missing_compiler_is_reported_first(monkeypatch, tmp_path):
     assert compiler.check_compiler().calls
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
@@ -276,7 +276,7 @@ def test_a_launch_that_fails_names_its_kernel():
     assert row.error.startswith("_swiglu_kernel: "), row.error
 
 
-def test_what_no_loop_reached_fails(monkeypatch):
+def test_unreached_loops_fail(monkeypatch):
     report = check("cpu", sizes=replace(TINY, rows=400))
     assert [c.name for c in report.failed] == ["reached: pools of 400 rows"], report.table()
     assert "never reached" in report.table()
@@ -291,7 +291,7 @@ def drawn(tokens, logprobs, temperature=1.0):
     return request
 
 
-def test_a_difference_is_where_tokens_first_differ():
+def test_difference_is_the_first_different_token():
     a, b = drawn([3, 4, 5], [-1, -2, -3], 0.0), drawn([3, 9, 7], [-1, -2.5, -3], 0.0)
     assert differences([a], [a]) == []
     assert differences([a], [b]) == [Difference(1, 1, 1, 0.5)]

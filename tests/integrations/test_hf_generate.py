@@ -290,7 +290,7 @@ def test_arguments_that_cannot_be_are_named(model, options, error, message):
         )
 
 
-def test_called_by_hand_it_says_how_to_call_it(model):
+def test_direct_calls_explain_custom_generate(model):
     with pytest.raises(TypeError, match="generation_config must be the one that generate makes"):
         csd.hf_generate(model, torch.tensor(ROWS[:1]))
 
@@ -313,7 +313,7 @@ def test_a_history_drafts_and_changes_nothing(model):
     h = csd.History()
     for _ in range(2):
         assert generate(model, ROWS, num_return_sequences=2, history=h).equal(plain)
-    assert len(h) == 3 and [e.halved for e in h.of(ROWS[0])] == [0, 0, 1, 1]
+    assert len(h) == 3 and [e.age for e in h.of(ROWS[0])] == [0, 0, 1, 1]
     with pytest.raises(TypeError, match=r"history must be a csd\.History, got list"):
         generate(model, ROWS, history=[[1]])
 

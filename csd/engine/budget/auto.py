@@ -3,7 +3,7 @@
 from collections import deque
 
 from csd.engine.budget.estimator import RECENT, StepTimeEstimator
-from csd.engine.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Starts, most_nodes
+from csd.engine.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Penalties, most_nodes
 from csd.engine.budget.gate import SpeculationGate
 from csd.engine.budget.table import StepTimeTable
 from csd.engine.record import Record
@@ -61,20 +61,20 @@ class AutoBudget(FixedBudget):
         super().__init__(0)
         self._control = Controller(table)
         self._kept = PER_SLOT  # nodes that recent steps kept
-        self._starts: Starts = None
+        self._penalties: Penalties = None
 
     def ask(self, live: int) -> int:
         if not self._control.should_draft():
             return 0
         return min(most_nodes(live), 2 * max(live, self._kept))
 
-    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
-        control, self._starts = self._control, starts
+    def choose(self, live: int, costs: list[int], penalties: Penalties = None) -> int:
+        control, self._penalties = self._control, penalties
         calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
             # what drafts bring may have changed as well
             calibration, best_rate = max(calibration, 1.0), 0.0
-        weight = float(live) if starts is None else sum(_shares(starts))
+        weight = float(live) if penalties is None else sum(_shares(penalties))
         best, promised = 0, 0.0
         for k, cost in enumerate(sorted(costs), 1):
             promised += acceptance(cost) / weight
@@ -90,7 +90,9 @@ class AutoBudget(FixedBudget):
 
     def learn(self, live: int, record: Record) -> None:
         shares = [float(n > 0) for n in record.nodes]
-        self._control.learn(live, live, record, _shares(self._starts) if self._starts else shares)
+        if self._penalties:
+            shares = _shares(self._penalties)
+        self._control.learn(live, live, record, shares)
 
 
 class AutoPool(FixedPool):
@@ -140,6 +142,6 @@ class AutoPool(FixedPool):
             self._live = max(live, 1)
 
 
-def _shares(starts: Starts) -> list[float]:
+def _shares(penalties: Penalties) -> list[float]:
     """Weight of a token of each slot: less where the slot is ahead of others."""
-    return [path_probability(start) if start >= 0 else 0.0 for start in starts or ()]
+    return [path_probability(penalty) if penalty >= 0 else 0.0 for penalty in penalties or ()]
