@@ -146,7 +146,7 @@ def test_verify_reads_nothing_off_the_device(recorded):
 
 
 def test_traces_must_have_a_seed():
-    with pytest.raises(ValueError, match="does not say its seed"):
+    with pytest.raises(ValueError, match="has no seed"):
         forced_requests([Trace(3, [1, 2], [[4]], 0.7, None)])
 
 

@@ -17,7 +17,8 @@ FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 # JSON that is no result: traces, and what two processes of a benchmark pass to one another
 OTHER = {
     ("run", "worker"), ("run", "run"), ("record", "main"), ("record_study", "main"),
-    ("vllm_side", "Vllm"), ("serve", "ask"),
+    ("vllm_side", "Vllm"), ("serve", "ask"), ("constraints", "Checkout"),
+    ("constraints_worker", "main"),
     ("vllm_worker", "main"), ("doctor", "main"), ("doctor", "examined"), ("time_vllm", "main"),
     ("vllm", "run"), ("vllm", "measured"),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from csd.engine.self_check.coverage import Coverage
 from csd.engine.self_check.operations import compared_ops, rows_for
 from csd.engine.self_check.report import Check, Report, described, device_name, versions
 from csd.engine.self_check.sizes import NODES, SLOTS, SMALL, Sizes
+from csd.engine.self_check.states import run_states
 from csd.engine.self_check.tokens import differences
 from csd.engine.self_check.uncaptured import UncapturedEngine
 from csd.kernels.ops import Ops
@@ -85,6 +86,7 @@ class _Runs:
                 e.ops = compared_ops(e.ops, found, self._coverage)
                 nodes = self._sizes.rows - SLOTS
                 self._run(e, self._sizes.wide(self._config.vocab), nodes)
+                run_states(e.ops, self._device, self._dtype)
         except Exception as error:
             # an operation that raises has noted it
             if all(row.error is None for row in found.values()):
