@@ -151,7 +151,8 @@ class Handle:
             piece.tokens += live.tokens[first:]
             piece.logprobs += live.logprobs[first:]
             piece.raw_logprobs += live.raw_logprobs[first:]
-            piece.top += live.likely[first:]
+            # these are noted before their tokens, which a stop string may cut
+            piece.top += live.likely[first : len(live.tokens)]
             piece.sample = sample
             if sample is not None:
                 self._given.add(live.index)

@@ -45,7 +45,7 @@ class _Draft(TypedDict):
 class Run(TypedDict):
     """Output of `csd sample --json`; lists over samples, and over their tokens."""
 
-    texts: Annotated[list[str], AtLeast(1)]
+    texts: Annotated[list[str | None], AtLeast(1)]  # None of a sample that has none
     tokens: list[list[Token]]
     logprobs: list[list[float]]
     finish_reasons: list[str]
