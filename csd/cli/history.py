@@ -7,7 +7,7 @@ from csd.engine.traces.history import History
 
 
 def add_history_flag(parser: ArgumentParser) -> None:
-    parser.add_argument("--history", metavar="FILE", help="trace file of earlier samples: they "
+    parser.add_argument("--history", metavar="FILE", help="trace file of past samples: they "
                         "draft, and what is drawn is appended")  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from tqdm import tqdm
 
 from csd.engine.carry import every
-from csd.engine.earlier import check_apart, give_history, keep_history, keeps_top
+from csd.engine.history_args import check_apart, set_history, store_history, wants_top
 from csd.engine.measures import Measures
 from csd.engine.options import read_options
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
@@ -132,7 +132,7 @@ class Call:
                     f"{name} needs verifier='match', whose tokens do not depend on drafts, got "
                     f"verifier={options['verifier']!r}"
                 )
-        give_history(requests, history, many, tokenizer, config.vocab)
+        set_history(requests, history, many, tokenizer, config.vocab)
         bar = None
         if options["progress"]:
             bar = tqdm(total=sum(len(r.samples) for r in requests), unit="sample")
@@ -144,7 +144,7 @@ class Call:
             share=options["share"],
             until=until,
             on_tokens=_on_tokens(options["callback"], bar, requests),
-            record_top=options["record"] is not None or keeps_top(history),
+            record_top=options["record"] is not None or wants_top(history),
             drafts=options["drafts"],
             measures=Measures(options["top_logprobs"], options["entropy"]),
             returns_errors=returns,
@@ -176,7 +176,7 @@ class Call:
         """Called when the call has ended, by an error or without."""
         every([
             self._write_record,
-            lambda: keep_history(self.requests, self.history),
+            lambda: store_history(self.requests, self.history),
             self.bar.close if self.bar is not None else lambda: None,
         ])  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 
 import torch
 
-from csd.engine.earlier import check_history
+from csd.engine.history_args import check_history
 from csd.engine.measures import MOST_TOP
 from csd.engine.requests import OnText, Until, UntilRule
 from csd.engine.result import Samples
@@ -246,7 +246,7 @@ class Options(TypedDict, total=False):
         check_drafter)]
     history: Annotated[History | Samples | Sequence[Any] | None, Option(
         None, "what was sampled earlier of the same prompts; it only drafts, so tokens are the "
-        "same without. A `csd.History` is read before and added to after; else a list of earlier "
+        "same without. A `csd.History` is read before and added to after; else a list of past "
         "samples (token ids, texts or Samples), and for a list of prompts a list of these",
         check_history)]
     share: Annotated[str | None, Option(

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.requests import Request
-from csd.engine.shared import Shared
 from csd.engine.step import Step
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.kernels.change_rows import own_chance
 
 # rows of a prompt that the head reads at once where their log-probabilities are asked for
@@ -27,10 +27,10 @@ class Prefill:
     request: Request
     key: int  # the group's, never used before
     chunk_size: int
-    shared: Shared | None = None  # what other prompts of the call said
+    cross_prompt: CrossPromptHistory | None = None  # samples of other prompts of the call
     at: int = 0  # tokens read
     observed: int = 0  # how far the drafter got with them, as it counts
-    entering: Iterator[int] | None = None  # the pieces of its earlier samples that are left
+    pieces: Iterator[int] | None = None  # of its past samples, not entered yet
 
     @classmethod
     def begin(
@@ -40,7 +40,7 @@ class Prefill:
         group: int,
         key: int,
         chunk_size: int,
-        shared: Shared | None = None,
+        cross_prompt: CrossPromptHistory | None = None,
     ) -> "Prefill":
         """Reserve the pages of a group for the request's prompt."""
         request.group = group
@@ -48,7 +48,7 @@ class Prefill:
         request.pages = step.cache.take(step.cache.prompt_pages, group, tokens)
         # from here on what the drafter keeps of the group is not free for others
         step.slots.group_key[group].fill_(key)
-        return cls(step, request, key, chunk_size, shared)
+        return cls(step, request, key, chunk_size, cross_prompt)
 
     @property
     def chunk(self) -> int:
@@ -69,41 +69,42 @@ class Prefill:
         return hidden
 
     def _measure(self, hidden: torch.Tensor) -> None:
-        """Note log-probabilities of the tokens behind those that were just read."""
-        found = self.request.prompt_logprobs
-        assert found is not None
+        """Append log-probabilities of the tokens after those that were just read."""
+        logprobs = self.request.prompt_logprobs
+        assert logprobs is not None
         for part in hidden.split(HEAD_ROWS):
-            target = self.request.prompt[len(found) : len(found) + part.shape[0]]
+            target = self.request.prompt[len(logprobs) : len(logprobs) + part.shape[0]]
             logits = self.step.decoder.logits(part)
-            found += own_chance(logits, torch.tensor(target, device=logits.device)).tolist()
+            ids = torch.tensor(target, device=logits.device)
+            logprobs += own_chance(logits, ids).tolist()
 
     def enter_history(self) -> int:
-        """Enter the next piece of the earlier samples once all is read; its rows, 0 at their end.
+        """Enter the next piece of the past samples; returns its rows, 0 at the end.
 
-        What a step waits for is so much whatever the history is.
+        The size of a piece bounds how long a step waits, whatever the history.
         """
-        if self.entering is None:
+        if self.pieces is None:
             prompt = self.request.prompt
             self._observe(len(prompt))
-            self.entering = iter(())
+            self.pieces = iter(())
             step = self.step
             if step.drafting and step.drafter is not None:
                 history = [*self.request.history, *self._others()]
                 if history:
-                    self.entering = step.drafter.enter_history(
+                    self.pieces = step.drafter.enter_history(
                         self.key, prompt, history, step.slots
                     )
-        return next(self.entering, 0)
+        return next(self.pieces, 0)
 
-    def _others(self) -> list[Earlier]:
-        if self.shared is None:
+    def _others(self) -> list[PastSample]:
+        if self.cross_prompt is None:
             return []
-        others = self.shared.of(self.request)
+        others = self.cross_prompt.samples_for(self.request)
         self.request.stats.shared_tokens = sum(map(len, others))
         return others
 
     def end(self) -> None:
-        """The group is there for its samples."""
+        """Open the group for its samples."""
         self.step.slots.prompt_len[self.request.group].fill_(len(self.request.prompt) - 1)
 
     def _observe(self, read: int) -> None:

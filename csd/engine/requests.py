@@ -9,7 +9,7 @@ from csd.engine.draft_trees import SOURCES, Draft
 from csd.engine.result import Sample, Samples, Stats
 from csd.engine.sampling import SamplingParams
 from csd.engine.thought import forced_places
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelSizes
 from csd.models.streamed_text import SampleText
@@ -49,7 +49,7 @@ class Request:
     live: dict = field(default_factory=dict)  # sample index -> LiveSample
     finished: dict = field(default_factory=dict)  # sample index -> Sample
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
-    history: list[Earlier] = field(default_factory=list)  # of its prompt, newest first
+    history: list[PastSample] = field(default_factory=list)  # of its prompt, newest first
     checked: int = 0  # the samples of the prefix that `until` has been called with
     error: str | None = None  # why it is not served, or not to its end
     prompt_logprobs: list[float | None] | None = None  # where asked for: of the tokens read so far

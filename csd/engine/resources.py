@@ -8,10 +8,10 @@ import torch
 from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, StepTimeTable, nodes_of
 from csd.engine.call import RunSettings
 from csd.engine.changes import Changes
+from csd.engine.cross_prompt_history import max_graph_tokens
 from csd.engine.kept_times import keep_times, kept_times, timed_as
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
-from csd.engine.shared import shared_tokens
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.time_steps import NOT_WORTH, compile_loops, sizes_to_time, time_steps
@@ -77,7 +77,7 @@ class Resources:
         wanted = Sizes.of(requests, self.max_slots)
         tokens = graph_tokens(requests, wanted)
         if share:
-            tokens += shared_tokens(requests, wanted.groups)
+            tokens += max_graph_tokens(requests, wanted.groups)
         history = any(r.history for r in requests)
 
         def rows(slots: int) -> int:
@@ -130,13 +130,13 @@ class Resources:
         """Leave out the oldest samples that the graph has no room for."""
         given = [request for request in requests if request.history]
         groups = min(len(requests), self.max_slots)
-        if (given or share) and self._drafter.history_that_fits((), groups) is None:
+        if (given or share) and self._drafter.max_history((), groups) is None:
             raise ValueError(
                 f"{'history' if given else 'share'} needs the drafter 'consensus', got "
                 f"drafter={self._drafter_name!r}"
             )
         for request in given:
-            kept = self._drafter.history_that_fits(request.history, groups)
+            kept = self._drafter.max_history(request.history, groups)
             left = request.history[kept:]
             request.history = request.history[:kept]
             request.stats.history_tokens = sum(map(len, request.history))

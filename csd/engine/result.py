@@ -42,10 +42,10 @@ class Stats:
     accepted: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("own", "sibling", "prompt", "history", "model"), 0)
     )
-    history_tokens: int = 0  # of earlier samples that drafts came from
+    history_tokens: int = 0  # of past samples that drafts came from
     shared_tokens: int = 0  # of the call's other prompts that drafts came from
     thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
-    history_left_out: int = 0  # of earlier samples for which the graph had no room
+    history_left_out: int = 0  # of past samples for which the graph had no room
     contexts_dropped: int = 0  # of the whole call, for which the graph had no room
     seconds: dict[str, float] = field(default_factory=dict)
     # bytes torch had on the GPU at most, since the process began or its user reset the count

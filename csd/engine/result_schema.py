@@ -23,10 +23,10 @@ _STATS: dict[str, dict[str, Any]] = {
         "type": "object", "additionalProperties": COUNT,
         "description": "accepted tokens by who drafted them",
     },
-    "history_tokens": COUNT | {"description": "of earlier samples that drafts came from"},
+    "history_tokens": COUNT | {"description": "of past samples that drafts came from"},
     "shared_tokens": COUNT | {"description": "of other prompts that drafts came from"},
     "thoughts_cut": COUNT | {"description": "samples whose thought max_thinking_tokens ended"},
-    "history_left_out": COUNT | {"description": "of earlier samples without room in the graph"},
+    "history_left_out": COUNT | {"description": "of past samples without room in the graph"},
     "contexts_dropped": COUNT | {"description": "of the call, without room in the graph"},
     "seconds": {
         "type": "object", "additionalProperties": NUMBER,

@@ -9,20 +9,20 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
+from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.emptied import no_token_left
-from csd.engine.longest_first import longest_first
+from csd.engine.history_args import longest_first
 from csd.engine.prefill import Prefill
 from csd.engine.record import PendingRecord, Record
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
-from csd.engine.shared import Shared
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
 from csd.engine.step import Step
 from csd.state.kv_cache import pages_for
 from csd.state.pool import PACE
 from csd.state.verdict import LENGTH, STOP
 
-# rows of earlier samples that are entered between two steps at most
+# rows of past samples that are entered between two steps at most
 HISTORY_ROWS = 4096
 
 REASONS = {STOP: "stop", LENGTH: "length"}
@@ -56,8 +56,8 @@ class Scheduler:
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read
         self.read_tokens = 0  # of prompts, since the last step
-        self.entered_rows = 0  # of earlier samples, since the last step
-        self.shared = Shared() if settings.share == "call" else None
+        self.entered_rows = 0  # of past samples, since the last step
+        self.cross_prompt = CrossPromptHistory() if settings.share == "call" else None
         self.paced = False  # whether samples that are behind get more nodes
 
     def run(self) -> Iterator[tuple[Request, Sample]]:
@@ -147,7 +147,7 @@ class Scheduler:
             group = next(g for g in range(len(self.owners)) if g not in taken)
             self.prefill = Prefill.begin(
                 self.step, self.queue.popleft(), group, next(self.group_keys), self.prefill_chunk,
-                self.shared,
+                self.cross_prompt,
             )
         start = time.perf_counter()
         if self.read_prompt() and self.enter_history():
@@ -172,7 +172,7 @@ class Scheduler:
         """Called with the last hidden states of each chunk of a prompt that has been read."""
 
     def enter_history(self) -> bool:
-        """The same for its earlier samples."""
+        """The same for its past samples."""
         assert self.prefill is not None
         while self.entered_rows < HISTORY_ROWS or not self.steps or not any(self.owners):
             rows = self.prefill.enter_history()
@@ -223,8 +223,8 @@ class Scheduler:
         if self.settings.on_tokens is not None:
             self.settings.on_tokens(request, live, live.tokens[had:], text)
         if sample is not None:
-            if self.shared is not None:
-                self.shared.add(request, sample)
+            if self.cross_prompt is not None:
+                self.cross_prompt.add(request, sample)
             self.free(s, live)
             stats.seconds = dict(self.step.seconds)
             yield request, sample

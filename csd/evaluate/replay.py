@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from csd.engine.traces.traces import Trace
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.noise import gumbel, philox_words_ref, prompt_key
 from csd.state.pool import MAX_DEPTH, Pool, joined
@@ -50,7 +50,7 @@ class Replayed:
     sources: list[int] = field(default_factory=lambda: [0] * 6)  # committed tokens by node source
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
-    history_seconds: float = 0.0  # to enter earlier samples
+    history_seconds: float = 0.0  # to enter past samples
 
     @property
     def tau(self) -> float:
@@ -170,7 +170,7 @@ def replay(
     coupled: bool = True,
     noise: Callable | None = None,
     seed: int = 0,
-    history: Sequence[Earlier] = (),
+    history: Sequence[PastSample] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Replayed:
     """Advance `samples` samples together with `nodes` drafted tokens a live sample and step.
@@ -178,7 +178,7 @@ def replay(
     drafter: what an engine takes (start, propose, insert), without any text in it. share: the
     samples that ended leave their nodes to the others. pace: as of `Slots`. coupled: where the
     trace has `top`, drafts may use the noise that led to the recording, drawn with `seed`, or
-    `noise` in its place. history: earlier samples of the prompt, where the drafter takes them.
+    `noise` in its place. history: past samples of the prompt, where the drafter takes them.
     clock: of the drafter's seconds.
     """
     recording = Recording(trace, samples, seed)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from csd.graph.capacity import capacity_for, that_fit
+from csd.graph.capacity import capacity_for, max_history
 from csd.graph.deferred import DeferredInserts
 from csd.graph.drafter import StaticDrafter
-from csd.graph.history import Earlier, Rows, pieces
+from csd.graph.history import PastSample, Rows, pieces
 from csd.kernels.draft_tree import DraftNoise, draft_tree_ref
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import SUCCESSORS, any_context
@@ -24,7 +24,7 @@ from csd.state.verdict import Verdict
 # for few of them, no call adds 2^30 to one context, and the graph is the same for every chunk size
 PIECE = 512
 
-# What an earlier sample drafts goes on for long where it is right: deeper trees from the start.
+# What a past sample drafts goes on for long where it is right: deeper trees from the start.
 WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, lead=0, trust=0.85)
 
 
@@ -74,7 +74,7 @@ def insert_history(
     config: GraphConfig,
     graph_insert: Callable = graph_insert_ref,
 ) -> None:
-    """A piece of what earlier samples of the prompt said."""
+    """A piece of what past samples of the prompt said."""
     device, count = table.step.device, len(rows)
     context, token, weight, total = (
         upload(torch.from_numpy(x), device)
@@ -104,7 +104,7 @@ class ConsensusGraph(StaticDrafter):
         tokens: int = 0,
         history: bool = False,
     ):
-        """tokens: that it will hold at once; history: whether earlier samples are among them.
+        """tokens: that it will hold at once; history: whether past samples are among them.
 
         Both are for the configuration, where none is given.
         """
@@ -128,8 +128,8 @@ class ConsensusGraph(StaticDrafter):
         fits = capacity_for(tokens, self.config) <= self.config.capacity
         return fits and self._history >= history
 
-    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int:
-        return that_fit(history, groups, self.config)
+    def max_history(self, history: Sequence[PastSample], groups: int) -> int:
+        return max_history(history, groups, self.config)
 
     @property
     def dropped(self) -> torch.Tensor:
@@ -151,9 +151,9 @@ class ConsensusGraph(StaticDrafter):
         return end
 
     def enter_history(
-        self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
+        self, group_key: int, prompt: list[int], history: Sequence[PastSample], slots: Slots
     ) -> Iterator[int]:
-        """Enter earlier samples, a piece at each `next`."""
+        """Enter past samples, a piece at each `next`."""
         for rows in pieces(prompt, history, self.config, PIECE):
             insert_history(
                 self.table, group_key, rows, slots.group_key, self.config, self._ops.graph_insert

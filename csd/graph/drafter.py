@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -20,12 +20,12 @@ class Drafter:
     def suits(self, tokens: int, history: bool) -> bool:
         """Whether it serves a call of so many tokens, of prompts, earlier and new samples.
 
-        history: whether there are earlier samples.
+        history: whether there are past samples.
         """
         return True
 
-    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int | None:
-        """Number of a prompt's earlier samples that it has room for, with `groups` in flight.
+    def max_history(self, history: Sequence[PastSample], groups: int) -> int | None:
+        """Number of a prompt's past samples that it has room for, with `groups` in flight.
 
         None where it drafts from no history.
         """
@@ -63,9 +63,9 @@ class Drafter:
         raise NotImplementedError
 
     def enter_history(
-        self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
+        self, group_key: int, prompt: list[int], history: Sequence[PastSample], slots: Slots
     ) -> Iterator[int]:
-        """Enter earlier samples of a new group's prompt, all of which has been read.
+        """Enter past samples of a new group's prompt, all of which has been read.
 
         Each `next` enters a piece and gives its rows, so that steps can run in between.
         """

@@ -5,8 +5,8 @@ from typing import Any
 
 from csd.engine.call import RunSettings
 from csd.engine.carry import Carrying
-from csd.engine.earlier import give_history, keep_history, keeps_top
 from csd.engine.engine import Engine
+from csd.engine.history_args import set_history, store_history, wants_top
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
@@ -44,8 +44,8 @@ def draw(
         Request.of(i, ids, params, samples, seed)
         for i, (ids, params, samples) in enumerate(prompts)
     ]
-    give_history(requests, history, True, engine.tokenizer, engine.config.vocab)
-    settings = RunSettings(record_top=keeps_top(history), **running)
+    set_history(requests, history, True, engine.tokenizer, engine.config.vocab)
+    settings = RunSettings(record_top=wants_top(history), **running)
     kept = history if keep and isinstance(history, History) else None
     if kept is not None:
         kept.check()
@@ -54,7 +54,7 @@ def draw(
             for _ in engine.run([r for r in requests if r.samples], settings):
                 pass
         finally:
-            keep_history(requests, kept)
+            store_history(requests, kept)
         return [request.result() for request in requests]
 
 

@@ -68,7 +68,7 @@ class Sampler:
     num_samples: of each row, as one group.
     seed: one for the whole dataset; the noise of different prompts is independent all the same.
         Rows with equal prompts get equal samples, unless a column `first_sample` has the index
-        of each row's first sample. A column `history` has earlier samples of each row's prompt,
+        of each row's first sample. A column `history` has past samples of each row's prompt,
         lists of token ids or texts, or None; they only draft.
     prompt: the name of the prompts' column. chat_template_kwargs: for prompts that are messages.
     on_error: "raise", or "return": a row whose prompt cannot be served gets no samples, and the

@@ -19,7 +19,7 @@ from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_DEPTH
 from csd.state.slots import MAX_STOP_IDS
 
-# pieces of prompts and earlier samples that enter the graph in one call
+# pieces of prompts and past samples that enter the graph in one call
 PIECES = 8
 
 
@@ -102,15 +102,15 @@ class Proposer:
             self.history.add(group.prompt.tolist(), [ids for _, ids in sorted(group.finished)])
 
     def _pieces(self, group: Group) -> Iterator:
-        """Enter a group's prompt, then earlier samples of it, a piece at each `next`."""
+        """Enter a group's prompt, then past samples of it, a piece at each `next`."""
         prompt, at = group.prompt.tolist(), 0
         for read in [*range(PIECE, len(prompt), PIECE), len(prompt)]:
             at = self.graph.observe_prompt(group.key, prompt, at, read, self._slots)
             yield
         if self.history is not None:
-            earlier = self.history.of(prompt)
-            fits = self.graph.history_that_fits(earlier, len(self.rows.groups))
-            yield from self.graph.enter_history(group.key, prompt, earlier[:fits], self._slots)
+            past = self.history.of(prompt)
+            fits = self.graph.max_history(past, len(self.rows.groups))
+            yield from self.graph.enter_history(group.key, prompt, past[:fits], self._slots)
 
     def _enter(self) -> None:
         """Some of what waits, in turns."""

@@ -21,7 +21,7 @@ from csd.state.pool import COST_ONE, MOST_LEAD
 WEIGHT_ONE = 1 << 16
 # a context's weights and total are halved when the total passes this
 MAX_TOTAL = 1 << 30
-# bits of `succ_source`: sample index mod 62, the prompt, or earlier samples of the prompt
+# bits of `succ_source`: sample index mod 62, the prompt, or past samples of the prompt
 SAMPLE_BITS, PROMPT_BIT, HISTORY_BIT = 62, 62, 63
 # halves of a token a step for which a level costs what `GraphConfig.decay` says
 USUAL_HALVES = 5
@@ -38,7 +38,7 @@ class GraphConfig:
     ways: int = 16  # contexts in a bucket, a power of two
     successors: int = 16
     # weights of one observation: all of the target's distribution, or a token where that is not
-    # known; a sampled token beside its distribution; a prompt token; a token of an earlier sample
+    # known; a sampled token beside its distribution; a prompt token; a token of a past sample
     # whose distribution is not known
     soft_weight: int = WEIGHT_ONE
     hard_weight: int = WEIGHT_ONE // 2

@@ -1,4 +1,4 @@
-"""Earlier samples of a prompt draft for its next ones, and change none of their tokens."""
+"""Past samples of a prompt draft for its next ones, and change none of their tokens."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from engine_cases import PROMPTS, assert_same_samples
 from scripted import Letters, PrefixSum, counting, engine
 
 import csd
-from csd.graph.capacity import LEAST, MOST, capacity_for, that_fit
-from csd.graph.history import Earlier
+from csd.graph.capacity import MAX_CAPACITY, MIN_CAPACITY, capacity_for, max_history
+from csd.graph.history import PastSample
 from csd.state.context_table import GraphConfig
 
 OPTIONS = dict(num_samples=4, max_new_tokens=24, seed=3, temperature=0.9)
@@ -85,7 +85,7 @@ def test_a_store_is_read_before_and_added_to_after(model):
     again = csd.generate(model, PROMPTS, history=h, budget=16, **OPTIONS)
     assert_same_samples(again, first)
     assert again[0].stats.accepted["history"] > 0
-    assert [e.halved for e in h.of(PROMPTS[0])] == [0, 0, 0]
+    assert [e.age for e in h.of(PROMPTS[0])] == [0, 0, 0]
 
 
 def test_a_store_takes_one_addition_of_a_prompt_a_call(model):
@@ -93,7 +93,7 @@ def test_a_store_takes_one_addition_of_a_prompt_a_call(model):
     twice = [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
     for _ in range(2):
         csd.generate(model, twice, history=h, **OPTIONS)
-    assert sorted(e.halved for e in h.of(PROMPTS[0])) == [0] * 8 + [1] * 8
+    assert sorted(e.age for e in h.of(PROMPTS[0])) == [0] * 8 + [1] * 8
 
 
 def test_with_top_the_targets_probabilities_enter(model, plain):
@@ -175,12 +175,12 @@ def test_static_steps_and_lag_draw_the_same(static):
 
 def test_capacity_follows_what_the_table_will_hold(model, monkeypatch):
     config = GraphConfig()
-    assert capacity_for(0, config) == LEAST
+    assert capacity_for(0, config) == MIN_CAPACITY
     assert capacity_for(60_000, config) == 1 << 19
-    assert capacity_for(10**9, config) == MOST
+    assert capacity_for(10**9, config) == MAX_CAPACITY
     e = csd.Engine(build("llama", dtype=torch.float64))
     e.generate([1, 2], max_new_tokens=4)
-    assert e._drafter.config.capacity == LEAST
+    assert e._drafter.config.capacity == MIN_CAPACITY
     text = [[i % VOCAB for i in range(k, k + 30_000)] for k in range(2)]
     e.generate([1, 2], history=text, max_new_tokens=4)
     assert e._drafter.config.capacity == 1 << 19
@@ -191,11 +191,11 @@ def test_capacity_follows_what_the_table_will_hold(model, monkeypatch):
 
 
 def test_what_has_no_room_is_reported(monkeypatch):
-    monkeypatch.setattr("csd.graph.capacity.MOST", 1 << 10)
+    monkeypatch.setattr("csd.graph.capacity.MAX_CAPACITY", 1 << 10)
     config = GraphConfig(orders=(1, 2, 3, 5, 8))
-    history = [Earlier.of([1] * 30) for _ in range(5)]
-    assert that_fit(history, 1, config) == 3
-    assert that_fit(history, 2, config) == 1
+    history = [PastSample.of([1] * 30) for _ in range(5)]
+    assert max_history(history, 1, config) == 3
+    assert max_history(history, 2, config) == 1
     e = engine(counting(8))
     out = e.generate([0], history=[[7] * 30, [6] * 30, [1, 2, 3] * 10], max_new_tokens=4)
     assert out.stats.history_tokens == 90 and out.stats.history_left_out == 0

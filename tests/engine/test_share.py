@@ -1,4 +1,4 @@
-"""What other prompts of a call said drafts on request, with low weight, and changes no token."""
+"""Samples of a call's other prompts draft on request, with low weight, and change no token."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ from engine_cases import PROMPTS, assert_same_samples
 from scripted import counting, engine
 
 import csd
-from csd.engine import shared
+from csd.engine import cross_prompt_history
+from csd.engine.cross_prompt_history import CrossPromptHistory, max_graph_tokens
 from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.engine.sampling import SamplingParams
-from csd.engine.shared import Shared, shared_tokens
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.history import SHORT, Earlier, history_rows
+from csd.graph.history import OTHER_PROMPT_CONTEXT, PastSample, history_rows
 from csd.kernels.ops import reference
 from csd.state.context_table import ANY, HISTORY_BIT, WEIGHT_ONE, GraphConfig
 from csd.state.slots import Slots
@@ -31,7 +31,7 @@ def model():
 
 @pytest.mark.parametrize("budget", [0, 5, 40])
 @pytest.mark.parametrize("together", [None, 1, 4])
-def test_tokens_are_those_without(model, budget, together):
+def test_tokens_equal_those_without_share(model, budget, together):
     plain = csd.Engine(model).generate(MANY, speculate=False, **OPTIONS)
     e = csd.Engine(model, max_slots=3, together=together)
     out = e.generate(MANY, share="call", budget=budget, **OPTIONS)
@@ -58,28 +58,28 @@ def test_together_with_history(model):
     assert sum(o.stats.shared_tokens for o in again) > 0
 
 
-def test_a_later_prompt_drafts_from_an_earlier_one_only_when_asked():
-    """The second prompt shares one token with what the first one says."""
+def test_prompts_draft_from_other_prompts_only_with_share():
+    """The second prompt shares one token with the first prompt's sample."""
     e = engine(counting(16), max_slots=1)
     prompts = [[0], [9, 3]]
-    told = e.generate(prompts, share="call", max_new_tokens=8, budget=16)
+    shared = e.generate(prompts, share="call", max_new_tokens=8, budget=16)
     alone = e.generate(prompts, max_new_tokens=8, budget=16)
-    assert told[1].tokens == alone[1].tokens == [[4, 5, 6, 7, 8, 9, 10, 11]]
-    assert told[1].stats.accepted["history"] > 0
-    assert told[1].stats.steps < alone[1].stats.steps
-    assert told[0].stats.accepted["history"] == 0 and told[0].stats.shared_tokens == 0
-    assert told[1].stats.shared_tokens == 8
+    assert shared[1].tokens == alone[1].tokens == [[4, 5, 6, 7, 8, 9, 10, 11]]
+    assert shared[1].stats.accepted["history"] > 0
+    assert shared[1].stats.steps < alone[1].stats.steps
+    assert shared[0].stats.accepted["history"] == 0 and shared[0].stats.shared_tokens == 0
+    assert shared[1].stats.shared_tokens == 8
     assert alone[1].stats.accepted["history"] == 0 and alone[1].stats.shared_tokens == 0
 
 
-def test_it_ends_with_the_call():
+def test_samples_are_dropped_at_the_end_of_a_call():
     e = engine(counting(16), max_slots=1)
     e.generate([[0], [1]], share="call", max_new_tokens=8, budget=16)
     out = e.generate([9, 3], share="call", max_new_tokens=8, budget=16)
     assert out.stats.shared_tokens == 0 and out.stats.accepted["history"] == 0
 
 
-def test_a_prompt_with_a_slot_from_the_start_hears_nothing():
+def test_prompts_admitted_at_the_start_receive_no_samples():
     e = engine(counting(16), max_slots=2)
     out = e.generate([[0], [9, 3]], share="call", max_new_tokens=8, budget=16)
     assert [o.stats.shared_tokens for o in out] == [0, 0]
@@ -94,55 +94,55 @@ def sample(tokens):
 
 
 def test_one_sample_of_each_other_prompt_newest_first(monkeypatch):
-    monkeypatch.setattr(shared, "TOKENS", 10)
-    told = Shared()
+    monkeypatch.setattr(cross_prompt_history, "MAX_TOKENS", 10)
+    history = CrossPromptHistory()
     for index, tokens in [(0, [1] * 4), (1, [2] * 3), (1, [3] * 3), (2, [4] * 3), (3, [5] * 40)]:
-        told.add(request(index), sample(tokens))
+        history.add(request(index), sample(tokens))
 
-    def heard(index):
-        return [e.tokens.tolist() for e in told.of(request(index))]
+    def received(index):
+        return [e.tokens.tolist() for e in history.samples_for(request(index))]
 
     # a long one fills the room, and what comes before it has none
-    assert heard(0) == [[5] * 10]
-    assert heard(3) == [[4] * 3, [2] * 3, [1] * 4]
-    assert all(e.foreign and e.halved == 2 for e in told.of(request(3)))
+    assert received(0) == [[5] * 10]
+    assert received(3) == [[4] * 3, [2] * 3, [1] * 4]
+    assert all(e.other_prompt and e.age == 2 for e in history.samples_for(request(3)))
 
 
-def test_what_no_prompt_would_be_told_is_not_kept(monkeypatch):
-    monkeypatch.setattr(shared, "TOKENS", 10)
-    told, said = Shared(), []
+def test_memory_is_bounded_by_what_one_prompt_may_receive(monkeypatch):
+    monkeypatch.setattr(cross_prompt_history, "MAX_TOKENS", 10)
+    history, added = CrossPromptHistory(), []
     for index in range(50):
         tokens = [index] * (3 + index % 8)
-        told.add(request(index), sample(tokens))
-        said.append(tokens)
-        # as if all were kept
+        history.add(request(index), sample(tokens))
+        added.append(tokens)
+        # reference: every sample is stored
         for asked in (index, index - 1, 99):
             expected, room = [], 10
             for i in reversed(range(index + 1)):
                 if i != asked:
-                    if len(said[i]) > room:
+                    if len(added[i]) > room:
                         break
-                    expected.append(said[i])
-                    room -= len(said[i])
-            assert [e.tokens.tolist() for e in told.of(request(asked))] == expected
-    assert len(told._said) <= 2 * 10
+                    expected.append(added[i])
+                    room -= len(added[i])
+            assert [e.tokens.tolist() for e in history.samples_for(request(asked))] == expected
+    assert len(history._samples) <= 2 * 10
     # one that was dropped does not come back
-    told.add(request(0), sample([7, 7]))
-    assert [7, 7] not in [e.tokens.tolist() for e in told.of(request(99))]
+    history.add(request(0), sample([7, 7]))
+    assert [7, 7] not in [e.tokens.tolist() for e in history.samples_for(request(99))]
 
 
-def test_it_enters_contexts_of_two_tokens_at_a_quarter():
+def test_other_prompts_enter_short_contexts_at_a_quarter_of_the_weight():
     config, y = GraphConfig(), [5, 6, 7, 8]
-    rows = history_rows([1, 2, 3], Earlier.of(y, halved=2, foreign=True), config)
+    rows = history_rows([1, 2, 3], PastSample.of(y, age=2, other_prompt=True), config)
     assert rows.token[:4, 0].tolist() == y and set(rows.total[:4]) == {WEIGHT_ONE // 4}
-    # nothing of the prompt that it is told to
-    assert rows.context[:4, :SHORT].tolist() == [[-1, -1], [5, -1], [6, 5], [7, 6]]
-    assert (rows.context[:4, SHORT:] == -1).all()
+    # no context reaches into the receiving prompt
+    assert rows.context[:4, :OTHER_PROMPT_CONTEXT].tolist() == [[-1, -1], [5, -1], [6, 5], [7, 6]]
+    assert (rows.context[:4, OTHER_PROMPT_CONTEXT:] == -1).all()
     assert rows.context[4, 0] == ANY and rows.total[4] == len(y) * WEIGHT_ONE // 4
 
     graph, slots = ConsensusGraph(reference(), "cpu"), Slots.empty(1, 1, 8, config.context)
     slots.group_key[0] = 7
-    for _ in graph.enter_history(7, [1, 2, 3], [Earlier.of(y, halved=2, foreign=True)], slots):
+    for _ in graph.enter_history(7, [1, 2, 3], [PastSample.of(y, age=2, other_prompt=True)], slots):
         pass
     table = graph.table
     used = table.entry_group == 7
@@ -154,10 +154,10 @@ def test_it_enters_contexts_of_two_tokens_at_a_quarter():
 
 def test_the_table_has_room_for_it():
     jobs = [request(i) for i in range(3)]
-    assert shared_tokens(jobs, 2) == 2 * (9 * 2) // 2
+    assert max_graph_tokens(jobs, 2) == 2 * (9 * 2) // 2
     long = [Request.of(i, [1], SamplingParams(max_new_tokens=9000), range(1), 0) for i in range(3)]
-    assert shared_tokens(long, 64) == 64 * shared.TOKENS // 2
-    assert shared_tokens(jobs[:1], 1) == 0
+    assert max_graph_tokens(long, 64) == 64 * cross_prompt_history.MAX_TOKENS // 2
+    assert max_graph_tokens(jobs[:1], 1) == 0
 
 
 @pytest.mark.parametrize("verifier", ["canonical", "recursive", "kseq"])

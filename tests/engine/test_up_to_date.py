@@ -1,4 +1,4 @@
-"""A call sees its model as it is: what an earlier call found decides nothing."""
+"""A call sees its model as it is: nothing depends on previous calls."""
 
 import itertools
 

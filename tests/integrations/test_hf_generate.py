@@ -313,7 +313,7 @@ def test_a_history_drafts_and_changes_nothing(model):
     h = csd.History()
     for _ in range(2):
         assert generate(model, ROWS, num_return_sequences=2, history=h).equal(plain)
-    assert len(h) == 3 and [e.halved for e in h.of(ROWS[0])] == [0, 0, 1, 1]
+    assert len(h) == 3 and [e.age for e in h.of(ROWS[0])] == [0, 0, 1, 1]
     with pytest.raises(TypeError, match=r"history must be a csd\.History, got list"):
         generate(model, ROWS, history=[[1]])
 

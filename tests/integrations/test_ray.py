@@ -161,7 +161,7 @@ def test_a_row_that_cannot_be_served_names_itself_or_gets_its_reason(toy_folder)
 
 
 def histories(rows):
-    """Columns of earlier samples for rows of the prompts "abc", "Two?", "abc"."""
+    """Columns of past samples for rows of the prompts "abc", "Two?", "abc"."""
     ids, texts = [r["tokens"] for r in rows], [r["texts"] for r in rows]
     return {
         "own": [ids[0], ids[1], None],

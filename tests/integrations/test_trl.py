@@ -150,10 +150,10 @@ def test_history_is_the_last_epochs_and_changes_nothing(monkeypatch):
     assert len(history) == 2
     for row in kept["rows"]:
         earlier = history.of(row)
-        assert sorted(e.halved for e in earlier) == [0] * 4 + [1] * 4
+        assert sorted(e.age for e in earlier) == [0] * 4 + [1] * 4
     last = [c for call in completions[-1:] for c in call]
     newest = [e.tokens.tolist() for r in {tuple(x) for x in kept["rows"]}
-              for e in history.of(r) if not e.halved]  # fmt: skip
+              for e in history.of(r) if not e.age]  # fmt: skip
     assert sorted(last) == sorted(newest)
 
 

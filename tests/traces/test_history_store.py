@@ -24,7 +24,7 @@ def test_the_newest_samples_stay():
     h.add([1], [[1], [2]])
     h.add([1], [[3], [4]])
     assert held(h, [1]) == [[4], [3], [2]]
-    assert [e.halved for e in h.of([1])] == [0, 0, 1]
+    assert [e.age for e in h.of([1])] == [0, 0, 1]
     h.add([1], [[5], [6], [7], [8]])
     assert held(h, [1]) == [[8], [7], [6]]
 
@@ -79,7 +79,7 @@ def test_a_file_holds_what_was_added(tmp_path):
         h.add([1, 2], [[7]])
     with csd.History(path=path, top=True) as h:
         assert held(h, [1, 2]) == [[7], [5, 6]] and held(h, [3]) == [[8]]
-        assert [e.halved for e in h.of([1, 2])] == [0, 1]
+        assert [e.age for e in h.of([1, 2])] == [0, 1]
         ids, probs = h.of([1, 2])[1].top
         assert ids[:, :2].tolist() == [[5, 7], [6, -1]]
         assert probs[:, :2].tolist() == [[0.5, 0.25], [1, 0]]

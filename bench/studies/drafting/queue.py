@@ -22,7 +22,7 @@ from csd.engine.call import RunSettings
 from csd.engine.requests import Request
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Recording
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelConfig
@@ -134,7 +134,7 @@ def drawn(
 ) -> tuple[list[Request], Watch, int]:
     """The same: its requests, what its steps had, and the contexts that the graph had no room
     for."""
-    given = [[Earlier.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces]
+    given = [[PastSample.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces]
     traces = [_without(t, history) for t in traces]
     # other tools' recordings have no seed; without probabilities drafts couple to nothing
     traces = [
@@ -152,8 +152,8 @@ def drawn(
         plan_attention=lambda **where: None,
     )  # fmt: skip
     requests = forced_requests(traces)
-    for request, earlier in zip(requests, given, strict=True):
-        request.history = earlier
+    for request, past in zip(requests, given, strict=True):
+        request.history = past
     with forcing(engine, traces):
         settings = RunSettings(budget=nodes * slots, share="call" if share else None)
         for _ in engine.run(requests, settings):

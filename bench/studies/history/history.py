@@ -1,4 +1,4 @@
-"""Replay traces with earlier samples of each prompt: what history is worth, and to whom.
+"""Replay traces with past samples of each prompt: what history is worth, and to whom.
 
     python -m bench history TRACES [--problems 12] [--history 0 1 2 4 8] [--nodes 4 8 16]
         [--workers 2] [--json F] [--plot F.svg]
@@ -36,7 +36,7 @@ from bench.studies.history.history_rivals import RIVALS_WITH_HISTORY, with_histo
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.kernels.ops import reference
 
 MAX_LIVE = 8
@@ -75,7 +75,7 @@ def live_of(traces: list[Trace]) -> int:
     return min(MAX_LIVE, min(len(t.samples) for t in traces) // 2)
 
 
-def earlier(trace: Trace, live: int, case: Case, other: Trace) -> list[Earlier]:
+def past_samples(trace: Trace, live: int, case: Case, other: Trace) -> list[PastSample]:
     """The history of a problem, newest first; `other` is what foreign ones are taken from."""
     source = other if case.kind == "foreign" else trace
     kept = slice(live, live + case.history)
@@ -83,7 +83,7 @@ def earlier(trace: Trace, live: int, case: Case, other: Trace) -> list[Earlier]:
     tops = source.top[kept] if case.kind == "top 8" and source.top else [None] * len(samples)
     here = trace.samples[:live]
     return [
-        Earlier.of(s, t, i if case.kind == "aged" else 0)
+        PastSample.of(s, t, i if case.kind == "aged" else 0)
         for i, (s, t) in enumerate(zip(samples, tops, strict=True))
         if case.kind != "no copies" or s not in here
     ]
@@ -91,7 +91,7 @@ def earlier(trace: Trace, live: int, case: Case, other: Trace) -> list[Earlier]:
 
 def run(trace: Trace, live: int, case: Case, other: Trace) -> Replayed:
     """One problem, one line."""
-    history = earlier(trace, live, case, other)
+    history = past_samples(trace, live, case, other)
     if case.kind == "together":
         live, history = live + case.history, []
     live_trace = replace(trace, samples=trace.samples[:live], top=trace.top and trace.top[:live])
@@ -193,7 +193,7 @@ def shown(row: dict) -> dict:
 
 
 def plot(found: dict[str, dict], path: str) -> None:
-    """tau against earlier samples, a panel a trace, a line for each number of nodes and kind."""
+    """tau against past samples, a panel a trace, a line for each number of nodes and kind."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -211,7 +211,7 @@ def plot(found: dict[str, dict], path: str) -> None:
                     x, y = [r["history"] for r in line], [r["tau"] for r in line]
                     colour = f"C{sorted({r['nodes'] for r in rows}).index(nodes)}"
                     ax.plot(x, y, style, color=colour, marker="o", label=f"{nodes} nodes, {kind}")
-        ax.set(title=f"{name}, {rows[0]['live']} live", xlabel="earlier samples of the prompt",
+        ax.set(title=f"{name}, {rows[0]['live']} live", xlabel="past samples of the prompt",
                ylabel="tokens a sample and step", ylim=(1, None))  # fmt: skip
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7)

@@ -1,4 +1,4 @@
-"""Other drafters, given earlier samples of a prompt in the way that suits each best.
+"""Other drafters, given past samples of a prompt in the way that suits each best.
 
 A trie and a suffix tree hold them as finished samples of the group. Prompt lookup has them in front
 of the prompt, oldest first, in the text that it searches, so that what is nearer is found first.
@@ -10,14 +10,14 @@ from bench.studies.drafting.baselines import Trie
 from csd.baselines.host_drafter import HostDrafter
 from csd.baselines.prompt_lookup import PromptLookup
 from csd.baselines.suffix import Suffix
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 
 RIVALS_WITH_HISTORY = ("trie", "trie-frequency", "trie-prompt", "suffix-tree", "prompt-lookup")
 
 
-def with_history(name: str, history: list[Earlier]) -> HostDrafter:
-    """A new drafter that knows `history`, newest first."""
-    texts = [earlier.tokens.tolist() for earlier in reversed(history)]
+def with_history(name: str, history: list[PastSample]) -> HostDrafter:
+    """Make a drafter with `history`, newest first, in its text."""
+    texts = [past.tokens.tolist() for past in reversed(history)]
     if name == "prompt-lookup":
         return _Lookup(texts)
     drafter: HostDrafter
@@ -42,7 +42,7 @@ def with_history(name: str, history: list[Earlier]) -> HostDrafter:
 
 
 class _Lookup(PromptLookup):
-    """Prompt lookup in the earlier samples too."""
+    """Prompt lookup in the past samples too."""
 
     def __init__(self, texts: list[list[int]]):
         super().__init__()

@@ -33,7 +33,7 @@ def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | N
     if request.history:
         kept = None
         if step.drafter is not None:
-            kept = step.drafter.history_that_fits(request.history, len(scheduler.owners))
+            kept = step.drafter.max_history(request.history, len(scheduler.owners))
         if kept is None:
             return ValueError("history needs the drafter 'consensus' and speculate=True")
         request.stats.history_left_out += sum(map(len, request.history[kept:]))

@@ -39,7 +39,7 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
         if name in Options.__annotations__ and name not in SERVED:
             raise ValueError(f"{name} is of csd.generate, and is not served for a request")
     if isinstance(options.get("history"), History):
-        raise ValueError("history must be a list of earlier samples, got a csd.History")
+        raise ValueError("history must be a list of past samples, got a csd.History")
     call = Call.read(
         prompt, options, limits,  # type: ignore[arg-type]
         engine.generation_config, engine.tokenizer,

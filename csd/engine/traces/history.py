@@ -13,13 +13,13 @@ import numpy as np
 
 from csd.engine.traces.journal import Journal
 from csd.engine.traces.traces import Trace
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.schema.arguments import check_flag, check_path, check_whole
 from csd.state.forks import watch_forks
 
 
 class History:
-    """Earlier samples of each prompt, the newest ones.
+    """Past samples of each prompt, the newest ones.
 
     samples: of a prompt at most. tokens: of all prompts and samples at most; the prompt that was
         used longest ago is dropped first.
@@ -94,7 +94,7 @@ class History:
         """Bytes of the token ids and probabilities held."""
         return sum(len(key) + group.nbytes for key, group in self._groups.items())
 
-    def of(self, prompt: Sequence[int]) -> list[Earlier]:
+    def of(self, prompt: Sequence[int]) -> list[PastSample]:
         """Samples of the prompt with these token ids, newest first."""
         key = _key(prompt)
         with self._lock:
@@ -173,7 +173,7 @@ class History:
         before = group.size
         tops = trace.top if self.top and trace.top else [None] * len(trace.samples)
         group.epochs.append(_Epoch(
-            [Earlier.of(s, t) for s, t in zip(trace.samples, tops, strict=True) if s],
+            [PastSample.of(s, t) for s, t in zip(trace.samples, tops, strict=True) if s],
             trace.temperature, trace.seed, trace.stop_ids,
         ))  # fmt: skip
         group.cut(self.samples, self.epochs)
@@ -197,7 +197,7 @@ class _Epoch:
     """Samples of one addition, in the order of their indices."""
 
     def __init__(
-        self, samples: list[Earlier], temperature: float, seed: int | None, stop_ids: tuple
+        self, samples: list[PastSample], temperature: float, seed: int | None, stop_ids: tuple
     ):
         self.samples, self.temperature = samples, temperature
         self.seed, self.stop_ids = seed, stop_ids
@@ -243,10 +243,10 @@ class _Group:
             if not oldest:
                 self.epochs.popleft()
 
-    def newest(self) -> Iterator[Earlier]:
+    def newest(self) -> Iterator[PastSample]:
         for age, epoch in enumerate(reversed(self.epochs)):
             for sample in reversed(epoch.samples):
-                yield Earlier(sample.tokens, sample.top, age)
+                yield PastSample(sample.tokens, sample.top, age)
 
 
 def _key(prompt: Sequence[int]) -> bytes:

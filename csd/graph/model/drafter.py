@@ -20,7 +20,7 @@ import torch
 from csd.backends import for_dtype
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 from csd.graph.host_tree import pool_of
 from csd.graph.model.cache import Network, Scratch
 from csd.graph.model.host import HostSlots, take
@@ -103,11 +103,11 @@ class ModelDrafter(NetworkDrafter):
             return read
         return self.graph.observe_prompt(group_key, prompt, observed, read, slots)
 
-    def history_that_fits(self, history: Sequence[Earlier], groups: int) -> int | None:
-        return self.graph.history_that_fits(history, groups) if self.graph else None
+    def max_history(self, history: Sequence[PastSample], groups: int) -> int | None:
+        return self.graph.max_history(history, groups) if self.graph else None
 
     def enter_history(
-        self, group_key: int, prompt: list[int], history: Sequence[Earlier], slots: Slots
+        self, group_key: int, prompt: list[int], history: Sequence[PastSample], slots: Slots
     ) -> Iterator[int]:
         assert self.graph is not None
         return self.graph.enter_history(group_key, prompt, history, slots)

@@ -56,7 +56,7 @@ def prefixes(
     P, device = rules.prompt.shape[1], path.device
     committed = slots.tokens[s, :longest].long()
     generated = slots.generated[s].long()[:, None]
-    # what earlier samples left behind is none of this one's
+    # what past samples left behind is none of this one's
     fresh = torch.arange(longest, device=device) < generated
     committed = torch.where(fresh, committed, -1)
     token = torch.cat([rules.prompt[s].long(), committed, torch.full_like(path, -1)], 1)

@@ -1,4 +1,4 @@
-"""The `history` of a call: earlier samples given to its requests, and its own kept afterwards."""
+"""The `history` of a call: past samples for its requests, and the update after it."""
 
 import os
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from csd.engine.carry import every
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.traces.history import History
-from csd.graph.history import Earlier
+from csd.graph.history import PastSample
 
-_EXPECTED = "must be a csd.History or a list of earlier samples (token ids, texts or Samples)"
+_EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
 
 
 def check_history(history: Any) -> None:
@@ -37,12 +37,12 @@ def check_apart(history: Any, record: str | PathLike[str] | None) -> None:
         raise ValueError(f"record must be another file than those of history, got {record!r}")
 
 
-def give_history(
+def set_history(
     requests: Sequence[Request], history: Any, many: bool, tokenizer: Any, vocab: int
 ) -> None:
-    """Each request gets the earlier samples of its prompt.
+    """Set each request's `history` to the past samples of its prompt.
 
-    history: a `History`; or the earlier samples of the one prompt; or where `many`, a list of
+    history: a `History`; or the past samples of the one prompt; or where `many`, a list of
     these, one entry a prompt, in which None is none.
 
     Raises TypeError or ValueError naming the entry that cannot be served.
@@ -53,29 +53,30 @@ def give_history(
     if isinstance(history, History):
         for request in requests:
             request.history = history.of(request.prompt)
-            for earlier in request.history:
-                _check_vocabulary(earlier, vocab, "history")
+            for past in request.history:
+                _check_vocabulary(past, vocab, "history")
         return
     if not many:
-        requests[0].history = _samples(history, requests[0].prompt, tokenizer, vocab, "history")
+        request = requests[0]
+        request.history = _past_samples(history, request.prompt, tokenizer, vocab, "history")
         return
     if isinstance(history, Samples) or len(history) != len(requests):
         count = "one" if isinstance(history, Samples) else len(history)
         raise ValueError(
             f"history must have an entry for each of {len(requests)} prompts, got {count}"
         )
-    for i, (request, given) in enumerate(zip(requests, history, strict=True)):
+    for i, (request, entry) in enumerate(zip(requests, history, strict=True)):
         name = f"history[{i}]"
-        request.history = _samples(given, request.prompt, tokenizer, vocab, name)
+        request.history = _past_samples(entry, request.prompt, tokenizer, vocab, name)
 
 
-def keeps_top(history: Any) -> bool:
-    """Whether it asks for the target's top 8 at each token."""
+def wants_top(history: Any) -> bool:
+    """Whether a history stores the target's top 8 at each token."""
     return isinstance(history, History) and history.top
 
 
-def keep_history(requests: Sequence[Request], history: Any) -> None:
-    """Add what a call has drawn, its finished samples, to its `History`."""
+def store_history(requests: Sequence[Request], history: Any) -> None:
+    """Add the finished samples of a call to its `History`."""
     if not isinstance(history, History):
         return
     groups: dict[tuple[int, ...], list[Request]] = {}
@@ -104,28 +105,40 @@ def keep_history(requests: Sequence[Request], history: Any) -> None:
     every(additions)
 
 
-def _samples(
-    given: Any, prompt: list[int], tokenizer: Any, vocab: int, name: str
-) -> list[Earlier]:
-    """Earlier samples of one prompt, newest first."""
-    if given is None:
+def longest_first(requests: Sequence[Request]) -> list[Request]:
+    """The requests by falling mean length of their past samples.
+
+    A call ends with its last sample, so a long one should not start last. A prompt without history
+    counts as the average one. Results do not depend on the order.
+    """
+    lengths = {id(r): sum(map(len, r.history)) / len(r.history) for r in requests if r.history}
+    if not lengths:
+        return list(requests)
+    average = sum(lengths.values()) / len(lengths)
+    return sorted(requests, key=lambda r: -lengths.get(id(r), average))
+
+
+def _past_samples(
+    samples: Any, prompt: list[int], tokenizer: Any, vocab: int, name: str
+) -> list[PastSample]:
+    """Past samples of one prompt, newest first."""
+    if samples is None:
         return []
-    if isinstance(given, Samples):
-        if given.prompt_ids != prompt:
+    if isinstance(samples, Samples):
+        if samples.prompt_ids != prompt:
             raise ValueError(f"{name} must be samples of the same prompt, got another prompt's")
-        given = list(given)
-    if not isinstance(given, list | tuple):
-        raise TypeError(f"{name} {_EXPECTED}, got {type(given).__name__}")
-    found: list[Earlier] = []
-    for i, entry in enumerate(given):
+        samples = list(samples)
+    if not isinstance(samples, list | tuple):
+        raise TypeError(f"{name} {_EXPECTED}, got {type(samples).__name__}")
+    past: list[PastSample] = []
+    for i, entry in enumerate(samples):
         where = f"{name}[{i}]"
         if isinstance(entry, Samples):
-            found += _samples(entry, prompt, tokenizer, vocab, where)[::-1]
+            past += _past_samples(entry, prompt, tokenizer, vocab, where)[::-1]
             continue
-        earlier = Earlier.of(_ids(entry, tokenizer, where))
-        _check_vocabulary(earlier, vocab, where)
-        found.append(earlier)
-    return found[::-1]
+        past.append(PastSample.of(_ids(entry, tokenizer, where)))
+        _check_vocabulary(past[-1], vocab, where)
+    return past[::-1]
 
 
 def _ids(entry: Any, tokenizer: Any, name: str) -> list[int]:
@@ -147,10 +160,10 @@ def _ids(entry: Any, tokenizer: Any, name: str) -> list[int]:
     return list(entry)
 
 
-def _check_vocabulary(earlier: Earlier, vocab: int, name: str) -> None:
-    ids = [earlier.tokens, *(earlier.top[:1] if earlier.top else ())]
+def _check_vocabulary(past: PastSample, vocab: int, name: str) -> None:
+    ids = [past.tokens, *(past.top[:1] if past.top else ())]
     highest = max((int(x.max()) for x in ids if x.size), default=0)
-    lowest = int(earlier.tokens.min()) if len(earlier) else 0
+    lowest = int(past.tokens.min()) if len(past) else 0
     if highest >= vocab or lowest < 0:
-        found = highest if highest >= vocab else lowest
-        raise ValueError(f"{name} has token id {found}, outside the vocabulary of {vocab}")
+        wrong = highest if highest >= vocab else lowest
+        raise ValueError(f"{name} has token id {wrong}, outside the vocabulary of {vocab}")
