@@ -63,7 +63,7 @@ coverage: install
 		$(QUICK:%=tests/%)
 
 # what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
-SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_time_steps.py \
+SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_step_timing.py \
 	faults/test_forks.py kernels/test_compiled.py
 
 test-slow: install

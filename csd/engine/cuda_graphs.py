@@ -1,4 +1,4 @@
-"""CUDA graphs: work recorded once and replayed, on one stream and in one memory."""
+"""CUDA graphs that share one stream and one memory pool."""
 
 import gc
 from collections.abc import Callable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Captures:
-    """Graphs that never run at once, so that they share what they allocate."""
+    """Graphs that never run at once, and so share their allocations."""
 
     stream: Any = None
     warming: Any = None
@@ -22,20 +22,20 @@ class Captures:
     graphs: dict = field(default_factory=dict)  # key -> (graph, what its work returned)
 
     def get(self, key: Any, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """The graph of `run`, recorded under `key` when it was not yet.
+        """Return the graph of `run` and its result, captured at the first use of `key`.
 
-        It runs twice before: then every kernel is compiled, and every handle made.
+        `run` is called twice before the capture, to compile every kernel and create every handle.
         """
         if key not in self.graphs:
             self.graphs[key] = self._capture(run)
         return self.graphs[key]
 
     def _capture(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        # graphs share memory when they are recorded on the same stream
+        # graphs share memory if they are captured on the same stream
         self.stream = self.stream or torch.cuda.Stream()
         self.memory = self.memory or torch.cuda.graph_pool_handle()
-        # cuBLAS has a workspace a stream. Warmed up on the stream that is recorded, it would lie in
-        # ordinary memory, which others in the process may clear and hand out while graphs use it
+        # cuBLAS has a workspace per stream. After a warm-up on the captured stream, it would lie in
+        # ordinary memory, which others in the process may free and reuse while graphs need it
         self.warming = self.warming or torch.cuda.Stream()
         self.warming.wait_stream(torch.cuda.current_stream())
         on_gpu = torch.device("cuda")

@@ -1,4 +1,4 @@
-"""What a step drafted for a sample, kept with `drafts=True`."""
+"""Draft trees of a step, recorded with `drafts=True`."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ SOURCES = ("", "own", "sibling", "prompt", "history", "model")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One step's tree of one sample. Lists over its nodes, the root (its last token) first."""
+    """Tree of one sample in one step: lists over its nodes, the root (its last token) first."""
 
     step: int  # of the call, from 1
-    at: int  # tokens the sample had
+    at: int  # tokens of the sample before the step
     tokens: list[int]
     parents: list[int]  # -1 for the root
-    probabilities: list[float]  # the drafter's estimate that the sample gets there; 1 for the root
+    probabilities: list[float]  # estimated path probabilities; 1 for the root
     sources: list[str]  # as `Sample.sources`; "" for the root
     path: list[int]  # the nodes that were accepted, in order
 
@@ -37,7 +37,7 @@ class Trees:
     def draft(self, slot: int, step: int, at: int) -> Draft:
         start = self.start[slot]
         rows = slice(start, start + self.nodes[slot])
-        kept = self.accept_row[slot][1 : self.accept_count[slot]]
+        accepted = self.accept_row[slot][1 : self.accept_count[slot]]
         return Draft(
             step=step,
             at=at,
@@ -45,5 +45,5 @@ class Trees:
             parents=[row - start if row >= 0 else -1 for row in self.parent[rows]],
             probabilities=[round(path_probability(cost), 6) for cost in self.cost[rows]],
             sources=[SOURCES[source] for source in self.source[rows]],
-            path=[row - start for row in kept],
+            path=[row - start for row in accepted],
         )

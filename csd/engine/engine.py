@@ -11,10 +11,10 @@ import torch
 
 from csd.backends import choose
 from csd.engine.budget import StepTimeTable
+from csd.engine.cached_check import require_check
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
 from csd.engine.changes import Changes, log_uncaptured
-from csd.engine.first_use import require_check
 from csd.engine.options import (
     Options,
     check_device,

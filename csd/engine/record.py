@@ -1,4 +1,4 @@
-"""What a step decided, copied off the device for the host as one small bundle."""
+"""Result of a step as the host reads it: one small bundle, copied off the device."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from csd.kernels.snapshot import layout
 from csd.state.pool import Pool, acceptance
 from csd.state.verdict import Verdict
 
-# fields that only some calls ask for
+# optional fields
 MEASURED = ("likely_token", "likely_logprob", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a step decided: tensors of fixed shapes, made on the device without reading it.
+    """Result of a step on the device, in tensors of fixed shapes.
 
-    The integers lie in one tensor and the floats in another, so that two copies take them to the
-    host; `layout` has every field's name, shape and place.
+    All integers are in one tensor and all floats in another, so two copies bring them to the host;
+    `layout` has every field's name, shape and offset.
     """
 
     layout: tuple
@@ -29,35 +29,35 @@ class Snapshot:
 
     @classmethod
     def of(
-        cls, pool: Pool, verdict: Verdict, told: tuple[torch.Tensor, torch.Tensor], top: bool,
+        cls, pool: Pool, verdict: Verdict, tensors: tuple[torch.Tensor, torch.Tensor], top: bool,
         trees: bool, more: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None,
     ) -> "Snapshot":  # fmt: skip
-        """told: the integers and floats of `csd.kernels.snapshot`; more: others by name."""
+        """tensors: integers and floats of `csd.kernels.snapshot`. more: further fields by name."""
         (S, A), M = verdict.accept_row.shape, pool.token.shape[0]
-        places = layout(S, M, A, top, trees)
+        fields = layout(S, M, A, top, trees)
         if more is None:
-            return cls(places, *told)
-        joined = [_with(*each) for each in zip(places, told, more, strict=True)]
-        return cls(tuple(place for place, _ in joined), *(values for _, values in joined))
+            return cls(fields, *tensors)
+        extended = [_with(*each) for each in zip(fields, tensors, more, strict=True)]
+        return cls(tuple(each for each, _ in extended), *(values for _, values in extended))
 
 
 def _with(
-    places: tuple, told: torch.Tensor, more: dict[str, torch.Tensor]
+    fields: tuple, values: torch.Tensor, more: dict[str, torch.Tensor]
 ) -> tuple[tuple, torch.Tensor]:
-    """Fields and their values with `more` behind them."""
-    at, added = told.numel(), []
-    for name, values in more.items():
-        added.append((name, tuple(values.shape), at))
-        at += values.numel()
-    parts = [told, *(values.reshape(-1).to(told.dtype) for values in more.values())]
-    return (*places, *added), torch.cat(parts)
+    """Append the fields of `more` to a layout and its tensor."""
+    offset, added = values.numel(), []
+    for name, x in more.items():
+        added.append((name, tuple(x.shape), offset))
+        offset += x.numel()
+    parts = [values, *(x.reshape(-1).to(values.dtype) for x in more.values())]
+    return (*fields, *added), torch.cat(parts)
 
 
 @dataclass(slots=True)
 class Record:
     """Lists over the S slots; a slot without rows in the step has count 0."""
 
-    owners: list  # csd.engine.requests.LiveSample or None: what was in each slot in the step
+    owners: list  # csd.engine.requests.LiveSample or None, of each slot in the step
     count: list[int]
     nodes: list[int]  # rows of the slot, root included
     finish: list[int]
@@ -71,10 +71,10 @@ class Record:
     step: int  # of the call, from 1
     trees: Trees | None  # with drafts=True
     rows: int  # of the pool that was run, padding included
-    # by name, lists [S, A, ..] of what `csd.engine.measures` measured
+    # by name, lists [S, A, ..] of `csd.engine.measures`
     measured: dict[str, list] = field(default_factory=dict)
-    # where a step is timed by phase: proposing and inserting, without what earlier steps had left;
-    # all the rest. A static step is timed as a whole, which counts as the rest
+    # proposing and inserting, without deferred inserts of previous steps; all other phases. Static
+    # steps are timed as a whole, which counts as the model's
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
 
@@ -82,11 +82,11 @@ class Record:
     def read(
         cls, owners: list, step: int, layout: tuple, ints: torch.Tensor, floats: torch.Tensor
     ) -> "Record":
-        """From a snapshot's two tensors, on the host."""
+        """Unpack a snapshot's two tensors on the host."""
         got = {}
-        for places, values in zip(layout, (ints, floats), strict=True):
-            for name, shape, at in places:
-                got[name] = values[at : at + prod(shape)].view(shape).tolist()
+        for fields, values in zip(layout, (ints, floats), strict=True):
+            for name, shape, offset in fields:
+                got[name] = values[offset : offset + prod(shape)].view(shape).tolist()
         trees = None
         if "token" in got:
             trees = Trees(
@@ -114,18 +114,18 @@ class Record:
 
     @property
     def expected(self) -> float:
-        """Drafted tokens that are accepted where all is as usual."""
+        """Expected number of accepted drafted tokens, by their costs."""
         return sum(map(acceptance, self.costs))
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens that were accepted."""
+        """Number of accepted drafted tokens."""
         return sum(max(count - 1, 0) for count in self.count)
 
 
 @dataclass(slots=True)
 class PendingRecord:
-    """A launched step's snapshot on its way to the host."""
+    """Snapshot of a launched step, in transfer to the host."""
 
     owners: list
     step: int
@@ -143,11 +143,11 @@ class PendingRecord:
         return cls(list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats)
 
     def read(self) -> Record:
-        """Waits until the copy has arrived."""
+        """Wait for the copy and unpack it."""
         if self.done is not None:
             self.done.synchronize()
             if self.begun is not None:
-                # milliseconds on the device; both have passed, so nothing is waited for
+                # milliseconds on the device; both events have passed, so this does not wait
                 self.model_seconds = self.begun.elapsed_time(self.done) / 1000
         elif self.ints.is_cuda:
             self.ints, self.floats = self.ints.cpu(), self.floats.cpu()

@@ -9,12 +9,12 @@ from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, Step
 from csd.engine.call import RunSettings
 from csd.engine.changes import Changes
 from csd.engine.cross_prompt_history import max_graph_tokens
-from csd.engine.kept_times import keep_times, kept_times, timed_as
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
-from csd.engine.time_steps import NOT_WORTH, compile_loops, sizes_to_time, time_steps
+from csd.engine.step_times_cache import load_step_times, save_step_times, step_times_key
+from csd.engine.step_timing import NOT_WORTH, compile_loops, sizes_to_time, time_steps
 from csd.graph.drafter import StaticDrafter
 from csd.graph.registry import make_drafter
 from csd.kernels.ops import Ops
@@ -187,18 +187,18 @@ class Resources:
         return time_steps(step, sizes, captured, worth)
 
     def _step_times(self) -> StepTimeTable:
-        """Those that a process kept for steps like these, else those measured now, and kept."""
+        """Cached step times, else those measured now, which are then cached."""
         sizes = sizes_to_time(self.max_slots, False)
-        of = timed_as(self.decoder, self.dtype, self._ops.name, sizes)
-        found = kept_times(of) if of else None
-        if found is None:
-            found = self.measure_steps()
-            if of:
-                keep_times(of, found)
-            return found
+        key = step_times_key(self.decoder, self.dtype, self._ops.name, sizes)
+        table = load_step_times(key) if key else None
+        if table is None:
+            table = self.measure_steps()
+            if key:
+                save_step_times(key, table)
+            return table
         with torch.inference_mode(False):
             compile_loops(self._allocate(sizes[-1], 1, 1, 1, 1), sizes)
-        return found
+        return table
 
     def _newly_dropped(self, requests: list[Request]) -> int:
         """Contexts that the graph had no room for since this was last called.

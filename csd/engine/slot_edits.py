@@ -1,4 +1,4 @@
-"""Host edits of the slots, made between steps."""
+"""Edits of the slots by the host, between steps."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from csd.state.slots import MAX_STOP_IDS, Slots
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """Sample `index` of a request, and the slot and the pages it gets."""
+    """Assignment of a request's sample `index` to a slot and pages."""
 
     slot: int
     request: Request
@@ -24,7 +24,7 @@ class Refill:
 def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) -> None:
     """Put samples into slots, at their prompts' last tokens; slot_pages: [S, SP] int32, written.
 
-    All of it goes to the device in one copy, however many there are, and the host waits for none.
+    One copy brings all of them to the device, without waiting for it.
     """
     if not refills:
         return
@@ -49,7 +49,7 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
     rows = [(getattr(slots, name), rows) for name, rows in values.items()]
     rows.append((slot_pages, [_padded(r.pages, slot_pages.shape[1]) for r in refills]))
     at = [r.slot for r in refills]
-    write_rows([(field, at, torch.tensor(found, dtype=field.dtype)) for field, found in rows])
+    write_rows([(field, at, torch.tensor(column, dtype=field.dtype)) for field, column in rows])
     penalised = [r for r in refills if r.request.params.repetition_penalty != 1]
     if penalised:
         words = torch.stack([seen_words(r.request.prompt, slots.seen.shape[1]) for r in penalised])

@@ -1,9 +1,9 @@
-"""The step at fixed pool sizes: nothing in it reads the device, so a CUDA graph can hold it.
+"""Step at fixed pool sizes: nothing in it reads the device, so a CUDA graph can capture it.
 
-A pool has one of a few sizes; what live slots do not fill is padding. On a GPU each size is
-captured once and replayed. The device copies what a step decided behind the step, and the host
-reads the copy one step later, so it never waits for the step it has just launched. Events around a
-replay give its time afterwards.
+A pool has one of a few sizes; rows that live slots do not fill are padding. On a GPU each size is
+captured once and replayed. The device copies a step's result to the host behind the step, and the
+host reads the copy one step later, so it never waits for the step it has just launched. Events
+around a replay give its time.
 """
 
 import time
@@ -26,7 +26,7 @@ SIZES = (16, 32, 64, 96, 128, 160, 192, 256, 384, 512)
 
 
 def sizes_for(slots: int) -> list[int]:
-    """Pool sizes, and as many more as `slots` roots need."""
+    """Pool sizes, extended until one holds `slots` roots."""
     sizes = [*SIZES]
     while sizes[-1] < slots:
         sizes.append(sizes[-1] + 128)
@@ -46,16 +46,16 @@ class StaticStep(Step):
 
     def __post_init__(self) -> None:
         Step.__post_init__(self)
-        # rows that decide are not known before: it samples all of them
+        # the rows of accepted paths are unknown beforehand: sample all rows
         self.ops = replace(self.ops, verify=self.ops.verify_all)
 
     def body(self, rows: int, nodes: int) -> tuple[Snapshot, Pool, Verdict]:
-        """One step over `rows` rows with at most `nodes` drafted ones."""
+        """Run one step over `rows` rows with at most `nodes` drafted ones."""
         if self.drafting:
             assert self.drafter is not None
             pool = self.drafter.propose(self.slots, rows, nodes=nodes)
         else:
-            # a drafter that was not started has no memory
+            # a drafter that was not attached has no memory
             pool = self.ops.roots(self.slots, rows)
         verdict, snapshot = self.decide(self.forward(pool), pool)
         self.commit(verdict)
@@ -63,13 +63,13 @@ class StaticStep(Step):
         return snapshot, pool, verdict
 
     def live_slots(self, owned: int) -> int:
-        """All slots that hold samples for the host, because the device is not read."""
+        """Number of slots with samples on the host, since the device is not read."""
         return owned
 
     def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
-        """Launch a step; what it decided is on its way to the host when this returns.
+        """Launch a step, and the copy of its result to the host.
 
-        How many rows the step has depends on records that have been read already.
+        The number of rows depends only on records that have been read.
         """
         start = time.perf_counter()
         rows, nodes = budget.pool(live)
@@ -84,7 +84,7 @@ class StaticStep(Step):
         return record
 
     def start(self, rows: int, nodes: int, owners: Iterable, step: int) -> PendingRecord:
-        """`launch` at a given size."""
+        """Launch a step of `rows` rows and at most `nodes` drafted ones."""
         if not self.slots.live.is_cuda:
             start = time.perf_counter()
             snapshot, *_ = self.body(rows, nodes)
@@ -105,23 +105,23 @@ class StaticStep(Step):
         changes = None if self.changes is None else self.changes.key
         key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures
         if key not in self.captures.graphs:
-            # it is recorded on no slot
+            # captured without live slots
             live = self.slots.live.clone()
             self.slots.live.zero_()
             try:
-                # a graph's pool and verdict are kept: the next must not take their memory
+                # hold a graph's pool and verdict: the next must not reuse their memory
                 self.captures.get(key, lambda: self.body(rows, nodes))
             finally:
                 self.slots.live.copy_(live)
         graph, (snapshot, *_) = self.captures.graphs[key]
-        # behind the capture, which is no part of the step
+        # after the capture, which is no part of the step
         begun = _event()
         graph.replay()
         return snapshot, begun
 
 
 def _event() -> torch.cuda.Event:
-    """A point in the current stream, with the time at which the device reaches it."""
+    """Record a timing event in the current stream."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

@@ -4,7 +4,7 @@ import pytest
 from simulated_steps import costs, flat, record, steep
 
 from csd.engine.budget import AutoBudget, FixedBudget, StepTimeTable, most_nodes
-from csd.engine.time_steps import sizes_to_time
+from csd.engine.step_timing import sizes_to_time
 from csd.state.pool import COST_ONE
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from csd.cli.main import main
-from csd.engine import first_use
+from csd.engine import cached_check
 from csd.engine.result import Sample
 from csd.engine.self_check import SMALL, Sizes, compiler, run
 from csd.engine.self_check.report import Check
@@ -179,11 +179,11 @@ def first(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     fake = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(first_use, "subprocess", fake)
+    monkeypatch.setattr(cached_check, "subprocess", fake)
 
     def use(dtype=torch.bfloat16, **result):
         results.append(SimpleNamespace(**{"returncode": 0, "stdout": "", "stderr": ""} | result))
-        first_use.require_check(torch.device("cuda"), dtype, SMALL)
+        cached_check.require_check(torch.device("cuda"), dtype, SMALL)
 
     return use, runs
 
@@ -236,7 +236,7 @@ def test_a_check_that_cannot_be_kept_ends_no_call(home, first, tmp_path, caplog,
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(cache_folder.Path, "home", refuse)
     use(stdout=output(verify=None))
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
     use(stdout=output(verify=None))
     assert len(runs) == 2
 

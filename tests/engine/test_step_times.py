@@ -4,7 +4,7 @@ import pytest
 
 from csd.engine.budget import StepTimeTable
 from csd.engine.budget.estimator import StepTimeEstimator
-from csd.engine.time_steps import measure
+from csd.engine.step_timing import measure
 
 
 def test_cost_is_linear_between_sizes_and_beyond():
@@ -26,7 +26,7 @@ def test_measure_runs_every_size_in_turn():
 
 def test_sizes_that_are_never_worth_their_time_are_not_timed(monkeypatch):
     now, seen = [0.0], []
-    monkeypatch.setattr("csd.engine.time_steps.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("csd.engine.step_timing.time.perf_counter", lambda: now[0])
 
     def run(rows):
         seen.append(rows)

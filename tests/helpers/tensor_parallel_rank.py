@@ -12,7 +12,7 @@ import torch.distributed as dist
 from examples_main import main_of
 
 import csd
-from csd.engine import time_steps
+from csd.engine import step_timing
 from csd.graph.registry import make_drafter
 from csd.integrations import tensor_parallel_decoder as decoder
 from csd.integrations.tensor_parallel import FollowerStep, ParallelEngine
@@ -101,12 +101,12 @@ def disagree():
 
 def timed_apart(engine, rank):
     """A call that times the steps, each 100 times as long as the last by rank 0's clock."""
-    engine._cost, clock = None, time_steps.time
+    engine._cost, clock = None, step_timing.time
     if rank == 0:
         ticks = itertools.count()
-        time_steps.time = SimpleNamespace(perf_counter=lambda: 10.0 ** next(ticks))
+        step_timing.time = SimpleNamespace(perf_counter=lambda: 10.0 ** next(ticks))
     tokens = engine.drawn("auto")["tokens"]
-    engine._cost, time_steps.time = None, clock
+    engine._cost, step_timing.time = None, clock
     return tokens
 
 

@@ -1,4 +1,4 @@
-"""Times what a step costs by its rows, on slots that hold nothing."""
+"""Step times by number of rows, measured on empty slots."""
 
 import math
 import time
@@ -8,40 +8,40 @@ import torch
 
 from csd.engine.budget import StepTimeTable, most_nodes
 from csd.engine.budget.estimator import OUTLIER
-from csd.engine.compile_beside import compiled_beside
-from csd.engine.compile_step import compile_rest, compile_verify
 from csd.engine.cuda_graphs import Captures
+from csd.engine.parallel_compile import compile_in_parallel
 from csd.engine.static_step import sizes_for
 from csd.engine.step import Step
+from csd.engine.warmup import compile_drafting, compile_verify
 from csd.state.phases import phase
 from csd.state.pool import Pool
 
-# a step that takes so many times the smallest is never worth its drafts
+# a step of so many times the smallest step's time is never worth its drafts
 NOT_WORTH = 6.0
 
 
 def sizes_to_time(max_slots: int, captured: bool) -> list[int]:
-    """Rows of the pools that an engine of `max_slots` slots times; captured: the ones it runs."""
+    """Pool sizes that an engine of `max_slots` slots times; captured: those that it captures."""
     if captured:
         return sizes_for(max_slots)
-    # 14 rows and twice as many are what a CPU's loop of products has sums for (csd/cpu)
+    # a CPU's product loop has accumulators for 14 and for 28 rows (csd/cpu)
     sizes = [1, 2, 4, 8, 14, 16, 28, 32, 48, 64, 96, 128]
     return [size for size in sizes if size <= max_slots + most_nodes(max_slots)]
 
 
 def compile_loops(step: Step, sizes: list[int]) -> None:
-    """Compiles what steps run on a CPU, or reads it where it is kept: for one thread, for several.
+    """Compile a CPU step's loops, or load them from the cache, for one thread and for several.
 
-    Else a call's first steps would compile it, and their times would be taken for those of steps.
+    Else a call's first steps would compile them, and the cost model would learn those times.
     """
     step.drafting = False
     step.slots.group.zero_()
     dtype, few_and_many = step.cache.node_k.dtype, [sizes[0], sizes[-1]]
-    with compiled_beside(dtype, step.decoder.config.vocab, few_and_many):
+    with compile_in_parallel(dtype, step.decoder.config.vocab, few_and_many):
         logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
     for x in logits:
         compile_verify(step.ops, step.slots, x, _roots(step, x.shape[0]))
-    compile_rest(step.ops, dtype, step.slots.logprobs.dtype)
+    compile_drafting(step.ops, dtype, step.slots.logprobs.dtype)
 
 
 def _roots(step: Step, rows: int) -> Pool:
@@ -54,10 +54,11 @@ def _roots(step: Step, rows: int) -> Pool:
 def time_steps(
     step: Step, sizes: list[int], captured: bool, worth: float = NOT_WORTH
 ) -> StepTimeTable:
-    """Seconds of forward and verify at each size, of a step with as many slots as the largest.
+    """Seconds of forward and verify at each size, with as many slots as the largest size.
 
-    No slot has a token to draw: of a pool's rows, a CPU's loops verify those of accepted paths.
-    worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
+    No slot has a token to draw, so a CPU verifies few rows: its loops verify accepted paths only.
+
+    worth: on a CPU, sizes beyond the first that takes `worth` times the smallest are left out.
     """
     slots, device = step.slots, step.slots.live.device
     step.drafting = False
@@ -68,7 +69,7 @@ def time_steps(
         step.ops.verify(step.forward(pool), pool, slots)
 
     if device.type != "cuda":
-        # before anything is timed
+        # before timing
         compile_loops(step, sizes)
         with phase("measure steps", device):
             return measure(run, sizes, worth=worth)
@@ -81,7 +82,7 @@ def time_steps(
             run(rows)
         torch.cuda.synchronize()
 
-    # what is compiled or captured is so before anything is timed
+    # compile and capture before timing
     for rows in sizes:
         timed(rows)
     with phase("measure steps", device):
@@ -91,14 +92,15 @@ def time_steps(
 def measure(
     run: Callable[[int], None], sizes: list[int], repeats: int = 3, worth: float = math.inf
 ) -> StepTimeTable:
-    """Times `run(rows)` for every size, the sizes in turn, and keeps the least: the time that a
-    busy machine adds does not depend on the size.
+    """Time `run(rows)` for every size, alternating sizes, and keep the minimum of each.
 
-    worth: sizes beyond the first that takes so many times what the smallest does are left out.
+    A busy machine only adds time, and as much at every size.
+
+    worth: sizes beyond the first that takes `worth` times the smallest are left out.
     """
     times: dict[int, list[float]] = {size: [] for size in sizes}
 
-    def again(size: int) -> None:
+    def time_once(size: int) -> None:
         start = time.perf_counter()
         run(size)
         times[size].append(time.perf_counter() - start)
@@ -110,13 +112,13 @@ def measure(
         run(size)
     for _ in range(repeats):
         for size in [*times]:
-            again(size)
+            time_once(size)
             if too_long(size):
-                # once more, for something else may have taken the time
-                again(size)
+                # once more: another process may have taken the time
+                time_once(size)
             if too_long(size):
-                times = {m: found for m, found in times.items() if m <= max(size, sizes[1])}
+                times = {m: t for m, t in times.items() if m <= max(size, sizes[1])}
                 break
-    twice = [sorted(found)[:2] for found in times.values()]
-    steady = all(found[-1] < OUTLIER * found[0] for found in twice)
-    return StepTimeTable([*times], [min(found) for found in times.values()], steady)
+    two_best = [sorted(t)[:2] for t in times.values()]
+    steady = all(t[-1] < OUTLIER * t[0] for t in two_best)
+    return StepTimeTable([*times], [min(t) for t in times.values()], steady)

@@ -1,8 +1,8 @@
 """Python processes that run this process's csd and import nothing from the working folder.
 
-Whoever can write to the folder that a program is started in could else plant a json.py or torch.py
-there. The process finds csd where this one has found it, and what else it imports where this one
-would find it, the working folder left out.
+Else anyone who can write to that folder could plant a json.py or torch.py there. Such a process
+imports csd from the same place as this one, and other modules from this process's `sys.path`
+without the working folder.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# a folder of the interpreter's own stays, though the process works in it
+# a folder of the interpreter itself stays, even as the working folder
 CODE = """
 import sys
 sys.path[:] = [*dict.fromkeys([x for x in {path} if x not in {here} or x in sys.path] + sys.path)]
@@ -25,7 +25,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def command(module: str, arguments: list[str]) -> list[str]:
-    """The command whose process calls `main` of csd's `module` with `arguments`."""
+    """Command line of a process that calls `main(arguments)` of csd's `module`."""
     path = [x for x in sys.path if isinstance(x, str)]
     here = [x for x in path if _is_here(x)]
     code = CODE.format(path=ascii(path), here=ascii(here), root=ascii(str(ROOT)), module=module)
@@ -34,11 +34,11 @@ def command(module: str, arguments: list[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with no working folder in PYTHONPATH."""
+    """This process's environment, without the working folder in PYTHONPATH."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = os.pathsep.join(x for x in path if not _is_here(x))
-    rest = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return rest | {"PYTHONPATH": kept} if kept else rest
+    folders = os.pathsep.join(x for x in path if not _is_here(x))
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return others | {"PYTHONPATH": folders} if folders else others
 
 
 def _is_here(path: str) -> bool:

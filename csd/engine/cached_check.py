@@ -1,7 +1,6 @@
-"""The check of a GPU's kernels before the first sample: once a machine and version, then cached.
+"""Check of a GPU's kernels before the first sample: once per machine and version, then cached.
 
-It runs `csd doctor` in a process of its own, so that a kernel that faults does not take the
-caller's with it.
+`csd doctor` runs in a process of its own, so that the caller survives a kernel that faults.
 """
 
 import json
@@ -11,14 +10,14 @@ import subprocess
 import torch
 import triton
 
-from csd.engine import own_python
+from csd.engine import isolated_python
 from csd.models.config import ModelSizes
 from csd.state.cache_folder import keep, path_of
 from csd.state.phases import phase
 from csd.state.version import __version__
 
 SECONDS = 600
-# CUDA's words for a device in exclusive mode that another process has
+# CUDA's message for a device in exclusive mode that another process holds
 BUSY = "busy or unavailable"
 LOG = logging.getLogger("csd")
 
@@ -26,49 +25,50 @@ LOG = logging.getLogger("csd")
 def require_check(
     device: torch.device, dtype: torch.dtype, config: ModelSizes, exact: bool = False
 ) -> None:
-    """Raises RuntimeError where an operation is wrong on `device`, naming it.
+    """Raise RuntimeError, naming the operation, if one is wrong on `device`.
 
-    The result is kept in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes, vocabulary
-    and `exact`. A device that this process has for itself is not checked, with a warning.
+    The result is cached in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes, vocabulary
+    and `exact`. A device in exclusive use by this process is not checked; a warning is logged.
     """
     sizes = dict(
         heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, vocab=config.vocab
     )
     name = str(dtype).removeprefix("torch.")
-    what = {
+    checked = {
         "csd": __version__, "torch": torch.__version__, "triton": triton.__version__,
         "device": torch.cuda.get_device_name(device), "dtype": name, "exact": exact, **sizes,
     }  # fmt: skip
-    passed = json.dumps(what, sort_keys=True)
-    if _kept(passed) == passed:
+    key = json.dumps(checked, sort_keys=True)
+    if _cached(key) == key:
         return
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
     flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={name}"]
     flags += ["--exact"] * exact
-    command = own_python.command("csd.cli.main", ["doctor", *flags])
-    waits = f"checking the kernels on {what['device']} in {name}, once a machine and version ..."
-    with phase("check", device, waits):
+    command = isolated_python.command("csd.cli.main", ["doctor", *flags])
+    gpu = checked["device"]
+    announced = f"checking the kernels on {gpu} in {name}, once a machine and version ..."
+    with phase("check", device, announced):
         error = _error_of(command)
     if error and BUSY in error:
-        LOG.warning("the kernels are not checked, since one process has all of the GPU: %s", error)
+        LOG.warning("the kernels are not checked: one process has the GPU for itself: %s", error)
         return
     if error:
         raise RuntimeError(
-            f"csd's check of its kernels on {what['device']} failed: {error}. No sample was drawn. "
+            f"csd's check of its kernels on {gpu} failed: {error}. No sample was drawn. "
             "Engine(..., kernels='reference') runs without Triton, self_check=False without the "
             "check; please report the output of `csd doctor`"
         )
     try:
-        keep(path_of("check", passed), passed)
+        keep(path_of("check", key), key)
     # a user may have no home
     except (OSError, RuntimeError) as error:
         # the next process checks again
-        LOG.warning("that the kernels are right cannot be kept: %s", error)
+        LOG.warning("the result of the kernel check cannot be cached: %s", error)
 
 
-def _kept(of: str) -> str | None:
+def _cached(key: str) -> str | None:
     try:
-        return path_of("check", of).read_text()
+        return path_of("check", key).read_text()
     except (OSError, RuntimeError, ValueError):
         return None
 
@@ -76,16 +76,17 @@ def _kept(of: str) -> str | None:
 def _error_of(command: list[str]) -> str | None:
     try:
         done = subprocess.run(
-            command, env=own_python.environment(), capture_output=True, text=True, timeout=SECONDS
+            command, env=isolated_python.environment(), capture_output=True, text=True,
+            timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
         return f"it did not end within {SECONDS} s"
     except OSError as error:
         return f"no process can begin: {error}"
     try:
-        found = json.loads(done.stdout.splitlines()[-1])
+        result = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         return f"the process ended with code {done.returncode}: {last[0]}"
-    wrong = [c for r in found["reports"] for c in r["checks"] if c["error"] or not c["calls"]]
+    wrong = [c for r in result["reports"] for c in r["checks"] if c["error"] or not c["calls"]]
     return "; ".join(f"{c['name']}: {c['error'] or 'it was not called'}" for c in wrong) or None

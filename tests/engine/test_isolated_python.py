@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from csd.engine import first_use, own_python
+from csd.engine import cached_check, isolated_python
 
 NAMES = ["json", "torch", "numpy", "numba", "triton", "importlib", "encodings", "sitecustomize"]
 MAIN = """
@@ -58,7 +58,7 @@ def ran(here):
 
 def run(module, *arguments):
     return subprocess.run(
-        own_python.command(module, [*arguments]), env=own_python.environment(),
+        isolated_python.command(module, [*arguments]), env=isolated_python.environment(),
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def run(module, *arguments):
 @pytest.mark.parametrize("entries, variable", PATHS.values(), ids=PATHS)
 def test_planted_files_do_not_run(entries, variable, is_here, here, tmp_path, monkeypatch):
     root = package(here if is_here else tmp_path / "root", job=MAIN)
-    monkeypatch.setattr(own_python, "ROOT", root)
+    monkeypatch.setattr(isolated_python, "ROOT", root)
     extra = tmp_path / "extra"
     extra.mkdir()
     named = dict(here=here, extra=extra)
@@ -87,7 +87,7 @@ def test_planted_files_do_not_run(entries, variable, is_here, here, tmp_path, mo
 
 def test_a_working_folder_of_the_interpreter_stays(tmp_path, monkeypatch):
     """As where a user works in site-packages."""
-    monkeypatch.setattr(own_python, "ROOT", package(tmp_path, job=MAIN))
+    monkeypatch.setattr(isolated_python, "ROOT", package(tmp_path, job=MAIN))
     home = os.path.dirname(json.__path__[0])
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
@@ -96,7 +96,7 @@ def test_a_working_folder_of_the_interpreter_stays(tmp_path, monkeypatch):
 
 
 def test_a_working_folder_that_is_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_python, "ROOT", package(tmp_path, job=MAIN))
+    monkeypatch.setattr(isolated_python, "ROOT", package(tmp_path, job=MAIN))
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -106,18 +106,18 @@ def test_a_working_folder_that_is_gone(tmp_path, monkeypatch):
 def test_the_check_of_a_gpu_begins_away_from_the_working_folder(here, monkeypatch):
     """csd itself: where it is refused its device, it has been imported."""
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(first_use.torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(cached_check.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setenv("XDG_CACHE_HOME", str(here.parent))
     sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16, vocab=499)
     with pytest.raises(RuntimeError, match="heads must be a multiple of kv_heads"):
-        first_use.require_check("cuda", first_use.torch.float32, sizes)
+        cached_check.require_check("cuda", cached_check.torch.float32, sizes)
     assert not ran(here)
 
 
 def test_a_check_that_cannot_begin_is_an_error_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(first_use.torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(cached_check.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16, vocab=499)
     with pytest.raises(RuntimeError, match=r"no process can begin: .*No such file"):
-        first_use.require_check("cuda", first_use.torch.float32, sizes)
+        cached_check.require_check("cuda", cached_check.torch.float32, sizes)

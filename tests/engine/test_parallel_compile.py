@@ -1,4 +1,4 @@
-"""A second process compiles what steps run beside the layers, while the first compiles those."""
+"""A second process compiles the loops of a step, while the first compiles those of its layers."""
 
 import json
 import subprocess
@@ -12,11 +12,11 @@ pytest.importorskip("numba")
 import numba
 
 from csd.cpu import entry as module
-from csd.engine import compile_beside, own_python
+from csd.engine import isolated_python, parallel_compile
 
 
 class Process:
-    """In place of a process: notes how it was begun, and whether it was waited for or ended."""
+    """Fake process: records its command, and calls of wait and kill."""
 
     made: ClassVar[list] = []
     code = 0
@@ -50,12 +50,12 @@ def compiles(name="csd.cpu.some"):
     assert numba.njit(one)() == 1
 
 
-def beside():
-    return compile_beside.compiled_beside(torch.bfloat16, 49, [1, 12])
+def in_parallel():
+    return parallel_compile.compile_in_parallel(torch.bfloat16, 49, [1, 12])
 
 
-def test_one_process_begins_with_the_first_loop_and_is_waited_for(processes):
-    with beside():
+def test_first_compiled_loop_starts_one_process_and_the_block_waits_for_it(processes):
+    with in_parallel():
         assert not processes
         compiles("user.loops")
         assert not processes
@@ -67,46 +67,46 @@ def test_one_process_begins_with_the_first_loop_and_is_waited_for(processes):
     assert len(processes) == 1
 
 
-def test_its_command_says_what_to_compile(processes, monkeypatch):
-    with beside():
+def test_command_holds_the_job(processes, monkeypatch):
+    with in_parallel():
         compiles()
     job = processes[0].command[-1]
-    assert processes[0].command == own_python.command("csd.engine.compile_beside", [job])
+    assert processes[0].command == isolated_python.command("csd.engine.parallel_compile", [job])
     given, before = [], torch.get_num_threads()
-    monkeypatch.setattr(compile_beside, "compile_others", lambda *args: given.append(args))
-    compile_beside.main([job])
+    monkeypatch.setattr(parallel_compile, "compile_step_loops", lambda *args: given.append(args))
+    parallel_compile.main([job])
     assert given == [(torch.bfloat16, 49, [1, 12])]
     assert json.loads(job)["threads"] == torch.get_num_threads() == before
 
 
-def test_no_process_where_all_is_compiled_or_there_is_one_thread(processes, monkeypatch):
-    with beside():
+def test_no_process_without_compilation_or_with_one_thread(processes, monkeypatch):
+    with in_parallel():
         pass
     monkeypatch.setattr(module, "threads", lambda: 1)
-    with beside():
+    with in_parallel():
         compiles()
     assert not processes
 
 
-def test_a_process_that_fails_is_logged_and_one_of_a_call_that_fails_is_ended(
+def test_failed_processes_are_logged_and_failed_calls_kill_theirs(
     processes, monkeypatch, caplog
 ):
-    with pytest.raises(KeyboardInterrupt), beside():
+    with pytest.raises(KeyboardInterrupt), in_parallel():
         compiles()
         raise KeyboardInterrupt
     assert processes[0].did == ["kill", "wait"] and not caplog.records
     monkeypatch.setattr(Process, "code", 1)
-    with beside():
+    with in_parallel():
         compiles()
     assert "compiles loops has failed" in caplog.text
 
 
-def test_where_no_process_can_begin_the_call_goes_on(processes, monkeypatch, caplog):
+def test_calls_continue_without_a_process(processes, monkeypatch, caplog):
     def refuse(*args, **streams):
         raise OSError("no more processes")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with beside():
+    with in_parallel():
         compiles()
     assert "no more processes" in caplog.text
     caplog.clear()
@@ -115,9 +115,9 @@ def test_where_no_process_can_begin_the_call_goes_on(processes, monkeypatch, cap
             if name == "executable":
                 patch.setattr(sys, "executable", "")
             else:
-                # numba is not there to be asked
-                patch.setattr(compile_beside, "compiles", lambda: False)
+                # numba is not installed
+                patch.setattr(parallel_compile, "compiles", lambda: False)
                 patch.setitem(sys.modules, "csd.cpu.entry", None)
-            with beside():
+            with in_parallel():
                 compiles()
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""Runs what a step runs beside the layers once, so that its loops are compiled."""
+"""Warm-up: run the operations of a step once, so that their loops are compiled."""
 
 import torch
 
@@ -9,9 +9,9 @@ from csd.state.slots import Slots
 
 
 def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> None:
-    """Runs verification once as a step does, and once as it does for rows that need its passes.
+    """Compile verification: by nucleus, and by passes over the vocabulary.
 
-    Those are rows with filters, with very many likely tokens, or that draw none of the likely ones.
+    Passes serve rows with filters, with very many likely tokens, or whose draw is an unlikely one.
     A slot's penalty makes its rows float32.
     """
     slots.max_new.fill_(1)
@@ -21,17 +21,18 @@ def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> 
     slots.max_new.zero_()
 
 
-def compile_rest(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
-    """Runs what else a step calls once, on a graph and slots of their own.
+def compile_drafting(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
+    """Compile drafting, commit and insertion, on a graph and slots of their own.
 
-    dtype: of logits; logprobs: of the slots' log-probabilities. Its loops would be compiled within
-    a call, whose automatic budget takes the time for that of a step with drafts.
+    Else a call would compile them, and its automatic budget would count the time as a draft's.
+
+    dtype: of logits. logprobs: dtype of the slots' log-probabilities.
     """
     config = GraphConfig(capacity=16)
     table, slots = Table.empty(config), Slots.empty(1, 32, 4, config.context, logprobs)
     slots.live[0], slots.group[0], slots.group_key[0], slots.max_new[0] = True, 0, 1, 4
     slots.context[0] = 1
-    # two rows of one slot: there is one to cut
+    # two rows of one slot, one of which is pruned
     pool = ops.roots(slots, 2)
     ops.trim(pool, 1, ops.prices(pool, slots)[0])
     for _ in range(2):
@@ -46,5 +47,5 @@ def compile_rest(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
         )  # fmt: skip
         ops.insert_observed(table, pool, slots, verdict, config)
     # as for a prompt, and for steps without drafts
-    seen = ops.observe(pool, slots, verdict, config)
-    ops.graph_insert(table, *seen, slots.group_key, config.orders)
+    rows = ops.observe(pool, slots, verdict, config)
+    ops.graph_insert(table, *rows, slots.group_key, config.orders)

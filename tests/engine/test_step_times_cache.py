@@ -1,4 +1,4 @@
-"""Step times that are kept between processes: found again, never trusted, never needed."""
+"""Step times are cached across processes; a bad or missing cache is never an error."""
 
 import json
 from dataclasses import replace
@@ -9,8 +9,8 @@ import torch
 import csd
 from bench.lib.shapes import SHAPES, random_model
 from csd.engine.budget import StepTimeTable
-from csd.engine.kept_times import keep_times, kept_times
-from csd.engine.time_steps import measure
+from csd.engine.step_times_cache import load_step_times, save_step_times
+from csd.engine.step_timing import measure
 
 PROMPT = [5, 6, 7, 5, 6]
 
@@ -43,7 +43,7 @@ def files(tmp_path):
     return sorted((tmp_path / "csd").iterdir())
 
 
-def test_a_table_is_measured_once_for_each_kind_of_step(measured, tmp_path):
+def test_each_kind_of_step_is_measured_once(measured, tmp_path):
     drawn(engine())
     drawn(again := engine())
     assert len(measured) == 1 and again._cost.seconds == [1.0, 1.5, 4.0]
@@ -70,7 +70,7 @@ def test_a_table_is_measured_once_for_each_kind_of_step(measured, tmp_path):
     ids=["empty", "torn", "noise", "list", "folder", "other", "short", "negative", "nan", "falling",
          "text"],
 )  # fmt: skip
-def test_a_file_that_cannot_be_used_is_measured_anew(content, measured, tmp_path, caplog):
+def test_unusable_files_are_measured_anew(content, measured, tmp_path, caplog):
     want = drawn(engine())
     (path,) = files(tmp_path)
     good = path.read_text()
@@ -100,14 +100,14 @@ def test_tokens_do_not_depend_on_the_table(measured, tmp_path):
     assert len(measured) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(measured, tmp_path, caplog):
+def test_unwritable_folder_is_no_error(measured, tmp_path, caplog):
     (tmp_path / "csd").write_text("in place of the folder")
     drawn(engine())
     drawn(engine())
-    assert len(measured) == 2 and "cannot be kept" in caplog.text
+    assert len(measured) == 2 and "cannot be cached" in caplog.text
 
 
-def test_a_decoder_of_ones_own_is_measured_in_each_process(measured, tmp_path):
+def test_custom_decoders_are_not_cached(measured, tmp_path):
     class Own(csd.models.decoder.Decoder):
         pass
 
@@ -118,10 +118,10 @@ def test_a_decoder_of_ones_own_is_measured_in_each_process(measured, tmp_path):
     assert len(measured) == 2 and not (tmp_path / "csd").exists()
 
 
-def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path):
+def test_disturbed_measurements_are_not_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     now = [0.0]
-    monkeypatch.setattr("csd.engine.time_steps.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("csd.engine.step_timing.time.perf_counter", lambda: now[0])
 
     def table(others):
         took = iter(others)
@@ -134,7 +134,7 @@ def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path):
     # two runs that nothing times come first; one of three may be disturbed
     quiet, busy = table([1, 1, 1, 9, 1]), table([1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 7])
     assert quiet.steady and quiet.sizes == [1, 2, 4] and not busy.steady
-    keep_times("busy", busy)
-    assert kept_times("busy") is None
-    keep_times("quiet", quiet)
-    assert kept_times("quiet").seconds == quiet.seconds
+    save_step_times("busy", busy)
+    assert load_step_times("busy") is None
+    save_step_times("quiet", quiet)
+    assert load_step_times("quiet").seconds == quiet.seconds

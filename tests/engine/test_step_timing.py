@@ -24,9 +24,9 @@ from numba.core.dispatcher import Dispatcher
 
 import csd
 from bench.lib.shapes import SHAPES, random_model
-from csd.engine.compile_beside import compile_others
+from csd.engine.parallel_compile import compile_step_loops
 from csd.engine.step import Step
-from csd.engine.time_steps import sizes_to_time
+from csd.engine.step_timing import sizes_to_time
 from csd import cpu
 from csd.cpu import threads
 
@@ -70,7 +70,7 @@ model = random_model(replace(SHAPES["tiny"], vocab=VOCAB), dtype=getattr(torch, 
 with csd.Engine(model, max_slots=4) as engine:
     if sys.argv[2] == "beside":
         compile_layers(engine)
-        compile_others(engine.dtype, VOCAB, FEW_AND_MANY)
+        compile_step_loops(engine.dtype, VOCAB, FEW_AND_MANY)
         before = loops()
         engine.measure_steps()
         print(*sorted(name for name, _ in loops() - before))
