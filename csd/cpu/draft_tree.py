@@ -9,30 +9,37 @@ from csd.cpu.numbers import on_host, require
 from csd.cpu.pools import arrays, fill, live_by_group, root_positions
 from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, Pool, empty_pool
+from csd.state.pool import (
+    MAX_DEPTH,
+    MAX_GROUP_PENALTY,
+    MAX_NODES,
+    MAX_PROGRESS_PENALTY,
+    Pool,
+    empty_pool,
+)
 from csd.state.slots import Slots
 
 
 @loop
 def _draft(
-    live, most, rows, head_start, path, level, max_depth, frontier, table, ways, orders, betas,
+    live, most, rows, penalty, path, level, max_depth, frontier, table, ways, orders, betas,
     config, slots, group, position, pool,
 ):  # fmt: skip
     """Grows the trees of the slots `live` and fills a pool's `rows` with `most` nodes at most."""
     depth = max_depth if live.shape[0] and most > 0 else 0
     budget = min(most, (MAX_NODES - 1) * live.shape[0])
     node, context, count = grow(
-        live, budget, head_start, path, level, depth, frontier, table, ways, orders, betas, config,
+        live, budget, penalty, path, level, depth, frontier, table, ways, orders, betas, config,
         slots,
     )  # fmt: skip
     L = live.shape[0]
-    chosen = cheapest(node, L, count, head_start.shape[0])[: max(budget, 0)]
-    fill(live, chosen, node, context, head_start, group, position, pool)
+    chosen = cheapest(node, L, count, penalty.shape[0])[: max(budget, 0)]
+    fill(live, chosen, node, context, penalty, group, position, pool)
 
 
 @loop
-def _starts(live, group, generated, step, pace, sampled, lead):
-    """[S] int64: `csd.kernels.draft_tree.reference.starts_ahead`."""
+def _slot_penalties(live, group, generated, step, progress_penalty, sampled, group_penalty):
+    """[S] int64: `csd.kernels.draft_tree.reference.slot_penalties`."""
     found = np.zeros(generated.shape[0], np.int64)
     fewest, together = generated[live[0]], True
     for s in live:
@@ -40,13 +47,14 @@ def _starts(live, group, generated, step, pace, sampled, lead):
         together &= group[s] == group[live[0]]
     for s in live:
         ahead = np.int64(generated[s] - fewest)
-        found[s] = min(max(pace[s] * ahead, 0), MOST_AHEAD)
-        if lead and together and not sampled[s]:
+        found[s] = min(max(progress_penalty[s] * ahead, 0), MAX_PROGRESS_PENALTY)
+        if group_penalty and together and not sampled[s]:
             last = generated[s]
             for t in live:
                 if step[t] == step[s]:
                     last = min(last, generated[t])
-            found[s] = max(found[s], min(np.int64(generated[s] - last) * lead, MOST_LEAD))
+            in_group = min(np.int64(generated[s] - last) * group_penalty, MAX_GROUP_PENALTY)
+            found[s] = max(found[s], in_group)
     return found
 
 
@@ -72,9 +80,12 @@ def draft_tree(
     pool = out or empty_pool(rows, S, G, N, slots.live.device)
     group_key, sampled = slots.group_key.numpy(), temperature > 0
     owner, step = group_key[group], slots.step.numpy()
-    head_start = np.zeros(S, np.int64)
+    penalty = np.zeros(S, np.int64)
     if live.size:
-        head_start = _starts(live, group, generated, step, slots.pace.numpy(), sampled, config.lead)
+        penalty = _slot_penalties(
+            live, group, generated, step, slots.progress_penalty.numpy(), sampled,
+            config.group_penalty,
+        )  # fmt: skip
     of_slots = (
         sampled, slots.key.numpy(), slots.sample.numpy(), generated, slots.max_new.numpy(),
         slots.context.numpy(), slots.stop_ids.numpy(), owner,
@@ -82,7 +93,7 @@ def draft_tree(
     held = table.arrays()
     graph = Entries(*[getattr(held, name) for name in Entries._fields])
     _draft(
-        live, most, rows, head_start, max_path_cost(config), level_cost(config, generated, step),
+        live, most, rows, penalty, max_path_cost(config), level_cost(config, generated, step),
         min(config.max_depth, MAX_DEPTH), config.frontier, graph, config.ways,
         order_sizes(config.orders), np.array(config.betas),
         (float(config.smoothing), config.trust, config.own_weight, config.uncoupled), of_slots,

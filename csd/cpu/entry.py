@@ -18,7 +18,7 @@ from csd.cpu.isa import instruction, instructions, multiplies
 from csd.cpu.layers import LOW, rms_norm, rotary, swiglu
 from csd.cpu.observe import observe
 from csd.cpu.passes import PASSES
-from csd.cpu.pools import prices, roots, trim
+from csd.cpu.pools import node_costs, prune, roots
 from csd.cpu.products import by_columns, fits, in_loops, product
 from csd.cpu.threads import threads
 from csd.cpu.verify import verify
@@ -58,8 +58,8 @@ def ops(dtype: torch.dtype) -> Ops:
         passes=PASSES,
         commit_kv=commit_kv,
         roots=roots,
-        prices=prices,
-        trim=trim,
+        node_costs=node_costs,
+        prune=prune,
         draft_tree=draft_tree,
         observe=observe,
         graph_insert=graph_insert,

@@ -23,7 +23,7 @@ SOME = 256
 def grow(
     live,  # [L], slots
     budget,
-    head_start,  # [S]
+    penalty,  # [S]
     path,  # most that a path costs
     level,  # [S], what a level costs
     max_depth,
@@ -37,7 +37,7 @@ def grow(
 ):
     """The list, its contexts and how many nodes it has: the roots, then what may enter the pool.
 
-    A root's parent is -1. Costs have head starts in them.
+    A root's parent is -1. Costs have penalties in them.
     """
     sampled, key, sample, generated, max_new, contexts, stop_ids, owner = slots
     L, S, N, E = live.shape[0], sampled.shape[0], contexts.shape[1], table.succ_token.shape[1]
@@ -47,7 +47,7 @@ def grow(
     any_token, one, code = np.full(N, -1, np.int32), np.ones(1, np.int64), np.empty(1, np.int64)
     any_token[0] = ANY
     for s in live:
-        node[count, COST], node[count, TOKEN], node[count, SLOT] = head_start[s], contexts[s, 0], s
+        node[count, COST], node[count, TOKEN], node[count, SLOT] = penalty[s], contexts[s, 0], s
         node[count, DEPTH], node[count, PARENT], node[count, SOURCE] = 0, -1, ROOT
         for n in range(N):
             context[count, n] = contexts[s, n]
@@ -85,7 +85,7 @@ def grow(
                 context[f], owner[s], whole[s], table, ways, orders, betas, config, slot, noise,
                 stamp, found, mark, order, work,
             )  # fmt: skip
-            highest = min(path + head_start[s], ceiling) - node[f, COST]
+            highest = min(path + penalty[s], ceiling) - node[f, COST]
             kept = likeliest(several, order, found, level[s], highest, stop_ids[s], chosen)
             node, context = _room(node, context, count + kept)
             for i in range(kept):

@@ -1,4 +1,4 @@
-"""A pool of roots, prices of nodes and a cut pool, a call each; references: `csd.state.pool`."""
+"""Pools of roots, node costs and pruned pools; the references are in `csd.state.pool`."""
 
 from dataclasses import fields
 
@@ -9,7 +9,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
 from csd.cpu.numbers import on_host, require
 from csd.cpu.order import places_in_order
-from csd.state.pool import MOST_AHEAD, ROOT, Pool, empty_pool
+from csd.state.pool import MAX_PROGRESS_PENALTY, ROOT, Pool, empty_pool
 from csd.state.slots import Slots
 
 FIELDS = tuple(f.name for f in fields(Pool))
@@ -25,7 +25,7 @@ def fill(
     chosen,  # places of nodes, best first
     node,
     context,
-    head_start,
+    penalty,
     group,  # [S]
     position,  # [S], of the roots
     pool,  # the fields of a Pool, written
@@ -67,7 +67,7 @@ def fill(
         if k >= L:
             parent[m] = row_of[node[i, PARENT]]
             ancestors[m] |= ancestors[parent[m]]
-            cost[m] = node[i, COST] - head_start[s]
+            cost[m] = node[i, COST] - penalty[s]
     for m in range(used, token.shape[0]):
         token[m], parent[m], slot[m], depth[m], at[m] = -1, -1, -1, 0, 0
         ancestors[m], cost[m], source[m] = 0, 0, ROOT
@@ -107,37 +107,37 @@ def roots(slots: Slots, rows: int) -> Pool:
 
 
 @loop
-def _prices(slot, depth, cost, live, generated, pace, priced, starts, costs):
-    """Writes priced [M], starts [S] and costs [M]; returns how many nodes are drafted."""
+def _node_costs(slot, depth, cost, live, generated, progress_penalty, penalised, penalties, costs):
+    """Writes penalised [M], starts [S] and costs [M]; returns how many nodes are drafted."""
     fewest, drafted = np.int64(1) << 40, 0
     for s in range(live.shape[0]):
         if live[s]:
             fewest = min(fewest, np.int64(generated[s]))
     for s in range(live.shape[0]):
-        ahead = pace[s] * (np.int64(generated[s]) - fewest)
-        starts[s] = min(max(ahead, 0), MOST_AHEAD) if live[s] else -1
+        ahead = progress_penalty[s] * (np.int64(generated[s]) - fewest)
+        penalties[s] = min(max(ahead, 0), MAX_PROGRESS_PENALTY) if live[s] else -1
     for m in range(slot.shape[0]):
-        priced[m] = cost[m]
+        penalised[m] = cost[m]
         if depth[m] > 0:
-            priced[m] += starts[slot[m]]
-            costs[drafted] = priced[m]
+            penalised[m] += penalties[slot[m]]
+            costs[drafted] = penalised[m]
             drafted += 1
     return drafted
 
 
-def prices(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
-    """`csd.state.pool.prices`."""
-    given = pool.slot, pool.depth, pool.cost, slots.live, slots.generated, slots.pace
-    require(on_host(*given), "prices", *given)
-    priced, costs = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
-    starts = np.empty(slots.count, np.int32)
-    drafted = _prices(*(x.numpy() for x in given), priced.numpy(), starts, costs)
-    paced = slots.count > 0 and bool(slots.pace.numpy()[0])
-    return priced, costs[:drafted].tolist(), starts.tolist() if paced else None
+def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
+    """`csd.state.pool.node_costs`."""
+    given = pool.slot, pool.depth, pool.cost, slots.live, slots.generated, slots.progress_penalty
+    require(on_host(*given), "node_costs", *given)
+    penalised, costs = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
+    penalties = np.empty(slots.count, np.int32)
+    drafted = _node_costs(*(x.numpy() for x in given), penalised.numpy(), penalties, costs)
+    penalises = slots.count > 0 and bool(slots.progress_penalty.numpy()[0])
+    return penalised, costs[:drafted].tolist(), penalties.tolist() if penalises else None
 
 
 @loop
-def _trim(rows, cost, given, out):
+def _prune(rows, cost, given, out):
     """Fields of a Pool; those of `out` are written, in `rows` rows."""
     token, parent, slot, depth, position, ancestors, own, source, context = given[:9]
     M, key = slot.shape[0], np.empty(slot.shape[0], np.int64)
@@ -170,12 +170,12 @@ def _trim(rows, cost, given, out):
             to_nodes[slot[m]] += 1
 
 
-def trim(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
-    """`csd.state.pool.trim`."""
+def prune(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
+    """`csd.state.pool.prune`."""
     if rows >= pool.rows:
         return pool
-    require(on_host(cost, pool.token), "trim", cost, pool.token)
+    require(on_host(cost, pool.token), "prune", cost, pool.token)
     S, G = pool.slot_start.shape[0], pool.group_start.shape[0] - 1
     out = empty_pool(rows, S, G, pool.context.shape[1], pool.token.device)
-    _trim(rows, cost.numpy(), arrays(pool), arrays(out))
+    _prune(rows, cost.numpy(), arrays(pool), arrays(out))
     return out

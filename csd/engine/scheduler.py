@@ -19,7 +19,7 @@ from csd.engine.result import Sample
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
 from csd.engine.step import Step
 from csd.state.kv_cache import pages_for
-from csd.state.pool import PACE
+from csd.state.pool import PROGRESS_PENALTY
 from csd.state.verdict import LENGTH, STOP
 
 # rows of past samples that are entered between two steps at most
@@ -58,7 +58,7 @@ class Scheduler:
         self.read_tokens = 0  # of prompts, since the last step
         self.entered_rows = 0  # of past samples, since the last step
         self.cross_prompt = CrossPromptHistory() if settings.share == "call" else None
-        self.paced = False  # whether samples that are behind get more nodes
+        self.penalises_progress = False  # whether a progress penalty applies
 
     def run(self) -> Iterator[tuple[Request, Sample]]:
         """Yields each sample as it finishes."""
@@ -67,7 +67,7 @@ class Scheduler:
             live = self.step.live_slots(owned)
             if live:
                 self.steps += 1
-                self.set_pace()
+                self.set_progress_penalty()
                 records.append(self.step.launch(live, self.budget, self.owners, self.steps))
             # with no slot live on the device only records remain to be read
             while records and (len(records) > self.lag or not live):
@@ -80,12 +80,12 @@ class Scheduler:
         self.refill()
         return sum(owner is not None for owner in self.owners)
 
-    def set_pace(self) -> None:
-        """Samples that are behind get more nodes once no other could use a slot that ends early."""
+    def set_progress_penalty(self) -> None:
+        """Favour samples that are behind once no sample waits for a slot."""
         last = self.ending()
-        if last != self.paced:
-            self.paced = last
-            self.step.slots.pace.fill_(PACE if last else 0)
+        if last != self.penalises_progress:
+            self.penalises_progress = last
+            self.step.slots.progress_penalty.fill_(PROGRESS_PENALTY if last else 0)
 
     def ending(self) -> bool:
         """Whether no sample waits for a slot."""
@@ -310,7 +310,7 @@ class Scheduler:
 def clear(step: Step) -> None:
     """Free all slots, groups and pages, wherever a call was interrupted."""
     step.slots.live.fill_(False)
-    step.slots.pace.fill_(0)
+    step.slots.progress_penalty.fill_(0)
     step.slots.group.fill_(-1)
     step.slots.group_key.fill_(-1)
     step.cache.reset()

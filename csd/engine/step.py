@@ -112,10 +112,10 @@ class Step:
         if not drafter or not nodes:
             return self.ops.roots(self.slots, live), nodes
         pool = drafter.propose(self.slots, live + nodes)
-        cost, costs, starts = self.ops.prices(pool, self.slots)
-        keep = budget.choose(live, costs, starts)
+        cost, costs, penalties = self.ops.node_costs(pool, self.slots)
+        keep = budget.choose(live, costs, penalties)
         budget.keep(keep)
-        return self.ops.trim(pool, live + keep, cost), nodes
+        return self.ops.prune(pool, live + keep, cost), nodes
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Logits [M, V] at every row of the pool."""

@@ -34,7 +34,7 @@ def compile_drafting(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> Non
     slots.context[0] = 1
     # two rows of one slot, one of which is pruned
     pool = ops.roots(slots, 2)
-    ops.trim(pool, 1, ops.prices(pool, slots)[0])
+    ops.prune(pool, 1, ops.node_costs(pool, slots)[0])
     for _ in range(2):
         pool = ops.draft_tree(table, slots, 2, config)
         logits = torch.zeros(pool.rows, 32, dtype=dtype)

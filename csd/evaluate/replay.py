@@ -166,7 +166,7 @@ def replay(
     nodes: int,
     *,
     share: bool = False,
-    pace: int = 0,
+    progress_penalty: int = 0,
     coupled: bool = True,
     noise: Callable | None = None,
     seed: int = 0,
@@ -188,7 +188,7 @@ def replay(
     if noise is None or not coupled:
         # a drafter couples to nothing where sampling is greedy
         slots.temperature.fill_(0)
-    slots.pace.fill_(pace)
+    slots.progress_penalty.fill_(progress_penalty)
     result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))
     drafter.observe_prompt(1, trace.prompt, 0, len(trace.prompt), slots)
     if history:

@@ -25,7 +25,7 @@ from csd.state.verdict import Verdict
 PIECE = 512
 
 # What a past sample drafts goes on for long where it is right: deeper trees from the start.
-WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, lead=0, trust=0.85)
+WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, group_penalty=0, trust=0.85)
 
 
 def insert_prompt(

@@ -29,7 +29,7 @@ from csd.kernels.verify import decide_triton, verify_ref, verify_triton
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.reference import REFERENCE
-from csd.state.pool import prices, roots, trim
+from csd.state.pool import node_costs, prune, roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Ops:
     commit_kv: Callable
     advance_slots: Callable
     roots: Callable  # a pool without drafts
-    prices: Callable  # by which a step's nodes are picked
-    trim: Callable  # the cheapest rows of a pool
+    node_costs: Callable  # for the selection of a step's nodes
+    prune: Callable  # the cheapest rows of a pool
     draft_tree: Callable
     observe: Callable
     graph_insert: Callable
@@ -121,8 +121,8 @@ def reference() -> Ops:
         commit_kv=commit_kv_ref,
         advance_slots=advance_slots_ref,
         roots=roots,
-        prices=prices,
-        trim=trim,
+        node_costs=node_costs,
+        prune=prune,
         draft_tree=draft_tree_ref,
         observe=observe_ref,
         graph_insert=graph_insert_ref,
@@ -156,8 +156,8 @@ def triton() -> Ops:
         commit_kv=commit_kv_triton,
         advance_slots=advance_slots_triton,
         roots=roots,
-        prices=prices,
-        trim=trim,
+        node_costs=node_costs,
+        prune=prune,
         draft_tree=draft_tree_triton,
         observe=observe_triton,
         graph_insert=graph_insert_triton,

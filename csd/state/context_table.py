@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from csd.state.pool import COST_ONE, MOST_LEAD
+from csd.state.pool import COST_ONE, MAX_GROUP_PENALTY
 
 WEIGHT_ONE = 1 << 16
 # a context's weights and total are halved when the total passes this
@@ -57,10 +57,10 @@ class GraphConfig:
     # samples have `decay`
     decay: float = 0.8
     settle: int = 8
-    # where noise does not decide and all samples are of one prompt: what each token by which a
-    # sample is ahead of the last one that began with it adds to its nodes' costs while a step's are
-    # picked, `csd.state.pool.MOST_LEAD` at most
-    lead: int = COST_ONE // 8
+    # cost of a node for each token by which its sample is ahead of the last one that started with
+    # it, `csd.state.pool.MAX_GROUP_PENALTY` at most, while a step's nodes are selected; only where
+    # noise does not decide and all samples are of one prompt
+    group_penalty: int = COST_ONE // 8
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
     min_prob: float = 0.0  # paths less likely than this are not drafted
@@ -111,8 +111,10 @@ class GraphConfig:
             )
         if not 0 <= self.settle < 1 << 15:
             raise ValueError(f"settle must be from 0 to {(1 << 15) - 1}, got {self.settle}")
-        if not 0 <= self.lead <= MOST_LEAD:
-            raise ValueError(f"lead must be from 0 to {MOST_LEAD}, got {self.lead}")
+        if not 0 <= self.group_penalty <= MAX_GROUP_PENALTY:
+            raise ValueError(
+                f"group_penalty must be from 0 to {MAX_GROUP_PENALTY}, got {self.group_penalty}"
+            )
         if not 0 <= self.uncoupled <= 1:
             raise ValueError(f"uncoupled must lie in [0, 1], got {self.uncoupled}")
 

@@ -18,14 +18,14 @@ MAX_NODES = 64
 # fixed point of Pool.cost: what halving a path's probability adds to it
 COST_ONE = 1 << 16
 
-# A step takes little less for one sample than for many, and a call ends with its last one.
-# So while none waits for a slot, nodes of samples that are ahead of the last one count as less
-# likely: by a 16th of a halving a token, four halvings at most.
-PACE, MOST_AHEAD = COST_ONE // 16, 4 * COST_ONE
-# of the consensus graph's own head starts (`csd.state.context_table.GraphConfig.lead`)
-MOST_LEAD = 2 * COST_ONE
+# A call ends with its last sample, and a step takes nearly as long for one sample as for many. So
+# while no sample waits for a slot, a node costs more for each token by which its sample is ahead of
+# the last one: a 16th of a halving of its probability, four halvings at most.
+PROGRESS_PENALTY, MAX_PROGRESS_PENALTY = COST_ONE // 16, 4 * COST_ONE
+# of the consensus graph's penalty within a group (`csd.state.context_table.GraphConfig`)
+MAX_GROUP_PENALTY = 2 * COST_ONE
 
-# where a drafted token was seen, or MODEL, which a model drafted; the root was not drafted
+# source of a drafted token: where it was seen, or MODEL; the root was not drafted
 ROOT, OWN, SIBLING, PROMPT, HISTORY, MODEL = 0, 1, 2, 3, 4, 5
 
 
@@ -50,7 +50,7 @@ class Pool:
     def empty(
         cls, rows: int, slots: int, groups: int, context: int, device: str | torch.device = "cpu"
     ) -> "Pool":
-        """A pool of padding rows only."""
+        """Make a pool of padding rows only."""
         pool = empty_pool(rows, slots, groups, context, device)
         for x in (pool.token, pool.parent, pool.slot, pool.context):
             x.fill_(-1)
@@ -66,7 +66,7 @@ class Pool:
 
 
 def joined(pool: Pool, match: torch.Tensor) -> torch.Tensor:
-    """Rows that, with all rows above them, are in `match`, both [M] bool."""
+    """[M] bool, rows that are in `match` [M] bool with all of their ancestors."""
     live = pool.slot >= 0
     s = pool.slot.clamp(min=0).long()
     node = torch.arange(pool.rows, device=s.device) - pool.slot_start[s]
@@ -77,12 +77,12 @@ def joined(pool: Pool, match: torch.Tensor) -> torch.Tensor:
 
 
 def path_probability(cost: int) -> float:
-    """The estimate that a `Pool.cost` stands for."""
+    """Path probability of a `Pool.cost`."""
     return 2.0 ** (-cost / COST_ONE)
 
 
 def acceptance(cost: int) -> float:
-    """How likely a drafted node of such a `Pool.cost` is to be accepted.
+    """Probability that a drafted node of this `Pool.cost` is accepted.
 
     (p / 0.8)^0.9, at most 1, with p the path probability: fitted to recorded samples
     (docs/experiments/drafting.md, allocation of a step's nodes). p holds a cost for each level, of
@@ -93,7 +93,7 @@ def acceptance(cost: int) -> float:
 
 
 def roots(slots: Slots, rows: int) -> Pool:
-    """A pool of the live slots' roots and nothing else, in `rows` >= live rows."""
+    """Make a pool of the live slots' roots only, in `rows` >= live rows."""
     count, groups = slots.count, slots.group_key.shape[0]
     device = slots.live.device
     pool = Pool.empty(rows, count, groups, slots.context.shape[1], device)
@@ -117,40 +117,39 @@ def roots(slots: Slots, rows: int) -> Pool:
     return pool
 
 
-def head_starts(slots: Slots) -> torch.Tensor:
-    """[S] int32, what is added to the costs of each slot's nodes where a step's are picked.
+def progress_penalties(slots: Slots) -> torch.Tensor:
+    """[S] int32, added to the costs of each slot's nodes while a step's nodes are selected.
 
-    min(pace * (generated - the fewest of a live slot), MOST_AHEAD)
+    min(progress_penalty * (generated - the fewest of a live slot), MAX_PROGRESS_PENALTY)
     """
     fewest = torch.where(slots.live, slots.generated, torch.iinfo(torch.int32).max).amin()
-    return (slots.pace * (slots.generated - fewest)).clamp(0, MOST_AHEAD)
+    return (slots.progress_penalty * (slots.generated - fewest)).clamp(0, MAX_PROGRESS_PENALTY)
 
 
-def prices(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
-    """By which a step's nodes are picked.
+def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
+    """Costs by which a step's nodes are selected: `Pool.cost` plus the slot's progress penalty.
 
-    Returns [M] int32, `Pool.cost` and the head start of a drafted node's slot; those of the drafted
-    nodes; and each slot's head start, -1 without a sample, or None where samples wait for slots.
+    Returns those of all rows, [M] int32, without the penalty for roots; those of the drafted nodes;
+    and each slot's penalty, -1 without a sample, or None while samples wait for slots.
     """
-    drafted, ahead = pool.depth > 0, head_starts(slots)
-    cost = pool.cost + torch.where(drafted, ahead[pool.slot.clamp(min=0).long()], 0)
-    starts = torch.where(slots.live, ahead, -1)
+    drafted, penalty = pool.depth > 0, progress_penalties(slots)
+    cost = pool.cost + torch.where(drafted, penalty[pool.slot.clamp(min=0).long()], 0)
+    penalties = torch.where(slots.live, penalty, -1)
     # one copy for the host
-    copied = torch.cat([starts, slots.pace[:1], cost[drafted]]).tolist()
+    copied = torch.cat([penalties, slots.progress_penalty[:1], cost[drafted]]).tolist()
     S = slots.count
     return cost, copied[S + 1 :], copied[:S] if copied[S] else None
 
 
-def trim(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
-    """The `rows` cheapest rows of a pool, in the same order; a slot keeps a prefix of its own.
+def prune(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
+    """Return the `rows` cheapest rows of a pool, in the same order: a prefix of each slot's rows.
 
-    cost: [M] int32, the pool's own when not given; no row's may be less than its parent's, and a
-    root's is 0.
+    cost: [M] int32, by default the pool's own. No row costs less than its parent; roots cost 0.
     """
     if rows >= pool.rows:
         return pool
     cost = pool.cost if cost is None else cost
-    # stable: of equal costs the earlier row stays, so a parent never goes before its child
+    # stable: ties keep the first row, so a child never stays without its parent
     order = torch.where(pool.slot >= 0, cost.long(), 1 << 40).argsort(stable=True)
     keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
     keep[order[:rows]] = True
@@ -181,7 +180,7 @@ def trim(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
 def empty_pool(
     rows: int, slots: int, groups: int, context: int, device: str | torch.device
 ) -> Pool:
-    """Room for a pool; unlike `Pool.empty`, nothing is written."""
+    """Allocate a pool; unlike `Pool.empty`, nothing is written."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

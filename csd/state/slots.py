@@ -37,7 +37,7 @@ class Slots:
     tokens: torch.Tensor = _tensor("ST", fill=-1)  # what it has generated
     logprobs: torch.Tensor = _tensor("ST", None)  # of the processed distribution
     raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model at temperature 1
-    pace: torch.Tensor = _tensor("S")  # its head start a token (`csd.state.pool.head_starts`)
+    progress_penalty: torch.Tensor = _tensor("S")  # per token (`csd.state.pool.progress_penalties`)
     # how it samples; float64 holds what the user wrote
     temperature: torch.Tensor = _tensor("S", torch.float64, 1)  # 0 is greedy
     top_k: torch.Tensor = _tensor("S")  # 0 is off

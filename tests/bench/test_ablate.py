@@ -56,7 +56,7 @@ def test_a_file_s_column_joins_those_of_other_files(tmp_path, traces):
     out = tmp_path / "out.json"
     other = trace_file(tmp_path / "other.jsonl", {"samples": [[3, 4, 5] * 9] * 3})
     for path, change in ((traces, "beta=0.3"), (other, "beta=0.3"), (traces, "max_depth=1")):
-        main([str(path), "--samples", "4", "--json", str(out), "--set", "lead=0", change])
+        main([str(path), "--samples", "4", "--json", str(out), "--set", "group_penalty=0", change])
     found = json.loads(out.read_text())
     assert found["samples"] == {"sentence": 4, "other": 3}
     as_is, even, shallow = (row["ratio"] for row in found["rows"])

@@ -81,20 +81,20 @@ def test_tokens_of_samples_that_are_ahead_count_less():
     assert AutoBudget(cost).choose(4, costs(0.2, 0.2, 0.2, 0.2)) == 0
     behind, *ahead = costs(0.2, 0.2, 0.2, 0.2)
     # 64 tokens ahead: a 16th
-    starts = [0, 4 * COST_ONE, 4 * COST_ONE, -1, 4 * COST_ONE]
+    penalties = [0, 4 * COST_ONE, 4 * COST_ONE, -1, 4 * COST_ONE]
     paced = [behind, *(x + 4 * COST_ONE for x in ahead)]
-    assert AutoBudget(cost).choose(4, paced, starts) == 1
+    assert AutoBudget(cost).choose(4, paced, penalties) == 1
 
 
 def test_what_samples_ahead_were_given_does_not_pay():
     """Drafts that come true for samples that are ahead alone lose, and end."""
     nodes = {}
-    for starts in (None, [0, *[4 * COST_ONE] * 7]):
+    for penalties in (None, [0, *[4 * COST_ONE] * 7]):
         budget, kept = AutoBudget(StepTimeTable([8, 64], [1.0, 1.0 + 56 * 0.05])), 0
         for _ in range(200):
             nodes_of_step = 0
             if budget.ask(8):
-                nodes_of_step = budget.choose(8, costs(*[0.9] * 8), starts)
+                nodes_of_step = budget.choose(8, costs(*[0.9] * 8), penalties)
                 budget.keep(nodes_of_step)
             kept += nodes_of_step
             rows = 8 + nodes_of_step
@@ -102,6 +102,6 @@ def test_what_samples_ahead_were_given_does_not_pay():
             # all but the first slot's come true
             found.count, found.nodes = [1, *[2 if nodes_of_step > 1 else 1] * 7], [2] * 8
             budget.learn(8, found)
-        nodes[starts is None] = kept
+        nodes[penalties is None] = kept
     assert nodes[True] > 1000
     assert nodes[False] < nodes[True] / 3

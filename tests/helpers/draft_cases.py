@@ -7,7 +7,7 @@ import torch
 from graph_model import Graph, wrap
 
 from csd.state.context_table import ANY, GraphConfig
-from csd.state.pool import PACE, Pool
+from csd.state.pool import PROGRESS_PENALTY, Pool
 from csd.state.slots import Slots
 
 CONFIG = GraphConfig(orders=(1, 2, 3), capacity=1024, ways=16, successors=8)
@@ -56,7 +56,7 @@ def random_slots(rng, count, config=CONFIG, vocab=6, groups=(11, 12), live=None)
         slots.context[s, : len(tail)] = torch.tensor(tail)
         if rng.random() < 0.3:
             slots.stop_ids[s, 0] = rng.randrange(vocab)
-    slots.pace[:] = rng.choice([0, PACE, 30000])
+    slots.progress_penalty[:] = rng.choice([0, PROGRESS_PENALTY, 30000])
     slots.group_key[: len(groups)] = torch.tensor(groups)
     slots.prompt_len[: len(groups)] = torch.arange(len(groups)) * 7 + 3
     return slots

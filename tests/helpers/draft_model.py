@@ -110,10 +110,11 @@ def draft(graph, slots, rows, noise=None) -> Pool:
         nodes.sort(key=lambda x: (x["cost"], x["depth"], x["token"], x["rank"]))
         trees[s] = nodes[: MAX_NODES - 1]
     everything = [x for nodes in trees.values() for x in nodes]
-    # a slot pays for each token that it is ahead of the last one
+    # progress penalty: for each token by which a slot is ahead of the last one
     last = min((int(slots.generated[s]) for s in trees), default=0)
-    head_start = {
-        s: min(int(slots.pace[s]) * (int(slots.generated[s]) - last), 4 * 65536) for s in trees
+    penalty = {
+        s: min(int(slots.progress_penalty[s]) * (int(slots.generated[s]) - last), 4 * 65536)
+        for s in trees
     }
     # where noise does not decide, also for those by which it leads those that began with it
     alone = len({int(slots.group[s]) for s in trees}) == 1
@@ -121,9 +122,9 @@ def draft(graph, slots, rows, noise=None) -> Pool:
         if alone and slots.temperature[s] == 0:
             mates = [t for t in trees if slots.step[t] == slots.step[s]]
             ahead = int(slots.generated[s] - min(slots.generated[t] for t in mates))
-            head_start[s] = max(head_start[s], min(config.lead * ahead, 2 * 65536))
+            penalty[s] = max(penalty[s], min(config.group_penalty * ahead, 2 * 65536))
     for x in everything:
-        x["total"] = x["cost"] + head_start[x["slot"]]
+        x["total"] = x["cost"] + penalty[x["slot"]]
     everything.sort(key=lambda x: (x["total"], x["slot"], x["depth"], x["token"], x["rank"]))
     chosen = {id(x) for x in everything[: rows - len(trees)]}
 

@@ -14,7 +14,7 @@ from csd.kernels.tree_attention import tree_attention
 from csd.kernels.tree_attention.layout import with_layout
 from csd.kernels.tree_attention.plan import plan_attention
 from csd.kernels.verify import verify
-from csd.state.pool import prices, roots, trim
+from csd.state.pool import node_costs, prune, roots
 
 
 def draft(table, slots, rows, config, noise=None, out=None, nodes=None):
@@ -33,8 +33,8 @@ OPERATORS = Ops(
     commit_kv=commit_kv,
     advance_slots=advance_slots,
     roots=roots,
-    prices=prices,
-    trim=trim,
+    node_costs=node_costs,
+    prune=prune,
     draft_tree=draft,
     observe=observe,
     graph_insert=graph_insert,

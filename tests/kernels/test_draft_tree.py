@@ -91,7 +91,7 @@ def test_equals_the_model_at_odd_sizes(seed):
         successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8]),
         decay=rng.choice([1.0, 0.8, 0.3]), settle=rng.choice([0, 1, 8]),
         uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.3, 1.0, 4.0]),
-        lead=rng.choice([0, 3000, 8192, 131072]),
+        group_penalty=rng.choice([0, 3000, 8192, 131072]),
         max_depth=rng.choice([1, 3, 16, 40]), min_prob=rng.choice([0, 0, 0.003]),
     )  # fmt: skip
     count, vocab = rng.choice([1, 2, 5, 13]), rng.choice([2, 5, 11, 40])
@@ -302,7 +302,7 @@ def test_coupled_scores_favour_what_the_noise_will_draw():
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_wholly_uncoupled_is_drafted_as_where_nothing_is_sampled(seed):
     rng = random.Random(seed)
-    config = replace(CONFIG, uncoupled=1.0, own_weight=1.0, lead=0)
+    config = replace(CONFIG, uncoupled=1.0, own_weight=1.0, group_penalty=0)
     graph, slots = random_graph(rng, config), random_slots(rng, 6, config, live=True)
     slots.temperature.fill_(0.7)
     some, half = (

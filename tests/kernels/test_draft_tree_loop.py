@@ -37,7 +37,7 @@ def test_equals_the_reference(seed):
         successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8, 16]),
         decay=rng.choice([1.0, 0.8, 0.3]), settle=rng.choice([0, 1, 8]),
         uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.5, 1.0, 4.0]),
-        lead=rng.choice([0, 3000, 8192, 131072]), beta=rng.choice([0.4, 1.0]),
+        group_penalty=rng.choice([0, 3000, 8192, 131072]), beta=rng.choice([0.4, 1.0]),
         max_depth=rng.choice([1, 3, 16, 40]), min_prob=rng.choice([0, 0, 0.003]),
     )  # fmt: skip
     count, vocab = rng.choice([1, 2, 5, 13, 40]), rng.choice([2, 5, 11, 40])

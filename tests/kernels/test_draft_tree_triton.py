@@ -14,7 +14,7 @@ from csd.kernels import draft_tree as module
 from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
 from csd.kernels.draft_tree.mixture import MAX_CHILDREN, likeliest
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_NODES, PACE
+from csd.state.pool import MAX_NODES, PROGRESS_PENALTY
 
 
 def both(table, slots, rows, config=CONFIG):
@@ -52,21 +52,21 @@ def test_equals_the_reference(poison, seed, count, extra, changes):
     both(graph.table(), slots, int(slots.live.sum()) + extra, config)
 
 
-@pytest.mark.parametrize("lead", [1, 8192, 131072])
+@pytest.mark.parametrize("group_penalty", [1, 8192, 131072])
 @pytest.mark.parametrize("count", [5, 9])
-def test_leads_in_one_group_equal_the_reference(poison, count, lead):
-    config = replace(CONFIG, lead=lead, max_depth=4)
+def test_leads_in_one_group_equal_the_reference(poison, count, group_penalty):
+    config = replace(CONFIG, group_penalty=group_penalty, max_depth=4)
     rng = random.Random(count)
     graph = random_graph(rng, config, groups=(11,))
     slots = random_slots(rng, count, config, groups=(11,))
     # one that is not live belongs to another group, and does not count
     slots.live[: count - 1], slots.live[-1], slots.group[-1] = True, False, 1
-    slots.max_new[:], slots.pace[:], slots.step[:], slots.temperature[:3] = 99, 0, 1, 0
+    slots.max_new[:], slots.progress_penalty[:], slots.step[:], slots.temperature[:3] = 99, 0, 1, 0
     slots.generated[:3], slots.step[1::3] = torch.tensor([40, 20, 5]), 2
     pool = both(graph.table(), slots, 3 * count, config)
-    even = draft_tree_ref(graph.table(), slots, 3 * count, replace(config, lead=0))
-    assert (lead == 1) == torch.equal(pool.token, even.token)
-    slots.pace[:] = PACE
+    even = draft_tree_ref(graph.table(), slots, 3 * count, replace(config, group_penalty=0))
+    assert (group_penalty == 1) == torch.equal(pool.token, even.token)
+    slots.progress_penalty[:] = PROGRESS_PENALTY
     both(graph.table(), slots, 3 * count, config)
     slots.live[-1] = True
     both(graph.table(), slots, 3 * count, config)
@@ -173,7 +173,7 @@ def test_bad_input(change, message):
         ({"frontier": 17}, "frontier must be from 1 to 16, got 17"),
         ({"successors": 33}, "successors must be from 1 to 32 with 3 orders, got 33"),
         ({"settle": -1}, "settle must be from 0 to 32767, got -1"),
-        ({"lead": 131073}, "lead must be from 0 to 131072, got 131073"),
+        ({"group_penalty": 131073}, "group_penalty must be from 0 to 131072, got 131073"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):

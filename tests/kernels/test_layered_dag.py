@@ -11,7 +11,7 @@ from text_cases import random_slots
 from csd.baselines.paper import Paper
 from csd.graph.host_tree import Tree
 from csd.kernels.layered_dag import layered_dag, layered_dag_ref, layered_dag_triton
-from csd.state.pool import COST_ONE, PACE, SIBLING
+from csd.state.pool import COST_ONE, PROGRESS_PENALTY, SIBLING
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
 
@@ -49,7 +49,7 @@ def case(seed, count, most, tokens):
     slots.group[:] = slots.group.clamp(min=0)
     slots.max_new += 3
     if seed % 3 == 0:
-        slots.pace.fill_(PACE)
+        slots.progress_penalty.fill_(PROGRESS_PENALTY)
     return random_candidates(rng, count, most, tokens), slots
 
 

@@ -1,4 +1,4 @@
-"""A pool of roots, prices of nodes and a cut pool: loops against their references."""
+"""Pools of roots, node costs and pruned pools: loops against their references."""
 
 import random
 
@@ -10,11 +10,11 @@ pytest.importorskip("numba")
 from draft_cases import CONFIG, random_graph, random_slots
 from equal_fields import assert_equal_fields
 
-from csd.cpu.pools import prices, roots, trim
+from csd.cpu.pools import node_costs, prune, roots
 from csd.kernels.draft_tree import draft_tree_ref
-from csd.state.pool import prices as prices_ref
+from csd.state.pool import node_costs as node_costs_ref
+from csd.state.pool import prune as prune_ref
 from csd.state.pool import roots as roots_ref
-from csd.state.pool import trim as trim_ref
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -47,22 +47,23 @@ def test_prices_and_the_cheapest_rows_equal_the_references(seed, paced, poison):
     rng = random.Random(100 + seed)
     count = rng.choice([1, 2, 5, 13])
     slots = random_slots(rng, count, vocab=5, groups=(11, 12))
-    slots.pace[:] = rng.choice([1, 4096, 30000]) if paced else 0
+    slots.progress_penalty[:] = rng.choice([1, 4096, 30000]) if paced else 0
     live, graph = int(slots.live.sum()), random_graph(rng, vocab=5, groups=(11, 12)).table()
     # with rows of padding where the graph holds too little
     for extra in (0, 1, 30, 300):
         if not live + extra:
             continue
         pool = draft_tree_ref(graph, slots, live + extra, CONFIG)
-        (got, costs, starts), (want, *others) = prices(pool, slots), prices_ref(pool, slots)
+        got, costs, penalties = node_costs(pool, slots)
+        want, *others = node_costs_ref(pool, slots)
         assert torch.equal(got, want) and got.dtype == want.dtype
-        assert [costs, starts] == others and (starts is not None) == paced
+        assert [costs, penalties] == others and (penalties is not None) == paced
         for rows in {live, live + extra // 2, live + extra - 1, live + extra} - {live - 1}:
-            assert_equal_fields(trim(pool, rows, got), trim_ref(pool, rows, want))
+            assert_equal_fields(prune(pool, rows, got), prune_ref(pool, rows, want))
 
 
 def test_prices_without_a_live_slot():
     slots = random_slots(random.Random(0), 4, live=False)
     pool = roots_ref(slots, 3)
-    (got, *told), (want, *others) = prices(pool, slots), prices_ref(pool, slots)
-    assert torch.equal(got, want) and told == others
+    (got, *lists), (want, *others) = node_costs(pool, slots), node_costs_ref(pool, slots)
+    assert torch.equal(got, want) and lists == others

@@ -38,7 +38,7 @@ CHANGES = [
     {"orders": (1, 2, 3)},
     {"orders": (1, 2, 3, 5, 8)},
     {"orders": (1, 2, 4, 8, 16)},
-    {"lead": 0},
+    {"group_penalty": 0},
     {"smoothing": ONE * 35 // 100},
     {"smoothing": ONE * 14 // 10},
     {"hard_weight": 0},

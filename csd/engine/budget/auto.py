@@ -3,7 +3,7 @@
 from collections import deque
 
 from csd.engine.budget.estimator import RECENT, StepTimeEstimator
-from csd.engine.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Starts, most_nodes
+from csd.engine.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Penalties, most_nodes
 from csd.engine.budget.gate import SpeculationGate
 from csd.engine.budget.table import StepTimeTable
 from csd.engine.record import Record
@@ -61,7 +61,7 @@ class AutoBudget(FixedBudget):
         super().__init__(0)
         self._control = Controller(table)
         self._kept = PER_SLOT  # nodes that recent steps kept
-        self._starts: Starts = None
+        self._penalties: Penalties = None
 
     def ask(self, live: int) -> int:
         if not self._control.should_draft():
@@ -90,7 +90,9 @@ class AutoBudget(FixedBudget):
 
     def learn(self, live: int, record: Record) -> None:
         shares = [float(n > 0) for n in record.nodes]
-        self._control.learn(live, live, record, _shares(self._starts) if self._starts else shares)
+        if self._penalties:
+            shares = _shares(self._penalties)
+        self._control.learn(live, live, record, shares)
 
 
 class AutoPool(FixedPool):
@@ -140,6 +142,6 @@ class AutoPool(FixedPool):
             self._live = max(live, 1)
 
 
-def _shares(starts: Starts) -> list[float]:
+def _shares(penalties: Penalties) -> list[float]:
     """Weight of a token of each slot: less where the slot is ahead of others."""
-    return [path_probability(start) if start >= 0 else 0.0 for start in starts or ()]
+    return [path_probability(penalty) if penalty >= 0 else 0.0 for penalty in penalties or ()]

@@ -9,8 +9,8 @@ from csd.state.pool import MAX_NODES
 # drafted tokens of an automatic step at most: a live slot, and in all
 PER_SLOT, MOST = 32, 128
 
-# of each slot `csd.state.pool.head_starts`, -1 without a sample; None while samples wait for a slot
-Starts = Sequence[int] | None
+# `csd.state.pool.progress_penalties` of each slot, -1 without a sample; None while samples wait
+Penalties = Sequence[int] | None
 
 
 def nodes_of(live: int, nodes: int) -> int:
@@ -29,10 +29,10 @@ class Budget(Protocol):
     def ask(self, live: int) -> int:
         """Drafted tokens to propose for the next step over `live` slots; called once a step."""
 
-    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
+    def choose(self, live: int, costs: list[int], penalties: Penalties = None) -> int:
         """Number of the proposed tokens, cheapest first, that are worth verifying.
 
-        costs: `Pool.cost` of each plus its slot's head start; starts: head start of each slot.
+        costs: `Pool.cost` of each plus its slot's progress penalty. penalties: of each slot.
         """
 
     def keep(self, nodes: int) -> None:
@@ -54,7 +54,7 @@ class FixedBudget(Budget):
     def ask(self, live: int) -> int:
         return nodes_of(live, self.nodes)
 
-    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
+    def choose(self, live: int, costs: list[int], penalties: Penalties = None) -> int:
         return len(costs)
 
     def keep(self, nodes: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from csd.graph.model.device_order import Order
-from csd.state.pool import COST_ONE, MAX_NODES, MODEL, Pool, head_starts, roots
+from csd.state.pool import COST_ONE, MAX_NODES, MODEL, Pool, progress_penalties, roots
 from csd.state.slots import Slots
 
 # of the least likely path, as on the host
@@ -29,15 +29,15 @@ def pool_of_drafted(
     """The pool in `rows` >= live rows, of at most `nodes` nodes, and the estimates of each slot's
     list, [S, 1 + n] float64, its root's first; a pool's slots keep a prefix of theirs.
 
-    Nodes go by their paths' probabilities, with the slots' head starts; of equal ones the earlier
-    goes first. So a parent goes before its children, and a slot's nodes are a prefix of its list.
+    Nodes are ordered by path cost plus the slot's progress penalty; ties keep their order. So a
+    parent comes before its children, and a slot's nodes are a prefix of its list.
     """
     device, S, C = slots.live.device, *drafted.token.shape
     # infinite where there is no node
     cost = -drafted.chance.log2() * COST_ONE
-    ahead = head_starts(slots)[order.slot].double()[:, None]
+    penalty = progress_penalties(slots)[order.slot].double()[:, None]
     # within a slot, then over all
-    key, number = (cost + ahead).sort(dim=1, stable=True)
+    key, number = (cost + penalty).sort(dim=1, stable=True)
     kept = min(C, MAX_NODES - 1)
     rank = torch.empty(S * kept, dtype=torch.int64, device=device)
     flat = key[:, :kept].reshape(-1)

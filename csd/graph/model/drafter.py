@@ -31,7 +31,7 @@ from csd.graph.model.tree import SlotTree, add_pool, likeliest
 from csd.kernels.draft_tree import DraftNoise
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool, head_starts, roots
+from csd.state.pool import Pool, progress_penalties, roots
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
@@ -124,8 +124,8 @@ class ModelDrafter(NetworkDrafter):
         self._grow(host, slots, noise)
         if self.graph is not None:
             add_pool(self.trees, self.graph.propose(slots, rows, noise))
-        ahead = head_starts(slots).tolist()
-        kept = likeliest(self.trees, rows - len(host.live), self.reliability, ahead)
+        penalty = progress_penalties(slots).tolist()
+        kept = likeliest(self.trees, rows - len(host.live), self.reliability, penalty)
         return pool_of(kept, slots, rows)
 
     def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:

@@ -77,13 +77,13 @@ def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
 
 
 def likeliest(
-    trees: dict[int, SlotTree], nodes: int, reliability: Reliability, ahead: list[int]
+    trees: dict[int, SlotTree], nodes: int, reliability: Reliability, penalty: list[int]
 ) -> dict[int, Tree]:
     """The `nodes` likeliest nodes over all trees by what such estimates have been worth.
 
-    ahead: of all slots, as `csd.state.pool.head_starts`.
+    penalty: of all slots, as `csd.state.pool.progress_penalties`.
     """
-    weight = [path_probability(cost) for cost in ahead]
+    weight = [path_probability(cost) for cost in penalty]
     for tree in trees.values():
         for node in tree.nodes:
             share = tree.nodes[node.parent].chance if node.parent >= 0 else 1.0

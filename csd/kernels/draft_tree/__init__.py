@@ -37,13 +37,14 @@ so a tree is as deep as the sample's drafts so far have earned.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
 rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
-roots leave, with `csd.state.pool.head_starts` added to their costs, so that samples that are
+roots leave, with `csd.state.pool.progress_penalties` added to their costs, so that samples that are
 behind get more of them while the call waits for these alone. Where noise does not decide, a sample
 that is ahead of the others drafts from what was said at other places, which comes true less often
 than it counts; one that is behind has what its siblings said at the very place. So while all live
 slots are of one group,
 
-    min(lead * (generated - the fewest of a live slot with as many steps), MOST_LEAD)
+    min(group_penalty * (generated - the fewest of a live slot with as many steps),
+        MAX_GROUP_PENALTY)
 
 is added in its place, where that is more: a sample that began later may find earlier ones whole.
 Ties go by slot, depth, token and the parent's rank. Probabilities and noise are float64 before an
@@ -67,12 +68,12 @@ __all__ = ["DraftNoise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
 
 _SLOTS = (
     "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
-    "step", "pace", "prompt_len", "group_key",
+    "step", "progress_penalty", "prompt_len", "group_key",
 )  # fmt: skip
 # what drafting reads of a GraphConfig beside its sizes
 _CONFIG = (
     "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "settle",
-    "lead", "frontier", "max_depth", "min_prob",
+    "group_penalty", "frontier", "max_depth", "min_prob",
 )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class Estimates:
     sample: np.ndarray
     generated: np.ndarray
     step: np.ndarray
-    pace: np.ndarray
+    progress_penalty: np.ndarray
     max_new: np.ndarray
     temperature: np.ndarray
     context: np.ndarray

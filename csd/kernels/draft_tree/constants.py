@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from csd.state.context_table import USUAL_HALVES, GraphConfig
-from csd.state.pool import COST_ONE, MOST_AHEAD
+from csd.state.pool import COST_ONE, MAX_PROGRESS_PENALTY
 
 # probabilities are multiples of 1 / ONE
 ONE = 1 << 24
@@ -17,9 +17,9 @@ EULER_GAMMA = 0.5772156649015329
 TAIL = 1e-3
 # levels that every slot is grown before all slots' lists are cut
 FIRST_LEVELS = 4
-# the highest cost with its head start; of the least likely path; of one of probability 1 / e
+# the highest cost with its progress penalty; of the least likely path; of one of probability 1 / e
 MAX_COST = (1 << 22) - 1
-MAX_PATH_COST = MAX_COST - MOST_AHEAD
+MAX_PATH_COST = MAX_COST - MAX_PROGRESS_PENALTY
 UNIT = COST_ONE / math.log(2)
 
 # g [F, W] float64 of slot [F], position [F] and token [F, W], in place of the slots' keyed noise

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from csd.kernels.draft_tree.cut import find_cut, share_rows
 from csd.kernels.draft_tree.mixture import LAST_TOKEN
-from csd.kernels.draft_tree.slots import head_start, lead_cost, live_slots
+from csd.kernels.draft_tree.slots import live_slots, slot_group_penalty, slot_progress_penalty
 from csd.state import pool
 
 MAX_NODES = tl.constexpr(pool.MAX_NODES)
@@ -83,7 +83,7 @@ def _fill_kernel(
     group_ptr,  # [S] int32
     generated_ptr,  # [S] int32
     step_ptr,  # [S] int32
-    pace_ptr,  # [S] int32
+    progress_penalty_ptr,  # [S] int32
     temperature_ptr,  # [S] float64
     slot_context_ptr,  # [S, N] int32
     prompt_len_ptr,  # [G] int32
@@ -105,7 +105,7 @@ def _fill_kernel(
     most,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LEAD: tl.constexpr,
+    GROUP_PENALTY: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     me = tl.program_id(0)
@@ -144,11 +144,14 @@ def _fill_kernel(
     up = _parents(node, depth, mask, drafted)
     word = _ancestor_words(up)
     base = tl.load(prompt_len_ptr + group) + tl.load(generated_ptr + me)
-    lead = lead_cost(
-        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, me, slots, LEAD, BLOCK_S
+    group_penalty = slot_group_penalty(
+        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, me, slots, GROUP_PENALTY,
+        BLOCK_S,
     )
-    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, me, slots, BLOCK_S)
-    first_cost = tl.maximum(first_cost, lead)
+    first_cost = slot_progress_penalty(
+        live_ptr, generated_ptr, progress_penalty_ptr, me, slots, BLOCK_S
+    )
+    first_cost = tl.maximum(first_cost, group_penalty)
     cost = tl.where(drafted, (node >> 41).to(tl.int32) - first_cost, 0)
     parent = tl.where(drafted, first + up, -1)
     source = (node & 3).to(tl.int32)

@@ -9,7 +9,7 @@ A drafted node is one int64, and nodes go in the order of these:
 
     cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
 
-the cost with the slot's head start in it. The slot's cheapest nodes of all levels so far are a
+the cost including the slot's penalty. The slot's cheapest nodes of all levels so far are a
 sorted list, into which each level's children are merged. Since a node of the list keeps its
 place among those of its depth, that is its rank in its level's frontier: no link is stored.
 """
@@ -22,7 +22,12 @@ from csd.kernels.draft_tree.cut import find_cut
 from csd.kernels.draft_tree.frontier import load_frontier, look_up, next_frontier
 from csd.kernels.draft_tree.mixture import LAST_TOKEN, NONE, ONE, edge_cost, likeliest, masses
 from csd.kernels.draft_tree.nodes import by_place, ranks
-from csd.kernels.draft_tree.slots import head_start, lead_cost, level_cost, live_slots
+from csd.kernels.draft_tree.slots import (
+    level_cost,
+    live_slots,
+    slot_group_penalty,
+    slot_progress_penalty,
+)
 from csd.kernels.graph_lookup import load_context, order_sizes
 from csd.state import pool
 
@@ -72,7 +77,7 @@ def _grow_kernel(
     sample_ptr,  # [S] int32
     generated_ptr,  # [S] int32
     step_ptr,  # [S] int32
-    pace_ptr,  # [S] int32
+    progress_penalty_ptr,  # [S] int32
     max_new_ptr,  # [S] int32
     temperature_ptr,  # [S] float64
     context_ptr,  # [S, N] int32
@@ -110,7 +115,7 @@ def _grow_kernel(
     UNCOUPLED: tl.constexpr,
     LEVEL_COST: tl.constexpr,
     SETTLE: tl.constexpr,
-    LEAD: tl.constexpr,
+    GROUP_PENALTY: tl.constexpr,
     FRONTIER: tl.constexpr,
     BLOCK_F: tl.constexpr,
     STOPS: tl.constexpr,
@@ -146,11 +151,14 @@ def _grow_kernel(
         succ_weight_ptr, succ_source_ptr,
     )  # fmt: skip
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
-    lead = lead_cost(
-        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots, LEAD, BLOCK_S
+    group_penalty = slot_group_penalty(
+        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots, GROUP_PENALTY,
+        BLOCK_S,
     )
-    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S)
-    first_cost = tl.maximum(first_cost, lead).to(tl.int64)
+    first_cost = slot_progress_penalty(
+        live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S
+    )
+    first_cost = tl.maximum(first_cost, group_penalty).to(tl.int64)
     level = level_cost(generated_ptr, step_ptr, slot, LEVEL_COST, SETTLE)
     highest = max_cost + first_cost
     # [BLOCK_F, BLOCK_N]

@@ -47,7 +47,7 @@ def draft_tree_triton(
         sample_ptr=slots.sample,
         generated_ptr=slots.generated,
         step_ptr=slots.step,
-        pace_ptr=slots.pace,
+        progress_penalty_ptr=slots.progress_penalty,
         max_new_ptr=slots.max_new,
         temperature_ptr=slots.temperature,
         context_ptr=slots.context,
@@ -84,7 +84,7 @@ def draft_tree_triton(
         UNCOUPLED=config.uncoupled,
         LEVEL_COST=config.level_cost,
         SETTLE=config.settle,
-        LEAD=config.lead,
+        GROUP_PENALTY=config.group_penalty,
         FRONTIER=config.frontier,
         BLOCK_F=block_f,
         STOPS=MAX_STOP_IDS,
@@ -95,14 +95,16 @@ def draft_tree_triton(
     )
     grow(nodes_ptr=seen, RESUMED=False)
     grow(nodes_ptr=lists, RESUMED=True)
-    fill_pool(lists, slots, pool, most, config.lead)
+    fill_pool(lists, slots, pool, most, config.group_penalty)
     return pool
 
 
-def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int, lead: int = 0) -> None:
+def fill_pool(
+    lists: torch.Tensor, slots: Slots, pool: Pool, most: int, group_penalty: int = 0
+) -> None:
     """Launch the fill: the cheapest `most` nodes of all slots' sorted lists [S, MAX_NODES].
 
-    lead: as of `GraphConfig`, which the nodes' costs in the lists hold.
+    group_penalty: of `GraphConfig`, which the nodes' costs in the lists hold.
     """
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     _fill_kernel[(max(S, G + 1),)](
@@ -111,7 +113,7 @@ def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int, lead: in
         group_ptr=slots.group,
         generated_ptr=slots.generated,
         step_ptr=slots.step,
-        pace_ptr=slots.pace,
+        progress_penalty_ptr=slots.progress_penalty,
         temperature_ptr=slots.temperature,
         slot_context_ptr=slots.context,
         prompt_len_ptr=slots.prompt_len,
@@ -133,7 +135,7 @@ def fill_pool(lists: torch.Tensor, slots: Slots, pool: Pool, most: int, lead: in
         most=most,
         N=N,
         BLOCK_N=triton.next_power_of_2(N),
-        LEAD=lead,
+        GROUP_PENALTY=group_penalty,
         BLOCK_S=FILL_S,
         num_warps=FILL_WARPS,
     )

@@ -9,7 +9,7 @@ from csd.kernels.draft_tree.constants import MAX_COST, DraftNoise, max_path_cost
 from csd.kernels.draft_tree.host_pool import Drafted, put_together
 from csd.kernels.runs import rank_in_run, stable_order, starts
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_DEPTH, MAX_NODES, MOST_AHEAD, MOST_LEAD, Pool
+from csd.state.pool import MAX_DEPTH, MAX_GROUP_PENALTY, MAX_NODES, MAX_PROGRESS_PENALTY, Pool
 from csd.state.slots import Slots
 
 
@@ -53,29 +53,30 @@ def draft_trees(state: Estimates, rows: int, nodes: int | None = None) -> Pool:
     return put_together(state, live, drafted, rows)
 
 
-def starts_ahead(state: Estimates, live: np.ndarray) -> np.ndarray:
-    """[S] int64, of live slots: as `csd.state.pool.head_starts`, or by the lead in the group."""
+def slot_penalties(state: Estimates, live: np.ndarray) -> np.ndarray:
+    """[S] int64, the larger of progress penalty and group penalty, of live slots."""
     ahead = state.generated - state.generated[live].min()
-    pace = (state.pace * ahead).clip(0, MOST_AHEAD).astype(np.int64)
-    if not state.config.lead or (state.group[live] != state.group[live[0]]).any():
-        return pace
+    penalty = (state.progress_penalty * ahead).clip(0, MAX_PROGRESS_PENALTY).astype(np.int64)
+    if not state.config.group_penalty or (state.group[live] != state.group[live[0]]).any():
+        return penalty
     mates = state.live & (state.step[:, None] == state.step)
     fewest = np.where(mates, state.generated, state.generated[:, None]).min(1)
-    lead = (state.generated - fewest).astype(np.int64) * state.config.lead
-    return np.maximum(pace, np.where(state.sampled, 0, lead.clip(0, MOST_LEAD)))
+    in_group = (state.generated - fewest).astype(np.int64) * state.config.group_penalty
+    in_group = in_group.clip(0, MAX_GROUP_PENALTY)
+    return np.maximum(penalty, np.where(state.sampled, 0, in_group))
 
 
 def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
     """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
     config = state.config
     budget = min(budget, (MAX_NODES - 1) * slot.size)
-    head_start = starts_ahead(state, slot)
+    penalty = slot_penalties(state, slot)
     limit = np.minimum(state.max_new - 1 - state.generated, min(config.max_depth, MAX_DEPTH))
-    path = max_path_cost(config) + head_start
+    path = max_path_cost(config) + penalty
     # of nodes dearer than the budget's last one so far, none can enter the pool
     ceiling = MAX_COST
-    # head starts are in costs until the pool's nodes are picked
-    cost, parent, context = head_start[slot], np.full_like(slot, -1), state.context[slot]
+    # penalties are in costs until the pool's nodes are picked
+    cost, parent, context = penalty[slot], np.full_like(slot, -1), state.context[slot]
     levels: list[Drafted] = []
     count, depth = 0, 0
     while True:
@@ -111,7 +112,7 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
     if not levels:
         return None
     nodes = cheapest(levels, budget)
-    nodes.cost[:] -= head_start[nodes.slot]
+    nodes.cost[:] -= penalty[nodes.slot]
     return nodes
 
 

@@ -1,11 +1,12 @@
-"""What the kernels of a draft read of the slots."""
+"""Slot state as the drafting kernels read it."""
 
 import triton
 import triton.language as tl
 
 from csd.state import context_table, pool
 
-MOST_AHEAD, MOST_LEAD = tl.constexpr(pool.MOST_AHEAD), tl.constexpr(pool.MOST_LEAD)
+MAX_PROGRESS_PENALTY = tl.constexpr(pool.MAX_PROGRESS_PENALTY)
+MAX_GROUP_PENALTY = tl.constexpr(pool.MAX_GROUP_PENALTY)
 USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 
@@ -20,8 +21,10 @@ def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.constexpr):
-    """What is added to the costs of a live slot's nodes; as `csd.state.pool.head_starts`."""
+def slot_progress_penalty(
+    live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S: tl.constexpr
+):
+    """Progress penalty of a live slot, as `csd.state.pool.progress_penalties`."""
     fewest = tl.load(generated_ptr + slot)
     ahead = fewest
     for start in range(0, slots, BLOCK_S):
@@ -29,20 +32,21 @@ def head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S: tl.const
         live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
         others = tl.load(generated_ptr + offs_s, mask=live, other=(1 << 31) - 1)
         fewest = tl.minimum(fewest, tl.min(others, 0))
-    return tl.minimum(tl.load(pace_ptr + slot) * (ahead - fewest), MOST_AHEAD)
+    return tl.minimum(tl.load(progress_penalty_ptr + slot) * (ahead - fewest), MAX_PROGRESS_PENALTY)
 
 
 @triton.jit
-def lead_cost(
+def slot_group_penalty(
     live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots,
-    LEAD: tl.constexpr, BLOCK_S: tl.constexpr,
+    GROUP_PENALTY: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """What is added to the costs of a live slot's nodes for being ahead of the last one that began
-    with it; 0 where live slots are of several groups.
+    """Group penalty of a live slot: for its lead on the last one that started with it.
+
+    0 where live slots are of several groups.
     """
     cost = tl.zeros((), tl.int32)
     # where noise decides, which it does in nearly every call, nothing more is read
-    if (LEAD > 0) and (tl.load(temperature_ptr + slot) <= 0):
+    if (GROUP_PENALTY > 0) and (tl.load(temperature_ptr + slot) <= 0):
         group, step = tl.load(group_ptr + slot), tl.load(step_ptr + slot)
         ahead = tl.load(generated_ptr + slot)
         fewest, strangers = ahead, tl.zeros((), tl.int32)
@@ -54,7 +58,8 @@ def lead_cost(
             mate = live & (tl.load(step_ptr + offs_s, mask=live, other=-1) == step)
             others = tl.load(generated_ptr + offs_s, mask=mate, other=(1 << 31) - 1)
             fewest = tl.minimum(fewest, tl.min(others, 0))
-        cost = tl.minimum((ahead - fewest).to(tl.int64) * LEAD, MOST_LEAD).to(tl.int32)
+        cost = tl.minimum((ahead - fewest).to(tl.int64) * GROUP_PENALTY, MAX_GROUP_PENALTY)
+        cost = cost.to(tl.int32)
         cost = tl.where(strangers > 0, 0, cost)
     return cost
 

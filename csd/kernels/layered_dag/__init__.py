@@ -57,7 +57,7 @@ def layered_dag_triton(
     _layer_kernel[(S,)](
         live_ptr=slots.live,
         generated_ptr=slots.generated,
-        pace_ptr=slots.pace,
+        progress_penalty_ptr=slots.progress_penalty,
         max_new_ptr=slots.max_new,
         stop_ids_ptr=slots.stop_ids,
         token_ptr=candidates.token,
@@ -85,7 +85,7 @@ def layered_dag_triton(
 
 
 _SLOTS = (
-    "live", "group", "generated", "step", "pace", "max_new", "temperature", "context",
+    "live", "group", "generated", "step", "progress_penalty", "max_new", "temperature", "context",
     "stop_ids", "prompt_len", "group_key",
 )  # fmt: skip
 

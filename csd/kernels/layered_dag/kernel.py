@@ -10,7 +10,7 @@ import triton.language as tl
 from csd.kernels.draft_tree.grow import MAX_CHILDREN, MAX_NODES
 from csd.kernels.draft_tree.mixture import LAST_TOKEN, NONE, ONE, edge_cost
 from csd.kernels.draft_tree.nodes import by_place, ranks
-from csd.kernels.draft_tree.slots import head_start, live_slots
+from csd.kernels.draft_tree.slots import live_slots, slot_progress_penalty
 from csd.kernels.layered_dag import constants
 from csd.state import pool
 
@@ -58,7 +58,7 @@ def _edges(
 def _layer_kernel(
     live_ptr,  # [S] bool
     generated_ptr,  # [S] int32
-    pace_ptr,  # [S] int32
+    progress_penalty_ptr,  # [S] int32
     max_new_ptr,  # [S] int32
     stop_ids_ptr,  # [S, STOPS] int32
     token_ptr,  # [S, P, L] int32
@@ -91,7 +91,9 @@ def _layer_kernel(
     CHILDREN: tl.constexpr = BLOCK_F * MAX_CHILDREN
     offs_c, offs_k = tl.arange(0, CHILDREN), tl.arange(0, MAX_CHILDREN)
     scratch_ptr = children_ptr + slot * CHILDREN
-    first_cost = head_start(live_ptr, generated_ptr, pace_ptr, slot, slots, BLOCK_S).to(tl.int64)
+    first_cost = slot_progress_penalty(
+        live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S
+    ).to(tl.int64)
     # [BLOCK_F]: the frontier; at first the root
     cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
     last = tl.zeros([BLOCK_F], tl.int32)

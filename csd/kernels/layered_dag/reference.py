@@ -8,7 +8,7 @@ import torch
 
 from csd.kernels.draft_tree.constants import MAX_COST, ONE, UNIT, max_path_cost
 from csd.kernels.layered_dag.constants import SHIFT
-from csd.state.pool import MAX_NODES, SIBLING, Pool, head_starts, roots
+from csd.state.pool import MAX_NODES, SIBLING, Pool, progress_penalties, roots
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
 
@@ -33,7 +33,7 @@ def layered_dag_ref(
     pool = roots(slots, rows)
     owners = [s for s in pool.slot.tolist() if s >= 0]
     most = rows - len(owners) if nodes is None else min(nodes, rows - len(owners))
-    ahead = head_starts(slots).tolist()
+    ahead = progress_penalties(slots).tolist()
     trees = {s: _grow(candidates, slots, s, config, ahead[s])[:most] for s in owners}
     # ties go by slot, then as within a slot
     every = sorted((n.cost, s, n[:4], i) for s, tree in trees.items() for i, n in enumerate(tree))
@@ -61,7 +61,7 @@ def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray
 def _grow(
     candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: int
 ) -> list[_Node]:
-    """The cheapest nodes of slot s, at most MAX_NODES - 1; its head start is in their costs."""
+    """The cheapest nodes of slot s, at most MAX_NODES - 1, by cost with its progress penalty."""
     token, chance = (x[s].numpy(force=True) for x in candidates)
     stops = set(slots.stop_ids[s].tolist())
     limit = min(token.shape[1], int(slots.max_new[s]) - 1 - int(slots.generated[s]))

@@ -1,4 +1,4 @@
-"""Samples that are behind get more of a step's nodes, while nothing else could use their slots."""
+"""Samples that are behind get more of a step's nodes while no sample waits for a slot."""
 
 import random
 from dataclasses import replace
@@ -11,43 +11,44 @@ import csd
 from bench.lib.shapes import random_model
 from csd.engine.static_step import StaticStep
 from csd.kernels.draft_tree import draft_tree_ref
-from csd.state.pool import MOST_AHEAD, PACE, head_starts
+from csd.state.pool import MAX_PROGRESS_PENALTY, PROGRESS_PENALTY, progress_penalties
 
 
-def test_head_starts_are_counted_from_the_last_live_slot():
+def test_penalties_count_from_the_last_live_slot():
     slots = random_slots(random.Random(0), 4, live=True)
     slots.generated[:] = torch.tensor([7, 3, 5, 1000])
     slots.live[1] = False
-    slots.pace[:] = PACE
-    assert head_starts(slots)[[0, 2, 3]].tolist() == [2 * PACE, 0, MOST_AHEAD]
-    slots.pace[:] = 0
-    assert not head_starts(slots).any()
+    slots.progress_penalty[:] = PROGRESS_PENALTY
+    found = progress_penalties(slots)[[0, 2, 3]].tolist()
+    assert found == [2 * PROGRESS_PENALTY, 0, MAX_PROGRESS_PENALTY]
+    slots.progress_penalty[:] = 0
+    assert not progress_penalties(slots).any()
 
 
-def test_of_equal_samples_the_last_gets_most_nodes():
-    config = replace(CONFIG, lead=0)
+def test_last_of_equal_samples_gets_most_nodes():
+    config = replace(CONFIG, group_penalty=0)
     rng = random.Random(1)
     graph, slots = random_graph(rng, groups=(11,)).table(), equal_slots(rng, 3)
     slots.group[:], slots.group_key[0] = 0, 11
     slots.generated[:], slots.max_new[:] = torch.tensor([20, 0, 10]), 99
     nodes = {}
     costs = set(draft_tree_ref(graph, slots, 3 + 60, config).cost.tolist())
-    for pace in (0, PACE):
-        slots.pace[:] = pace
+    for progress_penalty in (0, PROGRESS_PENALTY):
+        slots.progress_penalty[:] = progress_penalty
         pool = draft_tree_ref(graph, slots, 3 + 18, config)
-        nodes[pace] = (pool.slot_nodes - 1).tolist()
-        # what is told of a node is its path's probability, whatever its slot's head start
+        nodes[progress_penalty] = (pool.slot_nodes - 1).tolist()
+        # a node's cost is its path's probability, without its slot's progress penalty
         assert set(pool.cost.tolist()) <= costs
     assert nodes[0] == [6, 6, 6]
-    assert nodes[PACE][1] > nodes[PACE][2] > nodes[PACE][0]
-    assert sum(nodes[PACE]) == 18
+    assert nodes[PROGRESS_PENALTY][1] > nodes[PROGRESS_PENALTY][2] > nodes[PROGRESS_PENALTY][0]
+    assert sum(nodes[PROGRESS_PENALTY]) == 18
 
 
-def test_without_noise_the_last_sample_of_one_prompt_gets_most_nodes():
+def test_last_sample_of_one_prompt_gets_most_nodes_without_noise():
     # one level cost for all
     even, rng = replace(CONFIG, settle=0), random.Random(1)
     graph, slots = random_graph(rng, groups=(11, 12)).table(), equal_slots(rng, 4)
-    slots.group[:], slots.step[:], slots.pace[:] = 0, 4, 0
+    slots.group[:], slots.step[:], slots.progress_penalty[:] = 0, 4, 0
     slots.group_key[:2], slots.max_new[:] = torch.tensor([11, 12]), 99
     slots.generated[:], slots.live[3] = torch.tensor([20, 4, 10, 0]), False
 
@@ -56,26 +57,26 @@ def test_without_noise_the_last_sample_of_one_prompt_gets_most_nodes():
 
     first, last, middle = nodes()
     assert last > middle > first
-    as_ever = nodes(replace(even, lead=0))
+    as_ever = nodes(replace(even, group_penalty=0))
     assert as_ever == [6, 6, 6]
     # samples that began in other steps say nothing
     slots.step[:3] = torch.tensor([4, 1, 2])
     assert nodes() == as_ever
     # nor does anything where noise decides, or where there are two prompts
     slots.step[:], slots.temperature[:] = 4, 0.7
-    assert nodes() == nodes(replace(even, lead=0))
+    assert nodes() == nodes(replace(even, group_penalty=0))
     slots.temperature[:], slots.group[2] = 0, 1
-    assert nodes() == nodes(replace(even, lead=0))
+    assert nodes() == nodes(replace(even, group_penalty=0))
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
-def test_only_in_steps_of_fixed_shape_and_where_nothing_waits(prompts, monkeypatch):
+def test_applies_only_while_no_sample_waits(prompts, monkeypatch):
     seen = []
     launch = StaticStep.launch
 
     def watched(step, *args):
-        pace, = step.slots.pace.unique().tolist()
-        seen.append(pace)
+        progress_penalty, = step.slots.progress_penalty.unique().tolist()
+        seen.append(progress_penalty)
         return launch(step, *args)
 
     monkeypatch.setattr(StaticStep, "launch", watched)
@@ -90,7 +91,7 @@ def test_only_in_steps_of_fixed_shape_and_where_nothing_waits(prompts, monkeypat
                 outs.append([x.tokens for x in engine.generate(asked, **options)])
                 if static:
                     # once the last sample has its slot, to the end
-                    turn = seen.index(PACE)
+                    turn = seen.index(PROGRESS_PENALTY)
                     assert set(seen[:turn]) == ({0} if prompts > 1 else set())
-                    assert set(seen[turn:]) == {PACE}
+                    assert set(seen[turn:]) == {PROGRESS_PENALTY}
     assert all(out == outs[0] for out in outs)
