@@ -91,7 +91,7 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise exact_tree gated_linear joined \
+KERNELS := advance_slots attention_plan commit_kv draft_tree_triton elementwise exact_tree gated_linear fused_ops \
 	graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
 	tree_attention verify
 

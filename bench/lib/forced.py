@@ -28,7 +28,7 @@ from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import Recording
 from csd.kernels.noise import prompt_key
 from csd.kernels.verify.reference_paths import descend_ref
-from csd.state.pool import MAX_DEPTH, Pool, joined
+from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import RUNNING, STOP, Verdict
 
@@ -85,7 +85,7 @@ class Forced:
         r, forced = entry[s], known[s] & live
         place = (slots.generated[s] + pool.depth).long().clamp(max=self._token.shape[1] - 1)
         recorded = self._token[r, (place - 1).clamp(min=0)]
-        on = joined(pool, (pool.depth == 0) | (pool.token == recorded)) & forced
+        on = rooted(pool, (pool.depth == 0) | (pool.token == recorded)) & forced
 
         sample = torch.where(on, self._token[r, place], torch.where(forced, -1, verdict.sample))
         top_token = torch.where(on[:, None], self._top_token[r, place], -1)

@@ -27,7 +27,7 @@ def table() -> str:
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in ("name", "joined", "passes")]
+    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "passes")]
     rows = [["operation", *backends], ["---"] * (1 + len(backends))]
     for name in steps:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
@@ -41,9 +41,9 @@ def table() -> str:
             rows.append([name, *_cells([found.reference, found.loop, found.triton]), ""])
     fused: dict[str, list[str]] = {}
     for i, ops in enumerate(backends.values()):
-        for name, joined in (ops.joined if ops else {}).items():
+        for name, op in (ops.fused if ops else {}).items():
             cells = fused.setdefault(f"{name} (fused)", [""] * len(backends))
-            cells[i] = f"{_place(joined.run)}: {', '.join(x.__name__ for x in joined.of)}"
+            cells[i] = f"{_place(op.fn)}: {', '.join(x.__name__ for x in op.replaces)}"
     rows += [[name, *cells] for name, cells in fused.items()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

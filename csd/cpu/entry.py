@@ -22,7 +22,7 @@ from csd.cpu.pools import node_costs, prune, roots
 from csd.cpu.products import by_columns, fits, in_loops, product
 from csd.cpu.threads import threads
 from csd.cpu.verify import verify
-from csd.kernels.ops import Joined, Ops, reference
+from csd.kernels.ops import FusedOp, Ops, reference
 from csd.kernels.verify import verify_ref
 
 __all__ = [
@@ -39,10 +39,10 @@ def ops(dtype: torch.dtype) -> Ops:
     as transformers does.
     """
     plain = reference()
-    joined = {
-        "forward": Joined((rms_norm, rotary, swiglu, tree_attention), forward),
-        "decide": Joined((verify, plain.advance_slots, plain.snapshot), decide),
-        "insert_observed": Joined((observe, graph_insert), insert_observed),
+    fused = {
+        "forward": FusedOp((rms_norm, rotary, swiglu, tree_attention), forward),
+        "decide": FusedOp((verify, plain.advance_slots, plain.snapshot), decide),
+        "insert_observed": FusedOp((observe, graph_insert), insert_observed),
     }
     of_layers: dict[str, Any] = {}
     if dtype in LOW:
@@ -63,5 +63,5 @@ def ops(dtype: torch.dtype) -> Ops:
         draft_tree=draft_tree,
         observe=observe,
         graph_insert=graph_insert,
-        joined=joined,
+        fused=fused,
     )

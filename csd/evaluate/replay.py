@@ -24,7 +24,7 @@ from csd.engine.traces.traces import Trace
 from csd.graph.history import PastSample
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.noise import gumbel, philox_words_ref, prompt_key
-from csd.state.pool import MAX_DEPTH, Pool, joined
+from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict
 
@@ -138,7 +138,7 @@ class Recording:
         i = (slots.generated[s] + pool.depth).long()
         # a node is on its sample's path when its parent is and its token is the recorded one
         recorded = self.token[s, (i - 1).clamp(min=0)]
-        path = joined(pool, (pool.depth == 0) | (pool.token == recorded))
+        path = rooted(pool, (pool.depth == 0) | (pool.token == recorded))
         row = path.nonzero()[:, 0]
         accept_row = torch.full((slots.count, MAX_DEPTH + 1), -1, dtype=torch.int32)
         accept_row[s[row], pool.depth[row].long()] = row.int()

@@ -114,21 +114,22 @@ def check_tensor(
 
 
 def check_fields(
-    of: str,
+    kind: str,
     record: Any,
     names: Iterable[str],
     sizes: dict[str, int],
     device: torch.device,
     prefix: str | None = None,
 ) -> None:
-    """`check_tensor` of a record's fields; `of`: a key of FIELDS, and the prefix of their names.
+    """Check a record's fields by `check_tensor`.
 
-    sizes: what the letters stand for; one that is missing is entered from the first field of it.
+    kind: a key of FIELDS, and by default the prefix of names in errors. sizes: values of the
+    dimensions' letters; a missing one is entered from the first field that has it.
     """
-    prefix = f"{of}." if prefix is None else prefix
+    prefix = f"{kind}." if prefix is None else prefix
     for name in names:
         x = getattr(record, name)
-        dims, dtype = FIELDS[of][name]
+        dims, dtype = FIELDS[kind][name]
         if x.dim() == len(dims):
             for d, n in zip(dims, x.shape, strict=True):
                 if isinstance(d, str) and "+" not in d:

@@ -101,24 +101,24 @@ def operator(
 class Fields:
     """Fields of a record that an operator takes: as one list, or one by one where some are written.
 
-    of: a key of `checks.FIELDS`. names: all of its fields when not given.
-    make: what an implementation is given, from the fields.
+    record: a key of `checks.FIELDS`. names: by default all of its fields. make: builds the record
+    that an implementation takes, from the fields.
     """
 
-    of: str
+    record: str
     names: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     spread: bool = False
     make: Callable = SimpleNamespace
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", self.names or tuple(FIELDS[self.of]))
+        object.__setattr__(self, "names", self.names or tuple(FIELDS[self.record]))
         object.__setattr__(self, "spread", self.spread or bool(self.written))
 
     def arguments(self) -> list[str]:
         """As a schema declares them; Tensor! is one that is written."""
         if not self.spread:
-            return [f"Tensor[] {self.of}"]
+            return [f"Tensor[] {self.record}"]
         return [f"Tensor{'!' * (name in self.written)} {name}" for name in self.names]
 
     def pack(self, record: Any) -> list:
@@ -133,7 +133,7 @@ class Fields:
         found: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         if self.make is SimpleNamespace:
             # what the record's own class derives from its fields
-            sizes = {FIELDS[self.of][name][0][0]: x.shape[0] for name, x in found.items()}
+            sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in found.items()}
             found |= {"rows": sizes.get("M"), "count": sizes.get("S")}
         return self.make(**found)
 
@@ -198,7 +198,7 @@ class RecordOperator:
         """`check_fields` of the records, in the order of the operands."""
         taken = [operand for operand in self.operands if isinstance(operand, Fields)]
         for operand, record in zip(taken, records, strict=True):
-            check_fields(operand.of, record, operand.names, sizes, device)
+            check_fields(operand.record, record, operand.names, sizes, device)
 
     def pack(self, *values: Any) -> list:
         """The operator's own arguments."""

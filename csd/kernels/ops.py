@@ -33,14 +33,15 @@ from csd.state.pool import node_costs, prune, roots
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """What does the work of several operations in fewer launches.
+class FusedOp:
+    """A function that does the work of several operations in fewer launches.
 
-    of: their functions. Where another replaces one of them, as a benchmark does, it is called.
+    It runs only while all of these operations are those in `replaces`; a benchmark that exchanges
+    one of them gets single operations.
     """
 
-    of: tuple[Callable, ...]
-    run: Callable
+    replaces: tuple[Callable, ...]
+    fn: Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class Ops:
     snapshot: Callable
     passes: Passes = REFERENCE  # over rows of logits, where they are read one by one
     chunk_attention: Callable = chunk_attention  # of a prompt's chunk
-    # by the name of the method that is to call it
-    joined: Mapping[str, Joined] = field(default_factory=dict, hash=False)
+    # by the method that calls it
+    fused: Mapping[str, FusedOp] = field(default_factory=dict, hash=False)
 
     def forward(
         self,
@@ -76,33 +77,33 @@ class Ops:
         node_k: torch.Tensor,
         node_v: torch.Tensor,
     ) -> torch.Tensor:
-        """`decoder.forward` with these operations."""
-        joined = self.joined.get("forward")
-        of = self.rms_norm, self.rotary, self.swiglu, self.tree_attention
-        if joined is not None and joined.of == of:
-            found = joined.run(decoder, token, position, attend, node_k, node_v)
-            if found is not None:
-                return found
+        """Run `decoder.forward` with these operations."""
+        fused = self.fused.get("forward")
+        parts = self.rms_norm, self.rotary, self.swiglu, self.tree_attention
+        if fused is not None and fused.replaces == parts:
+            hidden = fused.fn(decoder, token, position, attend, node_k, node_v)
+            if hidden is not None:
+                return hidden
         return decoder.forward(token, position, attend, node_k, node_v, self)
 
     def insert_observed(
         self, table: Any, pool: Any, slots: Any, verdict: Any, config: Any
     ) -> None:
-        """`observe`, and `graph_insert` of what it gives."""
-        joined = self.joined.get("insert_observed")
-        if joined is not None and joined.of == (self.observe, self.graph_insert):
-            joined.run(table, pool, slots, verdict, config)
+        """Run `observe` and insert its rows by `graph_insert`."""
+        fused = self.fused.get("insert_observed")
+        if fused is not None and fused.replaces == (self.observe, self.graph_insert):
+            fused.fn(table, pool, slots, verdict, config)
             return
-        seen = self.observe(pool, slots, verdict, config)
-        self.graph_insert(table, *seen, slots.group_key, config.orders)
+        rows = self.observe(pool, slots, verdict, config)
+        self.graph_insert(table, *rows, slots.group_key, config.orders)
 
     def decide(
         self, logits: torch.Tensor, pool: Any, slots: Any, top: bool, trees: bool
     ) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """`verify`, `advance_slots` and `snapshot`: the verdict, and what the host reads of it."""
-        joined = self.joined.get("decide")
-        if joined is not None and joined.of == (self.verify, self.advance_slots, self.snapshot):
-            return joined.run(logits, pool, slots, top, trees)
+        """Run `verify`, `advance_slots` and `snapshot`; returns the verdict and the snapshot."""
+        fused = self.fused.get("decide")
+        if fused is not None and fused.replaces == (self.verify, self.advance_slots, self.snapshot):
+            return fused.fn(logits, pool, slots, top, trees)
         verdict = self.verify(logits, pool, slots)
         self.advance_slots(slots, verdict)
         return verdict, *self.snapshot(pool, verdict, top, trees)
@@ -140,9 +141,9 @@ def exact_triton() -> Ops:
 
 
 def triton() -> Ops:
-    joined = {
-        "insert_observed": Joined((observe_triton, graph_insert_triton), insert_observed_triton),
-        "decide": Joined((verify_triton, advance_slots_triton, snapshot_triton), decide_triton),
+    fused = {
+        "insert_observed": FusedOp((observe_triton, graph_insert_triton), insert_observed_triton),
+        "decide": FusedOp((verify_triton, advance_slots_triton, snapshot_triton), decide_triton),
     }
     return Ops(
         name="triton",
@@ -162,5 +163,5 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
-        joined=joined,
+        fused=fused,
     )

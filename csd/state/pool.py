@@ -65,7 +65,7 @@ class Pool:
         return self.token.shape[0]
 
 
-def joined(pool: Pool, match: torch.Tensor) -> torch.Tensor:
+def rooted(pool: Pool, match: torch.Tensor) -> torch.Tensor:
     """[M] bool, rows that are in `match` [M] bool with all of their ancestors."""
     live = pool.slot >= 0
     s = pool.slot.clamp(min=0).long()

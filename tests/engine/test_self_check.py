@@ -16,7 +16,7 @@ from csd.engine.self_check import SMALL, Sizes, compiler, run
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
-from csd.kernels.ops import Joined, reference
+from csd.kernels.ops import FusedOp, reference
 from csd.models import exact
 from csd.state import cache_folder
 
@@ -107,8 +107,8 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
         result[0, 0] += 1e-3
         return result
 
-    of = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
-    wrong = replace(ops, joined={"forward": Joined(of, whole)})
+    parts = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
+    wrong = replace(ops, fused={"forward": FusedOp(parts, whole)})
     for place in ("engine", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
@@ -130,7 +130,7 @@ def test_launches_that_do_the_work_of_several_operations_are_checked(name, monke
 
     own = {"decide": (ops.verify, ops.advance_slots, ops.snapshot),
            "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
-    wrong = replace(ops, joined={name: Joined(own[name], whole)})
+    wrong = replace(ops, fused={name: FusedOp(own[name], whole)})
     for place in ("engine", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed

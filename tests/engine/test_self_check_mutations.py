@@ -10,14 +10,14 @@ from csd.engine.engine import Engine
 from csd.engine.self_check import SMALL, Check, Sizes, run
 from csd.engine.self_check.operations import UNCOMPARED, _compared, operations
 from csd.engine.self_check.tensors import mapped, tensors
-from csd.kernels.ops import Joined, reference, triton
+from csd.kernels.ops import FusedOp, reference, triton
 from csd.models.random_weights import random_decoder
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = Sizes(prompt=150, prefill_chunk=64, tokens=12, rows=16)
-JOINED = {"decide": ("verify", "advance_slots", "snapshot"),
+FUSED = {"decide": ("verify", "advance_slots", "snapshot"),
           "insert_observed": ("observe", "graph_insert")}  # fmt: skip
-NAMES = [*(n for n in operations() if n not in UNCOMPARED), *JOINED]
+NAMES = [*(n for n in operations() if n not in UNCOMPARED), *FUSED]
 # what computes with floats
 KERNELS = ["rms_norm", "rotary", "swiglu", "tree_attention", "verify", "decide"]
 PLANS = {"tree_attention": {"work": None}}
@@ -42,15 +42,15 @@ def calls(request):
     decoder = random_decoder(SMALL, "cpu", request.param)
     with Engine(decoder, max_slots=4, static=False, exact=False, prefill_chunk=64) as engine:
         engine.ops = ops
-        joined = {
-            name: Joined(
-                tuple(getattr(ops, of) for of in parts),
+        fused = {
+            name: FusedOp(
+                tuple(getattr(ops, part) for part in parts),
                 recorded(found, name, getattr(plain, name)),
             )
-            for name, parts in JOINED.items()
+            for name, parts in FUSED.items()
         }
         # parts alone, then what does their work, then all rows, then none but the roots
-        whole = replace(ops, joined=joined)
+        whole = replace(ops, fused=fused)
         rows = replace(ops, verify=ops.verify_all)
         for own, nodes in ((ops, 16), (whole, 16), (rows, 16), (ops, 0)):
             engine.ops = own
@@ -80,7 +80,7 @@ def wrong(function):
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_passes_and_times_1_3_fails(name, calls):
     own = triton()
-    kernel = own.joined[name].run if name in own.joined else getattr(own, name)
+    kernel = own.fused[name].fn if name in own.fused else getattr(own, name)
     plain = replace(reference(), verify=reference().verify_all)
     for change in (lambda x: x, wrong):
         row = Check(name)

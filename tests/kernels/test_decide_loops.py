@@ -276,9 +276,9 @@ def test_slots_that_loops_cannot_read_move_on():
 
 def test_which_operations_they_stand_for():
     ops = cpu_backend()
-    if "decide" not in ops.joined:
+    if "decide" not in ops.fused:
         pytest.skip("an engine on this CPU runs no loops")
-    assert ops.joined["decide"].of == (ops.verify, ops.advance_slots, ops.snapshot)
+    assert ops.fused["decide"].replaces == (ops.verify, ops.advance_slots, ops.snapshot)
     assert ops.verify is loops.verify and ops.advance_slots is reference().advance_slots
 
 
@@ -292,12 +292,12 @@ def test_an_engine_samples_the_same_without_them(checkpoint, monkeypatch, option
     monkeypatch.setattr(joined, "_finish", lambda *args: (calls.append(1), decided(*args)))
     for apart in (False, True):
         with csd.Engine(checkpoint("llama"), max_slots=5) as made:
-            if "decide" not in made.ops.joined:
+            if "decide" not in made.ops.fused:
                 pytest.skip("an engine on this CPU runs no loops")
             if apart:
-                joins = {"forward": made.ops.joined["forward"]}
+                fused = {"forward": made.ops.fused["forward"]}
                 passes = lambda *args: verify_on_path(*args, PASSES)  # noqa: E731
-                made.ops = replace(made.ops, verify=passes, joined=joins)
+                made.ops = replace(made.ops, verify=passes, fused=fused)
                 calls.clear()
             found.append(csd.generate(
                 made, [5, 6, 7], num_samples=5, seed=1, max_new_tokens=40, budget=12, **options

@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 
 import csd
 from csd.cpu import attention, products
-from csd.cpu import forward as joined
+from csd.cpu import forward as fused
 from csd.cpu.lanes import FEATURES
 from csd.cpu.products import MOST
 from csd.kernels.ops import Ops
@@ -33,7 +33,7 @@ def engine(monkeypatch, tmp_path):
         else:
             model, options["dtype"] = checkpoints.make(family, tmp_path / family, **EVEN), dtype
         found = csd.Engine(model, max_slots=5, **options)
-        if "forward" not in found.ops.joined:
+        if "forward" not in found.ops.fused:
             pytest.skip("an engine on this CPU runs no loops")
         return found
 
@@ -50,7 +50,7 @@ def both(monkeypatch):
         wanted = want, node_k.clone(), node_v.clone()
         node_k.fill_(torch.nan)
         node_v.fill_(torch.nan)
-        got = joined.forward(decoder, token, position, attend, node_k, node_v)
+        got = fused.forward(decoder, token, position, attend, node_k, node_v)
         assert got is not None
         assert all(map(torch.equal, (got, node_k, node_v), wanted))
         rows.append(len(token))
@@ -81,7 +81,7 @@ def test_it_has_the_bits_of_its_operations(engine, both, family, dtype, plain):
 def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
     # heads of which attention multiplies pairs, too
     monkeypatch.setitem(EVEN, "head_dim", 32)
-    for module in (joined, products, attention):
+    for module in (fused, products, attention):
         monkeypatch.setattr(module, "instruction", lambda dtype: "dot")
     with engine("qwen2", torch.bfloat16) as made:
         draw(made, budget=100)
@@ -105,7 +105,7 @@ def test_it_has_them_in_several_threads(engine, both, threads, plain, monkeypatc
 def test_what_stands_in_an_operation_s_place_is_called(engine, monkeypatch):
     """Another product, another norm, a drafter that reads a layer's input."""
     calls = []
-    monkeypatch.setattr(joined, "_layers", lambda *args: calls.append(1))
+    monkeypatch.setattr(fused, "_layers", lambda *args: calls.append(1))
     for change in ("product", "norm", "tap"):
         with engine("llama", torch.float32, exact=False) as made:
             if change == "product":
@@ -126,7 +126,7 @@ def test_what_stands_in_an_operation_s_place_is_called(engine, monkeypatch):
 def test_a_module_draws_from_what_its_weights_are_now(engine, dtype, name):
     module = checkpoints.build("qwen2", dtype=dtype, **EVEN)
     with csd.Engine(module, max_slots=5) as made:
-        assert made.exact and joined._weights(made.decoder).plain
+        assert made.exact and fused._weights(made.decoder).plain
         before = draw(made, budget=8)
         with torch.no_grad():
             module.model.layers[1].get_parameter(name).data.add_(1)
@@ -138,5 +138,5 @@ def test_a_module_draws_from_what_its_weights_are_now(engine, dtype, name):
 
 def test_weights_of_other_shapes_are_multiplied_by_the_operations(engine):
     with csd.Engine(checkpoints.build("llama"), max_slots=5) as made:
-        assert joined._weights(made.decoder) is None
+        assert fused._weights(made.decoder) is None
         assert len(draw(made).tokens) == 5

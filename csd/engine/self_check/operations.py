@@ -10,7 +10,7 @@ from csd.engine.self_check.compare import compare
 from csd.engine.self_check.coverage import Coverage
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import mapped, tensors, to_cpu, to_double
-from csd.kernels.ops import Joined, Ops, reference
+from csd.kernels.ops import FusedOp, Ops, reference
 from csd.state.verdict import Verdict
 
 # what only hands intermediate results on
@@ -22,12 +22,12 @@ UNCOMPARED = {"plan_attention"}
 
 
 def operations() -> list[str]:
-    return [f.name for f in fields(Ops) if f.name not in ("name", "joined", "passes")]
+    return [f.name for f in fields(Ops) if f.name not in ("name", "fused", "passes")]
 
 
 def rows_for(ops: Ops) -> dict[str, Check]:
     """A check of each operation. `verify_all` is `verify` of more rows."""
-    return {name: Check(name) for name in (*operations(), *ops.joined) if name != "verify_all"}
+    return {name: Check(name) for name in (*operations(), *ops.fused) if name != "verify_all"}
 
 
 class _ComparedOps(Ops):
@@ -36,22 +36,22 @@ class _ComparedOps(Ops):
     def forward(self, *args: Any) -> torch.Tensor:
         decoder, *given = args
         result: torch.Tensor = decoder.forward(*given, self)
-        if "forward" in self.joined:
-            self.joined["forward"].run(result, *args)
+        if "forward" in self.fused:
+            self.fused["forward"].fn(result, *args)
         return result
 
     def insert_observed(self, *args: Any) -> None:
-        self._compare_joined("insert_observed", args)
+        self._compare_fused("insert_observed", args)
         Ops.insert_observed(self, *args)
 
     def decide(self, *args: Any) -> Any:
-        self._compare_joined("decide", args)
+        self._compare_fused("decide", args)
         return Ops.decide(self, *args)
 
-    def _compare_joined(self, name: str, args: tuple) -> None:
-        joined = self.joined.get(name)
-        if joined is not None:
-            joined.run(*mapped(args, torch.clone))
+    def _compare_fused(self, name: str, args: tuple) -> None:
+        fused = self.fused.get(name)
+        if fused is not None:
+            fused.fn(*mapped(args, torch.clone))
 
 
 def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
@@ -72,17 +72,17 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
     }
     for name in ("plan_attention", "verify", "verify_all", "chunk_attention"):
         each[name] = coverage.of(name.removesuffix("_all"), each[name])
-    joined = {
-        name: Joined(
+    fused = {
+        name: FusedOp(
             (),
-            _compared(whole.run, getattr(plain, name), found[name], on_paths and name == "decide"),
+            _compared(whole.fn, getattr(plain, name), found[name], on_paths and name == "decide"),
         )
-        for name, whole in own.joined.items()
+        for name, whole in own.fused.items()
         if name != "forward"
     }
-    if "forward" in own.joined:
-        joined["forward"] = Joined((), _same_bits(own.joined["forward"].run, found["forward"]))
-    return _ComparedOps(own.name, **each, joined=joined)
+    if "forward" in own.fused:
+        fused["forward"] = FusedOp((), _same_bits(own.fused["forward"].fn, found["forward"]))
+    return _ComparedOps(own.name, **each, fused=fused)
 
 
 def _compared(

@@ -9,7 +9,7 @@ import torch
 
 from csd.kernels.verify.passes import Draws, Passes
 from csd.kernels.verify.reference import REFERENCE, sample_blocks, verdict_of, verify_ref
-from csd.state.pool import COST_ONE, Pool, joined
+from csd.state.pool import COST_ONE, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 
@@ -45,6 +45,6 @@ def verify_on_path(
         for whole, part in zip(drawn, found, strict=True):
             whole.index_copy_(0, rows, part)
         left[rows] = False
-        accepted = joined(pool, (pool.parent < 0) | (drawn.token[parent] == pool.token))
+        accepted = rooted(pool, (pool.parent < 0) | (drawn.token[parent] == pool.token))
         rows = (left & accepted).nonzero()[:, 0]
     return verdict_of(drawn, logits, pool, slots, passes)

@@ -3,7 +3,7 @@
 import torch
 
 from csd.kernels.verify.passes import Paths
-from csd.state.pool import MAX_DEPTH, Pool, joined
+from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP
 
@@ -17,7 +17,7 @@ def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
     n_slots = slots.count
     s = pool.slot.clamp(min=0).long()
     parent = pool.parent.clamp(min=0).long()
-    accepted = joined(pool, (pool.parent < 0) | (sample[parent] == pool.token))
+    accepted = rooted(pool, (pool.parent < 0) | (sample[parent] == pool.token))
 
     width = MAX_DEPTH + 1
     # rows that are not accepted write to a place of their own behind the table
