@@ -87,11 +87,11 @@ class Router:
 
 
 def place_of(body: bytes, replicas: int) -> int:
-    """By the request's prompt alone, whatever else it asks for."""
+    """Key of a request: its prompt alone, whatever else it asks for."""
     try:
         asked = json.loads(body)
         prompt = asked.get("messages", asked.get("prompt"))
-    # what is no request is answered by any replica, which says so
+    # an invalid request is answered with an error by any replica
     except (ValueError, AttributeError):
         prompt = None
     digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=8).digest()

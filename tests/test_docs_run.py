@@ -103,7 +103,7 @@ def a_dataset():
     return dict(model="tiny", dataset=ray.data.from_items([{"prompt": t} for t in TEXT]))
 
 
-def some_laws():
+def some_distributions():
     target, proposal = torch.softmax(torch.randn(2, 3, 9), -1)
     return dict(drafts=torch.randint(9, (3, 4)), target=target, proposal=proposal)
 
@@ -116,7 +116,7 @@ GIVEN = {
     "docs/history.md": a_model_by_name,
     "docs/integrations.md": a_loaded_model,
     "docs/models.md": a_module,
-    "docs/verifiers.md": some_laws,
+    "docs/verifiers.md": some_distributions,
     "GRPOTrainer": a_trainer,
     "csd.integrations.ray": a_dataset,
     "tensor_parallel": a_processes_group,

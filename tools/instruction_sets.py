@@ -42,7 +42,7 @@ def files() -> list[str]:
 
 
 def run(names: list[str], setting: dict[str, str]) -> dict[str, str]:
-    """What pytest finds of each file: "12" where 12 passed, "11 of 12" where one failed."""
+    """Test results of each file: "12" where 12 passed, "11 of 12" where one failed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | setting
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")

@@ -20,7 +20,7 @@ LIMITS |= {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What types and tensors of one shape have in common."""
+    """Common part of types and tensors of one shape."""
 
     of_type: core.tuple
     of_tensor: core.tuple  # the sizes as constexpr

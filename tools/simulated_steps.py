@@ -26,7 +26,7 @@ def cost_of(probability):
 
 
 def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None, live=1):
-    """What the host reads of a step that drafted these nodes over `live` slots, in turn."""
+    """Make the record of a step that drafted these nodes over `live` slots, in turn."""
     drafted = len(probabilities)
     values = dict(
         count=[1 + len(range(s, accepted, live)) for s in range(live)],
@@ -121,7 +121,7 @@ def cheap(rows):
 
 
 def table(seconds, disturbed):
-    """What a start measures of `seconds`: rows beyond the first cost `disturbed` times as much."""
+    """Step times measured at a start; rows after the first cost `disturbed` times as much."""
     sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
     return StepTimeTable(sizes, [1 + (seconds(m) - 1) * disturbed for m in sizes])
 

@@ -1,4 +1,4 @@
-"""What `exact=True` costs and gives: the same runs with and without it, drafted and plain.
+"""Cost and effect of `exact=True`: the same runs with and without it, drafted and plain.
 
     python -m bench exact [MODEL] [--dtypes bfloat16 float32] [--samples 4 8] --json F
 
@@ -31,7 +31,7 @@ def seconds(engine: csd.Engine, prompt: str, **options) -> tuple[float, csd.Samp
 
 
 def differing(out: csd.Samples, plain: csd.Samples) -> list[int]:
-    """Of each sample that differs, the tokens before it does."""
+    """Numbers of equal tokens before the first difference, of samples that differ."""
     found = []
     for a, b in zip(out.tokens, plain.tokens, strict=True):
         if a != b:

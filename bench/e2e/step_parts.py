@@ -1,4 +1,4 @@
-"""Where a step's time goes: matrix products, attention, the rest of the layers, and each phase.
+"""Parts of a step's time: matrix products, attention, the rest of the layers, and each phase.
 
     python -m bench step_parts [MODEL] [--samples 1 4 8 16] [--nodes 0 32 64] [--dtype D]
         [--kernels default reference] [--json F]

@@ -1,1 +1,1 @@
-"""What csd does on a GPU, in sections that each write a file: `python -m bench.gpu --out DIR`."""
+"""Measurements of csd on a GPU, a file per section: `python -m bench.gpu --out DIR`."""

@@ -1,6 +1,6 @@
 """`csd doctor` at every shape and dtype that later sections draw with, before they do.
 
-No later section checks its kernels: one that is refused would say no more than this one does.
+Later sections do not check their kernels: a refused one would report the same error.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Where a step's time goes: device time of every kernel, by the phase it belongs to."""
+"""Device time of every kernel of a step, by phase."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a decoding step should take on a GPU: predicted from what its launches move and multiply.
+"""Predicted time of a decoding step on a GPU, from bytes moved and products of its launches.
 
     python -m bench predict [--results DIR] --json F
 
@@ -47,8 +47,8 @@ Launch = tuple[float, float]  # bytes, operations
 def launches(
     c: ModelConfig, samples: int, rows: int, exact: bool, gated: bool = False
 ) -> Iterator[Launch]:
-    """Of a step over `rows` rows of `samples` samples of one prompt; gated: SwiGLU within its
-    product, which `exact` always has."""
+    """Launches of a step over `rows` rows of `samples` samples of one prompt; gated: SwiGLU within
+    its product, which `exact` always has."""
     for _ in range(c.layers):
         for name, (n, k) in matrices(c).items():
             if gated and name == "gate_up":

@@ -1,4 +1,4 @@
-"""What every benchmark leaves: the machine, a table, one JSON object last and in a file."""
+"""Output of every benchmark: the machine, a table, one JSON object last and in a file."""
 
 import json
 import os
@@ -18,7 +18,7 @@ LOAD = [round(x, 2) for x in os.getloadavg()]
 
 
 def machine() -> dict:
-    """Where and with what a figure was taken."""
+    """Machine and versions of a measurement."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     try:
         commit = subprocess.run(

@@ -46,7 +46,7 @@ def cut(trace: Trace, samples: int, tokens: int | None = None) -> Trace:
 class Forced:
     """A step's `verify`, with the samples of `traces` in place of its own.
 
-    A slot is known by its key and its sample index. Slots of other samples go on as they would.
+    A slot is identified by its key and its sample index. Slots of other samples sample as usual.
     R samples over all traces, T recorded tokens of the longest.
     """
 
@@ -129,7 +129,7 @@ def forced_requests(
     prompt_tokens: int = 0,
     max_new_tokens: int | None = None,
 ) -> list[Request]:
-    """What `Engine.run` takes: a request a trace, of its first `samples` samples.
+    """Make requests for `Engine.run`: one per trace, of its first `samples` samples.
 
     prompt_tokens: the least length of a prompt; shorter ones get random tokens in front, of which
         drafts can make nothing.
@@ -154,7 +154,7 @@ def forced_requests(
 
 def _seed(trace: Trace) -> int:
     if trace.seed is None:
-        raise ValueError(f"trace {trace.problem!r} does not say its seed: csd's own recordings do")
+        raise ValueError(f"trace {trace.problem!r} has no seed: csd's own recordings have one")
     return trace.seed
 
 

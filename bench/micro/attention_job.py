@@ -176,5 +176,5 @@ def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def limit_for(dtype: torch.dtype) -> float:
-    """What the error may be: two roundings to the dtype, or float32's sums."""
+    """Allowed error: two roundings to the dtype, or float32's sums."""
     return max(2 * torch.finfo(dtype).eps, 1e-5)

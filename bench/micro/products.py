@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor], None]]:
-    """By the name of a side, all products of as many rows as its argument has."""
+    """Functions by side that run all products for an argument's number of rows."""
     c = SHAPES[shape]
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     layer = (q + 2 * kv, c.hidden), (c.hidden, q), (2 * c.intermediate, c.hidden)

@@ -34,7 +34,7 @@ SHAPES_HERE = list(STEPS)
 
 
 def step_makers(backend: str, shape: str, sizes: Sizes, dtype=torch.float32) -> dict:
-    """By an operation's name and graph, a function of a seed that builds its job."""
+    """Job builders, functions of a seed, by operation and graph."""
     ops = choose(backend, DEVICE, dtype)
     made = makers(ops, Shape.of(shape, SHAPES[shape]), sizes, DEVICE, dtype)
     return {" ".join([m.func.__name__, *m.keywords.values()]): m for m in made}

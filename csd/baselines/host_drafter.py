@@ -1,7 +1,7 @@
-"""Drafters that live on the host: one tree of Python lists a sample, turned into a pool.
+"""Base of host drafters: one tree of Python lists per sample, converted to a pool.
 
-They are what others have published, for comparison. A step's spare rows are shared equally, as a
-drafter that serves one request at a time would have them.
+They reproduce published methods, for comparison. A step's spare rows are shared equally, as if the
+drafter served one request at a time.
 """
 
 import math
@@ -16,7 +16,7 @@ from csd.state.verdict import Verdict
 
 
 class HostDrafter(Drafter):
-    """Base of the drafters below: it keeps groups and samples; they say what to draft.
+    """Base of the drafters below: manages groups and samples; a subclass drafts.
 
     A group's state is what `open` returns; it is dropped when the group is no longer in flight.
     """
@@ -29,7 +29,7 @@ class HostDrafter(Drafter):
         raise NotImplementedError
 
     def draft(self, group: Any, sample: int, tree: Tree) -> None:
-        """Fill `tree` with what may follow what `sample` has said."""
+        """Fill `tree` with continuations of `sample`."""
         raise NotImplementedError
 
     def extend(
@@ -41,7 +41,7 @@ class HostDrafter(Drafter):
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
-        """Open a new group once its prompt is read; those that are gone are forgotten."""
+        """Open a new group once its prompt is read, and drop ended groups."""
         if read < len(prompt):
             return read
         alive = set(slots.group_key.tolist()) | {group_key}
@@ -65,7 +65,7 @@ class HostDrafter(Drafter):
         return pool_of(trees, slots, rows)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
-        """The committed tokens."""
+        """Insert the committed tokens."""
         key, group, sample = slots.group_key.tolist(), slots.group.tolist(), slots.sample.tolist()
         drawn, logprob = verdict.sample.tolist(), verdict.logprob.tolist()
         path = verdict.accept_row.tolist()

@@ -1,9 +1,9 @@
-"""The drafter of "Speculative Decoding for Multi-Sample Inference" (arXiv 2503.05330).
+"""Drafter of "Speculative Decoding for Multi-Sample Inference" (arXiv 2503.05330).
 
-With s the last k tokens of a sample, whatever follows a window s' of k tokens in another sample's
-text is a candidate where the edit distance of s and s' is at most eps: exact and inexact matches
-together. The candidates form a graph in layers: equal tokens of one layer are one node, and the
-edge from u to v has weight
+With s the last k tokens of a sample, the continuation of a window s' of k tokens in another
+sample's text is a candidate if the edit distance of s and s' is at most eps: exact and inexact
+matches together. The candidates form a graph in layers: equal tokens of one layer are one node, and
+the edge from u to v has weight
 
     w(u, v) = alpha P(v | u) + (1 - alpha) Freq(u -> v)
 
@@ -11,13 +11,13 @@ with Freq the share of the candidates through u in one layer that go on with v, 
 probability with which the target drew v there. The draft is the chain of heaviest edges; as a tree
 it is the paths with the largest products of weights.
 
-The paper leaves open how P is found and which matches count. Here P is what the target gave when
-the other sample drew v, and every match counts. A window ends where the query ends: their last
-tokens are equal or one stands for the other, so that what follows the window is what may follow the
-query. Were the query's last token deleted, a sibling at the same place would draft it once more.
+The paper does not define P or which matches count. Here P is the target's probability when the
+other sample drew v, and every match counts. A window ends where the query ends: their last tokens
+are equal or substituted, so a continuation of the window fits the query. With the query's last
+token deleted, a sibling at the same place would draft it once more.
 
-`shrink` is ours: only the strictest matches count, and where k tokens are not found fewer are
-looked up.
+`shrink` is an addition: only the strictest matches count, and fewer tokens are looked up where k
+are not found.
 """
 
 import heapq
@@ -36,7 +36,7 @@ _GAP = [-1] * (MAX_DEPTH + 1)
 
 @dataclass(slots=True)
 class Group:
-    """What the samples have said, each behind the prompt's end."""
+    """Texts of the samples, each after the prompt's end."""
 
     prompt: list[int]
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Paper(HostDrafter):
     def draft(self, group: Group, sample: int, tree: Tree) -> None:
         own = group.tokens.get(sample, group.prompt)
         text, chance, owner = group.flat()
-        # a match has to be followed by something another sample has said
+        # a match needs a continuation of another sample
         usable = np.zeros(text.size, bool)
         usable[:-1] = (text[:-1] >= 0) & (text[1:] >= 0) & (owner[:-1] != sample)
         if self.siblings is not None:
@@ -111,7 +111,7 @@ class Paper(HostDrafter):
                 return
 
     def _lookups(self, length: int) -> list[tuple[int, int]]:
-        """Sizes of the query and edits, the first that finds anything counts."""
+        """Sizes of the query and edits, in order of lookup; the first with a match counts."""
         if not self.shrink:
             return [(self.k, self.edits)] if length >= self.k else []
         return [
@@ -125,7 +125,7 @@ class Paper(HostDrafter):
         layers = {}
 
         def edges(layer: int, token: int) -> list[tuple[float, int]]:
-            """What follows `token` in the layer, heaviest first."""
+            """Edges from `token` to the next layer, heaviest first."""
             if (layer, token) not in layers:
                 at = candidate[:, layer] == token if layer >= 0 else slice(None)
                 after, p = candidate[at, layer + 1], chance[at, layer + 1]

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last n tokens earlier in the sample's own text, as a chain."""
+"""Prompt lookup: continuation of the last n tokens in the sample's own text, as a chain."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +10,11 @@ from csd.state.pool import OWN, PROMPT
 
 @dataclass(slots=True)
 class Text:
-    """A text and where its n-grams of each size were last followed by something."""
+    """A text, and the last continuation of its n-grams of each size."""
 
     size: int
     tokens: list[int] = field(default_factory=list)
-    place: dict[tuple, int] = field(default_factory=dict)  # n-gram -> index of what followed
+    place: dict[tuple, int] = field(default_factory=dict)  # n-gram -> index of its continuation
 
     def append(self, token: int) -> None:
         end = len(self.tokens)
@@ -26,7 +26,7 @@ class Text:
         return Text(self.size, self.tokens.copy(), self.place.copy())
 
     def follow(self) -> int:
-        """Index of what followed the longest known end of the text, or -1."""
+        """Index of the continuation of the longest matching end of the text, or -1."""
         for n in range(min(self.size, len(self.tokens)), 0, -1):
             at = self.place.get(tuple(self.tokens[-n:]))
             if at is not None:

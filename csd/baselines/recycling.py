@@ -1,9 +1,9 @@
 """Token recycling (arXiv 2408.08696): each token's latest likely successors, as a tree.
 
-A matrix keeps, for every token, the target's likeliest tokens the last time it stood there, at any
-verified node. The tree takes the successors' successors by rank: a node's worth is the product of
-fixed chances of its ranks. Where the target's probabilities are unknown, what was drawn counts as
-likeliest, before what was so earlier.
+A matrix keeps, for every token, the target's likeliest tokens after it, at its latest verified
+node. The tree takes the successors' successors by rank: a node's worth is the product of
+fixed chances of its ranks. Without the target's probabilities, a drawn token counts as likeliest,
+before previous ones.
 """
 
 import heapq
@@ -74,5 +74,5 @@ class Recycling(HostDrafter):
 
 
 def _put_first(successors: dict[int, list[int]], token: int, after: int) -> None:
-    known = [t for t in successors.get(token, []) if t != after]
-    successors[token] = [after, *known][:TOP]
+    others = [t for t in successors.get(token, []) if t != after]
+    successors[token] = [after, *others][:TOP]

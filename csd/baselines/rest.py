@@ -1,7 +1,7 @@
 """REST (arXiv 2311.08252): continuations of the longest match in a fixed datastore, as a tree.
 
-The datastore is a text of tokens with a suffix array. What followed the longest end of the sample
-that occurs in it makes a trie; its nodes are drafted by how many continuations go through them.
+The datastore is a text of tokens with a suffix array. Continuations of the longest matching end of
+the sample form a trie, whose nodes are drafted by the number of continuations through them.
 """
 
 import warnings
@@ -18,12 +18,12 @@ from csd.schema.read import read_lines
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
 
-# between documents, and longest common beginnings that the suffix array tells apart
+# separator of documents; tokens by which the suffix array is sorted
 _END, _SORTED = -1, 32
 
 
 class Texts(TypedDict):
-    """What it takes of a trace file's line."""
+    """Fields of a trace file's line that a datastore reads."""
 
     samples: list[list[Token]]
 
@@ -49,8 +49,8 @@ class Datastore:
         return cls([text for _, row in read_lines(path, Texts) for text in row["samples"]])
 
     def find(self, query: list[int], longest: int) -> list[int]:
-        """Places behind the longest end of `query` that occurs, at most `longest` tokens of it."""
-        found: list[int] = []
+        """Positions after matches of the longest end of `query`, of at most `longest` tokens."""
+        places: list[int] = []
         for n in range(1, min(longest, len(query)) + 1):
             end = query[-n:]
 
@@ -61,8 +61,8 @@ class Datastore:
             high = bisect_right(self.order, end, lo=low, key=key)
             if low == high:
                 break
-            found = [place + n for place in self.order[low:high]]
-        return found
+            places = [place + n for place in self.order[low:high]]
+        return places
 
 
 def _array(path: Path) -> np.ndarray:
@@ -96,7 +96,7 @@ def _suffix_order(tokens: np.ndarray) -> np.ndarray:
 
 
 class Rest(HostDrafter):
-    """datastore: a `Datastore` or a path of one; longest: match; most: continuations looked at."""
+    """datastore: a `Datastore` or its path. longest: of a match. most: continuations read."""
 
     def __init__(self, datastore: Datastore | str | Path, longest: int = 16, most: int = 1000):
         super().__init__()

@@ -1,4 +1,4 @@
-"""SuffixDecoding as the package arctic-inference ships it: a peer to compare with, never needed."""
+"""SuffixDecoding of the package arctic-inference, for comparison."""
 
 from typing import Any
 

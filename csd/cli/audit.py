@@ -1,4 +1,4 @@
-"""`csd audit`: whether a model would have drawn the tokens of recorded samples."""
+"""`csd audit`: check the tokens of recorded samples against a model."""
 
 import json
 import sys

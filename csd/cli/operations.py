@@ -1,4 +1,4 @@
-"""`csd doctor --ops`: each operation, and what implements it in each backend."""
+"""`csd doctor --ops`: table of operations and their implementations by backend."""
 
 import inspect
 import pkgutil

@@ -12,7 +12,7 @@ from csd.schema.write import try_writing
 
 @contextmanager
 def naming_output() -> Iterator[None]:
-    """An OSError within names standard output, to which nothing is written any more."""
+    """Name standard output in an OSError of the block, and discard further output."""
     try:
         yield
     except OSError as error:

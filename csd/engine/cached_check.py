@@ -12,7 +12,7 @@ import triton
 
 from csd.engine import isolated_python
 from csd.models.config import ModelSizes
-from csd.state.cache_folder import keep, path_of
+from csd.state.cache_folder import path_of, save
 from csd.state.phases import phase
 from csd.state.version import __version__
 
@@ -59,7 +59,7 @@ def require_check(
             "check; please report the output of `csd doctor`"
         )
     try:
-        keep(path_of("check", key), key)
+        save(path_of("check", key), key)
     # a user may have no home
     except (OSError, RuntimeError) as error:
         # the next process checks again

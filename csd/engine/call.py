@@ -21,7 +21,7 @@ from csd.kernels.ops import Ops
 from csd.models.config import ModelSizes
 from csd.models.prompts import parse
 from csd.schema.write import WholeFile
-from csd.verify.given import GivenTokens
+from csd.verify.teacher_forcing import TeacherForcing
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class RunSettings:
     record_top: bool = False  # keep the target's top 8 at each token
     drafts: bool = False  # keep each step's trees
     measures: Measures = field(default_factory=Measures)  # of each place of the samples
-    # of the operations and a step's rows: what takes a sampler's place where all tokens are given
-    reader: Callable[[Ops, int], GivenTokens] | None = None
+    # makes teacher forcing of the operations and a step's rows, in place of sampling
+    forcing: Callable[[Ops, int], TeacherForcing] | None = None
     returns_errors: bool = False  # a prompt whose logits are NaN ends alone
     tokenizer: Any = None
 

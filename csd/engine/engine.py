@@ -40,8 +40,8 @@ from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
 from csd.state.forks import watch_forks
-from csd.verify.given import GivenTokens
-from csd.verify.sampler import Sampler
+from csd.verify.multi_draft import MultiDraftVerifier
+from csd.verify.teacher_forcing import TeacherForcing
 
 # of the int32 index of a step's rows, and of what a step's sizes take to time, far more than pay
 MOST_SLOTS = 4096
@@ -381,14 +381,14 @@ class Engine(Resources):
     def _step_of_call(self, step: Step, requests: list[Request], settings: RunSettings) -> Step:
         """The engine's step with the settings of this call, over the same memory."""
         self._drafter.start_call()
-        sampler: Sampler | GivenTokens | None = None
+        verifier: MultiDraftVerifier | TeacherForcing | None = None
         # without drafts, or without chance, every verifier samples the target
         drawn = settings.speculate and settings.verifier != "match"
         if drawn and requests[0].params.temperature > 0:
-            sampler = Sampler(settings.verifier, self._drafter, self._ops)
-        elif settings.reader is not None:
-            sampler = settings.reader(self._ops, step.cache.node_k.shape[1])
-        if sampler is not None and isinstance(step, StaticStep):
+            verifier = MultiDraftVerifier(settings.verifier, self._drafter, self._ops)
+        elif settings.forcing is not None:
+            verifier = settings.forcing(self._ops, step.cache.node_k.shape[1])
+        if verifier is not None and isinstance(step, StaticStep):
             step = Step(step.decoder, None, step.cache, step.slots, step.ops)
         changes = Changes.of_call(
             requests, step.slots, self.decoder.config.vocab, self._changes,
@@ -401,7 +401,7 @@ class Engine(Resources):
             step = Step(step.decoder, None, step.cache, step.slots, step.ops)
             changes.static = False
         return replace(
-            step, drafter=self._drafter, sampler=sampler, changes=changes,
+            step, drafter=self._drafter, verifier=verifier, changes=changes,
             drafting=settings.speculate, top=settings.record_top, trees=settings.drafts,
             measures=settings.measures,
             seconds=step.no_seconds(),

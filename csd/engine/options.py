@@ -41,7 +41,7 @@ from csd.schema.arguments import (
 from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
 from csd.state.slots import MAX_STOP_IDS
-from csd.verify.sampler import DRAWS
+from csd.verify.multi_draft import DRAWS
 
 VERIFIERS = ("match", *DRAWS)
 
@@ -236,8 +236,8 @@ class Options(TypedDict, total=False):
         True, "False draws without drafts", partial(check_flag, "speculate"), bool)]
     verifier: Annotated[str, Option(
         "match", "`canonical`, `recursive`, `kseq` and `single` draw their drafts from the graph, "
-        "or from a draft model, and accept or resample them (`csd.verify`). The law of the "
-        "samples is the same, but tokens then depend on siblings, batch and budget, and a seed "
+        "or from a draft model, and accept or resample them (`csd.verify`). The samples' "
+        "distribution is the same, but tokens depend on siblings, batch and budget, and a seed "
         "repeats them only for the same call with an integer `budget`",
         partial(check_one_of, "verifier", names=VERIFIERS))]
     drafter: Annotated[str | Callable | None, Option(

@@ -55,7 +55,7 @@ class Resources:
 
     def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
         sizes = None
-        if isinstance(step, StaticStep) and not step.sampler:
+        if isinstance(step, StaticStep) and not step.verifier:
             sizes = sizes_for(step.slots.count)
         nodes = settings.budget if settings.speculate else 0
         if isinstance(nodes, int):

@@ -15,7 +15,7 @@ from csd.engine.sampling import SAMPLING, resolve
 from csd.models.prompts import parse
 from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
-from csd.verify.given import GivenTokens
+from csd.verify.teacher_forcing import TeacherForcing
 
 # arguments of `generate` that mean something for tokens that are given
 TAKEN = (
@@ -78,7 +78,7 @@ def score(
         given |= {(request.key, j): row for j, row in enumerate(tokens)}
     settings = RunSettings(
         budget=0, speculate=False, tokenizer=tokenizer,
-        reader=lambda ops, rows: GivenTokens(given, ops, rows),
+        forcing=lambda ops, rows: TeacherForcing(given, ops, rows),
         measures=Measures(asked["top_logprobs"], asked["entropy"]),
     )  # fmt: skip
     for _ in engine.run(requests, settings):

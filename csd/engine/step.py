@@ -20,8 +20,8 @@ from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
-from csd.verify.given import GivenTokens
-from csd.verify.sampler import Sampler
+from csd.verify.multi_draft import MultiDraftVerifier
+from csd.verify.teacher_forcing import TeacherForcing
 
 PHASES = ("propose", "forward", "verify", "commit", "insert")
 
@@ -42,7 +42,7 @@ class Step:
     cache: KVCache
     slots: Slots
     ops: Ops
-    sampler: Sampler | GivenTokens | None = None  # where drafts are drawn, or all is given
+    verifier: MultiDraftVerifier | TeacherForcing | None = None  # None: match
     changes: Changes | None = None  # where samples ask for more than filters
     drafting: bool = True  # else the drafter is neither called nor updated
     top: bool = False  # whether records hold the top 8 of committed tokens
@@ -94,7 +94,7 @@ class Step:
     def propose(self, live: int, budget: Budget) -> Pool:
         """The draft trees of all live slots in one pool."""
         pool, nodes = self._drafted(live, budget)
-        if self.changes is None or self.sampler is not None or not self.drafting:
+        if self.changes is None or self.verifier is not None or not self.drafting:
             return pool
         most = min(live + nodes, self.cache.node_k.shape[1])
         return self.changes.plan(pool, self.slots, most)
@@ -107,8 +107,8 @@ class Step:
             start = time.perf_counter()
             drafter.flush(self.slots)
             self.waited = time.perf_counter() - start
-        if self.sampler:
-            return self.sampler.propose(self.slots, live, nodes, budget), nodes
+        if self.verifier:
+            return self.verifier.propose(self.slots, live, nodes, budget), nodes
         if not drafter or not nodes:
             return self.ops.roots(self.slots, live), nodes
         pool = drafter.propose(self.slots, live + nodes)
@@ -165,7 +165,7 @@ class Step:
 
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
         """What is committed; the slots move on."""
-        ops = replace(self.ops, verify=self.sampler.verify) if self.sampler else self.ops
+        ops = replace(self.ops, verify=self.verifier.verify) if self.verifier else self.ops
         asked = logits, pool, self.slots, self.top, self.trees
         if self.changes is None:
             verdict, *snapshot = ops.decide(*asked)

@@ -18,7 +18,7 @@ from csd.engine.budget import StepTimesFile, StepTimeTable
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
 from csd.schema.read import read_file
-from csd.state.cache_folder import keep, path_of
+from csd.state.cache_folder import path_of, save
 from csd.state.processor import cpu_name
 from csd.state.version import __version__
 
@@ -81,7 +81,7 @@ def save_step_times(key: str, table: StepTimeTable) -> None:
         return
     entry: StepTimesEntry = {"of": key, "rows": table.sizes, "seconds": table.seconds}
     try:
-        keep(path_of("steps", key), json.dumps(entry))
+        save(path_of("steps", key), json.dumps(entry))
     except (OSError, RuntimeError) as error:
         LOG.warning("step times cannot be cached, so each process measures its own: %s", error)
 

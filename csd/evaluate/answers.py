@@ -1,4 +1,4 @@
-"""The answer of a worked solution, and when two answers are the same."""
+"""Extraction and comparison of the answers of worked solutions."""
 
 import re
 from collections.abc import Callable
@@ -55,9 +55,9 @@ def last_number(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """What follows the last "the answer is": its number or fraction, else the rest of the sentence.
+    """Number or fraction after the last "the answer is", else the rest of the sentence.
 
-    Of an equation the right side: "5 * 3 = 15" is 15.
+    An equation gives its right side: "5 * 3 = 15" is 15.
     """
     places = list(_ANSWER_IS.finditer(text))
     if not places:
@@ -77,7 +77,7 @@ def stated(text: str) -> str | None:
 
 
 def answer_of(text: str) -> str | None:
-    """\\boxed{}, else what follows "the answer is", else the last number.
+    """\\boxed{}, else the answer after "the answer is", else the last number.
 
     A sentence that goes on in words ("the answer is that ...") does not hide a later number.
     """
@@ -98,7 +98,7 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """`extract` itself if it can be called, else the extractor of that name."""
+    """Return `extract` if it is callable, else the extractor of that name."""
     if callable(extract):
         return extract
     if not isinstance(extract, str) or extract not in EXTRACTORS:
@@ -110,7 +110,7 @@ def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str
 
 
 def plain_number(number: str) -> str:
-    """One spelling a number: 1,234.50 and 1234.5 are 1234.5; 007 is 7; -0 is 0."""
+    """Normalise a number: 1,234.50 and 1234.5 are 1234.5; 007 is 7; -0 is 0."""
     if not _NUMBERS.fullmatch(number):
         return number
     sign, digits = ("-", number[1:].lstrip("\\$")) if number[0] == "-" else ("", number)
@@ -121,11 +121,11 @@ def plain_number(number: str) -> str:
 
 
 def canonical(answer: str) -> str:
-    r"""One spelling an answer: LaTeX without layout, numbers and fractions as reduced fractions.
+    r"""Normalise an answer: LaTeX without layout, numbers and fractions as reduced fractions.
 
     0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 1/2, 1 1/2 is 3/2, 1.5e3 and 1 500 are 1500, and 12 cm
-    and 12\text{ cm} are 12. Expressions are compared as text, so x+1 is not 1+x: what this calls
-    equal is equal, not the other way round.
+    and 12\text{ cm} are 12. Expressions are compared as text, so x+1 is not 1+x: equal spellings
+    are equal answers, not the other way round.
     """
     text = _clean(answer)
     text = re.sub(r"\\(left|right|displaystyle|[!,;: ])|~", " ", text)
@@ -146,9 +146,9 @@ def canonical(answer: str) -> str:
 
 
 def number_of(text: str) -> Fraction | None:
-    """Of a number, a fraction, a mixed number or one with a power of ten; None for the rest.
+    """Value of a number, fraction, mixed number or power of ten; None for other texts.
 
-    A number of more digits than anyone computes with is a text.
+    A number of more than MOST_DIGITS digits is a text.
     """
     if len(text) > MOST_DIGITS:
         return None
@@ -171,7 +171,7 @@ def number_of(text: str) -> Fraction | None:
 
 
 def _closing(text: str) -> dict[int, int]:
-    """Places of the braces that are closed, and of what closes them; \\{ and \\} are characters."""
+    """Positions of closed braces, and of the braces that close them; \\{ and \\} are characters."""
     found, open_ones = {}, []
     for place in re.finditer(r"(?<!\\)[{}]", text):
         if place[0] == "{":

@@ -1,4 +1,4 @@
-"""Check of recorded samples: whether this model, with this seed, would have drawn their tokens."""
+"""Audit of recorded samples: tokens that this model, with this seed, would have drawn."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class Audited:
 
 
 def audit(engine: Engine, traces: Iterable[Trace], **sampling: Any) -> Iterator[list[Audited]]:
-    """The audited samples of each trace; one pass over their tokens, the prompt read once.
+    """Audit the samples of each trace, in one pass over their tokens with one prefill.
 
     sampling: filters and constraints as they were asked for, of `csd.generate`; the temperature is
     the trace's, and what is left out is the model's generation config's, as in sampling.
@@ -74,11 +74,11 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         requests.append(request)
     made: list[Auditor] = []
 
-    def reader(ops: Ops, rows: int) -> Auditor:
+    def forcing(ops: Ops, rows: int) -> Auditor:
         made.append(Auditor(given, ops, rows))
         return made[0]
 
-    for _ in engine.run(requests, RunSettings(budget=0, speculate=False, reader=reader)):
+    for _ in engine.run(requests, RunSettings(budget=0, speculate=False, forcing=forcing)):
         pass
     gaps, key = made[0].gaps, requests[0].key
     return [

@@ -21,7 +21,7 @@ from csd.schema.check import AtLeast, Between, check, shown
 
 
 class Row(TypedDict):
-    """A line of a results file: a problem and what became of its samples."""
+    """A line of a results file: a problem and its samples' results."""
 
     problem: int
     answer: str
@@ -78,7 +78,7 @@ def run(
     history: History | None = None,
     **options: Any,
 ) -> Iterator[list[dict]]:
-    """Draw what `results` lacks of `problems`, `batch` of them at a time; yields the new rows.
+    """Draw the `problems` missing from `results`, `batch` at a time; yields the new rows.
 
     history: drafts from what it holds of the problems, and gets what is drawn. options: those of
     `csd.generate`; `seed` must be given. Samples do not depend on where a run was
@@ -117,7 +117,7 @@ def run(
 
 
 def _check(prompts: list, engine: Engine, options: dict) -> None:
-    """Refuse what cannot be drawn before hours go into the problems in front of it."""
+    """Refuse problems that cannot be drawn, before the first one is drawn."""
     for index, prompt in prompts:
         try:
             engine.prepare(prompt, **options)

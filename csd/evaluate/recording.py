@@ -1,4 +1,4 @@
-"""`csd record`: prompts drawn into a trace file; stopped at any time, it goes on where it was."""
+"""`csd record`: draw prompts into a trace file; a stopped run can be resumed."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from csd.schema.check import Between, check, fits, shown
 
 
 def part_of(out: str | Path) -> Path:
-    """Where a run keeps what it has drawn until its trace file is whole."""
+    """Path of a run's partial results, until its trace file is complete."""
     return Path(f"{out}.part")
 
 
@@ -25,9 +25,9 @@ def record(
     on_sample: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> list[Trace]:
-    """Draw what a stopped run lacks of `prompts`, and write all of it to `out`, in their order.
+    """Draw the missing samples of `prompts`, and write all of them to `out` in order.
 
-    settings: what the samples depend on; a run that was stopped goes on with the same ones only.
+    settings: everything that samples depend on; a stopped run resumes only with equal settings.
     options: those of `csd.generate`; `seed` must be given.
     """
     part = ResumedFile(part_of(out), settings, _check_line, "part of a trace file")

@@ -1,7 +1,7 @@
-"""Replay recorded samples in lockstep: how many tokens a step would have committed.
+"""Replay of recorded samples in lockstep: tokens that steps would have committed.
 
 The default verifier's output does not depend on drafts, so a recording determines which drafted
-tokens would have been accepted. A drafter sees only what has been committed so far.
+tokens would have been accepted. A drafter sees only committed tokens.
 
 Where the recording has the target's top probabilities, the noise that led to it is drawn from its
 posterior. With q the target's distribution, the recorded token y, Z a standard Gumbel and h fresh
@@ -38,7 +38,7 @@ _WINNER, _OTHERS = 1, 0
 
 @dataclass(slots=True)
 class Replayed:
-    """The totals of one replay over all its steps."""
+    """Totals of a replay over all steps."""
 
     problem: int | str = 0
     tokens: int = 0  # committed
@@ -109,11 +109,11 @@ class Recording:
         z = gumbel(winner, torch.float64)[:, None]
         same = (token[:, :, None] == self.top_token[at]) & (token >= 0)[:, :, None]
         q = torch.where(same, self._log_top[at], -torch.inf).amax(-1)
-        known = q > -torch.inf
-        q = torch.where(known, q, 0)
+        has_prob = q > -torch.inf
+        q = torch.where(has_prob, q, 0)
         other = -torch.logaddexp(-z, -(q + h)) - q
         drawn = z - self.log_drawn[at]
-        g = torch.where(known, other, h)
+        g = torch.where(has_prob, other, h)
         return torch.where(token == self.token[at], drawn, g)
 
     def slots(self, context: int) -> Slots:
@@ -133,7 +133,7 @@ class Recording:
         return slots
 
     def verdict(self, pool: Pool, slots: Slots) -> Verdict:
-        """What verification of `pool` would have decided."""
+        """Verdict on `pool` that verification would have reached."""
         s = pool.slot.clamp(min=0).long()
         i = (slots.generated[s] + pool.depth).long()
         # a node is on its sample's path when its parent is and its token is the recorded one
@@ -173,13 +173,12 @@ def replay(
     history: Sequence[PastSample] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Replayed:
-    """Advance `samples` samples together with `nodes` drafted tokens a live sample and step.
+    """Advance `samples` samples in lockstep with `nodes` drafted tokens per live sample and step.
 
-    drafter: what an engine takes (start, propose, insert), without any text in it. share: the
-    samples that ended leave their nodes to the others. pace: as of `Slots`. coupled: where the
-    trace has `top`, drafts may use the noise that led to the recording, drawn with `seed`, or
-    `noise` in its place. history: past samples of the prompt, where the drafter takes them.
-    clock: of the drafter's seconds.
+    drafter: as of an engine, without any text in it. share: ended samples leave their nodes to the
+    others. progress_penalty: as of `Slots`. coupled: for a trace with `top`, drafts may use the
+    noise behind the recording, drawn with `seed`, or `noise` in its place. history: past samples of
+    the prompt, if the drafter takes them. clock: of the drafter's seconds.
     """
     recording = Recording(trace, samples, seed)
     slots = recording.slots(drafter.context)

@@ -1,4 +1,4 @@
-"""Files that a run writes line by line, and that the same run goes on from after it was stopped."""
+"""Resumable result files, written line by line."""
 
 import fcntl
 import json

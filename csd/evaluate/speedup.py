@@ -1,4 +1,4 @@
-"""What drafting would gain on recorded samples: replayed steps, and what a step costs."""
+"""Expected speed-up of drafting on recorded samples: replayed steps times a step's cost."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Files of problems: questions, right answers, and when two answers are the same."""
+"""Problem files: questions, correct answers and their comparison."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

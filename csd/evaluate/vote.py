@@ -1,4 +1,4 @@
-"""Self-consistency: the answer most samples agree on, and when the rest need not be drawn."""
+"""Self-consistency: majority vote, with early stopping."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -161,7 +161,7 @@ class Vote:
         return _more_likely(votes[leader], second) >= self.confidence
 
     def least(self, total: int) -> int:
-        """How many of `total` samples are drawn whatever their answers are.
+        """Number of the `total` samples that are drawn for any answers.
 
         The number of samples that were drawn depends on their answers, and so does an average over
         them. One over these first samples does not.
@@ -179,7 +179,7 @@ def _leader(votes: Mapping[str, float]) -> str:
 
 
 def _comparison(extract: str | Callable) -> Callable[[str], str]:
-    """How answers are compared: those of a user's function as they are."""
+    """Normalisation of answers; those of a user's function stay unchanged."""
     built_in = isinstance(extract, str) or extract in EXTRACTORS.values()
     return canonical if built_in else lambda answer: answer
 

@@ -1,4 +1,4 @@
-"""The consensus graph's likeliest path of each slot, for engines that verify chains only."""
+"""Likeliest path of each slot in the consensus graph, for engines that verify chains only."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ from csd.state.slots import Slots
 
 
 class ConsensusChain(ConsensusGraph):
-    """A node has one child, the likeliest, ties to smaller tokens. On the host, in numpy.
+    """Chains of the likeliest child of each node, ties to smaller tokens. On the host, in numpy.
 
-    Of all slots' nodes the likeliest fill the pool, so a slot's chain may end early.
+    The likeliest nodes over all slots fill the pool, so a slot's chain may end early.
     """
 
     def propose(
@@ -48,16 +48,16 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
         depth += 1
         room = limit[slot] >= depth
         slot, cost, parent, context = slot[room], cost[room], parent[room], context[room]
-        found = state.children(slot, context, depth, path - cost) if slot.size else None
-        if found is None or not found.parent.size:
+        children = state.children(slot, context, depth, path - cost) if slot.size else None
+        if children is None or not children.parent.size:
             break
-        order = np.lexsort((found.token, found.edge, found.parent))
-        order = order[starts(found.parent[order])]
-        at = found.parent[order]
+        order = np.lexsort((children.token, children.edge, children.parent))
+        order = order[starts(children.parent[order])]
+        at = children.parent[order]
         level = Drafted.empty(at.size, context.shape[1])
-        level.cost[:], level.token[:] = cost[at] + found.edge[order], found.token[order]
+        level.cost[:], level.token[:] = cost[at] + children.edge[order], children.token[order]
         level.slot[:], level.depth[:], level.parent[:] = slot[at], depth, parent[at]
-        level.source[:] = found.source[order]
+        level.source[:] = children.source[order]
         level.context[:, 0], level.context[:, 1:] = level.token, context[at, :-1]
         levels.append(level)
         slot, cost, context = level.slot, level.cost, level.context

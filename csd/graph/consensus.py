@@ -1,4 +1,4 @@
-"""The consensus graph as a drafter: what a group's samples have said drafts for each of them."""
+"""Consensus graph drafter: drafts each sample from the texts of its group's samples."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,11 +20,11 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-# a prompt goes in by pieces of so many tokens, whatever the chunks that it is read in: a step waits
-# for few of them, no call adds 2^30 to one context, and the graph is the same for every chunk size
+# tokens of a prompt per insert, independent of the prefill chunks: bounds how long a step waits,
+# keeps what a call adds to a context below 2^30, and makes the graph the same for every chunk size
 PIECE = 512
 
-# What a past sample drafts goes on for long where it is right: deeper trees from the start.
+# a past sample that matches goes on matching: deeper trees from the start
 WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, group_penalty=0, trust=0.85)
 
 
@@ -37,12 +37,12 @@ def insert_prompt(
     graph_insert: Callable = graph_insert_ref,
     first: int = 0,
 ) -> None:
-    """A new group's prompt: each of its tokens behind `first` follows those before it."""
+    """Insert a new group's prompt: each token after `first` follows those before it."""
     N, device = config.context, tokens.device
     for at in range(first, tokens.shape[0] - 1, PIECE):
         after = tokens[at + 1 : at + 1 + PIECE]
         rows = after.shape[0]
-        # [rows, N] latest first: a context reaches back beyond its piece
+        # [rows, N] latest first: a context reaches back before its piece
         back = tokens[max(at + 1 - N, 0) : at + rows]
         back = torch.nn.functional.pad(back, (rows + N - 1 - back.shape[0], 0), value=-1)
         piece = back.unfold(0, N, 1).flip(1)
@@ -74,7 +74,7 @@ def insert_history(
     config: GraphConfig,
     graph_insert: Callable = graph_insert_ref,
 ) -> None:
-    """A piece of what past samples of the prompt said."""
+    """Insert a piece of past samples of the prompt."""
     device, count = table.step.device, len(rows)
     context, token, weight, total = (
         upload(torch.from_numpy(x), device)
@@ -104,11 +104,11 @@ class ConsensusGraph(StaticDrafter):
         tokens: int = 0,
         history: bool = False,
     ):
-        """tokens: that it will hold at once; history: whether past samples are among them.
+        """Make the graph. config: by default chosen from `tokens` and `history`.
 
-        Both are for the configuration, where none is given.
+        tokens: most tokens in the graph at once. history: whether past samples are among them.
         """
-        self._given, self._history = config is not None, history
+        self._custom, self._history = config is not None, history
         if config is None:
             config = GraphConfig(**WITH_HISTORY if history else {})
             config = replace(config, capacity=capacity_for(tokens, config))
@@ -122,8 +122,8 @@ class ConsensusGraph(StaticDrafter):
         self._deferred.clear()
 
     def suits(self, tokens: int, history: bool) -> bool:
-        """Whether it is as large as a new one, and made for history where there is some."""
-        if self._given:
+        """Whether it is as large as a new one, and configured for history if needed."""
+        if self._custom:
             return True
         fits = capacity_for(tokens, self.config) <= self.config.capacity
         return fits and self._history >= history
@@ -138,7 +138,7 @@ class ConsensusGraph(StaticDrafter):
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
-        """Enter whole pieces of a prompt, and what is left of it when all has been read."""
+        """Insert whole pieces of a prompt, and its end when all has been read."""
         end = len(prompt) - 1 if read == len(prompt) else read - read % PIECE
         if end > observed:
             first = max(observed + 1 - self.context, 0)
@@ -153,7 +153,7 @@ class ConsensusGraph(StaticDrafter):
     def enter_history(
         self, group_key: int, prompt: list[int], history: Sequence[PastSample], slots: Slots
     ) -> Iterator[int]:
-        """Enter past samples, a piece at each `next`."""
+        """Insert past samples, a piece at each `next`."""
         for rows in pieces(prompt, history, self.config, PIECE):
             insert_history(
                 self.table, group_key, rows, slots.group_key, self.config, self._ops.graph_insert
@@ -165,15 +165,14 @@ class ConsensusGraph(StaticDrafter):
     ) -> Pool:
         """Draft trees of all live slots in `rows` rows.
 
-        noise: in place of the slots' own, which only the reference takes. nodes: drafted nodes at
-            most.
+        noise: in place of the slots' own, for the reference only. nodes: drafted nodes at most.
         """
         if noise is not None:
             return draft_tree_ref(self.table, slots, rows, self.config, noise, nodes=nodes)
         return self._ops.draft_tree(self.table, slots, rows, self.config, nodes=nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
-        """Every verified node's top 8, and the committed tokens."""
+        """Insert every verified node's top 8, and the committed tokens."""
         if not defer:
             self._ops.insert_observed(self.table, pool, slots, verdict, self.config)
             return
@@ -183,5 +182,5 @@ class ConsensusGraph(StaticDrafter):
 
     def flush(self, slots: Slots) -> None:
         if self._deferred.rows:
-            seen = self._deferred.observe(slots, self.config, self._ops)
-            self._ops.graph_insert(self.table, *seen, slots.group_key, self.config.orders)
+            rows = self._deferred.observe(slots, self.config, self._ops)
+            self._ops.graph_insert(self.table, *rows, slots.group_key, self.config.orders)

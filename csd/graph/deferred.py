@@ -1,7 +1,6 @@
-"""Updates of steps without drafts, which wait until the graph is read again.
+"""Deferred inserts: updates of steps without drafts wait until the graph is read again.
 
-A step without drafts then takes what it takes without a graph, and many updates together take
-little more than one.
+So a step without drafts is as fast as one without a graph, and one insert serves many steps.
 """
 
 from dataclasses import replace
@@ -15,14 +14,14 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-# rows of all waiting steps at most; observing takes memory by their square
+# rows of all deferred steps at most; observation needs memory by their square
 MOST_ROWS = 256
-# what `observe` reads of slots, which go on changing
-HELD = ("group", "sample", "group_key", "step")
+# slot fields that `observe` reads, copied because the slots go on changing
+COPIED = ("group", "sample", "group_key", "step")
 
 
 class DeferredInserts:
-    """The waiting steps."""
+    """Steps whose insert is deferred."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Pool, dict[str, torch.Tensor], Verdict]] = []
@@ -37,38 +36,38 @@ class DeferredInserts:
         self.rows = 0
 
     def add(self, pool: Pool, slots: Slots, verdict: Verdict) -> None:
-        """The pool and the verdict must not change any more; the slots may."""
-        held = {name: getattr(slots, name).clone() for name in HELD}
-        self._steps.append((pool, held, verdict))
+        """Defer a step. Its pool and verdict must not change afterwards; the slots may."""
+        copied = {name: getattr(slots, name).clone() for name in COPIED}
+        self._steps.append((pool, copied, verdict))
         self.rows += max(pool.rows, slots.count)
 
     def observe(self, slots: Slots, config: GraphConfig, ops: Ops) -> Observed:
-        """What they have shown of groups that are still there; no step waits after this.
+        """Observe all deferred steps at once and clear them; rows of ended groups are left out.
 
-        All steps are observed as one, in which each has slots and groups of its own.
+        Each step gets slots and groups of its own in the combined one.
         """
         S, G, row = slots.count, slots.group_key.shape[0], 0
-        made = []
-        for i, (pool, held, verdict) in enumerate(self._steps):
-            made.append({
+        parts = []
+        for i, (pool, copied, verdict) in enumerate(self._steps):
+            parts.append({
                 "slot": torch.where(pool.slot >= 0, pool.slot + i * S, -1),
                 "depth": pool.depth,
                 "context": pool.context,
-                "group": torch.where(held["group"] >= 0, held["group"] + i * G, -1),
-                "sample": held["sample"],
-                "group_key": held["group_key"],
-                "step": held["step"],
+                "group": torch.where(copied["group"] >= 0, copied["group"] + i * G, -1),
+                "sample": copied["sample"],
+                "group_key": copied["group_key"],
+                "step": copied["step"],
                 "drawn": verdict.sample,
                 "top_token": verdict.top_token,
                 "top_prob": verdict.top_prob,
                 "accept_row": torch.where(verdict.accept_row >= 0, verdict.accept_row + row, -1),
             })  # fmt: skip
             row += pool.rows
-        x = {name: torch.cat([each[name] for each in made]) for name in made[0]}
+        x = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         key = torch.where(torch.isin(x["group_key"], slots.group_key), x["group_key"], -1)
         pool, _, verdict = self._steps[-1]
         self.clear()
-        # only what is replaced is read
+        # only replaced fields are read
         return ops.observe(
             replace(pool, slot=x["slot"], depth=x["depth"], context=x["context"]),
             replace(

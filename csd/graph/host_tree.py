@@ -1,4 +1,4 @@
-"""Draft trees made on the host, as lists, put into the pool of a step."""
+"""Draft trees on the host, as lists, and their pool."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Tree:
-    """One sample's draft: at most `nodes` nodes of depth at most `depth`, and no duplicates."""
+    """Draft of one sample: at most `nodes` nodes of depth at most `depth`, without duplicates."""
 
     nodes: int
     depth: int
@@ -45,7 +45,7 @@ class Tree:
         return node
 
     def chain(self, tokens: list[int], source: int, probability: float = 0.7) -> None:
-        """Add a path from the root; each token is right with `probability`."""
+        """Add a path from the root; each token is accepted with `probability`."""
         parent, path = -1, 1.0
         for token in tokens:
             path *= probability
@@ -55,7 +55,7 @@ class Tree:
 
 
 class Row(NamedTuple):
-    """A node of a slot's tree: what `Pool` has of it, but for what follows from its place."""
+    """A node of a slot's tree: the fields of `Pool` that its place does not determine."""
 
     token: int
     parent: int  # place in the slot's list, -1 for the root
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def fill(pool: Pool, trees: dict[int, list[Row]]) -> None:
-    """Put trees in the place of their roots, which are all that `pool` holds.
+    """Replace the roots in a pool of roots by trees.
 
     trees: by slot, in the order of the pool's roots; parents first, at most 64 rows a slot.
     """
@@ -110,7 +110,7 @@ def fill(pool: Pool, trees: dict[int, list[Row]]) -> None:
 
 
 def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
-    """The pool of the live slots' roots and their trees; trees: by slot, `rows` hold them all."""
+    """Make the pool of the live slots' trees; trees: by slot, `rows` rows hold them all."""
     pool = roots(slots, rows)
     width = pool.context.shape[1]
     roots_of = zip(pool.slot.tolist(), pool.token.tolist(), pool.context.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Drafters by the names that `drafter=` takes; `csd/baselines` adds its own by `register`."""
+"""Registry of drafters by the names of `drafter=`; `csd/baselines` registers its own."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,14 +9,14 @@ import torch
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.layered import LayeredDag
-from csd.graph.model.draft_model import Drafting
+from csd.graph.model.draft_model import DraftSpec
 from csd.kernels.ops import Ops
 from csd.schema.arguments import takes
 from csd.schema.check import shown
 from csd.state.texts import DagConfig
 
 Maker = Callable[..., Drafter]
-# a name that ends with ":PATH" stands for all that begin with what is before it
+# a name "x:PATH" stands for all names that start with "x:"
 PATH = ":PATH"
 
 
@@ -32,11 +32,11 @@ _MAKERS: dict[str, Maker] = {
 
 
 def register(name: str, make: Maker) -> None:
-    """Add a drafter's name. make: a function (operations, device) that makes a new one.
+    """Register a drafter. make: a function (operations, device) that makes a new one.
 
-    A name "x:PATH" takes what a caller writes behind "x:"; then `make` has it as a third argument.
+    For a name "x:PATH", `make` gets a caller's text after "x:" as a third argument.
 
-    Raises ValueError for a name that is taken.
+    Raises ValueError for a name that is registered already.
     """
     if name in _MAKERS:
         raise ValueError(f"drafter {name!r} is registered already")
@@ -49,11 +49,11 @@ def names() -> tuple[str, ...]:
 
 
 def check_known(name: Any) -> None:
-    """Raises TypeError or ValueError, naming `drafter`, for what `make_drafter` does not take."""
+    """Raise TypeError or ValueError, naming `drafter`, for a value that `make_drafter` refuses."""
     if isinstance(name, str):
         if _maker(name) is not None:
             return
-    elif isinstance(name, Drafting) or _makes(name):
+    elif isinstance(name, DraftSpec) or _makes(name):
         return
     kind = ValueError if isinstance(name, str) else TypeError
     raise kind(
@@ -63,7 +63,7 @@ def check_known(name: Any) -> None:
 
 
 def _makes(name: Any) -> bool:
-    """Whether it can be called with (operations, device), and is not a class of something else."""
+    """Whether it is callable with (operations, device), and no class other than a drafter's."""
     return takes(name, 2) and (not isinstance(name, type) or issubclass(name, Drafter))
 
 
@@ -84,11 +84,11 @@ def make_drafter(
     tokens: int = 0,
     history: bool = False,
 ) -> Drafter:
-    """A new drafter without any text in it; `name` may be a function (ops, device) -> Drafter.
+    """Make a drafter without any text; `name` may be a function (ops, device) -> Drafter.
 
-    tokens, history: as `Drafter.suits` has them.
+    tokens, history: as of `Drafter.suits`.
     """
-    if isinstance(name, Drafting):
+    if isinstance(name, DraftSpec):
         return name.make(ops, device, tokens, history)
     check_known(name)
     if name == "consensus":

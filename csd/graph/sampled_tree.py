@@ -1,18 +1,17 @@
-"""Draft trees whose children are draws from the graph, for verifiers that need a known proposal.
+"""Draft trees of random draws from the graph, for multi-draft verifiers.
 
 A node's children are K independent draws from the graph's blended distribution, normalised over
-the successors it keeps, with words of the slot's own:
+the stored successors, with words of the slot:
 
     word(key, rank K + k, position, sample, DRAFT | step << 3)        k = 0 .. K - 1
 
-rank counts the nodes of one depth, so no two nodes of a step share a word; the step number keeps
-later steps apart, for the graph has seen what earlier words drafted.
+rank counts the nodes of one depth, so no two nodes of a step share a word. The step number gives
+each step new words, since the graph depends on the drafts of previous ones.
 
 Nodes are expanded in order of their own cost, by the blended probability of their path, over all
-slots (ties: slot, then row). A node takes K rows: its draws enter in order, duplicates kept, or
-none do. So whether a node is expanded never depends on its draws, and neither does the pool's size:
-`budget` sees what a node is expected to bring before it is drawn. Of equal draws only the first is
-expanded.
+slots (ties: slot, then row). A node takes K rows: all of its draws in order, duplicates included,
+or none. So neither the expansion of a node nor the pool's size depends on its draws: `budget` gets
+the expected acceptance of a node before the draw. Only the first of equal draws is expanded.
 """
 
 import heapq
@@ -45,10 +44,10 @@ class Node:
     context: list[int]  # latest first
     parent: int = -1  # number among the slot's nodes
     rank: int = 0  # among the slot's nodes of this depth
-    row_cost: int = 0  # of Pool: by what the row is expected to bring
+    row_cost: int = 0  # of Pool: by the row's expected acceptance
     children: list[int] = field(default_factory=list)  # numbers of its K draws, in order
-    drafts: list[int] = field(default_factory=list)  # what they are, as places in `kept`
-    # what may follow and the words that draw from it; None until looked up
+    drafts: list[int] = field(default_factory=list)  # indices of its draws in `kept`
+    # successors, and the words that draw from them; None until looked up
     kept: Any = None  # Successors
     words: Any = None  # [K] array
 
@@ -59,22 +58,22 @@ class Node:
 
 @dataclass(slots=True)
 class Drawn:
-    """What a pool's rows were drawn from; rows without children have none of it."""
+    """Proposals of a pool's rows, for rows with children."""
 
     nodes: list[Node]  # [rows in use], by pool row
     start: list[int]  # [S], first row of the slot
 
 
 class SampledTrees:
-    """Grows the trees of a step; `drafter` is a consensus graph."""
+    """Trees of draws of a step; drafter: a consensus graph."""
 
     def __init__(self, drafter: ConsensusGraph, draft_tree: Callable, draws: int):
         self._graph, self._draft_tree, self.draws = drafter, draft_tree, draws
 
     def grow(self, slots: Slots, live: int, nodes: int, choose: Callable) -> tuple[Pool, Drawn]:
-        """A pool of all live slots' roots and at most `nodes` draws.
+        """Draw a pool of all live slots' roots and at most `nodes` draws.
 
-        choose(costs) returns how many of so many rows are worth verifying, given their costs.
+        choose(costs) returns how many rows of these costs are worth verifying.
         """
         pool = roots(slots, live + nodes)
         state = _State.of(slots)
@@ -100,14 +99,14 @@ class SampledTrees:
             if choose(costs) < len(costs):
                 break
             used += self.draws
-            node.drafts = draw(node.kept.law, node.words)
+            node.drafts = draw(node.kept.probs, node.words)
             for i in node.drafts:
                 child = self._child(node, number, i, cost)
                 node.children.append(len(tree))
                 first = all(tree[c].token != child.token for c in node.children[:-1])
                 tree.append(child)
                 if first:
-                    # room for the rank of a depth that is new
+                    # a new depth starts at rank 0
                     ranks[s] += [0] * (child.depth + 1 - len(ranks[s]))
                     child.rank = ranks[s][child.depth]
                     ranks[s][child.depth] += 1
@@ -118,9 +117,9 @@ class SampledTrees:
         return pool, Drawn([n for tree in trees.values() for n in tree], pool.slot_start.tolist())
 
     def _row_cost(self, node: Node) -> int:
-        """By the expected accepted tokens of one of the node's rows, before they are drawn."""
+        """Cost of one of the node's rows, by its expected acceptance before the draw."""
         kept = node.kept
-        hit = float((kept.probability * (1 - (1 - kept.law) ** self.draws)).sum()) / self.draws
+        hit = float((kept.probability * (1 - (1 - kept.probs) ** self.draws)).sum()) / self.draws
         return min(node.cost + round(-math.log2(hit) * COST_ONE), _MAX_COST)
 
     def _child(self, node: Node, number: int, i: int, row_cost: int) -> Node:
@@ -138,25 +137,25 @@ class SampledTrees:
 
     def _look_up(self, nodes: list[Node], slots: Slots, state: "_State") -> None:
         at, context = [n.slot for n in nodes], [n.context for n in nodes]
-        found = successors(self._graph, self._draft_tree, slots, at, context)
+        kept_of = successors(self._graph, self._draft_tree, slots, at, context)
         words = state.words(nodes, self.draws)
-        for node, kept, word in zip(nodes, found, words, strict=True):
+        for node, kept, word in zip(nodes, kept_of, words, strict=True):
             node.kept, node.words = kept, word
 
 
 @dataclass(slots=True)
 class Successors:
-    """What the graph keeps of one context, likeliest first."""
+    """Successors of one context in the graph, likeliest first."""
 
     token: list[int]
     cost: list[int]  # -log2 of the blended probability, times COST_ONE
     source: list[int]
     probability: np.ndarray = field(init=False)  # [W] float64, blended; the sum is at most 1
-    law: np.ndarray = field(init=False)  # [W] float64, normalised
+    probs: np.ndarray = field(init=False)  # [W] float64, normalised
 
     def __post_init__(self) -> None:
         self.probability = np.exp2(np.array(self.cost) / -COST_ONE)
-        self.law = self.probability / max(self.probability.sum(), 1e-300)
+        self.probs = self.probability / max(self.probability.sum(), 1e-300)
 
 
 def successors(
@@ -170,7 +169,7 @@ def successors(
     at = torch.tensor(slot)
     level = Slots.empty(len(slot), 1, 1, slots.context.shape[1], device=slots.live.device)
     level.live.fill_(True)
-    # greedy: what the graph says, without noise
+    # greedy: the graph's order, without noise
     level.temperature.fill_(0)
     level.max_new.fill_(2)
     level.context.copy_(torch.tensor(context))
@@ -184,16 +183,16 @@ def successors(
     return [Successors(*(x[a + 1 : a + n] for x in columns)) for a, n in ranges]
 
 
-def draw(law: np.ndarray, words: np.ndarray) -> list[int]:
-    """Place of each word's draw: inverse CDF of law [W] at (word + 1/2) / 2^32."""
-    cdf = law.cumsum()
+def draw(probs: np.ndarray, words: np.ndarray) -> list[int]:
+    """Index of each word's draw: inverse CDF of probs [W] at (word + 1/2) / 2^32."""
+    cdf = probs.cumsum()
     place = np.searchsorted(cdf, (words + 0.5) * 2.0**-32 * cdf[-1], side="right")
-    return np.minimum(place, len(law) - 1).tolist()
+    return np.minimum(place, len(probs) - 1).tolist()
 
 
 @dataclass(slots=True)
 class _State:
-    """What growing reads of the slots, on the host."""
+    """Slot state on the host."""
 
     context: np.ndarray
     limit: list[int]  # depth of each slot's tree at most

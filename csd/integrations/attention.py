@@ -77,7 +77,7 @@ def tree_attention_forward(
     tree: Tree | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a layer calls. tree: a `csd.Tree`, or None for sdpa. Returns [B, M, H, D] and None.
+    """Attention of a layer. tree: a `csd.Tree`, or None for sdpa. Returns [B, M, H, D] and None.
 
     With a tree, B is 1, T is M, and `attention_mask` is ignored: the tree is the mask.
     """
@@ -121,7 +121,7 @@ def _takes_positions(file: str) -> bool:
     """Whether the causal language models of an attention's module have an argument position_ids.
 
     Others, as the decoders of encoder-decoder families, count positions from the cache's length,
-    and pass an argument that they do not have on to their layers without a word.
+    and silently pass an argument that they do not have on to their layers.
     """
     models = [x for name, x in vars(sys.modules[file]).items() if name.endswith("ForCausalLM")]
     return all("position_ids" in inspect.signature(x.forward).parameters for x in models)

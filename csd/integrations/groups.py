@@ -1,4 +1,4 @@
-"""What the integrations draw: prompts as groups, and rows where equal ones are one group."""
+"""Draws of the integrations: prompts as groups, or rows with equal rows as one group."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def draw(
     keep: bool = True,
     **running: Any,
 ) -> list[Samples]:
-    """The samples of each (token ids, parameters, sample indices), each prompt a group of its own.
+    """Draw samples of each (token ids, parameters, sample indices), one group per prompt.
 
     Without sample indices a prompt is not read.
 
@@ -72,7 +72,7 @@ def draw_rows(
     share: str | None = None,
     keep: bool = True,
 ) -> list[Sample]:
-    """One sample for each row, in the order of `rows`.
+    """Draw one sample for each row, in the order of `rows`.
 
     rows: token ids without padding. Rows that are equal, adjacent or not, are one group: they share
         its prompt's keys and values and its graph, and take consecutive sample indices.

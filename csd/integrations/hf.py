@@ -123,7 +123,7 @@ def hf_generate(
 
 
 def _generate_frame() -> dict:
-    """What the running `generate` was called with.
+    """Arguments of the running `generate`.
 
     For a callable, transformers (5.17 to 5.23) drops its own `streamer`, `synced_gpus` and
     `assistant_model` without a warning, after it has passed the prompt to the streamer.

@@ -1,4 +1,4 @@
-"""Checks of a call of `transformers`' `generate`: what csd does not serve is refused by name."""
+"""Checks of a call of `transformers`' `generate`; refuses by name."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def refuse_call(
     streamer: Any,
     model_kwargs: dict,
 ) -> None:
-    """caller: the arguments of the running `generate`, as far as they are known."""
+    """Refuse arguments that csd does not serve. caller: arguments of the running `generate`."""
     kwargs = caller.get("kwargs", {})
     if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         _refuse("inputs_embeds: csd drafts and verifies token ids; pass input_ids")

@@ -222,7 +222,7 @@ def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
                 return name
         if request.prompt_logprobs is not None:
             return "prompt_logprobs"
-    return None if settings.reader is None else "scoring"
+    return None if settings.forcing is None else "scoring"
 
 
 def _shared_arguments(requests: list[Request]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from csd.models.rope import rope_tables
 
 
 class ParallelDecoder:
-    """What `csd.models.decoder.Decoder` is, over the ranks of `mesh`.
+    """A `csd.models.decoder.Decoder` over the ranks of `mesh`.
 
     model: a whole `transformers` model, the same on every rank. Its matrices become DTensors, in
         place, on the mesh's device.
@@ -93,7 +93,7 @@ class ParallelDecoder:
         return self._link.exchange(lambda: self._head(hidden))
 
     def exchanges(self, rows: int, head: bool) -> list[Exchange]:
-        """What the ranks exchange in a pass over `rows` rows, with nothing in it.
+        """Exchanges of a pass over `rows` rows, with empty content.
 
         head: whether logits follow.
         """

@@ -1,4 +1,4 @@
-"""What ranks exchange besides tensors: the orders of rank 0, and the errors of any rank.
+"""Messages between ranks besides tensors: the orders of rank 0, and errors of any rank.
 
 A call begins with `meet`: every rank sends its arguments, or the error by which it refuses them,
 and a difference ends the call on all ranks. During the call rank 0 sends orders. The work of an
@@ -63,7 +63,7 @@ class Link:
 
     @contextmanager
     def together(self, exchanges: list[Exchange]) -> Iterator[None]:
-        """In this block every rank makes `exchanges`, in this order and each through `exchange`.
+        """Run a block in which every rank makes `exchanges`, in order, each through `exchange`.
 
         Where a rank raises before it has made them, the rest is made for it, with whatever content
         the tensors have. Raises the rank's own error, or RuntimeError with the first rank that has

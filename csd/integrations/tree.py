@@ -91,7 +91,7 @@ class Tree:
 
     @property
     def layout(self) -> TreeLayout:
-        """Where the keys of every row lie, as the attention takes it."""
+        """Layout of the keys of every row, for attention."""
         return TreeLayout(*(getattr(self, name) for name in TreeLayout._fields))
 
     @property

@@ -113,7 +113,7 @@ class Proposer:
             yield from self.graph.enter_history(group.key, prompt, past[:fits], self._slots)
 
     def _enter(self) -> None:
-        """Some of what waits, in turns."""
+        """Insert pieces of waiting groups, round robin."""
         left = PIECES
         while self._entering and left:
             group, pieces = self._entering.popleft()
@@ -132,7 +132,7 @@ class Proposer:
             self.graph.insert(pool, self._slots, verdict)
 
     def _draft(self, found: dict[int, Sample]) -> dict[int, list[int]]:
-        """Of the rows that go on, which one that has just sampled an end token rarely does."""
+        """Draft for the rows that have not just sampled an end token."""
         part = {i: s for i, s in found.items() if s.new[-1] not in self._ends}
         if not part:
             return {}
@@ -162,7 +162,7 @@ class Proposer:
 
 
 def end_tokens(model: Any) -> list[int]:
-    """Of vLLM's `ModelConfig`: the checkpoint's end tokens, behind which nothing is drafted."""
+    """End tokens of a checkpoint, from vLLM's `ModelConfig`; nothing is drafted after them."""
     given = (
         model.try_get_generation_config().get("eos_token_id"),
         getattr(model.hf_config, "eos_token_id", None),

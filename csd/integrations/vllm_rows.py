@@ -1,10 +1,9 @@
-"""Which sample each row of vLLM's batch is.
+"""Mapping of vLLM's batch rows to samples.
 
-vLLM gives its proposer rows of token ids, and neither the requests' names nor when they end. So a
-row is known by its text: it goes on with the sample whose text it begins with, wherever that was
-before; else what comes before its new tokens is its prompt, and the prompt's group is joined or
-begun. A sample that no call has shown for `patience` calls has ended, and a group with its last
-sample.
+vLLM gives its proposer rows of token ids, without request names or ends. So a row is matched by its
+text: it continues the sample whose text it begins with, in whatever row that was before. Otherwise
+the text before its new tokens is a prompt, whose group it joins or begins. A sample ends when no
+call has shown it for `patience` calls, and a group ends with its last sample.
 """
 
 from collections import deque
@@ -86,9 +85,9 @@ class Rows:
         for i in moved:
             text, new = texts[i]
             before = text[: text.size - new]
-            known = [s for s in self.samples if self._goes_on(s, before)]
-            if known:
-                found[i] = self._add(max(known, key=lambda s: s.length), text)
+            matches = [s for s in self.samples if self._goes_on(s, before)]
+            if matches:
+                found[i] = self._add(max(matches, key=lambda s: s.length), text)
         for i in moved:
             if i not in found:
                 text, new = texts[i]

@@ -1,4 +1,4 @@
-"""What vLLM's batch has committed, as the slots, pool and verdict that a graph reads."""
+"""Committed tokens of vLLM's batch, as slots, pool and verdict for a graph."""
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ def committed(part: dict[int, Sample], at: int, slots: Slots) -> tuple[Pool, Ver
 
 
 def empty_slots(rows: int, groups: int, context: int) -> Slots:
-    """Greedy, so that drafts wait for no noise: vLLM's is not known."""
+    """Make greedy slots, since vLLM's noise is unknown to the drafts."""
     slots = Slots.empty(rows, vocab=1, max_new=1, context=context)
     slots.temperature.fill_(0)
     slots.group_key = torch.full((groups,), -1)

@@ -1,10 +1,10 @@
-"""What JSON must hold, as a `TypedDict`:
+"""Checks of JSON values against a `TypedDict`:
 
     class Line(TypedDict):
         prompt_ids: list[Token]
         seed: NotRequired[int | None]
 
-Keys beyond those of the class are left alone.
+Extra keys are ignored.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first named, and what those need that is not there."""
+"""Lazy import of modules, and checks for missing optional packages."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The names that other libraries and clients have for arguments, and what they are called here."""
+"""Names of arguments in other libraries and clients, and their names here."""
 
 import functools
 import inspect
@@ -93,7 +93,7 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_argument(name: str, known: Iterable[str]) -> TypeError:
-    """The error of a call with an argument that there is not."""
+    """Make the error of a call with an unknown argument."""
     names = sorted(known)
     listed = ", ".join(names)
     return TypeError(f"unknown argument {name!r}; known are {listed}{hint(name, names)}")

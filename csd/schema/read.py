@@ -31,8 +31,7 @@ def read_file(path: str | Path, kind: type[T]) -> T:
 
 
 def read_lines(path: str | Path, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """Number, from 1, and JSON of each line of a file, which may be gzipped; empty lines are not
-    there."""
+    """Yield number, from 1, and JSON of each non-empty line of a file, which may be gzipped."""
     opened = gzip.open(path) if str(path).endswith(".gz") else open(path, "rb")  # noqa: SIM115
     number = 0
     with cast(IO[bytes], opened) as file:
@@ -53,7 +52,7 @@ def read_lines(path: str | Path, kind: type[T]) -> Iterator[tuple[int, T]]:
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """ValueErrors within begin with `place`."""
+    """Prefix ValueErrors of the block with `place`."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Files that a run writes: tried before it begins, and never half there."""
+"""Output files of a run: tried before it begins, and complete or absent."""
 
 import errno
 import fcntl
@@ -34,7 +34,7 @@ class WholeFile:
 
     @property
     def files(self) -> set[Path]:
-        """What it writes to."""
+        """Files that it writes."""
         return {self.path, self._part}
 
     def write(self, lines: Iterable[bytes]) -> None:
@@ -149,7 +149,7 @@ def names(path: str | Path, file: IO[bytes]) -> bool:
 
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """An OSError within names the file."""
+    """Name the file in an OSError of the block."""
     try:
         yield
     except OSError as error:

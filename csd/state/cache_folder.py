@@ -1,4 +1,4 @@
-"""Small files that csd keeps between processes, in $XDG_CACHE_HOME/csd, by default ~/.cache/csd."""
+"""Small files cached across processes, in $XDG_CACHE_HOME/csd, by default ~/.cache/csd."""
 
 import hashlib
 import os
@@ -6,14 +6,14 @@ import uuid
 from pathlib import Path
 
 
-def path_of(kind: str, of: str) -> Path:
-    """The file of what is known by the text `of`. Raises RuntimeError where a user has no home."""
+def path_of(kind: str, key: str) -> Path:
+    """Path of a key's file. Raises RuntimeError for a user without a home."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csd"
-    return folder / f"{kind}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
+    return folder / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def keep(path: Path, text: str) -> None:
-    """Writes a whole file or none; processes may write one at once. Raises OSError."""
+def save(path: Path, text: str) -> None:
+    """Write a file atomically; several processes may do so at once. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{uuid.uuid4().hex[:12]}")
     try:

@@ -37,9 +37,8 @@ class GraphConfig:
     capacity: int = 1 << 17  # contexts, a power of two
     ways: int = 16  # contexts in a bucket, a power of two
     successors: int = 16
-    # weights of one observation: all of the target's distribution, or a token where that is not
-    # known; a sampled token beside its distribution; a prompt token; a token of a past sample
-    # whose distribution is not known
+    # weights of one observation: the target's whole distribution, or a token without it; a sampled
+    # token with its distribution; a prompt token; a past sample's token without its distribution
     soft_weight: int = WEIGHT_ONE
     hard_weight: int = WEIGHT_ONE // 2
     prompt_weight: int = WEIGHT_ONE
@@ -71,12 +70,12 @@ class GraphConfig:
 
     @property
     def betas(self) -> tuple[float, ...]:
-        """Of each order, longest first, and of the group as a whole."""
+        """Sharpness of the noise by order, longest first, and for the context of any token."""
         return tuple(self.beta + n * self.beta_order for n in (*self.orders[::-1], 0))
 
     @property
     def level_cost(self) -> int:
-        """What a level of depth adds to a path's cost, where a sample commits the usual tokens."""
+        """Cost of a level of depth, for a sample that commits tokens at the usual rate."""
         return round(-math.log2(self.decay) * COST_ONE)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The device an engine works on: what is current while it launches, and what it is sent."""
+"""Device of an engine: the current device and stream of launches, and copies to it."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -18,16 +18,16 @@ def stream_of(device: torch.device) -> torch.cuda.Stream | None:
 def current(
     device: torch.device, stream: torch.cuda.Stream | None = None
 ) -> AbstractContextManager[Any]:
-    """Within the block, launches and graphs are those of `device`, on `stream` if it is given."""
+    """Make `device`, and `stream` if given, current within the block."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.device(device) if stream is None else torch.cuda.stream(stream)
 
 
 def on_device(items: Iterable[T], device: torch.device) -> Iterator[T]:
-    """The same items; `device` is current while they are made, and not while they are used.
+    """Yield the items; `device` is current while they are computed, not while they are used.
 
-    All of them are made on the stream that is the caller's at the first.
+    All are computed on the caller's stream at the first one.
     """
     items = iter(items)
     stream = stream_of(device)
@@ -47,7 +47,7 @@ def on_device(items: Iterable[T], device: torch.device) -> Iterator[T]:
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor on `device`. The host does not wait for what the device has still to do."""
+    """Copy a CPU tensor to `device` without waiting for it."""
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
@@ -68,7 +68,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The most that torch has had on `device`, by `torch.cuda.max_memory_allocated`; None on CPU.
+    """Peak bytes of torch on `device`, by `torch.cuda.max_memory_allocated`; None on a CPU.
 
     Since the process began, or since its user reset it.
     """

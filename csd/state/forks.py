@@ -1,5 +1,4 @@
-"""Locks in a forked child, which has only the thread that forked: nobody there would release one
-that another thread of the parent held."""
+"""Locks after a fork: a child has only the forking thread, so other threads' locks stay held."""
 
 import os
 import weakref
@@ -12,7 +11,7 @@ class Forked(Protocol):
     """An object with locks, of which a child gets a copy."""
 
     def after_fork(self) -> None:
-        """Called in the child: put new locks in the place of those that other threads held."""
+        """Replace locks in the child that other threads may have held."""
 
 
 _objects: "weakref.WeakSet[Forked]" = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""A line on stderr about what a first call waits for."""
+"""Progress lines on stderr about slow parts of a first call."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ LONG_ON_GPU, LONG_ON_CPU = 1.0, 10.0
 
 @contextmanager
 def phase(name: str, device: torch.device, announced: str = "") -> Iterator[None]:
-    """Print how long the block took, where that is long. announced: is printed before it."""
+    """Print the block's time if it is long. announced: a line to print before it."""
     start = time.perf_counter()
     if announced:
         print(f"csd: {announced}", file=sys.stderr, end=" ", flush=True)

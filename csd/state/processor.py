@@ -1,4 +1,4 @@
-"""The CPU at hand, by its name."""
+"""Name of this machine's CPU."""
 
 import platform
 import re

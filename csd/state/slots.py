@@ -1,8 +1,8 @@
 """State of the slots and groups: one device tensor a property, never a captured scalar.
 
 A slot holds one sample in flight, a group one prompt. Slot s is live when `live[s]` is true; a
-dead slot has no rows in the pool. Everything a kernel needs to know of a sample is here, so that
-a replayed step sees refills and new limits without being captured again.
+dead slot has no rows in the pool. Kernels read all of a sample's state here, so a replayed step
+sees refills and new limits without a new capture.
 """
 
 from dataclasses import dataclass, field, fields
@@ -25,12 +25,12 @@ class Slots:
     I = MAX_STOP_IDS, W = ceil(V / 32). A field without a dtype has that of log-probabilities.
     """
 
-    # what the sample is
+    # identity
     live: torch.Tensor = _tensor("S", torch.bool, False)
     group: torch.Tensor = _tensor("S", fill=-1)  # the group's index, -1 when the slot is free
     key: torch.Tensor = _tensor("S", torch.int64)  # Philox key of (seed, prompt)
     sample: torch.Tensor = _tensor("S")  # sample index
-    # where it stands
+    # progress
     generated: torch.Tensor = _tensor("S")  # tokens generated; also tokens in the slot's KV cache
     context: torch.Tensor = _tensor("SN", fill=-1)  # its last tokens, latest first, -1 before them
     step: torch.Tensor = _tensor("S")  # steps the slot has made
@@ -38,14 +38,14 @@ class Slots:
     logprobs: torch.Tensor = _tensor("ST", None)  # of the processed distribution
     raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model at temperature 1
     progress_penalty: torch.Tensor = _tensor("S")  # per token (`csd.state.pool.progress_penalties`)
-    # how it samples; float64 holds what the user wrote
+    # sampling parameters; float64 holds the user's value
     temperature: torch.Tensor = _tensor("S", torch.float64, 1)  # 0 is greedy
     top_k: torch.Tensor = _tensor("S")  # 0 is off
     top_p: torch.Tensor = _tensor("S", torch.float64, 1)  # 1 is off
     min_p: torch.Tensor = _tensor("S", torch.float64)  # 0 is off
     penalty: torch.Tensor = _tensor("S", torch.float64, 1)  # repetition penalty, 1 is off
     seen: torch.Tensor = _tensor("SW")  # bitmap of the tokens in prompt and sample
-    # when it stops
+    # stopping
     max_new: torch.Tensor = _tensor("S")
     min_new: torch.Tensor = _tensor("S")  # end tokens cannot be sampled before
     stop_ids: torch.Tensor = _tensor("SI", fill=-1)  # -1 is unused; these end the sample

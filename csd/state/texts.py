@@ -1,4 +1,4 @@
-"""The tokens of a group's samples: what the paper's drafter searches.
+"""Token texts of a group's samples, searched by the paper's drafter.
 
 Every slot owns ROUNDS rows and writes its samples into them in turn, so that a finished sample
 stays until the slot's ROUNDS-th sample after it. A row begins with the last k tokens of the
@@ -29,7 +29,7 @@ class Texts:
     length: torch.Tensor  # [R] int32, tokens of the row, the prompt's last k included
     token: torch.Tensor  # [R, W] int32, -1 before the prompt and behind the length
     chance: torch.Tensor  # [R, W] int32, with which the target drew it, times CHANCE_ONE
-    turn: torch.Tensor  # [S] int32, samples that the slot has begun
+    begun: torch.Tensor  # [S] int32, samples that the slot has begun
 
     @classmethod
     def empty(
@@ -48,7 +48,7 @@ class Texts:
             length=full(rows, value=0),
             token=full(rows, k + tokens, value=-1),
             chance=full(rows, k + tokens, value=0),
-            turn=full(slots, value=0),
+            begun=full(slots, value=0),
         )
 
     @property
@@ -65,8 +65,8 @@ class Texts:
         some = count > 0
         old = (slots.generated - count).long()
         fresh = some & (old == 0)
-        self.turn += fresh.int()
-        row = torch.arange(S, device=count.device) * rounds + self.turn % rounds
+        self.begun += fresh.int()
+        row = torch.arange(S, device=count.device) * rounds + self.begun % rounds
         group = slots.group.clamp(min=0).long()
         for name, value in (("group_key", slots.group_key[group]), ("sample", slots.sample)):
             field = getattr(self, name)
@@ -96,7 +96,7 @@ class Texts:
 
 
 class Candidates(NamedTuple):
-    """What may follow each slot, P continuations of at most L tokens."""
+    """Candidate continuations of each slot, P of at most L tokens."""
 
     token: torch.Tensor  # [S, P, L] int32, -1 behind a text's end and in candidates that are none
     chance: torch.Tensor  # [S, P, L] int32, probabilities times CHANCE_ONE, 0 where no token is
@@ -148,5 +148,5 @@ class DagConfig:
 
     @property
     def children(self) -> int:
-        """Of a node, the heaviest."""
+        """Most children of a node, by weight."""
         return MAX_CHILDREN if self.tree else 1

@@ -1,4 +1,4 @@
-"""A GPU that this machine has and torch cannot use."""
+"""Detection of a GPU that torch cannot use."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def unseen_gpu() -> str | None:
 
 @cache
 def warn_of_unseen_gpu() -> None:
-    """Warns once a process where csd runs on a CPU beside a GPU that torch cannot use."""
+    """Warn once per process if torch cannot use this machine's GPU."""
     found = unseen_gpu()
     if found:
         warnings.warn(f"csd runs on the CPU: {found}", stacklevel=2)

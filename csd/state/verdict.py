@@ -1,4 +1,4 @@
-"""What verification decided in one step."""
+"""Verdict of a step's verification."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class Verdict:
 def empty_verdict(
     rows: int, slots: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Verdict:
-    """Room for a verdict; nothing is written."""
+    """Allocate a verdict; nothing is written."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

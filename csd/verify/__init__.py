@@ -1,16 +1,16 @@
-"""Multi-draft verification: turn K drafts of a token into one token of the target's law.
+"""Multi-draft verification: turn K drafts of a token into one token distributed as the target.
 
-    match       sample the target and look whether the token was drafted (the default)
+    match       sample the target and compare the token with the drafts (the default)
     canonical   choose one draft by the linear program's weights, then accept or resample
-    recursive   try the drafts in order against what the earlier ones left (SpecInfer)
+    recursive   try the drafts in order against the previous ones' residual (SpecInfer)
     kseq        try the drafts in order with one scale (SpecTr)
     single      speculative sampling with the first draft only
 
-All have one interface: `outcome`, the exact law given the drafts; `decide`, a draw from it;
-`acceptance`, the probability that a draft is taken. `optimal_acceptance` bounds them all.
+All have one interface: `outcome`, the exact distribution given the drafts; `decide`, a draw from
+it; `acceptance`, the probability that a draft is taken. `optimal_acceptance` bounds them all.
 Tensors: drafts [B, K], target [B, V], proposal [B, V] or [B, K, V].
 
-All but `match` need drafts that were *drawn* from a known proposal, with noise of their own.
+All but `match` need drafts *drawn* from a known proposal, with noise of their own.
 """
 
 from csd.verify.bound import can_always_accept, joint_acceptance, optimal_acceptance

@@ -1,13 +1,13 @@
-"""The largest acceptance any scheme can have, and when it is 1.
+"""Upper bound on the acceptance of any scheme, and the condition for 1.
 
-For K independent drafts of law p and target q,
+For K independent drafts of distribution p and target q,
 
     P* = 1 + min over sets S of ( q(S) - p(S)^K )
 
-For any joint law of the drafts, p(S)^K becomes the probability that all drafts lie in S. With
-independent drafts a minimising S is a prefix of the tokens sorted by q / p ascending, so a sort and
-two sums are enough: O(V log V). P* = 1 if and only if q(S) >= p(S)^K for every S. Drafts drawn
-without replacement, and those of any joint law, are bounded by looking at every set.
+For any joint distribution of the drafts, p(S)^K becomes the probability that all drafts lie in S.
+With independent drafts a minimising S is a prefix of the tokens sorted by q / p ascending, so a
+sort and two sums are enough: O(V log V). P* = 1 if and only if q(S) >= p(S)^K for every S. Drafts
+drawn without replacement, or jointly, are bounded by enumeration of all sets.
 
 Khisti et al., 2410.18234, for K = 2; the form for any K is the dual in Hu et al., "Towards optimal
 multi-draft speculative decoding", 2502.18779.
@@ -15,9 +15,9 @@ multi-draft speculative decoding", 2502.18779.
 
 import torch
 
-from csd.verify.scheme import prepare_laws
+from csd.verify.scheme import prepare_distributions
 
-# vocabulary at most, where every set is looked at
+# largest vocabulary for the enumeration of all sets
 MAX_JOINT = 16
 
 
@@ -34,23 +34,23 @@ def optimal_acceptance(
 
 
 def can_always_accept(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
-    """[B] bool: whether the bound is 1, that is, q(S) >= p(S)^k for all S, up to rounding."""
+    """[B] bool: the bound is 1, that is, q(S) >= p(S)^k for all S, up to rounding."""
     rounding = 4 * target.shape[1] * torch.finfo(torch.float64).eps
     return _worst_set(target, proposal, k) >= -rounding
 
 
-def _laws(
+def _distributions(
     target: torch.Tensor, proposal: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both [B, V + 1]: the target, and the one proposal of all drafts."""
     if proposal.ndim != 2:
         raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
-    q, p = prepare_laws(target, proposal, k)
+    q, p = prepare_distributions(target, proposal, k)
     return q, p[:, 0]
 
 
 def _worst_set(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
-    q, p = _laws(target, proposal, k)
+    q, p = _distributions(target, proposal, k)
     # tokens that are never drafted come last, where they can only add to q(S)
     order = torch.where(p > 0, q / p.clamp(min=1e-300), torch.inf).argsort(-1)
     mass_q, mass_p = (x.gather(1, order).cumsum(-1) for x in (q, p))
@@ -60,7 +60,7 @@ def _worst_set(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Te
 def _worst_set_of_distinct(
     target: torch.Tensor, proposal: torch.Tensor, k: int
 ) -> torch.Tensor:
-    q, p = _laws(target, proposal, k)
+    q, p = _distributions(target, proposal, k)
     V = target.shape[1]
     if V > MAX_JOINT:
         raise ValueError(f"target must have at most {MAX_JOINT} tokens, got {V}")
@@ -94,7 +94,7 @@ def drawn_inside(p: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _members(n: int, device: torch.device) -> torch.Tensor:
-    """[2^n, n] bool: which of n atoms each set has."""
+    """[2^n, n] bool: membership of n atoms in each set."""
     sets = torch.arange(1 << n, device=device)
     return ((sets[:, None] >> torch.arange(n, device=device)) & 1).bool()
 
@@ -102,9 +102,9 @@ def _members(n: int, device: torch.device) -> torch.Tensor:
 def joint_acceptance(
     target: torch.Tensor, drafts: torch.Tensor, chance: torch.Tensor
 ) -> torch.Tensor:
-    """The bound for drafts of any joint law, by looking at every set: a scalar.
+    """Bound for drafts of any joint distribution, by enumeration of all sets: a scalar.
 
-    target: [V], V <= 16. drafts: [N, K] tuples of tokens, -1 is null. chance: [N], their law.
+    target: [V], V <= 16. drafts: [N, K] tuples of tokens, -1 is null. chance: [N], their probs.
     """
     V = target.shape[0]
     if V > MAX_JOINT:

@@ -1,11 +1,11 @@
 """The canonical decomposition: choose one of the drafts, then single-draft speculative sampling.
 
-Step 1 chooses Y among the drafts; p_I is the law of Y over the drafts and the choice. Step 2
+Step 1 chooses Y among the drafts; p_I is the distribution of Y over drafts and choice. Step 2
 accepts Y with probability min(1, q(Y) / p_I(Y)), else draws from norm((q - p_I)^+). So
 
     acceptance = sum over y of min(q(y), p_I(y))
 
-and the output has law q for whatever weights the choice has, as p_I is computed from them.
+and the output is distributed as q for any weights of the choice, as p_I is computed from them.
 
 **Two drafts.** Tokens are ranked by q - p_1 p_2, largest first. Omega_0 are the first `alphabet`
 tokens, Omega_1 the first `tokens` of them. Of two drafts in Omega_1 the weights come from the
@@ -15,8 +15,8 @@ the acceptance is the largest possible. Truncation loses at most
 
     sum over x outside Omega_1 of (q(x) - p_1(x) p_2(x))^+
 
-**More drafts** play a tournament: the winner so far, of law p_I, meets the next draft. Truncated
-rounds may lower the acceptance; a round that would is skipped, for all drafts alike.
+**More drafts** play a tournament: the winner so far, distributed as p_I, meets the next draft.
+Truncated rounds may lower the acceptance; a round that would is skipped, for all drafts alike.
 
 Khisti et al., "Multi-draft speculative sampling: canonical decomposition and theoretical limits",
 2410.18234.
@@ -37,7 +37,7 @@ MAX_TOKENS = 256
 class Choice:
     """Weights of one round for every pair of tokens."""
 
-    law: torch.Tensor  # [B, A], of the winner
+    probs: torch.Tensor  # [B, A], of the winner
     rank: torch.Tensor  # [B, A], place in Omega_0, its size for tokens outside
     weight: torch.Tensor  # [B, s, s], probability that rank i wins against rank j
     skip: torch.Tensor | None = None  # [B] bool, where the holder stays whatever comes
@@ -108,23 +108,23 @@ class Canonical(Scheme):
 
         # outside: the first draft, or the second when the first is null
         null1, null2 = far1[:, -1:], far2[:, -1:]
-        law = far1 * out2 + null1 * far2
-        law[:, -1:] = null1 * null2
-        return Choice(law.scatter(1, top, won), rank, weight.clamp(0, 1))
+        probs = far1 * out2 + null1 * far2
+        probs[:, -1:] = null1 * null2
+        return Choice(probs.scatter(1, top, won), rank, weight.clamp(0, 1))
 
     def _rounds(self, q: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, list[Choice]]:
-        law, choices = p[:, 0], []
+        probs, choices = p[:, 0], []
         for k in range(1, p.shape[1]):
-            choice = self.choose(q, law, p[:, k])
-            before, after = (torch.minimum(q, x).sum(-1) for x in (law, choice.law))
+            choice = self.choose(q, probs, p[:, k])
+            before, after = (torch.minimum(q, x).sum(-1) for x in (probs, choice.probs))
             choice.skip = after < before
             choices.append(choice)
-            law = torch.where(choice.skip[:, None], law, choice.law)
-        return law, choices
+            probs = torch.where(choice.skip[:, None], probs, choice.probs)
+        return probs, choices
 
     def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
-        law, choices = self._rounds(q, p)
-        # law of who holds the field, given the drafts
+        probs, choices = self._rounds(q, p)
+        # distribution of the current winner, given the drafts
         holds = torch.zeros(x.shape, dtype=q.dtype, device=q.device)
         holds[:, 0] = 1
         for k, choice in enumerate(choices, 1):
@@ -132,8 +132,8 @@ class Canonical(Scheme):
             before = holds[:, :k]
             holds[:, k] = (before * (1 - stays)).sum(-1)
             holds[:, :k] = before * stays
-        accept = ratio(q.gather(1, x), law.gather(1, x))
-        return Plan(holds, accept, normalised((q - law).clamp(min=0), q))
+        accept = ratio(q.gather(1, x), probs.gather(1, x))
+        return Plan(holds, accept, normalised((q - probs).clamp(min=0), q))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return torch.minimum(q, self._rounds(q, p)[0]).sum(-1)

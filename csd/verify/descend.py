@@ -1,4 +1,4 @@
-"""Descend sampled trees: at every node on the way a scheme turns the drafts into a token.
+"""Descent of sampled trees: at every node on the path a scheme turns the drafts into a token.
 
 From each root: where the node was expanded, the scheme decides among its K draws, with words of
 the slot's own in separate streams,
@@ -10,12 +10,13 @@ the slot's own in separate streams,
     RESIDUAL  index = 2 rank, + 1       the token when none is, in two stages
 
 An accepted draft leads to its child; anything else ends the step. A node that was not expanded
-samples the target directly. Every token on the way has the target's law, whatever was drafted.
+samples the target directly. Every token on the path is distributed as the target, whatever the
+drafts.
 
-A node's proposal lives on the few successors its context keeps, or on a draft model's likeliest
-tokens, so the scheme sees these and one atom for all other tokens, which no draft can be: exact,
-and independent of the vocabulary. Nodes may have fewer drafts than others, each of a law of its own
-where the scheme allows it.
+A node's proposal is over the few successors of its context, or over a draft model's likeliest
+tokens. The scheme gets these and one atom for all other tokens, which no draft can be: exact, and
+independent of the vocabulary. Nodes may have different numbers of drafts, each from a distribution
+of its own where the scheme allows it.
 """
 
 import torch
@@ -33,7 +34,7 @@ def descend(
     scheme: Scheme, draws: int, logits: torch.Tensor, pool: Pool, drawn: Drawn, slots: Slots,
     verdict: Verdict,
 ) -> Verdict:  # fmt: skip
-    """`verdict` with the samples, paths and ends that `scheme` decides; logits: [M, V]."""
+    """Replace the samples, paths and ends of `verdict` by those of `scheme`; logits: [M, V]."""
     bad = verdict.bad.tolist()
     row = {s: start for s, start in enumerate(drawn.start) if pool.slot_nodes[s] > 0 and not bad[s]}
     paths: dict[int, list[int]] = {s: [] for s in row}
@@ -43,12 +44,12 @@ def descend(
     while row:
         rows = torch.tensor(list(row.values()))
         nodes = [drawn.nodes[r] for r in row.values()]
-        law = processed(logits, rows, pool, slots).double()
-        token = _decide(scheme, draws, law, nodes, slots)
+        probs = processed(logits, rows, pool, slots).double()
+        token = _decide(scheme, draws, probs, nodes, slots)
         chosen = token[:, None]
-        raw = logits[rows].to(law.dtype).log_softmax(-1)
+        raw = logits[rows].to(probs.dtype).log_softmax(-1)
         verdict.sample[rows] = token.to(verdict.sample.dtype)
-        verdict.logprob[rows] = law.gather(1, chosen)[:, 0].log().to(verdict.logprob.dtype)
+        verdict.logprob[rows] = probs.gather(1, chosen)[:, 0].log().to(verdict.logprob.dtype)
         verdict.raw_logprob[rows] = raw.gather(1, chosen)[:, 0].to(verdict.raw_logprob.dtype)
         below = {}
         for (s, r), node, t in zip(row.items(), nodes, token.tolist(), strict=True):
@@ -58,7 +59,7 @@ def descend(
             elif len(paths[s]) >= left[s]:
                 finish[s] = LENGTH
             else:
-                # equal draws are one prefix: the first stands for all
+                # equal draws are one prefix, represented by the first
                 same = [c for c in node.children if drawn.nodes[drawn.start[s] + c].token == t]
                 if same:
                     below[s] = drawn.start[s] + same[0]
@@ -74,9 +75,9 @@ def descend(
 
 
 def _decide(
-    scheme: Scheme, draws: int, law: torch.Tensor, nodes: list[Node], slots: Slots
+    scheme: Scheme, draws: int, probs: torch.Tensor, nodes: list[Node], slots: Slots
 ) -> torch.Tensor:
-    """Tokens [n] of the nodes, whose targets are law [n, V]."""
+    """Tokens [n] of the nodes; probs: [n, V], their targets."""
     words = _Words(nodes, slots)
     # [n, W + 1]: the kept successors, then everything else
     width = max([len(n.kept.token) for n in nodes if n.children], default=0)
@@ -88,8 +89,8 @@ def _decide(
             kept[i, :w] = torch.tensor(node.kept.token)
             owns[i, :w] = True
     # -1 in padding: the place behind the vocabulary takes it
-    place = torch.where(owns, kept, law.shape[1])
-    wide = torch.nn.functional.pad(law, (0, 1))
+    place = torch.where(owns, kept, probs.shape[1])
+    wide = torch.nn.functional.pad(probs, (0, 1))
     mass = wide.gather(1, place)
     other = wide.scatter(1, place, 0)[:, :-1]
     token = inverse_cdf(other, words(RESIDUAL, [2 * n.rank + 1 for n in nodes]))
@@ -97,11 +98,11 @@ def _decide(
     select = words(SELECT, [n.rank for n in nodes])
     accept = words(ACCEPT, [[n.rank * draws + k for k in range(draws)] for n in nodes])
     residual = words(RESIDUAL, [2 * n.rank for n in nodes])
-    # nodes of as many drafts, of one law or of one each
+    # batch nodes with as many drafts, of one distribution or of one each
     alike: dict[tuple[int, int], list[int]] = {}
     for i, node in enumerate(nodes):
         if node.children:
-            alike.setdefault((len(node.drafts), node.kept.law.ndim), []).append(i)
+            alike.setdefault((len(node.drafts), node.kept.probs.ndim), []).append(i)
     for (count, _), members in alike.items():
         at = torch.tensor(members)
         drafts = torch.tensor([nodes[i].drafts for i in members])
@@ -115,9 +116,9 @@ def _decide(
 
 
 def _proposal(node: Node, width: int) -> torch.Tensor:
-    """[width + 1] or [K, width + 1]: a node's law, and no mass on everything else."""
-    law = torch.from_numpy(node.kept.law)
-    return torch.nn.functional.pad(law, (0, width + 1 - law.shape[-1]))
+    """[width + 1] or [K, width + 1]: a node's distribution, and no mass on everything else."""
+    probs = torch.from_numpy(node.kept.probs)
+    return torch.nn.functional.pad(probs, (0, width + 1 - probs.shape[-1]))
 
 
 class _Words:
@@ -130,7 +131,7 @@ class _Words:
         self.position = slots.generated[s] + depth
 
     def __call__(self, stream: int, index: list) -> torch.Tensor:
-        """In the shape of index, [n] or [n, K]."""
+        """Numbers in the shape of index, [n] or [n, K]."""
         place = torch.tensor(index)
         at = [self.key, self.position, self.sample, stepped(stream, self.step)]
         key, position, sample, words = (x.view(-1, *[1] * (place.ndim - 1)) for x in at)

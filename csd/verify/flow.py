@@ -1,25 +1,25 @@
-"""Split the mass of pairs between their members so that as much as possible is of use.
+"""Optimal split of the mass of pairs between their members, by maximum flow.
 
-Of s items, each pair {i, j} has mass m_ij = m_ji to be split, f_ij to i and f_ji = m_ij - f_ij to
-j. With what each has anyway, the program is
+Each pair {i, j} of s items has mass m_ij = m_ji to be split, f_ij to i and f_ji = m_ij - f_ij to j.
+With base_i the mass that item i has already, the program is
 
     max  sum over i of min( limit_i, base_i + sum over j of f_ij ),    0 <= f_ij <= m_ij
 
 a flow from pairs to items. Moving mass of {i, j} from i to j is an arc of capacity f_ij, so it is a
 flow over the items alone, from those above their limit to those below. It is solved by
 push-relabel, all items of all rows at once: an item above its limit pushes along every arc that
-goes one label down, and one that has no such arc is relabelled. What reaches no item below its
-limit stays where it is.
+goes one label down, and one that has no such arc is relabelled. Mass that reaches no item below
+its limit stays.
 """
 
 import torch
 
-# what counts as nothing, beside masses of order 1
+# zero, relative to masses of order 1
 EPS = 1e-15
 
 
 def split_pairs(base: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """f [B, s, s] of an optimum.
+    """Return an optimal f [B, s, s].
 
     base, limit: [B, s] float64, not negative. mass: [B, s, s] float64, symmetric, 0 on the
     diagonal. The start gives each pair to its smaller index.

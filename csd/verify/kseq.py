@@ -4,8 +4,8 @@
     residual  = norm((q - min(q / rho, p) acceptance / beta)^+)
 
 The residual is not negative when rho beta >= acceptance; the best rho is the smallest such in
-[1, K]. It is found by bisection and rounded up, so the law is exact for the rho that was found.
-All drafts have the same proposal.
+[1, K]. It is found by bisection and rounded up, so the output is exact for this rho. All
+drafts have the same proposal.
 
 Sun et al., "SpecTr: fast speculative decoding via optimal transport", 2310.15141.
 """

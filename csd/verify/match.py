@@ -1,4 +1,4 @@
-"""Sample the target and look whether the token was drafted: the default verifier.
+"""Sample the target and compare the token with the drafts: the default verifier.
 
     token ~ q,  draft = the first k with x_k = token
     acceptance = sum over y of q(y) (1 - prod over k of (1 - p_k(y)))        independent drafts
@@ -20,7 +20,7 @@ from csd.verify.scheme import (
     check_drafts,
     inverse_cdf,
     normalised,
-    prepare_laws,
+    prepare_distributions,
 )
 
 
@@ -30,8 +30,8 @@ class Match(Scheme):
     def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
         chance = q.gather(1, x)
         # a token counts at its first draft; after that it cannot be the output any more
-        earlier = torch.ones(x.shape[1], x.shape[1], device=x.device).tril(-1).bool()
-        again = ((x[:, :, None] == x[:, None, :]) & earlier).any(-1)
+        previous = torch.ones(x.shape[1], x.shape[1], device=x.device).tril(-1).bool()
+        again = ((x[:, :, None] == x[:, None, :]) & previous).any(-1)
         chance = torch.where(again, 0, chance)
         left = 1 - chance.cumsum(-1) + chance
         accept = torch.where(chance > 0, chance / left.clamp(min=1e-300), 0).clamp(max=1)
@@ -39,21 +39,21 @@ class Match(Scheme):
         return Plan(None, accept, normalised(torch.where(drafted, 0, q), q))
 
     def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
-        return _found(inverse_cdf(q, noise.residual), x)
+        return _match(inverse_cdf(q, noise.residual), x)
 
     def decide_coupled(
         self, drafts: torch.Tensor, target: torch.Tensor, gumbel: torch.Tensor
     ) -> Decision:
         """As `decide`, with the token argmax(log q + gumbel), gumbel [B, V]."""
         x = check_drafts(drafts, target)
-        q, _ = prepare_laws(target, target, 1)
-        return _found((q[:, :-1].log() + gumbel.double()).argmax(-1), x)
+        q, _ = prepare_distributions(target, target, 1)
+        return _match((q[:, :-1].log() + gumbel.double()).argmax(-1), x)
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return (q * (1 - (1 - p).prod(1))).sum(-1)
 
 
-def _found(token: torch.Tensor, x: torch.Tensor) -> Decision:
+def _match(token: torch.Tensor, x: torch.Tensor) -> Decision:
     hit = x == token[:, None]
     return Decision(token, torch.where(hit.any(-1), hit.int().argmax(-1), -1))
 

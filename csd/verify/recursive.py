@@ -1,4 +1,4 @@
-"""Recursive rejection: try the drafts in order, each against what the earlier ones left.
+"""Recursive rejection: try the drafts in order, each against the residual of the previous ones.
 
     q_1 = q,   accept x_k with probability min(1, q_k(x_k) / p_k(x_k)),
     q_{k+1} = norm((q_k - p_k)^+),   after the last draft, draw from q_{K+1}
@@ -40,10 +40,10 @@ class Recursive(Scheme):
             q = normalised((q - p[:, k]).clamp(min=0), q)
         return Plan(None, accept, q)
 
-    def draft_law(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    def draft_probs(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         if not self.replacement:
             p = without_replacement(x, p[:, 0])
-        return super().draft_law(x, p)
+        return super().draft_probs(x, p)
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         if not self.replacement:
@@ -56,11 +56,11 @@ class Recursive(Scheme):
 
 
 def without_replacement(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """[B, K, A]: law of each draft after those before it; x: [B, K], p: [B, A]."""
+    """[B, K, A]: distribution of each draft after those before it; x: [B, K], p: [B, A]."""
     null = torch.zeros_like(p)
     null[:, -1] = 1
-    laws = []
+    distributions = []
     for k in range(x.shape[1]):
-        laws.append(normalised(p, null))
+        distributions.append(normalised(p, null))
         p = p.scatter(1, x[:, k : k + 1], 0)
-    return torch.stack(laws, 1)
+    return torch.stack(distributions, 1)

@@ -1,11 +1,11 @@
-"""What all verification schemes share: their interface, checked input and the null draw.
+"""Base of the verification schemes: interface, input checks and the null draw.
 
-A scheme turns K drafts x_1 .. x_K of a token, with laws p_1 .. p_K, into one token of law q. It
-either takes one of the drafts or draws from a residual law. Given the drafts, everything about it
-is a `Plan`; summed over the drafts' law, a plan's outcome is q, exactly.
+A scheme turns K drafts x_1 .. x_K of a token, drawn from p_1 .. p_K, into one token distributed as
+q. It either takes one of the drafts or draws from a residual distribution. Given the drafts, a
+scheme is a `Plan`; summed over the drafts' distribution, a plan's outcome is q, exactly.
 
-Mass that a proposal lacks is a null draw: an atom behind the vocabulary with target probability
-0, written -1 among drafts. What rounding in the proposal's own dtype explains is no lack: without
+Mass that a proposal lacks is a null draw: an atom after the vocabulary with target probability 0,
+written -1 among drafts. A gap that rounding in the proposal's dtype explains is no lack: without
 replacement, once the likely tokens are drawn, it would be all that is left. Everything is computed
 in float64.
 """
@@ -15,7 +15,7 @@ from itertools import product
 
 import torch
 
-# how far sums may be off; in a dtype of fewer digits, as far as the rounding of its entries
+# allowed error of sums; in a dtype of fewer digits, as much as the rounding of its entries
 TOLERANCE = 1e-3
 # tuples of drafts that `Scheme.acceptance` enumerates at most
 MAX_TUPLES = 1 << 20
@@ -32,31 +32,31 @@ class Noise:
 
 @dataclass(slots=True)
 class Decision:
-    token: torch.Tensor  # [B] int64, of law q
+    token: torch.Tensor  # [B] int64, of distribution q
     draft: torch.Tensor  # [B] int64, which draft was taken, -1 for none
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The law of what a scheme does with given drafts."""
+    """Distribution of a scheme's output, given the drafts."""
 
     accept: torch.Tensor  # [B, K] float64, probability that draft k is the output
-    residual: torch.Tensor  # [B, V] float64, law of the output when no draft is
+    residual: torch.Tensor  # [B, V] float64, distribution of the output when no draft is
 
-    def law(self, drafts: torch.Tensor) -> torch.Tensor:
-        """[B, V]: law of the output given the drafts [B, K]."""
-        law = (1 - self.accept.sum(-1, keepdim=True)).clamp(min=0) * self.residual
+    def probs(self, drafts: torch.Tensor) -> torch.Tensor:
+        """[B, V]: distribution of the output given the drafts [B, K]."""
+        probs = (1 - self.accept.sum(-1, keepdim=True)).clamp(min=0) * self.residual
         # a null draft is never accepted: its zero may go anywhere
-        return law.scatter_add(1, drafts.long().clamp(min=0), self.accept)
+        return probs.scatter_add(1, drafts.long().clamp(min=0), self.accept)
 
 
 @dataclass(slots=True)
 class Plan:
-    """How the output is found. A = V + 1 atoms, the last one null."""
+    """Steps to the output, given the drafts. A = V + 1 atoms, the last one null."""
 
-    select: torch.Tensor | None  # [B, K], law of the one candidate; None tries all in order
+    select: torch.Tensor | None  # [B, K], distribution of the candidate; None tries all in order
     accept: torch.Tensor  # [B, K], probability of taking a draft that is tried
-    residual: torch.Tensor  # [B, A], law of the output when none is taken
+    residual: torch.Tensor  # [B, A], distribution of the output when none is taken
 
 
 class Scheme:
@@ -74,7 +74,7 @@ class Scheme:
     def outcome(
         self, drafts: torch.Tensor, target: torch.Tensor, proposal: torch.Tensor
     ) -> Outcome:
-        """The law of the output given the drafts.
+        """Return the distribution of the output given the drafts.
 
         drafts: [B, K] integers, -1 is a null draw. target: [B, V] probabilities. proposal: [B, V]
         when all drafts have the same one, else [B, K, V]. Sums of a target may be off by 1e-3, in
@@ -101,12 +101,12 @@ class Scheme:
 
     def acceptance(self, target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
         """[B] float64: probability that one of k drafts is taken, over drafts and noise."""
-        q, p = prepare_laws(target, proposal, k)
+        q, p = prepare_distributions(target, proposal, k)
         self._check_same(p)
         return self._acceptance(q, p)
 
     def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
-        """x: [B, K] in 0 .. V, q: [B, A], p: [B, K, A], all laws sum to 1."""
+        """x: [B, K] in 0 .. V, q: [B, A], p: [B, K, A], all distributions sum to 1."""
         raise NotImplementedError
 
     def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
@@ -124,7 +124,7 @@ class Scheme:
         return Decision(token, torch.where(taken, draft, -1))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """By enumeration of all tuples of drafts."""
+        """Enumerate all tuples of drafts."""
         B, K, A = p.shape
         if A**K > MAX_TUPLES:
             raise ValueError(
@@ -134,11 +134,11 @@ class Scheme:
         for drafts in product(range(A), repeat=K):
             x = torch.tensor(drafts, device=q.device).expand(B, K)
             plan = self._plan(x, q, p)
-            chance = self.draft_law(x, p)
+            chance = self.draft_probs(x, p)
             total += chance * (1 - (1 - plan.accept).prod(-1))
         return total
 
-    def draft_law(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    def draft_probs(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """[B]: probability of the drafts x [B, K] under p [B, K, A]."""
         return p.gather(2, x[:, :, None])[:, :, 0].prod(-1)
 
@@ -146,7 +146,7 @@ class Scheme:
         self, drafts: torch.Tensor, target: torch.Tensor, proposal: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         x = check_drafts(drafts, target)
-        q, p = prepare_laws(target, proposal, x.shape[1])
+        q, p = prepare_distributions(target, proposal, x.shape[1])
         self._check_same(p)
         return torch.where(x < 0, q.shape[1] - 1, x), q, p
 
@@ -171,7 +171,7 @@ def check_drafts(drafts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return drafts.long()
 
 
-def prepare_laws(
+def prepare_distributions(
     target: torch.Tensor, proposal: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q [B, A] and p [B, K, A] in float64 with the null atom, both checked and of sum 1."""
@@ -185,9 +185,9 @@ def prepare_laws(
             f"proposal must have shape {(B, V)} or {(B, k, V)}, got {tuple(proposal.shape)}"
         )
     q, p = target.double(), proposal.double()
-    for name, law in (("target", q), ("proposal", p)):
-        if not bool(((law >= 0) & law.isfinite()).all()):
-            raise ValueError(f"{name} must be finite and not negative, got {_worst(law)}")
+    for name, probs in (("target", q), ("proposal", p)):
+        if not bool(((probs >= 0) & probs.isfinite()).all()):
+            raise ValueError(f"{name} must be finite and not negative, got {_worst(probs)}")
     total = q.sum(-1, keepdim=True)
     far_off = max(TOLERANCE, 4 * _eps(target))
     if bool(((total - 1).abs() > far_off).any()):
@@ -203,39 +203,39 @@ def prepare_laws(
     return q, p if p.ndim == 3 else p[:, None].expand(B, k, V + 1)
 
 
-def _eps(law: torch.Tensor) -> float:
-    return torch.finfo(law.dtype).eps if law.is_floating_point() else 0.0
+def _eps(probs: torch.Tensor) -> float:
+    return torch.finfo(probs.dtype).eps if probs.is_floating_point() else 0.0
 
 
-def _rounding(law: torch.Tensor) -> float:
-    """How far below 1 the sum of a whole law [.., V] may lie, by the rounding of its dtype.
+def _rounding(probs: torch.Tensor) -> float:
+    """Rounding error of the sum of a complete distribution [.., V], by its dtype.
 
     Each entry is off by eps / 2 of itself, and so is their sum; a sum that was accumulated in that
     dtype before it divided them, by V eps / 2 at worst.
     """
-    eps = _eps(law)
-    return max(4 * eps, min(4 * law.shape[-1] * eps, TOLERANCE))
+    eps = _eps(probs)
+    return max(4 * eps, min(4 * probs.shape[-1] * eps, TOLERANCE))
 
 
-def _worst(law: torch.Tensor) -> float:
-    bad = law[~((law >= 0) & law.isfinite())]
+def _worst(probs: torch.Tensor) -> float:
+    bad = probs[~((probs >= 0) & probs.isfinite())]
     return float(bad[0])
 
 
 def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """min(1, a / b); 0 where b is 0, since what cannot be drawn is never tried."""
+    """min(1, a / b); 0 where b is 0, since a token that cannot be drawn is never tried."""
     return torch.where(b > 0, (a / b.clamp(min=torch.finfo(b.dtype).tiny)).clamp(max=1), 0)
 
 
 def normalised(mass: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
-    """mass / sum over the last dimension; `fallback` where there is none, which nobody draws."""
+    """mass / sum over the last dimension; `fallback` where the sum is 0, which is never drawn."""
     total = mass.sum(-1, keepdim=True)
     return torch.where(total > 0, mass / total.clamp(min=torch.finfo(mass.dtype).tiny), fallback)
 
 
-def inverse_cdf(law: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """[B]: the atom of law [B, A] (of any sum) at u [B]; never one of probability 0."""
-    cdf = law.cumsum(-1)
-    atom = (cdf <= u.to(law.dtype)[:, None] * cdf[:, -1:]).sum(-1)
-    places = torch.arange(law.shape[1], device=law.device)
-    return atom.minimum(torch.where(law > 0, places, 0).amax(-1))
+def inverse_cdf(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """[B]: the atom of probs [B, A] (of any sum) at u [B]; never one of probability 0."""
+    cdf = probs.cumsum(-1)
+    atom = (cdf <= u.to(probs.dtype)[:, None] * cdf[:, -1:]).sum(-1)
+    places = torch.arange(probs.shape[1], device=probs.device)
+    return atom.minimum(torch.where(probs > 0, places, 0).amax(-1))

@@ -1,8 +1,8 @@
-"""The target's processed distribution over the whole vocabulary, at chosen rows of a pool.
+"""Processed target distribution over the whole vocabulary, at selected rows of a pool.
 
 In transformers' order: repetition penalty over the prompt, the sample and the row's path; banned
 end tokens; temperature; top-k; top-p; min-p. `csd/kernels/verify/` samples from the same
-distribution without ever writing it down.
+distribution without materialising it.
 """
 
 import torch
@@ -39,7 +39,7 @@ def processed(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
 
 
 def _penalise(x: torch.Tensor, row: int, pool: Pool, slots: Slots) -> None:
-    """In place, x [V]: every token of prompt, sample and path counts once."""
+    """Penalise x [V] in place: every token of prompt, sample and path counts once."""
     s = int(pool.slot[row])
     bit = torch.arange(32, device=x.device)
     seen = ((slots.seen[s][:, None] >> bit) & 1).flatten()[: x.shape[0]].bool()
@@ -51,7 +51,7 @@ def _penalise(x: torch.Tensor, row: int, pool: Pool, slots: Slots) -> None:
 
 
 def _cut_tail(z: torch.Tensor, tail: float) -> None:
-    """In place, z [V] with maximum 0: drop the least likely tokens, of mass `tail` at most.
+    """Drop the least likely tokens of z [V], of mass `tail` at most, in place; z has maximum 0.
 
     A token goes when the mass up to and including it, in ascending order, is at most `tail`; equal
     values ascend in token order; the likeliest token stays.

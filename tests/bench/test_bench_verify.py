@@ -1,4 +1,4 @@
-"""Measurements of `python -m bench verify` on toys of known law, and docs/verifiers.md's tables."""
+"""Measurements of `python -m bench verify` on toy models, and docs/verifiers.md's tables."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from scripted import LastToken, engine
-from verify_cases import EVERY, enumerate_law, laws
+from verify_cases import EVERY, distributions, enumerate_output
 
 from bench.lib.common import merged
 from bench.studies.verification.verify import acceptance, main, without_replacement
@@ -38,11 +38,11 @@ def test_the_picture_is_that_of_the_figures(tmp_path):
 
 def test_pairs_are_the_targets_and_what_the_graph_knows():
     """A target that goes round: 1, 2, 4, 1, ..., and now and then anything."""
-    law = torch.full((8, 8), 0.02, dtype=torch.float64)
+    probs = torch.full((8, 8), 0.02, dtype=torch.float64)
     for here, there in ((1, 2), (2, 4), (4, 1)):
-        law[here, there] += 0.6
-    law /= law.sum(-1, keepdim=True)
-    e = engine(LastToken(lambda token, position: law[token].log(), 8), max_slots=8)
+        probs[here, there] += 0.6
+    probs /= probs.sum(-1, keepdim=True)
+    e = engine(LastToken(lambda token, position: probs[token].log(), 8), max_slots=8)
     right = e.decoder.logits
     pairs = record(e, [[1, 2, 4, 1, 2, 4, 1]], 8, 40, dict(temperature=1.0))
     assert e.decoder.logits == right
@@ -50,8 +50,8 @@ def test_pairs_are_the_targets_and_what_the_graph_knows():
     assert (pairs.target.sum(-1) - 1).abs().max() < 1e-12
     assert (pairs.proposal.sum(-1) - 1).abs().max() < 1e-12
     assert (pairs.proposal[:, -1] == 0).all()
-    # of every row the kept successors' masses are some of the law's
-    known = torch.cat([law.flatten(), torch.zeros(1)]).unique()
+    # of every row the kept successors' masses are some of the distribution's
+    known = torch.cat([probs.flatten(), torch.zeros(1)]).unique()
     assert (pairs.target[:, :8, None] - known).abs().amin(-1).max() < 1e-12
     # what the engine would draft: more drafts hit more, and all of them whatever the graph keeps
     hits = pairs.coupled
@@ -65,13 +65,13 @@ def test_pairs_are_the_targets_and_what_the_graph_knows():
 
 
 def test_acceptance_of_every_scheme():
-    target, proposal = laws(1, 30, 5), laws(2, 30, 5)
+    target, proposal = distributions(1, 30, 5), distributions(2, 30, 5)
     pairs = Pairs(target, proposal, None, 30)
     for k in (2, 3):
         found = acceptance(pairs, k, torch.Generator().manual_seed(0))
         for name in ("kseq", "recursive", "single", "canonical, whole"):
             scheme = EVERY[name.removesuffix(", whole")]
-            expected = enumerate_law(scheme, target, proposal, k)[1]
+            expected = enumerate_output(scheme, target, proposal, k)[1]
             assert (found[name] - expected).abs().max() < 1e-12
         assert torch.equal(found["bound"], optimal_acceptance(target, proposal, k))
         # the likeliest k tokens of the proposal
@@ -81,7 +81,7 @@ def test_acceptance_of_every_scheme():
 
 
 def test_drawing_without_replacement_by_perturbed_scores():
-    target, proposal = laws(3, 300, 4, zeros=0.2), laws(4, 300, 4, zeros=0.2)
+    target, proposal = distributions(3, 300, 4, zeros=0.2), distributions(4, 300, 4, zeros=0.2)
     found = without_replacement(target, proposal, 3, torch.Generator().manual_seed(0))
     expected = EVERY["without-replacement"].acceptance(target, proposal, 3)
     # four standard errors, 64 draws a pair

@@ -15,8 +15,8 @@ from bench.studies.verification.verify_figures import (
     FIXED,
     REGION_DRAFTS,
     fewest,
-    law,
     logits_at,
+    probs,
     regions,
     round_matrices,
     simplex,
@@ -67,10 +67,10 @@ def test_shares_of_regions_grow_with_the_drafts():
 def test_a_law_is_cut_to_the_fewest_tokens_of_its_mass():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     kept = [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]
-    assert law(logits, 1.0, 0.9).tolist()[0] == pytest.approx(kept)
-    assert law(logits, 1.0, 0.75)[0, 2] == 0
+    assert probs(logits, 1.0, 0.9).tolist()[0] == pytest.approx(kept)
+    assert probs(logits, 1.0, 0.75)[0, 2] == 0
     roots = [x**0.5 for x in (0.5, 0.3, 0.15, 0.05)]
-    flat = law(logits, 2.0, 1.0).tolist()[0]
+    flat = probs(logits, 2.0, 1.0).tolist()[0]
     assert flat == pytest.approx([x / sum(roots) for x in roots])
 
 
@@ -85,7 +85,7 @@ def test_acceptance_by_draft_temperature(logits):
     target, draft = logits
     rows = temperature(target, draft, (0.8, 1.6))
     by_kind = {(r["drafts"], r["K"], r["scheme"]): r for r in rows}
-    q, p, first = law(target, 1.0), law(draft, 1.6), law(draft, 1.2)
+    q, p, first = probs(target, 1.0), probs(draft, 1.6), probs(draft, 1.2)
     for k in (2, 4, 8):
         bound = by_kind["same", k, "bound"]
         assert bound["T=1.6"] == pytest.approx(float(optimal_acceptance(q, p, k).mean()), abs=1e-12)

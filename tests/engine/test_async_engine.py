@@ -330,8 +330,9 @@ def test_likeliest_tokens_are_the_models_own():
                 assert list(ids) == want.topk(4).indices.tolist()
                 assert list(logprobs) == pytest.approx(want.topk(4).values.tolist())
                 assert raw == pytest.approx(float(want[token]))
-        laws = [model.next_logits(prompt[:i]).log_softmax(-1) for i in (1, 2)]
-        assert handle.scores.logprobs == pytest.approx([float(laws[0][9]), float(laws[1][2])])
+        distributions = [model.next_logits(prompt[:i]).log_softmax(-1) for i in (1, 2)]
+        want = [float(distributions[0][9]), float(distributions[1][2])]
+        assert handle.scores.logprobs == pytest.approx(want)
         assert [len(row) for row in handle.scores.top] == [2, 2]
         assert not without.result(60)[0].top_logprobs
 

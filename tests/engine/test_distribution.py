@@ -1,11 +1,11 @@
-"""The joint law of samples, by counting: three tokens, three positions, two samples, 729 cells."""
+"""Joint distribution of samples, by counting: 3 tokens, 3 positions, 2 samples, 729 cells."""
 
 import math
 import os
 
 import pytest
 import torch
-from joint_law import JointLaw
+from joint_distribution import JointDistribution
 from scripted import LastToken, engine
 
 import csd
@@ -18,7 +18,7 @@ from csd.kernels.verify.reference_paths import descend_ref
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 2_000))
 
 # rows that differ, so that a wrong context shows
-LAW = JointLaw(
+JOINT = JointDistribution(
     [
         [[0.5, 0.3, 0.2]] * 3,
         [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]],
@@ -29,7 +29,7 @@ LAW = JointLaw(
 
 def equal_share(observed):
     """Share of replicates with two equal samples, and its standard score."""
-    p, replicates = float((LAW.one**2).sum()), int(observed.sum())
+    p, replicates = float((JOINT.one**2).sum()), int(observed.sum())
     share = float(observed.view(27, 27).diagonal().sum()) / replicates
     return share, (share - p) / math.sqrt(p * (1 - p) / replicates)
 
@@ -38,18 +38,18 @@ def equal_share(observed):
     ("max_slots", "together"), [(16, 1), (16, 2)], ids=["one-after-another", "side-by-side"]
 )
 def test_joint_law(max_slots, together):
-    observed, accepted, _ = LAW.draw(REPLICATES, max_slots, together, budget=6 * max_slots)
+    observed, accepted, _ = JOINT.draw(REPLICATES, max_slots, together, budget=6 * max_slots)
     # samples side by side have little to copy: most positions are new to both
     assert accepted > REPLICATES / 10 or together == 2
-    assert LAW.p_value(observed) > 1e-4
+    assert JOINT.p_value(observed) > 1e-4
     assert abs(equal_share(observed)[1]) < 4
 
 
 def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
-    """min(1, q / q_sibling) keeps each sample's law and makes the two of them copies.
+    """min(1, q / q_sibling) keeps each sample's distribution and makes the two of them copies.
 
-    Both have the same law after the same prefix, so the ratio is 1: what the sibling drew is taken
-    wherever it was drafted.
+    Both are distributed alike after the same prefix, so the ratio is 1: the sibling's token
+    is taken wherever it was drafted.
     """
     right = verify_ref
     first: dict[int, list[int]] = {}
@@ -74,9 +74,9 @@ def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
         return verdict
 
     monkeypatch.setattr(ops, "verify_on_path", copying)
-    observed, *_ = LAW.draw(400, max_slots=1, budget=6, kernels="reference")
+    observed, *_ = JOINT.draw(400, max_slots=1, budget=6, kernels="reference")
     assert equal_share(observed)[1] > 20
-    assert LAW.p_value(observed) < 1e-10
+    assert JOINT.p_value(observed) < 1e-10
 
 
 def words_of(monkeypatch, script):

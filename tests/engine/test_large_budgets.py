@@ -8,7 +8,7 @@ from csd.engine import resources
 from csd.engine.budget import FixedBudget, FixedPool
 from csd.engine.static_step import sizes_for
 from csd.state.pool import MAX_NODES
-from csd.verify.sampler import DRAWS
+from csd.verify.multi_draft import DRAWS
 
 OPTIONS = dict(num_samples=12, max_new_tokens=16, seed=3)
 LARGE = [63, 700, 12 * 63, 12 * 63 + 1, 4_000_000_000, 2**31, 10**30]

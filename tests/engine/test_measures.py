@@ -25,7 +25,7 @@ def twin():
     return build("llama", dtype=torch.float64)
 
 
-def laws(model, ids):
+def distributions(model, ids):
     """The model's log-probabilities behind every token."""
     with torch.no_grad():
         return model(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
@@ -44,14 +44,15 @@ def test_measures_are_the_models_own(model, twin, static, rules, budget):
     assert out.tokens == plain.tokens and out.raw_logprobs == plain.raw_logprobs
     assert plain[0].top_logprobs == plain[0].entropies == []
     assert plain.prompt_logprobs is None
-    law = laws(model, PROMPT)
+    probs = distributions(model, PROMPT)
     assert out.prompt_logprobs[0] is None
-    want = [float(law[i, t]) for i, t in enumerate(PROMPT[1:])]
+    want = [float(probs[i, t]) for i, t in enumerate(PROMPT[1:])]
     assert out.prompt_logprobs[1:] == pytest.approx(want, abs=1e-9)
     for sample in out:
-        law = laws(model, PROMPT + sample.tokens)[len(PROMPT) - 1 : -1]
-        assert sample.entropies == pytest.approx((-(law.exp() * law).sum(-1)).tolist(), abs=1e-9)
-        top = law.topk(4)
+        probs = distributions(model, PROMPT + sample.tokens)[len(PROMPT) - 1 : -1]
+        entropy = -(probs.exp() * probs).sum(-1)
+        assert sample.entropies == pytest.approx(entropy.tolist(), abs=1e-9)
+        top = probs.topk(4)
         for pairs, ids, values in zip(sample.top_logprobs, top.indices, top.values, strict=True):
             assert [token for token, _ in pairs] == ids.tolist()
             assert [value for _, value in pairs] == pytest.approx(values.tolist(), abs=1e-9)
@@ -73,8 +74,8 @@ def test_a_long_prompt_is_measured_chunk_by_chunk(model, twin):
     with csd.Engine(twin, prefill_chunk=20) as e:
         out = e.generate([prompt, PROMPT], prompt_logprobs=True, max_new_tokens=2, seed=0)
     for ids, result in zip((prompt, PROMPT), out, strict=True):
-        law = laws(model, ids)
-        want = [float(law[i, t]) for i, t in enumerate(ids[1:])]
+        probs = distributions(model, ids)
+        want = [float(probs[i, t]) for i, t in enumerate(ids[1:])]
         assert result.prompt_logprobs == [None, *[pytest.approx(x, abs=1e-9) for x in want]]
 
 

@@ -24,8 +24,8 @@ def scorer(request):
 
 def own(model, prompt, tokens):
     with torch.no_grad():
-        law = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0].log_softmax(-1)
-    return [float(law[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens)]
+        probs = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0].log_softmax(-1)
+    return [float(probs[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens)]
 
 
 def test_scores_are_the_models_own(model, scorer):

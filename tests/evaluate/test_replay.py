@@ -123,27 +123,27 @@ def test_samples_that_say_the_same_pay():
 def markov(seed, tokens):
     """Samples of a Markov chain, drawn with keyed Gumbels, their `top`, and the Gumbels."""
     generator = torch.Generator().manual_seed(seed)
-    law = torch.rand(VOCAB, VOCAB, generator=generator, dtype=torch.float64) ** 4
-    law = (law / law.sum(1, keepdim=True)).mul(1000).round().clamp(min=1)
-    law /= law.sum(1, keepdim=True)
+    probs = torch.rand(VOCAB, VOCAB, generator=generator, dtype=torch.float64) ** 4
+    probs = (probs / probs.sum(1, keepdim=True)).mul(1000).round().clamp(min=1)
+    probs /= probs.sum(1, keepdim=True)
     S = 6
     gumbel = -(-torch.rand(S, tokens + 17, VOCAB, generator=generator).double().log()).log()
     samples, top = [], []
     for s in range(S):
         last, text, tops = 0, [], []
         for i in range(tokens):
-            q = law[last]
+            q = probs[last]
             last = int((q.log() + gumbel[s, i]).argmax())
             text.append(last)
             order = q.argsort(descending=True)
             tops.append([order.tolist(), q[order].tolist()])
         samples.append(text)
         top.append(tops)
-    return Trace(0, [1, 0], samples, 1.0, top), law, gumbel
+    return Trace(0, [1, 0], samples, 1.0, top), probs, gumbel
 
 
 def test_posterior_noise_draws_the_recording():
-    recorded, law, _ = markov(0, 80)
+    recorded, probs, _ = markov(0, 80)
     recording = Recording(recorded, 6)
     slot = torch.arange(6).repeat_interleave(80)
     position = torch.arange(80).repeat(6)
@@ -151,7 +151,7 @@ def test_posterior_noise_draws_the_recording():
     g = recording.noise(slot, position, token)
     text = torch.tensor(recorded.samples)
     last = torch.cat([torch.zeros(6, 1, dtype=torch.int64), text[:, :-1]], 1).flatten()
-    assert torch.equal((law[last].log() + g).argmax(1), text.flatten())
+    assert torch.equal((probs[last].log() + g).argmax(1), text.flatten())
     # the same noise whenever it is asked for, other noise for another seed
     assert torch.equal(g[:7, 1:3], recording.noise(slot[:7], position[:7], token[:7, 1:3]))
     other = Recording(recorded, 6, seed=1).noise(slot, position, token)

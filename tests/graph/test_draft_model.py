@@ -95,7 +95,7 @@ def test_the_cache_is_that_of_the_committed_text():
     stream = e.stream([5, 17, 3, 60], num_samples=2, max_new_tokens=40, budget=16, drafter=drafter,
                       temperature=0.7, seed=2, ignore_eos=True)  # fmt: skip
     first = next(stream)[1]
-    cache = e._drafter.reader.cache
+    cache = e._drafter.prefill.cache
     # the other sample may have ended in the same step
     s = next(s for s, n in enumerate(cache.length) if n and cache._owner[s][1] == first.index)
     n = cache.length[s]
@@ -297,7 +297,7 @@ def test_what_cannot_be_served():
     two = draft(PrefixSum(), k=2, temperature=(1.0, 1.2))
     with pytest.raises(ValueError, match="temperature must be one number with verifier='match'"):
         csd.generate(e, "abc", drafter=two, budget=8, **options)
-    with pytest.raises(ValueError, match="'kseq' needs drafts of one law"):
+    with pytest.raises(ValueError, match="'kseq' needs drafts of one distribution"):
         csd.generate(e, "abc", drafter=two, verifier="kseq", budget=8, **options)
     with pytest.raises(ValueError, match="'kseq' draws from one proposal: graph must be False"):
         both = draft(PrefixSum(), graph=True)

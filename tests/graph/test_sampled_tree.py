@@ -7,7 +7,7 @@ from sampled_cases import graph, grow, state
 from csd.engine.budget import AutoBudget, StepTimeTable
 from csd.kernels.ops import reference
 from csd.state.pool import MAX_NODES
-from csd.verify.sampler import Sampler
+from csd.verify.multi_draft import MultiDraftVerifier
 
 
 @pytest.mark.parametrize("nodes", [0, 2, 3, 31, 400])
@@ -67,7 +67,7 @@ def test_trees_keep_within_limits():
     assert 1 in pool.token[(pool.slot == 0) & (pool.depth > 0)].tolist()
     for node in drawn.nodes:
         if node.children:
-            assert abs(node.kept.law.sum() - 1) < 1e-12
+            assert abs(node.kept.probs.sum() - 1) < 1e-12
 
 
 def test_draws_depend_on_step_and_slot_alone():
@@ -109,7 +109,7 @@ def test_a_budget_that_keeps_no_node_rests():
     slots = state(live=1)
     slots.context[0] = torch.tensor([1, 5, 3, 2])
     budget = AutoBudget(StepTimeTable([1, 2, 3, 64], [1.0, 1.0, 9.0, 99.0]))
-    sampler = Sampler("canonical", graph(slots), reference())
+    sampler = MultiDraftVerifier("canonical", graph(slots), reference())
     rows = [
         int(sampler.propose(slots, 1, budget.ask(1), budget).slot_nodes[0]) for _ in range(4)
     ]

@@ -7,7 +7,7 @@ from scipy.optimize import linprog
 from verify_cases import tuples
 
 from csd.verify.recursive import without_replacement
-from csd.verify.scheme import prepare_laws
+from csd.verify.scheme import prepare_distributions
 
 
 def float64(x):
@@ -33,7 +33,7 @@ def best_split(base, mass, limit):
 
 
 def transport(q, drafts, chance):
-    """Optimum of the full program over couplings of drafts [n, k], of law [n], and output."""
+    """Optimum of the full program over couplings of drafts [n, k], of probs [n], and output."""
     vocab, n = len(q), len(drafts)
     gain = torch.zeros(n, vocab)
     for i, x in enumerate(drafts):
@@ -53,7 +53,7 @@ def transport(q, drafts, chance):
 
 
 def independent(p, k):
-    """All drafts [n, k] of k draws of p [vocab], and their law [n]."""
+    """All drafts [n, k] of k draws of p [vocab], and their distribution [n]."""
     drafts = torch.stack(tuples(len(p), k))
     mass = torch.cat([p, (1 - p.sum()).clamp(min=0)[None]])
     return drafts, mass[drafts].prod(-1)
@@ -62,10 +62,10 @@ def independent(p, k):
 def distinct(p, k):
     """The same without replacement: null only when nothing is left."""
     drafts = torch.stack(tuples(len(p), k))
-    _, law = prepare_laws(p.new_ones(1, len(p)) / len(p), p[None], k)
+    _, probs = prepare_distributions(p.new_ones(1, len(p)) / len(p), p[None], k)
     x = torch.where(drafts < 0, len(p), drafts)
-    law = without_replacement(x, law[:, 0].expand(len(x), -1))
-    return drafts, law.gather(2, x[:, :, None])[:, :, 0].prod(-1)
+    probs = without_replacement(x, probs[:, 0].expand(len(x), -1))
+    return drafts, probs.gather(2, x[:, :, None])[:, :, 0].prod(-1)
 
 
 def selection_optimum(q, p1, p2, tokens=None, alphabet=None):

@@ -1,4 +1,4 @@
-"""Targets and proposals for the tests of verification schemes, and laws by enumeration."""
+"""Targets and proposals for the tests of verification schemes, and distributions by enumeration."""
 
 from itertools import product
 
@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from csd.verify import Canonical, KSeq, Match, Recursive, Single
-from csd.verify.scheme import prepare_laws
+from csd.verify.scheme import prepare_distributions
 
 EVERY = {
     "match": Match(),
@@ -21,8 +21,8 @@ EVERY = {
 }
 
 
-def laws(seed: int, rows: int, vocab: int, zeros: float = 0.3) -> torch.Tensor:
-    """[rows, vocab] float64: peaked and flat laws, some entries zero."""
+def distributions(seed: int, rows: int, vocab: int, zeros: float = 0.3) -> torch.Tensor:
+    """[rows, vocab] float64: peaked and flat distributions, some entries zero."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape):
@@ -52,18 +52,18 @@ def tuples(vocab: int, k: int):
     return [torch.tensor(t) for t in product(range(-1, vocab), repeat=k)]
 
 
-def enumerate_law(scheme, target, proposal, k):
-    """Law [B, V] of the output and acceptance [B], summed over all drafts."""
+def enumerate_output(scheme, target, proposal, k):
+    """Distribution [B, V] of the output and acceptance [B], summed over all drafts."""
     rows, vocab = target.shape
-    _, p = prepare_laws(target, proposal, k)
+    _, p = prepare_distributions(target, proposal, k)
     drafts = torch.stack(tuples(vocab, k))
     n = len(drafts)
     drafts = drafts.repeat(rows, 1)
     q, prior, p = (x.repeat_interleave(n, 0) for x in (target, proposal, p))
-    chance = scheme.draft_law(torch.where(drafts < 0, vocab, drafts), p)
+    chance = scheme.draft_probs(torch.where(drafts < 0, vocab, drafts), p)
     outcome = scheme.outcome(drafts, q, prior)
-    law = (chance[:, None] * outcome.law(drafts)).view(rows, n, vocab).sum(1)
-    return law, (chance * outcome.accept.sum(-1)).view(rows, n).sum(1)
+    probs = (chance[:, None] * outcome.probs(drafts)).view(rows, n, vocab).sum(1)
+    return probs, (chance * outcome.accept.sum(-1)).view(rows, n).sum(1)
 
 
 def _weights(vocab: int):
@@ -75,7 +75,7 @@ def _weights(vocab: int):
 def small_pairs(draw, vocab: int, proposals: int = 1):
     """target [1, vocab] and proposal [1, vocab], or [1, proposals, vocab] if more than one.
 
-    Any small weights, and on purpose: one-hot, disjoint supports, equal laws, missing mass.
+    Any small weights, and on purpose: one-hot, disjoint supports, equal pairs, missing mass.
     """
     kind = draw(st.sampled_from(["any", "one-hot target", "one-hot proposal", "disjoint", "equal"]))
     one = st.integers(0, vocab - 1).map(lambda i: [int(i == j) for j in range(vocab)])

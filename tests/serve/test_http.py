@@ -154,15 +154,15 @@ def test_echo_scores_the_prompt(port, engine, model):
     _, answer = call(port, "/v1/completions", body)
     choice = answer["choices"][0]
     with torch.no_grad():
-        law = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    want = [float(law[i, t]) for i, t in enumerate(ids[1:])]
+        probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    want = [float(probs[i, t]) for i, t in enumerate(ids[1:])]
     found = choice["logprobs"]["token_logprobs"]
     assert found[0] is None and found[1:-1] == pytest.approx(want)
-    assert found[-1] == pytest.approx(float(law[-1].max()))
+    assert found[-1] == pytest.approx(float(probs[-1].max()))
     likeliest = choice["logprobs"]["top_logprobs"]
     assert likeliest[0] is None
     for i in range(5):
-        assert max(likeliest[i + 1].values()) == pytest.approx(float(law[i].max()))
+        assert max(likeliest[i + 1].values()) == pytest.approx(float(probs[i].max()))
     text = model._csd_tokenizer.decode(ids)
     assert choice["text"].startswith(text)
     assert choice["logprobs"]["text_offset"][:6] == [*range(6)]

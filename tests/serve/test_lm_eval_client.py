@@ -49,10 +49,10 @@ def test_local_completions(port, engine, model):
     for (context, rest), (logprob, greedy) in zip(rows, found, strict=True):
         ids = engine.tokenizer(context + rest)["input_ids"]
         with torch.no_grad():
-            law = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         places = range(len(ids) - len(rest), len(ids))
-        assert logprob == pytest.approx(sum(float(law[i - 1, ids[i]]) for i in places), abs=1e-5)
-        assert greedy == all(int(law[i - 1].argmax()) == ids[i] for i in places)
+        assert logprob == pytest.approx(sum(float(probs[i - 1, ids[i]]) for i in places), abs=1e-5)
+        assert greedy == all(int(probs[i - 1].argmax()) == ids[i] for i in places)
 
 
 def test_local_chat_completions_with_repeats(port, engine):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from joint_law import JointLaw
+from joint_distribution import JointDistribution
 from scripted import Letters, PrefixSum, engine
 
 import csd
@@ -13,7 +13,7 @@ from csd.graph import sampled_tree
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
 from csd.state.context_table import WEIGHT_ONE, GraphConfig
-from csd.verify.sampler import DRAWS, Sampler
+from csd.verify.multi_draft import DRAWS, MultiDraftVerifier
 
 # of prompts; `make test-long` asks for more
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 700))
@@ -23,7 +23,7 @@ SLOTS = 16
 # is mostly wrong and 0 comes in its place; under it the second word may have drafted a 0, and then
 # the graph has seen what follows 0 at the last position, unlike what follows it at the second. So
 # the next step's proposal tells what that word was, which must not draw from it again.
-LAW = JointLaw(
+JOINT = JointDistribution(
     [
         [[0.8, 0.1, 0.1]] * 3,
         [[0.1, 0.45, 0.45], [0.4, 0.2, 0.4], [0.3, 0.5, 0.2]],
@@ -35,13 +35,13 @@ LAW = JointLaw(
 verifiers = pytest.mark.parametrize("verifier", sorted(DRAWS))
 
 
-def law_of(verifier, draws, monkeypatch, drafter=None):
-    """p-value of the joint law, and the accepted share of what was drafted."""
+def p_value_of(verifier, draws, monkeypatch, drafter=None):
+    """p-value of the joint distribution, and the accepted share of what was drafted."""
     monkeypatch.setitem(DRAWS, verifier, draws)
-    observed, accepted, drafted = LAW.draw(
+    observed, accepted, drafted = JOINT.draw(
         REPLICATES, SLOTS, verifier=verifier, budget=3 * draws * SLOTS, drafter=drafter
     )
-    return LAW.p_value(observed), accepted / max(drafted, 1)
+    return JOINT.p_value(observed), accepted / max(drafted, 1)
 
 
 def short_memory(ops, device):
@@ -57,7 +57,7 @@ def short_memory(ops, device):
     ("verifier", "draws"), [("canonical", 2), ("recursive", 3), ("kseq", 2), ("single", 1)]
 )
 def test_joint_law(verifier, draws, monkeypatch):
-    p, accepted = law_of(verifier, draws, monkeypatch)
+    p, accepted = p_value_of(verifier, draws, monkeypatch)
     assert p > 1e-4
     assert accepted > 0.1
 
@@ -65,21 +65,21 @@ def test_joint_law(verifier, draws, monkeypatch):
 def test_a_pool_that_drops_its_least_likely_draw_is_found_out(monkeypatch):
     right = sampled_tree.draw
 
-    def picky(law, words):
+    def picky(probs, words):
         """One draw more than asked for, of which the least likely goes."""
-        drawn = right(law, words) + right(law, (words[:1] * 2654435761 + 1) % 2**32)
+        drawn = right(probs, words) + right(probs, (words[:1] * 2654435761 + 1) % 2**32)
         # places are by falling probability
         drawn.remove(max(drawn))
         return drawn
 
     monkeypatch.setattr(sampled_tree, "draw", picky)
-    assert law_of("canonical", 2, monkeypatch)[0] < 1e-6
+    assert p_value_of("canonical", 2, monkeypatch)[0] < 1e-6
 
 
 def test_drafting_words_without_the_step_number_are_found_out(monkeypatch):
-    assert law_of("canonical", 1, monkeypatch, short_memory)[0] > 1e-4
+    assert p_value_of("canonical", 1, monkeypatch, short_memory)[0] > 1e-4
     monkeypatch.setattr(sampled_tree, "stepped", lambda stream, step: step * 0 | stream)
-    assert law_of("canonical", 1, monkeypatch, short_memory)[0] < 1e-6
+    assert p_value_of("canonical", 1, monkeypatch, short_memory)[0] < 1e-6
 
 
 @verifiers
@@ -147,4 +147,4 @@ def test_what_cannot_be_served():
             csd.generate(e, "ab", verifier="kseq", drafter="prompt-lookup", max_new_tokens=2)
     elsewhere = SimpleNamespace(table=SimpleNamespace(step=torch.empty(1, device="meta")))
     with pytest.raises(NotImplementedError, match="verifier 'kseq' runs on CPU only"):
-        Sampler("kseq", elsewhere, reference())
+        MultiDraftVerifier("kseq", elsewhere, reference())

@@ -1,11 +1,11 @@
-"""Laws in the dtypes that models give: what rounding takes from a sum is no chance of no token."""
+"""Rounding of distributions in the models' dtypes adds no null draw."""
 
 import pytest
 import torch
 from verify_cases import EVERY
 
 from csd.verify import optimal_acceptance
-from csd.verify.scheme import prepare_laws
+from csd.verify.scheme import prepare_distributions
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 GAPS = [6, 10, 13, 16]
@@ -19,8 +19,8 @@ def peaked(gap, dtype, seed):
     return logits.to(dtype).softmax(-1)[None]
 
 
-def drawn_law(scheme, name, target, proposal, k):
-    """Laws [B, V] of the output where drafts are drawn from `proposal` as torch.multinomial draws.
+def drawn_distribution(scheme, name, target, proposal, k):
+    """Distributions [B, V] of the output for drafts drawn from `proposal` by torch.multinomial.
 
     The weights are taken as they are, over their sum; nothing is ever drawn that is no token.
     """
@@ -35,28 +35,28 @@ def drawn_law(scheme, name, target, proposal, k):
             left = left.scatter(1, token, 0)
     assert (chance.view(rows, n).sum(1) - 1).abs().max() < 1e-12
     x, row, chance = x[chance > 0], row[chance > 0], chance[chance > 0]
-    law = scheme.outcome(x, target[row], proposal[row]).law(x)
+    probs = scheme.outcome(x, target[row], proposal[row]).probs(x)
     found = torch.zeros(rows, V, dtype=torch.float64)
-    return found.index_add(0, row, chance[:, None] * law)
+    return found.index_add(0, row, chance[:, None] * probs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("k", [2, 3])
-def test_a_sharp_proposal_keeps_the_target_law(name, gap, dtype, k):
+def test_sharp_proposals_keep_the_target_distribution(name, gap, dtype, k):
     target = torch.cat([peaked(2, dtype, seed + 10) for seed in range(3)])
     proposal = torch.cat([peaked(gap, dtype, seed) for seed in range(3)])
-    law = drawn_law(EVERY[name], name, target, proposal, k)
+    probs = drawn_distribution(EVERY[name], name, target, proposal, k)
     whole = target.double() / target.double().sum(-1, keepdim=True)
-    assert (law - whole).abs().max() < 1e-12
+    assert (probs - whole).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gap", GAPS)
 def test_rounding_is_no_mass_of_no_token(gap, dtype):
     for seed in range(20):
-        _, p = prepare_laws(peaked(2, dtype, seed), peaked(gap, dtype, seed), 2)
+        _, p = prepare_distributions(peaked(2, dtype, seed), peaked(gap, dtype, seed), 2)
         assert (p[:, :, -1] == 0).all()
         assert (p.sum(-1) - 1).abs().max() < 1e-15
 
@@ -66,8 +66,8 @@ def test_the_sum_of_a_large_vocabulary_is_whole():
     logits = torch.randn(4, 50_000, generator=torch.Generator().manual_seed(0))
     logits[2:] *= 6
     for dtype in (torch.bfloat16, torch.float32):
-        law = logits.to(dtype).softmax(-1)
-        q, p = prepare_laws(law, law, 1)
+        probs = logits.to(dtype).softmax(-1)
+        q, p = prepare_distributions(probs, probs, 1)
         assert (p[:, :, -1] == 0).all()
         assert (q[:, :-1] - p[:, 0, :-1]).abs().max() < 1e-15
 
@@ -76,7 +76,7 @@ def test_the_sum_of_a_large_vocabulary_is_whole():
 def test_mass_that_a_proposal_does_lack_stays_a_null_draw(dtype):
     target = peaked(2, dtype, 1)
     proposal = (peaked(1, torch.float64, 2) * 0.875).to(dtype)
-    _, p = prepare_laws(target, proposal, 2)
+    _, p = prepare_distributions(target, proposal, 2)
     assert (p[:, :, -1] - 0.125).abs().max() < 4 * torch.finfo(dtype).eps
     bound = optimal_acceptance(target, proposal, 2)
     assert bound < optimal_acceptance(target, proposal.double() / proposal.double().sum(), 2)

@@ -1,14 +1,14 @@
-"""The law of every scheme's output is the target's: exactly, by enumeration over drafts."""
+"""Every scheme's output is distributed as the target: exactly, by enumeration over drafts."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify_cases import EVERY, corners, enumerate_law, laws, small_pairs, tuples
+from verify_cases import EVERY, corners, distributions, enumerate_output, small_pairs, tuples
 
 from csd.verify import Canonical, Match, Noise, coupled_drafts, fixed_drafts, make_scheme
 from csd.verify.canonical import Choice
-from csd.verify.scheme import prepare_laws
+from csd.verify.scheme import prepare_distributions
 
 SIZES = [(2, 1), (5, 1), (3, 2), (5, 2), (3, 3), (2, 4)]
 names = pytest.mark.parametrize("name", EVERY)
@@ -16,12 +16,12 @@ names = pytest.mark.parametrize("name", EVERY)
 
 @names
 @pytest.mark.parametrize(("vocab", "k"), SIZES, ids=lambda x: str(x))
-def test_output_has_the_target_law(name, vocab, k):
-    target = torch.cat([laws(1, 24, vocab), corners(vocab)[0]])
-    proposal = torch.cat([laws(2, 24, vocab), corners(vocab)[1]])
+def test_output_has_the_target_distribution(name, vocab, k):
+    target = torch.cat([distributions(1, 24, vocab), corners(vocab)[0]])
+    proposal = torch.cat([distributions(2, 24, vocab), corners(vocab)[1]])
     proposal[:24:3] *= 0.6
-    law, accepted = enumerate_law(EVERY[name], target, proposal, k)
-    assert (law - target).abs().max() < 1e-12
+    probs, accepted = enumerate_output(EVERY[name], target, proposal, k)
+    assert (probs - target).abs().max() < 1e-12
     expected = EVERY[name].acceptance(target, proposal, k)
     assert (accepted - expected).abs().max() < 1e-12
 
@@ -30,11 +30,11 @@ def test_output_has_the_target_law(name, vocab, k):
 @pytest.mark.parametrize("k", [2, 3])
 def test_output_has_the_target_law_under_different_proposals(name, k):
     vocab, rows = 4, 20
-    target = laws(3, rows, vocab)
-    proposal = torch.stack([laws(10 + i, rows, vocab) for i in range(k)], 1)
+    target = distributions(3, rows, vocab)
+    proposal = torch.stack([distributions(10 + i, rows, vocab) for i in range(k)], 1)
     proposal[::4, 0] *= 0.5
-    law, accepted = enumerate_law(EVERY[name], target, proposal, k)
-    assert (law - target).abs().max() < 1e-12
+    probs, accepted = enumerate_output(EVERY[name], target, proposal, k)
+    assert (probs - target).abs().max() < 1e-12
     assert (accepted - EVERY[name].acceptance(target, proposal, k)).abs().max() < 1e-12
 
 
@@ -42,16 +42,16 @@ def test_output_has_the_target_law_under_different_proposals(name, k):
 @pytest.mark.parametrize(("vocab", "k"), [(4, 2), (3, 3)], ids=str)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_any_small_law(name, vocab, k, data):
+def test_enumerated_small_distributions(name, vocab, k, data):
     """Zeros, ties, one-hot, disjoint supports, missing mass; one proposal or one a draft."""
     several = not EVERY[name].same_proposals and data.draw(st.booleans())
     target, proposal = data.draw(small_pairs(vocab, k if several else 1))
-    law, accepted = enumerate_law(EVERY[name], target, proposal, k)
-    assert (law - target).abs().max() < 1e-12
+    probs, accepted = enumerate_output(EVERY[name], target, proposal, k)
+    assert (probs - target).abs().max() < 1e-12
     assert (accepted - EVERY[name].acceptance(target, proposal, k)).abs().max() < 1e-12
 
 
-def test_any_weights_of_the_choice_keep_the_law(monkeypatch):
+def test_any_weights_of_the_choice_keep_the_target(monkeypatch):
     """p_I is computed from the weights in use, so they need not be the program's."""
     right = Canonical.choose
 
@@ -61,44 +61,44 @@ def test_any_weights_of_the_choice_keep_the_law(monkeypatch):
         generator = torch.Generator().manual_seed(7)
         weight = torch.rand(s, s, generator=generator, dtype=torch.float64)
         weight = (weight.triu(1) + (1 - weight.triu(1).mT).tril(-1)).expand_as(choice.weight)
-        wrong = Choice(choice.law, choice.rank, weight)
-        law = torch.zeros_like(q)
+        wrong = Choice(choice.probs, choice.rank, weight)
+        probs = torch.zeros_like(q)
         A = q.shape[1]
         for i in range(A):
             for j in range(A):
                 x, y = (torch.full((q.shape[0],), v) for v in (i, j))
                 mass, wins = p1[:, i] * p2[:, j], wrong.wins(x, y)
-                law[:, i] += mass * wins
-                law[:, j] += mass * (1 - wins)
-        return Choice(law, choice.rank, weight)
+                probs[:, i] += mass * wins
+                probs[:, j] += mass * (1 - wins)
+        return Choice(probs, choice.rank, weight)
 
-    target, proposal = laws(1, 16, 4), laws(2, 16, 4)
+    target, proposal = distributions(1, 16, 4), distributions(2, 16, 4)
     best = Canonical(None, None).acceptance(target, proposal, 2)
     monkeypatch.setattr(Canonical, "choose", skewed)
-    law, accepted = enumerate_law(Canonical(None, None), target, proposal, 2)
-    assert (law - target).abs().max() < 1e-12
+    probs, accepted = enumerate_output(Canonical(None, None), target, proposal, 2)
+    assert (probs - target).abs().max() < 1e-12
     assert (accepted < best - 1e-3).any()
 
 
 def test_the_law_of_the_winner_is_that_of_the_weights():
     """p_I, which every later step uses, by enumeration of both drafts."""
-    target, one, two = laws(1, 40, 5), laws(2, 40, 5), laws(3, 40, 5)
+    target, one, two = distributions(1, 40, 5), distributions(2, 40, 5), distributions(3, 40, 5)
     q, p1, p2 = (torch.nn.functional.pad(x, (0, 1)) for x in (target, one * 0.7, two))
     p1[:, -1] = 0.3
     for tokens, alphabet in [(None, None), (3, None), (2, 4), (1, 1), (5, 2)]:
         choice = Canonical(tokens, alphabet).choose(q, p1, p2)
-        law = torch.zeros_like(q)
+        probs = torch.zeros_like(q)
         for i in range(6):
             for j in range(6):
                 x, y = (torch.full((40,), v) for v in (i, j))
                 wins = choice.wins(x, y)
-                law[:, i] += p1[:, i] * p2[:, j] * wins
-                law[:, j] += p1[:, i] * p2[:, j] * (1 - wins)
-        assert (law - choice.law).abs().max() < 1e-12
+                probs[:, i] += p1[:, i] * p2[:, j] * wins
+                probs[:, j] += p1[:, i] * p2[:, j] * (1 - wins)
+        assert (probs - choice.probs).abs().max() < 1e-12
 
 
 @names
-def test_sampler_reproduces_the_enumerated_law(name):
+def test_draws_reproduce_the_enumerated_distribution(name):
     """Stratified words, all drafts in one batch: shares are probabilities, and together the target.
 
     Words are a Sobol sequence, the rest of a row's arguments differ from row to row.
@@ -112,14 +112,14 @@ def test_sampler_reproduces_the_enumerated_law(name):
     many = drafts.repeat_interleave(points, 0)
     words = u.repeat(n, 1)
     noise = Noise(words[:, 0], words[:, 1 : k + 1], words[:, k + 1])
-    target, proposal = laws(5, 6, vocab, zeros=0.2), laws(6, 6, vocab, zeros=0.2)
+    target, proposal = distributions(5, 6, vocab, zeros=0.2), distributions(6, 6, vocab, zeros=0.2)
     proposal[::2] *= 0.7
     for q, p in zip(target, proposal, strict=True):
         decision = scheme.decide(many, q.expand(len(many), -1), p.expand(len(many), -1), noise)
         token, draft = decision.token.view(n, points), decision.draft.view(n, points)
         share = torch.nn.functional.one_hot(token, vocab).double().mean(1)
         outcome = scheme.outcome(drafts, q.expand(n, -1), p.expand(n, -1))
-        assert (share - outcome.law(drafts)).abs().max() < 3e-3
+        assert (share - outcome.probs(drafts)).abs().max() < 3e-3
         taken = (draft[:, :, None] == torch.arange(k)).double().mean(1)
         assert (taken.sum(-1) - outcome.accept.sum(-1)).abs().max() < 3e-3
         # equal drafts may be credited to either
@@ -127,10 +127,10 @@ def test_sampler_reproduces_the_enumerated_law(name):
         assert (taken - outcome.accept)[differ].abs().max() < 3e-3
         hit = draft >= 0
         assert torch.equal(drafts.gather(1, draft.clamp(min=0))[hit], token[hit])
-        # over the law of the drafts it is the target's
-        _, law = prepare_laws(q[None], p[None], k)
+        # over the distribution of the drafts it is the target's
+        _, probs = prepare_distributions(q[None], p[None], k)
         x = torch.where(drafts < 0, vocab, drafts)
-        chance = scheme.draft_law(x, law.expand(n, -1, -1))
+        chance = scheme.draft_probs(x, probs.expand(n, -1, -1))
         assert (chance @ share - q).abs().max() < 3e-3
         assert abs(float(chance @ taken.sum(-1) - scheme.acceptance(q[None], p[None], k))) < 3e-3
 
@@ -138,7 +138,7 @@ def test_sampler_reproduces_the_enumerated_law(name):
 def test_match_with_the_targets_own_noise():
     """Coupled drafts do not change the token, and hit more often than independent ones."""
     generator = torch.Generator().manual_seed(0)
-    q, p = laws(1, 1, 6, zeros=0)[0], laws(2, 1, 6, zeros=0)[0]
+    q, p = distributions(1, 1, 6, zeros=0)[0], distributions(2, 1, 6, zeros=0)[0]
     p = 0.5 * (p + q)
     many = 20_000
     gumbel = -(-torch.rand(many, 6, generator=generator, dtype=torch.float64).log()).log()

@@ -2,19 +2,19 @@
 
 import pytest
 import torch
-from verify_cases import EVERY, laws
+from verify_cases import EVERY, distributions
 
 from csd.verify import Canonical, KSeq, Noise, joint_acceptance, optimal_acceptance
 
-Q = laws(1, 2, 4)
-P = laws(2, 2, 4)
+Q = distributions(1, 2, 4)
+P = distributions(2, 2, 4)
 X = torch.tensor([[0, 1], [2, -1]])
 
 
-def with_entry(law, value):
-    law = law.clone()
-    law[1, 2] = value
-    return law
+def with_entry(probs, value):
+    probs = probs.clone()
+    probs[1, 2] = value
+    return probs
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_refused_by_some():
     with pytest.raises(ValueError, match="under 'recursive without replacement'"):
         EVERY["without-replacement"].acceptance(Q, different, 2)
     with pytest.raises(ValueError, match="at most 1048576 tuples of drafts to enumerate"):
-        EVERY["without-replacement"].acceptance(laws(1, 1, 40), laws(2, 1, 40), 4)
+        EVERY["without-replacement"].acceptance(distributions(1, 1, 40), distributions(2, 1, 40), 4)
     with pytest.raises(ValueError, match="k must be a whole number of at least 1, got 0"):
         optimal_acceptance(Q, P, 0)
     with pytest.raises(ValueError, match=r"proposal must have shape \[B, V\]"):
@@ -60,11 +60,11 @@ def test_refused_by_some():
     with pytest.raises(ValueError, match="tokens must be at least 1 or None, got 0"):
         Canonical(tokens=0)
     with pytest.raises(ValueError, match="tokens must be at most 256, got 301"):
-        Canonical(None, None).acceptance(laws(1, 1, 300), laws(2, 1, 300), 2)
+        Canonical(None, None).acceptance(distributions(1, 1, 300), distributions(2, 1, 300), 2)
     with pytest.raises(ValueError, match="target must have at most 16 tokens, got 17"):
-        joint_acceptance(laws(1, 1, 17)[0], X, torch.ones(2))
+        joint_acceptance(distributions(1, 1, 17)[0], X, torch.ones(2))
     with pytest.raises(ValueError, match="target must have at most 16 tokens, got 17"):
-        optimal_acceptance(laws(1, 1, 17), laws(2, 1, 17), 2, replacement=False)
+        optimal_acceptance(distributions(1, 1, 17), distributions(2, 1, 17), 2, replacement=False)
     with pytest.raises(ValueError, match=r"proposal must have shape \[B, V\]"):
         optimal_acceptance(Q, different, 2, replacement=False)
 
@@ -73,7 +73,7 @@ def test_sums_within_tolerance_are_taken():
     for name in EVERY:
         near = EVERY[name].outcome(X, Q * 1.0009, P * 1.0009)
         exact = EVERY[name].outcome(X, Q, P)
-        assert (near.law(X) - exact.law(X)).abs().max() < 1e-12
+        assert (near.probs(X) - exact.probs(X)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -89,10 +89,10 @@ def test_low_precision_and_excluded_tokens_stay_finite(name, dtype):
     drafts = torch.randint(-1, 6, (8, 3), generator=generator)
     scheme = EVERY[name]
     outcome = scheme.outcome(drafts, target, proposal)
-    law = outcome.law(drafts)
-    assert law.isfinite().all() and (law >= 0).all() and (outcome.accept >= 0).all()
-    assert (law.sum(-1) - 1).abs().max() < 1e-9
-    assert (law[target == 0] == 0).all()
+    probs = outcome.probs(drafts)
+    assert probs.isfinite().all() and (probs >= 0).all() and (outcome.accept >= 0).all()
+    assert (probs.sum(-1) - 1).abs().max() < 1e-9
+    assert (probs[target == 0] == 0).all()
     accepted = scheme.acceptance(target, proposal, 3)
     assert ((accepted >= 0) & (accepted <= 1 + 1e-12)).all()
     bound = optimal_acceptance(target, proposal, 3)

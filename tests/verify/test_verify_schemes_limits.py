@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import best_split, distinct, float64, independent, selection_optimum, transport
-from verify_cases import EVERY, corners, enumerate_law, laws, small_pairs, tuples
+from verify_cases import EVERY, corners, distributions, enumerate_output, small_pairs, tuples
 
 from csd.verify import (
     Canonical,
@@ -51,7 +51,7 @@ SIZES = [(None, None), (3, None), (2, 4), (None, 3), (1, 2)]
 @pytest.mark.parametrize(("tokens", "alphabet"), SIZES, ids=str)
 @pytest.mark.parametrize("same", [True, False], ids=["one-proposal", "two-proposals"])
 def test_two_drafts_reach_the_programs_optimum(tokens, alphabet, same):
-    target, one, two = laws(1, 20, 5), laws(2, 20, 5), laws(12, 20, 5)
+    target, one, two = distributions(1, 20, 5), distributions(2, 20, 5), distributions(12, 20, 5)
     one[::4] *= 0.7
     two = one if same else two
     if tokens is alphabet is None:
@@ -86,8 +86,8 @@ def test_two_drafts_of_any_small_laws_reach_the_programs_optimum(pair):
 
 @pytest.mark.parametrize(("vocab", "k"), [(5, 1), (5, 2), (3, 3)], ids=str)
 def test_bound_is_the_optimum_of_the_transport_program(vocab, k):
-    target = torch.cat([laws(3, 10, vocab), corners(vocab)[0]])
-    proposal = torch.cat([laws(4, 10, vocab), corners(vocab)[1]])
+    target = torch.cat([distributions(3, 10, vocab), corners(vocab)[0]])
+    proposal = torch.cat([distributions(4, 10, vocab), corners(vocab)[1]])
     proposal[:10:3] *= 0.8
     bound = optimal_acceptance(target, proposal, k)
     expected = [transport(q, *independent(p, k)) for q, p in zip(target, proposal, strict=True)]
@@ -107,8 +107,8 @@ def test_bound_of_any_small_law_is_the_transport_programs(vocab, k, data):
 
 @pytest.mark.parametrize(("vocab", "k"), [(4, 2), (3, 3), (4, 3)], ids=str)
 def test_bound_without_replacement_is_the_transport_programs(vocab, k):
-    target = torch.cat([laws(13, 8, vocab), corners(vocab)[0]])
-    proposal = torch.cat([laws(14, 8, vocab), corners(vocab)[1]])
+    target = torch.cat([distributions(13, 8, vocab), corners(vocab)[0]])
+    proposal = torch.cat([distributions(14, 8, vocab), corners(vocab)[1]])
     proposal[:8:3] *= 0.8
     for q, p in zip(target, proposal, strict=True):
         drafts, chance = distinct(p, k)
@@ -136,7 +136,7 @@ def test_truncation_loses_at_most_its_bound(data, tokens, alphabet):
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("k", [2, 3])
 def test_no_scheme_passes_the_bound(name, k):
-    target, proposal = laws(5, 40, 4), laws(6, 40, 4)
+    target, proposal = distributions(5, 40, 4), distributions(6, 40, 4)
     scheme = EVERY[name]
     bound = optimal_acceptance(target, proposal, k, replacement=name != "without-replacement")
     assert (scheme.acceptance(target, proposal, k) <= bound + 1e-12).all()
@@ -144,7 +144,7 @@ def test_no_scheme_passes_the_bound(name, k):
 
 def test_bound_of_any_law_of_the_drafts():
     """Independent drafts: the sorted prefixes find the worst of all sets."""
-    target, proposal = laws(7, 12, 4), laws(8, 12, 4) * 0.9
+    target, proposal = distributions(7, 12, 4), distributions(8, 12, 4) * 0.9
     for k in (1, 2, 3):
         bound = optimal_acceptance(target, proposal, k)
         for q, p, expected in zip(target, proposal, bound, strict=True):
@@ -159,8 +159,8 @@ def test_drawing_without_replacement_is_worth_something():
     without = Recursive(replacement=False)
     assert without.acceptance(q, p, 2) > Recursive().acceptance(q, p, 2) + 0.05
     assert optimal_acceptance(q, p, 2, replacement=False) > optimal_acceptance(q, p, 2) + 0.05
-    law, _ = enumerate_law(without, q, p, 4)
-    assert (law - q).abs().max() < 1e-12
+    probs, _ = enumerate_output(without, q, p, 4)
+    assert (probs - q).abs().max() < 1e-12
     # four draws of four tokens are all of them
     assert abs(float(without.acceptance(q, p, 4)) - 1) < 1e-12
 
@@ -173,36 +173,36 @@ def test_when_the_bound_is_one():
     # each token is drafted alone with probability 1/16, less than any has
     assert can_always_accept(tilted, flat, 2)
     assert optimal_acceptance(tilted, flat, 2) == 1
-    target, proposal = laws(9, 200, 3), laws(10, 200, 3)
+    target, proposal = distributions(9, 200, 3), distributions(10, 200, 3)
     for k in (1, 2, 3):
         one = optimal_acceptance(target, proposal, k) > 1 - 1e-12
         assert torch.equal(can_always_accept(target, proposal, k), one)
         assert one.any() == (k > 1)
 
 
-def flat_laws(rows, vocab):
+def flat_distributions(rows, vocab):
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2, rows, vocab, generator=generator, dtype=torch.float64)
     return x / x.sum(-1, keepdim=True)
 
 
 def test_more_drafts_never_lower_the_acceptance():
-    """Truncated rounds of a tournament would, on flat laws; they are skipped."""
-    q, p = flat_laws(20, 30)
+    """Truncated rounds of a tournament would, on flat distributions; they are skipped."""
+    q, p = flat_distributions(20, 30)
     for scheme in (Canonical(tokens=2, alphabet=10), Canonical(tokens=3, alphabet=None)):
         found = torch.stack([scheme.acceptance(q, p, k) for k in range(1, 7)])
         assert (found.diff(dim=0) >= -1e-12).all()
-    q, p = flat_laws(40, 4)
+    q, p = flat_distributions(40, 4)
     few = Canonical(tokens=1, alphabet=2)
     assert (few.acceptance(q, p, 3) == few.acceptance(q, p, 2)).any()
-    law, accepted = enumerate_law(few, q, p, 3)
-    assert (law - q).abs().max() < 1e-12
+    probs, accepted = enumerate_output(few, q, p, 3)
+    assert (probs - q).abs().max() < 1e-12
     assert (accepted - few.acceptance(q, p, 3)).abs().max() < 1e-12
 
 
 def test_the_papers_order_fails_on_flat_targets():
     """With few tokens in the program a flat target does better with K-SEQ."""
-    q, p = flat_laws(20, 60)
+    q, p = flat_distributions(20, 60)
     few = Canonical(tokens=3, alphabet=None).acceptance(q, p, 2).mean()
     all_of_it = Canonical(tokens=None, alphabet=None).acceptance(q, p, 2).mean()
     kseq = EVERY["kseq"].acceptance(q, p, 2).mean()

@@ -1,8 +1,8 @@
-"""Sequences of a draft model under the verifiers that draw: the joint law, and what they accept."""
+"""Sequences of a draft model under multi-draft verifiers: joint distribution and acceptance."""
 
 import pytest
 import torch
-from joint_law import TOKENS, VOCAB, JointLaw
+from joint_distribution import TOKENS, VOCAB, JointDistribution
 from scripted import LastToken, Letters, PrefixSum, engine
 from test_verify_engine import REPLICATES, SLOTS
 
@@ -10,7 +10,7 @@ import csd
 from csd.graph.model import sequences
 from csd.models.load import Loaded
 
-LAW = JointLaw([
+JOINT = JointDistribution([
     [[0.6, 0.3, 0.1]] * 3,
     [[0.1, 0.45, 0.45], [0.4, 0.2, 0.4], [0.3, 0.5, 0.2]],
     [[0.02, 0.02, 0.96], [0.1, 0.3, 0.6], [0.5, 0.25, 0.25]],
@@ -30,12 +30,12 @@ def draft(decoder, **options):
     return csd.DraftModel(one, **options)
 
 
-def law_of(verifier, **options):
+def p_value_of(verifier, **options):
     drafter = draft(LastToken(proposal, VOCAB), **options)
-    observed, accepted, drafted = LAW.draw(
+    observed, accepted, drafted = JOINT.draw(
         REPLICATES, SLOTS, verifier=verifier, budget=6 * SLOTS, drafter=drafter
     )
-    return LAW.p_value(observed), accepted / max(drafted, 1)
+    return JOINT.p_value(observed), accepted / max(drafted, 1)
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,23 @@ def law_of(verifier, **options):
         ("canonical", dict(k=2, depth=2, temperature=(0.5, 2.0))),
         ("recursive", dict(k=2, depth=2, temperature=(2.0, 0.5))),
     ],
-    ids=["canonical", "recursive", "kseq", "single", "canonical-two-laws", "recursive-two-laws"],
+    ids=["canonical", "recursive", "kseq", "single", "canonical-two-heats", "recursive-two-heats"],
 )
 def test_joint_law(verifier, options):
-    p, accepted = law_of(verifier, **options)
+    p, accepted = p_value_of(verifier, **options)
     assert p > 1e-4
     assert accepted > 0.1
 
 
 def test_draws_that_are_not_of_the_stated_law_are_found_out(monkeypatch):
     right = sequences.draw
-    monkeypatch.setattr(sequences, "draw", lambda law, words: right(law**2, words))
-    assert law_of("canonical", k=2, depth=2)[0] < 1e-6
+    monkeypatch.setattr(sequences, "draw", lambda probs, words: right(probs**2, words))
+    assert p_value_of("canonical", k=2, depth=2)[0] < 1e-6
 
 
 @pytest.mark.parametrize("verifier", ["canonical", "recursive", "kseq", "single"])
 def test_the_target_itself_is_always_accepted(verifier):
-    """The first of the sequences at least, at every depth: one law on both sides."""
+    """The first of the sequences at least, at every depth: one distribution on both sides."""
     e = engine(PrefixSum(), Letters(), max_slots=3)
     options = dict(num_samples=3, max_new_tokens=40, temperature=1.0, seed=3, verifier=verifier)
     out = csd.generate(

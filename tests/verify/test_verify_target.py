@@ -1,4 +1,4 @@
-"""The law that schemes verify against is the one that the default verifier samples from."""
+"""Schemes verify against the distribution that the default verifier samples from."""
 
 import pytest
 import torch
@@ -38,19 +38,19 @@ def test_processed_is_what_verify_samples_from(options):
     logits[:, 40] = -torch.inf
     logits[:, 41:] -= 15
     rows = (pool.slot >= 0).nonzero()[:, 0]
-    law = processed(logits, rows, pool, slots)
+    probs = processed(logits, rows, pool, slots)
     verdict = reference().verify_all(logits, pool, slots)
-    assert (law.sum(-1) - 1).abs().max() < 1e-12
+    assert (probs.sum(-1) - 1).abs().max() < 1e-12
     top = verdict.top_token[rows].long()
-    shown = torch.where(top >= 0, law.gather(1, top.clamp(min=0)), 0)
+    shown = torch.where(top >= 0, probs.gather(1, top.clamp(min=0)), 0)
     assert (shown - verdict.top_prob[rows]).abs().max() < 1e-6
-    beyond = law.scatter(1, top.clamp(min=0), 0).amax(-1)
+    beyond = probs.scatter(1, top.clamp(min=0), 0).amax(-1)
     # where the head has fewer than eight, all others are below exp(-11.1)
     assert (beyond <= verdict.top_prob[rows][:, -1] + 1.6e-5).all()
-    chosen = law.gather(1, verdict.sample[rows].long()[:, None])[:, 0]
+    chosen = probs.gather(1, verdict.sample[rows].long()[:, None])[:, 0]
     assert (chosen.log() - verdict.logprob[rows]).abs().max() < 1e-9
     early = (slots.generated[pool.slot[rows].long()] + pool.depth[rows]) < 2
-    assert (law[early][:, 5:7] == 0).all() and early.any()
+    assert (probs[early][:, 5:7] == 0).all() and early.any()
 
 
 def test_processed_excludes_what_verify_excludes():
@@ -59,10 +59,10 @@ def test_processed_excludes_what_verify_excludes():
     pool = roots(slots, 1)
     logits = torch.linspace(0, 3, 8, dtype=torch.float64)[None]
     logits[0, 2:5] = logits[0, 3]
-    law = processed(logits, torch.tensor([0]), pool, slots)[0]
+    probs = processed(logits, torch.tensor([0]), pool, slots)[0]
     drawn = set()
     for i in range(300):
         slots.sample.fill_(i)
         drawn.add(int(reference().verify_all(logits, pool, slots).sample[0]))
-    assert drawn == set(law.nonzero()[:, 0].tolist())
+    assert drawn == set(probs.nonzero()[:, 0].tolist())
     assert len(drawn) < 8

@@ -1,4 +1,4 @@
-"""The words of verifiers that draw: each used once, and stratified ones give the exact law."""
+"""Words of multi-draft verifiers: each used once; stratified ones give the exact distribution."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from csd.kernels.noise import ACCEPT, DRAFT, RESIDUAL, SELECT, philox_words
 from csd.kernels.ops import reference
 from csd.verify import descend as descend_file
 from csd.verify import make_scheme
-from csd.verify.sampler import DRAWS
+from csd.verify.multi_draft import DRAWS
 from csd.verify.target import processed
 
 verifiers = pytest.mark.parametrize("verifier", sorted(DRAWS))
@@ -58,7 +58,7 @@ def test_no_word_is_used_twice(verifier, monkeypatch):
 
 @verifiers
 @pytest.mark.parametrize("filters", [{}, dict(temperature=0.7, top_p=0.8)], ids=["plain", "cut"])
-def test_a_step_fed_stratified_words_has_the_targets_law(verifier, filters, monkeypatch):
+def test_steps_with_stratified_words_sample_the_target(verifier, filters, monkeypatch):
     """Drafted, selected, accepted or resampled: the first token of a step, over 4,096 slots."""
     count, draws, vocab = 1 << 12, 2, 8
     place = {DRAFT: 0, SELECT: draws, ACCEPT: draws + 1, RESIDUAL: 2 * draws + 1}
@@ -82,15 +82,15 @@ def test_a_step_fed_stratified_words_has_the_targets_law(verifier, filters, monk
     verdict = reference().verify(logits, pool, slots)
     verdict = descend_file.descend(scheme, draws, logits, pool, drawn, slots, verdict)
     roots = torch.tensor(drawn.start)
-    law = processed(logits, roots[:1], pool, slots)[0]
+    probs = processed(logits, roots[:1], pool, slots)[0]
     share = verdict.sample[roots].bincount(minlength=vocab) / count
-    assert (share - law).abs().max() < 4e-3
-    assert (share[law == 0] == 0).all()
+    assert (share - probs).abs().max() < 4e-3
+    assert (share[probs == 0] == 0).all()
 
     kept = drawn.nodes[0].kept
-    target = law[kept.token]
+    target = probs[kept.token]
     target = torch.cat([target, 1 - target.sum(0, True)])[None]
-    proposal = torch.cat([torch.from_numpy(kept.law), torch.zeros(1)])[None]
+    proposal = torch.cat([torch.from_numpy(kept.probs), torch.zeros(1)])[None]
     accepted = float((verdict.accept_count > 1).double().mean())
     assert accepted < 0.95
     # a token may also match a draft that was not taken

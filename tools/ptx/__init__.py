@@ -14,5 +14,5 @@ that leave a warp before the rest exchange registers, and two programs, or two w
 barrier between them, of which one writes what the other touches in global or shared memory.
 
 PTX is assembled further into the chip's own instructions, and times are not simulated: neither is
-shown. What an instruction means is said in NVIDIA's "PTX ISA" manual, section 9.7.
+shown. Instructions are defined in NVIDIA's "PTX ISA" manual, section 9.7.
 """

@@ -43,7 +43,7 @@ def fma64(a, b, c) -> np.ndarray:
 
 
 def high_half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of the product of numbers of up to 32 bits, or of unsigned 64-bit ones."""
+    """High half of a product of numbers of up to 32 bits, or of unsigned 64-bit ones."""
     if a.dtype.itemsize <= 4:
         wide = np.int64 if a.dtype.kind == "i" else U64
         bits = wide(8 * a.dtype.itemsize)
@@ -57,7 +57,7 @@ def high_half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of integers, towards zero; what hardware gives for a divisor of 0 is nobody's to use."""
+    """Divide integers, rounding towards zero; the result for a divisor of 0 is undefined."""
     if a.dtype.kind == "u":
         return a // np.where(b == 0, b.dtype.type(1), b)
     by = np.where(b == 0, b.dtype.type(1), b)

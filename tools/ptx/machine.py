@@ -69,7 +69,7 @@ class Kernel:
 
 
 class Programs:
-    """What the warps of some programs of a launch share. places [P, 3]: theirs in the grid."""
+    """Shared state of the warps of some programs. places [P, 3]: theirs in the grid."""
 
     def __init__(self, places, grid, values, space, shared):
         self.places, self.grid, self.values = places, grid, values

@@ -95,7 +95,7 @@ class Global:
 
 
 class Shared:
-    """Of a number of programs, `size` bytes each; filled with what nobody wrote."""
+    """Shared memory of several programs, `size` bytes each, with a poison pattern at first."""
 
     def __init__(self, programs: int, size: int):
         self.size = -(-size // 16) * 16

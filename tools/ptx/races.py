@@ -17,7 +17,7 @@ PROGRAMS, ATOMIC = ((1 << 31) - 1) << PROGRAM, ((1 << 31) - 2) << PROGRAM
 
 
 class MemoryFault(RuntimeError):
-    """What a GPU would stop at, or what comes out differently from run to run."""
+    """A fault at which a GPU stops, or a race whose result differs from run to run."""
 
 
 class Region:
@@ -81,7 +81,7 @@ def _apart(by, who):
 
 
 def _put(record, place, found) -> None:
-    """Where threads of one instruction share a place, all of them are recorded."""
+    """Record the threads of one instruction, all of them where they share a place."""
     record[place] = found
     kept = record[place]
     lost = kept != found

@@ -108,7 +108,7 @@ def parse(text: str) -> Code:
 
 
 def _place(chain: str) -> str:
-    """Of "standard.py:1:2 @[ kernel.py:3:4 ]": the innermost line that is not Triton's library."""
+    """Innermost line outside Triton's library, of "standard.py:1:2 @[ kernel.py:3:4 ]"."""
     places = re.findall(r"[\w.]+:\d+:\d+", chain)
     own = [place for place in places if not place.startswith(("standard.py", "random.py"))]
     return (own or places or [chain])[0]

@@ -133,7 +133,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """[.., R, C] of a [.., R, depth] and b [.., depth, C], added up in the order of the depth.
 
     NumPy's own product takes an order that changes with R and C, and with a row's place. A GPU's
-    does not change with a row's place; what its own order is, nobody says.
+    does not change with a row's place; its own order is not documented.
     """
     found = a[..., 0, None] * b[..., None, 0, :]
     for k in range(1, a.shape[-1]):

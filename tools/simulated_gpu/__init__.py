@@ -1,8 +1,8 @@
 """A GPU that is not there: `with Gpu() as gpu:` runs CUDA's path of csd, and finds what would fail.
 
-Tensors say they are on cuda:0 and are computed on the CPU, but late: what is launched waits in its
+Tensors report device cuda:0 and are computed on the CPU, but late: what is launched waits in its
 stream's queue until something waits for it, so that a copy that is read too soon holds nothing yet.
-Streams run in the least favourable order that they were not told to avoid. What is captured does
+Streams run in the least favourable order that synchronisation allows. What is captured does
 not run; a replay runs all of it again, in memory that holds garbage wherever nobody kept a tensor.
 Memory that nothing has written is NaN. An operation on tensors of two devices raises, and so does a
 capture that waits for the device, copies from the host, or reads memory that was given back.

@@ -1,4 +1,4 @@
-"""What PyTorch's attention kernels compute on the GPU of `simulated.py`."""
+"""PyTorch's attention kernels on the GPU of `simulated.py`."""
 
 import torch
 import torch.nn.functional as F

@@ -7,7 +7,7 @@ import torch
 
 
 def storage(x: torch.Tensor) -> int:
-    """Where a tensor's memory begins; views of one memory have the same."""
+    """Address of a tensor's storage; views of one storage have the same."""
     return x.untyped_storage().data_ptr()
 
 
@@ -17,7 +17,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def garbage(x: torch.Tensor) -> None:
-    """What nobody has written, in `x` and not in its neighbours."""
+    """Fill `x`, and not its neighbours, with a pattern of unwritten memory."""
     if x.dtype.is_floating_point:
         x.fill_(float("nan"))
     elif x.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""Operations of PyTorch and kernels of Triton, as the GPU of `simulated.py` is told of them."""
+"""Operations of PyTorch and kernels of Triton, queued on the GPU of `simulated.py`."""
 
 import torch
 from host_reads import reads_device
@@ -38,7 +38,7 @@ def writes(func) -> bool:
 
 
 def written(func, args, kwargs):
-    """What an operation returns that returns what it writes."""
+    """Result of an operation that returns its output argument."""
     schema = func._schema
     outs = [a for a, s in zip(args, schema.arguments, strict=False)
             if s.alias_info is not None and s.alias_info.is_write]  # fmt: skip
@@ -72,7 +72,7 @@ class Operations(Streams, TorchDispatchMode):
         self.by_rows = by_rows
         self._within_launch = False
 
-    # what it is told of
+    # intercepted calls
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Factories of the device; all else, if it is the device's, comes to `run`."""
@@ -150,7 +150,7 @@ class Operations(Streams, TorchDispatchMode):
     # what it does
 
     def launch(self, func, args, kwargs, like=None, name=None):
-        """Queue one operation. like: tensors of its results' shapes, where meta cannot say."""
+        """Queue one operation. like: tensors of its results' shapes, if meta tensors have none."""
         name = name or func.__name__
         made = self._on_meta(func, args, kwargs) if like is None else like
         found = mapped(lambda x: self._allocate(x) if isinstance(x, torch.Tensor) else x, made)
@@ -171,7 +171,7 @@ class Operations(Streams, TorchDispatchMode):
         return found
 
     def _on_meta(self, func, args, kwargs):
-        """What it returns, without values."""
+        """Result of an operation, without values."""
         margs, mkwargs = mapped(meta_of, (args, kwargs))
         if "device" in mkwargs:
             mkwargs = mkwargs | {"device": torch.device("meta")}

@@ -1,4 +1,4 @@
-"""Streams, events and graphs of the GPU of `simulated.py`: what was told, and when it is done."""
+"""Streams, events and graphs of the GPU of `simulated.py`: queued work and its execution."""
 
 import sys
 import traceback
@@ -18,15 +18,15 @@ FORBIDDEN = "operation not permitted when stream is capturing"
 
 class Stream:
     def __init__(self, gpu):
-        self._gpu, self.queue, self.done, self.told = gpu, deque(), 0, 0
+        self._gpu, self.queue, self.done, self.queued = gpu, deque(), 0, 0
 
     def push(self, work) -> None:
-        self.told += 1
+        self.queued += 1
         self.queue.append(work)
 
     def run(self, until: int) -> None:
-        """Everything up to the `until`th thing that the stream was told."""
-        # what is left to do is the host's: the GPU need not be told of it
+        """Run the stream's work up to item `until`."""
+        # remaining work is the host's and never queued on the GPU
         with torch._C._DisableTorchDispatch():
             while self.done < until:
                 self.done += 1
@@ -47,7 +47,7 @@ class Stream:
 
     def synchronize(self) -> None:
         self._gpu.no_capture("a stream was waited for")
-        self.run(self.told)
+        self.run(self.queued)
 
 
 class Event:
@@ -59,7 +59,7 @@ class Event:
         self._gpu.no_capture("an event was recorded")
         self.stream = stream or self._gpu.stream
         self.stream.push(self._pass)
-        self.place, self.time = self.stream.told, None
+        self.place, self.time = self.stream.queued, None
 
     def _pass(self) -> None:
         self.time = self._gpu.clock
@@ -85,7 +85,7 @@ class Event:
 
 
 class Graph:
-    """What was captured: work, all of the memory it was given, the memory of others it uses."""
+    """Captured work, the memory allocated for it, and other memory it uses."""
 
     def __init__(self, gpu):
         self._gpu, self.work, self.given, self.used, self.pool = gpu, [], {}, {}, None
@@ -115,7 +115,7 @@ class Graph:
 
 
 class Streams:
-    """All that the host tells the device: on which stream, in which capture, and every wait."""
+    """Commands of the host to the device: streams, captures and waits."""
 
     def __init__(self, host: Clock | None):
         super().__init__()
@@ -163,13 +163,13 @@ class Streams:
             raise RuntimeError(SYNC)
         if self.sync_debug == "warn":
             warnings.warn(SYNC, stacklevel=2)
-        self.stream.run(self.stream.told)
+        self.stream.run(self.stream.queued)
 
     def synchronize(self, *_) -> None:
         self.no_capture("the device was waited for")
         # what does not wait for the current stream may be ahead of it
         for stream in [*self.streams[1:], self.default]:
-            stream.run(stream.told)
+            stream.run(stream.queued)
 
     @contextmanager
     def within(self, stream):

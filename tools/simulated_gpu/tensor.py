@@ -57,7 +57,7 @@ class Simulated(torch.Tensor):
 
 
 def on_gpu(device) -> bool:
-    # C++ takes over the device that it knows
+    # C++ overrides the device
     return torch.device(device).type in ("cuda", "meta")
 
 

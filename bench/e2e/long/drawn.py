@@ -43,7 +43,7 @@ def distinct(samples: list[list[int]]) -> float:
 
 
 def described(samples: list[list[int]], ended: list[bool]) -> dict:
-    """Columns on the samples of a row; `counts`: whether its speed says something of real text."""
+    """Columns on the samples of a row; `counts`: whether its speed is that of real text."""
     share, differ = mean(ended), distinct(samples)
     return {
         "mean length": mean(map(len, samples)),

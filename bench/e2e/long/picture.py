@@ -58,8 +58,8 @@ def _title(result: dict) -> str:
 
 
 def _points(result: dict) -> dict[str, list[tuple[float, float, bool]]]:
-    """By side (mean length, tokens a second, whether the text counts) of each row at 8 samples of
-    the headline's task."""
+    """Points (mean length, tokens a second, whether the text counts) by side, of each row at 8
+    samples of the headline's task."""
     task = headline(result)["task"]
     rows = [r for r in result["rows"]
             if (r["kind"], r["samples"], r["task"]) == ("one", SAMPLES, task)]  # fmt: skip

@@ -21,7 +21,7 @@ def headline(result: dict) -> dict:
 
 
 def fastest(row: dict) -> dict[str, str]:
-    """By engine, its side of most tokens a second, where the row has one."""
+    """Fastest side of each engine, if the row has one."""
     found = {}
     for engine, sides in ENGINES.items():
         speeds = {side: row["tok/s"][side] for side in sides if side in row["tok/s"]}

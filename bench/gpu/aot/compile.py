@@ -118,7 +118,7 @@ def mma_loops(sass: str) -> list[int]:
 
 
 def _dependent(ptx: str) -> dict:
-    """Of a kernel that waits for its predecessor: prefetches, and other accesses, before that."""
+    """Count prefetches and other accesses before a kernel's wait for its predecessor."""
     before, wait, _ = ptx.partition("griddepcontrol.wait")
     if not wait:
         return {"waits": False}

@@ -1,4 +1,4 @@
-"""What a model's steps launch, on tensors that have a shape and no memory.
+"""Launches of a model's steps, on tensors that have a shape and no memory.
 
 Beside a step of the default graph: steps of the other graphs that are benchmarked, the norm of
 heads that some models have, the operations that other models take (`csd.apply_kernels`), and a
@@ -12,7 +12,7 @@ import torch
 from bench.lib.graphs import DEEP, SHALLOW
 from bench.lib.kernel_shape import Shape
 from csd.graph.consensus import WITH_HISTORY
-from csd.graph.model.laws import CANDIDATES
+from csd.graph.model.distributions import CANDIDATES
 from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, exact_triton, triton
@@ -111,7 +111,7 @@ def first_norm(ops: Ops, model: _Model) -> None:
 
 
 def layered_step(model: _Model, config: DagConfig) -> None:
-    """What `drafter="paper"` launches."""
+    """Launch the kernels of `drafter="paper"`."""
     slots = Slots.empty(SLOTS, model.shape.vocab, TOKENS, config.k, device=META)
     texts = Texts.empty(SLOTS, TOKENS, config.k, META)
     sizes = config.k, config.edits, config.candidates, config.tokens
@@ -119,7 +119,7 @@ def layered_step(model: _Model, config: DagConfig) -> None:
 
 
 def draft_model_words(model: _Model) -> None:
-    """What `drafter=csd.DraftModel(..)` launches beside the draft model's own layers."""
+    """Launch the kernels of `drafter=csd.DraftModel(..)` apart from the draft model's layers."""
     slots = Slots.empty(SLOTS, model.shape.vocab, TOKENS, 1, device=META)
     slot, place = (model.empty(ROWS, dtype=torch.int32) for _ in range(2))
     token = model.empty(ROWS, CANDIDATES, dtype=torch.int32)
@@ -149,7 +149,7 @@ def gated_products(model: _Model) -> None:
 
 
 def behind_splits(model: _Model) -> None:
-    """What adds up the products with exact rows whose K is split."""
+    """Launch the sums of exact-row products with split K."""
     shape, x = model.shape, model.x
     for k in (shape.heads * shape.head_dim, shape.intermediate):
         splits = splits_of(shape.hidden, k, model.dtype)[0]

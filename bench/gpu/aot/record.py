@@ -76,7 +76,7 @@ class CompileJob:
     def options(self) -> dict:
         names = "num_warps", "num_stages", "enable_fp_fusion"
         found = {name: getattr(self, name) for name in names}
-        # not every backend knows it
+        # not every backend has it
         return found | ({"launch_pdl": True} if self.launch_pdl else {})
 
     @property
@@ -104,7 +104,7 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
 
     without_device = SimpleNamespace(
         get_current_target=lambda: chip.gpu,
-        # Triton keeps what it knows of a target by the device
+        # Triton caches a target's properties by the device
         get_current_device=lambda: target,
         get_current_stream=lambda device=None: 0,
     )
@@ -135,7 +135,7 @@ def _name(kernel: Any, constants: dict) -> str:
 
 
 def jobs_of(target: str, shape: Shape, dtype: str) -> list[CompileJob]:
-    """What a step of a model of this shape launches on the target, each job once."""
+    """Record the launches of a model's step on the target, each job once."""
     found: dict[tuple, CompileJob] = {}
     for label, launch in launches(shape, dtype):
         with recording(target) as jobs:

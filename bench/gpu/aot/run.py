@@ -111,7 +111,7 @@ def _rows(lines: bytes) -> list[dict]:
 
 
 def problems(row: dict) -> list[str]:
-    """What is wrong with a row."""
+    """Problems of a row."""
     if "error" in row:
         return [row["error"]]
     found = []

@@ -73,7 +73,7 @@ def copy_of(name: str) -> torch.nn.Module:
 
 
 def drawn(engine, prompts: list, args, **options) -> dict:
-    """Of each problem the tokens and the steps; seconds of the whole call by phase."""
+    """Tokens and steps of each problem; seconds of the whole call by phase."""
     start = time.perf_counter()
     out = csd.generate(
         engine, prompts, num_samples=args.samples, max_new_tokens=args.tokens, seed=1, **options

@@ -1,4 +1,4 @@
-"""When csd does not help: the gain that is left where there is little to draft from.
+"""Limits of csd: the remaining gain where there is little to draft from.
 
     python -m bench limits --json bench/results/limits.json
 
@@ -37,7 +37,7 @@ def cut(trace: Trace, tokens: int) -> Trace:
 
 
 def conditions(traces: list[Trace]) -> Iterator[tuple[str, list[Trace], int]]:
-    """What is taken away, the traces that are left, and how many samples of each."""
+    """Cases: the reduction, the remaining traces, and numbers of samples."""
 
     def of(kind: str, temperature: float) -> list[Trace]:
         end = f"@{temperature}"

@@ -25,7 +25,7 @@ def ratio(ours: dict, theirs: dict, pick) -> float:
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """In place, in rows of `consensus`: its tau over that of the best other drafter of the same
+    """Add to rows of `consensus`, in place, its tau over that of the best other drafter of the same
     problems and budget, of those published and of any."""
     for row in rows:
         if row["drafter"] != "consensus":
@@ -92,7 +92,7 @@ def tables(rows: list[dict], nodes: int = 16) -> list[str]:
 
 
 def text(rows: list[dict]) -> str:
-    """What is printed while replays run."""
+    """Line to print while replays run."""
     lines = [
         f"{'trace':28} {'drafter':20} {'N':>3} {'K':>3} {'tau':>6} {'95%':>13} {'nodes':>6} "
         f"{'length':>6} {'accept':>6} {'draft':>7} "

@@ -55,7 +55,7 @@ class Case:
 
 
 def cases(traces: list[Trace], counts: list[int], nodes: list[int], rivals: list[str]) -> list:
-    """What is replayed of each problem, neighbours next to each other."""
+    """Cases of a problem's replay, neighbours next to each other."""
     most = min(len(t.samples) for t in traces) - live_of(traces)
     counts = [c for c in counts if c <= most]
     found = []
@@ -165,7 +165,7 @@ def rows_of(found: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
 
 
 def results_share(results: list[Replayed]) -> float:
-    """Of committed tokens, those that only the history had drafted."""
+    """Share of committed tokens that only the history had drafted."""
     return sum(r.sources[4] for r in results) / sum(r.tokens for r in results)
 
 

@@ -1,4 +1,4 @@
-"""What `share="call"` gives as a call runs: recorded samples, drawn by the engine from a queue.
+"""Gain of `share="call"`: recorded samples, drawn by the engine from a queue.
 
     python -m bench share_call TRACES [--samples 1 4 8] [--slots 8] [--nodes 8] [--problems 30]
         [--json F]

@@ -1,7 +1,8 @@
 """The control: a verifier that accepts a sibling's token with min(1, q / q_sibling).
 
 This is speculative sampling with the sibling's text taken for a draw of a draft model. Each sample
-keeps its law, but the samples of a prompt become copies of each other. csd never does it; the study
+keeps its distribution, but the samples of a prompt become copies of each other. csd never does it;
+the study
 does, to show that its measures of diversity see the difference.
 """
 
@@ -28,12 +29,13 @@ class Group:
 
     before: list[int]
     tokens: dict[int, list[int]] = field(default_factory=dict)  # by sample
-    laws: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # the target's, at each token
+    # the target's, at each token
+    distributions: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     drafted: dict[int, tuple[int, int]] = field(default_factory=dict)  # (sibling, place) in a step
 
 
 class SiblingChain(HostDrafter):
-    """What followed the last K tokens, or fewer, in a sibling; where several fit, the first."""
+    """Continuation of the last K tokens, or fewer, in a sibling; the first of several."""
 
     def open(self, prompt):
         self.group = Group(prompt[-K:])
@@ -65,15 +67,15 @@ class Copying:
     def __call__(self, logits, pool, slots):
         verdict = self._verify(logits, pool, slots)
         group = self._drafter[-1].group
-        laws = processed(logits, torch.arange(pool.rows), pool, slots).double()
+        distributions = processed(logits, torch.arange(pool.rows), pool, slots).double()
         for s in slots.live.nonzero()[:, 0].tolist():
             first, count = int(pool.slot_start[s]), int(pool.slot_nodes[s])
             # the chain's rows follow each other; the last has nothing below it
             for row in range(first, first + count - 1):
                 draft = int(pool.token[row + 1])
                 sibling, place = group.drafted[int(slots.sample[s])]
-                law = group.laws[sibling][place + row - first]
-                token = self._decide(laws[row], law, draft, slots, s, row - first)
+                probs = group.distributions[sibling][place + row - first]
+                token = self._decide(distributions[row], probs, draft, slots, s, row - first)
                 verdict.sample[row] = token
                 if token != draft:
                     break
@@ -81,11 +83,12 @@ class Copying:
         verdict.accept_row, verdict.accept_count, verdict.finish = path
         for s, rows in enumerate(verdict.accept_row.tolist()):
             kept = rows[: int(verdict.accept_count[s])]
-            group.laws.setdefault(int(slots.sample[s]), []).extend(laws[row] for row in kept)
+            own = group.distributions.setdefault(int(slots.sample[s]), [])
+            own.extend(distributions[row] for row in kept)
         return verdict
 
     def _decide(self, q, q_sibling, draft: int, slots, s: int, depth: int) -> int:
-        """The draft with min(1, q / q_sibling), else a token of the law (q - q_sibling)+."""
+        """The draft with probability min(1, q / q_sibling), else a draw from (q - q_sibling)+."""
         where = (slots.key[s], torch.tensor(0), slots.generated[s] + depth, slots.sample[s])
         accept, residual = (
             uniform(philox_words_ref(*where, stream), torch.float64)

@@ -1,4 +1,4 @@
-"""Model families: which run live, which are replayed, which are refused, and what is not known."""
+"""Model families: live, replayed, refused and unknown."""
 
 import torch
 import transformers

@@ -1,4 +1,4 @@
-"""What the study measures of a replay, and how alike a set of samples is."""
+"""Figures of a replay, and similarity of a set of samples."""
 
 import math
 from collections import Counter

@@ -64,5 +64,5 @@ def run(box: Box) -> None:
 
 
 def _value(knob: str, options: dict) -> float:
-    """Of the knob that is turned."""
+    """Values of the varied parameter."""
     return options["edits" if knob.startswith("eps") else knob.split(",")[0]]

@@ -39,12 +39,20 @@ from bench.studies.verification.verify_figures import figures
 from bench.studies.verification.verify_pairs import SETTINGS, Pairs, flat, record
 from bench.studies.verification.verify_tables import DRAFTS, FLAT, ORDER, plot, tables
 from csd.models.demo import smollm2_path
-from csd.verify import SCHEMES, Canonical, Match, Noise, Recursive, fixed_drafts, optimal_acceptance
-from csd.verify import sampler as sampler_file
+from csd.verify import (
+    SCHEMES,
+    Canonical,
+    Match,
+    Noise,
+    Recursive,
+    fixed_drafts,
+    multi_draft,
+    optimal_acceptance,
+)
 
 # Monte Carlo draws a pair where there is no closed form
 DRAWS = 64
-VERIFIERS = ("match", *sorted(sampler_file.DRAWS))
+VERIFIERS = ("match", *sorted(multi_draft.DRAWS))
 PARTS = ("pairs", "trees", "time")
 
 
@@ -109,20 +117,20 @@ def trees(engine, setting: str, args) -> list[dict]:
     """Block efficiency of every verifier, at the same number of drafted rows."""
     rows = []
     prompts = chats(args.prompts)
-    several = sorted(v for v, k in sampler_file.DRAWS.items() if k > 1)
+    several = sorted(v for v, k in multi_draft.DRAWS.items() if k > 1)
     # the one draft that single looks at
     kinds = [("match", 0), ("single", 1)] + [(v, k) for k in args.draws for v in several]
     kinds = [(v, k) for v, k in kinds if v in args.verifiers]
-    usual = dict(sampler_file.DRAWS)
+    usual = dict(multi_draft.DRAWS)
     for verifier, draws in kinds:
         if draws:
-            sampler_file.DRAWS[verifier] = draws
+            multi_draft.DRAWS[verifier] = draws
         out = csd.generate(
             engine, prompts, num_samples=args.tree_samples, max_new_tokens=args.tokens, seed=1,
             verifier=verifier, budget=args.nodes * len(prompts) * args.tree_samples,
             **SETTINGS[setting],
         )  # fmt: skip
-        sampler_file.DRAWS.update(usual)
+        multi_draft.DRAWS.update(usual)
         proposed, accepted, steps = (
             sum(getattr(o.stats, x) for o in out)
             for x in ("nodes_proposed", "nodes_accepted", "sample_steps")

@@ -77,18 +77,18 @@ def draw(result: dict, folder: Path) -> None:
 
 
 def _regions(plt, result: dict):
-    """Triangles: the corner of a letter is the law that always says it."""
+    """Triangles: a corner is the distribution of one certain letter."""
     figure, axes = plt.subplots(2, len(FIXED), figsize=(3.6 * len(FIXED), 6.6))
     points = simplex()
     x, y = points[:, 1] + points[:, 2] / 2, points[:, 2] * 3**0.5 / 2
     for line, of in zip(axes, ("target", "proposal"), strict=True):
-        for axis, (name, law) in zip(line, FIXED.items(), strict=True):
-            found = fewest(law, of)
+        for axis, (name, probs) in zip(line, FIXED.items(), strict=True):
+            found = fewest(probs, of)
             for k in REGION_DRAFTS:
                 at = found == k
                 axis.scatter(x[at], y[at], s=3, c=COLOURS[k], linewidths=0, label=f"K = {k}")
             axis.plot([0, 1, 0.5, 0], [0, 0, 3**0.5 / 2, 0], "k-", linewidth=0.8)
-            axis.plot(law[1] + law[2] / 2, law[2] * 3**0.5 / 2, "r+", markersize=8)
+            axis.plot(probs[1] + probs[2] / 2, probs[2] * 3**0.5 / 2, "r+", markersize=8)
             for letter, place in CORNERS.items():
                 axis.text(*place, letter, fontsize=8)
             other = "proposal" if of == "target" else "target"

@@ -1,6 +1,6 @@
 """Khisti et al.'s figures and sweeps, for `python -m bench verify --figures DIR`.
 
-regions      their Figure 2: the laws of a three-letter alphabet for which K independent drafts can
+regions      their Figure 2: distributions of three letters for which K independent drafts can
              always be accepted, on a grid of the simplex.
 temperature  their Figures 3 and 4: acceptance by the temperature of the drafts, the target at 1.0,
              both cut to top-p 0.95. *Same*: all drafts have that temperature. *Different*: K = 2,
@@ -22,7 +22,7 @@ from csd.models.demo import smollm2_path
 from csd.verify import SCHEMES, Canonical, can_always_accept, optimal_acceptance
 
 TRACES = Path(bench.__file__).parent / "traces/smollm2.jsonl.gz"
-# laws of three letters that are held fixed, by their title
+# distributions of three letters that are held fixed, by their title
 FIXED = {
     "1/3, 1/3, 1/3": (1 / 3, 1 / 3, 1 / 3),
     "0.5, 0.3, 0.2": (0.5, 0.3, 0.2),
@@ -40,21 +40,21 @@ TOKENS = (1, 2, 3, 5, 10, 15, 40)
 
 
 def simplex(grid: int = GRID) -> torch.Tensor:
-    """[n, 3] float64: laws of three letters whose entries are multiples of 1 / grid."""
+    """[n, 3] float64: distributions of three letters whose entries are multiples of 1 / grid."""
     first, second = torch.meshgrid(torch.arange(grid + 1), torch.arange(grid + 1), indexing="ij")
     inside = first + second <= grid
     a, b = first[inside], second[inside]
     return torch.stack([a, b, grid - a - b], 1).double() / grid
 
 
-def fewest(law: tuple[float, ...], of: str, grid: int = GRID) -> torch.Tensor:
+def fewest(probs: tuple[float, ...], of: str, grid: int = GRID) -> torch.Tensor:
     """[n]: the fewest drafts that can always be accepted, one of REGION_DRAFTS, 0 for none.
 
-    of: "target" holds the proposal at `law` and moves the target over the simplex; "proposal" the
+    of: "target" holds the proposal at `probs` and moves the target over the simplex; "proposal" the
     other way round.
     """
     moved = simplex(grid)
-    fixed = torch.tensor(law, dtype=torch.float64).expand_as(moved)
+    fixed = torch.tensor(probs, dtype=torch.float64).expand_as(moved)
     q, p = (moved, fixed) if of == "target" else (fixed, moved)
     out = torch.zeros(len(moved), dtype=torch.int64)
     for k in reversed(REGION_DRAFTS):
@@ -66,8 +66,8 @@ def regions() -> list[dict]:
     """The share of the simplex where each K can always be accepted."""
     rows = []
     for of in ("target", "proposal"):
-        for name, law in FIXED.items():
-            found = fewest(law, of)
+        for name, probs in FIXED.items():
+            found = fewest(probs, of)
             row = {"moves": of, "fixed": name}
             for k in REGION_DRAFTS:
                 row[f"K={k}"] = float(((found > 0) & (found <= k)).double().mean())
@@ -117,7 +117,7 @@ def record(problems: int, tokens: int, every: int) -> tuple[torch.Tensor, torch.
     return target, logits_at(model, texts, every)
 
 
-def law(logits: torch.Tensor, temperature: float, top_p: float = TOP_P) -> torch.Tensor:
+def probs(logits: torch.Tensor, temperature: float, top_p: float = TOP_P) -> torch.Tensor:
     """[n, V] float64: softmax at a temperature, cut to the fewest tokens of mass `top_p`."""
     p = (logits.double() / temperature).softmax(-1)
     values, order = p.sort(dim=-1, descending=True)
@@ -127,16 +127,16 @@ def law(logits: torch.Tensor, temperature: float, top_p: float = TOP_P) -> torch
 
 
 def smaller(q: torch.Tensor, *p: torch.Tensor) -> list[torch.Tensor]:
-    """The same laws without the tokens that none of them has."""
+    """The same distributions without the tokens that none of them has."""
     kept = torch.stack([x.amax(0) for x in (q, *p)]).amax(0) > 0
     return [x[:, kept] for x in (q, *p)]
 
 
 def temperature(target: torch.Tensor, draft: torch.Tensor, steps=TEMPERATURES) -> list[dict]:
     """Mean acceptance by draft temperature: a row for each scheme and K."""
-    whole, rows = law(target, 1.0), {}
+    whole, rows = probs(target, 1.0), {}
     for t in steps:
-        q, p, first = smaller(whole, law(draft, t), law(draft, FIRST))
+        q, p, first = smaller(whole, probs(draft, t), probs(draft, FIRST))
         for k in DRAFTS:
             found = {"bound": optimal_acceptance(q, p, k)}
             found |= {name: SCHEMES[name].acceptance(q, p, k) for name in PLOTTED[1:]}
@@ -151,7 +151,7 @@ def temperature(target: torch.Tensor, draft: torch.Tensor, steps=TEMPERATURES) -
 
 def truncation(target: torch.Tensor, draft: torch.Tensor, at: float = FIRST) -> list[dict]:
     """Mean acceptance by alphabet at s = 5, and by s at an alphabet of 40; K = 2 and 4."""
-    q, p = smaller(law(target, 1.0), law(draft, at))
+    q, p = smaller(probs(target, 1.0), probs(draft, at))
     rows = []
     for swept, values in (("alphabet", ALPHABETS), ("s", TOKENS)):
         for value in values:

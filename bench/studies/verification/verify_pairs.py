@@ -40,7 +40,7 @@ class Recorder(ConsensusGraph):
 
     def __init__(self, ops, device, logits: list):
         super().__init__(ops, device)
-        self.logits, self.laws, self.hits, self.positions = logits, [], [], 0
+        self.logits, self.distributions, self.hits, self.positions = logits, [], [], 0
 
     def insert(self, pool, slots, verdict, defer=False) -> None:
         # slots have moved on since the step was decided
@@ -53,11 +53,11 @@ class Recorder(ConsensusGraph):
         hits = self._coupled(rows, pool, slots_then)
         for target, kept, hit in zip(targets, found, hits, strict=True):
             if kept.token:
-                law = torch.zeros(2, MAX_CHILDREN + 1, dtype=torch.float64)
+                probs = torch.zeros(2, MAX_CHILDREN + 1, dtype=torch.float64)
                 w = len(kept.token)
-                law[0, :w], law[1, :w] = target[kept.token], torch.tensor(kept.law)
-                law[0, -1] = (1 - law[0, :-1].sum()).clamp(min=0)
-                self.laws.append(law)
+                probs[0, :w], probs[1, :w] = target[kept.token], torch.tensor(kept.probs)
+                probs[0, -1] = (1 - probs[0, :-1].sum()).clamp(min=0)
+                self.distributions.append(probs)
                 self.hits.append(hit)
         super().insert(pool, slots, verdict)
 
@@ -110,12 +110,12 @@ def record(engine, prompts: list, samples: int, tokens: int, options: dict) -> P
         )  # fmt: skip
     finally:
         engine.decoder.logits = right
-    found = torch.stack(recorder[0].laws)
+    found = torch.stack(recorder[0].distributions)
     hits = torch.stack(recorder[0].hits)
     return Pairs(found[:, 0], found[:, 1], hits, recorder[0].positions)
 
 
 def flat(pairs: int, vocab: int, generator) -> Pairs:
-    """Unrelated laws of uniform random weights: what a language model's are not."""
+    """Unrelated distributions of uniform random weights: what a language model's are not."""
     q, p = (torch.rand(pairs, vocab, generator=generator, dtype=torch.float64) for _ in range(2))
     return Pairs(q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True), None, pairs)

@@ -1,4 +1,4 @@
-"""Whether results are a reference's.
+"""Comparison of results with a reference's.
 
     |x - exact| <= r eps max(m, least) + 2 max over its row of |eager - exact|
 
@@ -30,7 +30,7 @@ def compare(
     exact: Callable[[], list[torch.Tensor]],
     least: float = 0.0,
 ) -> None:
-    """Note in `row` where `got` is wrong. exact: is called where `got` has other bits than `eager`.
+    """Record in `row` an error of `got`. exact: called if `got` has other bits than `eager`.
 
     Integers must be one of the references': where these differ, rounding decides.
     """

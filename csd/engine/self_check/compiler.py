@@ -1,4 +1,4 @@
-"""Whether Triton finds what it builds its launchers with."""
+"""Check for the compiler and headers that Triton's launchers need."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ HOW = "apt-get install gcc python3-dev"
 
 
 def check_compiler() -> Check:
-    """Fails without a C compiler or Python's headers."""
+    """Check for a C compiler and Python's headers."""
     row = Check("C compiler and Python.h", calls=1)
     named = os.environ.get("CC")
     if not (shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")):

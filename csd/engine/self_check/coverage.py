@@ -1,4 +1,4 @@
-"""Which loops, splits and chunks of the kernels ran, by the work that they were given."""
+"""Coverage of the kernels' loops, splits and chunks, derived from their arguments."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class Coverage:
         self.few_programs = False
         self.largest_logit = 0.0
 
-    def of(self, name: str, run: Callable) -> Callable:
-        """`run` of the operation `name`, whose work is noted."""
+    def watched(self, name: str, run: Callable) -> Callable:
+        """Wrap the operation `name` to record its work."""
         note = getattr(self, f"_note_{name}")
 
         def call(*args: Any, **options: Any) -> Any:
@@ -45,7 +45,7 @@ class Coverage:
         return call
 
     def checks(self) -> list[Check]:
-        """A check of each part that these sizes are to reach."""
+        """Checks of the parts that these sizes should reach."""
         sizes, reach = self._sizes, {}
         reach["full pages of a prompt"] = sizes.prompt > PAGE
         # a step commits 17 tokens at most
@@ -62,10 +62,10 @@ class Coverage:
         checks = []
         for name, needed in reach.items():
             if needed:
-                found = Check(f"reached: {name}", self._calls[name])
-                if not found.calls:
-                    found.fail("never reached")
-                checks.append(found)
+                check = Check(f"reached: {name}", self._calls[name])
+                if not check.calls:
+                    check.fail("never reached")
+                checks.append(check)
         return checks
 
     def _add(self, name: str, ran: bool) -> None:

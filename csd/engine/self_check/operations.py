@@ -13,7 +13,7 @@ from csd.engine.self_check.tensors import mapped, tensors, to_cpu, to_double
 from csd.kernels.ops import FusedOp, Ops, reference
 from csd.state.verdict import Verdict
 
-# what only hands intermediate results on
+# arguments that only pass on intermediate results
 HANDED_ON = {"tree_attention": ("work", "partials")}
 # whose results are log-probabilities and probabilities
 OF_PROBABILITIES = {"verify", "decide"}
@@ -31,7 +31,7 @@ def rows_for(ops: Ops) -> dict[str, Check]:
 
 
 class _ComparedOps(Ops):
-    """Operations one by one, and before them, on copies, what does the work of several."""
+    """Single operations; fused ones run before them, on copies."""
 
     def forward(self, *args: Any) -> torch.Tensor:
         decoder, *given = args
@@ -55,7 +55,7 @@ class _ComparedOps(Ops):
 
 
 def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
-    """`own`, whose calls are noted in `found` and `coverage`."""
+    """Wrap `own` to record its calls in `found` and `coverage`."""
     plain = reference()
     # Triton's kernels sample every row
     on_paths = own.name != "triton"
@@ -71,7 +71,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
         for name in operations()
     }
     for name in ("plan_attention", "verify", "verify_all", "chunk_attention"):
-        each[name] = coverage.of(name.removesuffix("_all"), each[name])
+        each[name] = coverage.watched(name.removesuffix("_all"), each[name])
     fused = {
         name: FusedOp(
             (),
@@ -88,7 +88,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
 def _compared(
     run: Callable, oracle: Callable | None, row: Check, on_paths: bool = False
 ) -> Callable:
-    """`run`, whose results and written arguments are compared with those of `oracle`.
+    """Wrap `run` to compare its results and written arguments with those of `oracle`.
 
     on_paths: of verdicts only the rows of accepted paths, since others may be sampled or not.
     """
@@ -126,7 +126,7 @@ def _unchanged(x: Any) -> Any:
 
 
 def _on_paths(x: Any) -> Any:
-    """A verdict, or one among others, without what it says of rows beside the accepted paths."""
+    """Mask the rows of a verdict, or of those in a tuple, that are not on accepted paths."""
     if isinstance(x, tuple):
         return tuple(map(_on_paths, x))
     if not isinstance(x, Verdict):
@@ -143,7 +143,7 @@ def _on_paths(x: Any) -> Any:
 
 
 def _same_bits(run: Callable, row: Check) -> Callable:
-    """`run` of a forward pass after its layers one by one, whose result it must have."""
+    """Wrap a fused forward pass to compare its bits with those of single layers."""
 
     def call(want: torch.Tensor, *args: Any) -> None:
         *given, node_k, node_v = args

@@ -24,7 +24,7 @@ class Check:
         return self.error is None and self.calls > 0
 
     def fail(self, error: str | Exception) -> None:
-        """Note the first error. Of a launch that raised, with the kernel's name."""
+        """Record the first error, with the kernel's name if a launch raised it."""
         if self.error is None:
             self.error = error if isinstance(error, str) else described(error)
 
@@ -58,7 +58,7 @@ class Report:
         return "\n".join(lines)
 
     def raise_failed(self) -> None:
-        """Raises RuntimeError naming the first check that failed, and how to go on."""
+        """Raise RuntimeError naming the first failed check, and a workaround."""
         if self.failed:
             first = self.failed[0]
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""The runs of a check."""
+"""Runs of a check."""
 
 import time
 from dataclasses import replace
@@ -72,7 +72,7 @@ class _Runs:
         self._want: list[Request] = []  # drawn by steps whose pools have the rows they need
 
     def compare_operations(self, report: Report) -> None:
-        """Each operation with its reference, and which of its loops ran."""
+        """Compare each operation with its reference, and count its loops."""
         found = rows_for(self._ops)
         try:
             with self._engine(static=False) as e:
@@ -95,7 +95,7 @@ class _Runs:
             report.checks += self._coverage.checks()
 
     def compare_tokens(self, report: Report) -> None:
-        """Steps of one kind with those of another, of which tokens do not depend."""
+        """Compare tokens of different kinds of steps, which must be equal."""
         on_gpu = self._device.type == "cuda"
         # below float32 sums of other sizes have other bits, which decide some tokens
         any_rows = self._dtype == torch.float32 or self._is_exact

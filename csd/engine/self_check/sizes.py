@@ -22,7 +22,10 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """By default every loop of a kernel runs: pages of 64 tokens, several chunks, large pools."""
+    """Sizes of a check; the defaults reach every loop of a kernel.
+
+    They have full pages, several chunks and large pools.
+    """
 
     prompt: int = 700  # tokens of the long prompt
     prefill_chunk: int = 256
@@ -31,14 +34,14 @@ class Sizes:
     rows: int = 256  # of the largest pool
 
     def requests(self, vocab: int) -> list[Request]:
-        """Two prompts, whose samples share much and little."""
+        """Two prompts, one whose samples share much and one whose samples share little."""
         return [
             self._request(0, self._long(vocab), self.tokens, temperature=0.3),
             self._request(1, [t % vocab for t in SHORT], min(self.tokens, 12), temperature=0.8),
         ]
 
     def filtered(self, vocab: int) -> list[Request]:
-        """The short prompt by every filter, and with more tokens to choose from than are listed."""
+        """The short prompt with every filter, and with a nucleus too large to list."""
         prompt = [t % vocab for t in SHORT]
         return [
             self._request(0, prompt, 1, temperature=2.0),

@@ -1,4 +1,4 @@
-"""Whether two runs of the same requests committed the same tokens."""
+"""Comparison of the tokens of two runs of the same requests."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Steps of fixed shape that are launched one by one, where others replay a graph."""
+"""Steps of fixed shape without CUDA graphs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Finished samples of earlier calls, by prompt: what `csd.generate(history=...)` drafts from.
+"""History for `csd.generate(history=...)`: finished samples of previous calls, by prompt.
 
 In memory a token takes 4 bytes, 52 with the target's top 8. With `path` every addition is also a
 line of a trace file (`csd.engine.traces.journal`).
@@ -74,7 +74,7 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Let another process open the file. What is held stays, but nothing can be added."""
+        """Let another process open the file. Stored samples stay readable; none can be added."""
         if self._journal is not None:
             self._journal.close()
 
@@ -83,7 +83,7 @@ class History:
         return self._journal is not None and self._journal.closed
 
     def __len__(self) -> int:
-        """Prompts that have samples."""
+        """Number of prompts with samples."""
         return len(self._groups)
 
     def __contains__(self, prompt: Sequence[int]) -> bool:
@@ -95,7 +95,7 @@ class History:
         return sum(len(key) + group.nbytes for key, group in self._groups.items())
 
     def of(self, prompt: Sequence[int]) -> list[PastSample]:
-        """Samples of the prompt with these token ids, newest first."""
+        """Return the samples of the prompt with these token ids, newest first."""
         key = _key(prompt)
         with self._lock:
             if key not in self._groups:
@@ -119,16 +119,16 @@ class History:
         top: for each sample and position (token ids, probabilities), likeliest first. The rest is
         only written to the file; rewriting the file drops `indices`.
         """
-        # what would be dropped at once is not written either
-        kept = slice(-self.samples, None)
+        # samples that would be dropped at once are not written either
+        newest = slice(-self.samples, None)
         trace = Trace(
             problem=0,
             prompt=[int(t) for t in prompt],
-            samples=[[int(t) for t in s] for s in samples[kept]],
+            samples=[[int(t) for t in s] for s in samples[newest]],
             temperature=temperature,
-            top=None if top is None or not self.top else list(top[kept]),
+            top=None if top is None or not self.top else list(top[newest]),
             seed=seed,
-            indices=None if indices is None else list(indices[kept]),
+            indices=None if indices is None else list(indices[newest]),
             stop_ids=tuple(stop_ids),
         )
         if not any(trace.samples):
@@ -145,7 +145,7 @@ class History:
             self._put(trace)
 
     def check(self) -> None:
-        """Raises ValueError or OSError, which names the file, where nothing could be added now."""
+        """Raise ValueError or OSError, naming the file, if nothing could be added now."""
         if self._journal is None:
             return
         with self._lock:
@@ -155,11 +155,11 @@ class History:
 
     @property
     def files(self) -> set[Path]:
-        """What it writes to."""
+        """Files that it writes."""
         return set() if self._journal is None else self._journal.files
 
     def traces(self) -> Iterator[Trace]:
-        """What is held, a trace an addition."""
+        """Yield the stored samples, one trace per addition."""
         for key, group in self._groups.items():
             for epoch in group.epochs:
                 yield epoch.trace(np.frombuffer(key, np.int32).tolist())
@@ -182,7 +182,7 @@ class History:
             self._drop()
 
     def _drop(self) -> None:
-        """The prompt used longest ago, or where it is the only one, its oldest sample."""
+        """Drop the least recently used prompt; of an only prompt, its oldest sample."""
         key, group = next(iter(self._groups.items()))
         if len(self._groups) == 1 and group.count > 1:
             before = group.size
@@ -234,7 +234,7 @@ class _Group:
         return sum(s.nbytes for e in self.epochs for s in e.samples)
 
     def cut(self, samples: int, epochs: int | None) -> None:
-        """Keep the newest."""
+        """Keep the newest `samples` samples and `epochs` additions."""
         while epochs is not None and len(self.epochs) > epochs:
             self.epochs.popleft()
         while (over := self.count - samples) > 0:

@@ -1,8 +1,8 @@
-"""A trace file that grows a line at a time and is whole whenever its writer dies.
+"""Append-only trace file that survives a crash of its writer.
 
-Beside the file `PATH` lies `PATH.lock`. It is locked while the file is open, and while a line is
-being appended it holds the file's length before: what a crash has left of a line is known from
-that, and is cut. A line that is not whole in any other file is an error.
+`PATH.lock` is locked while the file `PATH` is open. While a line is appended, it holds the file's
+length before, so that the next opening can cut the partial line of a crash. A partial line in any
+other file is an error.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path):
-        # of all the names of a file, one
+        # one name of a file that has several
         self.path = Path(os.path.realpath(path))
         if self.path.suffix == ".gz":
             raise ValueError(f"path must be a trace file that is not gzipped, got {str(path)!r}")
@@ -39,7 +39,7 @@ class Journal:
 
     @property
     def files(self) -> set[Path]:
-        """What it writes to."""
+        """Files that it writes."""
         return {self.path, lock_of(self.path), self._new}
 
     @property
@@ -70,7 +70,7 @@ class Journal:
         return not lies_at(self.path, self._file)
 
     def check(self) -> None:
-        """Raises OSError where nothing could be appended now."""
+        """Raise OSError if nothing could be appended now."""
         check_grows(self._file, self.path)
 
     @property
@@ -82,7 +82,7 @@ class Journal:
         self._lock.close()
 
     def read(self) -> Iterator[Trace]:
-        """All its traces; closes the file before it raises."""
+        """Read all traces; closes the file on an error."""
         self._file.seek(0)
         try:
             with open(self._file.fileno(), "rb", closefd=False) as lines:
@@ -96,8 +96,7 @@ class Journal:
             raise
 
     def append(self, trace: Trace) -> None:
-        """On disk when this returns; a crash or an OSError, which names the file, leaves the file
-        without it."""
+        """Append a trace and sync it to disk; a crash or an OSError leaves the file without it."""
         data, length = _line(trace), self._file.seek(0, os.SEEK_END)
         if length and os.pread(self._file.fileno(), 1, length - 1) != b"\n":
             data = b"\n" + data
@@ -116,7 +115,7 @@ class Journal:
         self.tokens += _tokens(trace)
 
     def rewrite(self, traces: Iterable[Trace]) -> None:
-        """The file with these traces alone; a crash or an OSError leaves the old one or the new."""
+        """Replace the file by these traces; a crash or an OSError leaves the old or the new."""
         new, tokens = self._new, 0
         try:
             with naming_file(new), open(new, "wb") as file:
@@ -134,7 +133,7 @@ class Journal:
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
 
     def _mend(self) -> None:
-        """Cut what a crash has left of a line."""
+        """Cut the partial line of a crash."""
         self._lock.seek(0)
         mark = self._lock.read()
         if mark.isdigit() and self.path.exists() and int(mark) < self.path.stat().st_size:

@@ -48,13 +48,13 @@ class Trace:
 
     @classmethod
     def parse(cls, line: str) -> "Trace":
-        """Raises ValueError, which names the place, for a line that is not a trace."""
+        """Parse a line; raises ValueError, naming the place, unless it is a trace."""
         with naming("the trace"):
             return cls.of(parse(line.encode(errors="surrogatepass"), TraceLine))
 
     @classmethod
     def of(cls, line: TraceLine) -> "Trace":
-        """Raises ValueError where the lists of a line do not belong together."""
+        """Make a trace of a line; raises ValueError if its lists do not match."""
         samples, top, indices = line["samples"], line.get("top"), line.get("indices")
         for name, lists in (("top", top), ("indices", indices)):
             if lists is not None and len(lists) != len(samples):
@@ -78,7 +78,7 @@ class Trace:
         )
 
     def to_dict(self) -> dict:
-        """The object of its line."""
+        """Return the JSON object of its line."""
         return {
             "problem": self.problem,
             "prompt_ids": self.prompt,
@@ -92,7 +92,7 @@ class Trace:
 
 
 def read_traces(path: str | Path) -> Iterator[Trace]:
-    """The traces of a file, which may be gzipped.
+    """Yield the traces of a file, which may be gzipped.
 
     Raises ValueError, which names the file, the line and the place, for what is not a trace.
     """
@@ -103,7 +103,7 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
 
 
 def open_traces(path: str | Path) -> WholeFile:
-    """A trace file to be written at the end of a run.
+    """Open a trace file to be written at the end of a run.
 
     Raises OSError or ValueError, which names the file, as `WholeFile` does, and where a history has
     it open, which would go on in the file that is replaced.
@@ -113,7 +113,7 @@ def open_traces(path: str | Path) -> WholeFile:
 
 
 def write_traces(to: str | Path | WholeFile, traces: Iterable[Trace]) -> None:
-    """One JSON line a prompt: its ids, its samples, and the target's top 8 at each position.
+    """Write one JSON line per prompt: ids, samples, and the target's top 8 at each position.
 
     With the seed and the samples' indices the noise that drew them can be computed again. A prompt
     without samples has no line. The file is there whole or not at all, gzipped where it is named
@@ -126,7 +126,7 @@ def write_traces(to: str | Path | WholeFile, traces: Iterable[Trace]) -> None:
 
 
 def lock_of(path: str | Path) -> Path:
-    """What is locked while a history has a trace file open, whatever name it was opened by."""
+    """Lock file of a trace file that a history has open, under any of the file's names."""
     return Path(f"{os.path.realpath(path)}.lock")
 
 

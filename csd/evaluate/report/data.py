@@ -1,4 +1,4 @@
-"""What the page shows, counted from the output of `csd sample --json`."""
+"""Figures of the page, computed from the output of `csd sample --json`."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -43,7 +43,7 @@ class _Draft(TypedDict):
 
 
 class Run(TypedDict):
-    """What `csd sample --json` prints; lists over samples, and over their tokens."""
+    """Output of `csd sample --json`; lists over samples, and over their tokens."""
 
     texts: Annotated[list[str], AtLeast(1)]
     tokens: list[list[Token]]
@@ -63,7 +63,7 @@ class Run(TypedDict):
 
 
 def check(result: Any) -> None:
-    """Raises ValueError when `result` is not what `csd sample --json` prints."""
+    """Raise ValueError unless `result` is an output of `csd sample --json`."""
     try:
         schema.check(result, Run)
         _together(result)
@@ -72,7 +72,7 @@ def check(result: Any) -> None:
 
 
 def _together(result: Any) -> None:
-    """Lists over the same samples, or the same tokens, are as long as each other."""
+    """Check that lists over the same samples or tokens have equal lengths."""
     tokens = result["tokens"]
     for name in ("texts", "logprobs", "finish_reasons", "sources", "steps", "characters", "drafts",
                  "forced"):
@@ -109,7 +109,7 @@ def text_between(result: dict, sample: int, start: int, end: int) -> str:
 
 
 def characters(result: dict, sample: int) -> dict[str, str]:
-    """By place, tokens whose text is not their piece: several make up a character."""
+    """Texts, by position, of tokens that are parts of a character and differ from their pieces."""
     every = result.get("characters")
     return every[sample] if every else {}
 
@@ -168,7 +168,7 @@ def divergence(tokens: list[list[int]]) -> list[dict]:
 
 
 def alone_from(tokens: list[list[int]]) -> list[int | None]:
-    """The place from which on no other sample has the same tokens; None where there is none."""
+    """Positions from which on no other sample has the same tokens; None without one."""
     found: list[int | None] = [None] * len(tokens)
     for node in divergence(tokens):
         if len(node["samples"]) == 1:

@@ -1,4 +1,4 @@
-"""The page: what was counted, plotly.js and a little script, in one file that fetches nothing."""
+"""Self-contained page: figures, plotly.js and a small script in one file."""
 
 import html
 import json

@@ -1,15 +1,15 @@
-"""Keys and values of a drafting network, beside the target's.
+"""Keys and values of a drafting network.
 
-The cache holds the committed tokens of each sample, never a draft: what a step drafts lives in a
-scratch of its own, as the target's nodes do, and what verification rejects goes with the scratch.
-Before a step drafts, it reads what was committed since the last one, the root included.
+The cache holds the committed tokens of each sample, never a draft: a step's drafts live in a
+scratch of their own, as the target's nodes do, and rejected ones go with the scratch. Before a step
+drafts, it reads the tokens committed since the last drafting step, the root included.
 """
 
 from typing import Any, Protocol
 
 import torch
 
-from csd.graph.model.host import HostSlots, SlotRows
+from csd.graph.model.host_slots import HostSlots, SlotRows
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import write_prompt
 from csd.kernels.ops import Ops
@@ -20,8 +20,8 @@ from csd.state.slots import Slots
 MOST_ROWS = 63
 
 
-class Network(Protocol):
-    """What drafts: a smaller model, or a head on the target's hidden states."""
+class DraftNetwork(Protocol):
+    """A network that drafts: a smaller model, or a head on the target's hidden states."""
 
     config: Any  # layers, heads, kv_heads, head_dim and vocab
     dtype: torch.dtype
@@ -34,23 +34,23 @@ class Network(Protocol):
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
         attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
     ) -> torch.Tensor:
-        """[M, hidden] of tokens [M] at positions [M]; hidden: of the tokens before them."""
+        """Return [M, hidden] of tokens [M] at positions [M]; hidden: of the tokens before them."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[M, V] of what follows."""
+        """Return [M, V], logits of the next tokens."""
 
     def attach(self, decoder: Any) -> None:
-        """The target, before its first forward pass."""
+        """Attach to the target, before its first forward pass."""
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What it reads of the target's forward pass that has just run; hidden: its result."""
+        """Select its input from the target's last forward pass; hidden: the result of that pass."""
 
 
 class DraftCache:
-    """S slots, as many groups; pages as many as the target's cache has."""
+    """Cache of S slots and S groups, with as many pages as the target's."""
 
     def __init__(
-        self, net: Network, ops: Ops, device: torch.device, *, slots: int, pages: int,
+        self, net: DraftNetwork, ops: Ops, device: torch.device, *, slots: int, pages: int,
         slot_pages: int, prompt_pages: int,
     ):  # fmt: skip
         self.net, self.ops, self.device = net, ops, device
@@ -67,7 +67,7 @@ class DraftCache:
     # prompts
 
     def open(self, key: int, tokens: int, slots: Slots) -> int:
-        """Reserve pages for a new group's prompt of so many tokens; returns the group."""
+        """Reserve pages for a new group's prompt of `tokens` tokens; returns the group."""
         self._free_ended(slots)
         group = slots.group_key.tolist().index(key)
         count = self.tokens_of(tokens)
@@ -77,8 +77,11 @@ class DraftCache:
         return group
 
     def tokens_of(self, prompt: int) -> int:
-        """Tokens of a prompt that all of its samples share. Each reads the last one anew, and the
-        first, which has no hidden state before it, is not read where there are such."""
+        """Number of a prompt's tokens that its samples share.
+
+        Each sample reads the last token itself. A network on hidden states skips the first token,
+        which has no hidden state before it.
+        """
         return max(prompt - 1 - self.net.wants_hidden, 0)
 
     def holds(self, s: int, owner: tuple[int, int]) -> bool:
@@ -86,7 +89,7 @@ class DraftCache:
         return self._owner[s] == owner
 
     def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:
-        """The prompt's next tokens; hidden: the target's, of the tokens before them."""
+        """Read the prompt's next tokens; hidden: the target's, of the tokens before them."""
         start, rows = self.base[group], len(chunk)
         kv, scale = self.kv, self.net.config.head_dim**-0.5
         node_k, node_v = self._scratch(rows)
@@ -128,15 +131,15 @@ class DraftCache:
             piece = {s: tokens[:MOST_ROWS] for s, tokens in recent.items()}
             rows = SlotRows.of(recent, {s: len(x) for s, x in piece.items()})
             words = [(2 << i) - 1 for s in rows.slots for i in range(rows.count[s])]
-            given = None
+            states = None
             if hidden is not None:
-                given = torch.cat([hidden[s][:MOST_ROWS] for s in rows.slots])
+                states = torch.cat([hidden[s][:MOST_ROWS] for s in rows.slots])
                 hidden = {s: x[MOST_ROWS:] for s, x in hidden.items()}
             node_k, node_v = self._scratch(rows.total)
             out = self._forward(
                 rows, words, range(rows.total), [t for s in rows.slots for t in piece[s]],
                 [self._place(s, host) + i for s in rows.slots for i in range(rows.count[s])],
-                given, node_k, node_v, host,
+                states, node_k, node_v, host,
             )  # fmt: skip
             taken = {s: list(range(rows.start[s], rows.start[s] + rows.count[s]))
                      for s in rows.slots}  # fmt: skip
@@ -148,7 +151,7 @@ class DraftCache:
     def commit(
         self, node_k: torch.Tensor, node_v: torch.Tensor, rows: dict[int, list[int]]
     ) -> None:
-        """Rows of a scratch, by slot, go behind the slot's tokens."""
+        """Append rows of a scratch, by slot, to the slot's tokens."""
         S, most = len(self.length), max(map(len, rows.values()), default=0)
         if not most:
             return
@@ -181,7 +184,7 @@ class DraftCache:
             k, v = node_k[layer], node_v[layer]
             k.index_copy_(0, place, new_k[layer])
             v.index_copy_(0, place, new_v[layer])
-            # rows of earlier levels have no query any more
+            # rows of previous levels have no query
             wide = q.new_zeros(rows.total, *q.shape[1:]).index_copy_(0, place, q)
             out = self.ops.tree_attention(
                 wide, k, v, kv.k[layer], kv.v[layer], **where,
@@ -207,7 +210,7 @@ class DraftCache:
         return torch.tensor(list(values), dtype=torch.int32).to(self.device)
 
     def _free_ended(self, slots: Slots) -> None:
-        """Pages of groups and samples that are gone: the target's are free as well."""
+        """Free the pages of ended groups and samples."""
         keys, live = slots.group_key.tolist(), slots.live.tolist()
         for group, (key, pages) in list(self._group_pages.items()):
             if keys[group] != key:
@@ -223,7 +226,7 @@ class DraftCache:
 
 
 class Scratch:
-    """Keys and values of what a step drafts: nodes of each slot, level by level."""
+    """Keys and values of a step's drafts: nodes of each slot, level by level."""
 
     def __init__(self, cache: DraftCache, host: HostSlots):
         self.cache, self.host = cache, host
@@ -266,6 +269,6 @@ class Scratch:
         return number, out
 
     def keep(self, numbers: dict[int, list[int]]) -> None:
-        """Nodes that were accepted, by slot, go behind its tokens."""
+        """Append accepted nodes, by slot, to the slot's tokens."""
         rows = {s: [self.rows.start[s] + n for n in path] for s, path in numbers.items() if path}
         self.cache.commit(self.k, self.v, rows)

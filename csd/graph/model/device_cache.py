@@ -1,14 +1,14 @@
-"""A draft model's keys and values on the device: fixed shapes, and nothing is read back.
+"""Keys and values of a draft model on the device: fixed shapes, and no read by the host.
 
 Its pages have the numbers of the target's, so the target's page tables serve both and nothing is
-reserved or freed here. All rows of a forward pass stand slot by slot, as many of every live slot:
+reserved or freed here. A forward pass has the same number of rows of every live slot, slot by slot:
 
-    reading    up to R committed tokens that were not read yet, the root last where they are all
-    a level    the nodes of this step so far; those of earlier levels have keys and no query
+    reading    up to R unread committed tokens; if that is all of them, the root is the last
+    a level    the nodes of this step so far; those of previous levels have keys and no query
 
-What a step commits is read again when the next one drafts, in one pass with the root, so a
-rejected draft leaves nothing. A slot that is more than R tokens behind, after steps without drafts,
-drafts nothing until it has caught up.
+Committed tokens are read again when the next step drafts, in one pass with the root, so a rejected
+draft leaves nothing. A slot that is more than R tokens behind, after steps without drafts, does not
+draft until it has caught up.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from csd.graph.model.cache import Network
-from csd.graph.model.device_order import Order
-from csd.graph.model.reader import CHUNK
+from csd.graph.model.cache import DraftNetwork
+from csd.graph.model.draft_prefill import CHUNK
+from csd.graph.model.slot_order import SlotOrder
 from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import write_prompt
 from csd.kernels.ops import Ops
@@ -29,7 +29,7 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Nodes:
-    """Keys and values of the nodes that a step has read so far, as many of every slot."""
+    """Keys and values of a step's nodes so far, the same number of every slot."""
 
     k: torch.Tensor  # [L, S, n, K, D]
     v: torch.Tensor
@@ -37,10 +37,10 @@ class Nodes:
 
 
 class DeviceCache:
-    """Beside `cache`, the target's. tokens: R, that a step reads of a slot at most."""
+    """Cache with the pages of the target's `cache`. tokens: R, most tokens of a slot per step."""
 
     def __init__(
-        self, net: Network, ops: Ops, cache: KVCache, tokens: int, device: torch.device
+        self, net: DraftNetwork, ops: Ops, cache: KVCache, tokens: int, device: torch.device
     ):
         self.net, self.ops, self.tokens, self.device = net, ops, tokens, device
         self.prompt_pages, self.slot_pages = cache.prompt_pages, cache.slot_pages
@@ -61,7 +61,7 @@ class DeviceCache:
     def read_prompt(
         self, key: int, prompt: list[int], begin: int, end: int, slots: Slots
     ) -> None:
-        """The prompt's tokens begin .. end - 1; the target's pages for them are reserved."""
+        """Read the prompt's tokens begin .. end - 1, for which the target has pages."""
         group = (slots.group_key == key).int().argmax()[None]
         self.last.index_fill_(0, group, prompt[-1])
         pages = self.prompt_pages.index_select(0, group)[0]
@@ -82,9 +82,12 @@ class DeviceCache:
 
             self.net.forward(token, place, None, attend, node_k, node_v, self.ops)
 
-    def read(self, order: Order, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read what was committed; [S, hidden] at the roots and [S] bool, whether they were
-        reached, both in the order's places."""
+    def read(self, order: SlotOrder, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read committed tokens, up to R a slot.
+
+        Returns [S, hidden] at the roots and [S] bool, whether the roots were reached, both in the
+        order's places.
+        """
         S, R = self.length.shape[0], self.tokens
         group = slots.group.clamp(min=0).long()
         key = slots.group_key[group]
@@ -118,20 +121,20 @@ class DeviceCache:
         )
         self.length.add_(count)
         root = (unread[order.slot] - 1).clamp(0, R - 1).long()
-        found = hidden.unflatten(0, (S, R))[torch.arange(S, device=self.device), root]
-        return found, order.live & (unread[order.slot] <= R)
+        roots = hidden.unflatten(0, (S, R))[torch.arange(S, device=self.device), root]
+        return roots, order.live & (unread[order.slot] <= R)
 
     def nodes(self, count: int) -> Nodes:
-        """Room for `count` nodes a slot."""
+        """Allocate `count` nodes a slot."""
         S = self.length.shape[0]
         k, v = (x.unflatten(1, (S, count)) for x in self._scratch(S * count))
         return Nodes(k, v, torch.zeros(S, 0, dtype=torch.int64, device=self.device))
 
     def read_level(
-        self, order: Order, nodes: Nodes, token: torch.Tensor, above: torch.Tensor,
+        self, order: SlotOrder, nodes: Nodes, token: torch.Tensor, above: torch.Tensor,
         position: torch.Tensor, slots: Slots,
     ) -> torch.Tensor:  # fmt: skip
-        """Read one level, F nodes of every slot; [S, F, hidden].
+        """Read one level, F nodes of every slot; returns [S, F, hidden].
 
         token [S, F]; above: their parents' words [S, F], 0 below the root; position [S].
         """
@@ -146,7 +149,7 @@ class DeviceCache:
             for new, old in ((new_k, nodes.k), (new_v, nodes.v)):
                 old[layer, :, begin:end].copy_(new[layer].unflatten(0, (S, F)))
             k, v = (x[layer, :, :end].reshape(S * end, *x.shape[3:]) for x in (nodes.k, nodes.v))
-            # nodes of earlier levels have no query any more
+            # nodes of previous levels have no query
             wide = q.new_zeros(S, end, *q.shape[1:])
             wide[:, begin:].copy_(q.unflatten(0, (S, F)))
             out = self._attend(layer, wide.flatten(0, 1), k, v, where, work)
@@ -159,7 +162,7 @@ class DeviceCache:
         return hidden.unflatten(0, (S, F))
 
     def _plan(self, where: dict, words: torch.Tensor, slots: Slots) -> tuple[dict, Any]:
-        """What attention takes beside queries and keys, all layers the same."""
+        """Arguments of attention that all layers share, and its work list."""
         config = self.net.config
         where = where | dict(
             prompt_pages=self.prompt_pages, prompt_len=slots.prompt_len,

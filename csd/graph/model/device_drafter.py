@@ -1,21 +1,21 @@
-"""A draft model's trees on the device, in fixed shapes: a static step can hold it.
+"""Draft trees of a draft model on the device, in fixed shapes, for static steps.
 
-The same trees as `drafter.py` has for a model alone. Every live slot has as many candidates; those
-that are none have probability 0 and never enter the pool. Of each slot the `k` likeliest nodes of a
-level are read whatever they are worth, as long as 63 have not been read.
+The trees equal those of `drafter.py` for a model alone. Every live slot has the same number of
+candidates; absent ones have probability 0 and never enter the pool. The `k` likeliest nodes of each
+slot's level are read regardless of their probability, up to 63 per slot.
 """
 
 import torch
 
 from csd.backends import for_dtype
 from csd.graph.drafter import StaticDrafter
-from csd.graph.model.cache import MOST_ROWS, Network
+from csd.graph.model.cache import MOST_ROWS, DraftNetwork
 from csd.graph.model.device_cache import DeviceCache
-from csd.graph.model.device_order import Order
 from csd.graph.model.device_pool import Drafted, pool_of_drafted
+from csd.graph.model.distributions import distribution_tensors, expected_tensors
 from csd.graph.model.drafter import NetworkDrafter
-from csd.graph.model.laws import expected_tensors, law_tensors
 from csd.graph.model.reliability import DeviceReliability
+from csd.graph.model.slot_order import SlotOrder
 from csd.kernels.ops import Ops
 from csd.kernels.sample_words import sample_words, sample_words_ref, sample_words_triton
 from csd.models.decoder import DecoderLike
@@ -28,13 +28,15 @@ WORDS = {"reference": sample_words_ref, "triton": sample_words_triton}
 
 
 class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
-    """k: children of a node, and paths of a slot that go on; depth: levels at most.
+    """Drafter of a network on the device.
+
+    k: children of a node, and paths of a slot that continue. depth: levels at most.
 
     temperature: of the drafts; None is the samples' own. name: of the network, in errors.
     """
 
     def __init__(
-        self, net: Network, ops: Ops, device: str | torch.device, *, k: int, depth: int,
+        self, net: DraftNetwork, ops: Ops, device: str | torch.device, *, k: int, depth: int,
         temperature: float | None = None, name: str = "the draft model",
     ):  # fmt: skip
         self.net, self.ops = net, for_dtype(ops, net.dtype)
@@ -42,9 +44,9 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self.k, self.depth, self.temperature = k, depth, temperature
         self.reliability = DeviceReliability(self.device)
         self.cache: DeviceCache | None = None
-        # the public operator takes what fits the device
+        # the public operator dispatches by device
         self._words = WORDS.get(ops.name, sample_words)
-        # [S, 1 + n], of the running step's nodes, by slot; None without any
+        # [S, 1 + n], of the running step's nodes, by slot; None without drafts
         self._estimate: torch.Tensor | None = None
 
     def attach(self, decoder: DecoderLike, cache: KVCache) -> None:
@@ -57,7 +59,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
-        """Read as much of a prompt as the target has read, without its last token."""
+        """Read the prompt up to the target's position, without its last token."""
         assert self.cache is not None, "attach was not called"
         end = min(read, len(prompt) - 1)
         self.cache.read_prompt(group_key, prompt, observed, end, slots)
@@ -71,13 +73,13 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self._estimate = None
         if nodes == 0:
             return roots(slots, rows)
-        order = Order.of(slots)
+        order = SlotOrder.of(slots)
         pool, self._estimate = pool_of_drafted(
             self._grow(order, slots), order, slots, rows, nodes
         )
         return pool
 
-    def _grow(self, order: Order, slots: Slots) -> Drafted:
+    def _grow(self, order: SlotOrder, slots: Slots) -> Drafted:
         cache = self.cache
         assert cache is not None
         hidden, ready = cache.read(order, slots)
@@ -89,7 +91,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         reads = [min(self.k, MOST_ROWS - d * self.k) for d in range(self.depth - 1)]
         reads = [n for n in reads if n > 0]
         nodes = cache.nodes(max(sum(reads), 1))
-        # the front: numbers, ancestor words and chances of the nodes whose children come next
+        # the front: numbers, ancestor words and chances of the nodes to expand
         number = torch.full((S, 1), -1, dtype=torch.int64, device=device)
         word, chance = torch.zeros_like(number), ready.double()[:, None]
         hidden, levels, parts, begin = hidden[:, None], [], [], 0
@@ -104,7 +106,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
             levels.append(F * width)
             if depth > len(reads):
                 break
-            # stable: of equal ones the earlier goes first
+            # stable: ties keep their order
             best = (-level[2]).argsort(dim=1, stable=True)[:, : reads[depth - 1]]
             parent = best // width
             hidden = cache.read_level(
@@ -118,29 +120,29 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         return Drafted(token.int(), above, path, estimate, levels)
 
     def _children(
-        self, hidden: torch.Tensor, place: torch.Tensor, order: Order, slots: Slots
+        self, hidden: torch.Tensor, place: torch.Tensor, order: SlotOrder, slots: Slots
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each node [S, F] the `k` likeliest children: tokens and estimates [S, F, k].
+        """The `k` likeliest children of each node [S, F]: tokens and estimates [S, F, k].
 
-        hidden: [S, F, hidden]; place: [S], the number of the token that comes next.
+        hidden: [S, F, hidden]; place: [S], the number of the next token.
         """
         S, F = hidden.shape[:2]
         slot = order.slot[:, None].expand(S, F).reshape(-1)
         logits = self.net.logits(hidden.flatten(0, 1))
-        token, log = law_tensors(logits, slot, slots, self.temperature)
+        token, log = distribution_tensors(logits, slot, slots, self.temperature)
         at = place[:, None].expand(S, F).reshape(-1)
         word = self._words(
             slots.key, slots.sample, slot.int(), at.int().contiguous(), token.int()
         )
         chance = expected_tensors(log, word, slots.temperature[slot] <= 0)
-        # the children of a token that ends the sample are never there
+        # tokens that end the sample are never drafted
         ends = (token[..., None] == slots.stop_ids[slot][:, None]).any(2)
         chance = torch.where(ends, 0, chance)
         best = (-chance).argsort(dim=1, stable=True)[:, : self.k]
         return token.gather(1, best).view(S, F, -1), chance.gather(1, best).view(S, F, -1)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
-        """Learn what estimates were worth: of nodes whose parent was reached."""
+        """Update the reliability of estimates of nodes whose parent was reached."""
         if self._estimate is None:
             return
         rows, path = pool.rows, verdict.accept_row

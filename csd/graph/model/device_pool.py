@@ -1,20 +1,20 @@
-"""The likeliest drafted nodes of all slots as a pool, in tensors of fixed shape."""
+"""Pool of the likeliest drafted nodes of all slots, in tensors of fixed shape."""
 
 from dataclasses import dataclass
 
 import torch
 
-from csd.graph.model.device_order import Order
+from csd.graph.model.slot_order import SlotOrder
 from csd.state.pool import COST_ONE, MAX_NODES, MODEL, Pool, progress_penalties, roots
 from csd.state.slots import Slots
 
-# of the least likely path, as on the host
+# cost of the least likely path, as on the host
 MOST = 16 * COST_ONE
 
 
 @dataclass(slots=True)
 class Drafted:
-    """C candidates of every slot, level by level; slots in the places of an `Order`."""
+    """C candidates of every slot, level by level; slots in the order of a `SlotOrder`."""
 
     token: torch.Tensor  # [S, C] int32
     parent: torch.Tensor  # [S, C] int64, number of the parent, -1 below the root
@@ -24,10 +24,12 @@ class Drafted:
 
 
 def pool_of_drafted(
-    drafted: Drafted, order: Order, slots: Slots, rows: int, nodes: int | None
+    drafted: Drafted, order: SlotOrder, slots: Slots, rows: int, nodes: int | None
 ) -> tuple[Pool, torch.Tensor]:
-    """The pool in `rows` >= live rows, of at most `nodes` nodes, and the estimates of each slot's
-    list, [S, 1 + n] float64, its root's first; a pool's slots keep a prefix of theirs.
+    """Select at most `nodes` nodes into a pool of `rows` >= live rows.
+
+    Returns the pool, and the estimates of each slot's sorted nodes [S, 1 + n] float64, the root's
+    first; the pool holds a prefix of each.
 
     Nodes are ordered by path cost plus the slot's progress penalty; ties keep their order. So a
     parent comes before its children, and a slot's nodes are a prefix of its list.
@@ -54,7 +56,7 @@ def pool_of_drafted(
     pool = roots(slots, rows)
     every = torch.arange(C, device=device).expand(S, C)
     place = torch.empty_like(number).scatter_(1, number, every)
-    word, depth, said = _paths(drafted, place, slots.context[order.slot])
+    word, depth, context_of = _paths(drafted, place, slots.context[order.slot])
     chosen = number[:, :kept]
     above = drafted.parent.gather(1, chosen)
     below = place.gather(1, above.clamp(min=0)) + 1
@@ -71,10 +73,10 @@ def pool_of_drafted(
     columns["position"] = (slots.prompt_len[order.group] + slots.generated[order.slot])[
         :, None
     ] + columns["depth"]
-    # rows behind the pool take what is not kept
+    # nodes that are not selected go to rows after the pool
     at = torch.where(keep, (begin + 1 + torch.arange(kept, device=device)).reshape(-1), rows)
     root = torch.where(order.live, begin[:, 0], rows)
-    # `roots` has them one behind the other
+    # `roots` puts them one after another
     old = torch.where(order.live, torch.arange(S, device=device), rows)
     blank = Pool.empty(rows, S, slots.group_key.shape[0], slots.context.shape[1], device)
     for name in (*columns, "context"):
@@ -82,7 +84,7 @@ def pool_of_drafted(
         source = torch.cat([getattr(pool, name), field[:1]])
         wide = torch.cat([field, field[:1]])
         wide[root] = source[old]
-        values = said.gather(1, chosen[..., None].expand(-1, -1, said.shape[2]))
+        values = context_of.gather(1, chosen[..., None].expand(-1, -1, context_of.shape[2]))
         new = values.flatten(0, 1) if name == "context" else columns[name].reshape(-1)
         wide[at] = new.to(field.dtype)
         field.copy_(wide[:rows])
@@ -104,15 +106,15 @@ def _paths(
     S, device = place.shape[0], place.device
     # the root's are the first column
     words = torch.ones(S, 1, dtype=torch.int64, device=device)
-    said, at = context[:, None], 0
+    context_of, at = context[:, None], 0
     for size in drafted.levels:
         part = slice(at, at + size)
         above = drafted.parent[:, part] + 1
         bit = torch.ones_like(above) << (place[:, part] + 1).clamp(max=MAX_NODES - 1)
         words = torch.cat([words, bit | words.gather(1, above)], 1)
-        parents = said.gather(1, above[..., None].expand(-1, -1, said.shape[2]))
-        token = drafted.token[:, part, None].to(said.dtype)
-        said = torch.cat([said, torch.cat([token, parents[..., :-1]], 2)], 1)
+        parents = context_of.gather(1, above[..., None].expand(-1, -1, context_of.shape[2]))
+        token = drafted.token[:, part, None].to(context_of.dtype)
+        context_of = torch.cat([context_of, torch.cat([token, parents[..., :-1]], 2)], 1)
         at += size
     levels = [torch.full((n,), i, device=device) for i, n in enumerate(drafted.levels, 1)]
-    return words[:, 1:], torch.cat(levels), said[:, 1:]
+    return words[:, 1:], torch.cat(levels), context_of[:, 1:]

@@ -16,13 +16,13 @@ from csd.schema.check import shown
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH
 
 
-class Drafting:
-    """How a network drafts: `drafter=` of `csd.generate` takes an instance of a subclass.
+class DraftSpec:
+    """Settings of a drafting network: `drafter=` of `csd.generate` takes an instance of a subclass.
 
-    k, depth: under "match", a tree of `depth` levels in which `k` paths of a sample go on from each
-    level to the next and every node has at most `k` children; 1 is a chain. Under verifiers that
-    draw, `k` independent sequences of `depth` tokens.
-    temperature: of the drafts; None is the samples' own. Under verifiers that draw also one for
+    k, depth: with "match", a tree of `depth` levels, in which `k` paths of a sample continue from
+    each level to the next and every node has at most `k` children; 1 is a chain. With multi-draft
+    verifiers, `k` independent sequences of `depth` tokens.
+    temperature: of the drafts; None is the samples' own. Multi-draft verifiers also take one for
     each sequence.
     graph: whether the consensus graph drafts too, into one pool by measured reliability; "match".
     """
@@ -36,21 +36,21 @@ class Drafting:
         self.temperature = self._temperatures(temperature)
         self.graph = check_flag("graph", graph)
 
-    def _temperatures(self, given: Any) -> Any:
-        if given is None:
+    def _temperatures(self, value: Any) -> Any:
+        if value is None:
             return None
-        several = isinstance(given, tuple | list)
-        found = tuple(check_temperature(t) for t in (given if several else (given,)))
-        if several and len(found) != self.k:
+        several = isinstance(value, tuple | list)
+        checked = tuple(check_temperature(t) for t in (value if several else (value,)))
+        if several and len(checked) != self.k:
             raise ValueError(
-                f"temperature must have one entry for each of k={self.k}, got {shown(given)}"
+                f"temperature must have one entry for each of k={self.k}, got {shown(value)}"
             )
-        return found if several else found[0]
+        return checked if several else checked[0]
 
     def make(
         self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
     ) -> NetworkDrafter:
-        """A new drafter; arguments as `make_drafter` has them."""
+        """Make a drafter; arguments as of `make_drafter`."""
         raise NotImplementedError
 
     def __call__(self, ops: Ops, device: str | torch.device) -> NetworkDrafter:
@@ -64,15 +64,15 @@ class Drafting:
         return ConsensusGraph(ops, device, tokens=tokens, history=history)
 
 
-class DraftModel(Drafting):
-    """A draft model, with its keys and values beside the target's.
+class DraftModel(DraftSpec):
+    """A draft model, with a cache of its own.
 
-    model: as `csd.generate` has it: a `transformers` model, a folder, a hub name, a GGUF file or a
-    `csd.models` Decoder. It is loaded once, by the first call that drafts with it. layers: its
-    first layers only, below its last norm and head. dtype, revision: of a model given by name.
+    model: as of `csd.generate`: a `transformers` model, a folder, a hub name, a GGUF file or a
+    `csd.models` Decoder. It is loaded once, by the first call that drafts with it. layers: use
+    only its first layers, below its last norm and head. dtype, revision: of a model given by name.
     Alone and on a GPU it drafts without the host, so its steps are captured.
 
-    The other arguments are those of `Drafting`. Raises ValueError for what cannot be served, and
+    The other arguments are those of `DraftSpec`. Raises ValueError for what cannot be served, and
     the call does where the vocabularies differ in size, naming both.
     """
 

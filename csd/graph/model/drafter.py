@@ -1,14 +1,13 @@
-"""A drafting network as a drafter: a tree of each slot, alone or in one pool with the graph's.
+"""Drafter of a drafting network: a tree of each slot, alone or in one pool with the graph's.
 
-A tree grows by levels. Of each slot the `k` likeliest paths of a level are read by the network in
-one forward pass over all slots, and each brings its `k` likeliest children; after `depth` levels
-the likeliest nodes of all slots enter the pool, up to the budget. That is EAGLE-2's dynamic tree
-(arXiv 2406.16858) over all samples at once, with its confidences replaced by what they have been
-worth (`reliability.py`), by which the network's nodes and the graph's compete too. `k = 1` drafts
-chains.
+A tree grows by levels. The network reads the `k` likeliest paths of each slot's level in one
+forward pass over all slots, and each path adds its `k` likeliest children; after `depth` levels the
+likeliest nodes of all slots enter the pool, up to the budget. This is EAGLE-2's dynamic tree
+(arXiv 2406.16858) over all samples at once, with its confidences calibrated by measured acceptance
+(`reliability.py`), which also ranks the network's nodes against the graph's. `k = 1` drafts chains.
 
-Drafting reads the device, so its steps are not captured. A draft model alone has another drafter
-on a GPU, which does not (`device_drafter.py`).
+Drafting reads the device, so its steps are not captured. A draft model alone uses
+`device_drafter.py` on a GPU, which does not read it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,10 +21,10 @@ from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import PastSample
 from csd.graph.host_tree import pool_of
-from csd.graph.model.cache import Network, Scratch
-from csd.graph.model.host import HostSlots, take
-from csd.graph.model.laws import expected, laws
-from csd.graph.model.reader import Reader
+from csd.graph.model.cache import DraftNetwork, Scratch
+from csd.graph.model.distributions import distributions, expected
+from csd.graph.model.draft_prefill import DraftPrefill
+from csd.graph.model.host_slots import HostSlots, take
 from csd.graph.model.reliability import MODEL, Levels, Reliability
 from csd.graph.model.tree import SlotTree, add_pool, likeliest
 from csd.kernels.draft_tree import DraftNoise
@@ -37,9 +36,9 @@ from csd.state.verdict import Verdict
 
 
 class NetworkDrafter(Drafter):
-    """What a drafting network asks of the engine."""
+    """Base of the drafters of a network: vocabulary check and cache size."""
 
-    net: Network
+    net: DraftNetwork
     name: str
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
@@ -55,23 +54,24 @@ class NetworkDrafter(Drafter):
 
 
 class ModelDrafter(NetworkDrafter):
-    """k: children of a node, and paths of a slot that go on; depth: levels at most.
+    """Drafter of a network on the host, with or without a consensus graph.
 
-    temperature: of the drafts, one or one a sequence; None is the samples' own. graph: what drafts
-    beside the network. name: of the network, in errors.
+    k: children of a node, and paths of a slot that continue. depth: levels at most. temperature: of
+    the drafts, one or one per sequence; None is the samples' own. graph: drafts beside the network.
+    name: of the network, in errors.
     """
 
     def __init__(
-        self, net: Network, ops: Ops, device: str | torch.device, *, k: int, depth: int,
+        self, net: DraftNetwork, ops: Ops, device: str | torch.device, *, k: int, depth: int,
         temperature: float | tuple[float, ...] | None = None,
         graph: ConsensusGraph | None = None, name: str = "the draft model",
     ):  # fmt: skip
         self.net, self.graph, self.name = net, graph, name
         self.k, self.depth, self.temperature = k, depth, temperature
         self.context = graph.context if graph else 1
-        self.reader = Reader(net, for_dtype(ops, net.dtype), torch.device(device))
+        self.prefill = DraftPrefill(net, for_dtype(ops, net.dtype), torch.device(device))
         self.start_call()
-        # what the running step has drafted
+        # drafts of the running step
         self.trees: dict[int, SlotTree] = {}
         self.scratch: Scratch | None = None
         self.drawn = False
@@ -86,7 +86,7 @@ class ModelDrafter(NetworkDrafter):
     def attach(self, decoder: Any, cache: KVCache) -> None:
         super().attach(decoder, cache)
         self.net.attach(decoder)
-        self.reader.allocate(
+        self.prefill.allocate(
             slots=cache.slot_pages.shape[0], pages=cache.k.shape[1],
             slot_pages=cache.slot_pages.shape[1], prompt_pages=cache.prompt_pages.shape[1],
         )  # fmt: skip
@@ -97,8 +97,8 @@ class ModelDrafter(NetworkDrafter):
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
-        """Read as much of a prompt as the target has read."""
-        self.reader.read_prompt(group_key, prompt, read, slots)
+        """Read the prompt up to the target's position."""
+        self.prefill.read_prompt(group_key, prompt, read, slots)
         if self.graph is None:
             return read
         return self.graph.observe_prompt(group_key, prompt, observed, read, slots)
@@ -113,7 +113,7 @@ class ModelDrafter(NetworkDrafter):
         return self.graph.enter_history(group_key, prompt, history, slots)
 
     def observe_hidden(self, hidden: torch.Tensor) -> None:
-        self.reader.hidden = self.net.states(hidden)
+        self.prefill.hidden = self.net.states(hidden)
 
     def propose(self, slots: Slots, rows: int, noise: DraftNoise | None = None) -> Pool:
         """Draft trees of all live slots in at most `rows` rows, roots included."""
@@ -129,20 +129,20 @@ class ModelDrafter(NetworkDrafter):
         return pool_of(kept, slots, rows)
 
     def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:
-        """A step's trees, empty. drawn: whether their nodes will be draws."""
-        assert self.reader.cache is not None, "start was not called"
+        """Start a step with empty trees. drawn: whether their nodes are random draws."""
+        assert self.prefill.cache is not None, "start was not called"
         self.trees = {s: SlotTree() for s in host.live}
-        self.scratch, self.drawn = Scratch(self.reader.cache, host), drawn
+        self.scratch, self.drawn = Scratch(self.prefill.cache, host), drawn
         return self.scratch
 
     def _grow(self, host: HostSlots, slots: Slots, noise: DraftNoise | None) -> None:
-        """The network's nodes, level by level."""
+        """Add the network's nodes, level by level."""
         if isinstance(self.temperature, tuple):
             raise ValueError(
                 "temperature must be one number with verifier='match', got "
                 f"{len(self.temperature)}: several are for sequences of draws"
             )
-        hidden = self.reader.catch_up(host, slots)
+        hidden = self.prefill.catch_up(host, slots)
         front = [(s, -1) for s in host.live]
         stops = slots.stop_ids.tolist()
         for depth in range(1, self.depth + 1):
@@ -151,12 +151,12 @@ class ModelDrafter(NetworkDrafter):
                 return
             front, hidden = [front[i] for i in at], take(hidden, at)
             slot = [s for s, _ in front]
-            found = laws(self.net.logits(hidden), slot, slots, self.temperature)
+            dist = distributions(self.net.logits(hidden), slot, slots, self.temperature)
             place = [host.generated[s] + depth - 1 for s in slot]
-            chance = expected(found, slot, place, slots, noise)
+            chance = expected(dist, slot, place, slots, noise)
             fresh: list[tuple[int, int, int]] = []
             for i, (s, node) in enumerate(front):
-                row = self._children(s, node, found.token[i], chance[i], stops[s])
+                row = self._children(s, node, dist.token[i], chance[i], stops[s])
                 fresh += [(s, child, i) for child in row]
             if depth < self.depth:
                 front, hidden = self._read(fresh, depth, hidden)
@@ -168,7 +168,7 @@ class ModelDrafter(NetworkDrafter):
         tree = self.trees[s]
         out: list[int] = []
         above = tree.nodes[node].chance if node >= 0 else 1.0
-        # the children of a token that ends the sample are never there
+        # tokens that end the sample are never drafted
         for c in (-chance).argsort(kind="stable"):
             if len(out) == self.k or chance[c] <= 0:
                 break
@@ -182,7 +182,7 @@ class ModelDrafter(NetworkDrafter):
     def _read(
         self, fresh: list[tuple[int, int, int]], depth: int, hidden: torch.Tensor
     ) -> tuple[list[tuple[int, int]], torch.Tensor]:
-        """The network reads each slot's `k` likeliest nodes of a level.
+        """Read each slot's `k` likeliest nodes of a level.
 
         fresh: (slot, node, row of its parent in `hidden`).
         """
@@ -191,8 +191,8 @@ class ModelDrafter(NetworkDrafter):
         for s, n, above in fresh:
             ranked.setdefault(s, []).append((-self.trees[s].nodes[n].chance, n, above))
         front, parents = [], []
-        for s, found in ranked.items():
-            for _, n, above in sorted(found)[: min(self.k, self.scratch.room(s))]:
+        for s, candidates in ranked.items():
+            for _, n, above in sorted(candidates)[: min(self.k, self.scratch.room(s))]:
                 front.append((s, n))
                 parents.append(above)
         if not front:
@@ -202,7 +202,7 @@ class ModelDrafter(NetworkDrafter):
     def read_nodes(
         self, front: list[tuple[int, int]], depth: int, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """The network reads nodes (slot, number) of one depth; hidden: of their parents."""
+        """Read nodes (slot, number) of one depth; hidden: of their parents."""
         assert self.scratch is not None
         nodes = [self.trees[s].nodes[n] for s, n in front]
         above = [
@@ -217,7 +217,7 @@ class ModelDrafter(NetworkDrafter):
         return out
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
-        """Keep what was accepted, and learn what estimates were worth; the slots have advanced."""
+        """Commit accepted nodes, update the reliability of estimates; the slots have advanced."""
         if self.graph is not None:
             self.graph.insert(pool, slots, verdict)
         token = pool.token.tolist()
@@ -236,12 +236,12 @@ class ModelDrafter(NetworkDrafter):
         if self.scratch is not None and not self.net.wants_hidden:
             self.scratch.keep(kept)
         self.trees, self.scratch = {}, None
-        self.reader.observe(slots, paths)
+        self.prefill.observe(slots, paths)
 
     def _learn(
         self, tree: SlotTree, nodes: list[int], recent: list[int], drafted: list[list[int]]
     ) -> None:
-        """drafted: tokens below the root, and below each node of the accepted path."""
+        """Update reliability. drafted: tokens below the root and each node of the accepted path."""
         for depth, tokens in enumerate(drafted):
             parent = nodes[depth - 1] if depth else -1
             hit = recent[depth] if depth < len(recent) else None

@@ -1,11 +1,11 @@
-"""Draft heads of EAGLE-1, 2 and 3, from their published files.
+"""EAGLE-1, 2 and 3 draft heads, from their published files.
 
-A head reads token t[i] with the target's hidden state f[i-1] of the token before it, and guesses
-the state f[i] that follows and with it the token t[i+1]. Drafted tokens are read with the states
-that were guessed. E embeds tokens, [a, b] joins features.
+A head reads token t[i] with the target's hidden state f[i-1] of the token before it, and predicts
+the next state f[i], and from it the token t[i+1]. Drafted tokens are read with predicted states. E
+embeds tokens, [a, b] concatenates features.
 
 EAGLE-1 and 2 (arXiv 2401.15077, 2406.16858; the same files): f is the target's last hidden state
-behind its norm, and the layer is Llama's without its first norm. The target's own head gives the
+after its norm, and the layer is Llama's without its first norm. The target's own head gives the
 logits.
 
     x = fc [E t[i], f[i-1]] (+ bias),   x = x + attention(x),   f[i] = x + mlp(norm(x))
@@ -14,7 +14,7 @@ EAGLE-3 (arXiv 2503.01840): f joins the inputs of three layers of the target, 2,
 L, and fc brings them to the head's width. The head has a vocabulary of its own: draft token j is
 the target's j + d2t[j].
 
-    h = fc f[i-1], or the h guessed before,   x = h + attention([norm(E t[i]), norm(h)])
+    h = fc f[i-1], or the h predicted before,   x = h + attention([norm(E t[i]), norm(h)])
     h' = x + mlp(norm(x)),                    logits = lm_head norm(h')
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from csd.graph.model.draft_model import Drafting
+from csd.graph.model.draft_model import DraftSpec
 from csd.graph.model.drafter import ModelDrafter
 from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
@@ -38,7 +38,7 @@ _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class EagleHead:
-    """One decoder layer as `csd.graph.model.cache.Network`; weights by their published names."""
+    """One decoder layer as a `csd.graph.model.cache.DraftNetwork`; weights by published names."""
 
     wants_hidden = True
 
@@ -69,7 +69,7 @@ class EagleHead:
         return self.weights[f"{self.layer}.{name}"]
 
     def _check(self) -> None:
-        """All weights are there and fit each other."""
+        """Check that all weights exist and have matching shapes."""
         c = self.config
         wide = 2 * c.hidden if self.version == 3 else c.hidden
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -87,19 +87,19 @@ class EagleHead:
             shapes |= {"norm.weight": (c.hidden,), "lm_head.weight": (None, c.hidden)}
         shapes |= {f"{self.layer}.{name}.weight": shape for name, shape in inside.items()}
         for name, shape in shapes.items():
-            found = self.weights.get(name)
-            if found is None:
+            weight = self.weights.get(name)
+            if weight is None:
                 raise ValueError(f"{self.name} has no weights {name!r}: it is no EAGLE head")
-            fits = found.ndim == len(shape) and all(
-                want in (None, n) for want, n in zip(shape, found.shape, strict=True)
+            fits = weight.ndim == len(shape) and all(
+                want in (None, n) for want, n in zip(shape, weight.shape, strict=True)
             )
             if not fits:
                 raise ValueError(
-                    f"{self.name} must have {name!r} of shape {shape}, got {tuple(found.shape)}"
+                    f"{self.name} must have {name!r} of shape {shape}, got {tuple(weight.shape)}"
                 )
 
     def attach(self, decoder: Any) -> None:
-        """The target, whose embedding and head it may use and whose hidden states it reads."""
+        """Attach to the target, whose embedding, head and hidden states it may use."""
         if not isinstance(decoder, Decoder):
             raise TypeError(f"an EAGLE head needs a csd Decoder, got {type(decoder).__name__}")
         width, c = decoder.config.hidden, self.config
@@ -118,7 +118,7 @@ class EagleHead:
             decoder.taps = (2, layers // 2, layers - 3)
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head reads of the target's forward pass that has just run."""
+        """Select the head's input from the target's last forward pass."""
         if self.version == 1:
             return hidden
         by_layer = self.target.tapped
@@ -129,7 +129,7 @@ class EagleHead:
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
         attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
     ) -> torch.Tensor:  # fmt: skip
-        """Guessed states [M, hidden]; hidden: the target's, or those guessed for the parents."""
+        """Predict states [M, hidden]; hidden: the target's, or those predicted for the parents."""
         assert hidden is not None and self.embedding is not None
         c, eps, w = self.config, self.config.norm_eps, self.weights
         e, f = F.embedding(token, self.embedding).to(self.dtype), hidden.to(self.dtype)
@@ -155,7 +155,7 @@ class EagleHead:
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[M, V], -inf where the head has no such token."""
+        """Return [M, V], -inf for tokens that the head does not have."""
         if self.version == 1:
             return self.target.logits(hidden.to(self.target.embedding.dtype))
         head, eps = self.weights["lm_head.weight"], self.config.norm_eps
@@ -170,9 +170,9 @@ class EagleHead:
 def read_head(
     path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> EagleHead:
-    """The head in a folder of config.json and *.safetensors. Raises ValueError for what is none.
+    """Read a head from a folder with config.json and *.safetensors.
 
-    dtype: by default that of the file.
+    dtype: by default that of the file. Raises ValueError for a folder that is no head.
     """
     from safetensors.torch import load_file
     from transformers import LlamaConfig
@@ -182,8 +182,8 @@ def read_head(
     if not (folder / "config.json").is_file() or not files:
         raise ValueError(f"{name} is no EAGLE head: it needs config.json and *.safetensors")
     try:
-        given = json.loads((folder / "config.json").read_text())
-        config = ModelConfig.from_transformers(LlamaConfig(**given))
+        settings = json.loads((folder / "config.json").read_text())
+        config = ModelConfig.from_transformers(LlamaConfig(**settings))
     except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{name} has a config.json that is not one: {error}") from error
     weights: dict[str, torch.Tensor] = {}
@@ -197,11 +197,11 @@ def read_head(
     return EagleHead(config, cast, name)
 
 
-class Eagle(Drafting):
+class Eagle(DraftSpec):
     """A trained head of EAGLE-1, 2 or 3 on the target's hidden states, as a `drafter`.
 
     path: a folder with the head's config.json and *.safetensors in their published layout. dtype:
-    by default the file's. The other arguments are those of `Drafting`: under "match" the tree is
+    by default the file's. The other arguments are those of `DraftSpec`: under "match" the tree is
     EAGLE-2's dynamic one over all samples.
 
     Raises ValueError for a folder that is no head, and the call does for one of another model.

@@ -1,4 +1,4 @@
-"""A model as what drafts, and its first layers as a smaller one."""
+"""Drafting network of a model, or of its first layers."""
 
 import copy
 from dataclasses import replace
@@ -12,7 +12,7 @@ from csd.schema.check import shown
 
 
 def first_layers(decoder: DecoderLike, layers: int) -> Decoder:
-    """The first layers of a decoder below its own last norm and head; no weight is copied."""
+    """Make a decoder of the first layers, with the last norm and head; no weight is copied."""
     if not isinstance(decoder, Decoder):
         raise TypeError(f"layers needs a csd Decoder, got {type(decoder).__name__}")
     if not 1 <= layers <= len(decoder.layers):
@@ -24,7 +24,7 @@ def first_layers(decoder: DecoderLike, layers: int) -> Decoder:
 
 
 class ModelNetwork:
-    """A draft model as `csd.graph.model.cache.Network`: the target's hidden states are not used."""
+    """A draft model as `csd.graph.model.cache.DraftNetwork`, without the target's hidden states."""
 
     wants_hidden = False
     state_width = 0
@@ -36,7 +36,7 @@ class ModelNetwork:
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
         attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
     ) -> torch.Tensor:  # fmt: skip
-        # beyond its own context it guesses as at its end; also nodes that no slot has room for
+        # positions beyond its context are clamped; so are those of nodes that no slot has room for
         position = position.clamp(max=self.config.context - 1)
         return self.decoder.forward(token, position, attend, node_k, node_v, ops)
 

@@ -1,13 +1,12 @@
-"""How often a drafted token was sampled where it was expected with p: measured, by who drafted it.
+"""Calibration of draft probabilities: measured acceptance by drafter and estimate.
 
-Estimates of the graph and of a model are of different kinds, and neither is a frequency. Their
-common pool needs one measure, so each is replaced by what it has been worth:
+Estimates of the graph and of a model are not comparable, and neither is a frequency. For a common
+pool each is replaced by its measured acceptance:
 
     r(kind, p) = (hits + PRIOR p) / (seen + PRIOR)      over tokens of this kind and about this p
 
-A token counts when the sample got to its parent. Kinds: drafted by the graph, by the model, by
-both; the estimate of a token that both drafted is the larger one. About the last LATEST tokens of a
-bin count.
+A token counts if the sample reached its parent. Kinds: drafted by the graph, by the model, by both;
+a token of both has the larger estimate. About the last LATEST tokens of a bin count.
 """
 
 import math
@@ -19,7 +18,7 @@ BINS, PRIOR, LATEST = 24, 8.0, 512
 
 
 def bin_of(p: float) -> int:
-    """Halves of a halving: 0 for p = 1, 2 for p = 1/2."""
+    """Bin of p, in half octaves: 0 for p = 1, 2 for p = 1/2."""
     return min(int(-2 * math.log2(max(p, 1e-9))), BINS - 1)
 
 
@@ -45,7 +44,7 @@ class Reliability:
 
 
 class DeviceReliability:
-    """Of what a model alone drafts, on the device: float64 counts at fixed addresses."""
+    """Reliability of a model alone, on the device: float64 counts at fixed addresses."""
 
     def __init__(self, device: torch.device):
         self.hits, self.seen = torch.zeros(2, BINS, dtype=torch.float64, device=device)
@@ -55,13 +54,15 @@ class DeviceReliability:
         self.seen.zero_()
 
     def __call__(self, p: torch.Tensor) -> torch.Tensor:
-        """Of estimates of any shape, float64."""
+        """Calibrated probabilities of estimates of any shape, float64."""
         at = self._bin(p)
         return (self.hits[at] + PRIOR * p) / (self.seen[at] + PRIOR)
 
     def learn(self, p: torch.Tensor, tested: torch.Tensor, hit: torch.Tensor) -> None:
-        """Tokens [M] that were tested, and those that were sampled. The sums are of whole numbers,
-        so their order changes nothing."""
+        """Count tokens [M] that were tested, and those that were sampled.
+
+        Sums of whole numbers are exact in any order.
+        """
         bins = torch.arange(BINS, device=p.device)
         mine = (self._bin(p)[:, None] == bins) & tested[:, None]
         self.hits.add_((mine & hit[:, None]).sum(0))
@@ -72,19 +73,19 @@ class DeviceReliability:
 
     @staticmethod
     def _bin(p: torch.Tensor) -> torch.Tensor:
-        """`bin_of`."""
+        """`bin_of` on the device."""
         return (-2 * p.clamp(min=1e-9).log2()).long().clamp(max=BINS - 1)
 
 
 class Levels:
-    """How often one of a node's draws was accepted, by the node's depth."""
+    """Share of nodes with an accepted draw, by depth."""
 
     def __init__(self) -> None:
         self.hits: list[float] = []
         self.seen: list[float] = []
 
     def __call__(self, depth: int) -> float:
-        """Expected share, about 0.6 before anything has been seen."""
+        """Expected share, 0.6 before any observation."""
         if depth >= len(self.seen):
             return 0.6
         return (self.hits[depth] + 0.6 * PRIOR) / (self.seen[depth] + PRIOR)

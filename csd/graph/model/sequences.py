@@ -1,15 +1,15 @@
-"""K sequences of each slot, drawn from a drafting network, for verifiers that know the proposal.
+"""K sequences of each slot, drawn from a drafting network, for multi-draft verifiers.
 
-Sequence k of a slot draws its token at depth d from the network's law after its own tokens, with a
-word of the slot's own:
+Sequence k of a slot draws its token at depth d from the network's distribution after its own
+tokens, with a word of the slot:
 
     word(key, k, position, sample, DRAFT | step << 3)
 
 Sequences with the same tokens so far share one node of the pool, whose drafts are the next tokens
 of all of them: as in SpecInfer (arXiv 2305.09781) and SpecTr (arXiv 2310.15141), a node that was
-accepted goes on with the sequences that run through it. A law is over the network's likeliest
-tokens and renormalised there. How many sequences and levels fit into the budget is decided before
-anything is drawn, and never by what was drawn.
+accepted continues with the sequences that run through it. A distribution is renormalised over the
+network's likeliest tokens. The budget fixes the numbers of sequences and levels before any draw,
+never by the draws.
 """
 
 import math
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from csd.graph.host_tree import Row, fill
+from csd.graph.model.distributions import distributions
 from csd.graph.model.drafter import ModelDrafter
-from csd.graph.model.host import HostSlots
-from csd.graph.model.laws import laws
+from csd.graph.model.host_slots import HostSlots
 from csd.graph.sampled_tree import Drawn, Node, draw
 from csd.kernels.noise import DRAFT, philox_words, stepped
 from csd.state.pool import COST_ONE, MAX_NODES, MODEL, ROOT, Pool, roots
@@ -30,31 +30,31 @@ from csd.state.slots import Slots
 
 
 @dataclass(slots=True)
-class Known:
-    """What a node's drafts were drawn from."""
+class Proposal:
+    """Proposal of a node's drafts."""
 
     token: list[int]  # [W]
-    law: np.ndarray  # [W] of all drafts, or [drafts, W] of each
+    probs: np.ndarray  # [W] of all drafts, or [drafts, W] of each
 
 
 @dataclass(slots=True)
 class _Growing:
-    """The running step: each slot's nodes, and the node that each sequence stands at."""
+    """State of the running step: each slot's nodes, and the current node of each sequence."""
 
     nodes: dict[int, list[Node]]
     at: dict[int, list[int]]
 
 
 class Sequences:
-    """Grows the sequences of a step; draws: the most of a node, by which words are numbered."""
+    """Draft sequences of a step. draws: most draws of a node, which number its words."""
 
     def __init__(self, drafter: ModelDrafter, draws: int):
         self._drafter, self.draws = drafter, draws
 
     def grow(self, slots: Slots, live: int, nodes: int, choose: Callable) -> tuple[Pool, Drawn]:
-        """A pool of all live slots' roots and at most `nodes` drafts.
+        """Draw a pool of all live slots' roots and at most `nodes` drafts.
 
-        choose(costs) returns how many of so many rows are worth verifying, given their costs.
+        choose(costs) returns how many rows of these costs are worth verifying.
         """
         drafter, host = self._drafter, HostSlots.of(slots)
         pool = roots(slots, live + nodes)
@@ -65,8 +65,8 @@ class Sequences:
         depth = self._depths(host, nodes, choose)
         if depth:
             drafter.begin(host, drawn=True)
-            # slots without a sequence are caught up with too
-            hidden = drafter.reader.catch_up(host, slots)
+            # slots without a sequence catch up as well
+            hidden = drafter.prefill.catch_up(host, slots)
             row = {(s, 0): i for i, s in enumerate(host.live)}
             for s, (count, _) in depth.items():
                 step.at[s] = [0] * count
@@ -88,31 +88,31 @@ class Sequences:
     def _depths(
         self, host: HostSlots, nodes: int, choose: Callable
     ) -> dict[int, tuple[int, int]]:
-        """(sequences, depth) of each slot that drafts."""
+        """Numbers of sequences and levels of each slot that drafts."""
         each, over = divmod(nodes, max(len(host.live), 1))
-        found = {}
+        depths = {}
         for i, s in enumerate(host.live):
             room = min(each + (i < over), MAX_NODES - 1)
             count = min(self.draws, room)
             depth = min(self._drafter.depth, host.room[s], room // max(count, 1))
             if count and depth:
-                found[s] = count, depth
+                depths[s] = count, depth
         costs = [
-            self._cost(d, count) for count, depth in found.values() for d in range(depth)
+            self._cost(d, count) for count, depth in depths.values() for d in range(depth)
             for _ in range(count)
         ]  # fmt: skip
         worth = choose(costs) if costs else 0
         # whole levels of all slots, from the root down
         level = 0
         while True:
-            rows = sum(count * min(depth, level + 1) for count, depth in found.values())
-            if rows > worth or level >= max((d for _, d in found.values()), default=0):
+            rows = sum(count * min(depth, level + 1) for count, depth in depths.values())
+            if rows > worth or level >= max((d for _, d in depths.values()), default=0):
                 break
             level += 1
-        return {s: (count, min(depth, level)) for s, (count, depth) in found.items() if level}
+        return {s: (count, min(depth, level)) for s, (count, depth) in depths.items() if level}
 
     def _cost(self, depth: int, count: int) -> int:
-        """Of one of `count` drafts below a node of this depth, by the accepted ones expected."""
+        """Cost of one of `count` drafts below a node of this depth, by its expected acceptance."""
         share = math.prod(self._drafter.levels(d) for d in range(depth + 1)) / count
         return round(-math.log2(max(share, 2.0**-16)) * COST_ONE)
 
@@ -124,19 +124,19 @@ class Sequences:
         drafter = self._drafter
         stands = [(s, n) for s in front for n in dict.fromkeys(step.at[s])]
         logits = drafter.net.logits(hidden[[row[x] for x in stands]])
-        known = self._known(logits, stands, step, slots)
+        proposals = self._proposals(logits, stands, step, slots)
         fresh = []
         for s in front:
             tree, words = step.nodes[s], self._words(s, level, host, slots)
             for n in dict.fromkeys(step.at[s]):
                 node = tree[n]
-                node.kept = found = known[s, n]
+                node.kept = proposal = proposals[s, n]
                 through = [k for k, at in enumerate(step.at[s]) if at == n]
                 for i, k in enumerate(through):
-                    law = found.law if found.law.ndim == 1 else found.law[i]
-                    place = draw(law, words[k : k + 1])[0]
+                    probs = proposal.probs if proposal.probs.ndim == 1 else proposal.probs[i]
+                    place = draw(probs, words[k : k + 1])[0]
                     node.drafts.append(place)
-                    token = found.token[place]
+                    token = proposal.token[place]
                     number = drafter.trees[s].add(n - 1, token) + 1
                     if number == len(tree):
                         tree.append(self._child(node, n, token, level, step.at[s], tree))
@@ -153,27 +153,27 @@ class Sequences:
         cost = self._cost(level - 1, len(at))
         return Node(token, node.slot, level, cost, MODEL, context, parent, rank, row_cost=cost)
 
-    def _known(
+    def _proposals(
         self, logits: torch.Tensor, stands: list[tuple[int, int]], step: _Growing, slots: Slots
-    ) -> dict[tuple[int, int], Known]:
+    ) -> dict[tuple[int, int], Proposal]:
         """The proposal of each node, of all drafts or of each."""
         slot, heat = [s for s, _ in stands], self._drafter.temperature
         if not isinstance(heat, tuple):
-            found = laws(logits, slot, slots, heat)
-            whole = found.renormalised()
-            return {x: Known(found.token[i].tolist(), whole[i]) for i, x in enumerate(stands)}
+            dist = distributions(logits, slot, slots, heat)
+            whole = dist.renormalised()
+            return {x: Proposal(dist.token[i].tolist(), whole[i]) for i, x in enumerate(stands)}
         # the likeliest tokens are the same at every temperature
-        by_heat = [laws(logits, slot, slots, t) for t in heat]
-        each = [found.renormalised() for found in by_heat]
+        by_heat = [distributions(logits, slot, slots, t) for t in heat]
+        each = [dist.renormalised() for dist in by_heat]
         out = {}
         for i, (s, n) in enumerate(stands):
             through = [k for k, at in enumerate(step.at[s]) if at == n]
-            law = np.stack([each[k][i] for k in through])
-            out[s, n] = Known(by_heat[0].token[i].tolist(), law)
+            probs = np.stack([each[k][i] for k in through])
+            out[s, n] = Proposal(by_heat[0].token[i].tolist(), probs)
         return out
 
     def _words(self, s: int, level: int, host: HostSlots, slots: Slots) -> np.ndarray:
-        """[draws] of a slot's sequences at a depth."""
+        """[draws] words of a slot's sequences at a depth."""
         key, number = slots.key[s].numpy(force=True), slots.step[s].numpy(force=True)
         place = np.array(host.generated[s] + level)
         index, sample = np.arange(self.draws), np.array(host.sample[s])

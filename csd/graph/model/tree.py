@@ -1,4 +1,4 @@
-"""The drafted tokens of one slot in one step, and which of all slots' tokens enter the pool."""
+"""Drafted tokens of one slot in one step, and the selection of all slots' nodes for the pool."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, path_probability
 
 @dataclass(slots=True)
 class DraftNode:
-    """A token behind its parent, with the probability that each drafter gave it there."""
+    """A token after its parent, with each drafter's probability."""
 
     token: int
     parent: int  # number in the slot, -1 for children of the root
@@ -34,35 +34,35 @@ class DraftNode:
 
 @dataclass(slots=True)
 class SlotTree:
-    """Parents come before their children."""
+    """Nodes of a slot, parents before their children."""
 
     nodes: list[DraftNode] = field(default_factory=list)
     children: list[dict[int, int]] = field(default_factory=lambda: [{}])  # the root's first
 
     def add(self, parent: int, token: int) -> int:
         """The child of `parent` with `token`, new or not."""
-        known = self.children[parent + 1]
-        if token not in known:
+        children = self.children[parent + 1]
+        if token not in children:
             depth = self.nodes[parent].depth + 1 if parent >= 0 else 1
-            known[token] = len(self.nodes)
+            children[token] = len(self.nodes)
             self.nodes.append(DraftNode(token, parent, depth))
             self.children.append({})
-        return known[token]
+        return children[token]
 
     def path(self, tokens: list[int]) -> list[int]:
-        """Numbers of the nodes that `tokens` lead to, as far as they are there."""
+        """Numbers of the nodes along `tokens`, as far as they exist."""
         at, out = -1, []
         for token in tokens:
-            found = self.children[at + 1].get(token)
-            if found is None:
+            child = self.children[at + 1].get(token)
+            if child is None:
                 break
-            out.append(found)
-            at = found
+            out.append(child)
+            at = child
         return out
 
 
 def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
-    """The graph's nodes; a path's probability over its parent's is that of the token."""
+    """Add the graph's nodes; a token's probability is its path's over its parent's."""
     columns = (drafted.slot, drafted.parent, drafted.token, drafted.cost, drafted.source)
     place: list[int] = []
     costs = drafted.cost.tolist()
@@ -79,7 +79,7 @@ def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
 def likeliest(
     trees: dict[int, SlotTree], nodes: int, reliability: Reliability, penalty: list[int]
 ) -> dict[int, Tree]:
-    """The `nodes` likeliest nodes over all trees by what such estimates have been worth.
+    """Select the `nodes` likeliest nodes over all trees, by calibrated probability.
 
     penalty: of all slots, as `csd.state.pool.progress_penalties`.
     """
@@ -93,15 +93,15 @@ def likeliest(
         for s, tree in trees.items()
         for n, node in enumerate(tree.nodes)
     )
-    kept = {s: Tree(MAX_NODES - 1, MAX_DEPTH) for s in trees}
+    selected = {s: Tree(MAX_NODES - 1, MAX_DEPTH) for s in trees}
     place: dict[tuple[int, int], int] = {(s, -1): -1 for s in trees}
     for _, s, n in ranked:
         node = trees[s].nodes[n]
-        # a parent may have had no room
+        # skip nodes whose parent had no room
         if nodes <= 0 or (s, node.parent) not in place:
             continue
-        at = kept[s].add(place[s, node.parent], node.token, node.chance, node.source)
+        at = selected[s].add(place[s, node.parent], node.token, node.chance, node.source)
         if at >= 0:
             place[s, n] = at
             nodes -= 1
-    return kept
+    return selected

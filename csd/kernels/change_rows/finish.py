@@ -1,4 +1,4 @@
-"""Steps around the verification of changed rows: rows without a token, the model's own law."""
+"""Steps around the verification of changed rows: empty rows, the model's own log-probabilities."""
 
 from collections.abc import Callable
 

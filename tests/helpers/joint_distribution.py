@@ -1,4 +1,4 @@
-"""Two samples of three tokens each under a known law, and how far counts are from it."""
+"""Two samples of three tokens each under a known distribution, and how far counts are from it."""
 
 import torch
 from scipy.stats import chi2
@@ -12,13 +12,13 @@ LETTERS = 28
 VOCAB = TOKENS + LETTERS
 
 
-class JointLaw:
-    """law: [position, last token, next token]; tail: what every prompt ends in."""
+class JointDistribution:
+    """distribution: [position, last token, next token]; tail: what every prompt ends in."""
 
-    def __init__(self, law, tail=()):
-        self.law, self.tail = torch.tensor(law, dtype=torch.float64), list(tail)
+    def __init__(self, probs, tail=()):
+        self.probs, self.tail = torch.tensor(probs, dtype=torch.float64), list(tail)
         # of a sample, [27]
-        first, second, third = self.law
+        first, second, third = self.probs
         self.one = torch.einsum("a,ab,bc->abc", first[0], second, third).flatten()
         # of a pair of samples, [729]
         self.pair = torch.outer(self.one, self.one).flatten()
@@ -26,7 +26,7 @@ class JointLaw:
     def logits(self, token, position):
         logits = torch.full((token.shape[0], VOCAB), -torch.inf, dtype=torch.float64)
         place = (position - (2 + len(self.tail))).clamp(0, POSITIONS - 1)
-        logits[:, :TOKENS] = self.law[place, token.clamp(max=TOKENS - 1)].log()
+        logits[:, :TOKENS] = self.probs[place, token.clamp(max=TOKENS - 1)].log()
         return logits
 
     def draw(self, replicates, max_slots, together=None, kernels=None, **options):

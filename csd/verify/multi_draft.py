@@ -1,4 +1,4 @@
-"""A step's propose and verify where drafts are drawn, as `csd/engine/step.py` calls them."""
+"""Propose and verify of a step with multi-draft verification (`csd/engine/step.py`)."""
 
 from typing import Any
 
@@ -18,18 +18,18 @@ from csd.verify.descend import descend
 DRAWS = {"canonical": 2, "recursive": 2, "kseq": 2, "single": 1}
 
 
-class Sampler:
-    """Grows trees of draws and descends them under one scheme.
+class MultiDraftVerifier:
+    """Draft trees of random draws, and their verification by one scheme.
 
-    name: one of DRAWS. drafter: what the draws come from, a consensus graph or a draft model alone.
-    ops: of the engine. draws: of a node, from a graph; a draft model has a number of its own.
+    name: one of DRAWS. drafter: the proposal, a consensus graph or a draft model alone. ops: of the
+    engine. draws: per node of a graph; a draft model has its own number.
     """
 
     def __init__(self, name: str, drafter: Any, ops: Ops, draws: int | None = None):
         self.scheme, self._ops = make_scheme(name), ops
         if isinstance(drafter, ModelDrafter):
             self._check_model(name, drafter)
-            device, self.draws = drafter.reader.device, 1 if name == "single" else drafter.k
+            device, self.draws = drafter.prefill.device, 1 if name == "single" else drafter.k
             self._trees: Any = Sequences(drafter, self.draws)
         elif hasattr(drafter, "table"):
             device, self.draws = drafter.table.step.device, draws or DRAWS[name]
@@ -53,14 +53,14 @@ class Sampler:
         several = isinstance(drafter.temperature, tuple)
         if several and self.scheme.same_proposals:
             raise ValueError(
-                f"verifier {name!r} needs drafts of one law: temperature must be one number in "
-                f"{drafter.name}, got {drafter.temperature}"
+                f"verifier {name!r} needs drafts of one distribution: temperature must be one "
+                f"number in {drafter.name}, got {drafter.temperature}"
             )
 
     def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
-        """The pool of the step, of at most `nodes` drafts as `budget` asked for them.
+        """Draw the step's pool, with at most `nodes` drafts.
 
-        What it was drawn from is kept for `verify`.
+        The proposals are stored for `verify`.
         """
 
         def choose(costs: list[int]) -> int:
@@ -72,6 +72,6 @@ class Sampler:
         return pool
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
-        """As `csd.kernels.verify`: its top 8 at every row, and the scheme's tokens on the way."""
+        """Verify the step's pool: top 8 of every row, and the scheme's tokens on the paths."""
         verdict = self._ops.verify_all(logits, pool, slots)
         return descend(self.scheme, self.draws, logits, pool, self._drawn, slots, verdict)

@@ -1,4 +1,4 @@
-"""Slots in the order of a pass's rows, in tensors of fixed shape."""
+"""Order of the slots in a forward pass's rows, in tensors of fixed shape."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from csd.state.slots import Slots
 
 
 @dataclass(slots=True)
-class Order:
-    """The slots by group, then number; those that are not live come last."""
+class SlotOrder:
+    """Slots by group, then number; dead ones last."""
 
     slot: torch.Tensor  # [S] int64
     live: torch.Tensor  # [S] bool
     group: torch.Tensor  # [S] int64, 0 where there is none
-    bounds: torch.Tensor  # [G + 1] int64: where each group's slots begin
+    bounds: torch.Tensor  # [G + 1] int64: offsets of the groups' slots
 
     @classmethod
-    def of(cls, slots: Slots) -> "Order":
+    def of(cls, slots: Slots) -> "SlotOrder":
         groups = slots.group_key.shape[0]
         rank = torch.where(slots.live, slots.group, groups)
         slot = rank.argsort(stable=True)
@@ -28,7 +28,7 @@ class Order:
         )  # fmt: skip
 
     def layout(self, each: int) -> dict[str, torch.Tensor]:
-        """Rows of a pass with `each` rows of every live slot, as attention has them."""
+        """Attention layout of a pass with `each` rows of every live slot."""
         S = self.slot.shape[0]
         first = torch.arange(S, dtype=torch.int32, device=self.slot.device) * each
         owner = torch.where(self.live, self.slot, -1).int()

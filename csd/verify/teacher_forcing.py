@@ -1,7 +1,7 @@
-"""Steps over tokens that are given: each slot's next ones as a chain, all of which are kept.
+"""Teacher forcing: steps that commit recorded tokens, as chains of each slot's next ones.
 
-A step runs as one that drafts does, so a token's log-probabilities have the bits that sampling it
-gives where an engine is exact.
+A step runs like one with drafts, so in an exact engine a token's log-probabilities have the bits
+that sampling it gives.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
 from csd.verify.target import processed
 
 
-class GivenTokens:
-    """In the place of a sampler; tokens: by a sample's noise key and index. rows: of a step."""
+class TeacherForcing:
+    """Propose and verify of a step. tokens: by a sample's noise key and index. rows: per step."""
 
     def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
         self._tokens, self._ops, self._rows = tokens, ops, rows
 
     def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
-        """Each live slot's root and its next tokens but the last, as far as rows go."""
+        """Chain each live slot's root and its next tokens but the last, as far as rows go."""
         depth = min(MAX_DEPTH, self._rows // live - 1)
         trees = {}
         for s, left in self._left(slots).items():
@@ -35,7 +35,7 @@ class GivenTokens:
         return pool_of(trees, slots, live + sum(len(tree.token) for tree in trees.values()))
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
-        """All rows are kept, with the given tokens in the place of samples."""
+        """Accept all rows, with the recorded tokens as samples."""
         left = self._left(slots)
         slot, depth = pool.slot.tolist(), pool.depth.tolist()
         token = [left[s][d] for s, d in zip(slot, depth, strict=True)]
@@ -52,8 +52,8 @@ class GivenTokens:
             pool.rows, dtype=torch.int32, device=logits.device
         )
         out.accept_count.copy_(pool.slot_nodes)
-        rest = [len(left.get(s, [])) for s in range(slots.count)]
-        ended = torch.tensor(rest, device=logits.device) == pool.slot_nodes
+        remaining = [len(left.get(s, [])) for s in range(slots.count)]
+        ended = torch.tensor(remaining, device=logits.device) == pool.slot_nodes
         out.finish.copy_(torch.where(ended & (pool.slot_nodes > 0), LENGTH, RUNNING))
         return out
 
@@ -68,17 +68,17 @@ class GivenTokens:
         out.bad[s[~total.isfinite()]] = True
         greedy = slots.temperature[s] == 0
         x = row_logits(part, at, pool, slots)
-        by = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
-        score = x.gather(1, token)[:, 0].to(by.dtype) / by - x.amax(-1).to(by.dtype) / by
+        heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
+        score = x.gather(1, token)[:, 0].to(heat.dtype) / heat - x.amax(-1).to(heat.dtype) / heat
         chance = score - total
         filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
         if bool((filtered & ~greedy).any()):
-            kept = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
-            chance = torch.where(kept, chance, -torch.inf)
+            allowed = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
+            chance = torch.where(allowed, chance, -torch.inf)
         out.logprob[rows] = torch.where(greedy, out.raw_logprob[rows], chance)
 
     def _left(self, slots: Slots) -> dict[int, list[int]]:
-        """The tokens that each live slot has not read yet."""
+        """Tokens of each live slot that are not committed yet."""
         listed = zip(
             slots.live.tolist(), slots.key.tolist(), slots.sample.tolist(),
             slots.generated.tolist(), strict=True,

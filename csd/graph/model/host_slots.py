@@ -1,5 +1,4 @@
-"""What drafting with a model reads of the slots, on the host, and rows of slots as attention has
-them."""
+"""Slot state on the host for drafting with a model, and the attention layout of rows of slots."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from csd.state.slots import Slots
 
 
 def take(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Those rows of x; their numbers are moved to its device before it is read."""
+    """Select rows of x by numbers on the host."""
     return x.index_select(0, torch.tensor(rows, dtype=torch.int64).to(x.device))
 
 
@@ -46,7 +45,7 @@ class HostSlots:
 
 @dataclass(slots=True)
 class SlotRows:
-    """Rows of some slots, one slot behind the other, by group."""
+    """Rows of some slots, one slot after another, by group."""
 
     slots: list[int]
     start: dict[int, int]
@@ -55,13 +54,13 @@ class SlotRows:
     @classmethod
     def of(cls, slots: Iterable[int], count: dict[int, int]) -> "SlotRows":
         """slots: by group, then slot; those without rows are left out."""
-        start, at, kept = {}, 0, []
+        start, at, with_rows = {}, 0, []
         for s in slots:
             if count.get(s):
                 start[s] = at
                 at += count[s]
-                kept.append(s)
-        return cls(kept, start, {s: count[s] for s in kept})
+                with_rows.append(s)
+        return cls(with_rows, start, {s: count[s] for s in with_rows})
 
     @property
     def total(self) -> int:

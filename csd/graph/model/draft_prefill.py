@@ -1,26 +1,26 @@
-"""What a drafting network reads of prompts and samples, and when.
+"""Prefill of a drafting network: prompts, and committed tokens of samples.
 
-Prompts are read as the target reads them, chunk by chunk. What a step committed is read when the
-next one drafts; steps that do not draft leave more to read. A network on the target's hidden states
-reads each token beside the target's state of the token before it, so those are kept until then.
+Prompts are read with the target, chunk by chunk. Committed tokens are read when a step drafts;
+steps without drafts leave more to read. A network on the target's hidden states reads each token
+with the target's state of the token before it, so those states are stored until then.
 """
 
 import torch
 
-from csd.graph.model.cache import DraftCache, Network
-from csd.graph.model.host import HostSlots, take
+from csd.graph.model.cache import DraftCache, DraftNetwork
+from csd.graph.model.host_slots import HostSlots, take
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import pages_for
 from csd.state.slots import Slots
 
-# tokens of a prompt that are read at once, where the target reads more
+# most tokens of a prompt per forward pass
 CHUNK = 512
 
 
-class Reader:
-    """The network's cache and what has not been read into it yet."""
+class DraftPrefill:
+    """Cache of the network, and the target's states that it has not read yet."""
 
-    def __init__(self, net: Network, ops: Ops, device: torch.device):
+    def __init__(self, net: DraftNetwork, ops: Ops, device: torch.device):
         self.net, self.ops, self.device = net, ops, device
         self.cache: DraftCache | None = None
         # [M, hidden]: the target's, of the rows that it read last
@@ -34,7 +34,7 @@ class Reader:
         self.cache = DraftCache(self.net, self.ops, self.device, **sizes)
 
     def read_prompt(self, key: int, prompt: list[int], read: int, slots: Slots) -> None:
-        """Read on, up to what the target has read."""
+        """Read the prompt up to the target's position."""
         if self.cache is None:
             self._allocate_for(prompt, slots)
         cache = self.cache
@@ -61,7 +61,7 @@ class Reader:
             self._before[group] = self.hidden[-1:].clone()
 
     def _allocate_for(self, prompt: list[int], slots: Slots) -> None:
-        """Without an engine: as many pages as the slots and a prompt of this length take."""
+        """Allocate without an engine: pages for the slots and a prompt of this length."""
         slot_pages, prompt_pages = pages_for(slots.tokens.shape[1] + 1), pages_for(len(prompt)) + 1
         self.allocate(
             slots=slots.count, pages=slots.count * (slot_pages + prompt_pages),
@@ -69,7 +69,7 @@ class Reader:
         )  # fmt: skip
 
     def catch_up(self, host: HostSlots, slots: Slots) -> torch.Tensor:
-        """Read what was committed and has not been read, roots included: [live, hidden]."""
+        """Read unread committed tokens, roots included; returns [live, hidden]."""
         cache = self.cache
         assert cache is not None
         cache.claim(host, slots)
@@ -87,7 +87,7 @@ class Reader:
         return cache.read(recent, hidden, host)
 
     def observe(self, slots: Slots, paths: list[list[int]]) -> None:
-        """A step is done; paths: by slot, the rows whose tokens were committed."""
+        """Store the target's states of a step; paths: by slot, rows whose tokens were committed."""
         if not self.net.wants_hidden:
             return
         assert self.hidden is not None and self.cache is not None
@@ -101,9 +101,9 @@ class Reader:
             self._unread.setdefault(s, []).append(take(self.hidden, rows))
 
     def _state_before(self, group: int) -> torch.Tensor:
-        """Before a prompt of one token there is none: zeros, which only make a worse guess."""
-        found = self._before.get(group)
-        if found is None:
+        """State before a sample's first token; zeros for a prompt of one token, which has none."""
+        state = self._before.get(group)
+        if state is None:
             width = self.net.state_width
-            found = torch.zeros(1, width, dtype=self.net.dtype, device=self.device)
-        return found
+            state = torch.zeros(1, width, dtype=self.net.dtype, device=self.device)
+        return state

@@ -1,0 +1,113 @@
+"""Next-token distributions of a drafting network, over its likeliest tokens.
+
+A node's distribution is the softmax of its logits over a temperature, cut by the sample's filters;
+it covers the CANDIDATES likeliest tokens. With the verifier "match" the noise g that samples the
+target is known in advance, and a child is drafted with probability
+
+    p(t) = exp(beta (log q_t + g_t)) / [ sum over candidates + exp(beta (log tail + gamma)) ]
+
+with tail the mass of all other tokens and gamma the mean of a Gumbel; greedy samples have p = q.
+The graph uses the same form (`csd/kernels/draft_tree/`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from csd.kernels.draft_tree.constants import EULER_GAMMA, TAIL, DraftNoise
+from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
+from csd.state.slots import Slots
+
+CANDIDATES = 128
+# sharpness of the noise's decision
+BETA = 0.7
+
+
+@dataclass(slots=True)
+class Distributions:
+    """Candidates of F nodes, likeliest tokens first."""
+
+    token: np.ndarray  # [F, C] int64
+    log: np.ndarray  # [F, C] float64, log q, -inf where a filter cuts
+    tail: np.ndarray  # [F], mass of all other tokens
+
+    def renormalised(self) -> np.ndarray:
+        """[F, C] float64, probabilities over the candidates that sum to 1."""
+        q = np.exp(self.log)
+        return q / q.sum(1, keepdims=True)
+
+
+def distributions(
+    logits: torch.Tensor, slot: list[int], slots: Slots, temperature: float | None,
+    candidates: int = CANDIDATES,
+) -> Distributions:  # fmt: skip
+    """Distributions of nodes of `slot` [F] with logits [F, V], without the repetition penalty.
+
+    temperature: None is the sample's own.
+    """
+    s = torch.tensor(slot).to(logits.device)
+    token, log = distribution_tensors(logits, s, slots, temperature, candidates)
+    log_q = log.numpy(force=True)
+    tail = 1 - np.exp(log_q).sum(1)
+    return Distributions(token.numpy(force=True), log_q, tail.clip(min=0))
+
+
+def distribution_tensors(
+    logits: torch.Tensor, s: torch.Tensor, slots: Slots, temperature: float | None,
+    candidates: int = CANDIDATES,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Tokens [F, C] int64 and log q [F, C] float64 of nodes of slots s [F], on the device."""
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    own = slots.temperature[s].to(z.dtype)
+    greedy = own <= 0
+    heat = own if temperature is None else torch.full_like(own, temperature)
+    z = z / torch.where(greedy, 1, heat)[:, None]
+    top = z.topk(min(candidates, z.shape[1]), sorted=True)
+    log = top.values - z.logsumexp(-1, keepdim=True)
+    q = log.exp()
+    rank = torch.arange(q.shape[1], device=q.device)
+    k = slots.top_k[s][:, None]
+    allowed = (k <= 0) | (rank < k)
+    allowed &= q.cumsum(-1) - q < slots.top_p[s][:, None]
+    allowed &= q >= slots.min_p[s][:, None] * q[:, :1]
+    return top.indices, torch.where(allowed | greedy[:, None], log, -torch.inf).double()
+
+
+def expected(
+    dist: Distributions, slot: list[int], position: list[int], slots: Slots,
+    noise: DraftNoise | None,
+) -> np.ndarray:  # fmt: skip
+    """[F, C]: p(t) of each candidate, with the verifier "match".
+
+    position: number of the token that follows the node. noise: in place of the slots' own.
+    """
+    s, at = np.array(slot), np.array(position)
+    if noise is not None:
+        places = (torch.from_numpy(x) for x in (s, at, dist.token))
+        g = noise(*places).numpy()
+    else:
+        key, sample = (x.numpy(force=True)[s][:, None] for x in (slots.key, slots.sample))
+        g = gumbel_words(philox_words(key, dist.token, at[:, None], sample, SAMPLE))
+    score = np.exp(BETA * (dist.log + g))
+    # filtered tokens are never sampled, so no mass is in the tail
+    cut = np.isneginf(dist.log).any(1)
+    tail = np.exp(BETA * (np.log(dist.tail.clip(min=TAIL)) + EULER_GAMMA))
+    coupled = score / (score.sum(1) + np.where(cut, 0, tail))[:, None]
+    greedy = slots.temperature.numpy(force=True)[s] <= 0
+    return np.where(greedy[:, None], np.exp(dist.log), coupled)
+
+
+def expected_tensors(
+    log: torch.Tensor, word: torch.Tensor, greedy: torch.Tensor
+) -> torch.Tensor:
+    """`expected` on the device: [F, C] of log q [F, C], the words of the tokens' noise and the
+    nodes whose samples are greedy [F]."""
+    q = log.exp()
+    # as `gumbel_words`
+    u = ((0xFFFFFFFF - word).double() + 0.5) * 2.0**-32
+    score = (BETA * (log - (-u.log()).log())).exp()
+    tail = (BETA * ((1 - q.sum(1)).clamp(min=TAIL).log() + EULER_GAMMA)).exp()
+    tail = torch.where(log.isneginf().any(1), 0, tail)
+    coupled = score / (score.sum(1) + tail)[:, None]
+    return torch.where(greedy[:, None], q, coupled)
