@@ -54,7 +54,7 @@ def test_commands_run_modules_that_exist(page):
 
 
 @pages
-def test_headings_are_said_once(page):
+def test_headings_are_unique(page):
     """A merge once left whole sections twice."""
     headings = [line for line in page.read_text().splitlines() if line.startswith("## ")]
     assert len(headings) == len(set(headings))
@@ -77,7 +77,7 @@ def file_of(module):
 
 
 @pages
-def test_api_pages_name_what_there_is(page):
+def test_api_pages_name_existing_objects(page):
     """`::: csd.module.name`, and the `members` of a module. mkdocs itself is not needed."""
     lines = page.read_text().splitlines()
     for i, line in enumerate(lines):

@@ -98,7 +98,7 @@ for call in (
 """
 
 
-def test_what_is_missing_names_its_extra():
+def test_missing_packages_name_their_extra():
     lines = said_by(WITHOUT)
     assert len(lines) == 3
     for line, extra in zip(lines, ("trl", "ray", "lm-eval"), strict=True):

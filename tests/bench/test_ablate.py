@@ -32,7 +32,7 @@ def test_every_change_is_one_of_the_graph_s_constants():
         GraphConfig(**change)
 
 
-def test_what_is_no_constant_is_refused():
+def test_unknown_constants_are_refused():
     assert parse("beta=0.5;orders=(1, 2)") == {"beta": 0.5, "orders": (1, 2)}
     with pytest.raises(Exception, match="FIELD=VALUE of GraphConfig, got 'gamma=1'"):
         parse("gamma=1")

@@ -16,7 +16,7 @@ from csd.models.demo import toy
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_shows_what_was_measured():
+def test_page_has_the_result_files_tables():
     """`python -m bench draft_model --table bench/results/draft_model.json`, table by table."""
     shown = (ROOT / "docs/draft_models.md").read_text()
     found = draft_model.tables(json.loads((ROOT / "bench/results/draft_model.json").read_text()))
@@ -26,7 +26,7 @@ def test_the_page_shows_what_was_measured():
 
 
 @pytest.mark.parametrize("task", [WORDS, "code"])
-def test_every_run_commits_what_was_asked_for(task):
+def test_every_run_commits_all_requested_tokens(task):
     model, tokenizer = toy()
     args = Namespace(
         task=task, prompts=1, samples=2, tokens=12, nodes=4, k=2, drafts=["first-1"],

@@ -138,7 +138,7 @@ def test_a_checkpoint_in_the_cache_is_measured(tmp_path, toy_folder, monkeypatch
     assert row["tau"] >= 1 and row["equal_samples"] == 1
 
 
-def test_a_run_that_captures_is_not_what_is_timed():
+def test_capturing_runs_are_not_timed():
     engine = SimpleNamespace(captured={})
     section = SimpleNamespace(clock=lambda call: call() or len(done))
     done = []
@@ -174,7 +174,7 @@ def test_the_roofline_of_known_shapes():
     assert (more[1] - more[0]) / 100 * 1e6 == pytest.approx(19.0, abs=0.1)
 
 
-def test_groups_take_one_prompt_where_it_has_enough():
+def test_groups_take_one_prompt_with_enough_samples():
     traces = [
         Trace(name, [1], [[i] for i in range(size)], 0.7, None, 1, list(range(size)))
         for name, size in (("big", 6), ("a", 3), ("b", 3))
@@ -243,7 +243,7 @@ def test_a_gpu_that_is_not_there_is_an_error():
     assert "needs a GPU" in done.stderr
 
 
-def test_a_copy_without_its_history_is_told_its_commit(monkeypatch):
+def test_commit_can_be_passed_to_a_copy_without_git(monkeypatch):
     def fails(*args, **kwargs):
         raise FileNotFoundError("git")
 

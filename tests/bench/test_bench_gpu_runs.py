@@ -71,7 +71,7 @@ def test_a_part_without_time_makes_a_section_cut(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("minutes", MINUTES)
-def test_boxes_add_up_to_what_is_promised(minutes):
+def test_section_times_add_up_to_the_limit(minutes):
     names = chosen(minutes)
     planned = steps(names, minutes)
     # imports and the report are this process's
@@ -119,7 +119,7 @@ def test_a_section_that_dies_has_failed(tmp_path, monkeypatch, capsys):
     [("time.sleep(600)", None), ("os.kill(os.getpid(), 9)", -9), ("sys.exit(3)", 3)],
     ids=["time is over", "killed", "ended"],
 )
-def test_what_a_section_began_ends_with_it(tmp_path, end, code):
+def test_processes_of_a_section_end_with_it(tmp_path, end, code):
     path = tmp_path / "child"
     program = (
         "import os, subprocess, sys, time\n"

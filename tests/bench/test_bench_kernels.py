@@ -80,7 +80,7 @@ def test_bytes():
 
 
 @JOB
-def test_what_a_sample_sees(name):
+def test_samples_see_prompt_and_ancestors(name):
     made = job(name)
     *own, longest = own_of(made)
     seen = visible(made, own[0].shape[1], longest)
@@ -123,7 +123,7 @@ def test_rivals_compute_the_same(name, rival):
         (14, 8, 32, (8, 2, 224), False),
     ],
 )
-def test_what_flex_attention_is_given(heads, samples, rows, lines, tiled):
+def test_flex_attention_arguments(heads, samples, rows, lines, tiled):
     shape = JobShape("x", heads, 2, 16, samples=samples, nodes=rows, prompt=1, committed=1)
     found, each, options = _lines(
         torch.empty(samples, rows, heads, 16), SimpleNamespace(shape=shape)
@@ -242,7 +242,7 @@ def test_step_rows(clock):
     assert row["shape"] == "tiny M=20 F=160"
 
 
-def test_what_fails_is_noted_and_stops_no_other(clock, capsys):
+def test_failures_are_recorded_and_stop_no_other_kernel(clock, capsys):
     def fails(*_):
         raise RuntimeError("out of shared memory")
 

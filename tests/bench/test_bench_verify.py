@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench/results/verify.json"
 
 
-def test_the_page_shows_what_was_measured():
+def test_page_has_the_result_files_tables():
     """`python -m bench verify --table bench/results/verify.json`, table by table."""
     shown = (ROOT / "docs/verifiers.md").read_text()
     found = tables(json.loads(RESULT.read_text()))
@@ -36,7 +36,7 @@ def test_the_picture_is_that_of_the_figures(tmp_path):
     assert (tmp_path / "verify.svg").read_text() == kept
 
 
-def test_pairs_are_the_targets_and_what_the_graph_knows():
+def test_pairs_are_targets_and_graph_proposals():
     """A target that goes round: 1, 2, 4, 1, ..., and now and then anything."""
     probs = torch.full((8, 8), 0.02, dtype=torch.float64)
     for here, there in ((1, 2), (2, 4), (4, 1)):

@@ -35,7 +35,7 @@ def test_every_drafter_has_a_row_for_each_history(tmp_path, capsys):
     assert synthetic(3, 50) == synthetic(3, 50)
 
 
-def test_an_observation_is_what_a_replay_inserts():
+def test_observations_equal_replay_inserts():
     trace = synthetic(3, 60)
     trace.samples = [s[:34] for s in trace.samples]
     recording = Recording(trace, 3)

@@ -145,7 +145,7 @@ def test_verify_reads_nothing_off_the_device(recorded):
     assert watched.seen
 
 
-def test_traces_must_say_their_seed():
+def test_traces_must_have_a_seed():
     with pytest.raises(ValueError, match="does not say its seed"):
         forced_requests([Trace(3, [1, 2], [[4]], 0.7, None)])
 

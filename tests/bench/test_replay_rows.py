@@ -45,7 +45,7 @@ def test_a_datastore_has_the_problems_that_are_not_replayed():
     assert own.nodes == 0
 
 
-def test_the_pages_show_what_was_replayed():
+def test_pages_have_the_replay_tables():
     """`python -m bench replay --table bench/results/replay.json`, table by table."""
     rows = json.loads(REPLAY.read_text())["rows"]
     page = (ROOT / "docs/experiments/drafting.md").read_text()
@@ -94,7 +94,7 @@ def test_ratios_are_over_the_same_problems_and_by_who_published():
     assert not any("ratio_any" in r for r in rows[1:])
 
 
-def test_what_is_replayed_replaces_its_rows(tmp_path, capsys):
+def test_replayed_rows_replace_old_ones(tmp_path, capsys):
     traces, out = tmp_path / "few.jsonl", str(tmp_path / "out.json")
     lines = [
         {"problem": i, "prompt_ids": [1, 2], "samples": [[5, 6, 7, 8] * 4] * 2, "temperature": 0.7}
@@ -115,7 +115,7 @@ def test_what_is_replayed_replaces_its_rows(tmp_path, capsys):
     assert capsys.readouterr().out.count("| few") == 1
 
 
-def test_what_does_not_reproduce_is_what_the_files_hold():
+def test_unreproduced_claims_match_the_files():
     """docs/papers.md: the literal chain and the one that shrinks k, beside prompt lookup."""
     page = (ROOT / "docs/papers.md").read_text()
     rows = [r for r in json.loads(REPLAY.read_text())["rows"] if r["nodes"] == 16]

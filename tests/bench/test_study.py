@@ -34,7 +34,7 @@ def rows_of(path, section):
     return json.loads(path.read_text())["sections"][section]["rows"]
 
 
-def test_every_section_writes_what_it_found(quick, tmp_path, capsys):
+def test_every_section_writes_its_results(quick, tmp_path, capsys):
     found = json.loads(quick.read_text())["sections"]
     assert set(found) == set(study.BUDGETS)
     assert all(section["rows"] for section in found.values())
@@ -47,7 +47,7 @@ def test_every_section_writes_what_it_found(quick, tmp_path, capsys):
     assert len(names) == 3 and all((tmp_path / name).stat().st_size > 1000 for name in names)
 
 
-def test_strictness_goes_on_where_it_was_cut_short(tmp_path, monkeypatch):
+def test_strictness_resumes_after_an_interruption(tmp_path, monkeypatch):
     path, counts = tmp_path / "study.json", []
     for seconds in (-1, math.inf, math.inf):
         monkeypatch.setattr(study, "BUDGETS", {"strictness": seconds})
@@ -78,7 +78,7 @@ def test_families(quick):
     assert "'t5' is an encoder-decoder" in rows["t5"]["message"]
 
 
-def test_a_section_without_time_says_what_it_left_out():
+def test_sections_without_time_list_omitted_rows():
     box = Box(seconds=-1)
     assert list(box.while_time("things", range(3))) == []
     assert box.notes == ["3 of 3 things left out: no time left"]
@@ -148,7 +148,7 @@ def test_a_recordings_true_noise_draws_it():
 
 
 @pytest.mark.parametrize("nodes", [4, 8])
-def test_where_samples_do_not_agree_consensus_is_not_below_prompt_lookup(nodes):
+def test_consensus_is_not_below_prompt_lookup_without_agreement(nodes):
     """Open writing at temperature 1.3, with the target's probabilities and without."""
     traces = [t for t in read_traces(TRACES) if str(t.problem).startswith("writing/")]
     traces = [t for t in traces if t.temperature == 1.3][:3]

@@ -140,7 +140,7 @@ def test_the_command_measures_prints_and_draws(logits, tmp_path, monkeypatch, ca
     assert all(table in printed for table in tables(result))
 
 
-def test_the_page_shows_what_was_measured():
+def test_page_has_the_result_files_tables():
     shown = (ROOT / "docs/verifiers.md").read_text()
     found = tables(json.loads(RESULT.read_text()))
     assert len(found) == 4

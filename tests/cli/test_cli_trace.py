@@ -15,7 +15,7 @@ def traces(tmp_path):
     return str(trace_file(tmp_path / "traces.jsonl", row))
 
 
-def test_replay_says_what_would_be_gained(tmp_path, capsys):
+def test_replay_prints_the_expected_gain(tmp_path, capsys):
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps({"rows": [1, 100], "seconds": [1.0, 1.0]}))
     code = main(["replay", traces(tmp_path), "--nodes", "0", "8", "--cost", str(cost), "--json"])

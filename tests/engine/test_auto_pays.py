@@ -58,7 +58,7 @@ def test_drafts_that_lose_cost_at_most_three_percent_where_steps_vary_by_a_third
 
 @eager_and_static
 @pytest.mark.parametrize("noise", [0.1, 0.3])
-def test_drafts_that_no_longer_come_true_lose_little_of_what_they_won(kind, noise):
+def test_failing_drafts_lose_little_of_their_gain(kind, noise):
     """Although the nodes' probabilities do not change: three percent before they pay, and in the
     100 steps behind 200 that they won six, which are two steps with drafts and the looks."""
     before, won, behind = [], [], []

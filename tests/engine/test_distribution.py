@@ -45,7 +45,7 @@ def test_joint_law(max_slots, together):
     assert abs(equal_share(observed)[1]) < 4
 
 
-def test_a_verifier_that_copies_siblings_is_found_out(monkeypatch):
+def test_verifiers_that_copy_siblings_fail_the_test(monkeypatch):
     """min(1, q / q_sibling) keeps each sample's distribution and makes the two of them copies.
 
     Both are distributed alike after the same prefix, so the ratio is 1: the sibling's token

@@ -8,7 +8,7 @@ from csd.engine.result import pieces, to_json
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_drafts_tell_every_steps_tree_and_path(lag):
+def test_drafts_have_every_steps_tree_and_path(lag):
     model = PrefixSum(sharpness=4.0)
     prompt = [1, 2, 1, 2, 3]
     options = dict(num_samples=4, max_new_tokens=30, seed=0, stop_token_ids=[0], budget=12)

@@ -87,7 +87,7 @@ def test_a_stop_string_that_is_a_special_token(model, speculate):
     assert all(s.text.endswith("<|im_end|>") for s in shown if s.finish_reason == "stop")
 
 
-def test_what_is_streamed_is_the_text(model):
+def test_streamed_pieces_join_to_the_text(model):
     pieces: dict[int, str] = {}
 
     def callback(prompt, sample, tokens, text):

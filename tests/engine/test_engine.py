@@ -181,7 +181,7 @@ def test_closing_a_stream_leaves_the_engine_usable():
     assert csd.generate(e, [4, 5], **options).tokens == expected.tokens
 
 
-def test_ctrl_c_returns_what_is_finished():
+def test_ctrl_c_returns_finished_samples():
     model = PrefixSum(sharpness=4.0)
     e = engine(model, max_slots=2)
     options = dict(num_samples=4, max_new_tokens=20, seed=2)
@@ -201,7 +201,7 @@ def test_ctrl_c_returns_what_is_finished():
     assert csd.generate(e, [4, 5], **options).tokens == expected.tokens
 
 
-def test_nan_logits_say_where():
+def test_nan_logits_error_names_prompt_and_sample():
     def logits_of(token, position):
         logits = torch.zeros(token.shape[0], VOCAB, dtype=torch.float64)
         return logits.masked_fill(position[:, None] >= 4, torch.nan)

@@ -83,7 +83,7 @@ def test_it_needs_blocks_of_rows_where_products_differ(kept):
             assert_same_bits(drafted, plain)
 
 
-def test_what_it_does_not_serve():
+def test_unsupported_options_are_refused():
     model = checkpoints.build("llama", dtype=torch.float64)
     with pytest.raises(ValueError, match=r"exact must be False in torch\.float64, got True"):
         csd.Engine(model, exact=True)

@@ -34,7 +34,7 @@ def test_a_probe_comes_after_twice_the_steps_of_the_last_cool_down():
     assert [i for i, a in enumerate(asked) if a][:5] == [0, 3, 8, 17, 34]
 
 
-def test_choosing_changes_nothing_until_nodes_are_kept():
+def test_choose_has_no_effect_before_keep():
     """Growing a tree asks many times a step; only what is kept in the end counts."""
     budget = timed(steep())
     for _ in range(5):

@@ -173,7 +173,7 @@ def test_static_steps_and_lag_draw_the_same(static):
         assert all(out.stats.accepted["history"] for out in again)
 
 
-def test_capacity_follows_what_the_table_will_hold(model, monkeypatch):
+def test_capacity_follows_the_number_of_tokens(model, monkeypatch):
     config = GraphConfig()
     assert capacity_for(0, config) == MIN_CAPACITY
     assert capacity_for(60_000, config) == 1 << 19
@@ -190,7 +190,7 @@ def test_capacity_follows_what_the_table_will_hold(model, monkeypatch):
     assert e._step is step
 
 
-def test_what_has_no_room_is_reported(monkeypatch):
+def test_dropped_contexts_are_reported(monkeypatch):
     monkeypatch.setattr("csd.graph.capacity.MAX_CAPACITY", 1 << 10)
     config = GraphConfig(orders=(1, 2, 3, 5, 8))
     history = [PastSample.of([1] * 30) for _ in range(5)]

@@ -39,7 +39,7 @@ def test_types_are_resolved():
     assert found["device"].annotation == str | torch.device | None
 
 
-def test_what_is_defined_is_checked():
+def test_defined_tensors_are_checked():
     assert read_options({"num_samples": 3})["num_samples"] == 3
     with pytest.raises(TypeError, match=r"unknown argument 'temprature'; known are allowed"):
         read_options({"temprature": 1.0})

@@ -52,7 +52,7 @@ def test_functions(engine, name, message):
             function(engine, "a", **{name: 1})
 
 
-def test_nothing_is_meant_by_what_is_like_no_name(engine):
+def test_dissimilar_names_have_no_suggestion(engine):
     with pytest.raises(TypeError, match=r"unknown argument 'xyzzy'; known are [\w, ]+$"):
         engine.generate("a", xyzzy=1)
 

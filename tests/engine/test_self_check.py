@@ -251,7 +251,7 @@ def test_a_gpu_that_another_process_has_for_itself_is_not_checked(first, caplog)
     assert len(runs) == 2
 
 
-def test_without_a_compiler_that_is_said_first(monkeypatch, tmp_path):
+def test_missing_compiler_is_reported_first(monkeypatch, tmp_path):
     assert compiler.check_compiler().calls
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
@@ -276,7 +276,7 @@ def test_a_launch_that_fails_names_its_kernel():
     assert row.error.startswith("_swiglu_kernel: "), row.error
 
 
-def test_what_no_loop_reached_fails(monkeypatch):
+def test_unreached_loops_fail(monkeypatch):
     report = check("cpu", sizes=replace(TINY, rows=400))
     assert [c.name for c in report.failed] == ["reached: pools of 400 rows"], report.table()
     assert "never reached" in report.table()
@@ -291,7 +291,7 @@ def drawn(tokens, logprobs, temperature=1.0):
     return request
 
 
-def test_a_difference_is_where_tokens_first_differ():
+def test_difference_is_the_first_different_token():
     a, b = drawn([3, 4, 5], [-1, -2, -3], 0.0), drawn([3, 9, 7], [-1, -2.5, -3], 0.0)
     assert differences([a], [a]) == []
     assert differences([a], [b]) == [Difference(1, 1, 1, 0.5)]

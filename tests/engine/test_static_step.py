@@ -53,7 +53,7 @@ def test_without_speculation(model):
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
-def test_a_plain_run_tells_the_graph_nothing(model, static):
+def test_plain_runs_insert_nothing_into_the_graph(model, static):
     options = dict(num_samples=2, max_new_tokens=5, seed=2)
     with csd.Engine(model, static=static) as engine:
         engine.generate(PROMPTS, speculate=False, **options)
@@ -65,7 +65,7 @@ def test_a_plain_run_tells_the_graph_nothing(model, static):
         assert int(engine._drafter.table.step) == inserts > 2
 
 
-def test_what_a_static_step_cannot_do_runs_without(model):
+def test_calls_without_static_support_run_eagerly(model):
     asked = dict(num_samples=3, max_new_tokens=20, seed=2, temperature=0.5, budget=8)
     with csd.Engine(model, static=True) as engine, csd.Engine(model, static=False) as eager:
         for what in ({"drafter": "prompt-lookup"}, {"verifier": "recursive"}):
@@ -112,7 +112,7 @@ def test_nothing_reads_the_device(nodes):
     assert any(r.costs for r in records) == bool(nodes)
 
 
-def test_a_step_says_what_it_took(monkeypatch):
+def test_steps_report_their_time(monkeypatch):
     """On a CPU by the clock around the whole of it."""
     clock = iter((3.0, 3.25, 7.0, 7.5))
     monkeypatch.setattr("csd.engine.static_step.time.perf_counter", lambda: next(clock))
@@ -123,7 +123,7 @@ def test_a_step_says_what_it_took(monkeypatch):
     assert sum(records[1].nodes) == 3
 
 
-def test_events_around_a_replay_say_what_it_took(monkeypatch):
+def test_events_time_a_replay(monkeypatch):
     """Scripted: a device that counts a millisecond for each thing it is told to do."""
     step = tiny_step()
     snapshot, *_ = step.body(16, 13)

@@ -50,7 +50,7 @@ def test_a_driver_that_is_too_old(machine, capsys, monkeypatch):
     assert json.loads(told.out)["passed"] is False
 
 
-def test_what_nvidia_smi_says(machine):
+def test_driver_version_from_nvidia_smi(machine):
     plant_program(machine, "echo 550.54.15")
     assert "driver 550.54.15" in unseen_gpu.unseen_gpu()
 

@@ -74,7 +74,7 @@ NAMES_THE_FAMILIES = ["encoder-decoder", "gpt2", "gemma2", "experts", "activatio
 
 
 @pytest.mark.parametrize("case", NAMES_THE_FAMILIES)
-def test_a_refusal_names_what_is_supported(case):
+def test_refusals_name_supported_values(case):
     message = r"Llama 2/3, Mistral, Qwen2/2\.5 and Qwen3 \(dense\)"
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_transformers(REFUSED[case][0]())

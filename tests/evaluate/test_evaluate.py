@@ -218,7 +218,7 @@ def test_every_torn_write_goes_on(tmp_path):
         assert path.read_bytes() == data
 
 
-def test_a_damaged_file_says_where(tmp_path):
+def test_damaged_files_name_the_line(tmp_path):
     path = tmp_path / "damaged.jsonl"
     for text, message in [
         ('{"settings": {}}\n{"problem": 1}\n', "line 2 must hold problem 0, got 1"),

@@ -110,7 +110,7 @@ def test_the_budget_follows_the_living_or_is_shared():
         assert all(rows == live + 4 * (3 if share else live) for live, rows in seen)
 
 
-def test_samples_that_say_the_same_pay():
+def test_equal_samples_pay():
     text = [i * i % 31 for i in range(60)]
     result = replay(trace([text] * 4), consensus(hard_weight=1 << 16), 4, 8)
     assert result.tokens == 240

@@ -50,7 +50,7 @@ def test_tokens_per_step_by_source():
     }
 
 
-def test_what_a_draft_model_drafted_has_a_series_of_its_own():
+def test_draft_model_tokens_are_a_series_of_their_own():
     result = {"steps": [[1, 1, 2]], "sources": [["model", "", ""]]}
     assert data.tokens_per_step(result)["model"] == [1, 0]
     assert "model" in [trace["name"] for trace in figures.steps(result)["data"]]
@@ -211,7 +211,7 @@ def test_the_page_in_chromium(place, browser):
     seen.context.close()
 
 
-def test_a_run_without_drafts_says_how_to_record_them(place, browser):
+def test_runs_without_drafts_name_the_flag(place, browser):
     run = json.loads((place / "out.json").read_text())
     del run["drafts"]
     (place / "plain.html").write_text(page(run), "utf-8")
@@ -229,7 +229,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_whatever_a_token_says_is_shown_as_it_is(place, browser):
+def test_token_texts_are_escaped(place, browser):
     run = json.loads((place / "out.json").read_text())
     used = sorted({t for tokens in run["tokens"] for t in tokens})
     for i, token in enumerate(used):

@@ -44,7 +44,7 @@ def test_spellings_of_one_answer_are_one_vote():
     assert vote(out, extract=lambda text: text[7:-1]).answer == "3"
 
 
-def test_what_finished_beyond_a_cancelled_sample_does_not_vote():
+def test_samples_after_a_cancelled_one_do_not_vote():
     out = [sample(0, "9"), sample(1, "3", "cancelled"), sample(2, "3"), sample(3, "3")]
     assert vote(out).answers == ["9"]
     assert csd.best_of(out, lambda s: s.index).scores == [0]

@@ -128,7 +128,7 @@ class Failing:
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("what", ["callback", "until", "decode", "encode"])
-def test_errors_in_what_is_handed_over(expected, what, at):
+def test_errors_in_callbacks(expected, what, at):
     e = fresh()
     if what in ("callback", "until"):
         more = {what: Failing(at, False)}

@@ -104,7 +104,7 @@ ACCIDENTS = {"full": fill, "folder removed": shutil.rmtree}
 @pytest.mark.parametrize("accident", ACCIDENTS)
 @pytest.mark.parametrize("end", ["record", "history", "both"])
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[0]], ids=["list", "one"])
-def test_what_cannot_be_written_at_the_end_is_in_the_error(
+def test_unwritable_results_are_in_the_error(
     e, expected, tmp_path, files_of_any_size, accident, end, prompts
 ):
     (tmp_path / "to").mkdir()
@@ -214,7 +214,7 @@ class Frozen(Exception):
 
 @pytest.mark.parametrize("error", [ValueError, Frozen, SystemExit], ids=lambda e: e.__name__)
 @pytest.mark.parametrize("what", ["callback", "until", "progress", "decode"])
-def test_an_error_in_what_is_handed_over_carries_the_samples(
+def test_callback_errors_carry_the_samples(
     e, expected, tmp_path, monkeypatch, what, error
 ):
     calls = []
@@ -436,7 +436,7 @@ def without_reader():
 
 @pytest.mark.parametrize("broken", [full, without_reader], ids=["full", "closed pipe"])
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
-def test_what_output_does_not_take_is_kept(tmp_path, toy_folder, drawn, monkeypatch, broken, form):
+def test_unprintable_output_goes_to_a_file(tmp_path, toy_folder, drawn, monkeypatch, broken, form):
     def then_break(*args, **kwargs):
         os.dup2(broken(), 1)
         # as the parent has drawn: its threads, which a child lacks, may have held locks

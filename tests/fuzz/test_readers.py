@@ -193,7 +193,7 @@ def test_one_thing_many_times(piece):
             canonical(begin + piece * 20_000)
 
 
-def test_replays_of_what_is_read(tmp_path):
+def test_replays_of_read_traces(tmp_path):
     path = tmp_path / "t.jsonl"
     for i in inputs(40, 400):
         try_reader(replay_of, path, edited(lines(TRACE), random.Random(i)))

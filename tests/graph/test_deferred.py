@@ -57,7 +57,7 @@ def lines(seen):
     return sorted(rows[seen.group_key >= 0].tolist())
 
 
-def test_together_they_are_what_each_step_has_shown():
+def test_deferred_inserts_equal_single_ones():
     slots, made = steps(1, 5)
     later, alone = DeferredInserts(), []
     for pool, verdict in made:
@@ -103,7 +103,7 @@ def test_a_graph_takes_them_in_when_it_catches_up_and_when_many_wait(monkeypatch
     assert not (full.table.entry_group < 0).all()
 
 
-def test_a_new_call_forgets_what_waits():
+def test_new_calls_drop_deferred_inserts():
     slots, made = steps(4, 1)
     graph = ConsensusGraph(reference(), "cpu", CONFIG)
     graph.insert(made[0][0], slots, made[0][1], defer=True)
@@ -113,7 +113,7 @@ def test_a_new_call_forgets_what_waits():
 
 
 @pytest.mark.parametrize("verifier", ["match", "canonical", "single"])
-def test_drafts_are_the_same_where_none_waits(verifier, monkeypatch):
+def test_drafts_equal_those_without_deferral(verifier, monkeypatch):
     """Every third step drafts. Of 8 tokens, as above."""
     asked = []
 

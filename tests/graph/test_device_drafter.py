@@ -107,7 +107,7 @@ def test_static_steps_draw_plain_samplings_tokens(static, budget):
             assert sum(r.stats.accepted["model"] for r in out) > 0
 
 
-def test_kernels_draft_what_the_references_draft():
+def test_kernels_draft_like_the_references():
     model, found = build("llama"), []
     options = dict(num_samples=2, max_new_tokens=5, seed=2, temperature=0.7, budget=8, drafts=True)
     for kernels in ("reference", "triton"):

@@ -178,7 +178,7 @@ def test_both_draft_into_one_pool():
 
 
 @pytest.mark.parametrize("worth", [GRAPH, MODEL])
-def test_what_estimates_were_worth_decides_who_gets_nodes(worth):
+def test_nodes_follow_measured_reliability(worth):
     """Four tokens of the graph's and four of the model's, all expected with 0.5: by turns before
     anything has been seen, those of the reliable one once it has."""
 
@@ -240,7 +240,7 @@ def test_automatic_budget_and_triton_free_engines():
     assert out.tokens == plain.tokens
 
 
-def test_kernels_draft_what_the_references_draft():
+def test_kernels_draft_like_the_references():
     """Steps that are not captured, whatever `static` says."""
     model, drafts = build("llama"), {}
     options = dict(num_samples=2, max_new_tokens=5, seed=2, temperature=0.7, budget=8, drafts=True)

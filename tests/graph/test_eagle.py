@@ -145,7 +145,7 @@ def refused(target, folder, message, error=ValueError):
         csd.Engine(target).generate(PROMPT, max_new_tokens=4, drafter=csd.Eagle(folder))
 
 
-def test_what_is_no_head_of_this_model(target, tmp_path):
+def test_other_models_heads_are_refused(target, tmp_path):
     refused(target, tmp_path, r"is no EAGLE head: it needs config\.json and \*\.safetensors")
     hidden = target.config.hidden_size
     write(tmp_path, 1, hidden, VOCAB + 1)

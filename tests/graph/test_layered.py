@@ -31,7 +31,7 @@ def model():
 
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("nodes", [4, 16])
-def test_replay_commits_what_the_host_drafter_does(tree, nodes):
+def test_replay_commits_like_the_host_drafter(tree, nodes):
     """Recorded samples: the same chain, step by step. As a tree the pool is shared by all."""
     traces = [t for t in read_traces(TRACES) if str(t.problem).startswith("sums/")][:2]
     for trace in traces:
@@ -72,7 +72,7 @@ def test_samples_that_take_a_slot_later_draft_from_finished_ones(model, name):
         assert tokens == out[groups.index(key)].tokens[sample]
 
 
-def test_the_kernels_draft_what_the_references_do(model):
+def test_layered_kernels_draft_like_the_references(model):
     """Whole generations with interpreted kernels in the drafter alone."""
     runs = []
     for ops in (reference(), triton()):
@@ -96,7 +96,7 @@ def test_nothing_reads_the_device(nodes):
     assert any(r.costs for r in records) == bool(nodes)
 
 
-def test_a_static_step_drafts_what_an_eager_one_does():
+def test_static_steps_draft_like_eager_ones():
     """The same pools from the same texts, whatever the pool's size leaves as padding."""
     pools = []
     for rows in (16, 32):

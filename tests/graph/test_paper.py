@@ -40,7 +40,7 @@ def test_the_papers_drafter_can_be_made_stricter():
 
 
 @pytest.mark.parametrize("edits", [0, 1, 2])
-def test_a_sibling_at_the_same_place_does_not_draft_the_token_just_said(edits):
+def test_siblings_at_the_same_place_do_not_repeat_the_last_token(edits):
     """It ends as the sample does: nothing follows there, whatever edits are allowed."""
     said = [OWN, [9, 9, 52, 53, 60, 61]]
     found = drafted(OWN, said, depth=2, tree=False, k=4, shrink=True, edits=edits)

@@ -96,7 +96,7 @@ def test_weights_that_are_none(weight):
         csd.vote([sample()], weight=lambda s: weight)
 
 
-def test_votes_of_what_is_no_probability():
+def test_invalid_vote_weights_are_refused():
     for logprob in (800.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="sample 0 has a mean log-probability of"):
             csd.vote([sample([logprob])], weight="probability")

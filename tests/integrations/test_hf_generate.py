@@ -290,7 +290,7 @@ def test_arguments_that_cannot_be_are_named(model, options, error, message):
         )
 
 
-def test_called_by_hand_it_says_how_to_call_it(model):
+def test_direct_calls_explain_custom_generate(model):
     with pytest.raises(TypeError, match="generation_config must be the one that generate makes"):
         csd.hf_generate(model, torch.tensor(ROWS[:1]))
 

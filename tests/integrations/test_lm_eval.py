@@ -83,13 +83,13 @@ def test_a_long_context_keeps_its_end(model):
     assert got[0] == got[1]
 
 
-def test_what_is_not_served_is_refused(model):
+def test_unsupported_arguments_are_refused(model):
     with pytest.raises(ValueError, match="csd does not serve num_beams=3"):
         model.generate_until([request("a", num_beams=3)])
     assert model.generate_until([]) == []
 
 
-def test_history_is_what_earlier_runs_drew(toy_folder, tmp_path, monkeypatch):
+def test_history_holds_previous_runs_samples(toy_folder, tmp_path, monkeypatch):
     """From the harness's own model arguments; a file serves the next run, and changes no text."""
     from lm_eval.api.registry import get_model
 

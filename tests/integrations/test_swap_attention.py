@@ -291,7 +291,7 @@ def test_errors():
 
 
 @torch.no_grad()
-def test_what_has_changed_since_the_tree_was_made_is_checked():
+def test_changes_of_a_tree_after_construction_are_checked():
     """By the first layer what they all share, by each its own."""
     model, dense = swapped("llama"), checkpoints.build("llama")
     tree = filled_cache(model, dense).tree(TOKENS, PARENTS)

@@ -131,7 +131,7 @@ def alone():
     dist.destroy_process_group()
 
 
-def test_what_cannot_be_split_is_refused(alone, monkeypatch):
+def test_unsplittable_models_are_refused(alone, monkeypatch):
     from torch.distributed.device_mesh import DeviceMesh
 
     from csd.integrations.tensor_parallel import ParallelEngine

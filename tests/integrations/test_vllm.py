@@ -372,7 +372,7 @@ def test_long_prompts_enter_by_pieces():
 
 
 @pytest.mark.parametrize("k", [0, 17])
-def test_says_how_many_tokens_it_drafts(k):
+def test_drafter_reports_its_number_of_tokens(k):
     with pytest.raises(ValueError, match=f"num_speculative_tokens must be from 1 to 16, got {k}"):
         proposer(k)
 

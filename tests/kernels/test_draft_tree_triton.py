@@ -54,7 +54,7 @@ def test_equals_the_reference(poison, seed, count, extra, changes):
 
 @pytest.mark.parametrize("group_penalty", [1, 8192, 131072])
 @pytest.mark.parametrize("count", [5, 9])
-def test_leads_in_one_group_equal_the_reference(poison, count, group_penalty):
+def test_group_penalties_equal_the_reference(poison, count, group_penalty):
     config = replace(CONFIG, group_penalty=group_penalty, max_depth=4)
     rng = random.Random(count)
     graph = random_graph(rng, config, groups=(11,))

@@ -119,7 +119,7 @@ def test_shuffles(shuffle, source):
     "cvt.sat.u8.s32 %r9, %r1", "bar.sync 1, 32", "prmt.b32.f4e %r9, %r1, %r1, 1",
     "fma.rn.relu.f32 %r9, %r1, %r1, %r1", "vote.sync.any.pred %p1, %p2, -1",
 ])  # fmt: skip
-def test_what_is_not_known_is_refused(instruction):
+def test_unknown_instructions_are_refused(instruction):
     with pytest.raises(NotImplementedError, match=r"here|barrier"):
         run(f"{instruction};")
 

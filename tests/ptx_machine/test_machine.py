@@ -91,7 +91,7 @@ def test_programs_that_depend_on_one_another_are_found(x):
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("atomic", [False, True])
-def test_what_several_programs_read_none_may_change(x, atomic, seed):
+def test_memory_read_by_several_programs_must_not_change(x, atomic, seed):
     found = pytest.raises(MemoryFault, match=r"warp 0 (reads|writes|changes)")
     # in step, all of them read in one instruction
     with emulated("sm_90", seed), found:

@@ -71,7 +71,7 @@ def test_bad_sizes(field):
         csd.History(**{field: 0})
 
 
-def test_a_file_holds_what_was_added(tmp_path):
+def test_files_hold_added_samples(tmp_path):
     path = tmp_path / "h.jsonl"
     with csd.History(path=path, top=True) as h:
         h.add([1, 2], [[5, 6]], [TOP], temperature=0.7, seed=3, indices=[4], stop_ids=[9])

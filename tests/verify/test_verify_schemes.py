@@ -171,6 +171,6 @@ def test_make_scheme(name):
     assert make_scheme(name).name == name
 
 
-def test_make_scheme_names_what_it_knows():
+def test_make_scheme_error_lists_names():
     with pytest.raises(ValueError, match=r"name must be one of 'match', 'canonical'.*got 'best'"):
         make_scheme("best")

@@ -86,7 +86,7 @@ def test_a_call_repeats_itself_and_keeps_within_its_budget():
     assert all(s.tokens[-1] in (5, 11) or len(s.tokens) == 30 for s in auto)
 
 
-def test_cold_targets_say_their_greedy_tokens():
+def test_cold_targets_give_greedy_tokens():
     e = engine(PrefixSum(), Letters(), max_slots=5)
     options = dict(num_samples=3, max_new_tokens=70, seed=3)
     greedy = csd.generate(e, ["abcabc", "xyz"], temperature=0, **options)

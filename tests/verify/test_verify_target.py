@@ -21,7 +21,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_processed_is_what_verify_samples_from(options):
+def test_processed_equals_the_distribution_of_verify(options):
     """Its eight likeliest tokens and the log-probability of what it sampled, at every row."""
     vocab = 70
     generator = torch.Generator().manual_seed(4)
@@ -53,7 +53,7 @@ def test_processed_is_what_verify_samples_from(options):
     assert (probs[early][:, 5:7] == 0).all() and early.any()
 
 
-def test_processed_excludes_what_verify_excludes():
+def test_processed_excludes_the_tokens_that_verify_excludes():
     """The whole support, by drawing from it often."""
     slots = state(live=1, temperature=1.0, top_p=0.8)
     pool = roots(slots, 1)
