@@ -68,13 +68,13 @@ class AutoBudget(FixedBudget):
             return 0
         return min(most_nodes(live), 2 * max(live, self._kept))
 
-    def choose(self, live: int, costs: list[int], starts: Starts = None) -> int:
-        control, self._starts = self._control, starts
+    def choose(self, live: int, costs: list[int], penalties: Penalties = None) -> int:
+        control, self._penalties = self._control, penalties
         calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
             # what drafts bring may have changed as well
             calibration, best_rate = max(calibration, 1.0), 0.0
-        weight = float(live) if starts is None else sum(_shares(starts))
+        weight = float(live) if penalties is None else sum(_shares(penalties))
         best, promised = 0, 0.0
         for k, cost in enumerate(sorted(costs), 1):
             promised += acceptance(cost) / weight
