@@ -21,7 +21,7 @@ PROBLEM = (
     "and half of what is left in the afternoon. How many rolls are left at the end of the day? "
     "Work it out step by step, then give the answer as a number."
 )
-# who had said an accepted token before, and its colour on a terminal
+# sources of accepted tokens, and their colours on a terminal
 SOURCES = {
     "sibling": ("a sibling", "30;48;5;215"),
     "own": ("the sample itself", "30;48;5;117"),

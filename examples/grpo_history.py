@@ -32,7 +32,7 @@ class Measured(Rollout):
     """Notes of each call its seconds, tokens and steps, and what it drew."""
 
     def __init__(self, history: int):
-        # a fixed number of drafted tokens, so that tau says what the history is worth
+        # a fixed number of drafted tokens, so that tau measures the history's worth
         super().__init__(history=history, budget=64)
         self.calls: list[dict] = []
 

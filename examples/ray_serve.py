@@ -39,7 +39,7 @@ class Replica:
             "query_string": b"", "headers": headers, "http_version": "1.1", "scheme": "http",
             "root_path": "", "client": None, "server": None,
         }  # fmt: skip
-        said: asyncio.Queue = asyncio.Queue(maxsize=4)
+        messages: asyncio.Queue = asyncio.Queue(maxsize=4)
         unread, left = [body], asyncio.Event()
 
         async def receive() -> dict[str, Any]:
@@ -48,11 +48,11 @@ class Replica:
             await left.wait()
             return {"type": "http.disconnect"}
 
-        running = asyncio.ensure_future(self.app(scope, receive, said.put))
+        running = asyncio.ensure_future(self.app(scope, receive, messages.put))
         try:
             more = True
             while more:
-                message = await said.get()
+                message = await messages.get()
                 if message["type"] == "http.response.start":
                     kinds = [v for k, v in message["headers"] if k == b"content-type"]
                     yield message["status"], kinds[0].decode() if kinds else "text/plain"
@@ -74,13 +74,13 @@ class Router:
     async def __call__(self, request: Request) -> StreamingResponse:
         body = await request.body()
         replica = self.replicas[place_of(body, len(self.replicas))]
-        said = replica.options(stream=True).answer.remote(
+        answer = replica.options(stream=True).answer.remote(
             request.method, request.url.path, request.headers.raw, body
         )
-        status, kind = await anext(aiter(said))
+        status, kind = await anext(aiter(answer))
 
         async def parts() -> AsyncIterator[bytes]:
-            async for part in said:
+            async for part in answer:
                 yield part
 
         return StreamingResponse(parts(), status, media_type=kind)

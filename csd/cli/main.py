@@ -128,7 +128,7 @@ def _json(out: Samples, tokenizer: Any, args: Namespace) -> str:
     try:
         return json.dumps(to_json(out, tokenizer, args.model, args.drafts))
     except Exception as error:
-        # a tokenizer that cannot say what a token's text is
+        # a tokenizer without texts of single tokens
         path = keep(json.dumps(out.to_dict()), ".json")
         raise ValueError(f"{error}; what was drawn is in {path}") from error
 

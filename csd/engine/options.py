@@ -250,9 +250,9 @@ class Options(TypedDict, total=False):
         "samples (token ids, texts or Samples), and for a list of prompts a list of these",
         check_history)]
     share: Annotated[str | None, Option(
-        None, "\"call\": samples also draft, with low weight, from what other prompts of the call "
-        "had said when theirs was admitted; tokens are the same without. None keeps the prompts "
-        "of a call apart", check_share, str)]
+        None, "\"call\": samples also draft, with low weight, from samples of the call's other "
+        "prompts that finished before theirs was admitted; tokens are the same without. None "
+        "keeps the prompts of a call apart", check_share, str)]
     budget: Annotated[str | int, Option(
         "auto", "drafted tokens that a step verifies over all samples; \"auto\" takes what pays",
         check_budget, read_budget)]

@@ -51,7 +51,7 @@ def audit(engine: Engine, traces: Iterable[Trace], **sampling: Any) -> Iterator[
 def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[Audited]:
     if trace.seed is None or trace.indices is None:
         raise ValueError(
-            f"problem {trace.problem} must have a seed and indices, which say what noise drew it"
+            f"problem {trace.problem} must have a seed and indices, which determine its noise"
         )
     config = engine.config
     params = resolve(

@@ -23,7 +23,7 @@ WEIGHT_ONE = 1 << 16
 MAX_TOTAL = 1 << 30
 # bits of `succ_source`: sample index mod 62, the prompt, or past samples of the prompt
 SAMPLE_BITS, PROMPT_BIT, HISTORY_BIT = 62, 62, 63
-# halves of a token a step for which a level costs what `GraphConfig.decay` says
+# rate at which a level costs `GraphConfig.decay`, in halves of a token per step
 USUAL_HALVES = 5
 # the context of the whole group, which follows any token: this token's, of order 1
 ANY = (1 << 31) - 4

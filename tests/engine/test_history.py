@@ -65,11 +65,12 @@ def test_it_is_its_own_prompts_only():
     model = counting(8)
     e = engine(model, max_slots=1)
     prompts = [[0], [0, 1, 2, 3]]
-    told = e.generate(prompts, history=[[[1, 2, 3, 4, 5, 6, 7]], None], max_new_tokens=6, budget=16)
+    past = [[[1, 2, 3, 4, 5, 6, 7]], None]
+    after = e.generate(prompts, history=past, max_new_tokens=6, budget=16)
     alone = e.generate(prompts, max_new_tokens=6, budget=16)
-    assert told[0].stats.accepted["history"] > 0
-    assert told[1].stats.accepted == alone[1].stats.accepted
-    assert told[1].stats.nodes_proposed == alone[1].stats.nodes_proposed
+    assert after[0].stats.accepted["history"] > 0
+    assert after[1].stats.accepted == alone[1].stats.accepted
+    assert after[1].stats.nodes_proposed == alone[1].stats.nodes_proposed
     # a store has nothing for a prompt that differs in its last token
     h = csd.History()
     h.add([1, 2, 3], [[4]])

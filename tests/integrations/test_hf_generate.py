@@ -340,9 +340,9 @@ def test_rows_draft_for_each_other_on_request(model, stats, monkeypatch):
     asked = dict(num_return_sequences=2, max_new_tokens=16, budget=16)
     plain = generate(model, rows, **asked)
     assert generate(model, rows, share="call", **asked).equal(plain)
-    alone, told = stats
+    alone, shared = stats
     assert all(s.shared_tokens == 0 for s in alone)
-    assert told[0].shared_tokens == 0 < told[-1].shared_tokens
+    assert shared[0].shared_tokens == 0 < shared[-1].shared_tokens
     with pytest.raises(ValueError, match="share must be None or 'call', got 'batch'"):
         generate(model, ROWS, share="batch")
     engine.release()

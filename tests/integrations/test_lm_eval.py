@@ -154,7 +154,7 @@ def test_requests_draft_for_each_other_on_request(toy_folder, monkeypatch):
         return model.generate_until(asked)
 
     assert texts(share="call") == texts()
-    told, alone = ([s.shared_tokens for s in call] for call in stats)
-    assert told[0] == 0 < told[-1] and alone == [0] * 4
+    shared, alone = ([s.shared_tokens for s in call] for call in stats)
+    assert shared[0] == 0 < shared[-1] and alone == [0] * 4
     with pytest.raises(ValueError, match="share must be None or 'call', got 'task'"):
         texts(share="task")

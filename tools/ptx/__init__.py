@@ -1,6 +1,6 @@
 """Compiled kernels run without a GPU: what Triton writes for one, instruction by instruction.
 
-Triton's interpreter runs a kernel's Python, one program after another, each a whole: it knows
+Triton's interpreter runs a kernel's Python, one program after another, each a whole: it models
 nothing of threads. What runs on a GPU is PTX, in which the compiler has laid every tensor out over
 the threads, moves it between them through shared memory, and joins loads to vectors. `launch.py`
 runs that, on the memory of tensors of the CPU:

@@ -67,7 +67,7 @@ def _bar(i):
 
 
 def _rows(crew, at, count: int) -> np.ndarray:
-    """Addresses [W, count, 8] of rows of 16 bytes: threads 8k to 8k + 7 know matrix k's."""
+    """Addresses [W, count, 8] of rows of 16 bytes: threads 8k to 8k + 7 hold matrix k's."""
     return _warps(crew, at(crew))[:, : 8 * count].reshape(-1, count, 8)
 
 

@@ -33,7 +33,8 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     starts = [sum(nodes[:s]) for s in range(len(nodes))]
     M, position, ancestors = sum(nodes), [], []
     for length, parents in zip(LENGTHS, PARENTS, strict=True):
-        depth, words = [], []
+        depth: list[int] = []
+        words: list[int] = []
         for i, parent in enumerate(parents):
             depth.append(depth[parent] + 1 if i else 0)
             words.append(1 << i | (words[parent] if i else 0))
