@@ -393,7 +393,7 @@ def test_a_folder_with_an_adapter_alone_is_drawn_from_its_base(tmp_path):
     ('{"base_model_name_or_path": "nowhere/at-all"}', "nowhere/at-all"),
 ])  # fmt: skip
 def test_an_adapter_without_its_base_is_refused(content, message, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "adapter_config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         csd.Engine(tmp_path)

@@ -154,7 +154,7 @@ def drafted():
 def taken(operator, *records):
     """Of each record the fields that the operator takes, by its name."""
     operands = [operand for operand in operator.operands if not isinstance(operand, str)]
-    return {o.of: (record, o.names) for o, record in zip(operands, records, strict=True)}
+    return {o.record: (record, o.names) for o, record in zip(operands, records, strict=True)}
 
 
 def verify_case():

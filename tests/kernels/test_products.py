@@ -21,6 +21,12 @@ every_layout = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(autouse=True)
+def no_tiles(monkeypatch):
+    """On a CPU with AMX bfloat16 is oneDNN's."""
+    monkeypatch.setattr("csd.cpu.isa.has_amx", lambda: False)
+
+
 def laid_out(weight, by, plain):
     return weight if plain else by_columns(weight, by)
 

@@ -8,7 +8,7 @@ from simulated_gpu import Gpu
 import csd
 from bench.lib.shapes import random_model
 from csd.engine import static_step
-from csd.models.lora_stacks import Adapters
+from csd.models.lora_stacks import FusedAdapters
 
 RANK = 4
 ASKED = dict(
@@ -44,7 +44,7 @@ def drawn(device):
         Linear(weight, generator) for layer in decoder.layers
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
     ]  # fmt: skip
-    decoder.add_adapters(Adapters([[part] for part in [*parts, Linear(decoder.head, generator)]]))
+    decoder.add_adapters(FusedAdapters([[part] for part in [*parts, Linear(decoder.head, generator)]]))
     with csd.Engine(decoder, max_slots=4, self_check=False) as e:
         found, graphs = [], []
         for change in (None, "other", "default"):

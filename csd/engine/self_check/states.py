@@ -9,7 +9,7 @@ from csd.kernels.ops import Ops
 from csd.state.recurrent import CHUNK, ConvSize, StateMemory, StateSize, StateSizes, checkpoint
 
 KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM, CHANNELS, WIDTH = 2, 4, 32, 32, 48, 4
-# of each slot: its length, parents of its nodes (its root has none), accepted nodes. The first one's
+# of each slot: its length, parents of its nodes (none of its root), accepted nodes. The first one's
 # accepted nodes lead past a position at which states are stored
 LENGTHS = (3 * CHUNK - 2, 5, 2 * CHUNK)
 PARENTS = ((-1, 0, 1, 1, 2, 4), (-1, 0), (-1,))
