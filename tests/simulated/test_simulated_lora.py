@@ -44,7 +44,8 @@ def drawn(device):
         Linear(weight, generator) for layer in decoder.layers
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
     ]  # fmt: skip
-    decoder.add_adapters(FusedAdapters([[part] for part in [*parts, Linear(decoder.head, generator)]]))
+    parts.append(Linear(decoder.head, generator))
+    decoder.add_adapters(FusedAdapters([[part] for part in parts]))
     with csd.Engine(decoder, max_slots=4, self_check=False) as e:
         found, graphs = [], []
         for change in (None, "other", "default"):
