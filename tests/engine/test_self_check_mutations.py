@@ -9,6 +9,7 @@ from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.self_check import SMALL, Check, Sizes, run
 from csd.engine.self_check.operations import UNCOMPARED, _compared, operations
+from csd.engine.self_check.states import run_states
 from csd.engine.self_check.tensors import mapped, tensors
 from csd.kernels.ops import FusedOp, reference, triton
 from csd.models.random_weights import random_decoder
@@ -57,6 +58,7 @@ def calls(request):
             requests = SIZES.requests(SMALL.vocab)
             for _ in engine.run(requests, RunSettings(budget=nodes, speculate=nodes > 0)):
                 pass
+    run_states(ops, torch.device("cpu"), request.param)
     return found
 
 
