@@ -11,7 +11,7 @@ from csd.state.pool import acceptance, path_probability
 
 
 class Controller:
-    """What a call has learned, for eager and for static steps."""
+    """Estimates of one call, for eager and for static steps."""
 
     def __init__(self, table: StepTimeTable):
         self.times, self.gate = StepTimeEstimator(table), SpeculationGate()
