@@ -63,7 +63,8 @@ coverage: install
 		$(QUICK:%=tests/%)
 
 # what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
-SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py engine/test_step_timing.py \
+SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py simulated/test_simulated_self_check.py \
+	bench/test_bench_gpu.py engine/test_step_timing.py \
 	faults/test_forks.py kernels/test_compiled.py kernels/test_forward.py \
 	models/test_hybrids.py models/test_module_kernels.py models/test_published.py
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from huggingface_hub import scan_cache_dir
 from step_kernels import STEP
+from targets import slow
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
@@ -27,6 +28,7 @@ from bench.lib.shapes import SHAPES
 from csd.engine.traces.traces import Trace
 
 
+@slow
 def test_every_section_on_a_cpu(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(parity, "NEW", 6)
     monkeypatch.setattr(parity, "LONG_NEW", 6)

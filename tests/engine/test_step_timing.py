@@ -108,5 +108,6 @@ def test_steps_compile_loops_where_none_has_been_timed(tmp_path):
     assert {"_heads", "_draft", "_commit_kv"} <= set(compiled(tmp_path, "float32", "untimed", 1))
 
 
+@slow
 def test_a_second_process_compiles_all_but_the_layers(tmp_path):
     assert compiled(tmp_path, "bfloat16", "beside", 2) == []

@@ -2,6 +2,7 @@
 
 import torch
 from simulated_gpu import Gpu
+from targets import slow
 
 from csd.engine.self_check import SMALL, Check, Sizes, run
 from csd.engine.self_check.tokens import differences
@@ -16,6 +17,7 @@ def by_rows(x, weight, bias=None):
     return sum(torch.nn.functional.linear(*pair) for pair in pairs)
 
 
+@slow
 def test_products_whose_last_bits_depend_on_the_rows_pass(monkeypatch):
     def decoder(*args, **options):
         made = random_decoder(*args, **options)

@@ -6,6 +6,7 @@ import torch
 
 from csd.kernels.layer_states import SSM, DeltaRule, StepStates, commit_states
 from csd.kernels.ops import Ops
+from csd.state.device import upload
 from csd.state.recurrent import CHUNK, ConvSize, StateMemory, StateSize, StateSizes, checkpoint
 
 KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM, CHANNELS, WIDTH = 2, 4, 32, 32, 48, 4
@@ -24,10 +25,10 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
+        return upload(torch.randn(shape, generator=generator).to(dtype), device)
 
     def whole(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
+        return upload(torch.tensor(values, dtype=torch.int32), device)
 
     nodes = [len(parents) for parents in PARENTS]
     starts = [sum(nodes[:s]) for s in range(len(nodes))]
@@ -42,7 +43,7 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
         ancestors += words
     pool = SimpleNamespace(
         slot=whole([s for s, count in enumerate(nodes) for _ in range(count)]),
-        position=whole(position), ancestors=torch.tensor(ancestors, device=device),
+        position=whole(position), ancestors=upload(torch.tensor(ancestors), device),
         slot_start=whole(starts), slot_nodes=whole(nodes),
     )  # fmt: skip
     state = StateSize(KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM)
