@@ -17,6 +17,7 @@ PARENTS = ((-1, 0, 1, 1, 2, 4), (-1, 0), (-1,))
 ACCEPTED = ((0, 1, 2, 4), (0,), ())
 
 
+@torch.inference_mode()
 def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     """Run every operation of layers with a state over random texts, and commit a step.
 
