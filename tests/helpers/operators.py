@@ -1,7 +1,9 @@
 """A step on the public operators, as PyTorch sees them: what `torch.library` knows of each."""
 
 from csd.kernels.advance_slots import advance_slots
+from csd.kernels.advance_state import advance_state
 from csd.kernels.commit_kv import commit_kv
+from csd.kernels.commit_tail import commit_tail
 from csd.kernels.draft_tree import draft_tree
 from csd.kernels.graph_insert import graph_insert
 from csd.kernels.observe import observe
@@ -13,6 +15,9 @@ from csd.kernels.swiglu import swiglu
 from csd.kernels.tree_attention import tree_attention
 from csd.kernels.tree_attention.layout import with_layout
 from csd.kernels.tree_attention.plan import plan_attention
+from csd.kernels.tree_conv import tree_conv
+from csd.kernels.tree_delta_rule import tree_delta_rule
+from csd.kernels.tree_ssm import tree_ssm
 from csd.kernels.verify import verify
 from csd.state.pool import node_costs, prune, roots
 
@@ -39,4 +44,9 @@ OPERATORS = Ops(
     observe=observe,
     graph_insert=graph_insert,
     snapshot=snapshot,
+    tree_conv=tree_conv,
+    tree_delta_rule=tree_delta_rule,
+    tree_ssm=tree_ssm,
+    advance_state=advance_state,
+    commit_tail=commit_tail,
 )

@@ -43,11 +43,12 @@ def test_float64_tokens_are_those_of_a_loop_over_the_module(name, divisor):
         assert out.tokens == [tokens for tokens, *_ in loop]
         for sample, (_, want, *_) in zip(out, loop, strict=True):
             assert sample.logprobs == pytest.approx(want, abs=2e-5)
+    near = apart(out, loop)
     # the comparison can fail: one head's values in the place of another's
     with torch.no_grad():
         out_proj = model.model.layers[1].self_attn.o_proj.weight
         out_proj.copy_(out_proj.roll(model.model.layers[1].self_attn.head_dim, dims=1))
-    assert apart(drawn(engine, 16, **params), loop) > 1e-3
+    assert apart(drawn(engine, 16, **params), loop) > 10 * near
 
 
 def apart(out, loop):

@@ -17,13 +17,15 @@ PARENTS = ((-1, 0, 1, 1, 2, 4), (-1, 0), (-1,))
 ACCEPTED = ((0, 1, 2, 4), (0,), ())
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     """Run every operation of layers with a state over random texts, and commit a step.
 
     dtype: of the model; states are wider.
     """
     generator = torch.Generator().manual_seed(0)
+    # with its index
+    device = torch.empty(0, device=device).device
 
     def normal(*shape: int) -> torch.Tensor:
         return upload(torch.randn(shape, generator=generator).to(dtype), device)
