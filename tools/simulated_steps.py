@@ -8,7 +8,7 @@ from math import log2
 
 import pytest
 
-from csd.engine.budget import Budget, StepTimeTable
+from csd.engine.budget import AutoPool, Budget, StepTimeTable
 from csd.engine.record import Record
 from csd.state.pool import COST_ONE, acceptance
 
@@ -55,7 +55,7 @@ class Machine:
     def run(self, budget: Budget | None, steps: int, begin: int = 0) -> "Run":
         """Tokens and seconds of so many steps; without a budget, without drafts."""
         run, lag = Run([], [], []), []
-        static = type(budget).__name__ == "AutoPool"
+        static = isinstance(budget, AutoPool)
         for step in range(begin, begin + steps):
             # the same disturbance whatever the step does
             rng = random.Random(self.seed * 10_000 + step)

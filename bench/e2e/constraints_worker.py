@@ -1,7 +1,7 @@
 """A checkout's csd without constraints: `python constraints_worker.py MODEL SAMPLES TOKENS`.
 
-PYTHONPATH says which checkout. For each line of JSON on standard input, [seed, options], answers
-CPU seconds a token.
+PYTHONPATH selects the checkout. Reads lines of JSON, [seed, options], and writes CPU seconds a
+token for each.
 """
 
 import json

@@ -125,7 +125,7 @@ class Stacks(NamedTuple):
         )  # fmt: skip
 
     def for_rows(self, M: int) -> tuple[Lora | None, list[torch.Tensor]]:
-        """What the loop takes for M rows, and tensors that it works in."""
+        """Arguments of the loop for M rows, with its workspaces."""
         if self.dtype is None:
             return None, []
         widths = self.wide, int(self.rows.max()), self.most

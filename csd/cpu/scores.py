@@ -24,7 +24,7 @@ FACTORS = tuple(
 
 
 class Properties(NamedTuple):
-    """What a loop takes of a call; a loop for calls without any is given None."""
+    """Properties of a call as a loop takes them; None for a plain call."""
 
     # 0 where there is none
     window: int
@@ -119,7 +119,7 @@ def _tanh(x):
 
 @intrinsic
 def count(typing_context, word):
-    """How many bits of a word are set."""
+    """The number of set bits of a word."""
 
     def generate(context, builder, signature, args):
         return builder.ctpop(args[0])

@@ -68,7 +68,7 @@ def slot_head(
 ):  # fmt: skip
     H, Hk, Dk, Dv = shape
     size, each, kinds = like.itemsize, H // Hk, 2 if solve else 1
-    # what a caller says of its memory must not decide where this writes
+    # clamped: a wrong base must not move writes beyond the tail
     tail = max(0, min(position[start] - base, TAIL))
     wide, columns = _whole_blocks(Dv), TAIL + _whole_blocks(nodes)
     rows = kinds * nodes

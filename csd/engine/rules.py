@@ -47,7 +47,7 @@ def set_of(params: SamplingParams) -> tuple:
 
 
 def asked_by(requests: Sequence[Request]) -> Asked | None:
-    """What the requests of a call ask for; None where no row is changed."""
+    """The changes of rows that the requests of a call ask for; None without any."""
     changed = any(changes_rows(r.params) for r in requests)
     return asked_of(requests) if changed else None
 

@@ -113,9 +113,11 @@ class FusedAdapters:
 
         Raises RuntimeError where they were merged or removed.
         """
-        if self.now() != self.state:
-            there = (name in layer.lora_A and not layer.merged for layer, name in self._pairs())
-            if not all(there):
+        now = self.now()
+        if now != self.state:
+            # others may be active; a merge changes the weights below
+            merged = any(a[2] != b[2] for a, b in zip(now, self.state, strict=True))
+            if merged or not all(name in layer.lora_A for layer, name in self._pairs()):
                 raise RuntimeError(GONE)
         if self._seen != self._versions():
             self._read()

@@ -1,4 +1,4 @@
-"""How many drafted tokens a step verifies: a fixed number, or as many as pay.
+"""Budgets: the number of drafted tokens that a step verifies, fixed or as many as pay.
 
 The model of `"auto"`. A step over m rows takes r(m) times a step without drafts, over the L live
 slots' roots alone. A drafted node that the graph expects to be accepted with probability p is
@@ -12,7 +12,7 @@ which are committed tokens a slot by the time they take.
   (`estimator`). c is the ratio of accepted nodes to expected ones. A step without drafts runs now
   and then, because r is relative to it.
 - Probe, with a cool-down. After n steps in a row whose drafts do not pay the next one comes after
-  2^n steps, and verifies a few nodes whatever is expected of them once the cool-down is longest.
+  2^n steps, and verifies nodes whatever is expected of them once the cool-down is longest.
 - Stop on loss. Whatever is expected, a step drafts out of a credit, in steps without drafts, that
   it changes by what it won or lost (`gate`).
 

@@ -1,4 +1,6 @@
-"""Which steps of a call may draft."""
+"""The gate that decides which steps of a call may draft."""
+
+from csd.engine.budget.estimator import RECENT
 
 # share of the time for probes, and for steps without drafts that are measured
 EXPLORE = 0.01
@@ -10,7 +12,7 @@ COOLDOWN = 16
 
 
 class SpeculationGate:
-    """Lets steps draft out of a credit, and measures what drafts have to beat.
+    """Lets steps draft out of a credit, and runs steps without drafts to be measured.
 
     A step with drafts adds the tokens that it committed a slot and takes off its time, in steps
     without drafts. After n steps in a row whose drafts do not pay, the next one, a probe, comes
@@ -60,10 +62,11 @@ class SpeculationGate:
         is expected to win; outlier: whether its time was one.
         """
         self._outliers = self._outliers + 1 if outlier else 0
-        self._gain += (tokens / took - self._gain) / 8
+        self._gain += (tokens / took - self._gain) / RECENT
         self.spend(took - tokens)
-        self._failures = 0 if pays else self._failures
-        if not pays:
+        if pays:
+            self._failures = 0
+        else:
             self.back_off()
 
     def spend(self, lost: float) -> None:

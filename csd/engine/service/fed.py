@@ -229,7 +229,7 @@ class FedScheduler(Scheduler):
             others = (self.twins.end if ended else self.twins.of)(request, live.index)
             told += [self.handles[other.index] for other in others]
             if not ended:
-                self.twins.say(live, text)
+                self.twins.keep_text(live, text)
         for handle in told:
             handle.push(live, tokens, text)
             self.touched[handle.request.index] = handle

@@ -15,7 +15,7 @@ class Twins:
     def __init__(self) -> None:
         # by the index of the request that draws a sample, and the sample's
         self._waiting: dict[tuple[int, int], list[Request]] = {}
-        self._said: dict[tuple[int, int], str] = {}  # the text so far of what may be asked for
+        self._texts: dict[tuple[int, int], str] = {}  # of samples in flight, so far
 
     def join(self, handle: Handle, others: list[Handle]) -> list[Sample]:
         """What `handle` asks for and `others` draw is not drawn for it; returns what has ended."""
@@ -31,7 +31,7 @@ class Twins:
                     self._waiting.setdefault((other.index, i), []).append(request)
                     request.awaited.add(i)
                     if live is not None and live.tokens:
-                        text = self._said.get((other.index, i), "")
+                        text = self._texts.get((other.index, i), "")
                         handle.push(live, live.tokens, text)
                 else:
                     continue
@@ -42,14 +42,14 @@ class Twins:
         """Requests that wait for a sample that `request` draws."""
         return self._waiting.get((request.index, index), [])
 
-    def say(self, live: LiveSample, text: str) -> None:
+    def keep_text(self, live: LiveSample, text: str) -> None:
         """Keep the text of a sample for those that join later."""
         place = live.request.index, live.index
-        self._said[place] = self._said.get(place, "") + text
+        self._texts[place] = self._texts.get(place, "") + text
 
     def end(self, request: Request, index: int) -> list[Request]:
         """A sample has ended: those that waited for it, which have it now."""
-        self._said.pop((request.index, index), None)
+        self._texts.pop((request.index, index), None)
         found = self._waiting.pop((request.index, index), [])
         for other in found:
             other.finished[index] = request.finished[index]
@@ -80,14 +80,14 @@ class Twins:
                 heir.live[i] = live
             if others:
                 self._waiting[heir.index, i] = others
-            if place in self._said:
-                self._said[heir.index, i] = self._said.pop(place)
-        for place in [place for place in self._said if place[0] == request.index]:
-            del self._said[place]
+            if place in self._texts:
+                self._texts[heir.index, i] = self._texts.pop(place)
+        for place in [place for place in self._texts if place[0] == request.index]:
+            del self._texts[place]
 
 
 def _alike(a: Handle, b: Handle) -> bool:
-    """Whether samples of one index are the same, and are told of in the same way."""
+    """Whether samples of one index are the same, and are streamed and measured alike."""
     return a is not b and a.group == b.group is not None and (
         a.request.seed, a.request.params, a.measures, a.streams
     ) == (b.request.seed, b.request.params, b.measures, b.streams)
