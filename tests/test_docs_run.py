@@ -23,8 +23,8 @@ PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "
 PAGES += sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem != "serve")
 # text of a block -> the package that it needs
 NEEDS = {
-    "csd.integrations.ray": "ray", "GRPOTrainer": "trl", "csd.integrations.lm_eval": "lm_eval",
-    "import peft": "peft",
+    "csd.integrations.ray": "ray", "csd.integrations.trl": "trl", "GRPOTrainer": "trl",
+    "csd.integrations.lm_eval": "lm_eval", "import peft": "peft",
 }  # fmt: skip
 TEXT = ["Say 1.", "Say 2."]
 
