@@ -1,7 +1,7 @@
 """A griffe extension: the arguments that a docstring describes become a list.
 
-    model: a `transformers` model,           ->    - `model`: a `transformers` model,
-        or a folder.                                   or a folder.
+model: a `transformers` model,           ->    - `model`: a `transformers` model,
+    or a folder.                                   or a folder.
 """
 
 import re

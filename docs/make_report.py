@@ -45,9 +45,7 @@ def main() -> None:
             executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
             args=["--no-sandbox"],
         )
-        shown = browser.new_page(
-            viewport={"width": 1400, "height": 2040}, device_scale_factor=0.75
-        )
+        shown = browser.new_page(viewport={"width": 1400, "height": 2040}, device_scale_factor=0.75)
         shown.goto(path.as_uri())
         # plotly moves things into place
         shown.wait_for_timeout(1500)

@@ -50,9 +50,7 @@ def main(argv: list[str] | None = None) -> None:
             rows[-1][f"{name} / none"] = statistics.median(ratios)
         print(table(rows[-1:]), flush=True)
     print(table(rows))
-    finish(
-        {"bench": "lora_step", "dtype": args.dtype, "rank": args.rank, "rows": rows}, args.json
-    )
+    finish({"bench": "lora_step", "dtype": args.dtype, "rank": args.rank, "rows": rows}, args.json)
 
 
 def without_adapters(decoder: Decoder) -> Decoder:

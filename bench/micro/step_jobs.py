@@ -262,9 +262,7 @@ def rms_norm(ops, shape, sizes, device, dtype, seed):
 
     moved = 4 * _bytes(x) + _bytes(weight)
     name = f"M={sizes.rows} F={shape.hidden}"
-    return StepJob(
-        name, moved, moved, lambda: ops.rms_norm(x, weight, 1e-5, residual), check
-    )
+    return StepJob(name, moved, moved, lambda: ops.rms_norm(x, weight, 1e-5, residual), check)
 
 
 def rotary(ops, shape, sizes, device, dtype, seed):

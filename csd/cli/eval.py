@@ -73,9 +73,12 @@ def _eval(args: Namespace) -> int:
         if have:
             print(f"{out} holds {have} of {len(problems)} problems", file=sys.stderr)
         n = args.num_samples
-        with open_history(args.history) as history, tqdm(
-            total=len(problems) * n, initial=have * n, unit="sample", disable=args.quiet
-        ) as bar:
+        with (
+            open_history(args.history) as history,
+            tqdm(
+                total=len(problems) * n, initial=have * n, unit="sample", disable=args.quiet
+            ) as bar,
+        ):
             for _ in evaluate.run(
                 engine, problems, task, results, num_samples=n, chat=chat, batch=args.batch,
                 until=until, budget=args.budget, share=args.share,

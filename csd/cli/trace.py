@@ -30,9 +30,7 @@ def add(commands: _SubParsersAction) -> None:
                         "problem")  # fmt: skip
     record.add_argument("-o", "--out", required=True, help="trace file; must not exist")
     record.add_argument("--limit", type=int, help="the first so many prompts")
-    add_flags(
-        record, RECORD_FLAGS, num_samples=16, max_new_tokens=256, temperature=0.7, seed=0
-    )
+    add_flags(record, RECORD_FLAGS, num_samples=16, max_new_tokens=256, temperature=0.7, seed=0)
     record.add_argument("--plain", action="store_true", help="do not use the chat template")
     record.set_defaults(run=_record)
 

@@ -59,11 +59,13 @@ def _attend(
     node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, Dv), like)
     # pages of keys and of values, and their bytes
     tokens = pages, PAGE, K
-    keys = memory(k_pages, (*tokens, words), key_like), memory(
-        k_pages, (*tokens, D * like.itemsize), BYTES
+    keys = (
+        memory(k_pages, (*tokens, words), key_like),
+        memory(k_pages, (*tokens, D * like.itemsize), BYTES),
     )
-    values = memory(v_pages, (*tokens, Dv), like), memory(
-        v_pages, (*tokens, Dv * like.itemsize), BYTES
+    values = (
+        memory(v_pages, (*tokens, Dv), like),
+        memory(v_pages, (*tokens, Dv * like.itemsize), BYTES),
     )
     each, (sides, parts) = H // K, shares
     numbers = np.empty(0, type(scale))

@@ -52,8 +52,13 @@ def ops(dtype: torch.dtype) -> Ops:
     of_layers: dict[str, Any] = {}
     if dtype in LOW:
         of_layers = dict(
-            rms_norm=rms_norm, rotary=rotary, swiglu=swiglu, tree_conv=tree_conv,
-            tree_delta_rule=tree_delta_rule, tree_ssm=tree_ssm, advance_state=advance_state,
+            rms_norm=rms_norm,
+            rotary=rotary,
+            swiglu=swiglu,
+            tree_conv=tree_conv,
+            tree_delta_rule=tree_delta_rule,
+            tree_ssm=tree_ssm,
+            advance_state=advance_state,
         )
     return replace(
         plain,

@@ -29,9 +29,28 @@ def _tree_states(
                         memory(node_update + at, count, like)[:] = 0
         elif slot_nodes[s] > 0:
             slot_head(
-                (H, Hk, Dk, Dv), s, g, slot_nodes[s], slot_start[s], base[s], q, value,
-                strength, node_key, node_decay, node_update, state, key, update, decay, position,
-                path, out, solve, like, by,
+                (H, Hk, Dk, Dv),
+                s,
+                g,
+                slot_nodes[s],
+                slot_start[s],
+                base[s],
+                q,
+                value,
+                strength,
+                node_key,
+                node_decay,
+                node_update,
+                state,
+                key,
+                update,
+                decay,
+                position,
+                path,
+                out,
+                solve,
+                like,
+                by,
             )
 
 

@@ -76,7 +76,10 @@ def _cached(key: str) -> str | None:
 def _error_of(command: list[str]) -> str | None:
     try:
         done = subprocess.run(
-            command, env=isolated_python.environment(), capture_output=True, text=True,
+            command,
+            env=isolated_python.environment(),
+            capture_output=True,
+            text=True,
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:

@@ -99,9 +99,7 @@ class Call:
         if isinstance(until, UntilRule):
             if until.needs_text and tokenizer is None:
                 name = type(until).__name__
-                raise ValueError(
-                    f"until=csd.{name}() needs a tokenizer, got None: pass tokenizer="
-                )
+                raise ValueError(f"until=csd.{name}() needs a tokenizer, got None: pass tokenizer=")
             until = until.of(count)
         seed = options["seed"]
         if seed is None:

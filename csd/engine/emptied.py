@@ -17,9 +17,7 @@ def no_token_left(live: LiveSample, tokens: list[int], vocab: int) -> ValueError
     )
 
 
-def _names(
-    params: SamplingParams, prompt: list[int], tokens: list[int], vocab: int
-) -> list[str]:
+def _names(params: SamplingParams, prompt: list[int], tokens: list[int], vocab: int) -> list[str]:
     """The constraints that together ban all tokens, in their order."""
     left, names = set(range(vocab)), []
     for name, banned in _bans(params, prompt, tokens, vocab):
@@ -52,6 +50,7 @@ def _bans(
     if n:
         last = before[len(before) - n + 1 :]
         starts = range(len(before) - n + 1)
-        yield "no_repeat_ngram_size", {
-            before[i + n - 1] for i in starts if before[i : i + n - 1] == last
-        }
+        yield (
+            "no_repeat_ngram_size",
+            {before[i + n - 1] for i in starts if before[i : i + n - 1] == last},
+        )

@@ -184,9 +184,7 @@ class Engine(Resources):
             # a module that was cast: loops are of some dtypes
             self._ops = choose(self._kernels, loaded.device, loaded.dtype)
         self.static = self._whether_static(loaded)
-        self.decoder, self.exact = choose_exact(
-            self._exact, loaded, self._ops.name, self._products
-        )
+        self.decoder, self.exact = choose_exact(self._exact, loaded, self._ops.name, self._products)
         self.device, self.dtype = loaded.device, loaded.dtype
         self._drop()
         timed = self.decoder.config, self.device, self.dtype

@@ -117,9 +117,7 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
     failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader)
     if failed:
         where = f"; at {_place(given[name])}" if name == "json_schema" else ""
-        raise ValueError(
-            f"{name} must be one that llguidance reads{where}: {messages[0].strip()}"
-        )
+        raise ValueError(f"{name} must be one that llguidance reads{where}: {messages[0].strip()}")
     served.add((text, vocab))
 
 

@@ -45,9 +45,7 @@ class Measures:
         )
         return tokens, values
 
-    def _of_rows(
-        self, x: torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def _of_rows(self, x: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         tokens, values = {}, {}
         total = log_sum_ref(x)[:, None]
         if self.top:

@@ -131,174 +131,424 @@ def _check_seed(value: Any) -> int | None:
 class Options(TypedDict, total=False):
     """The keyword arguments of `Engine.generate` and `Engine.stream`."""
 
-    num_samples: Annotated[int, Option(
-        1, "samples of each prompt", partial(check_whole, "num_samples", low=1, high=MOST_SAMPLES),
-        int, "-n")]
-    first_sample: Annotated[int, Option(
-        0, "index of the first sample: 0 and then 8 draws 16 in two calls of 8",
-        partial(check_whole, "first_sample", low=0, high=LARGEST), int)]
-    seed: Annotated[int | None, Option(
-        None, "None draws one from torch's default generator; `out.seed` has it",
-        _check_seed, int)]
-    temperature: Annotated[float | None, Option(
-        None, "0 is greedy. This and the next four are as transformers defines them; left out, "
-        "the model's generation config decides, else they are off",
-        _or_none(check_option, "temperature"), float)]
-    top_k: Annotated[int | None, Option(
-        None, "0 is off; tokens tied at the cut are all kept",
-        _or_none(check_option, "top_k"), int)]
-    top_p: Annotated[float | None, Option(
-        None, "nucleus sampling; 1 is off", _or_none(check_option, "top_p"), float)]
-    min_p: Annotated[float | None, Option(
-        None, "least probability, as a share of the largest; 0 is off",
-        _or_none(check_option, "min_p"), float)]
-    repetition_penalty: Annotated[float | None, Option(
-        None, "1 is off", _or_none(check_option, "repetition_penalty"), float)]
-    logit_bias: Annotated[dict[int, float] | None, Option(
-        None, "{token id: value} added to the model's logits; -inf bans. This and the next twelve "
-        "change a sample's logits as its own prefix asks, before any filter; drafts do not change "
-        "what is sampled", _or_none(check_option, "logit_bias"))]
-    bad_words: Annotated[str | list[str] | list[list[int]] | None, Option(
-        None, "strings or lists of token ids that are not sampled: the last token of a longer one "
-        "is banned where the others come before it. A string is banned as its tokens with and "
-        "without a space before", _or_none(check_option, "bad_words"), list)]
-    allowed_token_ids: Annotated[list[int] | None, Option(
-        None, "all other tokens are banned, end tokens too",
-        _or_none(check_option, "allowed_token_ids"))]
-    suppress_tokens: Annotated[list[int] | None, Option(
-        None, "token ids that are banned", _or_none(check_option, "suppress_tokens"))]
-    no_repeat_ngram_size: Annotated[int | None, Option(
-        None, "n-grams of prompt and sample that do not come again; 0 is off",
-        _or_none(check_option, "no_repeat_ngram_size"), int)]
-    frequency_penalty: Annotated[float | None, Option(
-        None, "taken off a token's logit for each time the sample has it already; 0 is off",
-        _or_none(check_option, "frequency_penalty"), float)]
-    presence_penalty: Annotated[float | None, Option(
-        None, "taken off the logits of tokens that the sample has already; 0 is off",
-        _or_none(check_option, "presence_penalty"), float)]
-    logits_processor: Annotated[Callable | Sequence[Callable] | None, Option(
-        None, "transformers' LogitsProcessor, or functions of token ids [rows, length] and logits "
-        "[rows, vocabulary] that return the logits to use. Rows are prefixes that samples can "
-        "have, in any order: a function may depend on nothing else",
-        _or_none(check_option, "logits_processor"))]
-    max_thinking_tokens: Annotated[int | None, Option(
-        None, "tokens of thought, after which the end of the thought is all that can follow; "
-        "`out[i].forced` marks its tokens", _or_none(check_option, "max_thinking_tokens"), int)]
-    thinking_tags: Annotated[Sequence[str | Sequence[int]] | None, Option(
-        None, "what begins and ends a thought, by default as the chat template has it; a third is "
-        "what is written to end it, itself with the end at its end",
-        _or_none(check_option, "thinking_tags"))]
-    json_schema: Annotated[dict | str | type | None, Option(
-        None, "texts are JSON of this schema: a dict, its text or a class of pydantic; needs "
-        "llguidance (`pip install csd[grammar]`), as the next two do. End tokens come only where "
-        "the text is whole", _or_none(check_option, "json_schema"))]
-    regex: Annotated[str | None, Option(
-        None, "texts match this regular expression", _or_none(check_option, "regex"), str)]
-    grammar: Annotated[str | None, Option(
-        None, "texts are of this grammar, in the syntax of Lark",
-        _or_none(check_option, "grammar"), str)]
-    max_new_tokens: Annotated[int | None, Option(
-        None, "512 when left out, cut at the model's context",
-        _or_none(check_option, "max_new_tokens"), int)]
-    min_new_tokens: Annotated[int, Option(
-        0, "no end token is drawn before", _or_none(check_option, "min_new_tokens"), int)]
-    stop: Annotated[str | list[str] | None, Option(
-        None, "strings that end a sample, found in its text with special tokens",
-        _or_none(check_strings, "stop"), list)]
-    stop_token_ids: Annotated[int | list[int] | None, Option(
-        None, "end tokens beside the model's own",
-        _or_none(check_ids, "stop_token_ids", most=MAX_STOP_IDS))]
-    end_token_ids: Annotated[int | list[int] | None, Option(
-        None, "in place of the model's own end tokens, which are those of its generation config "
-        "and of its tokenizer", _or_none(check_ids, "end_token_ids", most=MAX_STOP_IDS))]
-    ignore_eos: Annotated[bool, Option(
-        False, "the model's end tokens do not end a sample",
-        partial(check_flag, "ignore_eos"), bool)]
-    include_stop: Annotated[bool, Option(
-        False, "texts end behind the stop string or end token, not before it",
-        partial(check_flag, "include_stop"), bool)]
-    skip_special_tokens: Annotated[bool, Option(
-        True, "texts leave special tokens out",
-        partial(check_flag, "skip_special_tokens"), bool)]
-    truncate_prompt: Annotated[int | None, Option(
-        None, "of a longer prompt only so many tokens, the last ones, are read",
-        _or_none(check_whole, "truncate_prompt", low=1), int)]
-    on_error: Annotated[str, Option(
-        "raise", "what a prompt that cannot be served does: \"raise\" ends the call, \"return\" "
-        "gives it a result without samples whose `error` has the reason, while the others are "
-        "drawn", partial(check_one_of, "on_error", names=("raise", "return")), str)]
-    until: Annotated[UntilRule | Until | None, Option(
-        None, "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
-        "indices: called with the first, the first two, ... once all of these have finished. True "
-        "cancels the rest, so the end is the same for every draft and batch",
-        partial(_check_function, "until", 1, "csd.Vote() or a function of samples"))]
-    speculate: Annotated[bool, Option(
-        True, "False draws without drafts", partial(check_flag, "speculate"), bool)]
-    verifier: Annotated[str, Option(
-        "match", "`canonical`, `recursive`, `kseq` and `single` draw their drafts from the graph, "
-        "or from a draft model, and accept or resample them (`csd.verify`). The samples' "
-        "distribution is the same, but tokens depend on siblings, batch and budget, and a seed "
-        "repeats them only for the same call with an integer `budget`",
-        partial(check_one_of, "verifier", names=VERIFIERS))]
-    drafter: Annotated[str | Callable | None, Option(
-        None, "by default \"consensus\"; `csd.DraftModel(..)` or `csd.Eagle(..)` draft with a "
-        f"model or a trained head; for comparison also {_listed(names()[1:])}",
-        check_drafter)]
-    history: Annotated[History | Samples | Sequence[Any] | None, Option(
-        None, "what was sampled earlier of the same prompts; it only drafts, so tokens are the "
-        "same without. A `csd.History` is read before and added to after; else a list of past "
-        "samples (token ids, texts or Samples), and for a list of prompts a list of these",
-        check_history)]
-    share: Annotated[str | None, Option(
-        None, "\"call\": samples also draft, with low weight, from samples of the call's other "
-        "prompts that finished before theirs was admitted; tokens are the same without. None "
-        "keeps the prompts of a call apart", check_share, str)]
-    budget: Annotated[str | int, Option(
-        "auto", "drafted tokens that a step verifies over all samples; \"auto\" takes what pays",
-        check_budget, read_budget)]
+    num_samples: Annotated[
+        int,
+        Option(
+            1,
+            "samples of each prompt",
+            partial(check_whole, "num_samples", low=1, high=MOST_SAMPLES),
+            int,
+            "-n",
+        ),
+    ]
+    first_sample: Annotated[
+        int,
+        Option(
+            0,
+            "index of the first sample: 0 and then 8 draws 16 in two calls of 8",
+            partial(check_whole, "first_sample", low=0, high=LARGEST),
+            int,
+        ),
+    ]
+    seed: Annotated[
+        int | None,
+        Option(
+            None,
+            "None draws one from torch's default generator; `out.seed` has it",
+            _check_seed,
+            int,
+        ),
+    ]
+    temperature: Annotated[
+        float | None,
+        Option(
+            None,
+            "0 is greedy. This and the next four are as transformers defines them; left out, "
+            "the model's generation config decides, else they are off",
+            _or_none(check_option, "temperature"),
+            float,
+        ),
+    ]
+    top_k: Annotated[
+        int | None,
+        Option(
+            None,
+            "0 is off; tokens tied at the cut are all kept",
+            _or_none(check_option, "top_k"),
+            int,
+        ),
+    ]
+    top_p: Annotated[
+        float | None,
+        Option(None, "nucleus sampling; 1 is off", _or_none(check_option, "top_p"), float),
+    ]
+    min_p: Annotated[
+        float | None,
+        Option(
+            None,
+            "least probability, as a share of the largest; 0 is off",
+            _or_none(check_option, "min_p"),
+            float,
+        ),
+    ]
+    repetition_penalty: Annotated[
+        float | None, Option(None, "1 is off", _or_none(check_option, "repetition_penalty"), float)
+    ]
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        Option(
+            None,
+            "{token id: value} added to the model's logits; -inf bans. This and the next twelve "
+            "change a sample's logits as its own prefix asks, before any filter; drafts do not "
+            "change what is sampled",
+            _or_none(check_option, "logit_bias"),
+        ),
+    ]
+    bad_words: Annotated[
+        str | list[str] | list[list[int]] | None,
+        Option(
+            None,
+            "strings or lists of token ids that are not sampled: the last token of a longer one "
+            "is banned where the others come before it. A string is banned as its tokens with and "
+            "without a space before",
+            _or_none(check_option, "bad_words"),
+            list,
+        ),
+    ]
+    allowed_token_ids: Annotated[
+        list[int] | None,
+        Option(
+            None,
+            "all other tokens are banned, end tokens too",
+            _or_none(check_option, "allowed_token_ids"),
+        ),
+    ]
+    suppress_tokens: Annotated[
+        list[int] | None,
+        Option(None, "token ids that are banned", _or_none(check_option, "suppress_tokens")),
+    ]
+    no_repeat_ngram_size: Annotated[
+        int | None,
+        Option(
+            None,
+            "n-grams of prompt and sample that do not come again; 0 is off",
+            _or_none(check_option, "no_repeat_ngram_size"),
+            int,
+        ),
+    ]
+    frequency_penalty: Annotated[
+        float | None,
+        Option(
+            None,
+            "taken off a token's logit for each time the sample has it already; 0 is off",
+            _or_none(check_option, "frequency_penalty"),
+            float,
+        ),
+    ]
+    presence_penalty: Annotated[
+        float | None,
+        Option(
+            None,
+            "taken off the logits of tokens that the sample has already; 0 is off",
+            _or_none(check_option, "presence_penalty"),
+            float,
+        ),
+    ]
+    logits_processor: Annotated[
+        Callable | Sequence[Callable] | None,
+        Option(
+            None,
+            "transformers' LogitsProcessor, or functions of token ids [rows, length] and logits "
+            "[rows, vocabulary] that return the logits to use. Rows are prefixes that samples can "
+            "have, in any order: a function may depend on nothing else",
+            _or_none(check_option, "logits_processor"),
+        ),
+    ]
+    max_thinking_tokens: Annotated[
+        int | None,
+        Option(
+            None,
+            "tokens of thought, after which the end of the thought is all that can follow; "
+            "`out[i].forced` marks its tokens",
+            _or_none(check_option, "max_thinking_tokens"),
+            int,
+        ),
+    ]
+    thinking_tags: Annotated[
+        Sequence[str | Sequence[int]] | None,
+        Option(
+            None,
+            "what begins and ends a thought, by default as the chat template has it; a third is "
+            "what is written to end it, itself with the end at its end",
+            _or_none(check_option, "thinking_tags"),
+        ),
+    ]
+    json_schema: Annotated[
+        dict | str | type | None,
+        Option(
+            None,
+            "texts are JSON of this schema: a dict, its text or a class of pydantic; needs "
+            "llguidance (`pip install csd[grammar]`), as the next two do. End tokens come only "
+            "where the text is whole",
+            _or_none(check_option, "json_schema"),
+        ),
+    ]
+    regex: Annotated[
+        str | None,
+        Option(None, "texts match this regular expression", _or_none(check_option, "regex"), str),
+    ]
+    grammar: Annotated[
+        str | None,
+        Option(
+            None,
+            "texts are of this grammar, in the syntax of Lark",
+            _or_none(check_option, "grammar"),
+            str,
+        ),
+    ]
+    max_new_tokens: Annotated[
+        int | None,
+        Option(
+            None,
+            "512 when left out, cut at the model's context",
+            _or_none(check_option, "max_new_tokens"),
+            int,
+        ),
+    ]
+    min_new_tokens: Annotated[
+        int,
+        Option(0, "no end token is drawn before", _or_none(check_option, "min_new_tokens"), int),
+    ]
+    stop: Annotated[
+        str | list[str] | None,
+        Option(
+            None,
+            "strings that end a sample, found in its text with special tokens",
+            _or_none(check_strings, "stop"),
+            list,
+        ),
+    ]
+    stop_token_ids: Annotated[
+        int | list[int] | None,
+        Option(
+            None,
+            "end tokens beside the model's own",
+            _or_none(check_ids, "stop_token_ids", most=MAX_STOP_IDS),
+        ),
+    ]
+    end_token_ids: Annotated[
+        int | list[int] | None,
+        Option(
+            None,
+            "in place of the model's own end tokens, which are those of its generation config "
+            "and of its tokenizer",
+            _or_none(check_ids, "end_token_ids", most=MAX_STOP_IDS),
+        ),
+    ]
+    ignore_eos: Annotated[
+        bool,
+        Option(
+            False,
+            "the model's end tokens do not end a sample",
+            partial(check_flag, "ignore_eos"),
+            bool,
+        ),
+    ]
+    include_stop: Annotated[
+        bool,
+        Option(
+            False,
+            "texts end behind the stop string or end token, not before it",
+            partial(check_flag, "include_stop"),
+            bool,
+        ),
+    ]
+    skip_special_tokens: Annotated[
+        bool,
+        Option(
+            True, "texts leave special tokens out", partial(check_flag, "skip_special_tokens"), bool
+        ),
+    ]
+    truncate_prompt: Annotated[
+        int | None,
+        Option(
+            None,
+            "of a longer prompt only so many tokens, the last ones, are read",
+            _or_none(check_whole, "truncate_prompt", low=1),
+            int,
+        ),
+    ]
+    on_error: Annotated[
+        str,
+        Option(
+            "raise",
+            'what a prompt that cannot be served does: "raise" ends the call, "return" '
+            "gives it a result without samples whose `error` has the reason, while the others are "
+            "drawn",
+            partial(check_one_of, "on_error", names=("raise", "return")),
+            str,
+        ),
+    ]
+    until: Annotated[
+        UntilRule | Until | None,
+        Option(
+            None,
+            "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
+            "indices: called with the first, the first two, ... once all of these have finished. "
+            "True cancels the rest, so the end is the same for every draft and batch",
+            partial(_check_function, "until", 1, "csd.Vote() or a function of samples"),
+        ),
+    ]
+    speculate: Annotated[
+        bool, Option(True, "False draws without drafts", partial(check_flag, "speculate"), bool)
+    ]
+    verifier: Annotated[
+        str,
+        Option(
+            "match",
+            "`canonical`, `recursive`, `kseq` and `single` draw their drafts from the graph, "
+            "or from a draft model, and accept or resample them (`csd.verify`). The samples' "
+            "distribution is the same, but tokens depend on siblings, batch and budget, and a seed "
+            "repeats them only for the same call with an integer `budget`",
+            partial(check_one_of, "verifier", names=VERIFIERS),
+        ),
+    ]
+    drafter: Annotated[
+        str | Callable | None,
+        Option(
+            None,
+            'by default "consensus"; `csd.DraftModel(..)` or `csd.Eagle(..)` draft with a '
+            f"model or a trained head; for comparison also {_listed(names()[1:])}",
+            check_drafter,
+        ),
+    ]
+    history: Annotated[
+        History | Samples | Sequence[Any] | None,
+        Option(
+            None,
+            "what was sampled earlier of the same prompts; it only drafts, so tokens are the "
+            "same without. A `csd.History` is read before and added to after; else a list of past "
+            "samples (token ids, texts or Samples), and for a list of prompts a list of these",
+            check_history,
+        ),
+    ]
+    share: Annotated[
+        str | None,
+        Option(
+            None,
+            '"call": samples also draft, with low weight, from samples of the call\'s other '
+            "prompts that finished before theirs was admitted; tokens are the same without. None "
+            "keeps the prompts of a call apart",
+            check_share,
+            str,
+        ),
+    ]
+    budget: Annotated[
+        str | int,
+        Option(
+            "auto",
+            'drafted tokens that a step verifies over all samples; "auto" takes what pays',
+            check_budget,
+            read_budget,
+        ),
+    ]
     tokenizer: Annotated[Any, Option(None, "in place of the model's own", check_tokenizer)]
-    attention_mask: Annotated[torch.Tensor | None, Option(
-        None, "for a 2-D tensor of prompts: 0 where it is padding",
-        partial(_check_type, "attention_mask", (torch.Tensor,), "a 2-D tensor"))]
-    chat_template_kwargs: Annotated[dict[str, Any] | None, Option(
-        None, "what the chat template reads beside messages: enable_thinking, tools, "
-        "continue_final_message", _check_template)]
-    progress: Annotated[bool, Option(
-        False, "show a progress bar", partial(check_flag, "progress"))]
-    callback: Annotated[OnText | None, Option(
-        None, "called as callback(prompt index, sample index, new tokens, their text) once a step "
-        "for each sample with new tokens",
-        partial(_check_function, "callback", 4, "a function"))]
-    record: Annotated[str | None, Option(
-        None, "path of a trace file to write", _check_record, str)]
-    top_logprobs: Annotated[int, Option(
-        0, "likeliest tokens of each place, up to 20, kept with their raw log-probabilities in "
-        "`out[i].top_logprobs`", partial(check_whole, "top_logprobs", low=0, high=MOST_TOP), int)]
-    entropy: Annotated[bool, Option(
-        False, "keep the entropy of the model at each place in `out[i].entropies`",
-        partial(check_flag, "entropy"), bool)]
-    prompt_logprobs: Annotated[bool, Option(
-        False, "keep the raw log-probabilities of the prompt's tokens in `out.prompt_logprobs`",
-        partial(check_flag, "prompt_logprobs"), bool)]
-    drafts: Annotated[bool, Option(
-        False, "keep what each step drafted in `out[i].drafts`",
-        partial(check_flag, "drafts"), bool)]
+    attention_mask: Annotated[
+        torch.Tensor | None,
+        Option(
+            None,
+            "for a 2-D tensor of prompts: 0 where it is padding",
+            partial(_check_type, "attention_mask", (torch.Tensor,), "a 2-D tensor"),
+        ),
+    ]
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        Option(
+            None,
+            "what the chat template reads beside messages: enable_thinking, tools, "
+            "continue_final_message",
+            _check_template,
+        ),
+    ]
+    progress: Annotated[bool, Option(False, "show a progress bar", partial(check_flag, "progress"))]
+    callback: Annotated[
+        OnText | None,
+        Option(
+            None,
+            "called as callback(prompt index, sample index, new tokens, their text) once a step "
+            "for each sample with new tokens",
+            partial(_check_function, "callback", 4, "a function"),
+        ),
+    ]
+    record: Annotated[str | None, Option(None, "path of a trace file to write", _check_record, str)]
+    top_logprobs: Annotated[
+        int,
+        Option(
+            0,
+            "likeliest tokens of each place, up to 20, kept with their raw log-probabilities in "
+            "`out[i].top_logprobs`",
+            partial(check_whole, "top_logprobs", low=0, high=MOST_TOP),
+            int,
+        ),
+    ]
+    entropy: Annotated[
+        bool,
+        Option(
+            False,
+            "keep the entropy of the model at each place in `out[i].entropies`",
+            partial(check_flag, "entropy"),
+            bool,
+        ),
+    ]
+    prompt_logprobs: Annotated[
+        bool,
+        Option(
+            False,
+            "keep the raw log-probabilities of the prompt's tokens in `out.prompt_logprobs`",
+            partial(check_flag, "prompt_logprobs"),
+            bool,
+        ),
+    ]
+    drafts: Annotated[
+        bool,
+        Option(
+            False,
+            "keep what each step drafted in `out[i].drafts`",
+            partial(check_flag, "drafts"),
+            bool,
+        ),
+    ]
 
 
 class GenerateOptions(Options, total=False):
     """The keyword arguments of `csd.generate` and `csd.stream`, which also load the model."""
 
-    device: Annotated[str | torch.device | None, Option(
-        None, "for a model given by name; by default a GPU if there is one",
-        check_device, str)]
-    dtype: Annotated[torch.dtype | None, Option(
-        None, "for a model given by name; by default its checkpoint's on a GPU and on a CPU that "
-        "multiplies bfloat16, else float32", check_dtype)]
+    device: Annotated[
+        str | torch.device | None,
+        Option(
+            None, "for a model given by name; by default a GPU if there is one", check_device, str
+        ),
+    ]
+    dtype: Annotated[
+        torch.dtype | None,
+        Option(
+            None,
+            "for a model given by name; by default its checkpoint's on a GPU and on a CPU that "
+            "multiplies bfloat16, else float32",
+            check_dtype,
+        ),
+    ]
     revision: Annotated[str | None, Option(None, "of a model on the hub", check_revision, str)]
-    decoder: Annotated[str, Option(
-        "auto", "which decoder runs the model: csd's \"fused\" one, the \"module\" itself, or by "
-        "default the fused one where it has the family and the module is plain",
-        check_decoder, str)]
+    decoder: Annotated[
+        str,
+        Option(
+            "auto",
+            'which decoder runs the model: csd\'s "fused" one, the "module" itself, or by '
+            "default the fused one where it has the family and the module is plain",
+            check_decoder,
+            str,
+        ),
+    ]
 
 
 def options_of(kind: type) -> dict[str, tuple[Any, Option]]:

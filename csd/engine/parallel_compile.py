@@ -88,4 +88,3 @@ def main(arguments: list[str]) -> None:
     job = json.loads(arguments[0])
     torch.set_num_threads(job["threads"])
     compile_step_loops(getattr(torch, job["dtype"]), job["vocab"], job["rows"])
-

@@ -91,9 +91,7 @@ class Prefill:
             if step.drafting and step.drafter is not None:
                 history = [*self.request.history, *self._others()]
                 if history:
-                    self.pieces = step.drafter.enter_history(
-                        self.key, prompt, history, step.slots
-                    )
+                    self.pieces = step.drafter.enter_history(self.key, prompt, history, step.slots)
         return next(self.pieces, 0)
 
     def _others(self) -> list[PastSample]:

@@ -150,7 +150,6 @@ def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
     }
 
 
-
 def _right(tag: tuple[int, ...], width: int) -> list[int]:
     return [ANY] * (width - len(tag)) + [*tag] if tag else [-1] * width
 

@@ -230,9 +230,7 @@ def resolve(
     least = given.get("min_new_tokens")
     least = 0 if least is None else check_option("min_new_tokens", least)
     if least > longest:
-        raise ValueError(
-            f"min_new_tokens={least} is more than max_new_tokens={longest} of {name}"
-        )
+        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={longest} of {name}")
     texts = {
         option: given[option]
         for option in ("include_stop", "skip_special_tokens")

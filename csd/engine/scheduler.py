@@ -150,7 +150,11 @@ class Scheduler:
             taken = {request.group for request in self.active}
             group = next(g for g in range(len(self.owners)) if g not in taken)
             self.prefill = Prefill.begin(
-                self.step, self.queue.popleft(), group, next(self.group_keys), self.prefill_chunk,
+                self.step,
+                self.queue.popleft(),
+                group,
+                next(self.group_keys),
+                self.prefill_chunk,
                 self.cross_prompt,
             )
         start = time.perf_counter()
@@ -274,9 +278,7 @@ class Scheduler:
         """The error that ends a request before its last sample."""
         return self.settings.until
 
-    def cancel(
-        self, request: Request, texts: bool = True
-    ) -> Iterator[tuple[Request, Sample]]:
+    def cancel(self, request: Request, texts: bool = True) -> Iterator[tuple[Request, Sample]]:
         """End the samples of a request that have not finished; texts: whether they get one."""
         rest = [s for s in request.result(texts) if s.index not in request.finished]
         request.finished |= {sample.index: sample for sample in rest}

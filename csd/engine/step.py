@@ -143,9 +143,7 @@ class Step:
             works={(config.heads, config.kv_heads, None, None): work},
             states=cache.states and StepStates.of(self.ops, cache.states.slots, pool),
         )  # fmt: skip
-        hidden = self.ops.forward(
-            self.decoder, pool.token, pool.position, attend, node_k, node_v
-        )
+        hidden = self.ops.forward(self.decoder, pool.token, pool.position, attend, node_k, node_v)
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
         return self.decoder.logits(hidden)
@@ -193,8 +191,15 @@ class Step:
         cache = self.cache
         for part in cache.parts:
             self.ops.commit_kv(
-                part.node_k, part.node_v, part.k, part.v, cache.slot_pages,
-                self.slots.generated, verdict.accept_row, verdict.accept_count, True,
+                part.node_k,
+                part.node_v,
+                part.k,
+                part.v,
+                cache.slot_pages,
+                self.slots.generated,
+                verdict.accept_row,
+                verdict.accept_count,
+                True,
             )
         if cache.states is not None:
             slots = self.slots

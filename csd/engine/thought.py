@@ -8,9 +8,7 @@ from typing import Any
 from csd.schema.check import shown
 
 # what begins a thought in the templates of models that think
-_BEGIN = re.compile(
-    r"<(think|thinking|thought|reason|reasoning|analysis|seed:think)>|\[(THINK)\]"
-)
+_BEGIN = re.compile(r"<(think|thinking|thought|reason|reasoning|analysis|seed:think)>|\[(THINK)\]")
 
 Tags = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -36,9 +34,7 @@ def find_tags(tokenizer: Any) -> tuple[str, str]:
 def spell(name: str, text: str, tokenizer: Any) -> tuple[int, ...]:
     """Token ids of a text. Raises ValueError, naming the argument, where there are none."""
     if tokenizer is None:
-        raise ValueError(
-            f"{name} that are strings need a tokenizer: pass tokenizer= or token ids"
-        )
+        raise ValueError(f"{name} that are strings need a tokenizer: pass tokenizer= or token ids")
     try:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     except Exception as error:

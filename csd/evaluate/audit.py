@@ -82,8 +82,7 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         pass
     gaps, key = made[0].gaps, requests[0].key
     return [
-        Audited(trace.problem, i, tokens, gaps[key, i])
-        for i, tokens in sorted(tokens_of.items())
+        Audited(trace.problem, i, tokens, gaps[key, i]) for i, tokens in sorted(tokens_of.items())
     ]
 
 

@@ -38,9 +38,7 @@ class LayeredDag(StaticDrafter):
     ) -> int:
         """Make room; the prompt's end is each slot's context when its sample begins."""
         if self.texts is None:
-            self.texts = Texts.empty(
-                slots.count, slots.tokens.shape[1], self.config.k, self.device
-            )
+            self.texts = Texts.empty(slots.count, slots.tokens.shape[1], self.config.k, self.device)
         return read
 
     def propose(

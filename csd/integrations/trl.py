@@ -172,9 +172,7 @@ def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:
     return [before[tuple(row)] + i for row, i in zip(rows, earlier_copies(rows), strict=True)]
 
 
-def _add_everywhere(
-    history: History, rows: list[list[int]], drawn: list[Sample | None]
-) -> None:
+def _add_everywhere(history: History, rows: list[list[int]], drawn: list[Sample | None]) -> None:
     """Add what all processes drew, in the order of sample indices: a prompt may move to another."""
     from accelerate.utils import gather_object
 

@@ -115,9 +115,7 @@ def _advance_state_kernel(
         # [BLOCK_K, BLOCK_V]
         x = tl.load(where, mask=mask, other=0.0)
         while base < target:
-            x = add_chunk(
-                x, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK
-            )
+            x = add_chunk(x, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK)
             base += CHUNK
         tl.store(where, x, mask=mask)
 

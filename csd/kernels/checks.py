@@ -27,8 +27,16 @@ FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] =
     },
     "slots": {
         **dict.fromkeys(
-            ("group", "sample", "generated", "step", "progress_penalty", "top_k", "max_new",
-             "min_new"),
+            (
+                "group",
+                "sample",
+                "generated",
+                "step",
+                "progress_penalty",
+                "top_k",
+                "max_new",
+                "min_new",
+            ),
             (("S",), INT),
         ),
         **dict.fromkeys(("temperature", "top_p", "min_p", "penalty"), (("S",), WIDE)),

@@ -137,9 +137,7 @@ def commit_kv_triton(
     )
 
 
-_commit_kv = operator(
-    "commit_kv", commit_kv_ref, commit_kv_triton, written=("k_pages", "v_pages")
-)
+_commit_kv = operator("commit_kv", commit_kv_ref, commit_kv_triton, written=("k_pages", "v_pages"))
 
 
 def commit_kv(

@@ -96,9 +96,7 @@ class Ops:
                 return hidden
         return decoder.forward(token, position, attend, node_k, node_v, self)
 
-    def insert_observed(
-        self, table: Any, pool: Any, slots: Any, verdict: Any, config: Any
-    ) -> None:
+    def insert_observed(self, table: Any, pool: Any, slots: Any, verdict: Any, config: Any) -> None:
         """Run `observe` and insert its rows by `graph_insert`."""
         fused = self.fused.get("insert_observed")
         if fused is not None and fused.replaces == (self.observe, self.graph_insert):

@@ -83,9 +83,7 @@ _sample_words = operator(
     "sample_words",
     sample_words_ref,
     sample_words_triton,
-    fake=lambda key, sample, slot, position, token: token.new_empty(
-        token.shape, dtype=torch.int64
-    ),
+    fake=lambda key, sample, slot, position, token: token.new_empty(token.shape, dtype=torch.int64),
 )
 
 

@@ -163,8 +163,12 @@ class Decoder:
         return self._summed(x, layer.down, lora.get("down"))
 
     def _normed(
-        self, ops: Ops, x: torch.Tensor, weight: torch.Tensor | None,
-        residual: torch.Tensor | None, **rows: torch.Tensor,
+        self,
+        ops: Ops,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        **rows: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of x + residual, and the sum; without a weight the sum is both."""
         if weight is not None:

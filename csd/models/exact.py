@@ -255,9 +255,7 @@ def fixed_blocks(product: Product, weight: torch.Tensor, rows: int) -> RowBlocks
     return blocks
 
 
-def _trial(
-    rows: int, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _trial(rows: int, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows [rows, in], a matrix such as `weight` to multiply them with, and an order of them.
 
     Results that are rounded to 16 bits rarely show another order of summation. So in three rows of

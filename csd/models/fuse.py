@@ -83,9 +83,7 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
 
 def _products(config: ModelConfig, base: Any) -> list[list[Any]]:
     """The modules that are the parts of each fused product: four a layer, and the head's."""
-    found = [
-        parts for layer in base.model.layers for parts in products_of(config, layer).values()
-    ]
+    found = [parts for layer in base.model.layers for parts in products_of(config, layer).values()]
     return [*found, [base.lm_head]]
 
 

@@ -50,9 +50,7 @@ def generation_config(keys: dict[str, Any], tokens: Any) -> Any:
 
     size = len(tokens.data) if tokens is not None else None
     ids = {
-        name: value
-        for name in (*_IDS, *_FILL_IN)
-        if (value := _id(keys, name, size)) is not None
+        name: value for name in (*_IDS, *_FILL_IN) if (value := _id(keys, name, size)) is not None
     }
     return GenerationConfig(
         bos_token_id=ids.get("bos_token_id"),

@@ -53,9 +53,7 @@ class ModuleDecoder:
         self._mask: torch.Tensor | None = None
         self.admission: Any = None  # what `csd.models.admit` measured
         named = NamedSizes.of(self.base)
-        found = probe(
-            self.base, self.parts, self.run, tokens=named.vocab, context=named.context
-        )
+        found = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
         self.calls: list[Call] = found.calls
         self.mixers = found.mixers
         # layers that share keys may then leave rows of a prompt out too
@@ -166,9 +164,7 @@ def _places(base: Any) -> list[int]:
 def _facts(model: Any) -> tuple:
     """The parts that a probe depends on: hooks, replaced methods, config; not weights."""
     base = base_of(model)
-    parts = tuple(
-        (id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules()
-    )
+    parts = tuple((id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules())
     weight, config = next(base.parameters()), base.config.to_dict()
     # trainers switch it
     config.pop("use_cache", None)

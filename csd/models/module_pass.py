@@ -114,5 +114,3 @@ class Pass:
                 f"a pass must make {len(self.mixers)} calls of layers with a state, as when it was "
                 f"probed, got {self.mixer_at}"
             )
-
-

@@ -91,8 +91,10 @@ def as_message(prompt: str | list[dict], chat: bool) -> str | list[dict]:
 def _is_one(prompt: Any) -> bool:
     if isinstance(prompt, str) or torch.is_tensor(prompt):
         return True
-    return isinstance(prompt, list | tuple) and len(prompt) > 0 and (
-        as_mapping(prompt[0]) is not None or _is_id(prompt[0])
+    return (
+        isinstance(prompt, list | tuple)
+        and len(prompt) > 0
+        and (as_mapping(prompt[0]) is not None or _is_id(prompt[0]))
     )
 
 
@@ -115,7 +117,11 @@ def _is_id(x: object) -> bool:
 
 
 def _one(
-    prompt: Any, tokenizer: Any, vocab: int, name: str, chat_template_kwargs: dict | None,
+    prompt: Any,
+    tokenizer: Any,
+    vocab: int,
+    name: str,
+    chat_template_kwargs: dict | None,
     context: int | None,
 ) -> list[int]:
     if isinstance(prompt, str):

@@ -1,7 +1,7 @@
 """Tables of cosines and sines for rotary embedding.
 
-    w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between,
-    and yarn also multiplies cosines and sines by a constant
+w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between,
+and yarn also multiplies cosines and sines by a constant
 """
 
 import math

@@ -86,9 +86,7 @@ def _check_of(kind: Any) -> Callable[[list], bool]:
         )
     if origin is dict:
         inside = _check_of(args[1])
-        return lambda values: (
-            _are(dict, values) and inside([x for v in values for x in v.values()])
-        )
+        return lambda values: _are(dict, values) and inside([x for v in values for x in v.values()])
     if is_typeddict(kind):
         fields = {name: _check_of(hint) for name, hint in _fields(kind).items()}
         needed = kind.__required_keys__

@@ -82,9 +82,7 @@ class Texts:
         chance = (slots.logprobs.gather(1, at).double().exp() * CHANCE_ONE).round().int()
         token = torch.cat([before, newest], 1)
         chance = torch.cat([torch.full_like(before, CHANCE_ONE), chance], 1)
-        written = torch.cat(
-            [fresh[:, None].expand(S, k), place < count[:, None]], 1
-        )
+        written = torch.cat([fresh[:, None].expand(S, k), place < count[:, None]], 1)
         column = torch.cat([torch.arange(k, device=at.device).expand(S, k), k + at], 1)
         # what is not written goes where it came from, so no place is written twice with two values
         column = torch.where(written, column, 0)

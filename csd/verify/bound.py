@@ -57,9 +57,7 @@ def _worst_set(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Te
     return (mass_q - mass_p.clamp(max=1) ** k).amin(-1).clamp(max=0)
 
 
-def _worst_set_of_distinct(
-    target: torch.Tensor, proposal: torch.Tensor, k: int
-) -> torch.Tensor:
+def _worst_set_of_distinct(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
     q, p = _distributions(target, proposal, k)
     V = target.shape[1]
     if V > MAX_JOINT:

@@ -39,7 +39,7 @@ def test_every_section_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert set(summary["sections"].values()) == {"done"}
     found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in BOXES}
 
-    checked, = found["doctor"]["rows"]
+    (checked,) = found["doctor"]["rows"]
     assert checked["passed"] and checked["shape"] == "tiny" and len(checked["checks"]) > 10
     assert all(row["same"] for row in found["parity"]["rows"])
     assert len(found["parity"]["rows"]) == 2 * (8 + 3) + 2
@@ -56,7 +56,7 @@ def test_every_section_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert drafted["consensus"]["tau"] >= 1
     assert all(row["equal_tokens"] == 1 for row in found["equality"]["rows"])
     assert found["outside"]["rows"][0]["tokens_per_second"] > 0
-    together, = found["continuous"]["rows"]
+    (together,) = found["continuous"]["rows"]
     assert together.get("tokens_per_second", 0) > 0 or "note" in together
     assert found["first_call"]["rows"][1]["predicted_bytes"]["total"] > 0
     assert found["prefill"]["rows"][0]["tokens_per_second"] > 0
@@ -71,7 +71,7 @@ def test_vllm_is_asked_in_its_own_environment(tmp_path):
     """A stand-in for the package: what the script asks of it, and what comes back."""
     (tmp_path / "vllm.py").write_text(STAND_IN)
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     out = tmp_path / "out"
     options = ["--out", str(out), "--device", "cpu", "--only", "vllm", "--vllm", str(python)]
@@ -135,7 +135,7 @@ def test_a_checkpoint_in_the_cache_is_measured(tmp_path, toy_folder, monkeypatch
     monkeypatch.setattr(checkpoint, "COUNT", 2)
     options = ["--out", str(tmp_path), "--device", "cpu", "--only", "checkpoint"]
     assert gpu.main(options) == 0
-    row, = json.loads((tmp_path / "checkpoint.json").read_text())["rows"]
+    (row,) = json.loads((tmp_path / "checkpoint.json").read_text())["rows"]
     assert (row["checkpoint"], row["N"], row["prompts"]) == ("org/whole", 2, 2)
     assert row["tau"] >= 1 and row["equal_samples"] == 1
 
@@ -192,7 +192,9 @@ def test_groups_take_one_prompt_with_enough_samples():
     [
         *[
             (f"_{name}_kernel", phase)
-            for phase, names in STEP.items() if phase != "forward" for name in names
+            for phase, names in STEP.items()
+            if phase != "forward"
+            for name in names
         ],
         ("_plan_attention_kernel", "attention"),
         ("_tree_attention_kernel", "attention"),

@@ -1,6 +1,5 @@
 """Runs of the GPU benchmark: boxes, processes that end, and exit codes."""
 
-
 import json
 import sys
 import time
@@ -35,7 +34,7 @@ def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, ca
     assert json.loads((tmp_path / "attention.json").read_text())["status"] == "done"
 
     def too_long(commands, seconds):
-        (name, command), = commands.items()
+        ((name, command),) = commands.items()
         assert name == "attention" and BOXES[name][1] - 1 < seconds <= BOXES[name][1]
         assert command[-4:-1:2] == ["--seconds", "--began"] and float(command[-3]) == seconds
         (tmp_path / "attention.json").write_text('{"status": "running", "rows": [{}]}')
@@ -146,5 +145,5 @@ def test_an_error_of_the_doctor_is_a_result(tmp_path, monkeypatch, capsys):
     summary = json.loads(said.splitlines()[-1])
     assert summary["sections"] == {"doctor": "failed", "attention": "done"}
     assert "doctor failed: RuntimeError: tiny, float32: verify: 2 of 9 wrong" in said
-    row, = json.loads((tmp_path / "doctor.json").read_text())["rows"]
+    (row,) = json.loads((tmp_path / "doctor.json").read_text())["rows"]
     assert not row["passed"]

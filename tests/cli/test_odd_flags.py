@@ -23,8 +23,14 @@ def places(tmp_path_factory):
         part.save_pretrained(folder / "model")
     row = {"prompt": "a b", "answer": "1"}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    trace = {"problem": 0, "prompt_ids": [1, 2], "samples": [[3, 4, 5]] * 2, "temperature": 1.0,
-             "seed": 0, "indices": [0, 1]}
+    trace = {
+        "problem": 0,
+        "prompt_ids": [1, 2],
+        "samples": [[3, 4, 5]] * 2,
+        "temperature": 1.0,
+        "seed": 0,
+        "indices": [0, 1],
+    }
     (folder / "traces.jsonl").write_text(json.dumps(trace) + "\n")
     model, rows = str(folder / "model"), str(folder / "rows.jsonl")
     return {

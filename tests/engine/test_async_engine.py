@@ -334,9 +334,7 @@ def test_likeliest_tokens_are_the_models_own():
             top_logprobs=4, score_prompt=2,
         )  # fmt: skip
         for sample in handle.result(60):
-            for i, (token, raw) in enumerate(
-                zip(sample.tokens, sample.raw_logprobs, strict=True)
-            ):
+            for i, (token, raw) in enumerate(zip(sample.tokens, sample.raw_logprobs, strict=True)):
                 want = model.next_logits(prompt + sample.tokens[:i]).log_softmax(-1)
                 ids, logprobs = zip(*sample.top_logprobs[i], strict=True)
                 assert list(ids) == want.topk(4).indices.tolist()

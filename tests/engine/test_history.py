@@ -272,5 +272,3 @@ def test_without_drafts_nothing_enters(model, plain):
     out = csd.generate(model, PROMPTS[0], history=plain[0], speculate=False, **OPTIONS)
     assert_same_samples([out], [plain[0]])
     assert out.stats.history_tokens == out.stats.nodes_proposed == 0
-
-

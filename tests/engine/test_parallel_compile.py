@@ -88,9 +88,7 @@ def test_no_process_without_compilation_or_with_one_thread(processes, monkeypatc
     assert not processes
 
 
-def test_failed_processes_are_logged_and_failed_calls_kill_theirs(
-    processes, monkeypatch, caplog
-):
+def test_failed_processes_are_logged_and_failed_calls_kill_theirs(processes, monkeypatch, caplog):
     with pytest.raises(KeyboardInterrupt), in_parallel():
         compiles()
         raise KeyboardInterrupt

@@ -75,7 +75,7 @@ def test_applies_only_while_no_sample_waits(prompts, monkeypatch):
     launch = StaticStep.launch
 
     def watched(step, *args):
-        progress_penalty, = step.slots.progress_penalty.unique().tolist()
+        (progress_penalty,) = step.slots.progress_penalty.unique().tolist()
         seen.append(progress_penalty)
         return launch(step, *args)
 

@@ -169,9 +169,12 @@ def test_prompts_of_a_call_have_the_rules_of_the_call():
         assert out.tokens == one.tokens
     # and the next call has none of them
     free = engine_of("few-slots").generate(PROMPTS[0], num_samples=3, seed=2, max_new_tokens=8)
-    assert free.tokens == csd.generate(
-        engine_of("cpu"), PROMPTS[0], num_samples=3, seed=2, max_new_tokens=8
-    ).tokens
+    assert (
+        free.tokens
+        == csd.generate(
+            engine_of("cpu"), PROMPTS[0], num_samples=3, seed=2, max_new_tokens=8
+        ).tokens
+    )
 
 
 EMPTY = {

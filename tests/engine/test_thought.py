@@ -73,9 +73,7 @@ def test_without_a_thought_nothing_is_forced():
     e, options = engine(PrefixSum()), dict(num_samples=4, max_new_tokens=30, seed=3)
     options |= dict(suppress_tokens=[BEGIN])
     want = csd.generate(e, [1, 2], **options)
-    out = csd.generate(
-        e, [1, 2], max_thinking_tokens=0, thinking_tags=([BEGIN], [END]), **options
-    )
+    out = csd.generate(e, [1, 2], max_thinking_tokens=0, thinking_tags=([BEGIN], [END]), **options)
     assert out.tokens == want.tokens and not any(map(any, (s.forced for s in out)))
     assert want[0].forced == []
 

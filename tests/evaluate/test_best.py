@@ -16,9 +16,7 @@ from csd.models.demo import toy
 def drawn():
     model, tokenizer = toy()
     prompt = [{"role": "user", "content": "Say something."}]
-    out = csd.generate(
-        model, prompt, tokenizer=tokenizer, num_samples=5, max_new_tokens=12, seed=0
-    )
+    out = csd.generate(model, prompt, tokenizer=tokenizer, num_samples=5, max_new_tokens=12, seed=0)
     csd.release()
     return prompt, out, tokenizer
 

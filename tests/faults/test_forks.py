@@ -52,8 +52,10 @@ sys.exit(os.waitstatus_to_exitcode(status) % 256)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize(
     "own, threads",
-    [pytest.param(False, "2", id="another thread's call", marks=slow),
-     pytest.param(True, "1", id="its own stream")],
+    [
+        pytest.param(False, "2", id="another thread's call", marks=slow),
+        pytest.param(True, "1", id="its own stream"),
+    ],
 )
 def test_a_forked_child_draws(own, threads):
     program = PROGRAM.format(helpers=str(HELPERS), own=own)

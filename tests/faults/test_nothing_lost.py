@@ -210,13 +210,9 @@ class Frozen(Exception):
     at: int = 0
 
 
-
-
 @pytest.mark.parametrize("error", [ValueError, Frozen, SystemExit], ids=lambda e: e.__name__)
 @pytest.mark.parametrize("what", ["callback", "until", "progress", "decode"])
-def test_callback_errors_carry_the_samples(
-    e, expected, tmp_path, monkeypatch, what, error
-):
+def test_callback_errors_carry_the_samples(e, expected, tmp_path, monkeypatch, what, error):
     calls = []
 
     def fail(*args, **kwargs):

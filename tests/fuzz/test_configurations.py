@@ -95,9 +95,7 @@ CALL = st.fixed_dictionaries(
     optional=dict(
         first_sample=st.integers(0, 5),
         speculate=st.booleans(),
-        drafter=st.sampled_from(
-            ["consensus", "prompt-lookup", "paper", "paper-tree", "recycling"]
-        ),
+        drafter=st.sampled_from(["consensus", "prompt-lookup", "paper", "paper-tree", "recycling"]),
         stop_token_ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
     ),
 )
@@ -118,8 +116,15 @@ def loop(model, prompt, sample, longest, call, filters):
 
 @examples(few=100, many=10_000)
 @given(
-    st.sampled_from(FAMILIES), PROMPTS, ENGINE, FILTERS, st.none() | CONSTRAINTS, GRAMMAR, TAGS,
-    CALL, st.none() | st.integers(1, 3),
+    st.sampled_from(FAMILIES),
+    PROMPTS,
+    ENGINE,
+    FILTERS,
+    st.none() | CONSTRAINTS,
+    GRAMMAR,
+    TAGS,
+    CALL,
+    st.none() | st.integers(1, 3),
 )
 def test_every_token_is_plain_samplings(
     family, prompts, machine, filters, constraints, grammar, tags, call, enough

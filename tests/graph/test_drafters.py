@@ -30,9 +30,7 @@ def plain():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_changes_no_sample(plain, name, budget):
     model, asked, options, expected = plain
-    found = csd.generate(
-        engine(model, max_slots=3), asked, drafter=name, budget=budget, **options
-    )
+    found = csd.generate(engine(model, max_slots=3), asked, drafter=name, budget=budget, **options)
     assert [r.tokens for r in found] == expected
 
 
@@ -52,9 +50,7 @@ def test_rest_drafts_from_a_datastore(tmp_path):
     path = tmp_path / "store.jsonl"
     path.write_text(json.dumps({"samples": [[i % 6 for i in range(60)]]}) + "\n")
     model = counting(6)
-    out = csd.generate(
-        engine(model), [0], max_new_tokens=24, drafter=f"rest:{path}", budget=16
-    )
+    out = csd.generate(engine(model), [0], max_new_tokens=24, drafter=f"rest:{path}", budget=16)
     assert out.tokens == [[(i + 1) % 6 for i in range(24)]]
     assert out.stats.tokens_per_step > 2
 

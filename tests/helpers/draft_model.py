@@ -33,16 +33,18 @@ def children(graph, slots, s, context, position, noise):
             mass = {t: share / entry.total * w for t, w, _ in entry.successors}
         else:
             beta = config.beta + n * config.beta_order
-            mine = {t: w * (config.own_weight if said & own else 1) for t, w, said in
-                    entry.successors}
+            mine = {
+                t: w * (config.own_weight if said & own else 1) for t, w, said in entry.successors
+            }
             scale = seen / max(sum(mine.values()), 1) / entry.total
-            race = {t: math.exp(beta * (math.log(w * scale) + noise(s, position, t)))
-                    for t, w in mine.items()}
+            race = {
+                t: math.exp(beta * (math.log(w * scale) + noise(s, position, t)))
+                for t, w in mine.items()
+            }
             rest = math.log(max(1 - seen / entry.total, 1e-3)) + 0.5772156649015329
             norm = sum(race.values()) + math.exp(beta * rest)
             u = config.uncoupled
-            mass = {t: share * ((1 - u) / norm * x + u * mine[t] * scale)
-                    for t, x in race.items()}
+            mass = {t: share * ((1 - u) / norm * x + u * mine[t] * scale) for t, x in race.items()}
         for token, _, said in entry.successors:
             q[token] = q.get(token, 0) + int(mass[token] * 2**24)
             source.setdefault(token, said)
@@ -102,8 +104,16 @@ def draft(graph, slots, rows, noise=None) -> Pool:
             level.sort(key=lambda x: x[:3])
             front = []
             for cost, t, rank, parent, kind, context in level:
-                node = dict(cost=cost, depth=depth, token=t, rank=rank, parent=parent, kind=kind,
-                            context=context, slot=s)
+                node = dict(
+                    cost=cost,
+                    depth=depth,
+                    token=t,
+                    rank=rank,
+                    parent=parent,
+                    kind=kind,
+                    context=context,
+                    slot=s,
+                )
                 nodes.append(node)
                 front.append((cost, t, node, context))
             front = front[: config.frontier]
@@ -137,8 +147,14 @@ def draft(graph, slots, rows, noise=None) -> Pool:
                 continue
             start, at = row, {}
             base = int(slots.prompt_len[g] + slots.generated[s])
-            root = dict(cost=0, depth=0, token=int(slots.context[s, 0]), parent=None, kind=ROOT,
-                        context=slots.context[s].tolist())
+            root = dict(
+                cost=0,
+                depth=0,
+                token=int(slots.context[s, 0]),
+                parent=None,
+                kind=ROOT,
+                context=slots.context[s].tolist(),
+            )
             for x in [root, *(x for x in nodes if id(x) in chosen)]:
                 at[id(x)] = row
                 pool.token[row], pool.slot[row], pool.depth[row] = x["token"], s, x["depth"]

@@ -17,9 +17,7 @@ SIZES = dict(
 WINDOW = 9
 HEAD = dict(head_dim=8)
 SLIDING = dict(sliding_window=WINDOW)
-MIXED = SLIDING | dict(
-    layer_types=["sliding_attention", "full_attention", "sliding_attention"]
-)
+MIXED = SLIDING | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
 EXPERTS = dict(
     num_experts=4, num_local_experts=4, n_routed_experts=4, num_experts_per_tok=2,
     moe_intermediate_size=16,

@@ -347,9 +347,7 @@ def test_requests_in_flight_end_with_the_adapters_that_they_began_with():
             return False
 
         # its sample 0 ends first, and the others with it
-        long = service.submit(
-            PROMPT, num_samples=2, max_new_tokens=TOKENS, until=hold, **options
-        )
+        long = service.submit(PROMPT, num_samples=2, max_new_tokens=TOKENS, until=hold, **options)
         short = service.submit(PROMPT, num_samples=1, max_new_tokens=2, until=hold, **options)
         assert began.wait(60)
         model.set_adapter("other")

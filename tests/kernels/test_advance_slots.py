@@ -37,8 +37,9 @@ def test_several_tokens_are_appended_in_these_tests():
     for seed in range(4):
         pool, slots = trees(seed, rows=60)
         slots.stop_ids[:, 0] = 1
-        most.append(int(verify_ref(random_logits(pool.rows, 97, seed), pool, slots)
-                        .accept_count.max()))
+        most.append(
+            int(verify_ref(random_logits(pool.rows, 97, seed), pool, slots).accept_count.max())
+        )
     assert max(most) > 1
 
 

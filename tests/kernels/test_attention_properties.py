@@ -15,6 +15,8 @@ LAYOUT = (
     "prompt_pages", "prompt_len", "slot_pages", "slot_len", "slot", "ancestors", "slot_start",
     "slot_nodes", "group_start",
 )  # fmt: skip
+
+
 @pytest.mark.parametrize("named", PROPERTIES)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_a_step(name, named):
@@ -81,8 +83,6 @@ def test_sixteen_bits_are_summed_in_thirty_two():
     groups = place_keys(**{x: case[x] for x in LAYOUT})
     names = ("q", "node_k", "node_v", "k_pages", "v_pages")
     p = Properties(2, D, D, 0.4, window=30, softcap=2.0)
-    got, want = (
-        tree_attention_properties(*(c[x] for x in names), groups, p) for c in (case, wide)
-    )
+    got, want = (tree_attention_properties(*(c[x] for x in names), groups, p) for c in (case, wide))
     assert got.dtype == torch.bfloat16
     assert (got.double() - want).abs().max() <= torch.finfo(torch.bfloat16).eps * want.abs().max()

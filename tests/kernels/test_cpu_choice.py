@@ -78,9 +78,7 @@ DOT, NO_DOT = "+avx2,+avx512bf16", "+avx2,-avx512bf16"
         ("aarch64", False, "+neon", "neoverse-v1", {}),
     ],
 )
-def test_products_are_loops_by_the_kind_of_cpu(
-    monkeypatch, machine, amx, features, kind, taken
-):
+def test_products_are_loops_by_the_kind_of_cpu(monkeypatch, machine, amx, features, kind, taken):
     monkeypatch.setattr(isa, "compiles", lambda: True)
     monkeypatch.setattr(isa.platform, "machine", lambda: machine)
     monkeypatch.setattr(isa, "has_amx", lambda: amx)

@@ -56,9 +56,10 @@ def check_invariants(pool, slots):
         g = int(slots.group[s])
         assert pool.group_start[g] <= own.start and own.stop <= pool.group_start[g + 1]
     depth = pool.depth[:used]
-    assert (slots.generated[pool.slot[:used].long()] + depth < slots.max_new.clamp(min=1)[
-        pool.slot[:used].long()
-    ])[depth > 0].all()
+    assert (
+        slots.generated[pool.slot[:used].long()] + depth
+        < slots.max_new.clamp(min=1)[pool.slot[:used].long()]
+    )[depth > 0].all()
 
 
 @pytest.mark.parametrize("seed", range(6))

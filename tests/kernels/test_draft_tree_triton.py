@@ -77,9 +77,7 @@ def test_group_penalties_equal_the_reference(poison, count, group_penalty):
 )
 def test_any_orders_and_successors(poison, orders, successors):
     rng = random.Random(5)
-    config = GraphConfig(
-        orders=orders, capacity=256, ways=4, successors=successors, max_depth=5
-    )
+    config = GraphConfig(orders=orders, capacity=256, ways=4, successors=successors, max_depth=5)
     graph = random_graph(rng, config, vocab=3)
     slots = random_slots(rng, 6, config, vocab=3, live=True)
     slots.max_new[:] = 99

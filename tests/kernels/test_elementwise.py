@@ -131,9 +131,7 @@ def exact_rotary(x, case):
 
 
 @DTYPES
-@pytest.mark.parametrize(
-    "M,H,K,D", [(1, 1, 1, 2), (3, 9, 3, 64), (2, 14, 2, 96), (5, 8, 1, 128)]
-)
+@pytest.mark.parametrize("M,H,K,D", [(1, 1, 1, 2), (3, 9, 3, 64), (2, 14, 2, 96), (5, 8, 1, 128)])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
 @each(rotary_triton, loops.rotary)
 def test_rotary(run, M, H, K, D, fused, dtype, poison):

@@ -84,9 +84,7 @@ def test_rows_without_probabilities_show_what_was_drawn_alone():
     slots.live[:], slots.group[:], slots.group_key[0] = True, 0, 70
     path = no_path(2)
     path[0, 0] = 0
-    verdict = verdict_of(
-        torch.tensor([4, 4]), torch.full((2, 1), -1), torch.zeros(2, 1), path
-    )
+    verdict = verdict_of(torch.tensor([4, 4]), torch.full((2, 1), -1), torch.zeros(2, 1), path)
     got = observe_ref(roots(slots, 2), slots, verdict, config)
     assert got.group_key.tolist() == [70, -1, 70, -1]
     assert got.succ_token[0, 8] == 4
@@ -102,9 +100,7 @@ def test_a_path_longer_than_a_row_tells_its_first_tokens():
     pool.slot[:], pool.depth[:] = 0, torch.arange(12)
     path = no_path(1)
     path[0, :11] = torch.arange(11)
-    verdict = verdict_of(
-        torch.arange(20, 32), torch.full((12, 1), -1), torch.zeros(12, 1), path
-    )
+    verdict = verdict_of(torch.arange(20, 32), torch.full((12, 1), -1), torch.zeros(12, 1), path)
     got = observe_ref(pool, slots, verdict, GraphConfig())
     assert got.succ_token[12].tolist() == list(range(20, 20 + SUCCESSORS))
     assert got.succ_weight[12].tolist() == [ONE] * SUCCESSORS

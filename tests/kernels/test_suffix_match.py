@@ -164,5 +164,3 @@ def test_texts_are_what_samples_have_said():
         assert tokens[:k] in ([4, 5, 6], [-1, -1, 7])
     for r in range(texts.rows):
         assert (texts.chance[r, k : texts.length[r]] == CHANCE_ONE // 4).all()
-
-

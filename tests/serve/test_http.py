@@ -85,9 +85,7 @@ def test_a_stream_is_the_answer_in_parts(port):
         ids = [t for p in parts for t in p.get("token_ids", ())]
         assert ids == choice["token_ids"]
         content = [e for p in parts if p["logprobs"] for e in p["logprobs"]["content"]]
-        assert [e["token"] for e in content] == [
-            e["token"] for e in choice["logprobs"]["content"]
-        ]
+        assert [e["token"] for e in content] == [e["token"] for e in choice["logprobs"]["content"]]
         assert [p["finish_reason"] for p in parts[:-1]] == [None] * (len(parts) - 1)
         assert parts[-1]["finish_reason"] == choice["finish_reason"]
     assert lines[-1]["choices"] == [] and lines[-1]["usage"] == whole["usage"]

@@ -34,9 +34,7 @@ def client(url):
 
 
 def wanted(engine, seed, n):
-    return csd.generate(
-        engine, CHAT, num_samples=n, seed=seed, max_new_tokens=16, temperature=0.9
-    )
+    return csd.generate(engine, CHAT, num_samples=n, seed=seed, max_new_tokens=16, temperature=0.9)
 
 
 def test_chat(client, engine):

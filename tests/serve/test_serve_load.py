@@ -13,6 +13,7 @@ from csd.models.demo import toy
 
 pytest.importorskip("starlette")
 
+
 @pytest.fixture(scope="module")
 def engine():
     model, tokenizer = toy()

@@ -85,7 +85,7 @@ def test_a_replay_is_kernels_of_csd_and_products(ops):
         step = e._prepare(job, "consensus")
         step.drafter = e._drafter
         step.start(16, 16, [None], 1)
-        (graph, _), = step.captures.graphs.values()
+        ((graph, _),) = step.captures.graphs.values()
         layers = e.config.layers
         rest = {n: k for n, k in graph.names.items() if not n.endswith("_kernel")}
         # an operator takes no rows of a table, and none does the work of several

@@ -112,7 +112,7 @@ def test_first_calls_and_prompts(whole):
     assert row["graphs"][-1] == row["graphs"][-2] >= row["graphs"][0] > 0
     assert row["device_ms_a_step"] > 0 and row["peak_bytes_beyond"] > 0
     assert row["predicted_bytes"]["total"] > 0
-    read, = whole.found["prefill"]["rows"]
+    (read,) = whole.found["prefill"]["rows"]
     assert read["prompts"] == 3 and read["tokens_per_second"] > 0
 
 

@@ -79,9 +79,7 @@ def _mad(i):
     if i.op[1] == "wide":
         wide = f"{kind[0]}{int(kind[1:]) * 2}"
         to = TYPES[wide]
-        return apply(
-            i, lambda a, b, c: a.astype(to) * b.astype(to) + c, [kind, kind, wide], wide
-        )
+        return apply(i, lambda a, b, c: a.astype(to) * b.astype(to) + c, [kind, kind, wide], wide)
     if i.op[1] != "lo":
         raise NotImplementedError(f"no {'.'.join(i.op)} here: {i}")
     return apply(i, lambda a, b, c: a * b + c, [kind] * 3, kind)

@@ -44,9 +44,7 @@ class Kernel:
     def _run(self, places, grid, values, space, shared, order, seed) -> None:
         count = self.code.threads // 32
         per = count if seed is None else 4 if self.in_fours else 1
-        programs = Programs(
-            np.array(places), grid, values, space, Shared(len(places), shared)
-        )
+        programs = Programs(np.array(places), grid, values, space, Shared(len(places), shared))
         crews = [
             Crew(self, programs, np.arange(first, first + per)) for first in range(0, count, per)
         ]

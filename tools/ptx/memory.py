@@ -19,6 +19,8 @@ class _Host:
 
 
 _HOSTS = {size: np.asarray(_Host()).view(f"u{size}") for size in (1, 2, 4, 8)}
+
+
 class Global:
     """The memory of a launch's tensors."""
 

@@ -193,9 +193,7 @@ def products(model: _Model, split: bool, bias: bool = False) -> None:
 def gated_products(model: _Model) -> None:
     shape, empty = model.shape, model.empty
     for rows in ROW_TILES:
-        gated_linear_triton(
-            empty(rows, shape.hidden), empty(2 * shape.intermediate, shape.hidden)
-        )
+        gated_linear_triton(empty(rows, shape.hidden), empty(2 * shape.intermediate, shape.hidden))
 
 
 def behind_splits(model: _Model) -> None:

@@ -112,8 +112,7 @@ def main(argv: list[str] | None = None) -> None:
             files[name if t is None else f"{name}, T={t}"] = at[: args.problems]
     # a file with fewer samples is replayed with those it has
     samples = {
-        name: min(args.samples, *(len(t.samples) for t in traces))
-        for name, traces in files.items()
+        name: min(args.samples, *(len(t.samples) for t in traces)) for name, traces in files.items()
     }
     print("".join(f"{name[:26]:>28}" for name in files))
     rows, first, start = [], {}, time.time()

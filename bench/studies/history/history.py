@@ -111,14 +111,10 @@ def replay_problem(job: tuple[Trace, Trace, int, list[Case]]) -> list[Replayed]:
     return [run(trace, live, case, other) for case in wanted]
 
 
-def replay_all(
-    traces: list[Trace], wanted: list[Case], workers: int
-) -> dict[Case, list[Replayed]]:
+def replay_all(traces: list[Trace], wanted: list[Case], workers: int) -> dict[Case, list[Replayed]]:
     """Every case of every problem, problem by problem."""
     live = live_of(traces)
-    jobs = [
-        (trace, traces[(i + 1) % len(traces)], live, wanted) for i, trace in enumerate(traces)
-    ]
+    jobs = [(trace, traces[(i + 1) % len(traces)], live, wanted) for i, trace in enumerate(traces)]
     if workers == 1:
         results = list(map(replay_problem, jobs))
     else:
@@ -143,7 +139,8 @@ def rows_of(found: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
             "steps": sum(r.steps for r in results),
             "to_none": ratio(results, base),
             "to_none_interval": ratio_interval(results, base),
-            "propose_us": 1e6 * sum(r.propose_seconds for r in results)
+            "propose_us": 1e6
+            * sum(r.propose_seconds for r in results)
             / sum(r.steps for r in results),
             "propose_to_none": median(
                 (a.propose_seconds / a.steps) / (b.propose_seconds / b.steps)

@@ -88,6 +88,9 @@ class Twins:
 
 def _alike(a: Handle, b: Handle) -> bool:
     """Whether samples of one index are the same, and are streamed and measured alike."""
-    return a is not b and a.group == b.group is not None and (
-        a.request.seed, a.request.params, a.measures, a.streams
-    ) == (b.request.seed, b.request.params, b.measures, b.streams)
+    return (
+        a is not b
+        and a.group == b.group is not None
+        and (a.request.seed, a.request.params, a.measures, a.streams)
+        == (b.request.seed, b.request.params, b.measures, b.streams)
+    )

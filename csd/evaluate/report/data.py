@@ -74,8 +74,16 @@ def check(result: Any) -> None:
 def _together(result: Any) -> None:
     """Check that lists over the same samples or tokens have equal lengths."""
     tokens = result["tokens"]
-    for name in ("texts", "logprobs", "finish_reasons", "sources", "steps", "characters", "drafts",
-                 "forced"):
+    for name in (
+        "texts",
+        "logprobs",
+        "finish_reasons",
+        "sources",
+        "steps",
+        "characters",
+        "drafts",
+        "forced",
+    ):
         if len(result.get(name, tokens)) != len(tokens):
             raise ValueError(
                 f"must have an entry of {name!r} for each of {len(tokens)} samples, got "

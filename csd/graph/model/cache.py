@@ -32,8 +32,14 @@ class DraftNetwork(Protocol):
     state_width: int  # of the target's hidden states; 0 where it wants none
 
     def forward(
-        self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
-        attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
+        self,
+        token: torch.Tensor,
+        position: torch.Tensor,
+        hidden: torch.Tensor | None,
+        attend: Any,
+        node_k: torch.Tensor,
+        node_v: torch.Tensor,
+        ops: Ops,
     ) -> torch.Tensor:
         """Return [M, hidden] of tokens [M] at positions [M]; hidden: of the tokens before them."""
 

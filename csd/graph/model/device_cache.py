@@ -59,9 +59,7 @@ class DeviceCache:
         self.key, self.sample = full(S, -1, torch.int64), full(S, -1)  # of the sample it is of
         self.last = full(G, 0)  # each prompt's last token, the first that a slot reads
 
-    def read_prompt(
-        self, key: int, prompt: list[int], begin: int, end: int, slots: Slots
-    ) -> None:
+    def read_prompt(self, key: int, prompt: list[int], begin: int, end: int, slots: Slots) -> None:
         """Read the prompt's tokens begin .. end - 1, for which the target has pages."""
         group = (slots.group_key == key).int().argmax()[None]
         self.last.index_fill_(0, group, prompt[-1])
@@ -117,9 +115,7 @@ class DeviceCache:
             node_k, node_v, self.ops,
         )  # fmt: skip
         row = torch.where(step < count[:, None], where["slot_start"][:, None] + step, -1)
-        self.ops.commit_kv(
-            node_k, node_v, self.k, self.v, self.slot_pages, self.length, row, count
-        )
+        self.ops.commit_kv(node_k, node_v, self.k, self.v, self.slot_pages, self.length, row, count)
         self.length.add_(count)
         root = (unread[order.slot] - 1).clamp(0, R - 1).long()
         roots = hidden.unflatten(0, (S, R))[torch.arange(S, device=self.device), root]

@@ -75,9 +75,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         if nodes == 0:
             return roots(slots, rows)
         order = SlotOrder.of(slots)
-        pool, self._estimate = pool_of_drafted(
-            self._grow(order, slots), order, slots, rows, nodes
-        )
+        pool, self._estimate = pool_of_drafted(self._grow(order, slots), order, slots, rows, nodes)
         return pool
 
     def _grow(self, order: SlotOrder, slots: Slots) -> Drafted:
@@ -132,9 +130,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         logits = self.net.logits(hidden.flatten(0, 1))
         token, log = distribution_tensors(logits, slot, slots, self.temperature)
         at = place[:, None].expand(S, F).reshape(-1)
-        word = self._words(
-            slots.key, slots.sample, slot.int(), at.int().contiguous(), token.int()
-        )
+        word = self._words(slots.key, slots.sample, slot.int(), at.int().contiguous(), token.int())
         chance = expected_tensors(log, word, slots.temperature[slot] <= 0)
         # tokens that end the sample are never drafted
         ends = (token[..., None] == slots.stop_ids[slot][:, None]).any(2)

@@ -98,9 +98,7 @@ def expected(
     return np.where(greedy[:, None], np.exp(dist.log), coupled)
 
 
-def expected_tensors(
-    log: torch.Tensor, word: torch.Tensor, greedy: torch.Tensor
-) -> torch.Tensor:
+def expected_tensors(log: torch.Tensor, word: torch.Tensor, greedy: torch.Tensor) -> torch.Tensor:
     """`expected` on the device: [F, C] of log q [F, C], the words of the tokens' noise and the
     nodes whose samples are greedy [F]."""
     q = log.exp()

@@ -59,9 +59,7 @@ class Sequences:
         drafter, host = self._drafter, HostSlots.of(slots)
         pool = roots(slots, live + nodes)
         first = slots.context.tolist()
-        step = _Growing(
-            {s: [Node(first[s][0], s, 0, 0, ROOT, first[s])] for s in host.live}, {}
-        )
+        step = _Growing({s: [Node(first[s][0], s, 0, 0, ROOT, first[s])] for s in host.live}, {})
         depth = self._depths(host, nodes, choose)
         if depth:
             drafter.begin(host, drawn=True)
@@ -85,9 +83,7 @@ class Sequences:
         flat = [n for tree in step.nodes.values() for n in tree]
         return pool, Drawn(flat, pool.slot_start.tolist())
 
-    def _depths(
-        self, host: HostSlots, nodes: int, choose: Callable
-    ) -> dict[int, tuple[int, int]]:
+    def _depths(self, host: HostSlots, nodes: int, choose: Callable) -> dict[int, tuple[int, int]]:
         """Numbers of sequences and levels of each slot that drafts."""
         each, over = divmod(nodes, max(len(host.live), 1))
         depths = {}

@@ -84,7 +84,8 @@ class Answer:
             top = sample.top_logprobs
             given = tokens, sample.raw_logprobs[:new], top[:new]
             choice["logprobs"] = (
-                self.chat_logprobs(*given) if asked.chat
+                self.chat_logprobs(*given)
+                if asked.chat
                 else self.logprobs(*given, handle if asked.echo else None)
             )
             choice["csd"] = {"logprobs": sample.logprobs[:new]}

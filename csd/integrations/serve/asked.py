@@ -76,9 +76,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     if "tools" in given:
         template["tools"] = _an("tools", given["tools"], list)
         if "tools" not in str(getattr(tokenizer, "chat_template", "")):
-            raise Refused(
-                "tools are not read by this model's chat template", param="tools"
-            )
+            raise Refused("tools are not read by this model's chat template", param="tools")
     if template:
         options["chat_template_kwargs"] = template
     asked = Asked(True, [messages], options)
@@ -129,8 +127,10 @@ def _prompts(given: Any) -> list[Any]:
     """A text, token ids, or a list of these."""
     if isinstance(given, str) or (fits(given, list[int]) and given):
         return [given]
-    if isinstance(given, list) and given and all(
-        isinstance(one, str) or fits(one, list[int]) for one in given
+    if (
+        isinstance(given, list)
+        and given
+        and all(isinstance(one, str) or fits(one, list[int]) for one in given)
     ):
         return given
     raise _wrong("prompt", "a text, token ids, or a list of these", given)

@@ -157,9 +157,7 @@ class EventStream(Response):
                 self.seconds,
             )
 
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        )
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for data in self.events:
                 await body(data)

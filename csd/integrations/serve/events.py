@@ -73,7 +73,8 @@ def _choices(
         if asked.top is not None:
             given = piece.tokens, piece.raw_logprobs, piece.top
             choice["logprobs"] = (
-                answer.chat_logprobs(*given) if asked.chat
+                answer.chat_logprobs(*given)
+                if asked.chat
                 else answer.logprobs(*given, handle if echoed else None, offsets.get(index, 0))
             )
             choice["csd"] = {"logprobs": piece.logprobs}

@@ -32,9 +32,7 @@ def banned(
     return found[:, :vocab]
 
 
-def _last_of_words(
-    prefix: Prefixes, s: torch.Tensor, rules: Rules, vocab: int
-) -> torch.Tensor:
+def _last_of_words(prefix: Prefixes, s: torch.Tensor, rules: Rules, vocab: int) -> torch.Tensor:
     """[R, B]: the last tokens of sequences whose other ones end the prefix, else V."""
     words = rules.words[rules.of[s]].long()
     # [R, 1, W - 1], oldest first as the words are

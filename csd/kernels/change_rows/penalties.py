@@ -7,9 +7,7 @@ from csd.state.rules import Rules
 from csd.state.slots import Slots
 
 
-def penalise(
-    x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots
-) -> torch.Tensor:
+def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots) -> torch.Tensor:
     """The repetition penalty, of rows x [R, V] of slots s with their paths [R, D].
 
     The bitmap of a slot has the tokens of its prompt and sample.

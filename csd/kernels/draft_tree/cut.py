@@ -74,9 +74,7 @@ def find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def share_rows(
-    nodes_ptr, live_ptr, group_ptr, me, group, cut, left, slots, BLOCK_S: tl.constexpr
-):
+def share_rows(nodes_ptr, live_ptr, group_ptr, me, group, cut, left, slots, BLOCK_S: tl.constexpr):
     """The first row of slot `me` and how many it has, the rows of groups before group `me`, and the
     rows of all. Of nodes that cost just the cut, those of the first slots fill the `left` rows."""
     first = tl.zeros((), tl.int32)

@@ -19,9 +19,7 @@ HISTORY = tl.constexpr(pool.HISTORY)
 
 
 @triton.jit
-def _store_rows(
-    columns, row, mask, token, parent, slot, depth, position, ancestors, cost, source
-):
+def _store_rows(columns, row, mask, token, parent, slot, depth, position, ancestors, cost, source):
     """Fields of the pool at rows [W]; columns: their pointers in this order."""
     token_ptr, parent_ptr, slot_ptr, depth_ptr = columns[:4]
     position_ptr, ancestors_ptr, cost_ptr, source_ptr = columns[4:]
@@ -44,9 +42,7 @@ def _store_padding(columns, context_ptr, start, rows, N: tl.constexpr, BLOCK_N: 
         mask = row < rows
         zero = tl.zeros([MAX_NODES], tl.int32)
         none = zero - 1
-        _store_rows(
-            columns, row, mask, none, none, none, zero, zero, zero.to(tl.int64), zero, zero
-        )
+        _store_rows(columns, row, mask, none, none, none, zero, zero, zero.to(tl.int64), zero, zero)
         at = row[:, None] * N + offs_n[None, :]
         absent = tl.full([MAX_NODES, BLOCK_N], -1, tl.int32)
         tl.store(context_ptr + at, absent, mask=mask[:, None] & (offs_n < N)[None, :])
@@ -145,7 +141,14 @@ def _fill_kernel(
     word = _ancestor_words(up)
     base = tl.load(prompt_len_ptr + group) + tl.load(generated_ptr + me)
     group_penalty = slot_group_penalty(
-        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, me, slots, GROUP_PENALTY,
+        live_ptr,
+        group_ptr,
+        generated_ptr,
+        step_ptr,
+        temperature_ptr,
+        me,
+        slots,
+        GROUP_PENALTY,
         BLOCK_S,
     )
     first_cost = slot_progress_penalty(

@@ -152,7 +152,14 @@ def _grow_kernel(
     )  # fmt: skip
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
     group_penalty = slot_group_penalty(
-        live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots, GROUP_PENALTY,
+        live_ptr,
+        group_ptr,
+        generated_ptr,
+        step_ptr,
+        temperature_ptr,
+        slot,
+        slots,
+        GROUP_PENALTY,
         BLOCK_S,
     )
     first_cost = slot_progress_penalty(

@@ -133,9 +133,7 @@ def plan_exact_triton(
     return _planned(layout, heads, kv_heads, first.page)._replace(first=first.row)
 
 
-def _planned(
-    layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor | None
-) -> ExactWork:
+def _planned(layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor | None) -> ExactWork:
     M, S, G = layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
     work = empty_exact_work(layout, heads, kv_heads)
     _plan_exact_kernel[(M,)](

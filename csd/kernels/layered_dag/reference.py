@@ -58,9 +58,7 @@ def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray
     return found, np.minimum(both // np.maximum(count * total, 1) >> SHIFT, ONE)
 
 
-def _grow(
-    candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: int
-) -> list[_Node]:
+def _grow(candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: int) -> list[_Node]:
     """The cheapest nodes of slot s, at most MAX_NODES - 1, by cost with its progress penalty."""
     token, chance = (x[s].numpy(force=True) for x in candidates)
     stops = set(slots.stop_ids[s].tolist())

@@ -189,7 +189,6 @@ class _Layers:
                 )
             )  # fmt: skip
 
-
     def apart(self, places: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each part of the memory, where its rows go in `found`, and which they are."""
         if self._apart is None:

@@ -148,8 +148,7 @@ def plan_attention_triton(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Work:
-    """One launch, or two with a window or a chunk. Entries that nobody reads keep what `out` held.
-    """
+    """One launch, or two with a window or a chunk. Entries without a reader keep `out`'s value."""
     if window is chunk is None:
         return _planned(layout, heads, kv_heads, programs, None, out)
     first = first_keys_triton(layout, window, chunk)

@@ -85,4 +85,3 @@ def weights(
         return score.softmax(-1)
     sink = sinks.to(score.dtype).view(*score.shape[-4:-2], 1, 1)
     return torch.cat((score, sink.expand(*score.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
-

@@ -40,9 +40,7 @@ def _read_state(
         mask = (offs_k[:, None] < Dk) & (offs_v[None, :] < Dv)
         S = tl.load(state + offs_k[:, None] * Dv + offs_v[None, :], mask=mask, other=0.0)
         if LATER:
-            S = add_chunk(
-                S, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK
-            )
+            S = add_chunk(S, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK)
         # [BLOCK_M, TILE_K]
         at_k, rows = at[:, None] + offs_k[None, :], live[:, None] & (offs_k[None, :] < Dk)
         q = tl.load(q_ptr + at_k, mask=rows, other=0.0)
@@ -137,13 +135,51 @@ def _tree_state_kernel(
                 at = (row * Hk + head_k) * Dk
                 # [BLOCK_M, BLOCK_V]
                 a, o = _read_state(
-                    state, node_key_ptr, q_ptr, at, live, key, update, decay, base, offs_v, H, Hk,
-                    Dk, Dv, TAIL, CHUNK, False, SOLVE, BLOCK_M, BLOCK_V, TILE_K,
+                    state,
+                    node_key_ptr,
+                    q_ptr,
+                    at,
+                    live,
+                    key,
+                    update,
+                    decay,
+                    base,
+                    offs_v,
+                    H,
+                    Hk,
+                    Dk,
+                    Dv,
+                    TAIL,
+                    CHUNK,
+                    False,
+                    SOLVE,
+                    BLOCK_M,
+                    BLOCK_V,
+                    TILE_K,
                 )
                 if tl.max(tl.where(live, first, 0)) > base:
                     a_later, o_later = _read_state(
-                        state, node_key_ptr, q_ptr, at, live, key, update, decay, base, offs_v, H,
-                        Hk, Dk, Dv, TAIL, CHUNK, True, SOLVE, BLOCK_M, BLOCK_V, TILE_K,
+                        state,
+                        node_key_ptr,
+                        q_ptr,
+                        at,
+                        live,
+                        key,
+                        update,
+                        decay,
+                        base,
+                        offs_v,
+                        H,
+                        Hk,
+                        Dk,
+                        Dv,
+                        TAIL,
+                        CHUNK,
+                        True,
+                        SOLVE,
+                        BLOCK_M,
+                        BLOCK_V,
+                        TILE_K,
                     )
                     a = tl.where((first > base)[:, None], a_later, a)
                     o = tl.where((first > base)[:, None], o_later, o)

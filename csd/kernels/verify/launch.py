@@ -51,9 +51,7 @@ def decide_triton(
     return verdict, *told
 
 
-def _sample_triton(
-    logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
-) -> torch.Tensor:
+def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict) -> torch.Tensor:
     """The first three launches, which sample at every row. Returns the bad rows [M] int32."""
     (M, V), device = logits.shape, logits.device
     groups = triton.cdiv(V, GROUP.value)
@@ -103,7 +101,11 @@ def _sample_triton(
     grouped = dict(group_top_ptr=group_tops, group_sum_ptr=group_sums, groups=groups)
     _scan_kernel[(M, SPLITS)](**row, **raw, **grouped, BLOCK=SCAN, BLOCK_X=BLOCK)
     _compact_kernel[(M, SPLITS)](
-        **row | {"num_warps": COMPACT_WARPS}, **head, **grouped, BLOCK=COMPACT, TILE=COMPACT_TILE,
+        **row | {"num_warps": COMPACT_WARPS},
+        **head,
+        **grouped,
+        BLOCK=COMPACT,
+        TILE=COMPACT_TILE,
         BLOCK_G=triton.next_power_of_2(groups),
     )
     _sample_kernel[(M,)](

@@ -41,9 +41,7 @@ def sample_rows(
     return drawn
 
 
-def row_logits(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
-) -> torch.Tensor:
+def row_logits(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> torch.Tensor:
     """The logits [R, V] that the pool's `rows` [R] sample from, before temperature."""
     s = pool.slot[rows].clamp(min=0).long()
     x = _penalise(logits, rows, pool, slots, s)
