@@ -16,7 +16,7 @@ from csd.cli import trace as cli_trace
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.result import Samples, to_json
 from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote

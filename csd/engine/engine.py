@@ -15,15 +15,15 @@ from csd.engine.cached_check import require_check
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
 from csd.engine.changes import Changes, log_uncaptured
-from csd.engine.options import (
-    Options,
+from csd.engine.options import Options
+from csd.engine.options.checks import (
     check_device,
     check_drafter,
     check_dtype,
     check_revision,
     check_tokenizer,
-    shows,
 )
+from csd.engine.options.signature import shows
 from csd.engine.requests import Request, check_served
 from csd.engine.resources import Resources
 from csd.engine.result import Sample, Samples
