@@ -86,7 +86,7 @@ class StateStep:
 
 
 def makers(ops: Ops, tiny: bool, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> dict:
-    """By an operation's name, a function of a seed that builds its job."""
+    """Functions of a seed that build jobs, by the operation's name."""
     of = TINY if tiny else QWEN3_NEXT
     rows = sizes.rows // sizes.slots * sizes.slots
 

@@ -112,7 +112,7 @@ class _Weights(NamedTuple):
     biases: tuple[list, list]  # of those in float32, and what they are copies of
 
 
-_known: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
+_weights_of: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
 _adapters: WeakKeyDictionary[Any, Stacks | None] = WeakKeyDictionary()
 
 
@@ -127,10 +127,10 @@ def forward(
     """`Decoder.forward`, or None for what the loops do not have: see `_weights`."""
     if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_plain", False):
         return None
-    if decoder not in _known:
-        _known[decoder] = _weights(decoder)
+    if decoder not in _weights_of:
+        _weights_of[decoder] = _weights(decoder)
         _adapters[decoder] = Stacks.of(decoder, PRODUCTS)
-    weights, stacks, c = _known[decoder], _adapters[decoder], decoder.config
+    weights, stacks, c = _weights_of[decoder], _adapters[decoder], decoder.config
     if weights is None or stacks is None:
         return None
     if not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
@@ -165,7 +165,7 @@ def forward(
 
 
 def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Of one allocation, each beginning at a line of the cache."""
+    """Buffers [rows * width] of one allocation, each at the start of a cache line."""
     sizes = [-(-rows * n // ALIGNED) * ALIGNED for n in widths]
     parts = torch.empty(sum(sizes), dtype=dtype).split(sizes)
     return tuple(x[: rows * n] for x, n in zip(parts, widths, strict=True))

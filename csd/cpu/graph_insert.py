@@ -40,7 +40,7 @@ def insert_rows(
     step,  # [1]
     dropped,  # [1]
 ):
-    """Whether all rows are of groups in flight; nothing is done where they are not."""
+    """Insert rows; returns False, and does nothing, where a row's group is not in flight."""
     R, O = group_key.shape[0], orders.shape[0]
     for r in range(R):
         if group_key[r] >= 0 and not _among(group_key[r], live_groups):

@@ -59,7 +59,7 @@ def _rms_norm(
 def reads_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> bool:
-    """Whether the loop reads `rms_norm`'s tensors."""
+    """True if the loop reads `rms_norm`'s tensors."""
     return x.dtype in LOW and readable(x, weight, residual)
 
 
@@ -139,7 +139,7 @@ def reads_rotary(
     position: torch.Tensor,
     *dense: torch.Tensor,
 ) -> bool:
-    """Whether the loop reads `rotary`'s tensors: a row's heads lie side by side."""
+    """True if the loop reads `rotary`'s tensors: a row's heads lie side by side."""
     rows = all(x.stride()[1:] == (x.shape[2], 1) or not x.numel() for x in (q, k, v))
     whole = rows and all(x.is_contiguous() for x in (position, *dense))
     return q.dtype in LOW and whole and readable(q, k, v, *dense)
@@ -181,7 +181,7 @@ def _swiglu(R, F, gate_up, y, like):
 
 
 def reads_swiglu(gate_up: torch.Tensor) -> bool:
-    """Whether the loop reads `swiglu`'s tensor."""
+    """True if the loop reads `swiglu`'s tensor."""
     return gate_up.dtype in LOW and readable(gate_up)
 
 

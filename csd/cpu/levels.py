@@ -169,7 +169,7 @@ def cheapest(node, first, count, slots):
 
 @loop
 def _front(node, first, count, most, frontier, slots):
-    """Of a sorted level the nodes to expand, by slot, the cheapest of each first."""
+    """Nodes of a sorted level to expand, by slot, the cheapest of each slot first."""
     held = np.zeros(slots, np.int64)
     while count > first and node[count - 1, COST] > most:
         count -= 1

@@ -72,7 +72,7 @@ def _product(
 
 @loop
 def _turn_rows(rows, each, K, x, turned, like):
-    """Of `each` rows after another, [K, each] in float32."""
+    """Transpose rows in blocks of `each`, to [K, each] in float32."""
     given = memory(x, rows * K, like)
     to = memory(turned, rows * K + BLOCK, np.empty(0, np.float32))
     for first in range(0, rows, each):
@@ -87,7 +87,7 @@ def room(rows: int, K: int, is_plain: bool) -> int:
 
 
 def fits(weight: torch.Tensor, by: str | None = None) -> bool:
-    """Whether the loop multiplies a weight [N, K]; by: an instruction, else this CPU's."""
+    """True if the loop multiplies a weight [N, K]; by: an instruction, else this CPU's."""
     by = by or instruction(weight.dtype)
     if by is None or not readable(weight):
         return False
@@ -96,7 +96,7 @@ def fits(weight: torch.Tensor, by: str | None = None) -> bool:
 
 
 def in_loops(weight: torch.Tensor) -> bool:
-    """Whether the loop multiplies a weight: one laid out by `by_columns`, or a plain one."""
+    """True if the loop multiplies a weight: one laid out by `by_columns`, or a plain one."""
     if weight.dim() == 3:
         return True
     return weight.is_cpu and multiplies(weight.dtype) and plain_fits(weight)
@@ -141,5 +141,5 @@ def product(
 
 
 def numbers(weight: torch.Tensor, rows: int) -> int:
-    """What a product with a weight takes, in numbers that a loop computes."""
+    """Cost of a product with a weight, as numbers that a loop computes."""
     return weight.numel() * (1 + rows // COLUMNS)

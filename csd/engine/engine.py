@@ -193,7 +193,7 @@ class Engine(Resources):
             self._cost_of, self._cost = timed, None
 
     def _whether_static(self, loaded: Loaded) -> bool:
-        """Whether steps have fixed shapes. Raises ValueError where that is asked for in vain."""
+        """True if steps have fixed shapes. Raises ValueError where that is asked for in vain."""
         name, on_gpu = self._ops.name, loaded.device.type == "cuda"
         if self._static and on_gpu and name == "reference":
             raise ValueError("static must be False with kernels='reference' on a GPU, got True")
@@ -281,7 +281,7 @@ class Engine(Resources):
     ) -> Samples | list[Samples]: ...
     @shows(Options)
     def generate(self, prompt: Any, **options: Unpack[Options]) -> Samples | list[Samples]:
-        """As `csd.generate`, on this engine.
+        """`csd.generate` on this engine.
 
         {options}
         """
@@ -299,7 +299,7 @@ class Engine(Resources):
     def stream(
         self, prompt: Any, **options: Unpack[Options]
     ) -> Generator[tuple[int, Sample], None, None]:
-        """As `csd.stream`, on this engine.
+        """`csd.stream` on this engine.
 
         {options}
         """
@@ -412,7 +412,7 @@ class Engine(Resources):
         """Called when a call of this engine is refused for its arguments."""
 
     def _in_my_call(self) -> bool:
-        """Whether this thread is within a call of this engine."""
+        """True if this thread is within a call of this engine."""
         return self._lock.locked() and self._busy == threading.get_ident()
 
     def after_fork(self) -> None:

@@ -206,5 +206,5 @@ def _allowed(matcher: Any, ends: tuple[int, ...], vocab: int) -> np.ndarray:
 
 
 def asks_grammar(requests: Sequence[Request]) -> bool:
-    """Whether any sample has one."""
+    """True if any sample has one."""
     return any(has_grammar(r.params) for r in requests)

@@ -29,7 +29,7 @@ REASONS = {STOP: "stop", LENGTH: "length"}
 
 
 class Scheduler:
-    """Which sample is in which slot, and when.
+    """Assigns samples to slots, step by step.
 
     lag: steps the host stays behind the device. group_keys: of new groups, never reused.
     """
@@ -88,7 +88,7 @@ class Scheduler:
             self.step.slots.progress_penalty.fill_(PROGRESS_PENALTY if last else 0)
 
     def ending(self) -> bool:
-        """Whether no sample waits for a slot."""
+        """True if no sample waits for a slot."""
         return not (self.queue or self.prefill or any(r.waiting for r in self.active))
 
     def refill(self) -> None:
@@ -135,7 +135,7 @@ class Scheduler:
         return Refill(s, request, index, in_turn(pages, most))
 
     def streams(self, request: Request) -> bool:
-        """Whether the texts of its samples are read while they are drawn."""
+        """True if the texts of its samples are read while they are drawn."""
         return self.settings.on_tokens is not None
 
     def admit(self) -> Request | None:
@@ -239,7 +239,7 @@ class Scheduler:
             yield from self.decide(request)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
-        """Why the sample in slot s cannot go on."""
+        """The error of a sample in slot s that cannot go on."""
         changes = self.step.changes
         place = -1 if changes is None else changes.emptied(s)
         if place >= 0:

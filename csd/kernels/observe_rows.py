@@ -63,15 +63,15 @@ def observe_rows(
     top = whole.to(tl.int32)
     up = (left > 0.5) | ((left == 0.5) & (top % 2 == 1))
     top += up.to(tl.int32)
-    known = tl.max(top, 1) > 0
-    hard = tl.where(accepted, tl.where(known, HARD, SOFT), 0)
+    has_top = tl.max(top, 1) > 0
+    hard = tl.where(accepted, tl.where(has_top, HARD, SOFT), 0)
     token = tl.load(top_token_ptr + at, mask=likely, other=-1)
     equal = likely & (token == drawn[:, None])
     weight = top + tl.where(equal, hard[:, None], 0)
     ninth = hard - tl.sum(tl.where(equal, hard[:, None], 0), 1)
     weight = tl.where(u == TOP, ninth[:, None], weight)
     token = tl.where(u == TOP, drawn[:, None], token)
-    total = hard + tl.where(known, SOFT, 0)
+    total = hard + tl.where(has_top, SOFT, 0)
 
     # a slot's own row; many slots of a group take turns
     own_group = tl.load(group_ptr + slot)

@@ -1,6 +1,6 @@
-"""What the host reads of a step, gathered into two tensors that one copy each takes to it.
+"""A step's result for the host, gathered into two tensors that take one copy each.
 
-Of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in order:
+Fields of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in order:
 
     tokens, logprobs, raw_logprobs [S, A]   of row a_i; -1, 0 and 0 behind the path
     sources [S, A]                          of row a_{i+1}, which drafted token i; 0 for the last
@@ -99,7 +99,7 @@ def snapshot_rows(
     HAS_TREES: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """What is told of BLOCK_R rows of the pool."""
+    """Write the fields of BLOCK_R rows of the pool."""
     # behind the fields that are always there, and behind the top
     more = 4 * S + 2 * S * A + M
     r = me * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -139,7 +139,7 @@ def snapshot_slot(
     HAS_TOP: tl.constexpr,
     HAS_TREES: tl.constexpr,
 ):
-    """What is told of slot s."""
+    """Write the fields of slot s."""
     more = 4 * S + 2 * S * A + M
     tl.store(ints_ptr + s, count)
     tl.store(ints_ptr + S + s, tl.load(slot_nodes_ptr + s))
@@ -259,7 +259,7 @@ def snapshot_arguments(
     top: bool,
     trees: bool,
 ) -> dict[str, Any]:
-    """What `snapshot_rows` and `snapshot_slot` take and a verification does not."""
+    """Arguments of `snapshot_rows` and `snapshot_slot` that a verification does not have."""
     return dict(
         cost_ptr=pool.cost,
         source_ptr=pool.source,
@@ -304,7 +304,7 @@ _snapshot = RecordOperator(
 def snapshot(
     pool: Pool, verdict: Verdict, top: bool = False, trees: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a step decided, as int32 and as floats; `layout` gives the place of each field.
+    """The result of a step, as int32 and as floats; `layout` gives the place of each field.
 
     top: with the top 8 of the path's tokens. trees: with what was drafted.
     """

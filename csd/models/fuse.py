@@ -43,7 +43,7 @@ def fuse(model: Any) -> Decoder:
 
 
 def is_fused(model: Any, decoder: Decoder) -> bool:
-    """Whether the module's weights, sizes and rotary frequencies still are the decoder's.
+    """True if the module's weights, sizes and rotary frequencies still are the decoder's.
 
     Weights are compared by address, which `model.to()` or a load that replaces tensors changes, and
     adapters by the shapes of what lies beside the fused products.

@@ -6,7 +6,7 @@ from csd.models.config import ModelConfig
 
 
 def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
-    """Of each fused product the linear layers that are its parts; experts have none."""
+    """Linear layers that are the parts of each fused product; experts have none."""
     a, mlp = layer.self_attn, layer.mlp
     qkv = [a.qkv_proj] if config.joined else [a.q_proj, a.k_proj, a.v_proj]
     found = {"qkv": qkv, "out": [a.o_proj], "gate_up": [], "down": []}

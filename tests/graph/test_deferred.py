@@ -42,7 +42,7 @@ def steps(seed, count):
 
 
 def advance(slots, verdict):
-    """What later steps change, and `observe` reads."""
+    """Change what later steps change and `observe` reads."""
     slots.step += 1
     slots.sample += 3
 

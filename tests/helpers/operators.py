@@ -1,4 +1,4 @@
-"""A step on the public operators, as PyTorch sees them: what `torch.library` knows of each."""
+"""A step on the public operators, as `torch.library` has registered each."""
 
 from csd.kernels.advance_slots import advance_slots
 from csd.kernels.advance_state import advance_state

@@ -1,4 +1,4 @@
-"""What a step observed as a CPU's loop finds it, and inserts it: exactly what the references do."""
+"""The CPU's loops observe and insert a step exactly as the references do."""
 
 from dataclasses import replace
 

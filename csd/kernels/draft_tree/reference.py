@@ -117,7 +117,7 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
 
 
 def rank_in(slot: np.ndarray) -> np.ndarray:
-    """How many earlier elements have the same slot."""
+    """Numbers of earlier elements with the same slot."""
     order = slot.argsort(kind="stable")
     rank = np.empty_like(slot)
     rank[order] = rank_in_run(starts(slot[order]))

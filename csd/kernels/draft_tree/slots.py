@@ -12,7 +12,7 @@ USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 @triton.jit
 def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
-    """How many slots are live."""
+    """Number of live slots."""
     live = tl.zeros([BLOCK_S], tl.int32)
     for start in range(0, slots, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)

@@ -13,7 +13,7 @@ from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
 
 class _Node(NamedTuple):
-    """In the order in which nodes of a slot go before each other."""
+    """A node; fields in the order in which nodes of a slot are compared."""
 
     cost: int
     depth: int
@@ -45,7 +45,7 @@ def layered_dag_ref(
 
 
 def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray, np.ndarray]:
-    """What follows a node, ascending, and the weights of its edges in multiples of 1 / ONE.
+    """Tokens that follow a node, ascending, and the weights of its edges in multiples of 1 / ONE.
 
     token, chance: [n], of the candidates that go through the node, those that end there left out.
     """

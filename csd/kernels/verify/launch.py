@@ -42,13 +42,13 @@ def decide_triton(
     """`verify`, `advance_slots` and `snapshot` in four launches."""
     verdict = empty_verdict(pool.rows, slots.count, logits.device)
     bad_rows = _sample_triton(logits, pool, slots, verdict)
-    told = empty_snapshot(pool, verdict, top, trees)
+    snapshot = empty_snapshot(pool, verdict, top, trees)
     _finish_kernel[snapshot_grid(pool, slots.count)](
         **_descent(pool, slots, verdict, bad_rows)
         | slot_arguments(slots)
-        | snapshot_arguments(pool, verdict, told, top, trees)
+        | snapshot_arguments(pool, verdict, snapshot, top, trees)
     )
-    return verdict, *told
+    return verdict, *snapshot
 
 
 def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict) -> torch.Tensor:
