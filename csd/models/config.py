@@ -108,7 +108,7 @@ class ModelConfig:
 
     @property
     def states(self) -> StateSizes | None:
-        """Of layers whose memory of a text is not keys and values."""
+        """Shape of layers whose memory of a text is a state."""
         return None if self.delta is None else self.delta.sizes
 
     @property

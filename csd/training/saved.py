@@ -28,7 +28,7 @@ class Folder:
         self._weights = WholeFile(self.path / "model.safetensors")
 
     def state(self, settings: dict[str, Any]) -> dict[str, Any] | None:
-        """What was saved last, None of a new run. Raises ValueError where its settings differ."""
+        """The last saved state, None for a new run. Raises ValueError where its settings differ."""
         path = self.path / STATE
         if not path.exists():
             return None

@@ -76,7 +76,7 @@ def test_static_steps_draw_the_same_and_read_nothing_on_the_host(how, plain):
                             ("lfm2 conv", "module"), ("bamba", "module")],
 )  # fmt: skip
 def test_forward_and_commit_read_nothing_on_the_host(family, decoder):
-    """By the kernels, at fixed sizes, with padding."""
+    """Samples by the kernels, at fixed sizes, with padding."""
     with csd.Engine(
         build(family, torch.float32), decoder=decoder, static=True, kernels="triton", max_slots=2
     ) as e:
