@@ -59,13 +59,13 @@ class DeltaNet:
 
 
 def delta_parameters(module: Any) -> tuple[torch.Tensor, ...]:
-    """Those of a `transformers` gated delta net beside its products."""
+    """Parameters of a `transformers` gated delta net beside its products."""
     conv = module.conv1d.weight.data[:, 0]
     return conv, module.A_log.data, module.dt_bias.data, module.norm.weight.data
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """In x's dtype, rounded once."""
+    """Logistic function in x's dtype, rounded once."""
     return x.to(wide(x.dtype)).neg().exp_().add_(1).reciprocal_().to(x.dtype)
 
 

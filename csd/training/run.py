@@ -25,7 +25,7 @@ WARM = 0.05
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a head is trained; the arguments of `train_head` of these names."""
+    """Settings of a head's training; the arguments of `train_head` of these names."""
 
     epochs: int = 4
     batch: int = 2048

@@ -58,7 +58,7 @@ def test_the_head_has_the_papers_formula():
 
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3"])
 def test_states_are_the_models(family):
-    """Loss over texts of different lengths in one pass."""
+    """Hidden states of texts of different lengths, taken in one pass."""
     model = build(family, dtype=torch.float64)
     rng = random.Random(0)
     texts = [Text([rng.randrange(VOCAB) for _ in range(n)], 1) for n in (7, 1, 20, 3)]
