@@ -23,7 +23,7 @@ def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
 
 
 def is_delta(layer: Any) -> bool:
-    """Whether a layer is a gated delta net."""
+    """Returns True for a gated delta net."""
     return hasattr(layer, "linear_attn")
 
 
