@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from bench.micro.step_jobs import Sizes, StepJob
+from bench.micro.step_state import Sizes, StepJob
 from csd.kernels.layer_states import DeltaRule, StepStates, commit_states
 from csd.kernels.ops import Ops, reference
 from csd.state.recurrent import ConvSize, StateMemory, StateSize, StateSizes, checkpoint

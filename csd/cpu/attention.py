@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from csd.cpu.attention_room import PAGE, room, room_bytes
+from csd.cpu.attention_workspace import PAGE, workspace, workspace_bytes
 from csd.cpu.head_products import add_values, score_keys
 from csd.cpu.isa import instruction
 from csd.cpu.lanes import BLOCK, WIDTH
@@ -87,8 +87,8 @@ def _attend(
         wide = -(-max(D, Dv) // WIDTH) * WIDTH
         # prompt | committed | nodes, from position `front` on, and room for whole lanes
         columns = -(-(prompt - front + own + PAGE) // BLOCK) * BLOCK
-        buffer = np.empty(room_bytes(many, words, columns, wide, numbers), np.uint8)
-        query, score, sums, total, lanes, work = room(
+        buffer = np.empty(workspace_bytes(many, words, columns, wide, numbers), np.uint8)
+        query, score, sums, total, lanes, work = workspace(
             buffer.ctypes.data, many, words, columns, wide, numbers
         )
         for i in range(many):

@@ -13,7 +13,8 @@ from csd.cpu.compiled import loop
 from csd.cpu.numbers import LIKE, memory
 from csd.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, verify
 from csd.kernels.advance_slots import advance_slots_ref
-from csd.kernels.snapshot import empty_snapshot, snapshot_ref
+from csd.kernels.snapshot import snapshot_ref
+from csd.kernels.snapshot.layout import empty_snapshot
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict

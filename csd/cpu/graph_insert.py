@@ -67,7 +67,9 @@ def insert_rows(
     for c in range(contexts):
         if place[c] >= 0:
             continue
-        entry = _room(code[c], live_groups, ways, entry_group, entry_total, entry_stamp, step[0])
+        entry = _free_entry(
+            code[c], live_groups, ways, entry_group, entry_total, entry_stamp, step[0]
+        )
         place[c] = entry
         if entry < 0:
             dropped[0] += 1
@@ -114,7 +116,7 @@ def _among(group, live_groups):
 
 
 @loop
-def _room(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
+def _free_entry(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
     """The entry of a hash's bucket that goes first, or -1 where this call has touched all."""
     base = (code & (entry_group.shape[0] // ways - 1)) * ways
     least, spot = NONE, -1

@@ -87,7 +87,7 @@ def grow(
             )  # fmt: skip
             highest = min(path + penalty[s], ceiling) - node[f, COST]
             kept = likeliest(several, order, found, level[s], highest, stop_ids[s], chosen)
-            node, context = _room(node, context, count + kept)
+            node, context = _with_room(node, context, count + kept)
             for i in range(kept):
                 at = chosen[0, i]
                 node[count, COST] = node[f, COST] + chosen[1, i]
@@ -109,7 +109,7 @@ def grow(
 
 
 @loop
-def _room(node, context, count):
+def _with_room(node, context, count):
     """The lists, twice as long where they have no room for `count` nodes."""
     if count <= node.shape[0]:
         return node, context

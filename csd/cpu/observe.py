@@ -65,8 +65,8 @@ def observe_rows(
         r = M + s
         out_context[r] = -1
         out_context[r, 0] = ANY
-        turns = max((mates[group[s] + 1] + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-        due, total[r] = (step[s] + before[s]) % turns == 0, 0
+        rounds = max((mates[group[s] + 1] + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+        due, total[r] = (step[s] + before[s]) % rounds == 0, 0
         for u in range(SUCCESSORS):
             row = accept_row[s, u]
             added = WEIGHT_ONE if row >= 0 and due else 0

@@ -5,7 +5,7 @@ All heads of a token lie side by side, so a page's are taken one after another.
 
 import numpy as np
 
-from csd.cpu.attention_room import PAGE
+from csd.cpu.attention_workspace import PAGE
 from csd.cpu.compiled import loop
 from csd.cpu.head_products import add_values, score_keys
 from csd.cpu.lanes import fetch_early

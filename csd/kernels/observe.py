@@ -88,10 +88,10 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
     path = accepted[:, 0] >= 0
     # [S, S]: slots of the same group that have a path
     mates = (group[:, None] == group) & path
-    turns = np.maximum((mates.sum(1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-    turn = (step + np.tril(mates, -1).sum(1)) % turns
+    rounds = np.maximum((mates.sum(1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+    since = (step + np.tril(mates, -1).sum(1)) % rounds
     token[M:] = sample[np.maximum(accepted, 0)]
-    weight[M:] = ((accepted >= 0) & (turn == 0)[:, None]) * WEIGHT_ONE
+    weight[M:] = ((accepted >= 0) & (since == 0)[:, None]) * WEIGHT_ONE
     total[M:] = weight[M:].sum(1)
 
     whole = any_context(S, N, "cpu").numpy()

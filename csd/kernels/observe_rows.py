@@ -86,12 +86,12 @@ def observe_rows(
         mate = path & (tl.load(group_ptr + s, mask=s < slots, other=-1) == own_group[:, None])
         mates += mate.to(tl.int32)
         before += (mate & (s < slot[:, None])).to(tl.int32)
-    turns = tl.maximum((tl.sum(mates, 1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-    turn = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % turns == 0
+    rounds = tl.maximum((tl.sum(mates, 1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+    due = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % rounds == 0
     of_slot = (inside & (r >= rows))[:, None] & (u <= TOP)
     path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=of_slot, other=-1)
     word = tl.load(sample_ptr + tl.maximum(path, 0), mask=of_slot, other=-1)
-    update = tl.where((path >= 0) & turn[:, None], ONE, 0)
+    update = tl.where((path >= 0) & due[:, None], ONE, 0)
     token = tl.where(node[:, None], token, word)
     weight = tl.where(node[:, None], weight, update)
     total = tl.where(node, total, tl.sum(update, 1))

@@ -19,7 +19,7 @@ from csd.kernels.tree_conv import tree_conv
 from csd.kernels.tree_delta_rule import tree_delta_rule
 from csd.kernels.tree_ssm import tree_ssm
 from csd.kernels.verify import verify
-from csd.state.pool import node_costs, prune, roots
+from csd.state.pool_builder import node_costs, prune, roots
 
 
 def draft(table, slots, rows, config, noise=None, out=None, nodes=None):

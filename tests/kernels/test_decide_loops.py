@@ -20,7 +20,8 @@ from csd.kernels.ops import reference
 from csd.kernels.snapshot import snapshot_ref
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.on_path import verify_on_path
-from csd.state.pool import MAX_DEPTH, Pool, roots
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool_builder import roots
 from csd.state.verdict import LENGTH, STOP
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -6,7 +6,8 @@ import torch
 import triton
 
 from csd.kernels.advance_slots import slot_arguments
-from csd.kernels.snapshot import empty_snapshot, snapshot_arguments, snapshot_grid
+from csd.kernels.snapshot.launch import snapshot_arguments, snapshot_grid
+from csd.kernels.snapshot.layout import empty_snapshot
 from csd.kernels.verify.compact import _compact_kernel
 from csd.kernels.verify.descend import _descend_kernel
 from csd.kernels.verify.finish import _finish_kernel

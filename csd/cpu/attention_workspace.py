@@ -17,14 +17,14 @@ PARTS = 7
 
 
 @loop
-def room_bytes(many, words, columns, wide, like):
-    """Bytes that `room` needs."""
+def workspace_bytes(many, words, columns, wide, like):
+    """Bytes that `workspace` needs."""
     numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + WIDTH
     return numbers * like.itemsize + (PARTS + 1) * LINE
 
 
 @loop
-def room(address, many, words, columns, wide, like):
+def workspace(address, many, words, columns, wide, like):
     """A workspace for `many` rows: query [many, words], score [many, columns], sums [many, wide] of
     zeros, total [many], a softmax's sums [WIDTH], and the memory of the products.
 
