@@ -1,8 +1,9 @@
 """The engine: a model, its slots and caches, and the calls that run over them."""
 
+import os
 import threading
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, Protocol, Unpack, overload
@@ -40,6 +41,7 @@ from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, peak_bytes, stream_of
 from csd.state.forks import watch_forks
+from csd.state.phases import phase, preparation, showing
 from csd.verify.multi_draft import MultiDraftVerifier
 from csd.verify.teacher_forcing import TeacherForcing
 
@@ -144,10 +146,12 @@ class Engine(Resources):
                 require_check(on, kind, config, bool(exact))
                 checked = True
 
-        loaded = load(
-            model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer,
-            before=check_kernels, decoder=decoder,
-        )  # fmt: skip
+        by_name = isinstance(model, str | os.PathLike)
+        with phase(f"loading {model}:", None) if by_name else nullcontext():
+            loaded = load(
+                model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer,
+                before=check_kernels, decoder=decoder,
+            )  # fmt: skip
         self._exact, self._static = exact, static
         self._cost_of: tuple | None = None  # what steps were timed for
         self._cost: StepTimeTable | None = None
@@ -258,7 +262,7 @@ class Engine(Resources):
         try:
             self._open(call)
             for request, sample in run:
-                call.finish_sample()
+                call.finish_sample(request, sample)
                 yield request, sample
         finally:
             every([run.close, call.close])
@@ -348,8 +352,11 @@ class Engine(Resources):
                 self._fit_history(requests, settings.share)
             step = self._step_of_call(step, requests, settings)
             try:
-                with current(self.device):
+                before = preparation()
+                with current(self.device), showing(settings.progress):
                     budget = self._budget(settings, step)
+                for kind, seconds in preparation().items():
+                    step.seconds[kind] += seconds - before[kind]
                 make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
                 scheduler = make(
                     step, requests, settings,

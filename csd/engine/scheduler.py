@@ -1,6 +1,5 @@
 """One call of an engine: admits groups, refills slots, runs steps, reads out finished samples."""
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from csd.engine.record import PendingRecord, Record
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
-from csd.engine.step import Step
+from csd.engine.step import Clock, Step
 from csd.state.kv_cache import in_turn
 from csd.state.pool import PROGRESS_PENALTY
 from csd.state.verdict import LENGTH, STOP
@@ -157,12 +156,12 @@ class Scheduler:
                 self.prefill_chunk,
                 self.cross_prompt,
             )
-        start = time.perf_counter()
+        clock = Clock(self.step.seconds)
         if self.read_prompt() and self.enter_history():
             self.prefill.end()
             self.active.append(self.prefill.request)
             self.prefill = None
-        self.step.seconds["prefill"] += time.perf_counter() - start
+        clock.lap("prefill")
         return None if self.prefill else self.active[-1]
 
     def read_prompt(self) -> bool:
