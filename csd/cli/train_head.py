@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace, _SubParsersAction
 
+from csd.cli.commands import add_command
 from csd.training.run import Recipe
 from csd.training.train_head import DTYPES, train_head
 
@@ -21,7 +22,11 @@ NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 def add(commands: _SubParsersAction) -> None:
-    parser = commands.add_parser("train-head", help="train an EAGLE head on recorded samples")
+    parser = add_command(
+        commands, "train-head", "train an EAGLE head on recorded samples",
+        ["csd record MODEL PROMPTS.jsonl -o TRACES.jsonl -n 2",
+         "csd train-head MODEL TRACES.jsonl -o head"], "draft_models.md",
+    )  # fmt: skip
     parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
     parser.add_argument("traces", nargs="+", help="as csd record writes them")
     parser.add_argument("-o", "--out", required=True, help="folder without a head; a run that was "
