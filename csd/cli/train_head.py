@@ -24,8 +24,7 @@ NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
         commands, "train-head", "train an EAGLE head on recorded samples",
-        ["csd record MODEL PROMPTS.jsonl -o TRACES.jsonl -n 2",
-         "csd train-head MODEL TRACES.jsonl -o head"], "draft_models.md",
+        ["csd train-head MODEL TRACES.jsonl -o head"], "draft_models.md",
     )  # fmt: skip
     parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
     parser.add_argument("traces", nargs="+", help="as csd record writes them")
@@ -36,7 +35,7 @@ def add(commands: _SubParsersAction) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=type(default), default=default, help=text)
     parser.add_argument("--dtype", choices=NAMES, help="of the head; by default the model's")
-    parser.add_argument("--device")
+    parser.add_argument("--device", help="by default a GPU if there is one")
     parser.add_argument("--revision", help="of a hub name")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_train)
