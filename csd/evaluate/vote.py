@@ -74,7 +74,7 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def counts(sample: Sample, limited: bool) -> bool:
-    """Returns True if a sample has a vote: one that was cut may end in a number that is no answer."""
+    """Returns True if a sample has a vote: a cut one may end in a number that is no answer."""
     return limited or sample.finish_reason != "length"
 
 
