@@ -62,7 +62,7 @@ def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like
 def reads_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: torch.Tensor
 ) -> bool:
-    """Whether the loop reads `tree_conv`'s tensors."""
+    """True if the loop reads `tree_conv`'s tensors."""
     whole = all(y is None or y.is_contiguous() for y in (x, weight, bias, tail))
     return x.dtype in LOW and whole and readable(x, weight, bias, tail)
 

@@ -52,7 +52,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _refuse_sizes(model: Any, config: ModelConfig) -> None:
-    """Raises ValueError where a weight has another shape than the config says."""
+    """Raises ValueError where a weight has another shape than the config's."""
     # the embedding first: it is what users resize
     wanted = {
         "model.embed_tokens": (config.vocab, config.hidden),

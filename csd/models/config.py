@@ -1,4 +1,4 @@
-"""What the decoder needs to know of a model, and which models it can run."""
+"""Sizes and options of a model that the fused decoder runs, read from its config."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ class ModelConfig:
 
     @property
     def is_llamas(self) -> bool:
-        """Whether nothing but biases and norms of heads differs from Llama."""
+        """True if nothing but biases and norms of heads differs from Llama."""
         beyond = (
             self.whole_qk_norm, self.post_norm, self.rotated, self.scale, self.experts,
             self.embedding_scale != 1, self.residual_scale != 1, self.logit_divisor != 1,
@@ -108,7 +108,7 @@ class ModelConfig:
 
     @property
     def states(self) -> StateSizes | None:
-        """Of layers whose memory of a text is not keys and values."""
+        """Shape of layers whose memory of a text is a state."""
         return None if self.delta is None else self.delta.sizes
 
     @property
@@ -176,6 +176,6 @@ class ModelConfig:
 
 
 def scale_of(config: ModelSizes) -> float:
-    """By what attention multiplies products of queries and keys."""
+    """Factor of the products of queries and keys in attention."""
     own = getattr(config, "scale", None)
     return config.head_dim**-0.5 if own is None else own

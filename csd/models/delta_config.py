@@ -8,7 +8,7 @@ from csd.state.recurrent import ConvSize, StateSize, StateSizes
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayers:
-    """Which layers are gated delta nets, and the sizes of each."""
+    """Layers that are gated delta nets, and the sizes of each."""
 
     layers: tuple[bool, ...]
     conv: ConvSize

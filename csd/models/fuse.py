@@ -46,7 +46,7 @@ def fuse(model: Any) -> Decoder:
 
 
 def is_fused(model: Any, decoder: Decoder) -> bool:
-    """Whether the module's weights, sizes and rotary frequencies still are the decoder's.
+    """True if the module's weights, sizes and rotary frequencies still are the decoder's.
 
     Weights are compared by address, which `model.to()` or a load that replaces tensors changes, and
     adapters by the shapes of what lies beside the fused products.
@@ -124,8 +124,8 @@ def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
     bias = _join(products["qkv"], "bias") if config.qkv_bias else None
     delta = None
     if config.delta and is_delta(layer):
-        found = delta_parameters(layer.linear_attn)
-        delta = DeltaNet(config.delta.state, *found, config.norm_eps)
+        conv, decay, dt_bias, norm = delta_parameters(layer.linear_attn)
+        delta = DeltaNet(config.delta.state, conv, decay, dt_bias, norm, config.norm_eps)
     given: dict[str, Any] = absent | norms | joined
     return Layer(**given, qkv_bias=bias, experts=experts, delta=delta)
 

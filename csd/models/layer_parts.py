@@ -6,7 +6,7 @@ from csd.models.config import ModelConfig
 
 
 def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
-    """Of each fused product the linear layers that are its parts; experts have none."""
+    """Linear layers that are the parts of each fused product; experts have none."""
     mlp = layer.mlp
     if is_delta(layer):
         d = layer.linear_attn
@@ -23,7 +23,7 @@ def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
 
 
 def is_delta(layer: Any) -> bool:
-    """Whether a layer is a gated delta net."""
+    """Returns True for a gated delta net."""
     return hasattr(layer, "linear_attn")
 
 

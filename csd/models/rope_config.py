@@ -62,7 +62,7 @@ def rope_of(config: Any, partial: bool = False) -> tuple[float, tuple | None, st
 
 
 def _yarn_attention(rope: dict) -> float:
-    """By what YaRN multiplies cosines and sines."""
+    """Factor of cosines and sines in YaRN."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
 

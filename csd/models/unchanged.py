@@ -1,7 +1,7 @@
 """Refuse modules that compute something else than their class, which a fused decoder leaves out.
 
 A hook, a replaced `forward`, another activation or another scale changes the logits of a module and
-not its weights. Code is known by the package of its file, since `functools.wraps` copies names:
+not its weights. Code is found by the package of its file, since `functools.wraps` copies names:
 transformers', the wrappers of accelerate (precision, device) and of TRL (a loss in chunks), csd's
 and Liger's kernels compute what the class does.
 """
@@ -103,7 +103,7 @@ def _foreign_class(cls: Any, forward: Callable, call: Callable, stock: str) -> s
 
 
 def _is_library(cls: Any) -> bool:
-    """Whether a class is torch's, or of transformers outside of the models."""
+    """True if a class is torch's, or of transformers outside of the models."""
     package, _, rest = cls.__module__.partition(".")
     library = package == "torch" or (package == "transformers" and not rest.startswith("models."))
     # a PreTrainedModel alone is the base of every family
@@ -136,7 +136,7 @@ def _foreign(function: Any, stock: Any = None) -> str | None:
 
 
 def _wrapped(function: Any) -> Any:
-    """The function that a wrapper calls, if it is known."""
+    """The function that a wrapper calls, None if that cannot be found."""
     free = getattr(getattr(function, "__code__", None), "co_freevars", ())
     # TRL's wrapper is named after the class's forward and calls the module's
     if "original_forward" in free:

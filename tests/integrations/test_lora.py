@@ -329,7 +329,7 @@ def test_a_switch_within_a_pass_has_it_run_once_more():
 
 
 def test_requests_in_flight_end_with_the_adapters_that_they_began_with():
-    """Those that come after a switch wait, and are drawn with the new ones."""
+    """Requests that come after a switch wait, and are drawn with the new adapters."""
     import threading
 
     model = adapted()
