@@ -11,15 +11,15 @@ import torch
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
 from csd.engine.model_resources import ModelResources
-from csd.engine.options import (
-    Options,
+from csd.engine.options import Options
+from csd.engine.options.checks import (
     check_device,
     check_drafter,
     check_dtype,
     check_revision,
     check_tokenizer,
-    shows,
 )
+from csd.engine.options.signature import shows
 from csd.engine.requests import Request, check_served
 from csd.engine.result import Sample, Samples
 from csd.engine.scheduler import Scheduler

@@ -12,7 +12,8 @@ from typing import Any, Unpack, overload
 import torch
 
 from csd.engine.engine import Engine, ManyPrompts, OnePrompt
-from csd.engine.options import GenerateOptions, Options, read_options, shows
+from csd.engine.options import GenerateOptions, Options, read_options
+from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
 
 # by the name of the decoder that was asked for

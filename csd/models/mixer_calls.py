@@ -101,16 +101,15 @@ def _convolution(
     # [1, C, R]
     x, weight, bias = given["hidden_states"], given["weight"], given["bias"]
     silu = given.get("activation") is not None
-    rows = x[0].T.contiguous()
+    rows, weight = x[0].T.contiguous(), weight.contiguous()
     if isinstance(states, PromptStates):
 
         def whole(text: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = own(text.T[None], weight, bias, given.get("activation"))
             return found[0].T
 
-        return states.convolve(at, rows, whole).T[None]
-    kind = weight.dtype
-    y = states.convolve(at, rows.to(kind), weight.contiguous(), bias, silu)
+        return states.convolve(at, rows, weight, bias, silu, whole).T[None]
+    y = states.convolve(at, rows.to(weight.dtype), weight, bias, silu)
     return y.to(x.dtype).T[None]
 
 

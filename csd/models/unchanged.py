@@ -20,12 +20,19 @@ from csd.models.config import ModelConfig
 from csd.models.lora import is_lora, without_adapters
 from csd.models.module_values import values
 
-_PACKAGES = ("transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels")
+_PACKAGES = (
+    "transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels", "fla",
+    "causal_conv1d",
+)  # fmt: skip
 # hooks that let gradients reach the embedding, or note outputs, and change no value
 _HOOKS = ("make_inputs_require_grad", "output_capturing_hook")
 _HOOK_PACKAGES = (*_PACKAGES, "peft")
 # functions of a modeling file that its classes call by name
-_FUNCTIONS = ("apply_rotary_pos_emb", "rotate_half", "repeat_kv", "eager_attention_forward")
+_FUNCTIONS = (
+    "apply_rotary_pos_emb", "rotate_half", "repeat_kv", "eager_attention_forward", "l2norm",
+    "causal_conv1d_fn", "causal_conv1d_update", "torch_chunk_gated_delta_rule",
+    "torch_recurrent_gated_delta_rule",
+)  # fmt: skip
 _ADVICE = "which csd's fused decoder does not compute; undo it, or pass the plain model"
 
 
@@ -34,7 +41,9 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
     for hooks in (nn.modules.module._global_forward_hooks,
                   nn.modules.module._global_forward_pre_hooks):  # fmt: skip
         _refuse_hooks("torch.nn (all modules)", hooks)
-    stock = f"transformers.models.{config.family}.modeling_{config.family}"
+    # a family of text may be a part of one that reads images too
+    name = config.family.removesuffix("_text")
+    stock = f"transformers.models.{name}.modeling_{name}"
     for name, module in model.named_modules():
         _refuse_hooks(name or type(model).__name__, module._forward_hooks)
         _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)

@@ -160,8 +160,8 @@ def test_what_is_lost_of_a_state_is_not_admitted(lost, monkeypatch):
     if lost == "decay":
         plain = SSM.inputs
 
-        def lasting(self, kind):
-            return *plain(self, kind)[:2], torch.ones_like(self.dt)
+        def lasting(self, ops, kind):
+            return *plain(self, ops, kind)[:2], torch.ones_like(self.dt)
 
         monkeypatch.setattr(SSM, "inputs", lasting)
     else:
