@@ -35,7 +35,6 @@ def constraints() -> str:
         [CONSTRAINTS[r["constraint"]], price(r["price, plain"]), price(r["price, auto"]),
          f"{r['tau']:.2f}" if "tau" in r else ""]
         for r in load("constraints")["rows"]
-        if r["constraint"] in CONSTRAINTS
     ]  # fmt: skip
     return markdown(["constraint", "plain steps", "with drafts", "tau"], lines)
 
