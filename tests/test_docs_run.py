@@ -190,7 +190,7 @@ def command(line):
 
 
 def can_be_isolated():
-    """Whether there is a bubblewrap that may make a namespace."""
+    """Returns True if there is a bubblewrap that may make a namespace."""
     path = shutil.which("bwrap")
     if path is None or shutil.which("prlimit") is None:
         return False

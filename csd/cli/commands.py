@@ -1,4 +1,4 @@
-"""How the subcommands present themselves: what each does, examples, defaults of its flags."""
+"""Help of the subcommands: a summary, examples, and the defaults of flags."""
 
 import argparse
 from argparse import ArgumentParser, _SubParsersAction

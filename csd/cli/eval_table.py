@@ -1,4 +1,4 @@
-"""What `csd eval` prints at its end."""
+"""Table that `csd eval` prints at its end."""
 
 from argparse import Namespace
 from typing import Any

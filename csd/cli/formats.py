@@ -20,7 +20,7 @@ class Interval(TypedDict):
 
 
 class AtK(TypedDict):
-    """What k samples of a problem would have given and cost, on average over its samples."""
+    """Accuracy and cost of k samples of a problem, on average over its samples."""
 
     k: Annotated[int, "samples of a problem"]
     maj_at_k: Annotated[Interval, "share of problems whose vote is right; k = 1 is the accuracy"]
@@ -105,7 +105,7 @@ class Doctor(TypedDict):
 
 
 class SampleTexts(TypedDict):
-    """What `csd sample --json` adds to `csd.Samples.to_dict`."""
+    """Fields that `csd sample --json` adds to `csd.Samples.to_dict`."""
 
     model: str
     pieces: NotRequired[Annotated[dict[str, str], "the text of each token id"]]

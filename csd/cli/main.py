@@ -15,6 +15,7 @@ from csd.cli import report as cli_report
 from csd.cli import schema as cli_schema
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
+from csd.cli import train_head as cli_train_head
 from csd.cli.commands import Help, add_command
 from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
@@ -43,8 +44,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_sample(commands)
     modules: tuple[Any, ...] = (
-        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, import_logs, audit, cli_schema,
-        doctor,
+        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_train_head, import_logs, audit,
+        cli_schema, doctor,
     )  # fmt: skip
     for module in modules:
         module.add(commands)

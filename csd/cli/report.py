@@ -42,7 +42,7 @@ def _page(path: str) -> str:
 
 
 def _is_results(path: str) -> bool:
-    """Whether its first line is that of a results file; a run is one object."""
+    """Returns True if its first line is that of a results file; a run is one object."""
     try:
         return "settings" in next(read_lines(path, dict), (0, {}))[1]
     except ValueError:

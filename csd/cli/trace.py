@@ -156,7 +156,7 @@ def _replay(args: Namespace) -> int:
 
 
 def verdict(rows: list[dict]) -> str:
-    """What csd would gain, in a sentence."""
+    """A sentence on the gain of csd."""
     best = max(rows, key=lambda row: row["speedup"])
     if best["speedup"] < 1.005:
         return "csd would gain nothing on these samples here: no number of drafts pays"

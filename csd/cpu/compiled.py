@@ -20,7 +20,7 @@ ROOMS = ("cpu", "kernels", "state")
 
 
 def _is_own(found: Any) -> bool:
-    """Whether an event is about a loop of csd's."""
+    """Returns True for an event about a loop of csd's."""
     return (found.data["dispatcher"].py_func.__module__ or "").startswith("csd.")
 
 

@@ -1,4 +1,4 @@
-"""What `csd.generate` returns."""
+"""Results of `csd.generate`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields

@@ -7,7 +7,7 @@ from csd.engine.result import Samples
 
 
 def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
-    """What `csd sample --json` prints: `out`, and the text of every token id in it.
+    """The object that `csd sample --json` prints: `out`, and the text of every token id in it.
 
     With drafts, also each sample's list of `Draft`.
     """
@@ -35,7 +35,7 @@ def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
 
 
 def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
-    """By place, the texts of tokens that are parts of a character: all of it at the last one."""
+    """Texts of tokens that are parts of a character, by place: all of it at the last one."""
     found: dict[int, str] = {}
     held: list[int] = []
     for i, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""How results are shown: a line a sample, HTML of a notebook, a table, a page."""
+"""Views of results: a line a sample, HTML of a notebook, a table, a page."""
 
 import html
 from collections.abc import Callable, Iterator
@@ -84,7 +84,7 @@ def _runs(out: Any, sample: Any) -> Iterator[str]:
 
 
 def frame(out: Any) -> Any:
-    """As `Samples.to_pandas`."""
+    """Computes `Samples.to_pandas`."""
     check_installed("pandas", "notebook", "to_pandas")
     import pandas
 
@@ -103,7 +103,7 @@ def frame(out: Any) -> Any:
 
 
 def write_report(out: Any, path: str | PathLike[str]) -> None:
-    """As `Samples.report`."""
+    """Writes `Samples.report`."""
     if out.tokenizer is None:
         raise ValueError("a report needs the samples' tokenizer: generate with tokenizer=")
     with WholeFile(fspath(path)) as file:

@@ -8,7 +8,7 @@ from csd.state.phases import KINDS
 
 @dataclass(slots=True)
 class Stats:
-    """What one prompt's samples took. Seconds are those of the whole call."""
+    """Statistics of one prompt's samples. Seconds are those of the whole call."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -37,7 +37,7 @@ class Stats:
 
     @property
     def sampling_seconds(self) -> float:
-        """Of the whole call, without compiling and measuring."""
+        """Seconds of the whole call, without compiling and measuring."""
         return sampling_seconds(self.seconds)
 
     @property
@@ -55,7 +55,7 @@ class Stats:
 
 
 def sampling_seconds(seconds: dict[str, float]) -> float:
-    """Of seconds by phase, those that are neither compiling nor measuring."""
+    """Seconds by phase without those of compiling and measuring."""
     return sum(value for phase, value in seconds.items() if phase not in KINDS)
 
 

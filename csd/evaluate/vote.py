@@ -33,7 +33,7 @@ class Decision:
 
     @property
     def tied(self) -> bool:
-        """Whether another answer has as many votes: `answer` is then only the first of them."""
+        """True if another answer has as many votes: `answer` is then only the first of them."""
         return self.answer is not None and self.second >= self.count
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def counts(sample: Sample, limited: bool) -> bool:
-    """Whether a sample has a vote: one that was cut may end in a number that is no answer."""
+    """Returns True if a sample has a vote: a cut one may end in a number that is no answer."""
     return limited or sample.finish_reason != "length"
 
 
@@ -170,7 +170,7 @@ class Vote:
         return None if answer is None else _comparison(self.extract)(answer)
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
-        """Whether the first samples, `prefix`, decide among `total`."""
+        """True if the first samples, `prefix`, decide among `total`."""
         votes: dict[str, int] = {}
         for sample in prefix:
             answer = self._read(text_of(sample)) if counts(sample, self.limited) else None

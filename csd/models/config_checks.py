@@ -1,17 +1,17 @@
-"""What rules out the fused decoder for a `transformers` config, field by field."""
+"""Fields of a `transformers` config that rule out the fused decoder."""
 
 from typing import Any
 
 # windows of these are not switched on by a field of their own
 WINDOWED = ("mistral", "phi3")
 SUPPORTED = (
-    "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), SmolLM3, Granite 3, "
-    "Phi-4 and OLMo 2"
+    "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), Qwen3.5 (dense), "
+    "SmolLM3, Granite 3, Phi-4 and OLMo 2"
 )
 
 
 def rotated_layers(layers: Any, attention: float) -> tuple[bool, ...] | None:
-    """Of each layer, whether it has a rotary embedding; None where all have."""
+    """Flags of the layers that have a rotary embedding; None where all have."""
     found = tuple(map(bool, layers))
     if all(found):
         return None
@@ -34,7 +34,7 @@ def refuse_dense_layers(config: Any) -> None:
 
 
 def is_dequantised(quantization: Any) -> bool:
-    """Whether a config's weights are plain numbers once they are loaded."""
+    """True if a config's weights are plain numbers once they are loaded."""
     # transformers leaves a mark on models from GGUF files, whose weights it has dequantised
     if quantization is None:
         return True

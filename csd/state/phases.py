@@ -43,7 +43,7 @@ def showing(progress: bool | None) -> Iterator[None]:
 
 
 def is_shown() -> bool:
-    """Whether this thread's phases print lines as they begin."""
+    """Returns True if this thread's phases print lines as they begin."""
     return _here.shown
 
 

@@ -24,7 +24,7 @@ def test_version_and_bare_command(capsys):
     assert caught.value.code == 0 and capsys.readouterr().out == f"csd {csd.__version__}\n"
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(re.search(rf"^    {name} ", shown, re.MULTILINE) for name in COMMANDS)
+    assert all(re.search(rf"^    {name}\b", shown, re.MULTILINE) for name in COMMANDS)
     with pytest.raises(SystemExit) as caught:
         main(["--n", "3"])
     assert caught.value.code == 2

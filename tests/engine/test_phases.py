@@ -28,7 +28,7 @@ def test_phases_are_shown_where_progress_is_asked_for(capsys):
 
 
 def test_time_counts_once(monkeypatch):
-    """What is begun within another kind does not count as that one."""
+    """A phase within one of another kind counts as its own kind alone."""
     now = 0.0
     monkeypatch.setattr(phases.time, "perf_counter", lambda: now)
     before = phases.preparation()

@@ -1,4 +1,4 @@
-"""What results look like: printed, in a notebook, as a table, as a page."""
+"""Views of results: printed, in a notebook, as a table, as a page."""
 
 import copy
 import pickle

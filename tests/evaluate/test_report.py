@@ -129,7 +129,7 @@ def browser():
 
 
 class Seen:
-    """What a page asked the network for and complained about."""
+    """Requests of a page to the network, and its errors."""
 
     def __init__(self, browser, path, width=1400, scheme="light"):
         self.errors, self.requests = [], []

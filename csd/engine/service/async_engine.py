@@ -107,7 +107,7 @@ class AsyncEngine:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests."""
+        """True if it takes no more requests."""
         return self._inbox.closed or not self._thread.is_alive()
 
     def limits(self) -> Limits:

@@ -1,4 +1,4 @@
-"""What the page's charts draw, as plain data."""
+"""Plain data of the page's charts."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def votes(decision: data.Decision) -> list[dict[str, Any]]:
 
 
 def steps(result: dict) -> dict[str, Any]:
-    """By step: `live` samples in flight, and tokens committed by one of them from each source."""
+    """Rows by step: `live` samples in flight, and tokens of one of them from each source."""
     counts = data.tokens_per_step(result)
     live = counts.pop("live")
     return {
