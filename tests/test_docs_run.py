@@ -160,7 +160,8 @@ def execute(page, i):
     for text, package in NEEDS.items():
         if text in code and find_spec(package) is None:
             return package
-    if "bwrap" in code and not can_be_isolated():
+    # the function that runs a program in it, and what calls it
+    if ("bwrap" in code or "passes(" in code) and not can_be_isolated():
         return "bubblewrap"
     if kind == "sh":
         for line in code.replace("\\\n", " ").splitlines():
