@@ -7,6 +7,7 @@ they run, and files that they name are beside them too, with the same keys as th
 """
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -70,8 +71,9 @@ def place(tmp_path_factory):
     for name in MODELS:
         for part in (model, tokenizer):
             part.save_pretrained(folder / name)
-    reward = AutoModelForSequenceClassification.from_config(model.config, num_labels=1)
-    reward.config.pad_token_id = 0
+    config = copy.deepcopy(model.config)
+    config.num_labels, config.pad_token_id = 1, 0
+    reward = AutoModelForSequenceClassification.from_config(config)
     for part in (reward, tokenizer):
         part.save_pretrained(folder / "Skywork/Skywork-Reward-V2-Qwen3-0.6B")
     for name, rows in FILES.items():
@@ -158,7 +160,8 @@ def execute(page, i):
     for text, package in NEEDS.items():
         if text in code and find_spec(package) is None:
             return package
-    if "bwrap" in code and not can_be_isolated():
+    # the function that runs a program in it, and what calls it
+    if ("bwrap" in code or "passes(" in code) and not can_be_isolated():
         return "bubblewrap"
     if kind == "sh":
         for line in code.replace("\\\n", " ").splitlines():
