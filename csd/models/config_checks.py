@@ -5,8 +5,8 @@ from typing import Any
 # windows of these are not switched on by a field of their own
 WINDOWED = ("mistral", "phi3")
 SUPPORTED = (
-    "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), SmolLM3, Granite 3, "
-    "Phi-4 and OLMo 2"
+    "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), Qwen3.5 (dense), "
+    "SmolLM3, Granite 3, Phi-4 and OLMo 2"
 )
 
 
