@@ -73,7 +73,7 @@ def test_static_steps_draw_the_same_and_read_nothing_on_the_host(how, plain):
 
 @pytest.mark.parametrize(("family", "decoder"), [("qwen3_5_text", "fused"), ("bamba", "module")])
 def test_forward_and_commit_read_nothing_on_the_host(family, decoder):
-    """Samples by the kernels, at fixed sizes, with padding."""
+    """Kernels run at fixed sizes, with padding."""
     with csd.Engine(
         build(family, torch.float32), decoder=decoder, static=True, kernels="reference", max_slots=2
     ) as e:
