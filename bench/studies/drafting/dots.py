@@ -21,7 +21,7 @@ ROW, LABEL, PLOT, TOP, GAP = 19, 172, 240, 54, 12
 
 
 def panels(rows: list[dict]) -> dict[str, list[tuple[str, float]]]:
-    """By trace, its drafters with tau, the highest first."""
+    """Drafters of each trace with tau, the highest first."""
     found: dict[str, list[tuple[str, float]]] = {}
     for trace in dict.fromkeys(r["trace"] for r in rows):
         of = [r for r in rows if r["trace"] == trace and r["nodes"] == NODES]
