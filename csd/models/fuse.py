@@ -17,7 +17,13 @@ from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
 from csd.models.experts import Experts
 from csd.models.layer import Layer
-from csd.models.layer_parts import experts_of, norms_of, products_of
+from csd.models.layer_parts import (
+    embedding_scale_of,
+    experts_of,
+    frequencies_of,
+    norms_of,
+    products_of,
+)
 from csd.models.lora import base_linear, is_lora
 from csd.models.lora_stacks import FusedAdapters, key_of
 
@@ -34,8 +40,9 @@ def fuse(model: Any) -> Decoder:
     head = base_linear(base.lm_head).weight.data
     embedding = inner.embed_tokens.weight.data
     # the module's own: model.to(bfloat16) rounds them, and its logits with them
-    w = inner.rotary_emb.inv_freq
-    decoder = Decoder(config, embedding, layers, inner.norm.weight.data, head, w)
+    w = frequencies_of(inner.rotary_emb)
+    decoder = Decoder(config, embedding, layers, inner.norm.weight.data, head, *w)
+    decoder.embedding_scale = embedding_scale_of(inner.embed_tokens)
     products = _products(config, base)
     if any(is_lora(part) for parts in products for part in parts):
         decoder.add_adapters(FusedAdapters(products))
@@ -52,7 +59,11 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
     inner: Any = base.model
     if len(inner.layers) != len(decoder.layers) or checked_config(model) != decoder.config:
         return False
-    if not _same_values(inner.rotary_emb.inv_freq, decoder.frequencies):
+    known = decoder.frequencies, decoder.local_frequencies
+    now = frequencies_of(inner.rotary_emb)
+    if not all(_same_values(x, y) for x, y in zip(now, known, strict=False)):
+        return False
+    if embedding_scale_of(inner.embed_tokens) != decoder.embedding_scale:
         return False
     if not _same_adapters(_products(decoder.config, base), decoder.adapters):
         return False

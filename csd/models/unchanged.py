@@ -34,7 +34,9 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
     for hooks in (nn.modules.module._global_forward_hooks,
                   nn.modules.module._global_forward_pre_hooks):  # fmt: skip
         _refuse_hooks("torch.nn (all modules)", hooks)
-    stock = f"transformers.models.{config.family}.modeling_{config.family}"
+    # a text model lies in its family's file
+    family = config.family.removesuffix("_text")
+    stock = f"transformers.models.{family}.modeling_{family}"
     for name, module in model.named_modules():
         _refuse_hooks(name or type(model).__name__, module._forward_hooks)
         _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)
