@@ -66,7 +66,7 @@ coverage: install
 SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py simulated/test_simulated_self_check.py \
 	bench/test_bench_gpu.py engine/test_step_timing.py \
 	faults/test_forks.py kernels/test_compiled.py kernels/test_forward.py \
-	models/test_hybrids.py models/test_module_kernels.py models/test_published.py
+	models/test_families.py models/test_hybrids.py models/test_module_kernels.py models/test_published.py
 
 test-slow: install
 	CSD_SLOW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SLOW:%=tests/%)
