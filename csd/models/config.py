@@ -164,8 +164,8 @@ class ModelConfig:
         heads = config.num_attention_heads
         rope, local_rope = ropes_of(config)
         local = None if "delta" in differs else local_layers(config)
-        window: Any = getattr(config, "sliding_window", None)
-        if local is None or window >= context_of(config):
+        window = getattr(config, "sliding_window", None)
+        if local is None or window is None or window >= context_of(config):
             # with a rotary embedding of their own, layers are local without a window
             local, window = local if local_rope else None, None
         own = {name: x(config) if callable(x) else x for name, x in differs.items()}

@@ -182,7 +182,9 @@ def build(facts: dict, dtype, divisor: int = 1):
                 weight.copy_(normal(weight.shape) * weight.shape[-1] ** -0.5)
         model.lm_head.weight.mul_(3 * getattr(made, "logits_scaling", 1.0))
         if made.tie_word_embeddings:
-            model.lm_head.weight.div_(getattr(made, "embedding_multiplier", 1.0))
+            # rows of the embedding that are multiplied would predict their own token
+            root = made.hidden_size**0.5 if "gemma" in made.model_type else 1.0
+            model.lm_head.weight.div_(getattr(made, "embedding_multiplier", root))
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
     model.config.dtype = dtype

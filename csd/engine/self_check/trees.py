@@ -20,7 +20,10 @@ class Trees:
     @classmethod
     def of(cls, parents: tuple[tuple[int, ...], ...], device: torch.device) -> "Trees":
         """parents: of each slot's nodes, their numbers in it; the root's is -1."""
-        slot, depth, words, start = [], [], [], []
+        slot: list[int] = []
+        depth: list[int] = []
+        words: list[int] = []
+        start: list[int] = []
         for s, above in enumerate(parents):
             start.append(len(slot))
             deep: list[int] = []
