@@ -73,6 +73,7 @@ def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples,
         temperature=0.7,
         seed=0,
         callback=live,
+        progress=False,
         **options,
     )
     if TERMINAL:
@@ -139,7 +140,7 @@ def main(model: str, tokens: int = 200) -> None:
 
     decision = csd.vote(out)
     print(f"\nAnswers: {', '.join(a or '-' for a in decision.answers)}")
-    print(f"Vote: {decision.answer} ({decision.count} of {len(out)}; right is 12)")
+    print(f"Vote: {decision}; right is 12")
     steps(out)
 
     same = sum(a == b for a, b in zip(out.tokens, plain.tokens, strict=True))

@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace, _SubParsersAction
 
+from csd.cli.commands import add_command
 from csd.training.run import Recipe
 from csd.training.train_head import DTYPES, train_head
 
@@ -21,7 +22,10 @@ NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 def add(commands: _SubParsersAction) -> None:
-    parser = commands.add_parser("train-head", help="train an EAGLE head on recorded samples")
+    parser = add_command(
+        commands, "train-head", "train an EAGLE head on recorded samples",
+        ["csd train-head MODEL TRACES.jsonl -o head"], "draft_models.md",
+    )  # fmt: skip
     parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
     parser.add_argument("traces", nargs="+", help="as csd record writes them")
     parser.add_argument("-o", "--out", required=True, help="folder without a head; a run that was "
@@ -31,7 +35,7 @@ def add(commands: _SubParsersAction) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=type(default), default=default, help=text)
     parser.add_argument("--dtype", choices=NAMES, help="of the head; by default the model's")
-    parser.add_argument("--device")
+    parser.add_argument("--device", help="by default a GPU if there is one")
     parser.add_argument("--revision", help="of a hub name")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_train)

@@ -29,6 +29,7 @@ from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, stream_of
 from csd.state.forks import watch_forks
+from csd.state.phases import preparation, showing
 
 # of the int32 index of a step's rows, and of what a step's sizes take to time, far more than pay
 MOST_SLOTS = 4096
@@ -161,7 +162,7 @@ class Engine(ModelResources):
         try:
             self._open(call)
             for request, sample in run:
-                call.finish_sample()
+                call.finish_sample(request, sample)
                 yield request, sample
         finally:
             every([run.close, call.close])
@@ -252,8 +253,11 @@ class Engine(ModelResources):
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
             step = self._step_of_call(step, requests, settings, tokenizer)
             try:
-                with current(self.device):
+                before = preparation()
+                with current(self.device), showing(settings.progress):
                     budget = self._budget(settings, step)
+                for kind, seconds in preparation().items():
+                    step.seconds[kind] += seconds - before[kind]
                 make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
                 scheduler = make(
                     step, requests, settings,

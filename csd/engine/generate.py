@@ -15,6 +15,7 @@ from csd.engine.engine import Engine, ManyPrompts, OnePrompt
 from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
+from csd.state.phases import showing
 
 # by the name of the decoder that was asked for
 _by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()
@@ -136,7 +137,8 @@ def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
         read_options(options, GenerateOptions)
         loading = {name: drawing.pop(name, None) for name in ("device", "dtype", "revision")}
         loading["decoder"] = drawing.pop("decoder", "auto")
-        return engine_for(model, **loading), drawing
+        with showing(options.get("progress")):
+            return engine_for(model, **loading), drawing
     except Exception as error:
         if isinstance(model, Engine):
             model.refuse(error)

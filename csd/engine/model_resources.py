@@ -1,5 +1,7 @@
 """The model of an engine as it is now, and the operations that run it."""
 
+import os
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -19,6 +21,7 @@ from csd.models.exact_products import ExactProducts
 from csd.models.load import Loaded, load
 from csd.models.module_decoder import ModuleDecoder
 from csd.state.device import peak_bytes
+from csd.state.phases import phase
 
 
 class ModelResources(Resources):
@@ -54,7 +57,9 @@ class ModelResources(Resources):
                 require_check(on, kind, config, bool(exact))
                 checked = True
 
-        loaded = load(model, before=check_kernels, **options)
+        by_name = isinstance(model, str | os.PathLike)
+        with phase(f"loading {model}:", None) if by_name else nullcontext():
+            loaded = load(model, before=check_kernels, **options)
         self._exact, self._static = exact, static
         self._cost_of = self._cost = None
         self._kernels, self.dtype = kernels, loaded.dtype

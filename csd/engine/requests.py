@@ -7,8 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from csd.engine.draft_trees import SOURCES, Draft
 from csd.engine.grammar import has_grammar
-from csd.engine.result import Sample, Samples, Stats
+from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
+from csd.engine.stats import Stats
 from csd.engine.thought import forced_places
 from csd.graph.history import PastSample
 from csd.kernels.noise import prompt_key
@@ -58,6 +59,7 @@ class Request:
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    tokenizer: Any = None  # for what shows its samples
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.samples)
@@ -126,8 +128,9 @@ class Request:
         every |= self.finished
         samples = [every[i] for i in self.samples]
         return Samples(
-            samples, self.seed, self.prompt, self.stats, self.error, self.prompt_logprobs
-        )
+            samples, self.seed, self.prompt, self.stats, self.error, self.prompt_logprobs,
+            self.tokenizer,
+        )  # fmt: skip
 
 
 def check_served(requests: list[Request], config: ModelSizes) -> None:

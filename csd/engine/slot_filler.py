@@ -1,6 +1,5 @@
 """Slots of a call: reads prompts, gives free slots to samples, and frees them at their end."""
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from csd.engine.history_args import longest_first
 from csd.engine.prefill import Prefill
 from csd.engine.requests import LiveSample, Request
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
-from csd.engine.step import Step
+from csd.engine.step import Clock, Step
 from csd.state.kv_cache import in_turn
 from csd.state.pool import PROGRESS_PENALTY
 
@@ -136,12 +135,12 @@ class SlotFiller:
                 self.prefill_chunk,
                 self.cross_prompt,
             )
-        start = time.perf_counter()
+        clock = Clock(self.step.seconds)
         if self.read_prompt() and self.enter_history():
             self.prefill.end()
             self.active.append(self.prefill.request)
             self.prefill = None
-        self.step.seconds["prefill"] += time.perf_counter() - start
+        clock.lap("prefill")
         return None if self.prefill else self.active[-1]
 
     def read_prompt(self) -> bool:

@@ -20,6 +20,7 @@ from csd.models.config import scale_of
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
+from csd.state.phases import KINDS, preparation
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
@@ -59,11 +60,11 @@ class Step:
 
     @classmethod
     def no_seconds(cls) -> dict[str, float]:
-        return dict.fromkeys(("prefill", *cls.phases), 0.0)
+        return dict.fromkeys((*KINDS, "prefill", *cls.phases), 0.0)
 
     def __call__(self, live: int, budget: Budget) -> Snapshot:
         """Run one step over `live` live slots; returns what the host reads of it."""
-        clock = _Clock(self.seconds)
+        clock = Clock(self.seconds)
         pool = self.propose(live, budget)
         clock.lap("propose")
         logits = self.forward(pool)
@@ -215,12 +216,17 @@ class Step:
             self.drafter.insert(pool, self.slots, verdict, defer=not drafted)
 
 
-class _Clock:
+class Clock:
+    """Adds the time since its last lap to a phase's seconds, without what compiled meanwhile."""
+
     def __init__(self, seconds: dict[str, float]):
         self._seconds = seconds
-        self._last = time.perf_counter()
+        self._last, self._prepared = time.perf_counter(), preparation()
 
     def lap(self, phase: str) -> None:
-        now = time.perf_counter()
+        now, prepared = time.perf_counter(), preparation()
         self._seconds[phase] += now - self._last
-        self._last = now
+        for kind, seconds in prepared.items():
+            self._seconds[kind] += seconds - self._prepared[kind]
+            self._seconds[phase] -= seconds - self._prepared[kind]
+        self._last, self._prepared = now, prepared

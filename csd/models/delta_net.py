@@ -16,6 +16,8 @@ import torch
 from csd.kernels.layer_states import DeltaRule
 from csd.state.recurrent import StateSize, wide
 
+Parameters = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 @dataclass(slots=True)
 class DeltaNet:
@@ -53,12 +55,12 @@ class DeltaNet:
         size = self.size
         return size.key_heads, size.heads, size.key_dim, size.value_dim
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> Parameters:
         """In the order of `delta_parameters`."""
         return self.conv, self.decay, self.bias, self.norm
 
 
-def delta_parameters(module: Any) -> tuple[torch.Tensor, ...]:
+def delta_parameters(module: Any) -> Parameters:
     """Parameters of a `transformers` gated delta net beside its products."""
     conv = module.conv1d.weight.data[:, 0]
     return conv, module.A_log.data, module.dt_bias.data, module.norm.weight.data

@@ -26,14 +26,13 @@ class HybridDecoder(Decoder):
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Callable,  # `csd.kernels.layer_attention`'s, with `states`
+        attend: Any,  # `csd.kernels.layer_attention`'s, with `states`
         node_k: torch.Tensor,  # [L, M, K, D] of the L layers that attend, written
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops,
     ) -> torch.Tensor:
         """Hidden states [M, hidden] after the last norm."""
         self.follow()
-        states: Any = getattr(attend, "states")  # noqa: B009, of a call with states
         x, residual, attending = F.embedding(token.clamp(min=0), self.embedding), None, 0
         for i, layer in enumerate(self.layers):
             x, residual = self._normed(ops, x, layer.input_norm, residual)
@@ -43,7 +42,7 @@ class HybridDecoder(Decoder):
             if "qkv" in layer.lora:
                 product = beside(self.linear, x, product, layer.lora["qkv"])
             if layer.delta is not None:
-                x = layer.delta(ops, product, states, i - attending)
+                x = layer.delta(ops, product, attend.states, i - attending)
             else:
                 nodes = node_k[attending], node_v[attending]
                 x = self._attended(ops, product, layer, position, attend, attending, nodes)

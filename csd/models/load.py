@@ -30,6 +30,7 @@ from csd.models.linear import multiplies_bfloat16
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes
 from csd.models.pack import pack
+from csd.models.quiet import quiet_libraries
 from csd.state.unseen_gpu import warn_of_unseen_gpu
 
 BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
@@ -195,7 +196,8 @@ def _from_path(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     adapted = name if (base := base_name(name)) else None
     place, options = _place(base or name, revision)
-    with gguf_file.read_once() if "gguf_file" in options else nullcontext():
+    read_once = gguf_file.read_once() if "gguf_file" in options else nullcontext()
+    with read_once, quiet_libraries():
         on_config = _noted(before, device)
         if "gguf_file" in options:
             model = read_gguf(name, place, dtype, options, on_config)
@@ -233,6 +235,11 @@ def config_of(name: str) -> ModelConfig:
     config = read_config(name, place, options)[1]
     assert config is not None
     return config
+
+
+def tokenizer_of(name: str, revision: str | None = None) -> Any:
+    """The tokenizer of a model by its name, without its weights; None where it has none."""
+    return read_tokenizer(*_place(base_name(name) or name, revision))
 
 
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:

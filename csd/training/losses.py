@@ -49,26 +49,26 @@ def losses(
 ) -> Losses:
     """Losses of places; with a weight, gradients of the mean L go to what `guess` came from.
 
-    Logits of `ROWS` places are in memory at a time, and those of both networks for no longer.
+    Logits of `ROWS` places are in memory at a time, and those of both networks for no longer. With
+    a weight no place counts as a hit, which would take another pass over the logits.
     """
     kept = torch.promote_types(guess.dtype, torch.float32)
     by_state = F.smooth_l1_loss(guess.to(kept), states.to(kept), reduction="none").mean(-1).sum()
     found, parts = Losses(float(by_state.detach()), places=len(guess)), []
     for a in range(0, len(guess), ROWS):
         rows = slice(a, a + ROWS)
-        x = guess[rows].detach().requires_grad_(weight is not None)
         with torch.no_grad():
             p = target.logits(states[rows]).to(kept).softmax(-1)
-        z = target.logits(x).to(kept)
-        by_token = -(p * z.log_softmax(-1)).sum()
-        if weight is not None:
-            (gradient,) = torch.autograd.grad(by_token, x)
-            parts.append(gradient)
-        found.tokens += float(by_token.detach())
-        found.hits += int((z.argmax(-1) == following[rows]).sum())
+            z = target.logits(guess[rows].detach()).to(kept)
+            total = z.logsumexp(-1, keepdim=True)
+            # sum p (total - z), whose gradient by z is softmax(z) - p
+            found.tokens += float(total.sum() - torch.dot(p.flatten(), z.flatten()))
+            if weight is None:
+                found.hits += int((z.argmax(-1) == following[rows]).sum())
+            else:
+                parts.append(target.logits_backward(z.sub_(total).exp_().sub_(p)))
     if weight is not None:
         per_place = guess.new_ones(()).to(kept) / len(guess)
-        torch.autograd.backward(
-            [by_state, guess], [per_place, torch.cat(parts) * (weight / len(guess))]
-        )
+        by_token = torch.cat(parts).to(guess.dtype) * (weight / len(guess))
+        torch.autograd.backward([by_state, guess], [per_place, by_token])
     return found

@@ -41,9 +41,13 @@ class Target:
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, hidden], with gradients where they are wanted. Returns [R, V]."""
+        """hidden: [R, hidden]. Returns [R, V]."""
         z = F.linear(hidden.to(self.dtype), self.head)
         return z if self.config.logit_divisor == 1 else z / self.config.logit_divisor
+
+    def logits_backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        """gradient: [R, V], by the logits. Returns [R, hidden], by the hidden states."""
+        return gradient.to(self.dtype) @ self.head / self.config.logit_divisor
 
 
 def causal(

@@ -18,7 +18,7 @@ FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 OTHER = {
     ("run", "worker"), ("run", "run"), ("record", "main"), ("record_study", "main"),
     ("vllm_side", "Vllm"), ("serve", "ask"), ("constraints", "Checkout"),
-    ("constraints_worker", "main"),
+    ("constraints_worker", "main"), ("eagle_head", "recorded"),
     ("vllm_worker", "main"), ("doctor", "main"), ("doctor", "examined"), ("time_vllm", "main"),
     ("vllm", "run"), ("vllm", "measured"),
 }  # fmt: skip

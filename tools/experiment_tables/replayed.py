@@ -1,7 +1,7 @@
 """Tables of drafting.md that replays of recorded samples give."""
 
 from bench.lib.common import markdown
-from bench.studies.drafting.replay_rows import METRICS, metrics, ratio, tables
+from bench.studies.drafting.replay_rows import metrics, ratio, tables
 from tools.experiment_tables.results import CLASSEVAL, GSM8K, MATH, load, only
 
 COPYING = {"rewrite": ("rewrite", 8), "ClassEval": (CLASSEVAL, 5), "GSM8K": (GSM8K, 8),
@@ -49,7 +49,7 @@ def copying_metrics() -> str:
                     for t, s in COPYING.values())]
         for drafter in DRAFTERS.values()
     ]  # fmt: skip
-    return markdown([f"{METRICS}, 16 nodes", *COPYING], lines)
+    return markdown(["tau, 16 nodes", *COPYING], lines)
 
 
 TABLES = {"drafters": drafters, "copying": copying, "copying_metrics": copying_metrics}

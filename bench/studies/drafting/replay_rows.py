@@ -10,8 +10,6 @@ OURS = (
     "paper-shrinking", "paper-shrinking-tree", "paper-shrinking-fuzzy",
 )  # fmt: skip
 KEY = ("trace", "drafter", "samples", "nodes")
-# as papers of drafters report a drafter, in this order
-METRICS = "tau / length / acceptance / nodes / microseconds"
 
 
 def ratio(ours: dict, theirs: dict, pick) -> float:
@@ -50,11 +48,8 @@ def add_ratios(rows: list[dict]) -> None:
 
 
 def metrics(row: dict) -> str:
-    """A cell of METRICS."""
-    return (
-        f"{row['tau']:.2f} / {row['accepted_length']:.2f} / {row['acceptance']:.1%} / "
-        f"{row['nodes_used']:.1f} / {row['draft_microseconds']:.0f}"
-    )
+    """A cell of a table: tau."""
+    return f"{row['tau']:.2f}"
 
 
 def column(row: dict) -> tuple[str, int, int]:
@@ -62,7 +57,7 @@ def column(row: dict) -> tuple[str, int, int]:
 
 
 def tables(rows: list[dict], nodes: int = 16) -> list[str]:
-    """Markdown: a table of METRICS for every drafter and trace at `nodes` nodes, and one of the
+    """Markdown: a table of tau for every drafter and trace at `nodes` nodes, and one of the
     ratios of `consensus` at every budget."""
     found: dict[str, dict[tuple, Any]] = {}
     for row in rows:

@@ -15,7 +15,9 @@ def check_flags(args: Namespace, names: Iterable[str]) -> None:
 def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> None:
     """A flag for each of `names`; `defaults` replace those of `Options`."""
     known_options = options_of(GenerateOptions)
-    for name in names:
+    listed = {*names}
+    # of all commands in one order
+    for name in [name for name in known_options if name in listed]:
         option = known_options[name][1]
         default = defaults.get(name, option.default)
         flag = "--" + name.replace("_", "-")
@@ -33,4 +35,7 @@ def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> 
             if option.flag is None:
                 raise ValueError(f"{name} has no flag")
             flags = [flag] if option.short is None else [option.short, flag]
-            parser.add_argument(*flags, type=option.flag, default=default, help=option.help)
+            text = option.help
+            if name in defaults and "default" in text:
+                text += f" (here: {default})"
+            parser.add_argument(*flags, type=option.flag, default=default, help=text)

@@ -12,6 +12,7 @@ from csd.engine.options.checks import (
     check_template,
     check_tokenizer,
     check_type,
+    or_none,
 )
 from csd.engine.options.option import Option
 from csd.engine.requests import OnText
@@ -39,7 +40,15 @@ class ResultOptions(TypedDict, total=False):
             check_template,
         ),
     ]
-    progress: Annotated[bool, Option(False, "show a progress bar", partial(check_flag, "progress"))]
+    progress: Annotated[
+        bool | None,
+        Option(
+            None,
+            "show a line for each phase of a first call and a bar in tokens; None shows them on a "
+            "terminal",
+            or_none(check_flag, "progress"),
+        ),
+    ]
     callback: Annotated[
         OnText | None,
         Option(

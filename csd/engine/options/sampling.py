@@ -39,7 +39,8 @@ class SamplingOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "None draws one from torch's default generator; `out.seed` has it",
+            "with which the same samples are drawn again; by default one is drawn from torch's "
+            "generator, and `out.seed` has it",
             check_seed_or_none,
             int,
         ),
@@ -48,8 +49,8 @@ class SamplingOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "0 is greedy. This and the next four are as transformers defines them; left out, "
-            "the model's generation config decides, else they are off",
+            "0 is greedy; by default the model's generation config decides, else 1. This and the "
+            "next four are as transformers defines them",
             or_none(check_option, "temperature"),
             float,
         ),
@@ -58,14 +59,20 @@ class SamplingOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "0 is off; tokens tied at the cut are all kept",
+            "0 is off; tokens tied at the cut are all kept; by default as the generation config "
+            "has it, else off",
             or_none(check_option, "top_k"),
             int,
         ),
     ]
     top_p: Annotated[
         float | None,
-        Option(None, "nucleus sampling; 1 is off", or_none(check_option, "top_p"), float),
+        Option(
+            None,
+            "nucleus sampling; 1 is off, as it is by default where the generation config has none",
+            or_none(check_option, "top_p"),
+            float,
+        ),
     ]
     min_p: Annotated[
         float | None,

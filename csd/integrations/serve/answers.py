@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from csd.engine.result import Sample, Samples, pieces
+from csd.engine.result import Sample, Samples
+from csd.engine.result_json import pieces
 from csd.engine.service import Handle
 from csd.engine.service.handle import Top
 from csd.integrations.serve.asked import Asked
