@@ -72,7 +72,7 @@ def _layers(
         k, v = caches.k + i * strides.k, caches.v + i * strides.v
         other = residual if i else 0
         first = x if i else residual
-        norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like)
+        norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like, False)
         shape = M, width, hidden
         product(plain, by_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, by)
         beside(lora, i, 0, shape, normed, qkv, transposed, like)
@@ -80,10 +80,10 @@ def _layers(
         if w[Q_NORM]:
             for m in range(M):
                 at = m * width * size
-                norm_alone(H, D, qkv + at, 0, w[Q_NORM], eps, qkv + at, 0, like)
-                norm_alone(K, D, behind_q + at, 0, w[K_NORM], eps, behind_q + at, 0, like)
+                norm_alone(H, D, qkv + at, 0, w[Q_NORM], eps, qkv + at, 0, like, False)
+                norm_alone(K, D, behind_q + at, 0, w[K_NORM], eps, behind_q + at, 0, like, False)
         rotary(
-            rotates, (M, H, K, D), qkv, behind_q, behind_k, (width, width, width), position, cos,
+            rotates, (M, H, K, D, D), qkv, behind_q, behind_k, (width, width, width), position, cos,
             sin, q, node_k, node_v, like,
         )  # fmt: skip
         attention(
@@ -93,11 +93,11 @@ def _layers(
         shape = M, hidden, H * D
         product(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, by)
         beside(lora, i, 1, shape, attended, x, transposed, like)
-        norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like)
+        norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like, False)
         shape = M, 2 * F, hidden
         product(plain, by_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, by)
         beside(lora, i, 2, shape, normed, gate_up, transposed, like)
-        swiglu(gates, M, F, gate_up, gated, like)
+        swiglu(gates, M, F, gate_up, gated, like, False)
         shape = M, hidden, F
         product(plain, by_down, shape, gated, transposed, w[DOWN], 0, x, like, by)
         beside(lora, i, 3, shape, gated, x, transposed, like)

@@ -4,6 +4,8 @@ Not in float64: there a norm's statistics, which are float32 in any dtype, are w
 from transformers', and the reference adds them up as transformers does.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import prange
@@ -11,8 +13,11 @@ from numba import prange
 from csd.cpu.compiled import any_order, loop
 from csd.cpu.numbers import LIKE, exp, memory, read, readable, require, rounded
 from csd.cpu.threads import by_threads
+from csd.kernels.swiglu import CUBIC, LINEAR
 
 LOW = (torch.bfloat16, torch.float32)
+# of GELU
+_LINEAR, _CUBIC = np.float32(LINEAR), np.float32(CUBIC)
 # an exponential takes as long as so many other numbers
 EXP = 4
 
@@ -36,6 +41,7 @@ def _rms_norm(
     y,  # [R, F], written
     total,  # [R, F], written where there is a residual
     like,
+    plus_one,
 ):
     for m in prange(R):
         row = m * F * like.itemsize
@@ -52,14 +58,17 @@ def _rms_norm(
             for j in range(F):
                 wide[j] = read(x_m[j])
         length = np.float32(1) / np.sqrt(_squares(wide) / np.float32(F) + eps)
-        for j in range(F):
-            y_m[j] = rounded(read(scale[j]) * read(rounded(wide[j] * length, like)), like)
+        if plus_one:
+            for j in range(F):
+                y_m[j] = rounded((np.float32(1) + read(scale[j])) * (wide[j] * length), like)
+        else:
+            for j in range(F):
+                y_m[j] = rounded(read(scale[j]) * read(rounded(wide[j] * length, like)), like)
 
 
-def reads_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> bool:
-    """True if the loop reads `rms_norm`'s tensors."""
+def reads_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *others: Any) -> bool:
+    """True if the loop reads `rms_norm`'s tensors; others: the residual, and what is no tensor."""
+    residual = next((y for y in others if isinstance(y, torch.Tensor)), None)
     return x.dtype in LOW and readable(x, weight, residual)
 
 
@@ -69,6 +78,8 @@ def rms_norm(
     eps: float,
     residual: torch.Tensor | None = None,  # [.., F]
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
+    *,
+    plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm_ref`. Raises TypeError for tensors that loops do not read."""
     require(reads_norm(x, weight, eps, residual), "rms_norm", x, weight, residual)
@@ -81,49 +92,53 @@ def rms_norm(
         other = residual.data_ptr()
     _rms_norm(
         x.numel(), x.numel() // F, F, x.data_ptr(), other, weight.data_ptr(), np.float32(eps),
-        y.data_ptr(), total.data_ptr(), LIKE[x.dtype],
+        y.data_ptr(), total.data_ptr(), LIKE[x.dtype], plus_one,
     )  # fmt: skip
     return y, total
 
 
 @by_threads
 def _rotary(
-    shape,  # M, H, K, D
+    shape,  # M, H, K, D, R
     q,  # [M, H, D]
     k,  # [M, K, D]
     v,  # [M, K, D]
     strides,  # of a row of each
     position,  # [M] int32
-    cos,  # [positions, D]
-    sin,  # [positions, D]
+    cos,  # [positions, R]
+    sin,  # [positions, R]
     out,  # [M, H, D], written
     node_k,  # [M, K, D], written
     node_v,  # [M, K, D], written
     like,
 ):
-    M, H, K, D = shape
+    M, H, K, D, R = shape
     size = like.itemsize
     for m in prange(M):
-        offset = position[m] * D * size
-        c, s = memory(cos + offset, D, like), memory(sin + offset, D, like)
+        offset = position[m] * R * size
+        c, s = memory(cos + offset, R, like), memory(sin + offset, R, like)
         for h in range(H):
-            _rotate(q + (m * strides[0] + h * D) * size, c, s, out + (m * H + h) * D * size, like)
+            given = q + (m * strides[0] + h * D) * size
+            _rotate(D, given, c, s, out + (m * H + h) * D * size, like)
         for h in range(K):
             at, to = h * D * size, (m * K + h) * D * size
-            _rotate(k + m * strides[1] * size + at, c, s, node_k + to, like)
-            given = memory(v + m * strides[2] * size + at, D, like)
+            _rotate(D, k + m * strides[1] * size + at, c, s, node_k + to, like)
+            values = memory(v + m * strides[2] * size + at, D, like)
             written = memory(node_v + to, D, like)
             for j in range(D):
-                written[j] = given[j]
+                written[j] = values[j]
 
 
 @loop
-def _rotate(x, cos, sin, y, like):
-    D, half = cos.shape[0], cos.shape[0] // 2
+def _rotate(D, x, cos, sin, y, like):
+    R, half = cos.shape[0], cos.shape[0] // 2
+    kept, left = memory(x, D, like), memory(y, D, like)
+    for j in range(R, D):
+        left[j] = kept[j]
     behind = half * like.itemsize
     low, high = memory(x, half, like), memory(x + behind, half, like)
     y_low, y_high = memory(y, half, like), memory(y + behind, half, like)
-    cos_h, sin_h = cos[half:D], sin[half:D]
+    cos_h, sin_h = cos[half:R], sin[half:R]
     for j in range(half):
         rotated = read(rounded(read(low[j]) * read(cos[j]), like))
         y_low[j] = rounded(rotated - read(high[j]) * read(sin[j]), like)
@@ -159,8 +174,9 @@ def rotary(
     given = q, k, v, position, cos, sin, node_k, node_v
     require(reads_rotary(*given), "rotary", *given)
     out = torch.empty(q.shape, dtype=q.dtype)
+    shape = *q.shape[:2], *k.shape[1:], cos.shape[1]
     _rotary(
-        q.numel(), (*q.shape[:2], *k.shape[1:]), q.data_ptr(), k.data_ptr(), v.data_ptr(),
+        q.numel(), shape, q.data_ptr(), k.data_ptr(), v.data_ptr(),
         (q.stride(0), k.stride(0), v.stride(0)), position.numpy(), cos.data_ptr(), sin.data_ptr(),
         out.data_ptr(), node_k.data_ptr(), node_v.data_ptr(), LIKE[q.dtype],
     )  # fmt: skip
@@ -168,7 +184,7 @@ def rotary(
 
 
 @by_threads
-def _swiglu(R, F, gate_up, y, like):
+def _swiglu(R, F, gate_up, y, like, gelu):
     size = F * like.itemsize
     for m in prange(R):
         given = gate_up + 2 * m * size
@@ -176,21 +192,22 @@ def _swiglu(R, F, gate_up, y, like):
         y_m = memory(y + m * size, F, like)
         for j in range(F):
             gate = read(gates[j])
-            silu = read(rounded(gate / (exp(-gate) + np.float32(1)), like))
-            y_m[j] = rounded(silu * read(ups[j]), like)
+            z = gate * (_LINEAR + _CUBIC * gate * gate) if gelu else gate
+            active = read(rounded(gate / (exp(-z) + np.float32(1)), like))
+            y_m[j] = rounded(active * read(ups[j]), like)
 
 
-def reads_swiglu(gate_up: torch.Tensor) -> bool:
+def reads_swiglu(gate_up: torch.Tensor, gelu: bool = False) -> bool:
     """True if the loop reads `swiglu`'s tensor."""
     return gate_up.dtype in LOW and readable(gate_up)
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     """`swiglu_ref`. Raises TypeError for a tensor that loops do not read."""
     require(reads_swiglu(gate_up), "swiglu", gate_up)
     F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
     y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)
     _swiglu(
-        EXP * y.numel(), y.numel() // F, F, gate_up.data_ptr(), y.data_ptr(), LIKE[y.dtype],
+        EXP * y.numel(), y.numel() // F, F, gate_up.data_ptr(), y.data_ptr(), LIKE[y.dtype], gelu,
     )  # fmt: skip
     return y

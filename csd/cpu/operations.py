@@ -24,7 +24,7 @@ from csd.kernels.draft_tree import with_config
 from csd.kernels.graph_insert import on_table
 from csd.kernels.observe import with_config as with_observed_config
 from csd.kernels.operator import OPERATIONS
-from csd.kernels.rms_norm import first_of
+from csd.kernels.rms_norm import first_of, of_sum
 from csd.kernels.verify import verify_ref
 
 
@@ -43,7 +43,7 @@ def _attend(*args: Any) -> None:
 
 
 _register("rms_norm", reads_norm, first_of(rms_norm))
-_register("add_rms_norm", reads_norm, rms_norm)
+_register("add_rms_norm", reads_norm, of_sum(rms_norm))
 _register("rotary", reads_rotary, rotary)
 _register("swiglu", reads_swiglu, swiglu)
 _register("tree_attention", lambda *args: readable(*args[:5]), _attend)

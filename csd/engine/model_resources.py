@@ -16,7 +16,8 @@ from csd.engine.step import Step
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.config import ModelSizes
 from csd.models.decoder import Decoder
-from csd.models.exact import ExactProducts, choose_exact
+from csd.models.exact import choose_exact
+from csd.models.exact_products import ExactProducts
 from csd.models.load import Loaded, load
 from csd.models.module_decoder import ModuleDecoder
 from csd.state.device import peak_bytes

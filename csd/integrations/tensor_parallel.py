@@ -14,14 +14,14 @@ import math
 import threading
 import zlib
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from csd.engine.budget import Budget, FixedBudget, StepTimeTable
+from csd.engine.budget import FixedBudget, StepTimeTable
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, Feed
 from csd.engine.options import Options
@@ -31,17 +31,8 @@ from csd.engine.row_options import OFF
 from csd.engine.step import Step
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
 from csd.integrations.tensor_parallel_link import Link, error_text
+from csd.integrations.tensor_parallel_steps import FollowerStep, LeaderStep
 from csd.models.load import Loaded
-from csd.state.pool import Pool
-from csd.state.slots import Slots
-from csd.state.verdict import Verdict
-
-# written by commit alone, alike on every rank
-_COMMITTED = ("tokens", "logprobs", "raw_logprobs")
-_GROUPS = ("prompt_len", "group_key")
-# [S] each: one of these differs once the host has put another sample into a slot
-_OCCUPANT = ("live", "group", "key", "sample", "generated")
-_STATE = (*_OCCUPANT, "context")
 
 
 class ParallelEngine(Engine):
@@ -76,7 +67,7 @@ class ParallelEngine(Engine):
         super().__init__(loaded, **options | {"static": False})
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
-        """As `Engine.prepare`; rank 0 alone writes a recording."""
+        """`Engine.prepare`; rank 0 alone writes a recording."""
         call = super().prepare(prompt, **options)
         if self.link.rank:
             call.record = None
@@ -85,7 +76,7 @@ class ParallelEngine(Engine):
     def run(
         self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
     ) -> Generator[tuple[Request, Sample], None, None]:
-        """As `Engine.run`; ranks other than 0 yield the samples that rank 0 has drawn."""
+        """`Engine.run`; ranks other than 0 yield the samples that rank 0 has drawn."""
         if feed is not None:
             raise ValueError("AsyncEngine must have an engine of one process, got a ParallelEngine")
         self._not_within_a_stream()
@@ -235,104 +226,3 @@ def _shared_arguments(requests: list[Request]) -> dict[str, Any]:
         shared |= {"num_samples": len(samples), "first_sample": samples.start}
         shared |= asdict(requests[0].params)
     return shared
-
-
-@dataclass(slots=True)
-class LinkedStep(Step):
-    """A step of one rank. Either all ranks run its pass or none does."""
-
-    link: Any = None  # a Link
-
-    def forward(self, pool: Pool) -> torch.Tensor:
-        decoder: Any = self.decoder
-        with self.link.together(decoder.exchanges(pool.rows, head=True)):
-            self.ready()
-            return Step.forward(self, pool)
-
-    def ready(self) -> None:
-        """Called before the pass, inside its exchanges."""
-
-
-@dataclass(slots=True)
-class LeaderStep(LinkedStep):
-    """A step of rank 0. It sends its pool and the slots that the host has edited to the others."""
-
-    _sent: dict = field(default_factory=dict)  # the slots as the others have them
-
-    def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
-        self.link.send("prompt", (g, chunk, start, self.cache.prompt_pages[g]))
-        decoder: Any = self.decoder
-        with self.link.together(decoder.exchanges(len(chunk), head=False)):
-            return Step.read_prompt(self, g, chunk, start)
-
-    def propose(self, live: int, budget: Budget) -> Pool:
-        pool = Step.propose(self, live, budget)
-        order = {"digest": _digest(self._sent), "pool": _vars(pool)} | self._edits()
-        self.link.send("step", order)
-        return pool
-
-    def commit(self, verdict: Verdict) -> None:
-        Step.commit(self, verdict)
-        self._sent = {name: getattr(self.slots, name).clone() for name in _STATE}
-
-    def _edits(self) -> dict:
-        slots = self.slots
-        rows = torch.arange(slots.count, device=slots.live.device)
-        if self._sent:
-            changed = [getattr(slots, name) != self._sent[name] for name in _OCCUPANT]
-            rows = rows[torch.stack(changed).any(0)]
-        edited = {k: v[rows] for k, v in _vars(slots).items() if k not in _COMMITTED + _GROUPS}
-        groups = {name: getattr(slots, name) for name in _GROUPS}
-        pages = self.cache.slot_pages[rows]
-        return {"rows": rows, "slots": edited, "groups": groups, "pages": pages}
-
-
-@dataclass(slots=True)
-class FollowerStep(LinkedStep):
-    """A step of another rank. It runs the pool of rank 0 and has no graph."""
-
-    _order: dict = field(default_factory=dict)
-    _kept: BaseException | None = None
-
-    def take(self, order: dict, kept: BaseException | None) -> None:
-        """The order of the next step; kept: an error of this rank that it has yet to report."""
-        self._order, self._kept = order, kept
-
-    def propose(self, live: int, budget: Budget) -> Pool:
-        return Pool(**self._order["pool"])
-
-    def ready(self) -> None:
-        """Make the edits of rank 0's slots here."""
-        if self._kept is not None:
-            raise self._kept
-        order = self._order
-        if not order:
-            # a pass that is only timed
-            return
-        here = {name: getattr(self.slots, name) for name in _STATE}
-        if order["digest"] not in (None, _digest(here)):
-            raise RuntimeError(
-                f"rank {self.link.rank} and rank 0 disagree about what has been committed"
-            )
-        rows = order["rows"]
-        for name, value in order["slots"].items():
-            getattr(self.slots, name)[rows] = value
-        for name, value in order["groups"].items():
-            getattr(self.slots, name).copy_(value)
-        self.cache.slot_pages[rows] = order["pages"]
-
-
-def _vars(x: Pool | Slots) -> dict[str, torch.Tensor]:
-    return {f.name: getattr(x, f.name) for f in fields(x)}
-
-
-def _digest(state: dict[str, torch.Tensor]) -> int | None:
-    """A checksum of the slots' state: ranks that have committed different tokens differ in it."""
-    if not state:
-        return None
-    total = 0
-    for i, x in enumerate(state.values(), 1):
-        flat = x.long().flatten()
-        weight = torch.arange(1, flat.shape[0] + 1, device=flat.device)
-        total += i * int((flat * weight).sum())
-    return total

@@ -29,11 +29,22 @@ from csd.integrations.tensor_parallel_link import Exchange, Link
 from csd.kernels.ops import Ops
 from csd.models.adapters import tuner_layers
 from csd.models.checked import checked_config
+from csd.models.config import ModelConfig, properties_of
 from csd.models.linear import linear
+from csd.models.norms import Norms
 from csd.models.rope import rope_tables
 
+# differences from Llama whose parts cannot be split, or are not
+_UNSPLIT: tuple[tuple[str, Callable[[ModelConfig], Any]], ...] = (
+    ("one matrix of queries, keys and values", lambda c: c.joined),
+    ("norms over all heads at once", lambda c: c.whole_qk_norm),
+    ("layers with a state", lambda c: c.delta),
+    ("norms of 1 + weight", lambda c: c.plus_one),
+    ("experts", lambda c: c.experts),
+)
 
-class ParallelDecoder:
+
+class ParallelDecoder(Norms):
     """A `csd.models.decoder.Decoder` over the ranks of `mesh`.
 
     model: a whole `transformers` model, the same on every rank. Its matrices become DTensors, in
@@ -43,11 +54,12 @@ class ParallelDecoder:
 
     def __init__(self, model: Any, mesh: DeviceMesh, link: Link):
         whole = checked_config(model)
-        if not whole.is_llamas:
-            raise ValueError(
-                f"a {whole.family} model is not split over ranks; Llama, Mistral, Qwen2 and dense "
-                "Qwen3 models are"
-            )
+        for what, has in _UNSPLIT:
+            if has(whole):
+                raise ValueError(
+                    f"a {whole.family} model, which has {what}, is not split over ranks; Llama, "
+                    "Mistral, Qwen2, dense Qwen3, SmolLM3 and Granite models are"
+                )
         if tuner_layers(model.modules()):
             raise TypeError(
                 "a model with adapters is not split over ranks; pass model.merge_and_unload()"
@@ -67,15 +79,16 @@ class ParallelDecoder:
         self._layers = [_Shards.of(layer) for layer in inner.layers]
         self.norm = inner.norm.weight.data
         self.cos, self.sin = rope_tables(
-            whole, whole.context, self.norm.dtype, self.norm.device, inner.rotary_emb.inv_freq
-        )
+            whole.rope, whole.head_dim, whole.context, self.norm.dtype, self.norm.device,
+            inner.rotary_emb.inv_freq,
+        )  # fmt: skip
 
     @torch.no_grad()
     def forward(
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Callable[[int, torch.Tensor], torch.Tensor],
+        attend: Callable,
         node_k: torch.Tensor,  # [L, M, K / W, D], written
         node_v: torch.Tensor,  # [L, M, K / W, D], written
         ops: Ops,
@@ -83,24 +96,30 @@ class ParallelDecoder:
         """Hidden states [M, hidden] after the last norm, the same on every rank."""
         c, M = self.config, token.shape[0]
         x, residual = self._link.exchange(lambda: self._embed(token.clamp(min=0))), None
+        if c.embedding_scale != 1:
+            x = x * c.embedding_scale
+        nowhere = torch.zeros_like(position)
         for i, w in enumerate(self._layers):
-            x, residual = ops.rms_norm(x, w.input_norm, c.norm_eps, residual)
+            x, residual = self._normed(ops, x, w.input_norm, residual)
             q = linear(x, *w.q).view(M, c.heads, c.head_dim)
             k = linear(x, *w.k).view(M, c.kv_heads, c.head_dim)
             v = linear(x, *w.v).view(M, c.kv_heads, c.head_dim)
             if c.qk_norm:
                 q, _ = ops.rms_norm(q, w.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, w.k_norm, c.norm_eps)
-            q = ops.rotary(q, k, v, position, self.cos, self.sin, node_k[i], node_v[i])
-            x = self._sum(linear(attend(i, q).reshape(M, c.heads * c.head_dim), *w.out))
-            x, residual = ops.rms_norm(x, w.post_norm, c.norm_eps, residual)
+            at = position if c.rotated is None or c.rotated[i] else nowhere
+            q = ops.rotary(q, k, v, at, self.cos, self.sin, node_k[i], node_v[i])
+            attended = attend(i, q, **properties_of(c, i)).reshape(M, c.heads * c.head_dim)
+            x = self._left(ops, self._sum(linear(attended, *w.out)))
+            x, residual = self._normed(ops, x, w.post_norm, residual)
             gate_up = torch.cat([linear(x, *w.gate), linear(x, *w.up)], dim=-1)
-            x = self._sum(linear(ops.swiglu(gate_up), *w.down))
+            x = self._left(ops, self._sum(linear(ops.swiglu(gate_up), *w.down)))
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V], the same on every rank."""
-        return self._link.exchange(lambda: self._head(hidden))
+        found, divisor = self._link.exchange(lambda: self._head(hidden)), self.config.logit_divisor
+        return found if divisor == 1 else found / divisor
 
     def exchanges(self, rows: int, head: bool) -> list[Exchange]:
         """Exchanges of a pass over `rows` rows, with empty content.

@@ -2,13 +2,16 @@
 
     r = x + residual,    y = weight * ( r / sqrt(mean(r^2) + eps) )
 
+Gemma's weights are stored as their distance from 1 (`plus_one`): y has 1 + weight in their place.
+
 x may be what `csd.kernels.row_linear` has of a product whose K is split: float32 sums [P, .., F],
 which are added in their order and rounded first.
 
 Before the first layer r is x[max(rows, 0)]: a padding row takes row 0.
 
 The statistics and the division are in float32 whatever the dtype, then y is cast back before the
-weight is applied: transformers' order of casts, which its logits depend on. (Zhang and Sennrich,
+weight is applied, and behind it with `plus_one`: transformers' orders of casts, which its logits
+depend on. (Zhang and Sennrich,
 "Root mean square layer normalization", 2019.)
 """
 
@@ -31,6 +34,8 @@ def rms_norm_ref(
     eps: float,
     residual: torch.Tensor | None = None,  # [.., F]
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
+    *,
+    plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows."""
     if rows is not None:
@@ -45,6 +50,8 @@ def rms_norm_ref(
     r = x if residual is None else (x + residual).contiguous()
     wide = r.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if plus_one:
+        return (wide * scale * (1.0 + weight.float())).to(x.dtype).contiguous(), r
     return (weight * (wide * scale).to(x.dtype)).contiguous(), r
 
 
@@ -70,6 +77,7 @@ def _rms_norm_kernel(
     BLOCK_F: tl.constexpr,
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -100,7 +108,10 @@ def _rms_norm_kernel(
     # [BLOCK_R, 1]
     scale = tl.rsqrt(tl.sum(wide * wide, 1, keep_dims=True) / F + eps)
     weight = tl.load(weight_ptr + offs, mask=offs < F, other=0.0)
-    y = weight.to(WIDE) * (wide * scale).to(x.dtype).to(WIDE)
+    if PLUS_ONE:
+        y = wide * scale * (1.0 + weight.to(tl.float32))
+    else:
+        y = weight.to(WIDE) * (wide * scale).to(x.dtype).to(WIDE)
     tl.store(y_ptr + at + offs, y.to(x.dtype), mask=mask)
 
 
@@ -110,6 +121,8 @@ def rms_norm_triton(
     eps: float,
     residual: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
+    *,
+    plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One launch. x may be [M, H, F] with strides of its own: heads in a wider row."""
     F, parts = x.shape[-1], 1
@@ -143,6 +156,7 @@ def rms_norm_triton(
         BLOCK_F=tiles["BLOCK_F"],
         WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32,
         PARTS=parts,
+        PLUS_ONE=plus_one,
         PDL=has_dependent_launch(_rms_norm_kernel),
         num_warps=tiles["num_warps"],
     )
@@ -156,13 +170,32 @@ def _tiles(F: int) -> dict[str, int]:
     return dict(BLOCK_R=rows, BLOCK_F=block, num_warps=max(4, min(16, block // 1024)))
 
 
-def _fake(x, weight, eps, *residual):
-    return (x.new_empty(x.shape), x.new_empty(x.shape)) if residual else x.new_empty(x.shape)
+def _fake(x, weight, eps, plus_one=False):
+    return x.new_empty(x.shape)
+
+
+def _fake_sum(x, weight, eps, residual, plus_one=False):
+    return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 def first_of(run: Callable) -> Callable:
-    """`run` without its second result."""
-    return wraps(run)(lambda *args: run(*args)[0])
+    """`run` without a residual and its second result."""
+
+    @wraps(run)
+    def call(x, weight, eps, plus_one=False):
+        return run(x, weight, eps, plus_one=plus_one)[0]
+
+    return call
+
+
+def of_sum(run: Callable) -> Callable:
+    """`run` with a residual."""
+
+    @wraps(run)
+    def call(x, weight, eps, residual, plus_one=False):
+        return run(x, weight, eps, residual, plus_one=plus_one)
+
+    return call
 
 
 # an operator's result may not be one of its arguments: without a residual the sum is left out
@@ -170,15 +203,16 @@ _rms_norm = operator(
     "rms_norm",
     first_of(rms_norm_ref),
     first_of(rms_norm_triton),
-    schema="(Tensor x, Tensor weight, float eps) -> Tensor",
+    schema="(Tensor x, Tensor weight, float eps, bool plus_one=False) -> Tensor",
     fake=_fake,
 )
 _add_rms_norm = operator(
     "add_rms_norm",
-    rms_norm_ref,
-    rms_norm_triton,
-    schema="(Tensor x, Tensor weight, float eps, Tensor residual) -> (Tensor, Tensor)",
-    fake=_fake,
+    of_sum(rms_norm_ref),
+    of_sum(rms_norm_triton),
+    schema="(Tensor x, Tensor weight, float eps, Tensor residual, bool plus_one=False) -> "
+    "(Tensor, Tensor)",
+    fake=_fake_sum,
 )
 
 
@@ -187,6 +221,7 @@ def rms_norm_backward(
     r: torch.Tensor,  # [.., F]
     weight: torch.Tensor,  # [F]
     eps: float,
+    plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of r [.., F] and weight [F], with the forward pass's casts.
 
@@ -195,28 +230,36 @@ def rms_norm_backward(
     """
     wide = r.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    n, g = wide * scale, (grad * weight).float()
+    n = wide * scale
+    g = grad.float() * (1.0 + weight.float()) if plus_one else (grad * weight).float()
     grad_r = (scale * (g - n * (g * n).mean(-1, keepdim=True))).to(r.dtype)
+    if plus_one:
+        return grad_r, (grad.float() * n).reshape(-1, r.shape[-1]).sum(0).to(weight.dtype)
     return grad_r, (grad * n.to(r.dtype)).reshape(-1, r.shape[-1]).sum(0)
 
 
 def _save(ctx, inputs, output):
-    x, weight, ctx.eps, *residual = inputs
-    ctx.save_for_backward(output[1] if residual else x, weight)
+    x, weight, ctx.eps, ctx.plus_one = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _save_sum(ctx, inputs, output):
+    _, weight, ctx.eps, _, ctx.plus_one = inputs
+    ctx.save_for_backward(output[1], weight)
 
 
 def _backward(ctx, grad):
-    return *rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps), None
+    return *rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.plus_one), None, None
 
 
 def _add_backward(ctx, grad, grad_sum):
-    grad_r, grad_weight = rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps)
+    grad_r, grad_weight = rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.plus_one)
     grad_r = grad_r + grad_sum
-    return grad_r, grad_weight, None, grad_r
+    return grad_r, grad_weight, None, grad_r, None
 
 
 _rms_norm.register_autograd(_backward, setup_context=_save)
-_add_rms_norm.register_autograd(_add_backward, setup_context=_save)
+_add_rms_norm.register_autograd(_add_backward, setup_context=_save_sum)
 
 
 def rms_norm(
@@ -225,8 +268,12 @@ def rms_norm(
     eps: float = 1e-6,
     residual: torch.Tensor | None = None,  # [.., F]
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
+    *,
+    plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows.
+
+    plus_one: y has 1 + weight in the place of weight, and is rounded behind it.
 
     Has a backward, in plain PyTorch.
     """
@@ -241,7 +288,7 @@ def rms_norm(
         check_tensor("rows", rows, (None,), torch.int32, x.device)
         x = embedding(rows.clamp(min=0), x)
     if residual is None:
-        return _rms_norm(x, weight, eps), x
+        return _rms_norm(x, weight, eps, plus_one), x
     if residual.shape != x.shape or residual.dtype != x.dtype:
         raise ValueError(
             f"residual must be {x.dtype} of shape {tuple(x.shape)}, got {residual.dtype} of "
@@ -249,4 +296,4 @@ def rms_norm(
         )
     if residual.device != x.device:
         raise ValueError(f"residual must be on {x.device}, got {residual.device}")
-    return _add_rms_norm(x, weight, eps, residual)
+    return _add_rms_norm(x, weight, eps, residual, plus_one)

@@ -1,12 +1,15 @@
 """Rotary position embedding of queries and keys, with the write of keys and values.
 
-    rot(x)_j = x_j cos(p w_j) - x_{j + D/2} sin(p w_j)              j < D/2
-               x_j cos(p w_{j - D/2}) + x_{j - D/2} sin(p w_{j - D/2})    j >= D/2
+    rot(x)_j = x_j cos(p w_j) - x_{j + R/2} sin(p w_j)                    j < R/2
+               x_j cos(p w_{j - R/2}) + x_{j - R/2} sin(p w_{j - R/2})    R/2 <= j < R
+               x_j                                                        j >= R
+
+R is D, or less where a part of each head is rotated.
 
 q, k and v may be what `csd.kernels.row_linear` has of a product whose K is split: float32 sums
 [P, M, ..], which are added in their order, with the product's bias, and rounded first.
 
-cos and sin come from tables [positions, D] computed in float32 and held in the model's dtype. (Su
+cos and sin come from tables [positions, R] computed in float32 and held in the model's dtype. (Su
 et al., "RoFormer", 2021, in the half-split form that Llama checkpoints use.)
 """
 
@@ -23,8 +26,8 @@ def rotary_ref(
     k: torch.Tensor,  # [M, K, D]
     v: torch.Tensor,  # [M, K, D]
     position: torch.Tensor,  # [M] int32
-    cos: torch.Tensor,  # [positions, D]
-    sin: torch.Tensor,  # [positions, D]
+    cos: torch.Tensor,  # [positions, R]
+    sin: torch.Tensor,  # [positions, R]
     node_k: torch.Tensor,  # [M, K, D], written
     node_v: torch.Tensor,  # [M, K, D], written
     bias: torch.Tensor | None = None,  # [(H + 2 K) D], of sums
@@ -33,11 +36,17 @@ def rotary_ref(
     if q.dim() == 4:
         q, k, v = _added_up((q, k, v), bias, node_k.dtype)
     cos, sin = (x.index_select(0, position)[:, None] for x in (cos, sin))
-    half = q.shape[-1] // 2
+    R, half = cos.shape[-1], cos.shape[-1] // 2
     sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-    node_k.copy_(torch.mul(k, cos).addcmul_(k.roll(half, -1), sin))
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        part = x[..., :R]
+        part = torch.mul(part, cos).addcmul_(part.roll(half, -1), sin)
+        return part if x.shape[-1] == R else torch.cat((part, x[..., R:]), -1)
+
+    node_k.copy_(rotated(k))
     node_v.copy_(v)
-    return torch.mul(q, cos).addcmul_(q.roll(half, -1), sin)
+    return rotated(q)
 
 
 def _added_up(
@@ -79,16 +88,25 @@ def _added(
 @triton.jit
 def _rotate(
     x_ptr, y_ptr, at_x, at_y, mask, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr, at_bias,
-    D: tl.constexpr, PARTS: tl.constexpr,
+    R: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    # both halves of the heads in one tile each: [heads, BLOCK_D]
+    # both halves of the heads' rotated part in one tile each: [heads, BLOCK_D]
     kind: tl.constexpr = y_ptr.dtype.element_ty
-    half: tl.constexpr = D // 2
+    half: tl.constexpr = R // 2
     low = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
     high = _added(x_ptr, at_x + half, mask, part_stride, bias_ptr, at_bias + half, kind, PARTS)
     low, high = low.to(cos_l.dtype), high.to(cos_l.dtype)
     tl.store(y_ptr + at_y, (low * cos_l - high * sin_l).to(kind), mask=mask)
-    tl.store(y_ptr + at_y + D // 2, (high * cos_h + low * sin_h).to(kind), mask=mask)
+    tl.store(y_ptr + at_y + half, (high * cos_h + low * sin_h).to(kind), mask=mask)
+
+
+@triton.jit
+def _keep(
+    x_ptr, y_ptr, at_x, at_y, mask, part_stride, bias_ptr, at_bias, PARTS: tl.constexpr
+):  # fmt: skip
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    x = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
+    tl.store(y_ptr + at_y, x, mask=mask)
 
 
 @triton.jit
@@ -98,8 +116,8 @@ def _rotary_kernel(
     v_ptr,  # [M, K, D], or None
     bias_ptr,  # [(H + 2 K) D], or None
     position_ptr,  # [M] int32, or None: the row itself
-    cos_ptr,  # [positions, D]
-    sin_ptr,  # [positions, D]
+    cos_ptr,  # [positions, R]
+    sin_ptr,  # [positions, R]
     out_ptr,  # [M, H, D]
     node_k_ptr,  # [M, K, D]
     node_v_ptr,  # [M, K, D], or None as v
@@ -110,6 +128,7 @@ def _rotary_kernel(
     EACH: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
+    R: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,
@@ -119,14 +138,14 @@ def _rotary_kernel(
     kv = tl.program_id(1)
     # [1, BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)[None, :]
-    half = offs_d < D // 2
-    at = row * D + offs_d
+    half = offs_d < R // 2
+    at = row * R + offs_d
     if position_ptr is not None:
-        at = tl.load(position_ptr + row).to(tl.int64) * D + offs_d
+        at = tl.load(position_ptr + row).to(tl.int64) * R + offs_d
     cos_l = tl.load(cos_ptr + at, mask=half).to(WIDE)
-    cos_h = tl.load(cos_ptr + at + D // 2, mask=half).to(WIDE)
+    cos_h = tl.load(cos_ptr + at + R // 2, mask=half).to(WIDE)
     sin_l = tl.load(sin_ptr + at, mask=half).to(WIDE)
-    sin_h = tl.load(sin_ptr + at + D // 2, mask=half).to(WIDE)
+    sin_h = tl.load(sin_ptr + at + R // 2, mask=half).to(WIDE)
 
     # [BLOCK_E, BLOCK_D]
     e = tl.arange(0, BLOCK_E)[:, None]
@@ -135,7 +154,7 @@ def _rotary_kernel(
     at_out = row * (EACH * K * D) + heads
     _rotate(
         q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h,
-        part_stride, bias_ptr, heads, D, PARTS,
+        part_stride, bias_ptr, heads, R, PARTS,
     )  # fmt: skip
     at_node = row * (K * D) + kv * D + offs_d
     at_k = row * k_stride + kv * D + offs_d
@@ -143,9 +162,21 @@ def _rotary_kernel(
     in_keys = (EACH * K + kv) * D + offs_d
     _rotate(
         k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr,
-        in_keys, D, PARTS,
+        in_keys, R, PARTS,
     )  # fmt: skip
+    for i in tl.static_range((D - R + BLOCK_D - 1) // BLOCK_D):
+        on = R + i * BLOCK_D
+        there = on + offs_d < D
+        _keep(
+            q_ptr, out_ptr, row * q_stride + heads + on, at_out + on, (e < EACH) & there,
+            part_stride, bias_ptr, heads + on, PARTS,
+        )  # fmt: skip
+        _keep(
+            k_ptr, node_k_ptr, at_k + on, at_node + on, there, part_stride, bias_ptr, in_keys + on,
+            PARTS,
+        )  # fmt: skip
     if v_ptr is not None:
+        half = offs_d < D // 2
         at_v = row * v_stride + kv * D + offs_d
         for i in tl.static_range(2):
             v = _added(
@@ -188,6 +219,7 @@ def rotary_triton(
         EACH=H // K,
         K=K,
         D=D,
+        R=cos.shape[1],
         BLOCK_E=triton.next_power_of_2(H // K),
         BLOCK_D=triton.next_power_of_2(D // 2),
         WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
@@ -211,8 +243,8 @@ def rotary(
     k: torch.Tensor,  # [M, K, D]
     v: torch.Tensor,  # [M, K, D]
     position: torch.Tensor,  # [M] int32
-    cos: torch.Tensor,  # [positions, D]
-    sin: torch.Tensor,  # [positions, D]
+    cos: torch.Tensor,  # [positions, R]
+    sin: torch.Tensor,  # [positions, R]
     node_k: torch.Tensor,  # [M, K, D], written
     node_v: torch.Tensor,  # [M, K, D], written
 ) -> torch.Tensor:
@@ -233,7 +265,9 @@ def rotary(
         check_tensor(name, x, (M, K, D), q.dtype, q.device, rows_apart=True)
     for name, x in (("node_k", node_k), ("node_v", node_v)):
         check_tensor(name, x, (M, K, D), q.dtype, q.device)
-    check_tensor("cos", cos, (None, D), q.dtype, q.device)
+    check_tensor("cos", cos, (None, None), q.dtype, q.device)
+    if cos.shape[1] % 2 or cos.shape[1] > D:
+        raise ValueError(f"cos must be [positions, R] with an even R <= {D}, got {[*cos.shape]}")
     check_tensor("sin", sin, cos.shape, q.dtype, q.device)
     check_tensor("position", position, (M,), torch.int32, q.device)
     return _rotary(q, k, v, position, cos, sin, node_k, node_v)

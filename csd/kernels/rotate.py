@@ -54,6 +54,7 @@ def rotate_triton(
         EACH=H // K,
         K=K,
         D=D,
+        R=D,
         BLOCK_E=triton.next_power_of_2(H // K),
         BLOCK_D=triton.next_power_of_2(D // 2),
         WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,

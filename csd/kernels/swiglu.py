@@ -1,10 +1,15 @@
 """Gated activation of the feed-forward layer.
 
     y = silu(gate) * up,    silu(x) = x / (1 + exp(-x))
+    y = gelu(gate) * up,    gelu(x) = x / (1 + exp(-x (a + b x^2))),   a = sqrt(8 / pi)
+                                    = x (1 + tanh(x (a + b x^2) / 2)) / 2,   b = 0.044715 a
 
 gate and up are the two halves of one row, as one matrix product gives them, or two tensors. Both
-have a backward, in plain PyTorch. (Shazeer, "GLU variants improve transformer", 2020.)
+have a backward, in plain PyTorch. GELU is by its approximation with tanh. (Shazeer, "GLU variants
+improve transformer", 2020; Hendrycks and Gimpel, "Gaussian error linear units", 2016.)
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +20,21 @@ from csd.kernels.checks import check_tensor
 from csd.kernels.operator import operator
 
 BLOCK = 1024
+LINEAR = (8 / math.pi) ** 0.5
+CUBIC = 0.044715 * LINEAR
 
 
-def swiglu_ref(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up: [.., 2F]. Returns [.., F]."""
+def swiglu_ref(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    """gate_up: [.., 2F]. Returns [.., F]; gelu: that of gate in the place of its SiLU."""
     gate, up = gate_up.chunk(2, dim=-1)
     if gate.requires_grad or gate.device.type != "cpu":
-        return F.silu(gate) * up
+        return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
     # on a CPU, `silu` rounds what is left behind its vectors in another way: an element would
     # depend on where it stands. `exp` does not
     wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
-    silu = wide / wide.neg().exp_().add_(1)
-    return silu.to(gate.dtype).mul_(up)
+    z = wide * (LINEAR + CUBIC * wide * wide) if gelu else wide
+    active = wide / z.neg().exp_().add_(1)
+    return active.to(gate.dtype).mul_(up)
 
 
 def silu_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -41,6 +49,11 @@ def silu_times(gate, up):
 
 
 @triton.jit
+def gelu_times(gate, up, A: tl.constexpr, B: tl.constexpr):
+    return gate / (1.0 + tl.exp(-gate * (A + B * gate * gate))) * up
+
+
+@triton.jit
 def _swiglu_kernel(
     gate_ptr,  # [R, ROW]
     up_ptr,  # [R, ROW], or None: WIDTH behind the gate
@@ -49,6 +62,9 @@ def _swiglu_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
+    GELU: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     # [BLOCK]
@@ -60,13 +76,14 @@ def _swiglu_kernel(
         up = tl.load(gate_ptr + at + WIDTH, mask=mask, other=0.0).to(WIDE)
     else:
         up = tl.load(up_ptr + at, mask=mask, other=0.0).to(WIDE)
-    tl.store(y_ptr + row * WIDTH + offs, silu_times(gate, up).to(y_ptr.dtype.element_ty), mask=mask)
+    y = gelu_times(gate, up, A, B) if GELU else silu_times(gate, up)
+    tl.store(y_ptr + row * WIDTH + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def swiglu_triton(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu_triton(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     """One launch; gate_up must be contiguous."""
     width = gate_up.shape[-1] // 2
-    return _launch(gate_up, None, gate_up.new_empty(*gate_up.shape[:-1], width))
+    return _launch(gate_up, None, gate_up.new_empty(*gate_up.shape[:-1], width), gelu)
 
 
 def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -74,7 +91,7 @@ def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return _launch(gate, up, torch.empty_like(gate))
 
 
-def _launch(gate, up, y) -> torch.Tensor:
+def _launch(gate, up, y, gelu=False) -> torch.Tensor:
     width = y.shape[-1]
     if not y.numel():
         return y
@@ -87,6 +104,9 @@ def _launch(gate, up, y) -> torch.Tensor:
         WIDTH=width,
         BLOCK=BLOCK,
         WIDE=tl.float64 if y.dtype == torch.float64 else tl.float32,
+        GELU=gelu,
+        A=LINEAR,
+        B=CUBIC,
         num_warps=4,
     )
     return y
@@ -96,7 +116,7 @@ _swiglu = operator(
     "swiglu",
     swiglu_ref,
     swiglu_triton,
-    fake=lambda gate_up: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
+    fake=lambda gate_up, gelu=False: gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2),
 )
 _silu_mul = operator(
     "silu_mul", silu_mul_ref, silu_mul_triton, fake=lambda gate, up: torch.empty_like(gate)
@@ -112,14 +132,26 @@ def _backward(ctx, grad):
     return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
 
 
+def _save_halves(ctx, inputs, output):
+    gate_up, ctx.gelu = inputs
+    ctx.save_for_backward(gate_up)
+
+
 def _halves_backward(ctx, grad):
     gate, up = ctx.saved_tensors[0].chunk(2, dim=-1)
-    halves = torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
-    return torch.cat(halves, dim=-1)
+    aten = torch.ops.aten
+    if ctx.gelu:
+        halves = (
+            aten.gelu_backward(grad * up, gate, approximate="tanh"),
+            grad * F.gelu(gate, approximate="tanh"),
+        )
+    else:
+        halves = aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+    return torch.cat(halves, dim=-1), None
 
 
 _silu_mul.register_autograd(_backward, setup_context=_save)
-_swiglu.register_autograd(_halves_backward, setup_context=_save)
+_swiglu.register_autograd(_halves_backward, setup_context=_save_halves)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -131,9 +163,9 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return _silu_mul(gate, up)
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up: [.., 2F], contiguous. Returns [.., F]."""
+def swiglu(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    """gate_up: [.., 2F], contiguous. Returns [.., F]; gelu: of gate in place of its SiLU."""
     if gate_up.dim() < 1 or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up must be [.., 2F], got {tuple(gate_up.shape)}")
     check_tensor("gate_up", gate_up, gate_up.shape, None, gate_up.device)
-    return _swiglu(gate_up)
+    return _swiglu(gate_up, gelu)

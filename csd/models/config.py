@@ -3,39 +3,21 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from csd.kernels.tree_attention.properties import Properties
 from csd.models.config_checks import (
     SUPPORTED,
     is_dequantised,
+    local_layers,
     refuse_dense_layers,
     refuse_field,
-    refuse_window,
     rotated_layers,
 )
 from csd.models.delta_config import DeltaLayers
+from csd.models.families import FAMILIES, head_dim_of
 from csd.models.foreign_fields import refuse_foreign_fields
-from csd.models.rope_config import rope_of, rotary_dim
+from csd.models.rope_config import Rope, context_of, ropes_of
 from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import StateSizes
-
-# How a family differs from Llama: fields of `ModelConfig`, as values or as names of its config's
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {},
-    "qwen2": dict(qkv_bias=True),
-    "qwen3": dict(qk_norm=True),
-    "qwen3_moe": dict(
-        qk_norm=True, intermediate="moe_intermediate_size", experts="num_experts",
-        experts_per_token="num_experts_per_tok", experts_sum_to_one="norm_topk_prob",
-    ),
-    "smollm3": dict(rotated="no_rope_layers"),
-    "granite": dict(
-        scale="attention_multiplier", embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier", logit_divisor="logits_scaling",
-    ),
-    "phi3": dict(joined=True),
-    "olmo2": dict(qk_norm=True, whole_qk_norm=True, post_norm=True),
-    "qwen3_5_text": dict(qk_norm=True, centred_norm=True, gated=True, delta=DeltaLayers.of),
-}  # fmt: skip
 
 
 class ModelSizes(Protocol):
@@ -71,7 +53,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    context: int  # positions it was made for
+    context: int  # positions it was made for, or for which its rotary embedding is one
     norm_eps: float
     rope_theta: float
     rope_scaling: tuple[float, float, float, int] | None = None  # llama3: factor, low, high, old
@@ -81,7 +63,9 @@ class ModelConfig:
     qk_norm: bool = False  # of each head
     tied: bool = False
     whole_qk_norm: bool = False  # of all heads at once
-    post_norm: bool = False  # norms are of what a layer's parts give, not of what they get
+    norms: str = "before"  # of what a layer's parts get; "behind", of what they give; or "both"
+    plus_one: bool = False  # norms have 1 + weight in the place of weight
+    gelu: bool = False  # in the place of SiLU
     joined: bool = False  # in the checkpoint, qkv is one matrix, and so are gate and up
     rotated: tuple[bool, ...] | None = None  # by layer; None rotates in all
     scale: float | None = None  # of attention; None is head_dim^-0.5
@@ -91,18 +75,23 @@ class ModelConfig:
     experts: int = 0  # of a layer; `intermediate` is the width of each
     experts_per_token: int = 0
     experts_sum_to_one: bool = False  # whether the weights of a token's experts are made to
-    centred_norm: bool = False  # norms but those of delta nets multiply by 1 + weight
+    local: tuple[bool, ...] | None = None  # by layer, whether it is; None: none is
+    softcap: float | None = None  # scores s of attention become softcap * tanh(s / softcap)
+    final_cap: float | None = None  # and logits likewise
+    rotary_dim: int | None = None  # numbers of a head that are rotated, the first; None: all
+    window: int | None = None  # keys that a row of a local layer sees at most; None: all
+    local_rope: Rope | None = None  # of local layers, where it is another one
     gated: bool = False  # what attention gives is multiplied by the sigmoid of a gate beside q
-    rotary_dim: int | None = None  # numbers of a head that are rotated, the first; None is all
     delta: DeltaLayers | None = None  # layers with a state
 
     @property
     def is_llamas(self) -> bool:
         """True if nothing but biases and norms of heads differs from Llama."""
         beyond = (
-            self.whole_qk_norm, self.post_norm, self.rotated, self.scale, self.experts,
-            self.embedding_scale != 1, self.residual_scale != 1, self.logit_divisor != 1,
-            self.centred_norm, self.gated, self.rotary_dim, self.delta,
+            self.whole_qk_norm, self.norms != "before", self.plus_one, self.gelu, self.rotated,
+            self.scale, self.experts, self.embedding_scale != 1,
+            self.residual_scale != 1, self.logit_divisor != 1, self.final_cap, self.local_rope,
+            self.rotary_dim not in (None, self.head_dim), self.gated, self.delta,
         )  # fmt: skip
         return not any(beyond)
 
@@ -119,6 +108,34 @@ class ModelConfig:
         shape = LayerShape(self.kv_heads, self.head_dim, self.head_dim)
         return [shape] * self.delta.layers.count(False)
 
+    def is_local(self, layer: int) -> bool:
+        return self.local is not None and self.local[layer]
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(self.rope_theta, self.rope_scaling, self.rope_type, self.rope_attention)
+
+    @property
+    def reach(self) -> int | None:
+        """Keys that a row of any layer sees at most; None where a layer's see all."""
+        every = self.local is not None and all(self.local[: self.layers])
+        return self.window if every else None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if no layer's attention has a window or a cap."""
+        return self.softcap is None and (self.local is None or self.window is None)
+
+    def properties(self, layer: int) -> Properties | None:
+        """Properties of a layer's attention; None where it has none beyond a scale."""
+        window = self.window if self.is_local(layer) else None
+        if window is None and self.softcap is None:
+            return None
+        return Properties(
+            self.kv_heads, self.head_dim, self.head_dim, scale_of(self), window,
+            softcap=self.softcap,
+        )  # fmt: skip
+
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
         """Raises ValueError naming what the model has that csd does not run."""
@@ -132,28 +149,28 @@ class ModelConfig:
                 "quantised weights are not supported; load the model in bfloat16, float16 or "
                 "float32 (a GGUF file is dequantised when loaded)"
             )
-        refuse_field(config, "hidden_act", ("silu",))
+        differs = FAMILIES[family]
+        for name in ("hidden_act", "hidden_activation"):
+            refuse_field(config, name, ("gelu_pytorch_tanh" if "gelu" in differs else "silu",))
         refuse_field(config, "mlp_bias", (False, None))
+        refuse_field(config, "use_bidirectional_attention", (False, None))
+        if "softcap" not in differs:
+            refuse_field(config, "attn_logit_softcapping", (None,))
         if family != "qwen2":
             refuse_field(config, "attention_bias", (False, None))
-        if "experts" in FAMILIES[family]:
+        if "experts" in differs:
             refuse_dense_layers(config)
         refuse_foreign_fields(config, SUPPORTED)
-        if getattr(config, "pretraining_tp", 1) not in (1, None):
-            raise ValueError("pretraining_tp must be 1")
-        if "delta" not in FAMILIES[family]:
-            refuse_window(config)
         heads = config.num_attention_heads
-        partial = rotary_dim(config) if "delta" in FAMILIES[family] else None
-        theta, scaling, kind, attention = rope_of(config, partial is not None)
-        own = {
-            name: getattr(config, value) if isinstance(value, str) else value
-            for name, value in FAMILIES[family].items()
-        }
-        if "delta" in own:
-            own["delta"] = own["delta"](config)
+        rope, local_rope = ropes_of(config)
+        local = None if "delta" in differs else local_layers(config)
+        window = getattr(config, "sliding_window", None)
+        if local is None or window is None or window >= context_of(config):
+            # with a rotary embedding of their own, layers are local without a window
+            local, window = local if local_rope else None, None
+        own = {name: x(config) if callable(x) else x for name, x in differs.items()}
         if "rotated" in own:
-            own["rotated"] = rotated_layers(own["rotated"], attention)
+            own["rotated"] = rotated_layers(own["rotated"], rope.attention)
         return cls(
             family=family,
             vocab=config.vocab_size,
@@ -162,14 +179,16 @@ class ModelConfig:
             layers=config.num_hidden_layers,
             heads=heads,
             kv_heads=config.num_key_value_heads or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            context=config.max_position_embeddings,
+            head_dim=head_dim_of(config),
+            context=context_of(config),
             norm_eps=config.rms_norm_eps,
-            rope_theta=theta,
-            rope_scaling=scaling,
-            rope_type=kind,
-            rope_attention=attention,
-            rotary_dim=partial,
+            rope_theta=rope.theta,
+            rope_scaling=rope.scaling,
+            rope_type=rope.kind,
+            rope_attention=rope.attention,
+            local=local,
+            window=window,
+            local_rope=local_rope,
             tied=bool(config.tie_word_embeddings),
             **own,
         )
@@ -179,3 +198,9 @@ def scale_of(config: ModelSizes) -> float:
     """Factor of the products of queries and keys in attention."""
     own = getattr(config, "scale", None)
     return config.head_dim**-0.5 if own is None else own
+
+
+def properties_of(config: ModelConfig, layer: int) -> dict[str, Any]:
+    """Arguments of `attend` for a layer, beside its queries."""
+    found = config.properties(layer)
+    return {} if found is None else dict(properties=found)

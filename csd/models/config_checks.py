@@ -2,11 +2,13 @@
 
 from typing import Any
 
-# windows of these are not switched on by a field of their own
-WINDOWED = ("mistral", "phi3")
+from csd.models.rope_config import FULL, LOCAL
+
+# a window of these is one of all layers, whatever their layer_types are
+ALL_LOCAL = ("mistral", "phi3", "qwen3_moe")
 SUPPORTED = (
     "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), Qwen3.5 (dense), "
-    "SmolLM3, Granite 3, Phi-4 and OLMo 2"
+    "SmolLM3, Granite 3, Phi-3/4, OLMo 2/3 and Gemma 2/3"
 )
 
 
@@ -51,21 +53,20 @@ def refuse_field(config: Any, name: str, allowed: tuple) -> None:
         raise ValueError(f"{name}={value!r} is not supported, only {allowed[0]!r}; {SUPPORTED}")
 
 
-def refuse_window(config: Any) -> None:
-    """Raises ValueError for a sliding window that is in use and shorter than the context."""
+def local_layers(config: Any) -> tuple[bool, ...] | None:
+    """Flags of the layers that attend within the config's window; None where none does.
+
+    Raises ValueError for another kind of layers, and for a window that is not given.
+    """
+    count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
-    if types is not None:
-        other = sorted(set(types) - {"full_attention", "sliding_attention"})
-        if other:
-            raise ValueError(f"layer_types of {other[0]!r} are not supported; {SUPPORTED}")
-        used = "sliding_attention" in types
-    elif config.model_type in WINDOWED:
-        used = True
-    else:
-        used = bool(getattr(config, "use_sliding_window", False))
-    window = getattr(config, "sliding_window", None)
-    if used and window is not None and window < config.max_position_embeddings:
-        raise ValueError(
-            f"sliding_window={window} is in use, which is not supported; set it to None if prompts "
-            f"and samples stay below {window} tokens"
-        )
+    if config.model_type in ALL_LOCAL or types is None:
+        return None if window is None or config.model_type not in ALL_LOCAL else (True,) * count
+    other = sorted(set(types) - {FULL, LOCAL})
+    if other:
+        raise ValueError(f"layer_types of {other[0]!r} are not supported; {SUPPORTED}")
+    if LOCAL not in types:
+        return None
+    if window is None:
+        raise ValueError(f"sliding_window must be given with layer_types of {LOCAL!r}, got None")
+    return tuple(kind == LOCAL for kind in types[:count])

@@ -1,16 +1,17 @@
 """A minimal decoder over the rows of a pool, of a family in `csd/models/config.py`."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from csd.kernels.ops import Ops
-from csd.models.config import ModelConfig, ModelSizes
+from csd.models.config import ModelConfig, ModelSizes, properties_of
 from csd.models.layer import PRODUCTS, Layer
 from csd.models.linear import linear
 from csd.models.lora_stacks import FusedAdapters, Stack, beside
+from csd.models.norms import Norms
 from csd.models.rope import rope_tables
 
 
@@ -24,7 +25,7 @@ class DecoderLike(Protocol):
         self,
         token: torch.Tensor,
         position: torch.Tensor,
-        attend: Callable[[int, torch.Tensor], torch.Tensor],
+        attend: Callable,
         node_k: torch.Tensor,
         node_v: torch.Tensor,
         ops: Ops,
@@ -33,7 +34,7 @@ class DecoderLike(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-class Decoder:
+class Decoder(Norms):
     """Weights and the forward pass; keys and values belong to the caller."""
 
     name = "fused"
@@ -47,14 +48,17 @@ class Decoder:
         norm: torch.Tensor,  # [hidden]
         head: torch.Tensor,  # [V, hidden]
         frequencies: torch.Tensor | None = None,  # [D / 2], the config's when not given
+        local_frequencies: torch.Tensor | None = None,  # of local layers, where they have others
     ):
         self.config = config
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
-        # a copy: the module's own may be changed in place
-        self.frequencies = None if frequencies is None else frequencies.clone()
+        # copies: the module's own may be changed in place
+        self.frequencies, self.local_frequencies = (
+            None if w is None else w.clone() for w in (frequencies, local_frequencies)
+        )
         # layers whose inputs a drafter reads, and these of the last forward pass, by layer
         self.taps: tuple[int, ...] = ()
         self.tapped: dict[int, torch.Tensor] = {}
@@ -64,18 +68,26 @@ class Decoder:
         self.parts: Callable | None = None
         # x, gate_up -> SwiGLU of their product, where one function has both
         self.gated: Callable | None = None
+        # of rows of the embedding, where a module has one; else the config's
+        self.embedding_scale: float | None = None
         self.adapters: FusedAdapters | None = None
         self.head_lora: list[Stack] = []
-        self.cos, self.sin = rope_tables(
-            config, config.context, embedding.dtype, embedding.device, frequencies
-        )
+        rotated = config.rotary_dim or config.head_dim
+        made = rotated, config.context, embedding.dtype, embedding.device
+        self.cos, self.sin = rope_tables(config.rope, *made, frequencies)
+        self.local_cos, self.local_sin = self.cos, self.sin
+        if config.local_rope is not None:
+            self.local_cos, self.local_sin = rope_tables(
+                config.local_rope, *made, local_frequencies
+            )
 
     @property
     def is_plain(self) -> bool:
-        """True if a Llama's layers run, with no other product, and no layer's input is kept."""
+        """True if a Llama's layers run, without windows and other products, and no layer's input
+        is kept."""
         given = getattr(self.linear, "product", self.linear)
         changed = given is not linear or self.parts or self.gated or self.taps
-        return self.config.is_llamas and not changed
+        return self.config.is_llamas and self.config.is_plain and not changed
 
     def add_adapters(self, adapters: FusedAdapters) -> None:
         """Put LoRA beside the products of all layers and of the head."""
@@ -103,22 +115,23 @@ class Decoder:
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Callable[[int, torch.Tensor], torch.Tensor],
+        attend: Callable,  # `csd.kernels.layer_attention`'s
         node_k: torch.Tensor,  # [L, M, K, D], written
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops,  # csd.kernels.ops.Ops, or anything with rms_norm, rotary and swiglu
     ) -> torch.Tensor:
         """Hidden states [M, hidden] after the last norm.
 
-        attend(layer, q [M, H, D]) gives [M, H, D]; when it is called, the layer's keys and values
-        of all rows are in node_k and node_v.
+        attend(layer, q [M, H, D]) gives [M, H, D], and takes `properties` where a layer has some;
+        when it is called, the layer's keys and values of all rows are in node_k and node_v.
         """
         self.follow()
         c = self.config
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
         linear, x, residual = self.linear, self.embedding, None
         if not c.is_llamas:
-            x = F.embedding(token.clamp(min=0), x) * c.embedding_scale
+            scale = c.embedding_scale if self.embedding_scale is None else self.embedding_scale
+            x = F.embedding(token.clamp(min=0), x) * scale
             nowhere = torch.zeros_like(position)
         for i, layer in enumerate(self.layers):
             # a padding row computes token 0, and nobody looks
@@ -138,53 +151,34 @@ class Decoder:
                 k = self._whole_norm(ops, k, layer.k_norm)
             q, k, v = (x.view(*x.shape[:-1], -1, c.head_dim) for x in (q, k, v))
             if c.qk_norm and not c.whole_qk_norm:
-                q, _ = ops.rms_norm(q, layer.q_norm, c.norm_eps)
-                k, _ = ops.rms_norm(k, layer.k_norm, c.norm_eps)
+                q, _ = self._norm(ops, q, layer.q_norm)
+                k, _ = self._norm(ops, k, layer.k_norm)
             added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
-            # at position 0 nothing is turned
+            # at position 0 nothing is rotated
             at = position if c.rotated is None or c.rotated[i] else nowhere
-            q = ops.rotary(q, k, v, at, self.cos, self.sin, node_k[i], node_v[i], **added)
-            x = self._summed(attend(i, q).reshape(M, q_width), layer.out, lora.get("out"))
+            tables = (self.local_cos, self.local_sin) if c.is_local(i) else (self.cos, self.sin)
+            q = ops.rotary(q, k, v, at, *tables, node_k[i], node_v[i], **added)
+            attended = attend(i, q, **properties_of(c, i)).reshape(M, q_width)
+            x = self._summed(attended, layer.out, lora.get("out"))
             x = self._left(ops, x, layer.attention_norm)
             x, residual = self._normed(ops, x, layer.post_norm, residual)
             x = self._left(ops, self._fed(ops, x, layer), layer.mlp_norm)
-        return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
+        return self._norm(ops, x, self.norm, residual)[0]
 
     def _fed(self, ops: Ops, x: torch.Tensor, layer: Layer) -> torch.Tensor:
         """The feed-forward part of normed x [M, hidden]."""
         linear, lora = self.linear, layer.lora
         if layer.experts is not None:
             return layer.experts(linear, ops.swiglu, x)
-        if self.gated and "gate_up" not in lora:
+        gelu = dict(gelu=True) if self.config.gelu else {}
+        if self.gated and not gelu and "gate_up" not in lora:
             x = self.gated(x, layer.gate_up)
         else:
             up = linear(x, layer.gate_up)
-            x = ops.swiglu(beside(linear, x, up, lora["gate_up"]) if "gate_up" in lora else up)
+            if "gate_up" in lora:
+                up = beside(linear, x, up, lora["gate_up"])
+            x = ops.swiglu(up, **gelu)
         return self._summed(x, layer.down, lora.get("down"))
-
-    def _normed(
-        self,
-        ops: Ops,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        **rows: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of x + residual, and the sum; without a weight the sum is both."""
-        if weight is not None:
-            return ops.rms_norm(x, weight, self.config.norm_eps, residual, **rows)
-        total = x if residual is None else residual + x
-        return total, total
-
-    def _left(self, ops: Ops, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-        """The addend of a part of a layer to the residual."""
-        if norm is not None:
-            x, _ = ops.rms_norm(x, norm, self.config.norm_eps)
-        return x if self.config.residual_scale == 1 else x * self.config.residual_scale
-
-    def _whole_norm(self, ops: Ops, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        """The norm of rows that lie in wider ones."""
-        return ops.rms_norm(x[:, None], weight, self.config.norm_eps)[0][:, 0]
 
     def _summed(
         self, x: torch.Tensor, weight: torch.Tensor, lora: list[Stack] | None
@@ -201,4 +195,7 @@ class Decoder:
         found = self.linear(hidden, self.head)
         if self.head_lora:
             found = beside(self.linear, hidden, found, self.head_lora)
-        return found if self.config.logit_divisor == 1 else found / self.config.logit_divisor
+        if self.config.logit_divisor != 1:
+            found = found / self.config.logit_divisor
+        cap = self.config.final_cap
+        return found if cap is None else torch.tanh(found / cap) * cap

@@ -19,7 +19,14 @@ from csd.models.delta_net import DeltaNet, delta_parameters
 from csd.models.experts import Experts
 from csd.models.hybrid_decoder import HybridDecoder
 from csd.models.layer import Layer
-from csd.models.layer_parts import experts_of, is_delta, norms_of, products_of
+from csd.models.layer_parts import (
+    embedding_scale_of,
+    experts_of,
+    frequencies_of,
+    is_delta,
+    norms_of,
+    products_of,
+)
 from csd.models.lora import base_linear, is_lora
 from csd.models.lora_stacks import FusedAdapters, key_of
 
@@ -36,9 +43,10 @@ def fuse(model: Any) -> Decoder:
     head = base_linear(base.lm_head).weight.data
     embedding = inner.embed_tokens.weight.data
     # the module's own: model.to(bfloat16) rounds them, and its logits with them
-    w = inner.rotary_emb.inv_freq
+    w = frequencies_of(inner.rotary_emb)
     kind = Decoder if config.delta is None else HybridDecoder
-    decoder = kind(config, embedding, layers, inner.norm.weight.data, head, w)
+    decoder = kind(config, embedding, layers, inner.norm.weight.data, head, *w)
+    decoder.embedding_scale = embedding_scale_of(inner.embed_tokens)
     products = _products(config, base)
     if any(is_lora(part) for parts in products for part in parts):
         decoder.add_adapters(FusedAdapters(products))
@@ -55,7 +63,11 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
     inner: Any = base.model
     if len(inner.layers) != len(decoder.layers) or checked_config(model) != decoder.config:
         return False
-    if not _same_values(inner.rotary_emb.inv_freq, decoder.frequencies):
+    known = decoder.frequencies, decoder.local_frequencies
+    now = frequencies_of(inner.rotary_emb)
+    if not all(_same_values(x, y) for x, y in zip(now, known, strict=False)):
+        return False
+    if embedding_scale_of(inner.embed_tokens) != decoder.embedding_scale:
         return False
     if not _same_adapters(_products(decoder.config, base), decoder.adapters):
         return False
@@ -76,8 +88,8 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
             found = experts_of(module)
             pairs += [(weight, getattr(layer.experts, name)) for name, weight in found.items()]
         if layer.delta is not None:
-            now = delta_parameters(module.linear_attn)
-            pairs += zip(now, layer.delta.tensors(), strict=True)
+            given = delta_parameters(module.linear_attn)
+            pairs += zip(given, layer.delta.tensors(), strict=True)
     return all(
         p.data_ptr() == t.data_ptr()
         and p.dtype == t.dtype

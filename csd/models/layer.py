@@ -25,7 +25,7 @@ class Layer:
     post_norm: torch.Tensor | None  # [hidden]
     gate_up: torch.Tensor  # [2 F, hidden]
     down: torch.Tensor  # [hidden, F]
-    # norms of what attention and feed-forward give, in the place of those of what they get
+    # norms of what attention and feed-forward give
     attention_norm: torch.Tensor | None = None  # [hidden]
     mlp_norm: torch.Tensor | None = None  # [hidden]
     experts: Experts | None = None

@@ -3,6 +3,7 @@
 from typing import Any
 
 from csd.models.config import ModelConfig
+from csd.models.rope_config import FULL, LOCAL
 
 
 def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
@@ -29,7 +30,7 @@ def is_delta(layer: Any) -> bool:
 
 def norms_of(config: ModelConfig, layer: Any) -> dict[str, Any]:
     """Norms by the names of a decoder's `Layer`."""
-    found = {ours: getattr(layer, theirs) for ours, theirs in NORMS[config.post_norm].items()}
+    found = {ours: getattr(layer, theirs) for ours, theirs in NORMS[config.norms].items()}
     if is_delta(layer):
         return found
     a = layer.self_attn
@@ -44,7 +45,29 @@ def experts_of(layer: Any) -> dict[str, Any]:
     )
 
 
+def embedding_scale_of(embedding: Any) -> float | None:
+    """Factor by which a module's embedding multiplies its rows, where it does that itself."""
+    scale = getattr(embedding, "embed_scale", None)
+    return None if scale is None else float(scale.to(embedding.weight.dtype))
+
+
+def frequencies_of(rotary: Any) -> list[Any]:
+    """Buffers of a module's rotary embedding: of its layers, then of local ones with others."""
+    if getattr(rotary, "rope_type", None) == "longrope":
+        # those of short texts; the module exchanges the others as it runs
+        return [rotary.original_inv_freq]
+    if hasattr(rotary, "inv_freq"):
+        return [rotary.inv_freq]
+    kinds = [kind for kind in (FULL, LOCAL) if hasattr(rotary, f"{kind}_inv_freq")]
+    return [getattr(rotary, f"{kind}_inv_freq") for kind in kinds]
+
+
 NORMS = {
-    False: dict(input_norm="input_layernorm", post_norm="post_attention_layernorm"),
-    True: dict(attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"),
+    "before": dict(input_norm="input_layernorm", post_norm="post_attention_layernorm"),
+    "behind": (
+        BEHIND := dict(
+            attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"
+        )
+    ),
+    "both": BEHIND | dict(input_norm="input_layernorm", post_norm="pre_feedforward_layernorm"),
 }

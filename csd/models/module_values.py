@@ -7,6 +7,7 @@ from torch import nn
 
 from csd.models.config import ModelConfig, scale_of
 from csd.models.layer_parts import NORMS, is_delta
+from csd.models.rope_config import FULL, LOCAL
 
 
 def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -15,20 +16,23 @@ def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     yield "len(model.layers)", len(inner.layers), c.layers
     yield "model.embed_tokens.max_norm", inner.embed_tokens.max_norm, None
     scale = getattr(inner, "embedding_multiplier", 1.0)
+    scale = getattr(inner.embed_tokens, "scalar_embed_scale", scale)
     yield "model.embedding_multiplier", scale, c.embedding_scale
-    scaling = float(inner.rotary_emb.attention_scaling)
-    yield "model.rotary_emb.attention_scaling", scaling, c.rope_attention
-    eps = "eps" if c.centred_norm else "variance_epsilon"
-    yield f"model.norm.{eps}", getattr(inner.norm, eps), c.norm_eps
+    ropes = [c.rope] if c.local_rope is None else [c.rope, c.local_rope]
+    for name, rope in zip(_scalings(inner.rotary_emb), ropes, strict=True):
+        found = float(getattr(inner.rotary_emb, name))
+        yield f"model.rotary_emb.{name}", found, rope.attention
+    yield "model.norm.variance_epsilon", _epsilon(inner.norm), c.norm_eps
     for i, layer in enumerate(inner.layers):
         at = f"model.layers.{i}"
         scale = getattr(layer, "residual_multiplier", 1.0)
         yield f"{at}.residual_multiplier", scale, c.residual_scale
-        norms = [*NORMS[c.post_norm].values()]
+        norms = [*NORMS[c.norms].values()]
         heads = c.qk_norm and not is_delta(layer)
         norms += ["self_attn.q_norm", "self_attn.k_norm"] if heads else []
         for name in norms:
-            yield f"{at}.{name}.{eps}", getattr(layer.get_submodule(name), eps), c.norm_eps
+            found = _epsilon(layer.get_submodule(name))
+            yield f"{at}.{name}.variance_epsilon", found, c.norm_eps
         yield f"{at}.linear_attn", is_delta(layer), c.delta is not None and c.delta.layers[i]
         if is_delta(layer):
             yield from _delta_net(f"{at}.linear_attn", layer.linear_attn, c)
@@ -38,13 +42,26 @@ def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
         yield from _feed_forward(f"{at}.mlp", layer.mlp, c)
 
 
+def _epsilon(norm: Any) -> float:
+    return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+
+
+def _scalings(rotary: Any) -> list[str]:
+    names = [f"{kind}attention_scaling" for kind in ("", f"{FULL}_", f"{LOCAL}_")]
+    return [name for name in names if hasattr(rotary, name)]
+
+
 def _attention(at: str, module: Any, c: ModelConfig, i: int) -> Iterator[tuple[str, Any, Any]]:
     yield f"{at}.scaling", module.scaling, scale_of(c)
     yield f"{at}.head_dim", module.head_dim, c.head_dim
     yield f"{at}.num_key_value_groups", module.num_key_value_groups, c.heads // c.kv_heads
     yield f"{at}.is_causal", module.is_causal, True
-    window = getattr(module, "sliding_window", None)
-    yield f"{at}.sliding_window", window if window and window < c.context else None, None
+    if hasattr(module, "sliding_window"):
+        window = module.sliding_window
+        window = window if window and window < c.context else None
+        yield f"{at}.sliding_window", window, c.window if c.is_local(i) else None
+    if c.softcap is not None:
+        yield f"{at}.attn_logit_softcapping", module.attn_logit_softcapping, c.softcap
     rotated = c.rotated is None or c.rotated[i]
     yield f"{at}.use_rope", bool(getattr(module, "use_rope", True)), rotated
 
@@ -70,4 +87,5 @@ def _feed_forward(at: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, A
     # transformers has a SiLU of its own, whose class is torch's or a subclass by version
     act = getattr(module, name)
     silu = isinstance(act, nn.SiLU) or type(act).__name__ in ("SiLUActivation", "LigerSiLU")
-    yield f"{at}.{name}", "SiLU" if silu else type(act).__name__, "SiLU"
+    found = "SiLU" if silu else type(act).__name__
+    yield f"{at}.{name}", found, "GELUTanh" if c.gelu else "SiLU"

@@ -131,8 +131,9 @@ def _refuse_rope(family: str, config: Any) -> None:
         if kind == "longrope" and not (old and text.max_position_embeddings <= old):
             raise ValueError(
                 f"{family!r} rotates by rope type 'longrope', {BY_LENGTH}; set "
-                f"config.max_position_embeddings to {old} before the model is made, if prompts "
-                "and samples stay below that"
+                f"config.max_position_embeddings to {old} before the model is made, and "
+                "rope_parameters['factor'] to the ratio of the two, if prompts and samples stay "
+                "below that"
             )
 
 

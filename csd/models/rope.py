@@ -1,6 +1,6 @@
 """Tables of cosines and sines for rotary embedding.
 
-w_j = theta^(-2 j / D);   llama3 divides low frequencies by a factor and blends in between,
+w_j = theta^(-2 j / R);   llama3 divides low frequencies by a factor and blends in between,
 and yarn also multiplies cosines and sines by a constant
 """
 
@@ -8,33 +8,34 @@ import math
 
 import torch
 
-from csd.models.config import ModelConfig
+from csd.models.rope_config import Rope
 
 
 def rope_tables(
-    config: ModelConfig,
+    rope: Rope,
+    dims: int,  # R
     positions: int,
     dtype: torch.dtype,
     device: str | torch.device,
     frequencies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each [positions, D]: computed in float32 as transformers does, then cast."""
+    """cos and sin, each [positions, R]: computed in float32 as transformers does, then cast."""
     angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None]
-    w = _frequencies(config) if frequencies is None else frequencies
+    w = _frequencies(rope, dims) if frequencies is None else frequencies
     angle = angle * w.to(device, torch.float32)
     angle = torch.cat((angle, angle), dim=-1)
-    cos, sin = angle.cos() * config.rope_attention, angle.sin() * config.rope_attention
+    cos, sin = angle.cos() * rope.attention, angle.sin() * rope.attention
     return cos.to(dtype), sin.to(dtype)
 
 
-def _frequencies(config: ModelConfig) -> torch.Tensor:
-    if config.rope_type != "default":
-        raise ValueError(f"rope type {config.rope_type!r} needs frequencies, those of a module")
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    w = 1.0 / (config.rope_theta**exponent)
-    if config.rope_scaling is None:
+def _frequencies(rope: Rope, dims: int) -> torch.Tensor:
+    if rope.kind != "default":
+        raise ValueError(f"rope type {rope.kind!r} needs frequencies, those of a module")
+    exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+    w = 1.0 / (rope.theta**exponent)
+    if rope.scaling is None:
         return w
-    factor, low, high, old_context = config.rope_scaling
+    factor, low, high, old_context = rope.scaling
     wavelength = 2 * math.pi / w
     # 1 above the high frequency bound, 0 below the low one
     blend = ((old_context / wavelength - low) / (high - low)).clamp(0, 1)

@@ -1,7 +1,7 @@
 """Rotary embeddings that the fused decoder computes, from a `transformers` config."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 _LLAMA3 = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
@@ -15,28 +15,57 @@ _ROPE = {
         "factor", _LLAMA3[-1], "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
         "beta_slow", "truncate",
     ),
+    "longrope": (
+        "factor", _LLAMA3[-1], "attention_factor", "short_factor", "long_factor",
+    ),
 }  # fmt: skip
 
 
-# of a rotary embedding of a part of each head; a text's positions are the same in all sections
-_PARTIAL = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
+# fields of these families' rotary embeddings: the part of a head that is rotated, and sections of
+# positions in images, which are all the same in a text
+_OF_FAMILY = {
+    "phi3": ("partial_rotary_factor",),
+    "qwen3_5_text": ("partial_rotary_factor", "mrope_section", "mrope_interleaved"),
+}
+# kinds of layers whose rotary embeddings a config may have one by one
+FULL, LOCAL = "full_attention", "sliding_attention"
 
 
-def rotary_dim(config: Any) -> int | None:
-    """Numbers of a head that are rotated, None for all."""
-    share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor")
-    found = int(config.head_dim * (1 if share is None else share))
-    return None if found == config.head_dim else found
+class Rope(NamedTuple):
+    """A rotary embedding."""
+
+    theta: float
+    scaling: tuple[float, float, float, int] | None  # llama3: factor, low, high, old
+    kind: str  # frequencies of other than the default and llama3 are the module's
+    attention: float  # cosines and sines are multiplied by it
 
 
-def rope_of(config: Any, partial: bool = False) -> tuple[float, tuple | None, str, float]:
-    """theta, the factors of llama3, kind, and what cosines and sines are multiplied by.
-
-    partial: whether a part of a head may be rotated.
+def ropes_of(config: Any) -> tuple[Rope, Rope | None]:
+    """The rotary embedding of a model, and that of its layers with a window where it has two.
 
     Raises ValueError for another kind and for a field that csd does not compute with.
     """
-    rope = dict(getattr(config, "rope_parameters", None) or {})
+    found = dict(getattr(config, "rope_parameters", None) or {})
+    for name in _OF_FAMILY.get(config.model_type, ()):
+        found.pop(name, None)
+    if not found.keys() & {FULL, LOCAL}:
+        return _rope(found, config), None
+    # those of kinds that the model has no layer of are not made
+    kinds = [kind for kind in (FULL, LOCAL) if kind in config.layer_types]
+    both = [_rope(dict(found[kind]), config) for kind in kinds]
+    return both[0], both[1] if len(both) == 2 else None
+
+
+def context_of(config: Any) -> int:
+    """Positions of a model. Longer texts of LongRoPE rotate all their tokens by other frequencies,
+    and its context ends where these begin."""
+    rope = config.rope_parameters
+    if rope.get("rope_type") != "longrope":
+        return config.max_position_embeddings
+    return min(config.max_position_embeddings, rope[_LLAMA3[-1]])
+
+
+def _rope(rope: dict, config: Any) -> Rope:
     if "rope_type" not in rope or "rope_theta" not in rope:
         raise ValueError(
             f"rope_parameters need rope_type and rope_theta for all layers, got {rope}"
@@ -45,8 +74,6 @@ def rope_of(config: Any, partial: bool = False) -> tuple[float, tuple | None, st
     if kind not in _ROPE:
         known = ", ".join(map(repr, _ROPE))
         raise ValueError(f"rope type {kind!r} is not supported, only {known}")
-    if partial:
-        rope = {name: value for name, value in rope.items() if name not in _PARTIAL}
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise ValueError("partial_rotary_factor other than 1 is not supported")
     for name in sorted(rope.keys() - {"rope_type", "type", "rope_theta", *_ROPE[kind]}):
@@ -54,11 +81,24 @@ def rope_of(config: Any, partial: bool = False) -> tuple[float, tuple | None, st
             raise ValueError(
                 f"rope_parameters with {name}={rope[name]!r} are not supported for {kind!r}"
             )
-    attention = _yarn_attention(rope) if kind == "yarn" else 1.0
+    attention = 1.0
+    if kind == "yarn":
+        attention = _yarn_attention(rope)
+    if kind == "longrope":
+        attention = _long_attention(rope, config.max_position_embeddings)
     if kind != "llama3":
-        return theta, None, kind, attention
+        return Rope(theta, None, kind, attention)
     factor, low, high, old = (rope[name] for name in _LLAMA3)
-    return theta, (float(factor), float(low), float(high), int(old)), "default", attention
+    return Rope(theta, (float(factor), float(low), float(high), int(old)), "default", attention)
+
+
+def _long_attention(rope: dict, positions: int) -> float:
+    """Factor of cosines and sines in LongRoPE, below and above its border."""
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    old = rope[_LLAMA3[-1]]
+    factor = positions / old if rope.get("factor") is None else rope["factor"]
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
 
 
 def _yarn_attention(rope: dict) -> float:

@@ -41,9 +41,9 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
     for hooks in (nn.modules.module._global_forward_hooks,
                   nn.modules.module._global_forward_pre_hooks):  # fmt: skip
         _refuse_hooks("torch.nn (all modules)", hooks)
-    # a family of text may be a part of one that reads images too
-    name = config.family.removesuffix("_text")
-    stock = f"transformers.models.{name}.modeling_{name}"
+    # a family of text lies in its family's file, which may read images too
+    family = config.family.removesuffix("_text")
+    stock = f"transformers.models.{family}.modeling_{family}"
     for name, module in model.named_modules():
         _refuse_hooks(name or type(model).__name__, module._forward_hooks)
         _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)

@@ -66,7 +66,7 @@ class TrainedHead(nn.Module):
         self.intermediate = c.intermediate * max(c.experts_per_token, 1)
         self.fc = nn.Linear(2 * c.hidden, c.hidden, bias=False, **kept)
         self.layers = nn.ModuleList([Layer(c, self.intermediate, **kept)])
-        self.cos, self.sin = rope_tables(rotary_of(c), c.context, dtype, device)
+        self.cos, self.sin = rope_tables(rotary_of(c).rope, c.head_dim, c.context, dtype, device)
         self._begin(torch.Generator().manual_seed(seed))
 
     @torch.no_grad()

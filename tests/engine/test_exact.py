@@ -9,8 +9,9 @@ import torch
 from exact_runs import assert_same_bits, run
 
 import csd
-from csd.models.exact import ExactProducts, RowBlocks
+from csd.models.exact_products import ExactProducts
 from csd.models.load import load
+from csd.models.row_blocks import RowBlocks
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # budget, samples, slots: with few slots samples wait, and later ones draft from finished ones
@@ -107,7 +108,7 @@ def refused(product, weight):
     ],
 )
 def test_it_is_the_default_where_it_is_free(monkeypatch, dtype, found, taken):
-    monkeypatch.setattr("csd.models.exact.row_blocks", found)
+    monkeypatch.setattr("csd.models.exact_products.row_blocks", found)
     model = checkpoints.build("llama", dtype=dtype)
     assert csd.Engine(model).exact == taken
     assert not csd.Engine(model, exact=False).exact

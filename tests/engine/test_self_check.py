@@ -17,7 +17,7 @@ from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
 from csd.kernels.ops import FusedOp, reference
-from csd.models import exact
+from csd.models import exact_products
 from csd.state import cache_folder
 
 TINY = Sizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
@@ -81,12 +81,35 @@ def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
         # larger steps have other logits, near enough for each operation alone
         return product(x, weight, bias) * (1 + 0.2 * (x.shape[0] > 3))
 
-    monkeypatch.setattr(exact, "in_blocks", by_rows)
+    monkeypatch.setattr(exact_products, "in_blocks", by_rows)
     # which the loops of products do not go through
     monkeypatch.setattr(run, "pack", lambda decoder: None)
     monkeypatch.setattr("csd.cpu.products.multiplies", lambda dtype: False)
     failed = check("cpu", torch.bfloat16, exact=True).failed
     assert [c.name for c in failed] == ["drafted against plain tokens"]
+
+
+PROPERTIES = {
+    "a window": dict(window=None), "a window shorter than a path": dict(window=4),
+    "chunks": dict(chunk=None), "a cap": dict(softcap=None), "sinks": dict(sinks=None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_property_that_attention_leaves_out_is_named(name, monkeypatch):
+    right, change = reference().tree_attention, PROPERTIES[name]
+    (field,) = change
+
+    def wrong(*args, **options):
+        # plain calls have none of these
+        drops = options.get(field) is not None
+        return right(*args, **options | (change if drops else {}))
+
+    ops = replace(reference(), tree_attention=wrong)
+    for place in ("engine", "self_check.run"):
+        monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: ops)
+    failed = [c.name for c in check("cpu").failed]
+    assert failed[0].startswith("tree_attention with") and f"tree_attention with {name}" in failed
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -8,7 +8,7 @@ import torch
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.self_check import SMALL, Check, Sizes, run
-from csd.engine.self_check.operations import UNCOMPARED, _compared, operations
+from csd.engine.self_check.operations import UNCOMPARED, compared, operations
 from csd.engine.self_check.states import run_states
 from csd.engine.self_check.tensors import mapped, tensors
 from csd.kernels.ops import FusedOp, reference, triton
@@ -88,7 +88,7 @@ def test_a_kernel_passes_and_times_1_3_fails(name, calls):
         row = Check(name)
         args, options = mapped(calls[name][-1], torch.clone)
         # the references' work list is another
-        _compared(change(kernel), getattr(plain, name), row)(*args, **options | PLANS.get(name, {}))
+        compared(change(kernel), getattr(plain, name), row)(*args, **options | PLANS.get(name, {}))
         assert row.passed is (change is not wrong), row
 
 
@@ -98,7 +98,7 @@ def test_an_operation_times_1_3_fails(name, calls):
     for change in (lambda x: x, wrong):
         row = Check(name.removesuffix("_all"))
         for args, options in mapped(calls[name], torch.clone):
-            _compared(change(function), function, row)(*args, **options)
+            compared(change(function), function, row)(*args, **options)
         assert row.passed is (change is not wrong), row
 
 

@@ -1,5 +1,7 @@
 """Models that csd does not run are refused by a message that says what to do."""
 
+from functools import partial
+
 import checkpoints
 import pytest
 import torch
@@ -23,7 +25,7 @@ GPTQ = dict(quant_method="gptq", bits=4)
 REFUSED = {
     "encoder-decoder": (transformers.T5Config, "'t5' is an encoder-decoder; csd runs decoders"),
     "gpt2": (transformers.GPT2Config, "model type 'gpt2' is not supported"),
-    "gemma2": (transformers.Gemma2Config, "model type 'gemma2' is not supported"),
+    "phi": (transformers.PhiConfig, "model type 'phi' is not supported"),
     "experts": (transformers.MixtralConfig, "model type 'mixtral' is not supported"),
     "dynamic": (
         config_of("qwen2", rope_parameters=rope("dynamic", factor=2.0)),
@@ -33,17 +35,17 @@ REFUSED = {
         config_of("llama", rope_parameters=rope("default", partial_rotary_factor=0.5)),
         "partial_rotary_factor other than 1 is not supported",
     ),
-    "window-mistral": (
-        config_of("mistral", sliding_window=64),
-        "sliding_window=64 is in use, .* stay below 64 tokens",
+    "chunks": (
+        config_of("qwen3", layer_types=["chunked_attention", "full_attention"]),
+        "layer_types of 'chunked_attention' are not supported",
     ),
-    "window-qwen2": (
-        config_of("qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=1),
-        "sliding_window=64 is in use",
+    "bidirectional": (
+        partial(transformers.Gemma3TextConfig, use_bidirectional_attention=True),
+        "use_bidirectional_attention=True is not supported",
     ),
-    "window-qwen3": (
-        config_of("qwen3", use_sliding_window=True, sliding_window=64, max_window_layers=0),
-        "sliding_window=64 is in use",
+    "activation-gemma": (
+        partial(transformers.Gemma2Config, hidden_activation="gelu"),
+        "hidden_activation='gelu' is not supported, only 'gelu_pytorch_tanh'",
     ),
     "quantised-dict": (
         config_of("llama", quantization_config=GPTQ),
@@ -60,7 +62,6 @@ REFUSED = {
     "mlp-bias": (config_of("llama", mlp_bias=True), "mlp_bias=True is not supported"),
     "bias-llama": (config_of("llama", attention_bias=True), "attention_bias=True is not supp"),
     "bias-qwen3": (config_of("qwen3", attention_bias=True), "attention_bias=True is not supp"),
-    "tensor-parallel": (config_of("llama", pretraining_tp=2), "pretraining_tp must be 1"),
 }
 
 
@@ -70,12 +71,12 @@ def test_refuse_a_config(make, message):
         ModelConfig.from_transformers(make())
 
 
-NAMES_THE_FAMILIES = ["encoder-decoder", "gpt2", "gemma2", "experts", "activation", "bias-llama"]
+NAMES_THE_FAMILIES = ["encoder-decoder", "gpt2", "phi", "experts", "activation", "bias-llama"]
 
 
 @pytest.mark.parametrize("case", NAMES_THE_FAMILIES)
 def test_refusals_name_supported_values(case):
-    message = r"Llama 2/3, Mistral, Qwen2/2\.5, Qwen3 \(dense and experts\), SmolLM3"
+    message = r"Llama 2/3, Mistral, Qwen2/2\.5, Qwen3 \(dense and experts\), Qwen3\.5"
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_transformers(REFUSED[case][0]())
 
@@ -97,6 +98,27 @@ ACCEPTED = {
 @pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED)
 def test_accept_a_config(make):
     assert ModelConfig.from_transformers(make()).vocab == checkpoints.VOCAB
+
+
+WINDOWS = {
+    "mistral": (config_of("mistral", sliding_window=64), (True, True)),
+    "qwen2": (
+        config_of("qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=1),
+        (False, True, True),
+    ),
+    "qwen3": (
+        config_of("qwen3", use_sliding_window=True, sliding_window=64, max_window_layers=0),
+        (True, True),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "local"), WINDOWS.values(), ids=WINDOWS)
+def test_layers_with_a_window(make, local):
+    found = ModelConfig.from_transformers(make())
+    assert (found.local, found.window) == (local, 64)
+    assert found.reach == (64 if all(local) else None)
+    assert [p is not None for p in map(found.properties, range(len(local)))] == list(local)
 
 
 # Modules

@@ -60,9 +60,11 @@ MODULES: dict[str, dict] = {
     "qwen2": {},
     "qwen2 window": SLIDING | dict(use_sliding_window=True, max_window_layers=1),
     "qwen3": HEAD,
+    "qwen3 window": HEAD | SLIDING | dict(use_sliding_window=True, max_window_layers=1),
     "mistral": SLIDING,
     "gemma": HEAD,
-    "gemma2": HEAD | MIXED | dict(query_pre_attn_scalar=20, attn_logit_softcapping=2.0),
+    "gemma2": HEAD | MIXED | dict(query_pre_attn_scalar=20, attn_logit_softcapping=2.0,
+        final_logit_softcapping=4.0),
     "gemma3_text": HEAD | MIXED | dict(query_pre_attn_scalar=20),
     "gemma3n_text": HEAD | MIXED | dict(
         num_kv_shared_layers=1, hidden_size_per_layer_input=8, laurel_rank=4, altup_num_inputs=2,
@@ -76,6 +78,12 @@ MODULES: dict[str, dict] = {
     "olmo": dict(clip_qkv=2.0),
     "olmo2": {},
     "olmo3": MIXED,
+    "olmo3 yarn": MIXED | dict(
+        rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+            full_attention=yarn()["rope_parameters"],
+        )
+    ),
     "glm": HEAD,
     "glm4": HEAD,
     "cohere": {},
@@ -86,6 +94,9 @@ MODULES: dict[str, dict] = {
     "phi": {},
     "phi3": {},
     "phi3 window": SLIDING,
+    "phi3 partial": dict(
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)
+    ),
     "starcoder2": SLIDING,
     "gpt2": dict(n_embd=32, n_layer=3, n_head=4, n_positions=128),
     "gpt_neox": {},
@@ -186,7 +197,7 @@ def longrope():
     return dict(
         rope_parameters=dict(
             rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=32,
-            short_factor=[1.0] * 4, long_factor=[2.0] * 4, factor=4.0,
+            short_factor=[1.0, 1.1, 1.3, 1.6], long_factor=[2.0] * 4, factor=4.0,
         ),
         original_max_position_embeddings=32,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import checkpoints
+import families
 import torch
 import torch.distributed as dist
 from examples_main import main_of
@@ -15,12 +16,16 @@ import csd
 from csd.engine import step_timing
 from csd.graph.registry import make_drafter
 from csd.integrations import tensor_parallel_decoder as decoder
-from csd.integrations.tensor_parallel import FollowerStep, ParallelEngine
+from csd.integrations.tensor_parallel import ParallelEngine
+from csd.integrations.tensor_parallel_steps import FollowerStep
 
 PROMPTS = [[5, 17, 3, 60, 17, 3, 9] * 12, [8], [44, 2, 44, 7]]
 SIZES = {
     "llama": {},
     "qwen2": dict(num_attention_heads=4, num_key_value_heads=2, head_dim=12),
+    "mistral": dict(sliding_window=9, num_attention_heads=4),
+    "smollm3": {},
+    "granite": {},
     "qwen3": {},
 }
 CASES = {
@@ -31,6 +36,8 @@ CASES = {
 
 
 def build(family):
+    if family not in checkpoints.FAMILIES:
+        return families.build(family)
     return checkpoints.build(family, dtype=torch.float64, **SIZES[family])
 
 

@@ -222,16 +222,18 @@ def test_gradcheck():
     assert gradcheck(rotate, (leaf(3, 4, 6), leaf(3, 2, 6), cos, sin))
     assert gradcheck(silu_mul, (leaf(2, 3, 5), leaf(2, 3, 5, seed=1)))
     assert gradcheck(swiglu, (leaf(2, 3, 10),))
+    assert gradcheck(swiglu, (leaf(2, 3, 10), True))
 
 
-def exact_norm(x, weight, eps, residual=None):
+def exact_norm(x, weight, eps, residual=None, *, plus_one=False):
     total = x if residual is None else x + residual
-    return weight * total / (total.pow(2).mean(-1, keepdim=True) + eps).sqrt(), total
+    return (weight + plus_one) * total / (total.pow(2).mean(-1, keepdim=True) + eps).sqrt(), total
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(7,), (3, 33), (2, 3, 5, 8)], ids=str)
-def test_norm_gradients_are_as_near_as_those_of_the_reference(shape, dtype):
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_norm_gradients_are_as_near_as_those_of_the_reference(plus_one, shape, dtype):
     # gradcheck cannot: the statistics are float32 in any dtype
     grad, grad_sum = (
         leaf(*shape, seed=5).detach().to(dtype),
@@ -244,7 +246,7 @@ def test_norm_gradients_are_as_near_as_those_of_the_reference(shape, dtype):
             leaves = [leaf(*shape), leaf(shape[-1], seed=1), leaf(*shape, seed=2)]
             leaves = [x.detach().to(dtype).to(wide).requires_grad_() for x in leaves]
             x, weight, r = leaves
-            y, total = norm(x, weight, 1e-5, r if residual else None)
+            y, total = norm(x, weight, 1e-5, r if residual else None, plus_one=plus_one)
             outs = (y, total) if residual else (y,)
             torch.autograd.backward(outs, [g.to(wide) for g in (grad, grad_sum)[: len(outs)]])
             found.append([x.grad for x in leaves[: 2 + residual]])

@@ -34,7 +34,7 @@ def single(family, case, **options):
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [*(("llama", c) for c in script.CASES), ("qwen2", "fixed"), ("qwen3", "fixed")],
+    [*(("llama", c) for c in script.CASES), *((f, "fixed") for f in script.SIZES if f != "llama")],
 )
 def test_tokens_are_those_of_one_process(ranks, family, case):
     """float64; two prompts wait for slots, a prompt's pages and an uneven vocabulary are split."""

@@ -3,6 +3,7 @@ eager is."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from elementwise_cases import normal, rotary_case
 
 from csd.cpu import layers as loops
@@ -39,22 +40,23 @@ def within_eager(got, eager, exact):
     assert error <= limit, f"error {error:.2e}, limit {limit:.2e}"
 
 
-def exact_norm(x, weight, eps, residual=None):
+def exact_norm(x, weight, eps, residual=None, plus_one=False):
     # the sum is rounded to the dtype, as it is what the next layers read
     r = (x if residual is None else x + residual).double()
-    return weight.double() * r / (r.pow(2).mean(-1, keepdim=True) + eps).sqrt(), r
+    return (weight.double() + plus_one) * r / (r.pow(2).mean(-1, keepdim=True) + eps).sqrt(), r
 
 
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 1), (3, 576), (5, 63), (2, 3, 1000), (1, 2050)], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("plus_one", [False, True], ids=["weight", "plus one"])
 @each(rms_norm_triton, loops.rms_norm)
-def test_rms_norm(run, shape, has_residual, dtype, poison):
+def test_rms_norm(run, plus_one, shape, has_residual, dtype, poison):
     x, weight = 3 * normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype)
     residual = normal(*shape, dtype=dtype, seed=1) if has_residual else None
-    exact, total = exact_norm(x, weight, 1e-5, residual)
-    eager, r = rms_norm_ref(x, weight, 1e-5, residual)
-    y, r_run = run(x, weight, 1e-5, residual)
+    exact, total = exact_norm(x, weight, 1e-5, residual, plus_one)
+    eager, r = rms_norm_ref(x, weight, 1e-5, residual, plus_one=plus_one)
+    y, r_run = run(x, weight, 1e-5, residual, plus_one=plus_one)
     within_eager(y, eager, exact)
     assert torch.equal(r, r_run) and torch.equal(r.double(), total)
 
@@ -123,19 +125,23 @@ def test_rms_norm_of_zeros_and_large_values():
 
 def exact_rotary(x, case):
     cos, sin = (case[n].double()[case["position"].long()][:, None] for n in ("cos", "sin"))
-    out, half = torch.empty(x.shape, dtype=torch.float64), x.shape[-1] // 2
-    x = x.double()
+    out, half = x.double(), cos.shape[-1] // 2
+    out, x = out.clone(), out[..., : 2 * half]
     out[..., :half] = x[..., :half] * cos[..., :half] - x[..., half:] * sin[..., :half]
-    out[..., half:] = x[..., half:] * cos[..., half:] + x[..., :half] * sin[..., half:]
+    behind = slice(half, 2 * half)
+    out[..., behind] = x[..., half:] * cos[..., half:] + x[..., :half] * sin[..., half:]
     return out
 
 
 @DTYPES
-@pytest.mark.parametrize("M,H,K,D", [(1, 1, 1, 2), (3, 9, 3, 64), (2, 14, 2, 96), (5, 8, 1, 128)])
+@pytest.mark.parametrize("M,H,K,D,turned", [
+    (1, 1, 1, 2, 2), (3, 9, 3, 64, 64), (2, 14, 2, 96, 96), (5, 8, 1, 128, 128),
+    (3, 6, 2, 128, 96), (2, 2, 1, 80, 20), (1, 4, 4, 8, 2),
+])  # fmt: skip
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
 @each(rotary_triton, loops.rotary)
-def test_rotary(run, M, H, K, D, fused, dtype, poison):
-    case = rotary_case(M, H, K, D, dtype, fused)
+def test_rotary(run, M, H, K, D, turned, fused, dtype, poison):
+    case = rotary_case(M, H, K, D, dtype, fused, turned)
     exact_q, exact_k = exact_rotary(case["q"], case), exact_rotary(case["k"], case)
     eager_q = rotary_ref(**case)
     eager_k = case["node_k"].clone()
@@ -148,19 +154,21 @@ def test_rotary(run, M, H, K, D, fused, dtype, poison):
 
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 2), (3, 126), (2, 2, 3000)], ids=str)
+@pytest.mark.parametrize("gelu", [False, True], ids=["silu", "gelu"])
 @each(swiglu_triton, loops.swiglu)
-def test_swiglu(run, shape, dtype, poison):
+def test_swiglu(run, gelu, shape, dtype, poison):
     x = 4 * normal(*shape, dtype=dtype)
     gate, up = x.double().chunk(2, -1)
-    exact = gate / (1 + (-gate).exp()) * up
-    within_eager(run(x), swiglu_ref(x), exact)
+    exact = (F.gelu(gate, approximate="tanh") if gelu else gate / (1 + (-gate).exp())) * up
+    within_eager(run(x, gelu), swiglu_ref(x, gelu), exact)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @each(swiglu_triton, loops.swiglu)
 def test_swiglu_saturates(run):
-    x = torch.tensor([[-200.0, 200.0, 0.0, 1.0, 1.0, 7.0]])
-    assert torch.equal(run(x), torch.tensor([[0.0, 200.0, 0.0]]))
+    x = torch.tensor([[-200.0, 200.0, 0.0, -1e20, 1.0, 1.0, 7.0, 1.0]])
+    for gelu in (False, True):
+        assert torch.equal(run(x, gelu), torch.tensor([[0.0, 200.0, 0.0, 0.0]]))
 
 
 @each(swiglu_triton, loops.swiglu)
@@ -175,6 +183,12 @@ def test_loops_in_bfloat16_round_as_the_references_do(width):
     (y, r), (want, total) = loops.rms_norm(x, weight, 1e-5, x), rms_norm_ref(x, weight, 1e-5, x)
     # the statistics are a sum, whose order is free
     assert torch.equal(r, total) and ((y - want).abs() <= 2**-7 * want.abs()).all()
+    gate_up = 3 * normal(9, 2 * width, dtype=torch.bfloat16)
+    y, want = loops.swiglu(gate_up, True), swiglu_ref(gate_up, True)
+    # exponentials of two kinds, behind which two numbers are rounded
+    assert ((y - want).abs() <= 2**-6 * want.abs()).all()
+    y, want = (f(x, weight, 1e-5, plus_one=True)[0] for f in (loops.rms_norm, rms_norm_ref))
+    assert ((y - want).abs() <= 2**-7 * want.abs()).all()
     case = rotary_case(9, 6, 2, 64, torch.bfloat16, True)
     want = rotary_ref(**case), case["node_k"].clone(), case["node_v"].clone()
     got = loops.rotary(**case), case["node_k"], case["node_v"]
@@ -198,6 +212,14 @@ def test_ops(dtype):
     torch.library.opcheck(ops.rms_norm.default, (x, weight, 1e-5))
     torch.library.opcheck(ops.add_rms_norm.default, (x, weight, 1e-5, x + 1))
     torch.library.opcheck(ops.swiglu.default, (x,))
+    torch.library.opcheck(ops.swiglu.default, (x, True))
+    torch.library.opcheck(ops.rms_norm.default, (x, weight, 1e-5, True))
+    torch.library.opcheck(ops.add_rms_norm.default, (x, weight, 1e-5, x + 1, True))
+    for y, same in (
+        (swiglu(x, True), loops.swiglu(x, True)),
+        (rms_norm(x, weight, 1e-5, plus_one=True), loops.rms_norm(x, weight, 1e-5, plus_one=True)),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(y, same, strict=True))
     torch.library.opcheck(ops.rotary.default, tuple(case.values()))
     assert torch.equal(rms_norm(x, weight, 1e-5)[0], loops.rms_norm(x, weight, 1e-5)[0])
     assert rms_norm(x, weight, 1e-5)[1] is x

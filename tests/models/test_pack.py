@@ -80,7 +80,7 @@ EVEN = dict(
 def test_samples_of_loops_are_exact_by_default(monkeypatch, tmp_path, family, dtype):
     """Each dtype's own product is the loop, and no row count is tried to find that out."""
     pytest.importorskip("numba")
-    monkeypatch.setattr("csd.models.exact.row_blocks", None)
+    monkeypatch.setattr("csd.models.exact_products.row_blocks", None)
     loops_multiply(monkeypatch)
     path = checkpoints.make(family, tmp_path / family, **EVEN)
     with csd.Engine(path, dtype=dtype, max_slots=5) as engine:

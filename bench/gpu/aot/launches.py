@@ -70,6 +70,9 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
         ("of rows", lambda: first_norm(ops, model)),
+        ("plus one", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x, plus_one=True)),
+        ("gelu", lambda: ops.swiglu(model.empty(ROWS, 2 * shape.intermediate), gelu=True)),
+        ("of a part", lambda: partial_rotary(model)),
         ("", lambda: ops.rms_norm(model.q, model.empty(shape.head_dim), 1e-5)),
         ("rotate", lambda: rotate_triton(model.q, model.k, *model.cos_sin(ROWS))),
         ("split", lambda: products(model, split=True)),
@@ -96,8 +99,8 @@ class _Model:
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(size, dtype=dtype or self.dtype, device=META)
 
-    def cos_sin(self, rows: int) -> list[torch.Tensor]:
-        return [self.empty(rows, self.shape.head_dim) for _ in range(2)]
+    def cos_sin(self, rows: int, rotated: int | None = None) -> list[torch.Tensor]:
+        return [self.empty(rows, rotated or self.shape.head_dim) for _ in range(2)]
 
 
 def _places(config: GraphConfig, vocab: int) -> tuple[Pool, Slots]:
@@ -158,6 +161,14 @@ def first_norm(ops: Ops, model: _Model) -> None:
     rows = model.empty(ROWS, dtype=torch.int32)
     embedding = model.empty(model.shape.vocab, model.shape.hidden)
     ops.rms_norm(embedding, model.norm, 1e-5, rows=rows)
+
+
+def partial_rotary(model: _Model) -> None:
+    """Launch the rotary embedding of three quarters of each head."""
+    K, D = model.shape.kv_heads, model.shape.head_dim
+    position, node = model.empty(ROWS, dtype=torch.int32), model.empty(2, ROWS, K, D)
+    tables = model.cos_sin(POSITIONS, D * 3 // 4)
+    rotary_triton(model.q, model.k, model.v, position, *tables, *node)
 
 
 def layered_step(model: _Model, config: DagConfig) -> None:

@@ -62,7 +62,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
     if not on_paths:
         plain = replace(plain, verify=plain.verify_all)
     each: dict[str, Any] = {
-        name: _compared(
+        name: compared(
             getattr(own, name),
             None if name in UNCOMPARED else getattr(plain, name),
             found[name.removesuffix("_all")],
@@ -75,7 +75,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
     fused = {
         name: FusedOp(
             (),
-            _compared(whole.fn, getattr(plain, name), found[name], on_paths and name == "decide"),
+            compared(whole.fn, getattr(plain, name), found[name], on_paths and name == "decide"),
         )
         for name, whole in own.fused.items()
         if name != "forward"
@@ -85,7 +85,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
     return _ComparedOps(own.name, **each, fused=fused)
 
 
-def _compared(
+def compared(
     run: Callable, oracle: Callable | None, row: Check, on_paths: bool = False
 ) -> Callable:
     """Wrap `run` to compare its results and written arguments with those of `oracle`.
@@ -93,7 +93,7 @@ def _compared(
     on_paths: of verdicts only the rows of accepted paths, since others may be sampled or not.
     """
     same = _on_paths if on_paths else _unchanged
-    dropped = HANDED_ON.get(row.name, ())
+    dropped = HANDED_ON.get(row.name.partition(" with ")[0], ())
     least = float(row.name in OF_PROBABILITIES)
 
     def call(*args: Any, **options: Any) -> Any:

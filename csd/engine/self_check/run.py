@@ -13,13 +13,14 @@ from csd.engine.requests import Request
 from csd.engine.self_check.compare import ROUNDINGS
 from csd.engine.self_check.compiler import check_compiler
 from csd.engine.self_check.coverage import Coverage
-from csd.engine.self_check.operations import compared_ops, rows_for
+from csd.engine.self_check.operations import compared, compared_ops, rows_for
+from csd.engine.self_check.properties import property_checks, run_properties
 from csd.engine.self_check.report import Check, Report, described, device_name, versions
 from csd.engine.self_check.sizes import NODES, SLOTS, SMALL, Sizes
 from csd.engine.self_check.states import run_states
 from csd.engine.self_check.tokens import differences
 from csd.engine.self_check.uncaptured import UncapturedEngine
-from csd.kernels.ops import Ops
+from csd.kernels.ops import Ops, reference
 from csd.models.config import ModelConfig
 from csd.models.pack import pack
 from csd.models.random_weights import random_decoder
@@ -82,6 +83,7 @@ class _Runs:
                 self._run(e, self._sizes.filtered(self._config.vocab), 0, drafted=False)
                 self._want = self._draw(e)
             with self._engine(static=self._statically(), captured=False) as e:
+                self._run_properties(e.ops, found)
                 self._coverage.few_programs = e.ops.name == "triton" and not e.exact
                 e.ops = compared_ops(e.ops, found, self._coverage)
                 nodes = self._sizes.rows - SLOTS
@@ -95,6 +97,15 @@ class _Runs:
         report.checks += [row for row in found.values() if row.calls or row.name != "forward"]
         if not report.failed:
             report.checks += self._coverage.checks()
+
+    def _run_properties(self, ops: Ops, found: dict[str, Check]) -> None:
+        """Compare attention with properties that the drawing model's layers have not."""
+        rows, plain = property_checks(), reference().tree_attention
+        found |= {row.name: row for row in rows.values()}
+        run_properties(
+            ops, self._config, self._device, self._dtype, rows,
+            lambda row: compared(ops.tree_attention, plain, row),
+        )  # fmt: skip
 
     def compare_tokens(self, report: Report) -> None:
         """Compare tokens of different kinds of steps, which must be equal."""

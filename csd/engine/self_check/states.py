@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
+from csd.engine.self_check.trees import Trees
 from csd.kernels.layer_states import SSM, DeltaRule, StepStates, commit_states
 from csd.kernels.ops import Ops
 from csd.state.device import upload
@@ -33,25 +34,15 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     def whole(values: list[int]) -> torch.Tensor:
         return upload(torch.tensor(values, dtype=torch.int32), device)
 
-    nodes = [len(parents) for parents in PARENTS]
-    starts = [sum(nodes[:s]) for s in range(len(nodes))]
-    M, position, ancestors = sum(nodes), [], []
-    for length, parents in zip(LENGTHS, PARENTS, strict=True):
-        depth: list[int] = []
-        words: list[int] = []
-        for i, parent in enumerate(parents):
-            depth.append(depth[parent] + 1 if i else 0)
-            words.append(1 << i | (words[parent] if i else 0))
-        position += [length - 1 + d for d in depth]
-        ancestors += words
+    trees, lengths = Trees.of(PARENTS, device), whole([*LENGTHS])
+    M, S = trees.slot.shape[0], len(LENGTHS)
     pool = SimpleNamespace(
-        slot=whole([s for s, count in enumerate(nodes) for _ in range(count)]),
-        position=whole(position), ancestors=upload(torch.tensor(ancestors), device),
-        slot_start=whole(starts), slot_nodes=whole(nodes),
+        slot=trees.slot, position=lengths[trees.slot.long()] - 1 + trees.depth,
+        ancestors=trees.ancestors, slot_start=trees.slot_start, slot_nodes=trees.slot_nodes,
     )  # fmt: skip
     state = StateSize(KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM)
     sizes = StateSizes((ConvSize(CHANNELS, WIDTH),), (state, state))
-    memory = StateMemory(sizes, len(nodes), M, dtype, device)
+    memory = StateMemory(sizes, S, M, dtype, device)
     memory.base.copy_(checkpoint(pool.position[pool.slot_start.long()]))
     for part in memory.states:
         for x in (part.state, part.key, part.update):
@@ -65,6 +56,7 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     v, share = normal(M, HEADS, VALUE_DIM), normal(M, HEADS).sigmoid()
     step.update(0, DeltaRule(q, k, v, -share / 10, share, normalize=True))
     step.update(1, SSM(v, share, -normal(HEADS).abs(), k, q))
+    starts = trees.slot_start.tolist()
     accept = [[starts[s] + i for i in path] for s, path in enumerate(ACCEPTED)]
     most = max(map(len, accept))
     commit_states(

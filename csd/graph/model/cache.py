@@ -11,7 +11,7 @@ import torch
 
 from csd.graph.model.host_slots import HostSlots, SlotRows
 from csd.kernels.chunk_attention import chunk_attention
-from csd.kernels.commit_kv import write_prompt
+from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.ops import Ops
 from csd.models.config import scale_of
 from csd.state.kv_cache import KVCache
@@ -100,15 +100,12 @@ class DraftCache:
 
     def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:
         """Read the prompt's next tokens; hidden: the target's, of the tokens before them."""
-        start, rows = self.base[group], len(chunk)
-        kv, scale = self.kv, scale_of(self.net.config)
+        start, rows, kv = self.base[group], len(chunk), self.kv
         node_k, node_v = self._scratch(rows)
-
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            k, v, pages = kv.k[layer], kv.v[layer], kv.prompt_pages[group]
-            write_prompt(node_k[layer], node_v[layer], k, v, pages, start)
-            return chunk_attention(q, k, v, pages, start, scale)
-
+        attend = PromptAttention(
+            chunk_attention, node_k, node_v, kv.k, kv.v, kv.prompt_pages[group], start,
+            scale_of(self.net.config),
+        )  # fmt: skip
         token, position = self._ints(chunk), self._ints(range(start, start + rows))
         self.net.forward(token, position, hidden, attend, node_k, node_v, self.ops)
         self.base[group] += rows
@@ -190,17 +187,17 @@ class DraftCache:
         place = torch.tensor(list(at)).to(self.device)
         new_k, new_v = self._scratch(len(token))
 
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            k, v = node_k[layer], node_v[layer]
-            k.index_copy_(0, place, new_k[layer])
-            v.index_copy_(0, place, new_v[layer])
+        whole = LayerAttention(
+            self.ops.tree_attention, node_k, node_v, kv.k, kv.v, where, work, scale_of(config),
+            plan=self.ops.plan_attention,
+        )  # fmt: skip
+
+        def attend(layer: int, q: torch.Tensor, **properties: Any) -> torch.Tensor:
+            node_k[layer].index_copy_(0, place, new_k[layer])
+            node_v[layer].index_copy_(0, place, new_v[layer])
             # rows of previous levels have no query
             wide = q.new_zeros(rows.total, *q.shape[1:]).index_copy_(0, place, q)
-            out = self.ops.tree_attention(
-                wide, k, v, kv.k[layer], kv.v[layer], **where,
-                scale=scale_of(config), work=work,
-            )  # fmt: skip
-            return out.index_select(0, place)
+            return whole(layer, wide, **properties).index_select(0, place)
 
         return self.net.forward(
             self._ints(token), self._ints(position), hidden, attend, new_k, new_v, self.ops

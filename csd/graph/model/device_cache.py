@@ -20,7 +20,7 @@ from csd.graph.model.cache import DraftNetwork
 from csd.graph.model.draft_prefill import CHUNK
 from csd.graph.model.slot_order import SlotOrder
 from csd.kernels.chunk_attention import chunk_attention
-from csd.kernels.commit_kv import write_prompt
+from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.ops import Ops
 from csd.models.config import scale_of
 from csd.state.device import upload
@@ -70,15 +70,9 @@ class DeviceCache:
             token = upload(chunk, self.device)
             place = torch.arange(at, at + len(chunk), dtype=torch.int32, device=self.device)
             node_k, node_v = self._scratch(len(chunk))
-
-            def attend(
-                layer: int, q: torch.Tensor, at: int = at, k: torch.Tensor = node_k,
-                v: torch.Tensor = node_v,
-            ) -> torch.Tensor:  # fmt: skip
-                target = self.k[layer], self.v[layer]
-                write_prompt(k[layer], v[layer], *target, pages, at)
-                return chunk_attention(q, *target, pages, at, scale)
-
+            attend = PromptAttention(
+                chunk_attention, node_k, node_v, self.k, self.v, pages, at, scale
+            )
             self.net.forward(token, place, None, attend, node_k, node_v, self.ops)
 
     def read(self, order: SlotOrder, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,12 +98,8 @@ class DeviceCache:
         place = slots.prompt_len[group][:, None] + at
         where = order.layout(R)
         words = ((2 << step.long()) - 1).expand(S, R).reshape(-1)
-        where, work = self._plan(where, words, slots)
         node_k, node_v = self._scratch(S * R)
-
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            return self._attend(layer, q, node_k[layer], node_v[layer], where, work)
-
+        attend = self._attention(where, words, slots, node_k, node_v)
         hidden = self.net.forward(
             token[order.slot].reshape(-1).int(), place[order.slot].reshape(-1), None, attend,
             node_k, node_v, self.ops,
@@ -139,17 +129,21 @@ class DeviceCache:
         end = begin + F
         bit = torch.ones_like(above) << torch.arange(begin, end, device=self.device)
         nodes.words = torch.cat([nodes.words, above | bit], 1)
-        where, work = self._plan(order.layout(end), nodes.words.reshape(-1), slots)
         new_k, new_v = self._scratch(S * F)
+        # by layer, once it has the keys and values of the level
+        node_k: dict[int, torch.Tensor] = {}
+        node_v: dict[int, torch.Tensor] = {}
+        words = nodes.words.reshape(-1)
+        whole = self._attention(order.layout(end), words, slots, node_k, node_v)
 
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
-            for new, old in ((new_k, nodes.k), (new_v, nodes.v)):
+        def attend(layer: int, q: torch.Tensor, **properties: Any) -> torch.Tensor:
+            for new, old, found in ((new_k, nodes.k, node_k), (new_v, nodes.v, node_v)):
                 old[layer, :, begin:end].copy_(new[layer].unflatten(0, (S, F)))
-            k, v = (x[layer, :, :end].reshape(S * end, *x.shape[3:]) for x in (nodes.k, nodes.v))
+                found[layer] = old[layer, :, :end].reshape(S * end, *old.shape[3:])
             # nodes of previous levels have no query
             wide = q.new_zeros(S, end, *q.shape[1:])
             wide[:, begin:].copy_(q.unflatten(0, (S, F)))
-            out = self._attend(layer, wide.flatten(0, 1), k, v, where, work)
+            out = whole(layer, wide.flatten(0, 1), **properties)
             return out.unflatten(0, (S, end))[:, begin:].flatten(0, 1)
 
         place = position[:, None].expand(S, F).reshape(-1)
@@ -158,23 +152,20 @@ class DeviceCache:
         )
         return hidden.unflatten(0, (S, F))
 
-    def _plan(self, where: dict, words: torch.Tensor, slots: Slots) -> tuple[dict, Any]:
-        """Arguments of attention that all layers share, and its work list."""
-        config = self.net.config
+    def _attention(
+        self, where: dict, words: torch.Tensor, slots: Slots, node_k: Any, node_v: Any
+    ) -> LayerAttention:
+        """Attention of a pass, whose layers share their layout; node_k, node_v: by layer."""
+        config, plan = self.net.config, self.ops.plan_attention
         where = where | dict(
             prompt_pages=self.prompt_pages, prompt_len=slots.prompt_len,
             slot_pages=self.slot_pages, slot_len=self.length, ancestors=words,
         )  # fmt: skip
-        heads = dict(heads=config.heads, kv_heads=config.kv_heads)
-        return where, self.ops.plan_attention(**heads, **where)
-
-    def _attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: dict, work: Any
-    ) -> torch.Tensor:
-        scale = scale_of(self.net.config)
-        return self.ops.tree_attention(
-            q, k, v, self.k[layer], self.v[layer], **where, scale=scale, work=work
-        )
+        work = plan(heads=config.heads, kv_heads=config.kv_heads, **where)
+        return LayerAttention(
+            self.ops.tree_attention, node_k, node_v, self.k, self.v, where, work,
+            scale_of(config), plan=plan,
+        )  # fmt: skip
 
     def _scratch(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         c = self.net.config

@@ -52,7 +52,9 @@ class EagleHead:
         wide = weights["fc.weight"].shape[1]
         self.state_width = wide if self.version == 3 else wide - config.hidden
         self.dtype, self.device = weights["fc.weight"].dtype, weights["fc.weight"].device
-        self.cos, self.sin = rope_tables(config, config.context, self.dtype, self.device, None)
+        self.cos, self.sin = rope_tables(
+            config.rope, config.head_dim, config.context, self.dtype, self.device
+        )
         self.qkv = torch.cat([self._of(f"{x}.weight") for x in _ATTENTION])
         biased = f"{self.layer}.{_ATTENTION[0]}.bias" in weights
         self.qkv_bias = torch.cat([self._of(f"{x}.bias") for x in _ATTENTION]) if biased else None

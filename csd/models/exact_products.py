@@ -1,0 +1,92 @@
+"""Products in blocks of rows that agree, which `csd/models/row_blocks.py` finds by shape."""
+
+from collections.abc import Callable
+
+import torch
+
+from csd.kernels.gated_linear import gated_linear_triton
+from csd.kernels.row_linear import row_linear_triton, row_parts_triton
+from csd.models.linear import in_loops, linear
+from csd.models.row_blocks import (
+    ANY_ROWS,
+    Product,
+    RowBlocks,
+    fixed_blocks,
+    in_blocks,
+    row_blocks,
+)
+
+# rows of cuBLAS's blocks
+CUBLAS_ROWS = 64
+
+
+class ExactProducts:
+    """A product in blocks of rows that agree; finds them for a shape that is new to it.
+
+    rows: of every block, where it is not to be found out.
+    """
+
+    on_cpu = True  # whether attention on a CPU goes with it
+    gated: "ExactProducts | None" = None  # of gate and up, through their activation
+
+    def __init__(self, product: Product = linear, rows: int | None = None):
+        self.product = product
+        self._own = product is row_linear_triton
+        self._rows = rows
+        self.blocks: dict[tuple, RowBlocks] = {}
+
+    @classmethod
+    def of(cls, kind: str) -> "ExactProducts":
+        """kind: "library", that of the CPU, "triton", or "cublas"."""
+        if kind == "library":
+            return cls()
+        if kind not in ("triton", "cublas"):
+            raise ValueError(f"kind must be 'library', 'triton' or 'cublas', got {kind!r}")
+        made = cls(row_linear_triton) if kind == "triton" else cls(linear, CUBLAS_ROWS)
+        made.on_cpu = False
+        if kind == "triton":
+            made.gated = cls(gated_linear_triton)
+        return made
+
+    @classmethod
+    def for_kernels(cls, kernels: str, wanted: bool | str | None) -> "ExactProducts":
+        """Products that go with `kernels`; wanted: an engine's argument `exact`."""
+        if wanted not in (None, True, False, "cublas"):
+            raise ValueError(f"exact must be True, False or 'cublas', got {wanted!r}")
+        if kernels == "triton":
+            return cls.of("cublas" if wanted == "cublas" else "triton")
+        if wanted == "cublas":
+            raise ValueError(f"exact must be True or False with kernels={kernels!r}, got 'cublas'")
+        return cls.of("library")
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out]."""
+        return in_blocks(self.product, self.learn(weight), x, weight, bias)
+
+    @property
+    def parts(self) -> "Callable | None":
+        """The product, or its splits, which what follows adds up; None has no splits."""
+        return self._parts if self._own else None
+
+    def _parts(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        blocks = self.learn(weight)
+        if blocks.least <= x.shape[0] <= blocks.most:
+            return row_parts_triton(x, weight, bias)
+        return self(x, weight, bias)
+
+    def learn(self, weight: torch.Tensor) -> RowBlocks:
+        """The blocks of products with a matrix such as `weight`."""
+        if in_loops(weight):
+            return ANY_ROWS
+        key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
+        if key not in self.blocks:
+            self.blocks[key] = (
+                fixed_blocks(self.product, weight, self._rows)
+                if self._rows
+                else row_blocks(self.product, weight)
+            )
+        return self.blocks[key]
