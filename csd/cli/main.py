@@ -13,6 +13,7 @@ from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
+from csd.cli import warmup as cli_warmup
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.generate import engine_for
@@ -34,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     cli_trace.add(commands)
     cli_serve.add(commands)
     doctor.add(commands)
+    cli_warmup.add(commands)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = commands.choices[args.command]._option_string_actions
