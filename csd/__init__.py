@@ -18,6 +18,7 @@ from csd.integrations.swap import apply_kernels, remove_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
 from csd.state.version import __version__
+from csd.training.train_head import train_head
 
 __all__ = [
     "AsyncEngine",
@@ -46,6 +47,7 @@ __all__ = [
     "remove_kernels",
     "score",
     "stream",
+    "train_head",
     "verify",
     "vote",
 ]

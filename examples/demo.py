@@ -102,7 +102,7 @@ def bar(count: int, total: int) -> str:
 
 
 def steps(out: csd.Samples) -> None:
-    """How many tokens the steps committed, and why it could be more than one."""
+    """Print how many tokens the steps committed, and why it could be more than one."""
     sizes = Counter(n for sample in out for n in Counter(sample.steps).values())
     print(f"\nA step of a sample commits one token, and the drafts that the model agrees with:"
           f" {out.stats.tokens_per_step:.2f} on average")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is shipped: a wheel that works away from the source."""
+"""The wheel works away from the source."""
 
 import os
 import shutil

@@ -8,7 +8,7 @@ from csd.cli.output import check_output, show
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.audit import TIES, audit, summary

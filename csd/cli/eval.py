@@ -8,7 +8,7 @@ from pathlib import Path
 from csd.cli.flags import check_counts
 from csd.cli.history import add_history_flag, open_history
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.evaluate import evaluation as evaluate
 from csd.evaluate.tasks import TASKS, read

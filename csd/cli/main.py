@@ -13,11 +13,12 @@ from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
+from csd.cli import train_head as cli_train_head
 from csd.cli import warmup as cli_warmup
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.result import Samples, to_json
 from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
@@ -33,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     audit.add(commands)
     cli_report.add(commands)
     cli_trace.add(commands)
+    cli_train_head.add(commands)
     cli_serve.add(commands)
     doctor.add(commands)
     cli_warmup.add(commands)

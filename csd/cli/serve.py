@@ -7,7 +7,7 @@ from argparse import Namespace, _SubParsersAction
 import torch
 
 from csd.cli.flags import check_counts
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.models.choose_decoder import DECODERS
 from csd.schema.arguments import check_number, check_whole
 from csd.schema.lazy import check_installed

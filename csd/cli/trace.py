@@ -8,7 +8,7 @@ from pathlib import Path
 from csd.cli.flags import check_counts
 from csd.engine.budget import StepTimeTable
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record

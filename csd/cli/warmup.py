@@ -4,7 +4,7 @@ import time
 from argparse import Namespace, _SubParsersAction
 
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 
 FLAGS = ("num_samples", "max_new_tokens", "device", "revision", "decoder")
 

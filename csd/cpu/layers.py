@@ -59,7 +59,7 @@ def _rms_norm(
 def reads_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> bool:
-    """Whether the loop reads `rms_norm`'s tensors."""
+    """True if the loop reads `rms_norm`'s tensors."""
     return x.dtype in LOW and readable(x, weight, residual)
 
 
@@ -104,8 +104,8 @@ def _rotary(
     M, H, K, D = shape
     size = like.itemsize
     for m in prange(M):
-        turn = position[m] * D * size
-        c, s = memory(cos + turn, D, like), memory(sin + turn, D, like)
+        offset = position[m] * D * size
+        c, s = memory(cos + offset, D, like), memory(sin + offset, D, like)
         for h in range(H):
             _rotate(q + (m * strides[0] + h * D) * size, c, s, out + (m * H + h) * D * size, like)
         for h in range(K):
@@ -125,11 +125,11 @@ def _rotate(x, cos, sin, y, like):
     y_low, y_high = memory(y, half, like), memory(y + behind, half, like)
     cos_h, sin_h = cos[half:D], sin[half:D]
     for j in range(half):
-        turned = read(rounded(read(low[j]) * read(cos[j]), like))
-        y_low[j] = rounded(turned - read(high[j]) * read(sin[j]), like)
+        rotated = read(rounded(read(low[j]) * read(cos[j]), like))
+        y_low[j] = rounded(rotated - read(high[j]) * read(sin[j]), like)
     for j in range(half):
-        turned = read(rounded(read(high[j]) * read(cos_h[j]), like))
-        y_high[j] = rounded(turned + read(low[j]) * read(sin_h[j]), like)
+        rotated = read(rounded(read(high[j]) * read(cos_h[j]), like))
+        y_high[j] = rounded(rotated + read(low[j]) * read(sin_h[j]), like)
 
 
 def reads_rotary(
@@ -139,7 +139,7 @@ def reads_rotary(
     position: torch.Tensor,
     *dense: torch.Tensor,
 ) -> bool:
-    """Whether the loop reads `rotary`'s tensors: a row's heads lie side by side."""
+    """True if the loop reads `rotary`'s tensors: a row's heads lie side by side."""
     rows = all(x.stride()[1:] == (x.shape[2], 1) or not x.numel() for x in (q, k, v))
     whole = rows and all(x.is_contiguous() for x in (position, *dense))
     return q.dtype in LOW and whole and readable(q, k, v, *dense)
@@ -181,7 +181,7 @@ def _swiglu(R, F, gate_up, y, like):
 
 
 def reads_swiglu(gate_up: torch.Tensor) -> bool:
-    """Whether the loop reads `swiglu`'s tensor."""
+    """True if the loop reads `swiglu`'s tensor."""
     return gate_up.dtype in LOW and readable(gate_up)
 
 

@@ -46,7 +46,7 @@ def _advance(shape, state, key, update, decay, base, target, like):
 
 
 def reads_states(*tensors: torch.Tensor) -> bool:
-    """Whether loops read the memory of all: float32, since float64 is there to compare with."""
+    """True if loops read the memory of all: float32, since float64 is there to compare with."""
     return all(
         x.dtype == torch.float32 and type(x) in PLAIN and x.is_cpu and x.is_contiguous()
         for x in tensors

@@ -12,7 +12,7 @@ row's state holds already are zeros.
 
 import numpy as np
 
-from csd.cpu.blocks import turn
+from csd.cpu.blocks import transpose
 from csd.cpu.compiled import loop
 from csd.cpu.head_products import _add_product
 from csd.cpu.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
@@ -33,7 +33,7 @@ def _turned(x, at, stride, count, Dk, tile, to, wide):
     whole = Dk // BLOCK * BLOCK
     for j in range(0, count, BLOCK):
         for d in range(0, whole, BLOCK):
-            turn(x, at + j * stride + d, stride, count - 1 - j, tile, d * wide + to + j, wide)
+            transpose(x, at + j * stride + d, stride, count - 1 - j, tile, d * wide + to + j, wide)
     for j in range(count):
         for d in range(whole, Dk):
             tile[d * wide + to + j] = x[at + j * stride + d]

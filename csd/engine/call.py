@@ -26,7 +26,7 @@ from csd.verify.teacher_forcing import TeacherForcing
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How the requests of one call are run."""
+    """Settings of the requests of one call."""
 
     budget: str | int = "auto"
     speculate: bool = True
@@ -151,7 +151,7 @@ class Call:
         return cls(requests, settings, many, bar, options["record"], history=history)
 
     def results(self) -> list[Samples]:
-        """Of each prompt; samples that have not finished are cancelled."""
+        """Results of the prompts; samples that have not finished are cancelled."""
         return [request.result() for request in self.requests]
 
     def finish_sample(self) -> None:

@@ -120,7 +120,11 @@ def read_chunks(prefills: Sequence[Prefill]) -> list[torch.Tensor]:
     Returns each one's last hidden states.
     """
     step, parts = prefills[0].step, [prefill.next_chunk() for prefill in prefills]
-    found = [step.read_prompt(*parts[0])] if len(parts) == 1 else step.read_prompts(parts)
+    if len(parts) == 1:
+        group, tokens, start = parts[0]
+        found = [step.read_prompt(group, list(tokens), start)]
+    else:
+        found = step.read_prompts(parts)
     for prefill, hidden in zip(prefills, found, strict=True):
         prefill.finish_chunk(hidden)
     return found

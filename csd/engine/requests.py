@@ -26,7 +26,7 @@ class UntilRule(Protocol):
 
     @property
     def needs_text(self) -> bool:
-        """Whether it reads the samples' texts."""
+        """True if it reads the samples' texts."""
 
     def of(self, total: int) -> Until:
         """The `until` of a prompt with `total` samples."""
@@ -80,7 +80,7 @@ class Request:
         return not (self.waiting or self.live or self.awaited)
 
     def whole(self, until: Until | None) -> bool:
-        """Whether all its samples have ended, those that `until` has cancelled among them."""
+        """True if all its samples have ended, those that `until` has cancelled among them."""
         if not self.done or len(self.finished) < len(self.samples):
             return False
         # an error may have come between the last sample's end and the decision
@@ -100,7 +100,7 @@ class Request:
         return found
 
     def decided(self, until: Until) -> bool:
-        """Whether `until` is satisfied, called with each longer prefix in turn.
+        """True if `until` is satisfied, called with each longer prefix in turn.
 
         How many samples finish at once depends on the batch. The shortest prefix that decides does
         not, so what finished beyond it is cancelled like the rest.

@@ -1,4 +1,4 @@
-"""What `csd.generate` returns."""
+"""Results of `csd.generate`."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Stats:
-    """What one prompt's samples took. Seconds are those of the whole call."""
+    """Statistics of one prompt's samples. Seconds are those of the whole call."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -132,7 +132,7 @@ class Samples:
 
 
 def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
-    """What `csd sample --json` prints: `out`, and the text of every token id in it.
+    """The object that `csd sample --json` prints: `out`, and the text of every token id in it.
 
     With drafts, also each sample's list of `Draft`.
     """
@@ -160,7 +160,7 @@ def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
 
 
 def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
-    """By place, the texts of tokens that are parts of a character: all of it at the last one."""
+    """Texts of tokens that are parts of a character, by place: all of it at the last one."""
     found: dict[int, str] = {}
     held: list[int] = []
     for i, token in enumerate(tokens):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -78,7 +78,7 @@ class Step:
         return snapshot
 
     def live_slots(self, owned: int) -> int:
-        """How many slots run in the next step, of `owned` that hold samples for the host."""
+        """Number of slots that run in the next step, of `owned` that hold samples for the host."""
         return int(self.slots.live.sum())
 
     def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
@@ -92,7 +92,7 @@ class Step:
         return pending
 
     def read(self, pending: PendingRecord) -> Record:
-        """What a launched step decided, on the host."""
+        """The record of a launched step, on the host."""
         return pending.read()
 
     def propose(self, live: int, budget: Budget) -> Pool:
@@ -163,7 +163,8 @@ class Step:
 
     def read_prompts(self, parts: Sequence[PromptChunk]) -> list[torch.Tensor]:
         """The same of several prompts in one pass; keys and values have the same bits."""
-        cache, decoder = self.cache, self.decoder
+        cache = self.cache
+        decoder: Any = self.decoder
         rows = PromptRows.of(parts, cache.prompt_pages)
         node_k, node_v = cache.nodes(rows.token.shape[0])
         states = None
@@ -191,7 +192,7 @@ class Step:
             self.drafter.observe_hidden(hidden)
 
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
-        """What is committed; the slots move on."""
+        """Verify the step's rows and advance the slots."""
         ops = replace(self.ops, verify=self.verifier.verify) if self.verifier else self.ops
         asked = logits, pool, self.slots, self.top, self.trees
         if self.changes is None:

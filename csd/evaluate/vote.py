@@ -138,7 +138,7 @@ class Vote:
         return None if answer is None else _comparison(self.extract)(answer)
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
-        """Whether the first samples, `prefix`, decide among `total`."""
+        """True if the first samples, `prefix`, decide among `total`."""
         votes: dict[str, int] = {}
         for sample in prefix:
             answer = self._read(text_of(sample))

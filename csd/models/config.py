@@ -1,4 +1,4 @@
-"""What the decoder needs to know of a model, and which models it can run."""
+"""Sizes and options of a model that the fused decoder runs, read from its config."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,8 +11,11 @@ from csd.models.config_checks import (
     refuse_window,
     rotated_layers,
 )
+from csd.models.delta_config import DeltaLayers
 from csd.models.foreign_fields import refuse_foreign_fields
-from csd.models.rope_config import rope_of
+from csd.models.rope_config import rope_of, rotary_dim
+from csd.state.kv_cache import LayerShape
+from csd.state.recurrent import StateSizes
 
 # How a family differs from Llama: fields of `ModelConfig`, as values or as names of its config's
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -31,6 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     "phi3": dict(joined=True),
     "olmo2": dict(qk_norm=True, whole_qk_norm=True, post_norm=True),
+    "qwen3_5_text": dict(qk_norm=True, centred_norm=True, gated=True, delta=DeltaLayers.of),
 }  # fmt: skip
 
 
@@ -87,15 +91,33 @@ class ModelConfig:
     experts: int = 0  # of a layer; `intermediate` is the width of each
     experts_per_token: int = 0
     experts_sum_to_one: bool = False  # whether the weights of a token's experts are made to
+    centred_norm: bool = False  # norms but those of delta nets multiply by 1 + weight
+    gated: bool = False  # what attention gives is multiplied by the sigmoid of a gate beside q
+    rotary_dim: int | None = None  # numbers of a head that are rotated, the first; None is all
+    delta: DeltaLayers | None = None  # layers with a state
 
     @property
     def is_llamas(self) -> bool:
-        """Whether nothing but biases and norms of heads differs from Llama."""
+        """True if nothing but biases and norms of heads differs from Llama."""
         beyond = (
             self.whole_qk_norm, self.post_norm, self.rotated, self.scale, self.experts,
             self.embedding_scale != 1, self.residual_scale != 1, self.logit_divisor != 1,
+            self.centred_norm, self.gated, self.rotary_dim, self.delta,
         )  # fmt: skip
         return not any(beyond)
+
+    @property
+    def states(self) -> StateSizes | None:
+        """Shape of layers whose memory of a text is a state."""
+        return None if self.delta is None else self.delta.sizes
+
+    @property
+    def shapes(self) -> list[LayerShape] | None:
+        """Keys and values of the layers that attend, None where all do."""
+        if self.delta is None:
+            return None
+        shape = LayerShape(self.kv_heads, self.head_dim, self.head_dim)
+        return [shape] * self.delta.layers.count(False)
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
@@ -119,13 +141,17 @@ class ModelConfig:
         refuse_foreign_fields(config, SUPPORTED)
         if getattr(config, "pretraining_tp", 1) not in (1, None):
             raise ValueError("pretraining_tp must be 1")
-        refuse_window(config)
+        if "delta" not in FAMILIES[family]:
+            refuse_window(config)
         heads = config.num_attention_heads
-        theta, scaling, kind, attention = rope_of(config)
+        partial = rotary_dim(config) if "delta" in FAMILIES[family] else None
+        theta, scaling, kind, attention = rope_of(config, partial is not None)
         own = {
             name: getattr(config, value) if isinstance(value, str) else value
             for name, value in FAMILIES[family].items()
         }
+        if "delta" in own:
+            own["delta"] = own["delta"](config)
         if "rotated" in own:
             own["rotated"] = rotated_layers(own["rotated"], attention)
         return cls(
@@ -143,12 +169,13 @@ class ModelConfig:
             rope_scaling=scaling,
             rope_type=kind,
             rope_attention=attention,
+            rotary_dim=partial,
             tied=bool(config.tie_word_embeddings),
             **own,
         )
 
 
 def scale_of(config: ModelSizes) -> float:
-    """By what attention multiplies products of queries and keys."""
+    """Factor of the products of queries and keys in attention."""
     own = getattr(config, "scale", None)
     return config.head_dim**-0.5 if own is None else own

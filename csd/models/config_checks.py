@@ -1,4 +1,4 @@
-"""What rules out the fused decoder for a `transformers` config, field by field."""
+"""Fields of a `transformers` config that rule out the fused decoder."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SUPPORTED = (
 
 
 def rotated_layers(layers: Any, attention: float) -> tuple[bool, ...] | None:
-    """Of each layer, whether it has a rotary embedding; None where all have."""
+    """Flags of the layers that have a rotary embedding; None where all have."""
     found = tuple(map(bool, layers))
     if all(found):
         return None
@@ -34,7 +34,7 @@ def refuse_dense_layers(config: Any) -> None:
 
 
 def is_dequantised(quantization: Any) -> bool:
-    """Whether a config's weights are plain numbers once they are loaded."""
+    """True if a config's weights are plain numbers once they are loaded."""
     # transformers leaves a mark on models from GGUF files, whose weights it has dequantised
     if quantization is None:
         return True

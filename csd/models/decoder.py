@@ -15,7 +15,7 @@ from csd.models.rope import rope_tables
 
 
 class DecoderLike(Protocol):
-    """What an engine asks of a model: a `Decoder`, one split over devices, or your own."""
+    """Interface of a model to an engine: a `Decoder`, one split over devices, or your own."""
 
     @property
     def config(self) -> ModelSizes: ...
@@ -72,7 +72,7 @@ class Decoder:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a Llama's layers run, with no other product, and no layer's input is kept."""
+        """True if a Llama's layers run, with no other product, and no layer's input is kept."""
         given = getattr(self.linear, "product", self.linear)
         changed = given is not linear or self.parts or self.gated or self.taps
         return self.config.is_llamas and not changed
@@ -177,7 +177,7 @@ class Decoder:
         return total, total
 
     def _left(self, ops: Ops, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-        """What a part of a layer adds to the residual."""
+        """The addend of a part of a layer to the residual."""
         if norm is not None:
             x, _ = ops.rms_norm(x, norm, self.config.norm_eps)
         return x if self.config.residual_scale == 1 else x * self.config.residual_scale

@@ -15,9 +15,11 @@ from csd.models.adapters import base_of
 from csd.models.checked import checked_config
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
+from csd.models.delta_net import DeltaNet, delta_parameters
 from csd.models.experts import Experts
+from csd.models.hybrid_decoder import HybridDecoder
 from csd.models.layer import Layer
-from csd.models.layer_parts import experts_of, norms_of, products_of
+from csd.models.layer_parts import experts_of, is_delta, norms_of, products_of
 from csd.models.lora import base_linear, is_lora
 from csd.models.lora_stacks import FusedAdapters, key_of
 
@@ -35,7 +37,8 @@ def fuse(model: Any) -> Decoder:
     embedding = inner.embed_tokens.weight.data
     # the module's own: model.to(bfloat16) rounds them, and its logits with them
     w = inner.rotary_emb.inv_freq
-    decoder = Decoder(config, embedding, layers, inner.norm.weight.data, head, w)
+    kind = Decoder if config.delta is None else HybridDecoder
+    decoder = kind(config, embedding, layers, inner.norm.weight.data, head, w)
     products = _products(config, base)
     if any(is_lora(part) for parts in products for part in parts):
         decoder.add_adapters(FusedAdapters(products))
@@ -43,7 +46,7 @@ def fuse(model: Any) -> Decoder:
 
 
 def is_fused(model: Any, decoder: Decoder) -> bool:
-    """Whether the module's weights, sizes and rotary frequencies still are the decoder's.
+    """True if the module's weights, sizes and rotary frequencies still are the decoder's.
 
     Weights are compared by address, which `model.to()` or a load that replaces tensors changes, and
     adapters by the shapes of what lies beside the fused products.
@@ -72,6 +75,9 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
         if layer.experts is not None:
             found = experts_of(module)
             pairs += [(weight, getattr(layer.experts, name)) for name, weight in found.items()]
+        if layer.delta is not None:
+            now = delta_parameters(module.linear_attn)
+            pairs += zip(now, layer.delta.tensors(), strict=True)
     return all(
         p.data_ptr() == t.data_ptr()
         and p.dtype == t.dtype
@@ -116,8 +122,12 @@ def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
         experts = Experts(**weights, per_token=config.experts_per_token,
                           sum_to_one=config.experts_sum_to_one)  # fmt: skip
     bias = _join(products["qkv"], "bias") if config.qkv_bias else None
+    delta = None
+    if config.delta and is_delta(layer):
+        conv, decay, dt_bias, norm = delta_parameters(layer.linear_attn)
+        delta = DeltaNet(config.delta.state, conv, decay, dt_bias, norm, config.norm_eps)
     given: dict[str, Any] = absent | norms | joined
-    return Layer(**given, qkv_bias=bias, experts=experts)
+    return Layer(**given, qkv_bias=bias, experts=experts, delta=delta)
 
 
 @torch.no_grad()

@@ -118,12 +118,14 @@ def load(
     tokenizer: Any = None,
     before: BeforeWeights | None = None,
     decoder: str = "fused",
+    packed: bool = True,
 ) -> Loaded:
     """model: a transformers model, a local folder, of a model or of an adapter of peft, a hub name,
     a GGUF file, a `Decoder`.
 
     before: is called before weights are read, where the config names their dtype and the sizes.
-    decoder: "auto", "fused" or "module" (`csd.models.choose_decoder`).
+    decoder: "auto", "fused" or "module" (`csd.models.choose_decoder`). packed: whether matrices of
+    a model that is loaded by name get the layout in which a CPU multiplies few rows.
 
     dtype: when not given, the checkpoint's where the device multiplies bfloat16 in hardware; on
     such a CPU a GGUF file runs in bfloat16 and float16 becomes float32. Elsewhere float32.
@@ -132,7 +134,9 @@ def load(
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
-        return _from_path(os.fspath(model), dtype, device, revision, tokenizer, before, decoder)
+        return _from_path(
+            os.fspath(model), dtype, device, revision, tokenizer, before, decoder, packed
+        )
     if not isinstance(model, nn.Module | Decoder):
         raise TypeError(
             "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
@@ -181,6 +185,7 @@ def _from_path(
     tokenizer: Any,
     before: BeforeWeights | None,
     wanted: str,
+    packed: bool,
 ) -> Loaded:
     if device is None:
         warn_of_unseen_gpu()
@@ -215,7 +220,8 @@ def _from_path(
         return loaded
     # a plain matrix is freed when its packed one is made
     del model
-    pack(decoder)
+    if packed:
+        pack(decoder)
     return _loaded(decoder, tokenizer, generation_config)
 
 

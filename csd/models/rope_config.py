@@ -18,8 +18,21 @@ _ROPE = {
 }  # fmt: skip
 
 
-def rope_of(config: Any) -> tuple[float, tuple | None, str, float]:
+# of a rotary embedding of a part of each head; a text's positions are the same in all sections
+_PARTIAL = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
+
+
+def rotary_dim(config: Any) -> int | None:
+    """Numbers of a head that are rotated, None for all."""
+    share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor")
+    found = int(config.head_dim * (1 if share is None else share))
+    return None if found == config.head_dim else found
+
+
+def rope_of(config: Any, partial: bool = False) -> tuple[float, tuple | None, str, float]:
     """theta, the factors of llama3, kind, and what cosines and sines are multiplied by.
+
+    partial: whether a part of a head may be rotated.
 
     Raises ValueError for another kind and for a field that csd does not compute with.
     """
@@ -32,6 +45,8 @@ def rope_of(config: Any) -> tuple[float, tuple | None, str, float]:
     if kind not in _ROPE:
         known = ", ".join(map(repr, _ROPE))
         raise ValueError(f"rope type {kind!r} is not supported, only {known}")
+    if partial:
+        rope = {name: value for name, value in rope.items() if name not in _PARTIAL}
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise ValueError("partial_rotary_factor other than 1 is not supported")
     for name in sorted(rope.keys() - {"rope_type", "type", "rope_theta", *_ROPE[kind]}):
@@ -47,7 +62,7 @@ def rope_of(config: Any) -> tuple[float, tuple | None, str, float]:
 
 
 def _yarn_attention(rope: dict) -> float:
-    """By what YaRN multiplies cosines and sines."""
+    """Factor of cosines and sines in YaRN."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
 

@@ -60,7 +60,7 @@ def check(value: Any, kind: Any) -> None:
 
 @cache
 def _check_of(kind: Any) -> Callable[[list], bool]:
-    """Whether all values of a list fit: level by level, since a trace has millions of numbers."""
+    """True if all values of a list fit: level by level, since a trace has millions of numbers."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda values: True

@@ -1,4 +1,4 @@
-"""What is kept of each step is what happened in it."""
+"""Records of steps match the steps."""
 
 import pytest
 from scripted import Letters, PrefixSum, engine

@@ -103,7 +103,7 @@ def test_accept_a_config(make):
 
 
 class PeftModel(nn.Module):
-    """By its name, the wrapper of the package peft, which forwards to the model inside."""
+    """A class of the name of peft's wrapper, which forwards to the model inside."""
 
     def __init__(self, model):
         super().__init__()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from targets import slow
 
 import csd
 from csd.cli.main import main
@@ -74,6 +75,7 @@ main(sys.argv[1:])
 """
 
 
+@slow
 def test_a_run_that_was_killed_goes_on_and_equals_one_that_was_not(place, whole, capsys):
     path = place / "killed.jsonl"
     process = subprocess.run(

@@ -110,7 +110,7 @@ def browser():
 
 
 class Seen:
-    """What a page asked the network for and complained about."""
+    """Requests of a page to the network, and its errors."""
 
     def __init__(self, browser, path):
         self.errors, self.requests = [], []

@@ -1,4 +1,4 @@
-"""What was drawn is there, however a call ends: written, returned, or in the error."""
+"""Samples are kept however a call ends: written, returned, or in the error."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def expected(e):
 
 @pytest.fixture
 def files_of_any_size():
-    """What `fill` has changed is as it was again."""
+    """Undo what `fill` has changed."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -393,7 +393,7 @@ def sampled(folder, toy_folder, stdout, *more, before=lambda: None):
 
 @pytest.fixture(scope="module")
 def drawn(toy_folder):
-    """What the command draws; its engine is made, which children inherit."""
+    """Samples of the command; they make its engine, which children inherit."""
     message = [{"role": "user", "content": "Say 1."}]
     yield csd.generate(toy_folder, message, num_samples=2, max_new_tokens=4, budget=4, seed=1)
     csd.release()

@@ -54,7 +54,7 @@ def dying(folder_of_marks):
 
 @torch.no_grad()
 def exact_logprobs(toy, prompt, tokens, temperature):
-    """Of the tokens drawn behind a prompt, in float64."""
+    """Log-probabilities of the tokens drawn behind a prompt, in float64."""
     model, tokenizer = toy
     ids = tokenizer(prompt)["input_ids"]
     logits = model.double()(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]
@@ -240,7 +240,7 @@ def test_rows_of_a_batch_draft_for_each_other_on_request(toy_folder, monkeypatch
 
 
 def test_actors_read_the_column(cluster, toy_folder):
-    """As Ray's own blocks hand it over."""
+    """The column comes in the form of Ray's own blocks."""
     from csd.integrations.ray import sample
 
     rows = [{"row": i, "prompt": p} for i, p in enumerate(["abc", "Two?", "abc"])]

@@ -34,7 +34,7 @@ def logits(model):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often each kernel ran, counted where the model calls it."""
+    """Counts of the kernels' runs, taken where the model calls them."""
     count = dict.fromkeys(("rms_norm", "rotate", "silu_mul"), 0)
 
     def counted(name, op):

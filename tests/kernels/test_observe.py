@@ -8,7 +8,8 @@ from torch.library import opcheck
 from csd.kernels import observe as module
 from csd.kernels.observe import GROUP_SLOTS, SUCCESSORS, observe, observe_ref, observe_triton
 from csd.state.context_table import ANY, GraphConfig
-from csd.state.pool import MAX_DEPTH, Pool, roots
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool_builder import roots
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 

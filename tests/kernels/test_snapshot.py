@@ -1,4 +1,4 @@
-"""What the host is told of a step: the kernel and its operator against plain PyTorch."""
+"""The snapshot of a step: the kernel and its operator against plain PyTorch."""
 
 import pytest
 import torch

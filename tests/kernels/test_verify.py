@@ -7,7 +7,7 @@ from tree_cases import random_logits, trees
 
 from csd.kernels import verify as module
 from csd.kernels.verify import launch, verify, verify_ref, verify_triton
-from csd.state.pool import roots
+from csd.state.pool_builder import roots
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP
 
