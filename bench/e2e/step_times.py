@@ -81,10 +81,10 @@ def profile(engine: csd.Engine, rows: int, steps: int = 10) -> str:
     with torch.inference_mode(False):
         step = engine._allocate(rows + 1, 1, 1, 1, 1)
     sizes = [rows, rows + 1]
-    time_steps(step, sizes, False)
+    time_steps(step, sizes)
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as found:
         for _ in range(steps):
-            time_steps(step, sizes, False)
+            time_steps(step, sizes)
     return found.key_averages().table(sort_by="self_cpu_time_total", row_limit=20)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from bench.gpu.against import PREDICTED, compared, of_gpu
 from bench.gpu.plan import BOXES, MINUTES, chosen, steps
 from bench.gpu.plots import draw
 from bench.gpu.processes import run_groups
@@ -117,6 +118,13 @@ def report(args, names: list[str], seconds: float) -> int:
     for name, data in found.items():
         if "error" in data:
             print(f"{name} failed: {data['error']}")
+    shapes = args.out / "attention_shapes.json"
+    timed = {"attention_shapes": json.loads(shapes.read_text())} if shapes.exists() else {}
+    gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
+    beside = compared(found | timed, of_gpu(gpu))
+    if beside:
+        print(f"measured over predicted (predictions of no measurement, {PREDICTED.name}):")
+        print(table(beside))
     plots = draw(rows, args.out)
     result = {
         "bench": "gpu",
@@ -126,6 +134,7 @@ def report(args, names: list[str], seconds: float) -> int:
         "sections": status,
         "rows": {name: len(data["rows"]) for name, data in found.items()},
         "left out": [why for data in found.values() for why in data.get("left out", [])],
+        "against predictions": beside,
         "plots": plots,
     }
     write(result, args.out / "summary.json", indent=1)

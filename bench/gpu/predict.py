@@ -45,17 +45,18 @@ Launch = tuple[float, float]  # bytes, operations
 
 
 def launches(
-    c: ModelConfig, samples: int, rows: int, exact: bool, gated: bool = False
+    c: ModelConfig, samples: int, rows: int, exact: bool, gated: bool = False, attends: bool = True
 ) -> Iterator[Launch]:
     """Launches of a step over `rows` rows of `samples` samples of one prompt; gated: SwiGLU within
-    its product, which `exact` always has."""
+    its product, which `exact` always has; attends: with those of the attention."""
     for _ in range(c.layers):
         for name, (n, k) in matrices(c).items():
             if gated and name == "gate_up":
                 yield ITEM * (n * k + rows * (k + n // 2)), 2 * rows * n * k
                 continue
             yield from product(n, k, rows, exact, "" if name == "qkv" and c.qk_norm else name)
-        yield from attention(c, samples, rows)
+        if attends:
+            yield from attention(c, samples, rows)
         # norms with their residuals, of heads too where there are any; rotary; SwiGLU
         for _ in range(2):
             yield 4 * ITEM * rows * c.hidden, 0

@@ -16,6 +16,7 @@ from csd.cli import schema as cli_schema
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli import train_head as cli_train_head
+from csd.cli import warmup as cli_warmup
 from csd.cli.commands import Help, add_command
 from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
@@ -45,7 +46,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     _add_sample(commands)
     modules: tuple[Any, ...] = (
         cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_train_head, import_logs, audit,
-        cli_schema, doctor,
+        cli_schema, doctor, cli_warmup,
     )  # fmt: skip
     for module in modules:
         module.add(commands)

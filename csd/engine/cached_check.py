@@ -6,19 +6,19 @@
 import json
 import logging
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import triton
 
 from csd.engine import isolated_python
 from csd.models.config import ModelSizes
-from csd.state.cache_folder import path_of, save
+from csd.state.cache_folder import alone, path_of, save
+from csd.state.device import BUSY
 from csd.state.phases import phase
 from csd.state.version import __version__
 
 SECONDS = 600
-# CUDA's message for a device in exclusive mode that another process holds
-BUSY = "busy or unavailable"
 LOG = logging.getLogger("csd")
 
 
@@ -41,16 +41,24 @@ def require_check(
     key = json.dumps(checked, sort_keys=True)
     if _cached(key) == key:
         return
+    with _alone(key):
+        # another process, a rank of the same job perhaps, may have checked meanwhile
+        if _cached(key) != key:
+            _check(key, device, name, sizes, exact, checked["device"])
+
+
+def _check(
+    key: str, device: torch.device, dtype: str, sizes: dict[str, int], exact: bool, gpu: str
+) -> None:
     flags = [f"--{k.replace('_', '-')}={v}" for k, v in sizes.items()]
-    flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={name}"]
+    flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={dtype}"]
     flags += ["--exact"] * exact
     command = isolated_python.command("csd.cli.main", ["doctor", *flags])
-    gpu = checked["device"]
-    announced = f"checking the kernels on {gpu} in {name}, once a machine and version ..."
+    announced = f"checking the kernels on {gpu} in {dtype}, once a machine and version ..."
     with phase("check", device, announced):
         error = _error_of(command)
     if error and BUSY in error:
-        LOG.warning("the kernels are not checked: one process has the GPU for itself: %s", error)
+        LOG.warning("the kernels are not checked: this process has the GPU for itself: %s", error)
         return
     if error:
         raise RuntimeError(
@@ -64,6 +72,14 @@ def require_check(
     except (OSError, RuntimeError) as error:
         # the next process checks again
         LOG.warning("the result of the kernel check cannot be cached: %s", error)
+
+
+def _alone(key: str) -> AbstractContextManager[None]:
+    try:
+        return alone(path_of("check", key))
+    # a user may have no home
+    except RuntimeError:
+        return nullcontext()
 
 
 def _cached(key: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -69,12 +69,29 @@ class Room:
     def with_room_for(self, other: "Room") -> "Room":
         return Room(*map(max, astuple(self), astuple(other)))
 
-    def grown(self, before: "Room", max_slots: int, fits: Callable[["Room"], bool]) -> "Room":
-        """The first that fits of: slots and pages of both at the next powers of two, so that calls
-        which grow slowly seldom allocate; of both; its own."""
+    @property
+    def rounded_pages(self) -> int:
+        """The next power of two."""
+        return _power_of_two(self.pages)
+
+    def grown(
+        self,
+        before: "Room",
+        max_slots: int,
+        rows_of: Callable[[int, int], int],
+        fits: Callable[["Room"], bool],
+    ) -> "Room":
+        """The first that fits of: both with every size at the next power of two, so that calls
+        which grow slowly seldom allocate; both; its own.
+
+        rows_of: rows of a step over some slots, and of a chunk of a prompt of some pages.
+        """
         both = self.with_room_for(before)
         slots = min(_power_of_two(both.slots), max(max_slots, both.slots))
-        rounded = replace(both, slots=slots, pages=_power_of_two(both.pages))
+        prompt_pages = _power_of_two(both.prompt_pages)
+        rows = max(both.rows, rows_of(slots, prompt_pages))
+        tables = _power_of_two(both.slot_pages), prompt_pages
+        rounded = Room(slots, *tables, both.rounded_pages, rows)
         return next((room for room in (rounded, both) if fits(room)), self)
 
     def bytes(self, config: Any, dtype: torch.dtype, gathers: bool) -> int:

@@ -1,6 +1,6 @@
 """A prompt on its way into the caches, chunk by chunk, so that steps can run in between."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from csd.engine.requests import Request
 from csd.engine.step import Step
 from csd.graph.history import PastSample
 from csd.kernels.change_rows import own_chance
+from csd.kernels.prompt_rows import PromptChunk
 
 # rows of a prompt that the head reads at once where their log-probabilities are asked for
 HEAD_ROWS = 32
@@ -55,18 +56,18 @@ class Prefill:
         """Tokens of the next chunk, 0 once all are read."""
         return min(self.chunk_size, len(self.request.prompt) - 1 - self.at)
 
-    def read(self) -> torch.Tensor:
-        """Run the next chunk; keys and values go to the group's pages.
-
-        Returns its tokens' last hidden states.
-        """
+    def next_chunk(self) -> PromptChunk:
+        """The part of the prompt that the next pass reads."""
         tokens = self.request.prompt[self.at : self.at + self.chunk]
-        hidden = self.step.read_prompt(self.request.group, tokens, self.at)
+        return PromptChunk(self.request.group, tokens, self.at)
+
+    def finish_chunk(self, hidden: torch.Tensor) -> None:
+        """Called behind the pass; hidden: what it has left of the chunk's rows."""
+        self.step.observe_hidden(hidden)
         if self.request.prompt_logprobs is not None:
             self._measure(hidden)
-        self.at += len(tokens)
+        self.at += self.chunk
         self._observe(self.at)
-        return hidden
 
     def _measure(self, hidden: torch.Tensor) -> None:
         """Append log-probabilities of the tokens after those that were just read."""
@@ -111,3 +112,19 @@ class Prefill:
             self.observed = step.drafter.observe_prompt(
                 self.key, self.request.prompt, self.observed, read, step.slots
             )
+
+
+def read_chunks(prefills: Sequence[Prefill]) -> list[torch.Tensor]:
+    """Run the next chunk of each prompt in one pass; keys and values go to the groups' pages.
+
+    Returns each one's last hidden states.
+    """
+    step, parts = prefills[0].step, [prefill.next_chunk() for prefill in prefills]
+    if len(parts) == 1:
+        group, tokens, start = parts[0]
+        found = [step.read_prompt(group, list(tokens), start)]
+    else:
+        found = step.read_prompts(parts)
+    for prefill, hidden in zip(prefills, found, strict=True):
+        prefill.finish_chunk(hidden)
+    return found

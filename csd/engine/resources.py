@@ -15,7 +15,13 @@ from csd.engine.rules import asked_by, changed_bytes, sizes_of
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.step_times_cache import load_step_times, save_step_times, step_times_key
-from csd.engine.step_timing import NOT_WORTH, compile_loops, sizes_to_time, time_steps
+from csd.engine.step_timing import (
+    NOT_WORTH,
+    compile_loops,
+    sizes_to_time,
+    time_graphs,
+    time_steps,
+)
 from csd.graph.drafter import StaticDrafter
 from csd.graph.registry import make_drafter
 from csd.kernels.ops import Ops
@@ -63,7 +69,7 @@ class Resources:
         if isinstance(nodes, int):
             return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
         if self._cost is None:
-            self._cost = self._step_times()
+            self._cost = self._step_times(step)
         return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
     def _prepare(
@@ -85,8 +91,8 @@ class Resources:
         asked = asked_by(requests)
         sets = sizes_of(requests, asked).sets if asked is not None else 0
 
-        def rows(slots: int) -> int:
-            return self._rows(slots, nodes, wanted.prompt_pages * PAGE)
+        def rows(slots: int, prompt_pages: int = wanted.prompt_pages) -> int:
+            return self._rows(slots, nodes, prompt_pages * PAGE)
 
         def changed(rows: int) -> int:
             longest = (wanted.prompt_pages + wanted.slot_pages + 1) * PAGE
@@ -106,6 +112,7 @@ class Resources:
                 return self._step
             # caches only grow: else calls of two sizes would make them, and all graphs, in turn
             tokens, history = max(tokens, self._text[0]), history or self._text[1]
+            tokens = max(tokens, before.with_room_for(least).rounded_pages * PAGE)
             # its memory counts as free below
             self._drop()
 
@@ -128,7 +135,7 @@ class Resources:
         limited = least if slots < wanted.slots else None
         if before is not None and limited is None:
             config, dtype = self.decoder.config, self.dtype
-            room = room.grown(before, self.max_slots, lambda room: (
+            room = room.grown(before, self.max_slots, rows, lambda room: (
                 room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages)
                 + changed(room.rows) <= free
             ))  # fmt: skip
@@ -208,14 +215,19 @@ class Resources:
 
         worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
         """
-        captured = self.static and self.device.type == "cuda"
-        sizes = sizes_to_time(self.max_slots, captured)
+        static = self.static and self.device.type == "cuda"
+        sizes = sizes_to_time(self.max_slots, static)
         with torch.inference_mode(False):
             step = self._allocate(sizes[-1], 1, 1, 1, 1)
-        return time_steps(step, sizes, captured, worth)
+        return time_steps(step, sizes, worth)
 
-    def _step_times(self) -> StepTimeTable:
-        """Cached step times, else those measured now, which are then cached."""
+    def _step_times(self, step: Step) -> StepTimeTable:
+        """Cached step times, else those measured now, which are then cached.
+
+        step: of the call, whose graphs are measured where it has some.
+        """
+        if isinstance(step, StaticStep) and self.device.type == "cuda":
+            return time_graphs(step, sizes_for(step.slots.count))
         sizes = sizes_to_time(self.max_slots, False)
         key = step_times_key(self.decoder, self.dtype, self._ops.name, sizes)
         table = load_step_times(key) if key else None

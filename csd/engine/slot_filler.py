@@ -10,7 +10,7 @@ from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
 from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.history_args import longest_first
-from csd.engine.prefill import Prefill
+from csd.engine.prefill import Prefill, read_chunks
 from csd.engine.requests import LiveSample, Request
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
 from csd.engine.step import Clock, Step
@@ -48,6 +48,7 @@ class SlotFiller:
         self.owners: list[LiveSample | None] = [None] * step.slots.count
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read
+        self.ahead: deque[Prefill] = deque()  # prompts behind it that are read in its passes
         self.read_tokens = 0  # of prompts, since the last step
         self.entered_rows = 0  # of past samples, since the last step
         self.cross_prompt = CrossPromptHistory() if settings.share == "call" else None
@@ -67,7 +68,8 @@ class SlotFiller:
 
     def ending(self) -> bool:
         """True if no sample waits for a slot."""
-        return not (self.queue or self.prefill or any(r.waiting for r in self.active))
+        reading = self.prefill or self.ahead
+        return not (self.queue or reading or any(r.waiting for r in self.active))
 
     def refill(self) -> None:
         """Fill free slots, all of them in one copy to the device."""
@@ -96,12 +98,15 @@ class SlotFiller:
         """
         waiting = [request for request in self.active if request.waiting]
         for request in waiting:
-            together = self.together or -(-len(request.samples) // 4)
-            if len(request.live) < together:
+            if len(request.live) < self.together_of(request):
                 return request
-        if self.queue or self.prefill:
+        if self.queue or self.ahead or self.prefill:
             return self.admit()
         return waiting[0] if waiting else None
+
+    def together_of(self, request: Request) -> int:
+        """Samples of a request in flight while other prompts wait."""
+        return self.together or -(-len(request.samples) // 4)
 
     def assign(self, request: Request, s: int) -> Refill:
         """The request's next sample gets slot s and its pages."""
@@ -123,18 +128,9 @@ class SlotFiller:
         ones, so no step waits for more. Before the first step none waits: it has its slots filled.
         """
         if self.prefill is None:
-            if not self.queue:
+            if not self.ahead and not self.queue:
                 return None
-            taken = {request.group for request in self.active}
-            group = next(g for g in range(len(self.owners)) if g not in taken)
-            self.prefill = Prefill.begin(
-                self.step,
-                self.queue.popleft(),
-                group,
-                next(self.group_keys),
-                self.prefill_chunk,
-                self.cross_prompt,
-            )
+            self.prefill = self.ahead.popleft() if self.ahead else self.begin_prefill()
         clock = Clock(self.step.seconds)
         if self.read_prompt() and self.enter_history():
             self.prefill.end()
@@ -143,16 +139,71 @@ class SlotFiller:
         clock.lap("prefill")
         return None if self.prefill else self.active[-1]
 
+    def begin_prefill(self) -> Prefill:
+        """Reserve a group for the next prompt."""
+        reading = [self.prefill.request] if self.prefill else []
+        taken = {r.group for r in (*self.active, *reading, *(p.request for p in self.ahead))}
+        group = next(g for g in range(len(self.owners)) if g not in taken)
+        return Prefill.begin(
+            self.step,
+            self.queue.popleft(),
+            group,
+            next(self.group_keys),
+            self.prefill_chunk,
+            self.cross_prompt,
+        )
+
     def read_prompt(self) -> bool:
         """Read as many chunks of the prompt as a step may wait for; True at its end."""
         assert self.prefill is not None
         while chunk := self.prefill.chunk:
-            fits = self.read_tokens + chunk <= self.prefill_chunk
-            if not fits and self.steps and any(self.owners):
+            left = self.prefill_chunk - self.read_tokens
+            if chunk > left and self.waited_for:
                 return False
-            self.read_hidden(self.prefill, self.prefill.read())
-            self.read_tokens += chunk
+            most = min(self.prefill_chunk, self.step.cache.rows)
+            if self.waited_for:
+                most = min(most, left)
+            prefills = [self.prefill, *self.with_it(most - chunk)]
+            # of all of them before the next pass
+            self.read_tokens += sum(prefill.chunk for prefill in prefills)
+            for prefill, hidden in zip(prefills, read_chunks(prefills), strict=True):
+                self.read_hidden(prefill, hidden)
         return True
+
+    @property
+    def waited_for(self) -> bool:
+        """True if samples in flight wait while prompts are read."""
+        return self.steps > 0 and any(self.owners)
+
+    def with_it(self, rows: int) -> Iterator[Prefill]:
+        """Prompts whose next chunks, `rows` tokens at most, share the pass of the one being read.
+
+        As many are begun as have slots now, in order.
+        """
+        if not self.step.reads_together:
+            return
+        assert self.prefill is not None
+        for prefill in self.ahead:
+            if 0 < prefill.chunk <= rows:
+                rows -= prefill.chunk
+                yield prefill
+        begun = [self.prefill.request, *(prefill.request for prefill in self.ahead)]
+        free = self.owners.count(None) - sum(map(self.slots_of, begun))
+        while self.queue and free > 0 and self.begins_ahead(self.queue[0], rows):
+            prefill = self.begin_prefill()
+            self.ahead.append(prefill)
+            free -= self.slots_of(prefill.request)
+            if prefill.chunk:
+                rows -= prefill.chunk
+                yield prefill
+
+    def begins_ahead(self, request: Request, rows: int) -> bool:
+        """True if a request's first chunk, `rows` tokens at most, is read in another's pass."""
+        return min(self.prefill_chunk, len(request.prompt) - 1) <= rows
+
+    def slots_of(self, request: Request) -> int:
+        """Slots that its first samples get."""
+        return min(len(request.samples), self.together_of(request))
 
     def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
         """Called with the last hidden states of each chunk of a prompt that has been read."""

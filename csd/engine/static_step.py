@@ -7,7 +7,8 @@ around a replay give its time.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -107,23 +108,43 @@ class StaticStep(Step):
         return pending
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
-        changes = None if self.changes is None else self.changes.key
-        own = getattr(self.decoder, "graph_key", None)
-        key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures, own
-        if key not in self.captures.graphs:
-            # captured without live slots
-            live = self.slots.live.clone()
-            self.slots.live.zero_()
-            try:
-                # hold a graph's pool and verdict: the next must not reuse their memory
-                self.captures.get(key, lambda: self.body(rows, nodes))
-            finally:
-                self.slots.live.copy_(live)
-        graph, (snapshot, *_) = self.captures.graphs[key]
+        graph, snapshot = self.captured(rows, nodes)
         # after the capture, which is no part of the step
         begun = _event()
         graph.replay()
         return snapshot, begun
+
+    def captured(self, rows: int, nodes: int) -> tuple[torch.cuda.CUDAGraph, Snapshot]:
+        """The graph of a step, captured if it is the first of its kind, and its snapshot."""
+        changes = None if self.changes is None else self.changes.key
+        own = getattr(self.decoder, "graph_key", None)
+        key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures, own
+        if key not in self.captures.graphs:
+            with self.without_live():
+                # hold a graph's pool and verdict: the next must not reuse their memory
+                graph, _ = self.captures.get(key, lambda: self.body(rows, nodes))
+                # the first replay brings it to the device, which is no part of a step's time
+                graph.replay()
+        graph, (snapshot, *_) = self.captures.graphs[key]
+        return graph, snapshot
+
+    @contextmanager
+    def without_live(self) -> Iterator[None]:
+        """No slot is live within: steps change no sample."""
+        live = self.slots.live.clone()
+        self.slots.live.zero_()
+        try:
+            yield
+        finally:
+            self.slots.live.copy_(live)
+
+
+def capture_all(step: Step) -> None:
+    """Capture the graphs that an automatic budget may choose, of steps that a GPU captures."""
+    if isinstance(step, StaticStep) and step.slots.live.is_cuda:
+        for rows in sizes_for(step.slots.count):
+            for nodes in (0, rows):
+                step.captured(rows, nodes)
 
 
 def _event() -> torch.cuda.Event:

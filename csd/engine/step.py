@@ -1,9 +1,9 @@
 """One step: propose, forward, verify, commit, insert."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,10 +15,11 @@ from csd.graph.drafter import Drafter
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.layer_states import StepStates, commit_states
 from csd.kernels.ops import Ops
+from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.kernels.prompt_states import PromptStates
+from csd.models.by_chunks import by_chunks, reads_together
 from csd.models.config import scale_of
 from csd.models.decoder import DecoderLike
-from csd.state.device import upload
 from csd.state.kv_cache import KVCache
 from csd.state.phases import KINDS, preparation
 from csd.state.pool import Pool
@@ -145,32 +146,51 @@ class Step:
             states=cache.states and StepStates.of(self.ops, cache.states.slots, pool),
         )  # fmt: skip
         hidden = self.ops.forward(self.decoder, pool.token, pool.position, attend, node_k, node_v)
-        if self.drafting and self.drafter is not None:
-            self.drafter.observe_hidden(hidden)
+        self.observe_hidden(hidden)
         return self.decoder.logits(hidden)
+
+    @property
+    def reads_together(self) -> bool:
+        """True if `read_prompts` may be given chunks of several prompts."""
+        cache = self.cache
+        return cache.reach is None and cache.states is None and reads_together(self.decoder)
 
     def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
         """Keys and values of a prompt's tokens from `start` on, into the pages of group g.
 
         Returns what the head would read of each.
         """
-        cache, rows, device = self.cache, len(chunk), self.slots.live.device
-        tokens = upload(torch.tensor(chunk, dtype=torch.int32), device)
-        position = torch.arange(start, start + rows, dtype=torch.int32, device=device)
-        node_k, node_v = cache.nodes(rows)
+        return self.read_prompts([PromptChunk(g, chunk, start)])[0]
+
+    def read_prompts(self, parts: Sequence[PromptChunk]) -> list[torch.Tensor]:
+        """The same of several prompts in one pass; keys and values have the same bits."""
+        cache = self.cache
+        decoder: Any = self.decoder
+        rows = PromptRows.of(parts, cache.prompt_pages)
+        node_k, node_v = cache.nodes(rows.token.shape[0])
         states = None
         if cache.states is not None:
-            states = PromptStates(self.ops, cache.states.of_prompt(g, start), start, rows)
+            ((g, _, start),) = parts
+            memory = cache.states.of_prompt(g, start)
+            states = PromptStates(self.ops, memory, start, rows.token.shape[0])
+        together = self.reads_together
         attend = PromptAttention(
-            self.ops.chunk_attention, node_k, node_v, cache.k, cache.v, cache.prompt_pages[g],
-            start, scale_of(self.decoder.config), states,
+            self.ops.prompt_attention, node_k, node_v, cache.k, cache.v, rows,
+            scale_of(decoder.config), states, late=together and rows.begin,
         )  # fmt: skip
-        hidden = self.decoder.forward(tokens, position, attend, node_k, node_v, self.ops)
+        if together:
+            decoder = by_chunks(decoder, rows.chunks.rows)
+        hidden = decoder.forward(rows.token, rows.position, attend, node_k, node_v, self.ops)
+        attend.end()
         if states is not None:
             states.end()
+        # a module leaves out rows of a prompt that has the pass for itself
+        return [hidden] if len(parts) == 1 else list(hidden.split(rows.chunks.rows))
+
+    def observe_hidden(self, hidden: torch.Tensor) -> None:
+        """The drafter gets what a pass over rows or a prompt's chunk has left."""
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
-        return hidden
 
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
         """Verify the step's rows and advance the slots."""

@@ -8,9 +8,8 @@ import torch
 
 from csd.engine.budget import StepTimeTable, most_nodes
 from csd.engine.budget.estimator import OUTLIER
-from csd.engine.cuda_graphs import Captures
 from csd.engine.parallel_compile import compile_in_parallel
-from csd.engine.static_step import sizes_for
+from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.warmup import compile_drafting, compile_states, compile_verify
 from csd.state.phases import phase
@@ -20,9 +19,9 @@ from csd.state.pool import Pool
 NOT_WORTH = 6.0
 
 
-def sizes_to_time(max_slots: int, captured: bool) -> list[int]:
-    """Pool sizes that an engine of `max_slots` slots times; captured: those that it captures."""
-    if captured:
+def sizes_to_time(max_slots: int, static: bool) -> list[int]:
+    """Pool sizes that an engine of `max_slots` slots times; static: of a GPU's static steps."""
+    if static:
         return sizes_for(max_slots)
     # a CPU's product loop has accumulators for 14 and for 28 rows (csd/cpu)
     sizes = [1, 2, 4, 8, 14, 16, 28, 32, 48, 64, 96, 128]
@@ -56,9 +55,24 @@ def _roots(step: Step, rows: int) -> Pool:
     return step.ops.roots(slots, rows)
 
 
-def time_steps(
-    step: Step, sizes: list[int], captured: bool, worth: float = NOT_WORTH
-) -> StepTimeTable:
+def time_graphs(step: StaticStep, sizes: list[int]) -> StepTimeTable:
+    """Seconds of the step's own graphs without drafts at each size, which stay for the call.
+
+    No slot is live: rows are padding, whose products take their time and whose attention and
+    verification take none.
+    """
+    device = step.slots.live.device
+    graphs = {rows: step.captured(rows, 0)[0] for rows in sizes}
+
+    def timed(rows: int) -> None:
+        graphs[rows].replay()
+        torch.cuda.synchronize()
+
+    with step.without_live(), phase("measure steps", device):
+        return measure(timed, sizes)
+
+
+def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTimeTable:
     """Seconds of forward and verify at each size, with as many slots as the largest size.
 
     No slot has a token to draw, so a CPU verifies few rows: its loops verify accepted paths only.
@@ -78,17 +92,13 @@ def time_steps(
         compile_loops(step, sizes)
         with phase("measure steps", device, kind="measure"):
             return measure(run, sizes, worth=worth)
-    captures = Captures()
 
     def timed(rows: int) -> None:
-        if captured:
-            captures.get(rows, lambda: run(rows))[0].replay()
-        else:
-            run(rows)
+        run(rows)
         torch.cuda.synchronize()
 
-    # compile and capture before timing
-    with phase("compile and capture steps", None, kind="compile"):
+    # compile before timing
+    with phase("compile steps", None, kind="compile"):
         for rows in sizes:
             timed(rows)
     with phase("measure steps", device, kind="measure"):

@@ -43,10 +43,23 @@ def chunk_attention(
             f"{PAGE}"
         )
     table = pages[: (end + PAGE - 1) // PAGE]
-    # [1, K, end, D]
-    k, v = (_tokens(x, table)[:end].transpose(0, 1)[None] for x in (k_pages, v_pages))
-    q, mask = q.transpose(0, 1)[None], None
-    if _flash(q, k, v):
+    k, v = (tokens_of(x, table)[:end] for x in (k_pages, v_pages))
+    return attend_chunk(q, k, v, start, scale)
+
+
+def attend_chunk(
+    q: torch.Tensor,  # [R, H, D]
+    k: torch.Tensor,  # [start + R, K, D]
+    v: torch.Tensor,  # [start + R, K, D]
+    start: int,
+    scale: float,
+) -> torch.Tensor:
+    """The same over keys that are one run of memory."""
+    rows, end = q.shape[0], k.shape[0]
+    # [1, heads, tokens, D]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    mask = None
+    if takes_flash(q, k, v):
         # its causal mask ends where queries and keys do
         out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
         return out[0].transpose(0, 1)
@@ -67,7 +80,7 @@ def chunk_attention(
     return out[0].transpose(0, 1)
 
 
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def takes_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """True if flash attention is asked for by name: left to itself, PyTorch may take cuDNN's, which
     prepares for each length that is new to it."""
     if not q.is_cuda or q.shape[-1] % 8:
@@ -75,7 +88,7 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return backend.can_use_flash_attention(backend.SDPAParams(q, k, v, None, 0.0, False, True))
 
 
-def _tokens(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def tokens_of(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """[tokens, K, D] of the pages in table. The table is read on the host on CPU only."""
     if cache.device.type == "cpu":
         ids = table.tolist()

@@ -1,5 +1,7 @@
 """`chunk_attention` with the properties of `csd/kernels/tree_attention/properties.py`."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +11,30 @@ from csd.kernels.tree_attention.reference import without_autocast
 from csd.state.kv_cache import PAGE
 
 
-@without_autocast
+class VisibleKeys(NamedTuple):
+    """Keys of a prompt that some row of a chunk sees, in order of position."""
+
+    places: torch.Tensor  # [T] int64, among the tokens of all pages
+    visible: torch.Tensor  # [R, T] bool
+
+
+def visible_keys(
+    pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
+    start: int,
+    rows: int,
+    window: int | None,
+    chunk: int | None,
+) -> VisibleKeys:
+    """Keys of rows at positions start .. start + rows - 1, without those that no row sees."""
+    end = start + rows
+    first = 0 if window is None else max(0, start - window + 1)
+    if chunk is not None:
+        first = max(first, start // chunk * chunk)
+    at, own = (torch.arange(*ends, device=pages.device) for ends in ((first, end), (start, end)))
+    places = pages.long()[at // PAGE] * PAGE + at % PAGE
+    return VisibleKeys(places, in_reach(own[:, None], at, window, chunk))
+
+
 def chunk_attention_properties(
     q: torch.Tensor,  # [R, H, D]
     k_pages: torch.Tensor,  # [n_pages, 64, K, D]
@@ -20,14 +45,21 @@ def chunk_attention_properties(
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
     """Row r is the prompt's token start + r, whose keys are in the pages. Returns [R, H, Dv]."""
-    p, end = properties, start + q.shape[0]
-    # what no row sees is not read
-    first = 0 if p.window is None else max(0, start - p.window + 1)
-    if p.chunk is not None:
-        first = max(first, start // p.chunk * p.chunk)
-    at, rows = (torch.arange(*ends, device=q.device) for ends in ((first, end), (start, end)))
-    places = pages.long()[at // PAGE] * PAGE + at % PAGE
-    visible = in_reach(rows[:, None], at, p.window, p.chunk)
+    keys = visible_keys(pages, start, q.shape[0], properties.window, properties.chunk)
+    return attend_visible(q, k_pages, v_pages, keys, properties, sinks)
+
+
+@without_autocast
+def attend_visible(
+    q: torch.Tensor,  # [R, H, D]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
+    keys: VisibleKeys,
+    properties: Properties,
+    sinks: torch.Tensor | None = None,  # [H]
+) -> torch.Tensor:
+    """Attention over visible keys. Returns [R, H, Dv]."""
+    p, (places, visible) = properties, keys
     k, v = (x.flatten(0, 1)[places] for x in (k_pages, v_pages))
     if p.softcap is None and sinks is None:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

@@ -189,6 +189,17 @@ def write_prompt(
     """Puts rows 0..R-1 of a prompt chunk at places start.. of a page list; one layer or all."""
     place = torch.arange(start, start + k.shape[-3], device=k.device)
     index = pages[place // PAGE].long() * PAGE + place % PAGE
-    for chunk, target in ((k, k_pages), (v, v_pages)):
+    write_rows(k, v, k_pages, v_pages, index)
+
+
+def write_rows(
+    k: torch.Tensor,  # [.., R, K, D]
+    v: torch.Tensor,  # [.., R, K, Dv]
+    k_pages: torch.Tensor,  # [.., n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [.., n_pages, 64, K, Dv], written in place
+    index: torch.Tensor,  # [R] int64
+) -> None:
+    """Puts row r at place index[r] of all pages' tokens; one layer or all."""
+    for rows, target in ((k, k_pages), (v, v_pages)):
         tokens = target.view(*target.shape[:-4], -1, *target.shape[-2:])
-        tokens.index_copy_(tokens.dim() - 3, index, chunk)
+        tokens.index_copy_(tokens.dim() - 3, index, rows)

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from csd.kernels.chunk_properties import chunk_attention_properties
-from csd.kernels.commit_kv import write_prompt
+from csd.kernels.chunk_properties import VisibleKeys, attend_visible, visible_keys
+from csd.kernels.commit_kv import write_rows
+from csd.kernels.prompt_rows import PromptRows
 from csd.kernels.tree_attention.properties import Properties
 
 
@@ -65,20 +66,26 @@ class LayerAttention:
 
 @dataclass(slots=True)
 class PromptAttention:
-    """`chunk_attention` of a prompt's tokens from `start` on, which go to the prompt's pages."""
+    """`prompt_attention` of chunks of prompts, whose keys and values go to the prompts' pages.
+
+    late: whether no layer has properties and the pages get all layers' rows at `end`, where no
+    chunk needs what is in them.
+    """
 
     of_prompt: ClassVar[bool] = True  # nobody samples from these rows
 
-    chunk_attention: Callable
+    prompt_attention: Callable
     # as a `KVCache` has them: a tensor, or one for each layer
     node_k: Any  # [L, R, K, D]
     node_v: Any  # [L, R, K, Dv]
     k: Any  # [L, n_pages, 64, K, D]
     v: Any  # [L, n_pages, 64, K, Dv]
-    pages: torch.Tensor  # [PP] int32
-    start: int
+    rows: PromptRows
     scale: float
     states: Any = None  # `csd.kernels.layer_states` of the same tokens
+    late: bool = False
+    # keys that calls of a window and a chunk see
+    _visible: dict[tuple, VisibleKeys] = field(default_factory=dict, repr=False)
 
     def __call__(
         self,
@@ -88,13 +95,28 @@ class PromptAttention:
         properties: Properties | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q: [R, H, D]. Returns [R, H, D], or [R, H, Dv] of a call with properties."""
+        """q: [R, H, D]. Returns [R, H, D], or [R, H, Dv] of a call with properties.
+
+        Calls with properties are of one prompt.
+        """
         node_k, node_v, k, v = self.node_k[layer], self.node_v[layer], self.k[layer], self.v[layer]
-        write_prompt(node_k, node_v, k, v, self.pages, self.start)
-        if properties is None:
-            scale = self.scale if scale is None else scale
-            return self.chunk_attention(q, k, v, self.pages, self.start, scale)
-        return chunk_attention_properties(q, k, v, self.pages, self.start, properties, sinks)
+        rows = self.rows
+        if not self.late:
+            write_rows(node_k, node_v, k, v, rows.index)
+        if properties is not None:
+            key = properties.window, properties.chunk
+            if key not in self._visible:
+                pages, (start,) = rows.prompt_pages[rows.groups[0]], rows.chunks.starts
+                self._visible[key] = visible_keys(pages, start, q.shape[0], *key)
+            return attend_visible(q, k, v, self._visible[key], properties, sinks)
+        keys = (node_k, node_v) if rows.begin else (rows.keys_of(k), rows.keys_of(v))
+        scale = self.scale if scale is None else scale
+        return self.prompt_attention(q, *keys, rows.chunks, scale)
+
+    def end(self) -> None:
+        """Called behind the last layer."""
+        if self.late:
+            write_rows(self.node_k, self.node_v, self.k, self.v, self.rows.index)
 
 
 def _positive(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:

@@ -11,13 +11,13 @@ import torch
 
 from csd.kernels.advance_slots import advance_slots_ref, advance_slots_triton
 from csd.kernels.advance_state import advance_state_ref, advance_state_triton
-from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import commit_kv_ref, commit_kv_triton
 from csd.kernels.commit_tail import commit_tail_ref, commit_tail_triton
 from csd.kernels.draft_tree import draft_tree_ref, draft_tree_triton
 from csd.kernels.exact_attention import exact_attention_triton, plan_exact_triton
 from csd.kernels.graph_insert import graph_insert_ref, graph_insert_triton, insert_observed_triton
 from csd.kernels.observe import observe_ref, observe_triton
+from csd.kernels.prompt_attention import prompt_attention
 from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
 from csd.kernels.rotary import rotary_ref, rotary_triton
 from csd.kernels.snapshot import snapshot_ref, snapshot_triton
@@ -74,7 +74,7 @@ class Ops:
     advance_state: Callable = advance_state_ref
     commit_tail: Callable = commit_tail_ref
     passes: Passes = REFERENCE  # over rows of logits, where they are read one by one
-    chunk_attention: Callable = chunk_attention  # of a prompt's chunk
+    prompt_attention: Callable = prompt_attention  # of chunks of prompts
     # by the method that calls it
     fused: Mapping[str, FusedOp] = field(default_factory=dict, hash=False)
 

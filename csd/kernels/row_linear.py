@@ -25,7 +25,7 @@ from csd.kernels.dependent_launch import (
     wait_for_previous,
 )
 from csd.kernels.operator import operator
-from csd.kernels.target import target_of
+from csd.kernels.target import Chip, chip_of
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # K is split until there are this many programs, in splits of LEAST_K numbers or more
@@ -140,11 +140,12 @@ def row_tile(M: int, dtype: torch.dtype) -> int:
     return next((n for n in sizes if n >= M), sizes[-1])
 
 
-def _stages(target: str, dtype: torch.dtype, rows: int) -> int:
-    if dtype == torch.float32 or target == "gfx942":
+def _stages(chip: Chip, dtype: torch.dtype, rows: int) -> int:
+    if dtype == torch.float32 or chip.is_amd:
         return 2
-    # a stage is 24 KiB at 64 rows, and 32 KiB at 128, where two programs fit with one stage less
-    return 3 if target == "sm_90" and rows == 128 else 4
+    # a stage is 24 KiB at 64 rows, and 32 KiB at 128
+    copies = chip.half // (2 * TILE[1] * (TILE[0] + rows))
+    return max(2, min(4, copies + (not chip.reads_shared)))
 
 
 def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
         DTYPE=tl.float32 if wide else getattr(tl, str(x.dtype).removeprefix("torch.")),
         PRECISION="ieee" if narrow else "tf32",
         num_warps=4,
-        num_stages=_stages(target_of(x.device), x.dtype, block_t),
+        num_stages=_stages(chip_of(x.device), x.dtype, block_t),
     )
 
 

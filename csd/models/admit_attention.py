@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
+from csd.kernels.prompt_attention import prompt_attention
+from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.models.probe import Call, NotAdmitted, by_own_function
 from csd.state.kv_cache import PAGE, pages_for
@@ -139,9 +140,8 @@ def _of_prompt(
     keys, values = (_paged(x, k.shape[0])[None] for x in (k, v))
     node_k, node_v = (x[start:][None] for x in (k, v))
     pages = torch.arange(keys.shape[1], dtype=torch.int32, device=q.device)
-    attend = PromptAttention(
-        chunk_attention, node_k, node_v, keys, values, pages, start, call.spec.scale
-    )
+    rows = PromptRows.of([PromptChunk(0, [0] * ROWS, start)], pages[None])
+    attend = PromptAttention(prompt_attention, node_k, node_v, keys, values, rows, call.spec.scale)
     return attend(0, q, *_asked(call, k, named))
 
 

@@ -31,6 +31,7 @@ from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes
 from csd.models.pack import pack
 from csd.models.quiet import quiet_libraries
+from csd.state.device import BUSY
 from csd.state.unseen_gpu import warn_of_unseen_gpu
 
 BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
@@ -286,5 +287,10 @@ def usable(device: str | torch.device | None) -> torch.device:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         # without this backend, torch prints a line and then its whole table of kernels
         reason = str(error).partition("\n")[0]
+        if BUSY in reason:
+            reason += (
+                "; in compute-exclusive mode one process has a GPU for itself: end the other one, "
+                "or `nvidia-smi --compute-mode=DEFAULT`"
+            )
         raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
     return found

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 
@@ -10,6 +12,25 @@ def path_of(kind: str, key: str) -> Path:
     """Path of a key's file. Raises RuntimeError for a user without a home."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csd"
     return folder / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time is within, for a path; all of them at once where no file can be locked.
+
+    The lock file stays: to remove it would let two processes lock two files of its name.
+    """
+    with ExitStack() as stack:
+        try:
+            import fcntl
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # some file systems lock nothing, nor does Windows
+        except (ImportError, OSError):
+            pass
+        yield
 
 
 def save(path: Path, text: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 T = TypeVar("T")
+# CUDA's words for a device in compute-exclusive mode that another process holds
+BUSY = "busy or unavailable"
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream | None:

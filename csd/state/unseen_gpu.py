@@ -21,6 +21,12 @@ def unseen_gpu() -> str | None:
     if torch.cuda.is_available() or any(_hides(os.environ.get(name)) for name in HIDING):
         return None
     driver = _driver()
+    if driver is not None and "Enabled" in (_queried("mig.mode.current") or ""):
+        return (
+            f"this machine has an NVIDIA GPU that is split into instances (MIG), and torch "
+            f"{torch.__version__} sees none: `nvidia-smi -L` lists them, and CUDA_VISIBLE_DEVICES "
+            "takes the UUID of one"
+        )
     if driver is not None:
         return (
             f"this machine has an NVIDIA GPU with driver {driver}, and torch {torch.__version__}, "
@@ -53,16 +59,17 @@ def _driver() -> str | None:
     try:
         words = PROC.read_text().split("\n")[0].split()
     except OSError:
-        return _asked_driver()
+        return _queried("driver_version")
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
     return next((word for word in words if word[0].isdigit()), "unknown")
 
 
-def _asked_driver() -> str | None:
+def _queried(field: str) -> str | None:
+    """A field of the first GPU by nvidia-smi, None without one."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    asked = [program, f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -249,6 +249,30 @@ def test_calls_that_were_made_before_allocate_nothing(monkeypatch, seed):
         assert not found
 
 
+MIXED = 200
+
+
+def mixed_calls(seed):
+    """Samples, new tokens and prompt tokens of calls in no order."""
+    draw = random.Random(seed)
+    sizes = (4, 8, 16), (256, 512, 1024), range(60, 1501)
+    return [tuple(map(draw.choice, sizes)) for _ in range(MIXED)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mixed_calls_seldom_allocate(monkeypatch, seed):
+    """At most three times after the tenth; a growth that follows each longest prompt takes more."""
+    with engine(PrefixSum(), max_slots=64) as made:
+        found = allocations(monkeypatch, made)
+        made_by = []
+        for n, new, prompt in mixed_calls(seed):
+            params = SamplingParams(max_new_tokens=new)
+            made._prepare([Request.of(0, [1] * prompt, params, range(n), 0)], "consensus")
+            made_by.append(len(found))
+        assert 0 < made_by[9] <= 8
+        assert made_by[-1] - made_by[9] <= 3
+
+
 def test_caches_do_not_grow_beyond_memory(monkeypatch):
     """If both sizes do not fit, the call at hand gets its own; one with too few slots keeps
     its caches for the next."""

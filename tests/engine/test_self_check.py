@@ -2,7 +2,10 @@
 
 import json
 import subprocess
+import threading
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,12 +15,12 @@ import torch
 from csd.cli.main import main
 from csd.engine import cached_check
 from csd.engine.result import Sample
-from csd.engine.self_check import SMALL, Sizes, compiler, run
+from csd.engine.self_check import SMALL, Sizes, machine, run
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
 from csd.kernels.ops import FusedOp, reference
-from csd.models import exact_products
+from csd.models import exact_products, load
 from csd.state import cache_folder
 
 TINY = Sizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
@@ -64,7 +67,7 @@ def spoiled(monkeypatch):
 def test_this_machine_passes(dtype):
     report = check("cpu", dtype)
     assert not report.failed, report.table()
-    names = {"verify", "draft_tree", "chunk_attention", "reached: pools of 16 rows"}
+    names = {"verify", "draft_tree", "prompt_attention", "reached: pools of 16 rows"}
     assert names <= {c.name for c in report.checks}
     exact = dtype == torch.float32
     assert ("steps of fixed shape" in {c.name for c in report.checks}) is exact
@@ -240,7 +243,7 @@ def test_the_first_use_of_a_gpu_is_checked_once(first, capsys):
 def test_a_check_that_was_not_kept_whole_is_done_again(content, first, tmp_path):
     use, runs = first
     use(stdout=output(verify=None))
-    (path,) = (tmp_path / "csd").iterdir()
+    (path,) = (tmp_path / "csd").glob("check-*.json")
     path.unlink()
     path.mkdir() if content is None else path.write_bytes(content)
     use(stdout=output(verify=None))
@@ -275,16 +278,16 @@ def test_a_gpu_that_another_process_has_for_itself_is_not_checked(first, caplog)
 
 
 def test_missing_compiler_is_reported_first(monkeypatch, tmp_path):
-    assert compiler.check_compiler().calls
+    assert machine.check_compiler().calls
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
-    found = compiler.check_compiler()
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    found = machine.check_compiler()
     assert "no C compiler: apt-get install gcc python3-dev" in found.error
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: "/usr/bin/cc")
-    monkeypatch.setattr(compiler.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert "no Python.h in" in compiler.check_compiler().error
+    monkeypatch.setattr(machine.shutil, "which", lambda name: "/usr/bin/cc")
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert "no Python.h in" in machine.check_compiler().error
     (tmp_path / "Python.h").touch()
-    assert compiler.check_compiler().passed
+    assert machine.check_compiler().passed
 
 
 def test_a_launch_that_fails_names_its_kernel():
@@ -336,3 +339,50 @@ def test_a_tie_of_two_tokens_is_a_line_and_no_refusal(gap, exact, monkeypatch):
 def test_tensors_of_records_are_found():
     found = tensors(({"a": torch.ones(1)}, [torch.zeros(2), 3], None))
     assert [x.shape[0] for x in found] == [1, 2]
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
+    assert machine.check_folder().passed
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "below"))
+    found = machine.check_folder().error
+    assert str(tmp_path / "file") in found and "set TRITON_CACHE_DIR to a folder" in found
+
+
+def test_an_instance_of_a_gpu_is_named(monkeypatch):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    assert machine.instance_note(device) is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 MIG 1g.10gb")
+    chip = SimpleNamespace(multi_processor_count=16)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    assert "an instance of a GPU (MIG) with 16 multi" in machine.instance_note(device)
+
+
+def test_a_gpu_of_another_process_is_an_error_that_names_the_mode(monkeypatch):
+    def refuse(*args, **options):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nline 2")
+
+    monkeypatch.setattr(load.torch, "empty", refuse)
+    with pytest.raises(ValueError, match="unavailable; in compute-exclusive mode one process has"):
+        load.usable("cuda")
+
+
+def test_ranks_share_one_check(first, monkeypatch):
+    """Engines that begin while another checks wait for its result."""
+    _, runs = first
+
+    def slow(*args, **options):
+        runs.append(args)
+        time.sleep(0.3)
+        return SimpleNamespace(returncode=0, stdout=output(verify=None), stderr="")
+
+    monkeypatch.setattr(cached_check.subprocess, "run", slow)
+    ask = partial(cached_check.require_check, torch.device("cuda", 0), torch.float32, SMALL)
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(runs) == 1

@@ -55,6 +55,15 @@ def test_driver_version_from_nvidia_smi(machine):
     assert "driver 550.54.15" in unseen_gpu.unseen_gpu()
 
 
+def test_a_gpu_without_an_instance(machine):
+    """CUDA's advice on the driver would mislead."""
+    plant_program(machine, """case $1 in *mig*) echo Enabled;; *) echo 580.65;; esac""")
+    found = unseen_gpu.unseen_gpu()
+    assert "instances (MIG)" in found and "nvidia-smi -L" in found and "driver" not in found
+    plant_program(machine, """case $1 in *mig*) echo '[N/A]';; *) echo 535.1;; esac""")
+    assert "driver 535.1" in unseen_gpu.unseen_gpu()
+
+
 def test_an_amd_gpu(machine):
     (machine / "kfd").touch()
     assert "AMD GPU" in unseen_gpu.unseen_gpu() and "ROCm" in unseen_gpu.unseen_gpu()

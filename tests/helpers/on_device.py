@@ -13,7 +13,7 @@ from nested import mapped
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from csd.kernels.target import target_of
+from csd.kernels.target import Chip, chip_of
 
 # modules whose tiles depend on the chip
 TILED = ("tree_attention.launch", "row_linear", "exact_attention.launch")
@@ -77,13 +77,13 @@ def on_device(device: torch.device):
         with ExitStack() as stack:
             patch = mock.patch.object(JITFunction, "run", launching_on(JITFunction.run, device))
             stack.enter_context(patch)
-            own = target_of
+            own = chip_of
 
-            def chip(of: torch.device) -> str:
+            def chip(of: torch.device) -> Chip:
                 return own(device if of.type == "cpu" else of)
 
             for module in TILED:
-                stack.enter_context(mock.patch(f"csd.kernels.{module}.target_of", chip))
+                stack.enter_context(mock.patch(f"csd.kernels.{module}.chip_of", chip))
             yield
     finally:
         driver.set_active(before)

@@ -4,9 +4,12 @@ Each kernel for each target, in one size where it has several; `make aot` compil
 """
 
 import pytest
+from targets import slow
 
 from bench.gpu.aot import SHAPES, TARGETS, problems, run, table
 from bench.gpu.aot.compile import at_once, mma_loops
+from csd.kernels.target import Chip
+from csd.kernels.tree_attention import launch
 
 KERNELS = {
     "advance_slots", "advance_state", "commit_kv", "commit_tail", "draft_tree fill",
@@ -19,6 +22,10 @@ KERNELS = {
     "tree_attention", "tree_conv", "tree_delta_rule tree_state", "verify compact",
     "verify descend", "verify finish", "verify sample", "verify scan",
 }  # fmt: skip
+
+
+CHIPS = {"sm_90": SHAPES[0], "sm_80": SHAPES[2], "gfx942": SHAPES[0]}
+TENSOR_CORES = {"sm_100": "tcgen05"}
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +48,19 @@ WITHOUT = "|".join((
 ))  # fmt: skip
 
 
+# of other chips, kernels whose tiles depend on the chip
+OTHER_CHIPS = tuple(name for name in TARGETS if name not in CHIPS)
+TILED = r"^\S+ (tree_attention D=128|exact_attention pages D=128|row_linear BLOCK_T=\d+)$"
+
+
 @pytest.fixture(scope="module")
 def rows(cache):
-    """Every kernel for every target: a shape a target, of two head sizes, without WITHOUT.
+    """Every kernel for three targets: a shape a target, of two head sizes, without WITHOUT.
 
     `make aot` compiles all specialisations of all shapes and dtypes, and disassembles those of both
     NVIDIA targets.
     """
-    shapes = {"sm_90": SHAPES[0], "sm_80": SHAPES[2], "gfx942": SHAPES[0]}
-    tasks = [(target, "bf16", shapes[target]) for target in TARGETS]
+    tasks = [(target, "bf16", shape) for target, shape in CHIPS.items()]
     return run(tasks, cache=str(cache), without=WITHOUT, disassembled=("sm_90",))
 
 
@@ -61,7 +72,7 @@ def test_kernels_compile_fit_and_do_not_spill(rows):
 def test_every_row_has_a_name_of_its_own_and_every_kernel_a_row(rows):
     names = [(row["kernel"], row["shape"], row["target"]) for row in rows]
     assert len(set(names)) == len(names)
-    for target in TARGETS:
+    for target in CHIPS:
         of_target = [name.partition(",")[0].split() for name, _, t in names if t == target]
         found = {" ".join(w for w in name if "=" not in w and w != "resumed") for name in of_target}
         assert found == KERNELS, target
@@ -69,7 +80,7 @@ def test_every_row_has_a_name_of_its_own_and_every_kernel_a_row(rows):
 
 def test_tree_attention_uses_the_tensor_cores_and_asynchronous_copies(rows):
     found = [row for row in rows if row["kernel"].startswith("tree_attention")]
-    assert {row["target"] for row in found} == set(TARGETS)
+    assert {row["target"] for row in found} == set(CHIPS)
     want = {"sm_90": ("wgmma", True), "sm_80": ("mma", True), "gfx942": ("mfma", False)}
     for row in found:
         assert (row["mma"], row["async"]) == want[row["target"]], table([row])
@@ -82,6 +93,29 @@ def test_a_full_page_of_attention_has_no_mask(rows):
             # a slot's small tile and a large one: full pages, the last page, nodes
             small, last, _, large, masked, _ = row["mma loops"]
             assert small < 0.85 * last and large < 0.85 * masked, table([row])
+
+
+@slow
+@pytest.mark.parametrize("target", OTHER_CHIPS)
+def test_tiles_of_other_chips_fit_two_programs(target):
+    rows = run([(target, "bf16", SHAPES[0])], without=rf"(?!{TILED})^", disassembled=())
+    assert len(rows) == 6 and not [row for row in rows if problems(row)], table(rows)
+    assert min(row["at once"] for row in rows) >= 2, table(rows)
+    assert {row["mma"] for row in rows} == {TENSOR_CORES.get(target, "mma")}, table(rows)
+
+
+def test_chips_have_tiles_of_their_own_shared_memory():
+    chips = {name: target.chip for name, target in TARGETS.items()}
+    assert {name: chip.shared >> 10 for name, chip in chips.items()} == {
+        "sm_90": 227, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_100": 227, "sm_120": 99,
+        "gfx942": 64,
+    }  # fmt: skip
+    found = {name: launch._tiles(chip, "bf16", 128) for name, chip in chips.items()}
+    assert found["sm_100"] == found["sm_90"] and found["sm_90"]["num_stages"] == 3
+    assert found["sm_86"] == found["sm_89"] == found["sm_120"]
+    assert found["sm_89"]["BLOCK_N"] == 32 and found["gfx942"]["BLOCK_N"] == 64
+    # of a chip that is not known, the least
+    assert Chip.of("sm_75").shared == Chip.of("sm_200").shared == 64 << 10
 
 
 def test_loops_that_multiply_are_found():
@@ -141,6 +175,8 @@ def test_at_once():
     assert at_once(4, 128, 114 * 1024, 227 * 1024) == 1
     assert at_once(8, 32, 0, 227 * 1024) == 8
     assert at_once(1, 16, 0, 163 * 1024) == 32
+    # of 48 warps
+    assert at_once(8, 32, 0, 99 * 1024) == 6 and at_once(4, 128, 49 * 1024, 99 * 1024) == 2
 
 
 def test_what_moves_most_is_read_16_bytes_at_a_time(rows):

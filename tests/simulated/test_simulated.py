@@ -1,5 +1,6 @@
 """CUDA's path on a GPU that is not there (`simulated.py`)."""
 
+import random
 from collections import defaultdict
 from functools import partial
 
@@ -17,6 +18,9 @@ from bench.lib.forced import forced_requests, forcing
 from bench.lib.shapes import random_model
 from csd.engine import static_step
 from csd.engine.call import RunSettings
+from csd.engine.cuda_graphs import Captures
+from csd.engine.requests import Request
+from csd.engine.sampling import SamplingParams
 from csd.engine.traces.traces import Trace
 from csd.graph import consensus
 from csd.kernels.merge_partials import merge_partials, merge_partials_ref
@@ -48,6 +52,19 @@ def generate(device, how=None, **asked):
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch):
     monkeypatch.setattr(static_step, "SIZES", (16, 32))
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """A list that grows with each graph that is captured."""
+    found, capture = [], Captures._capture
+
+    def noted(self, run):
+        found.append(capture(self, run))
+        return found[-1]
+
+    monkeypatch.setattr(Captures, "_capture", noted)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -245,5 +262,50 @@ def test_a_forced_run_commits_the_trace():
                 assert jobs[0].result().tokens == trace.samples
             assert not gpu.waits
         # not what PyTorch would choose
-        assert gpu.launched["_scaled_dot_product_flash_attention"]
+        assert gpu.launched["_flash_attention_forward"]
         assert not gpu.launched["scaled_dot_product_attention"]
+
+
+def test_graphs_that_were_measured_are_replayed_by_the_call(plain, captures):
+    """None is captured for its time alone, nor again by a call behind it."""
+    with Gpu() as gpu, engine("cuda") as e:
+        assert_same_samples(e.generate(PROMPTS, budget="auto", **ASKED), plain)
+        assert {key[:2] for key in e.captured} >= {(16, 0), (32, 0)}
+        assert len(captures) == len(e.captured)
+        kept = len(captures)
+        gpu.waits.clear()
+        assert_same_samples(e.generate(PROMPTS, budget=0, **ASKED), plain)
+        assert len(captures) == kept or (16, 0) not in {key[:2] for key in e.captured}
+
+
+def test_a_warm_engine_captures_nothing(plain, captures):
+    with Gpu() as gpu, engine("cuda") as e:
+        e.warmup(num_samples=3, prompt_tokens=40, max_new_tokens=20)
+        assert {key[:2] for key in e.captured} == {(16, 0), (16, 16), (32, 0), (32, 32)}
+        kept = len(captures)
+        gpu.waits.clear()
+        out = e.generate(PROMPTS[0], budget="auto", **ASKED)
+        assert_same_samples([out], plain[:1])
+        assert len(captures) == kept and not gpu.waits
+
+
+def test_mixed_calls_keep_their_graphs(monkeypatch, captures):
+    """Caches are made at most three times after the tenth call, and all graphs with them."""
+    draw = random.Random(0)
+    with Gpu(), engine("cuda", max_slots=16) as e:
+        made, plainly = [], e._allocate
+        monkeypatch.setattr(e, "_allocate", lambda *a: (made.append(a), plainly(*a))[1])
+        counts = []
+        for _ in range(200):
+            n, new = draw.choice((2, 4, 8)), draw.choice((64, 128, 256))
+            params = SamplingParams(max_new_tokens=new)
+            prompt = [1] * draw.randrange(60, 700)
+            e._prepare([Request.of(0, prompt, params, range(n), 0)], "consensus")
+            counts.append(len(made))
+        assert counts[-1] - counts[9] <= 3
+        step = e._step
+        e.generate([5, 6, 7], budget=8, num_samples=2, max_new_tokens=8, seed=1)
+        kept = len(captures)
+        assert kept and len(step.captures.graphs) == kept
+        e.generate([5, 6, 7] * 100, budget=8, num_samples=8, max_new_tokens=200, seed=1)
+        assert e._step is step and len(captures) == kept

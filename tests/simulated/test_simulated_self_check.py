@@ -25,7 +25,7 @@ def test_products_whose_last_bits_depend_on_the_rows_pass(monkeypatch):
         return made
 
     monkeypatch.setattr(run, "random_decoder", decoder)
-    monkeypatch.setattr(run, "check_compiler", lambda: Check("compiler", 1))
+    monkeypatch.setattr(run, "check_machine", lambda: [Check("compiler", 1)])
     sizes = Sizes(prompt=70, prefill_chunk=64, tokens=24, rows=16)
     with Gpu():
         device = torch.device("cuda")

@@ -19,6 +19,16 @@ def flash(q, k, v, dropout=0.0, is_causal=False, return_debug_mask=False, *, sca
     return attend(q, k, v, mask, scale)
 
 
+def ragged(q, k, v, q_ends, k_ends, q_most, k_most, dropout, is_causal, debug, *, scale=None):
+    """Flash attention of texts of several lengths, one behind the other: [R, H, D]."""
+    cut_q, cut_k = ((x[1:] - x[:-1]).tolist() for x in (q_ends, k_ends))
+    assert max(cut_q) <= q_most and max(cut_k) <= k_most and sum(cut_q) == q.shape[0]
+    texts = zip(q.split(cut_q), k.split(cut_k), v.split(cut_k), strict=True)
+    heads = ((x.transpose(0, 1)[None] for x in text) for text in texts)
+    found = [flash(*text, dropout, is_causal, scale=scale) for text in heads]
+    return torch.cat([out[0].transpose(0, 1) for out, _ in found]), found[0][1].new_zeros(0)
+
+
 def efficient(q, k, v, bias, compute_log_sumexp, *, scale=None):
     out, lse = attend(q, k, v, bias.float(), scale)
     return out, F.pad(lse, (0, -q.shape[2] % 32))
@@ -36,6 +46,12 @@ def flash_operator(launch, name, args, kwargs):
     return out, lse, none, none, q.shape[2], args[1].shape[2], none, none, none
 
 
+def ragged_operator(launch, name, args, kwargs):
+    q, none = args[0], args[0].new_empty(0)
+    like = [torch.empty_like(q), q.new_empty(0, dtype=torch.float32)]
+    return *launch(ragged, args, kwargs, like=like, name=name), none, none, none
+
+
 def efficient_operator(launch, name, args, kwargs):
     """The same, of log-sum-exps for a multiple of 32 rows."""
     q, none = args[0], args[0].new_empty(0)
@@ -46,5 +62,6 @@ def efficient_operator(launch, name, args, kwargs):
 
 ATTENTION = {
     "_scaled_dot_product_flash_attention": flash_operator,
+    "_flash_attention_forward": ragged_operator,
     "_scaled_dot_product_efficient_attention": efficient_operator,
 }

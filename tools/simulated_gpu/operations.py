@@ -57,7 +57,14 @@ def mm_by_rows(x, y):
     return x[:, :k] @ y[:k] + x[:, k:] @ y[k:]
 
 
-BY_ROWS = {"mm": mm_by_rows, "addmm": lambda bias, x, y: bias + mm_by_rows(x, y)}
+def into(out, found):
+    return found if out is None else out.copy_(found)
+
+
+BY_ROWS = {
+    "mm": lambda x, y, out=None: into(out, mm_by_rows(x, y)),
+    "addmm": lambda bias, x, y, out=None: into(out, bias + mm_by_rows(x, y)),
+}
 
 
 class Operations(Streams, TorchDispatchMode):
@@ -124,7 +131,8 @@ class Operations(Streams, TorchDispatchMode):
             finally:
                 TorchDispatchMode.__exit__(self, None, None, None)
         if writes(func) and all(r.alias_info is not None for r in func._schema.returns):
-            self.push(lambda: func(*hargs, **hkwargs), name, held_of_each(leaves))
+            work = self._work_of(name, func)
+            self.push(lambda: work(*hargs, **hkwargs), name, held_of_each(leaves))
             return written(func, args, kwargs)
         return self.launch(func, args, kwargs, name=name)
 
@@ -160,7 +168,7 @@ class Operations(Streams, TorchDispatchMode):
         hargs, hkwargs = mapped(held_of, (args, kwargs))
         if "device" in hkwargs:
             hkwargs = hkwargs | {"device": torch.device("cpu")}
-        run = BY_ROWS.get(name, func) if self.by_rows else func
+        run = self._work_of(name, func)
 
         def work() -> None:
             got = [x for x in leaves_of(run(*hargs, **hkwargs)) if isinstance(x, torch.Tensor)]
@@ -169,6 +177,9 @@ class Operations(Streams, TorchDispatchMode):
 
         self.push(work, name, held_of_each(leaves_of((args, kwargs))) + targets)
         return found
+
+    def _work_of(self, name: str, func):
+        return BY_ROWS.get(name, func) if self.by_rows else func
 
     def _on_meta(self, func, args, kwargs):
         """Result of an operation, without values."""

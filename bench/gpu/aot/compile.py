@@ -41,14 +41,15 @@ def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict
 
 
 def at_once(warps: int, registers: int, shared: int, limit: int) -> int:
-    """Programs that a multiprocessor of sm_80 or sm_90 runs at once.
+    """Programs that a multiprocessor runs at once.
 
-    It has 65,536 registers, given to warps by 256; 64 warps; 32 programs; and 1 KiB of shared
-    memory more than a program may use (`limit`), of which each takes 1 KiB. (CUDA C++ Programming
-    Guide, "Compute Capabilities".)
+    It has 65,536 registers, given to warps by 256; 64 warps and 32 programs, or with less than 100
+    KiB of shared memory 48 and 16 at least; and 1 KiB of shared memory more than a program may use
+    (`limit`), of which each takes 1 KiB. (CUDA C++ Programming Guide, "Compute Capabilities".)
     """
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
-    return min(by_registers, 64 // warps, 32, (limit + 1024) // (shared + 1024))
+    most_warps, most = (64, 32) if limit > 100 * 1024 else (48, 16)
+    return min(by_registers, most_warps // warps, most, (limit + 1024) // (shared + 1024))
 
 
 def _cuda_usage(kernel: Any, disassembled: bool) -> dict:
@@ -69,7 +70,8 @@ def _cuda_usage(kernel: Any, disassembled: bool) -> dict:
         return int(found[1])
 
     ptx = kernel.asm["ptx"]
-    mma = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "-"
+    kinds = {"wgmma.mma_async": "wgmma", "tcgen05.mma": "tcgen05", "mma.sync": "mma"}
+    mma = next((kind for words, kind in kinds.items() if words in ptx), "-")
     return {
         "registers": number("REG"),
         "stack": number("STACK"),

@@ -21,42 +21,39 @@ from triton.runtime import driver
 
 from bench.gpu.aot.launches import launches
 from bench.lib.kernel_shape import Shape
-from csd.kernels.target import tiles_for
+from csd.kernels.target import Chip
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """backend, arch, warp: what Triton calls the GPU; shared: bytes a program may use of it; tiles:
-    the chip that kernels' tiles are made for there."""
+    """backend, arch, warp: what Triton calls the GPU; chip: as kernels know it."""
 
     backend: str
     arch: int | str
     warp: int
-    shared: int
-    tiles: str
+    chip: Chip
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a program may use."""
+        return self.chip.shared
 
     @property
     def gpu(self) -> GPUTarget:
         return GPUTarget(self.backend, self.arch, self.warp)
 
 
-# KiB of shared memory a program may use, by compute capability (CUDA C++ Programming Guide,
-# "Compute Capabilities"); other chips have no less than the least of them
-SHARED = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
-LEAST_SHARED = 99
-
-
 def named(target: str) -> Target:
     """A chip by its compiler's name: sm_ and the compute capability, or gfx and AMD's number."""
     if target.startswith("gfx"):
-        return Target("hip", target, 64, 64 * 1024, "gfx942")
-    arch = int(target.removeprefix("sm_"))
-    shared = 1024 * SHARED.get(arch, LEAST_SHARED)
-    return Target("cuda", arch, 32, shared, tiles_for(*divmod(arch, 10)))
+        return Target("hip", target, 64, Chip.of("gfx942"))
+    return Target("cuda", int(target.removeprefix("sm_")), 32, Chip.of(target))
 
 
 # those that `make aot` compiles for
-TARGETS = {name: named(name) for name in ("sm_90", "sm_80", "gfx942")}
+TARGETS = {
+    name: named(name) for name in ("sm_90", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "gfx942")
+}
 # constants that a job's name shows, where its kernel has them
 SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED", "SOLVE")
 
@@ -89,7 +86,7 @@ class CompileJob:
 def recording(target: str) -> Iterator[list[CompileJob]]:
     """A list that receives what kernels launched within, on tensors of any device, compile from."""
     jobs: list[CompileJob] = []
-    chip = named(target)
+    made = named(target)
 
     def hook(*, fn: Any, compile: dict, **_: Any) -> bool:
         kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
@@ -103,7 +100,7 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
         return True
 
     without_device = SimpleNamespace(
-        get_current_target=lambda: chip.gpu,
+        get_current_target=lambda: made.gpu,
         # Triton caches a target's properties by the device
         get_current_device=lambda: target,
         get_current_stream=lambda device=None: 0,
@@ -111,9 +108,9 @@ def recording(target: str) -> Iterator[list[CompileJob]]:
     before = knobs.runtime.jit_cache_hook
     with (
         mock.patch.object(driver, "_active", without_device),
-        mock.patch("csd.kernels.tree_attention.launch.target_of", lambda device: chip.tiles),
-        mock.patch("csd.kernels.row_linear.target_of", lambda device: chip.tiles),
-        mock.patch("csd.kernels.exact_attention.launch.target_of", lambda device: chip.tiles),
+        mock.patch("csd.kernels.tree_attention.launch.chip_of", lambda device: made.chip),
+        mock.patch("csd.kernels.row_linear.chip_of", lambda device: made.chip),
+        mock.patch("csd.kernels.exact_attention.launch.chip_of", lambda device: made.chip),
     ):
         knobs.runtime.jit_cache_hook = hook
         try:

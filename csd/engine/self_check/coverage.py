@@ -8,6 +8,7 @@ import torch
 
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.sizes import Sizes
+from csd.kernels.prompt_attention import Chunks
 from csd.kernels.tree_attention.plan import Work
 from csd.kernels.verify.constants import HEAD_WIDTH
 from csd.kernels.verify.launch import LIST, SCAN, SPLITS
@@ -117,10 +118,10 @@ class Coverage:
         self._add("heads of several chunks", bool(((of_chunks > 0).sum(1) > 1).any()))
         self._add("heads too long to list", bool((of_chunks.sum(1) > LIST).any()))
 
-    def _note_chunk_attention(
-        self, _result: Any, q: Any, k: Any, v: Any, pages: Any, start: int, *_rest: Any
+    def _note_prompt_attention(
+        self, _result: Any, q: Any, k: Any, v: Any, chunks: Chunks, *_rest: Any
     ) -> None:
-        self._add("prefill chunks behind the first", start > 0)
+        self._add("prefill chunks behind the first", any(chunks.starts))
 
 
 def _full_pages(work: Work, prompts: list[int], samples: list[int]) -> tuple[list[int], list[int]]:

@@ -70,7 +70,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
         )
         for name in operations()
     }
-    for name in ("plan_attention", "verify", "verify_all", "chunk_attention"):
+    for name in ("plan_attention", "verify", "verify_all", "prompt_attention"):
         each[name] = coverage.watched(name.removesuffix("_all"), each[name])
     fused = {
         name: FusedOp(

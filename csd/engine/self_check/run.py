@@ -11,8 +11,8 @@ from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.requests import Request
 from csd.engine.self_check.compare import ROUNDINGS
-from csd.engine.self_check.compiler import check_compiler
 from csd.engine.self_check.coverage import Coverage
+from csd.engine.self_check.machine import check_machine, instance_note
 from csd.engine.self_check.operations import compared, compared_ops, rows_for
 from csd.engine.self_check.properties import property_checks, run_properties
 from csd.engine.self_check.report import Check, Report, described, device_name, versions
@@ -46,7 +46,9 @@ def check(
     report = Report(device_name(device), str(dtype).removeprefix("torch."), ops.name,
                     versions(device))  # fmt: skip
     if on_gpu and ops.name == "triton":
-        report.checks.append(check_compiler())
+        report.checks += check_machine()
+        note = instance_note(device)
+        report.notes += [note] if note else []
     if not report.failed:
         runs = _Runs(config, device, dtype, kernels, exact, sizes or Sizes(), ops)
         runs.compare_operations(report)

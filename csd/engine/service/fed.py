@@ -119,6 +119,10 @@ class FedScheduler(Scheduler):
             break
         return super().admit()
 
+    def begins_ahead(self, request: Request, rows: int) -> bool:
+        # whether it is refused, joins a group or has room is decided at its turn
+        return False
+
     def join(self, handle: Handle) -> None:
         """Samples that another request of its owner draws are not drawn for it."""
         request = handle.request

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 
 from csd.graph.model.host_slots import HostSlots, SlotRows
-from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.ops import Ops
+from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.models.config import scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
@@ -100,15 +100,14 @@ class DraftCache:
 
     def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:
         """Read the prompt's next tokens; hidden: the target's, of the tokens before them."""
-        start, rows, kv = self.base[group], len(chunk), self.kv
-        node_k, node_v = self._scratch(rows)
+        kv, part = self.kv, PromptChunk(group, chunk, self.base[group])
+        rows = PromptRows.of([part], kv.prompt_pages)
+        node_k, node_v = self._scratch(len(chunk))
         attend = PromptAttention(
-            chunk_attention, node_k, node_v, kv.k, kv.v, kv.prompt_pages[group], start,
-            scale_of(self.net.config),
-        )  # fmt: skip
-        token, position = self._ints(chunk), self._ints(range(start, start + rows))
-        self.net.forward(token, position, hidden, attend, node_k, node_v, self.ops)
-        self.base[group] += rows
+            self.ops.prompt_attention, node_k, node_v, kv.k, kv.v, rows, scale_of(self.net.config)
+        )
+        self.net.forward(rows.token, rows.position, hidden, attend, node_k, node_v, self.ops)
+        self.base[group] += len(chunk)
 
     # samples
 

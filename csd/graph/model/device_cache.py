@@ -19,11 +19,10 @@ import torch
 from csd.graph.model.cache import DraftNetwork
 from csd.graph.model.draft_prefill import CHUNK
 from csd.graph.model.slot_order import SlotOrder
-from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.ops import Ops
+from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.models.config import scale_of
-from csd.state.device import upload
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 
@@ -63,17 +62,16 @@ class DeviceCache:
         """Read the prompt's tokens begin .. end - 1, for which the target has pages."""
         group = (slots.group_key == key).int().argmax()[None]
         self.last.index_fill_(0, group, prompt[-1])
-        pages = self.prompt_pages.index_select(0, group)[0]
+        pages = self.prompt_pages.index_select(0, group)
         scale = scale_of(self.net.config)
         for at in range(begin, end, CHUNK):
-            chunk = torch.tensor(prompt[at : min(at + CHUNK, end)], dtype=torch.int32)
-            token = upload(chunk, self.device)
-            place = torch.arange(at, at + len(chunk), dtype=torch.int32, device=self.device)
+            chunk = prompt[at : min(at + CHUNK, end)]
+            rows = PromptRows.of([PromptChunk(0, chunk, at)], pages)
             node_k, node_v = self._scratch(len(chunk))
             attend = PromptAttention(
-                chunk_attention, node_k, node_v, self.k, self.v, pages, at, scale
+                self.ops.prompt_attention, node_k, node_v, self.k, self.v, rows, scale
             )
-            self.net.forward(token, place, None, attend, node_k, node_v, self.ops)
+            self.net.forward(rows.token, rows.position, None, attend, node_k, node_v, self.ops)
 
     def read(self, order: SlotOrder, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
         """Read committed tokens, up to R a slot.

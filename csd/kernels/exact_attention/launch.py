@@ -10,7 +10,7 @@ from csd.kernels.exact_attention.constants import TAIL
 from csd.kernels.exact_attention.pages import _pages_kernel
 from csd.kernels.exact_attention.plan import ExactWork, cuts, plan_exact_triton
 from csd.kernels.exact_attention.tail import _tail_kernel
-from csd.kernels.target import target_of
+from csd.kernels.target import chip_of
 from csd.kernels.tree_attention.launch import DTYPES, Partials, _tiles
 from csd.kernels.tree_attention.layout import TreeLayout
 from csd.kernels.tree_attention.plan import programs_for
@@ -62,7 +62,7 @@ def exact_attention_triton(
     programs = programs or programs_for(q.device, K)
     partials = empty_exact_partials(layout, H, K, DV)
     dtype = DTYPES[q.dtype]
-    tiles = _tiles(target_of(q.device), dtype, max(D, DV))
+    tiles = _tiles(chip_of(q.device), dtype, max(D, DV))
     # the interpreter multiplies bfloat16 wrongly, without an error
     wide = dtype == "bf16" and not isinstance(_pages_kernel, triton.JITFunction)
     common = dict(

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.merge_partials import merge_partials_triton
-from csd.kernels.target import target_of
+from csd.kernels.target import Chip, chip_of
 from csd.kernels.tree_attention.kernel import _tree_attention_kernel
 from csd.kernels.tree_attention.layout import TreeLayout
 from csd.kernels.tree_attention.plan import PAGE, Work, plan_attention_triton, tile_rows
@@ -16,6 +16,8 @@ from csd.kernels.tree_attention.plan import PAGE, Work, plan_attention_triton, t
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # rows of the tiles of slots with few rows: the smallest tile of the tensor cores
 SMALL = 16
+# keys of a tile and stages of its loop: the first of which two programs fit on a multiprocessor
+KEY_TILES = ((64, 3), (64, 2), (32, 2))
 
 
 class Partials(NamedTuple):
@@ -34,17 +36,23 @@ def empty_partials(M: int, H: int, K: int, D: int, programs: int, device: torch.
     )
 
 
-def _tiles(target: str, dtype: str, D: int) -> dict[str, int]:
+def _tiles(chip: Chip, dtype: str, D: int) -> dict[str, int]:
     """Tile sizes of the first launch; dtype: "fp16", "bf16" or "fp32"."""
     if dtype == "fp32":
         return dict(BLOCK_M=16, BLOCK_N=32 if D <= 128 else 16, num_warps=4, num_stages=1)
     if D > 128:
         # half a page a step: two stages of it fit into 64 KiB
-        warps = 4 if target == "gfx942" else 8
+        warps = 4 if chip.is_amd else 8
         return dict(BLOCK_M=64, BLOCK_N=32, num_warps=warps, num_stages=2)
-    # on sm_80 and sm_90 two programs fit on a multiprocessor, on gfx942 one
-    stages = 3 if target == "sm_90" or (target == "sm_80" and D <= 64) else 2
-    return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=stages)
+    # on AMD's one program fits
+    fitting = (n for n in KEY_TILES if _shared(*n, D) <= chip.half)
+    block_n, stages = KEY_TILES[1] if chip.is_amd else next(fitting, KEY_TILES[-1])
+    return dict(BLOCK_M=64, BLOCK_N=block_n, num_warps=4, num_stages=stages)
+
+
+def _shared(block_n: int, stages: int, D: int) -> int:
+    """Bytes of 64 rows of queries, and of keys and values of as many stages, in 16 bits."""
+    return 2 * D * (64 + 2 * stages * block_n)
 
 
 def tree_attention_triton(
@@ -76,7 +84,7 @@ def tree_attention_triton(
     if partials is None:
         partials = empty_partials(M, H, K, DV, programs, q.device)
     dtype = DTYPES[q.dtype]
-    tiles = _tiles(target_of(q.device), dtype, max(D, DV))
+    tiles = _tiles(chip_of(q.device), dtype, max(D, DV))
     # the interpreter multiplies bfloat16 wrongly, without an error
     wide = dtype == "bf16" and not isinstance(_tree_attention_kernel, triton.JITFunction)
     _tree_attention_kernel[(programs * K,)](

@@ -1,0 +1,33 @@
+"""`csd warmup`: make on this machine what first calls of a model would wait for."""
+
+import time
+from argparse import Namespace, _SubParsersAction
+
+from csd.engine.generate import engine_for
+from csd.engine.options.flags import add_flags, check_flags
+
+FLAGS = ("num_samples", "max_new_tokens", "device", "revision", "decoder")
+
+
+def add(commands: _SubParsersAction) -> None:
+    parser = commands.add_parser("warmup", help="compile and check what first calls wait for")
+    parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of the longest prompt")
+    add_flags(parser, FLAGS, num_samples=16)
+    parser.set_defaults(run=_warmup)
+
+
+def _warmup(args: Namespace) -> int:
+    """Files on disk serve later processes: kernels or loops, step times, the check."""
+    check_flags(args, FLAGS)
+    start = time.perf_counter()
+    engine = engine_for(
+        args.model, device=args.device, revision=args.revision, decoder=args.decoder
+    )
+    loaded = time.perf_counter()
+    sizes = dict(num_samples=args.num_samples, prompt_tokens=args.prompt_tokens)
+    engine.warmup(**sizes, max_new_tokens=args.max_new_tokens or 512)
+    done = time.perf_counter()
+    print(f"loaded and checked in {loaded - start:.1f} s, ready in {done - loaded:.1f} s more; "
+          f"{len(engine.captured)} graphs")  # fmt: skip
+    return 0
