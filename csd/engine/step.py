@@ -115,6 +115,8 @@ class Step:
         if self.verifier:
             return self.verifier.propose(self.slots, live, nodes, budget), nodes
         if not drafter or not nodes:
+            if drafter:
+                drafter.skip(self.slots)
             return self.ops.roots(self.slots, live), nodes
         pool = drafter.propose(self.slots, live + nodes)
         cost, costs, penalties = self.ops.node_costs(pool, self.slots)

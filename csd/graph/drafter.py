@@ -73,6 +73,9 @@ class Drafter:
         """Draft trees of all live slots in at most `rows` rows, roots included."""
         raise NotImplementedError
 
+    def skip(self, slots: Slots) -> None:
+        """Called in place of `propose` in a step without drafts."""
+
     def observe_hidden(self, hidden: torch.Tensor) -> None:
         """Observe the target's last hidden states [M, hidden] of a step's rows or a prompt's chunk.
 

@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 from functools import partial
 
+import eagle_heads
 import pytest
 import torch
 from engine_cases import PROMPTS, assert_same_samples
@@ -23,6 +24,7 @@ from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.engine.traces.traces import Trace
 from csd.graph import consensus
+from csd.graph.model.eagle import read_head
 from csd.kernels.merge_partials import merge_partials, merge_partials_ref
 from csd.kernels.ops import triton
 from csd.kernels.rms_norm import rms_norm
@@ -173,6 +175,23 @@ def test_a_draft_model_alone_is_captured(plain, budget):
             assert e.captured and gpu.replays > replays
             if budget == 10:
                 assert sum(r.stats.nodes_proposed for r in out) > 0
+
+
+def test_a_head_alone_is_captured(plain, tmp_path):
+    config = random_model("tiny", "cpu", torch.float32).config
+    eagle_heads.write(tmp_path, 1, config.hidden, config.vocab)
+    # transformers is imported before torch is replaced
+    read_head(tmp_path)
+    with Gpu() as gpu, engine("cuda") as e:
+        drafter = csd.Eagle(tmp_path, k=2, depth=3, dtype=torch.float32)
+        for waits in (True, False):
+            replays = gpu.replays
+            gpu.waits.clear()
+            out = e.generate(PROMPTS, drafter=drafter, budget=10, **ASKED)
+            assert_same_samples(out, plain)
+            assert waits or not gpu.waits
+            assert e.captured and gpu.replays > replays
+            assert sum(r.stats.nodes_proposed for r in out) > 0
 
 
 def test_a_draft_model_beside_the_graph_runs_eagerly(plain):

@@ -8,7 +8,8 @@ reserved or freed here. A forward pass has the same number of rows of every live
 
 Committed tokens are read again when the next step drafts, in one pass with the root, so a rejected
 draft leaves nothing. A slot that is more than R tokens behind, after steps without drafts, does not
-draft until it has caught up.
+draft until it has caught up. A head reads in every step, because the target's states before unread
+tokens have room for R a slot; it has no key of a prompt's first token, which no state is before.
 """
 
 from dataclasses import dataclass
@@ -54,24 +55,49 @@ class DeviceCache:
         def full(size: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full((size,), value, dtype=dtype, device=device)
 
+        # tokens of a prompt, from the first, that are not cached
+        self.skipped = int(net.wants_hidden)
+        width = net.state_width
+        # the target's states before each slot's unread tokens, and before each prompt's last
+        self.states = torch.zeros(S, tokens, width, dtype=net.dtype, device=device)
+        self.before = torch.zeros(G, width, dtype=net.dtype, device=device)
         self.length = full(S, 0)  # tokens behind the prompt's, of each slot
         self.key, self.sample = full(S, -1, torch.int64), full(S, -1)  # of the sample it is of
         self.last = full(G, 0)  # each prompt's last token, the first that a slot reads
 
-    def read_prompt(self, key: int, prompt: list[int], begin: int, end: int, slots: Slots) -> None:
-        """Read the prompt's tokens begin .. end - 1, for which the target has pages."""
+    def base(self, slots: Slots) -> torch.Tensor:
+        """Cached tokens of each group's prompt, [G] int32."""
+        return (slots.prompt_len - self.skipped).clamp(min=0)
+
+    def read_prompt(
+        self, key: int, prompt: list[int], begin: int, end: int, slots: Slots,
+        hidden: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Read the prompt's tokens begin .. end - 1, for which the target has pages.
+
+        hidden: the target's states of these tokens, where the network reads each token with the
+        state before it; then tokens begin + 1 .. end are read.
+        """
         group = (slots.group_key == key).int().argmax()[None]
         self.last.index_fill_(0, group, prompt[-1])
+        if hidden is not None and end == len(prompt) - 1 > begin:
+            last = hidden[end - begin - 1 : end - begin]
+            self.before.index_copy_(0, group, last.to(self.before.dtype))
+        elif len(prompt) == 1:
+            self.before.index_fill_(0, group, 0)
         pages = self.prompt_pages.index_select(0, group)
         scale = scale_of(self.net.config)
+        end = min(end, len(prompt) - 1 - self.skipped)
         for at in range(begin, end, CHUNK):
-            chunk = prompt[at : min(at + CHUNK, end)]
-            rows = PromptRows.of([PromptChunk(0, chunk, at)], pages)
-            node_k, node_v = self._scratch(len(chunk))
+            stop = min(at + CHUNK, end)
+            tokens = prompt[at + self.skipped : stop + self.skipped]
+            states = None if hidden is None else hidden[at - begin : stop - begin]
+            rows = PromptRows.of([PromptChunk(0, tokens, at)], pages)
+            node_k, node_v = self._scratch(len(tokens))
             attend = PromptAttention(
                 self.ops.prompt_attention, node_k, node_v, self.k, self.v, rows, scale
             )
-            self.net.forward(rows.token, rows.position, None, attend, node_k, node_v, self.ops)
+            self.net.forward(rows.token, rows.position, states, attend, node_k, node_v, self.ops)
 
     def read(self, order: SlotOrder, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
         """Read committed tokens, up to R a slot.
@@ -93,13 +119,18 @@ class DeviceCache:
         at = torch.minimum(self.length[:, None] + step, slots.generated[:, None])
         token = slots.tokens.gather(1, (at.long() - 1).clamp(min=0))
         token = torch.where(at == 0, self.last[group][:, None], token).clamp(min=0)
-        place = slots.prompt_len[group][:, None] + at
+        place = self.base(slots)[group][:, None] + at
+        states = None
+        if self.skipped:
+            first = (at == 0)[..., None]
+            states = torch.where(first, self.before[group][:, None], self.states)
+            states = states[order.slot].flatten(0, 1)
         where = order.layout(R)
         words = ((2 << step.long()) - 1).expand(S, R).reshape(-1)
         node_k, node_v = self._scratch(S * R)
         attend = self._attention(where, words, slots, node_k, node_v)
         hidden = self.net.forward(
-            token[order.slot].reshape(-1).int(), place[order.slot].reshape(-1), None, attend,
+            token[order.slot].reshape(-1).int(), place[order.slot].reshape(-1), states, attend,
             node_k, node_v, self.ops,
         )  # fmt: skip
         row = torch.where(step < count[:, None], where["slot_start"][:, None] + step, -1)
@@ -109,6 +140,14 @@ class DeviceCache:
         roots = hidden.unflatten(0, (S, R))[torch.arange(S, device=self.device), root]
         return roots, order.live & (unread[order.slot] <= R)
 
+    def keep(self, hidden: torch.Tensor, path: torch.Tensor) -> None:
+        """Keep the target's states before the tokens that a step committed.
+
+        hidden: [M, hidden] of its rows; path: [S, n], rows that were accepted, -1 behind them.
+        """
+        path = path[:, : self.tokens].clamp(min=0).long()
+        self.states[:, : path.shape[1]].copy_(hidden[path])
+
     def nodes(self, count: int) -> Nodes:
         """Allocate `count` nodes a slot."""
         S = self.length.shape[0]
@@ -117,11 +156,12 @@ class DeviceCache:
 
     def read_level(
         self, order: SlotOrder, nodes: Nodes, token: torch.Tensor, above: torch.Tensor,
-        position: torch.Tensor, slots: Slots,
+        position: torch.Tensor, hidden: torch.Tensor, slots: Slots,
     ) -> torch.Tensor:  # fmt: skip
         """Read one level, F nodes of every slot; returns [S, F, hidden].
 
-        token [S, F]; above: their parents' words [S, F], 0 below the root; position [S].
+        token [S, F]; above: their parents' words [S, F], 0 below the root; position [S]; hidden:
+        [S, F, hidden], what the network has made of their parents.
         """
         (S, F), begin = token.shape, nodes.words.shape[1]
         end = begin + F
@@ -146,7 +186,7 @@ class DeviceCache:
 
         place = position[:, None].expand(S, F).reshape(-1)
         hidden = self.net.forward(
-            token.reshape(-1).int(), place, None, attend, new_k, new_v, self.ops
+            token.reshape(-1).int(), place, hidden.flatten(0, 1), attend, new_k, new_v, self.ops
         )
         return hidden.unflatten(0, (S, F))
 
@@ -156,7 +196,7 @@ class DeviceCache:
         """Attention of a pass, whose layers share their layout; node_k, node_v: by layer."""
         config, plan = self.net.config, self.ops.plan_attention
         where = where | dict(
-            prompt_pages=self.prompt_pages, prompt_len=slots.prompt_len,
+            prompt_pages=self.prompt_pages, prompt_len=self.base(slots),
             slot_pages=self.slot_pages, slot_len=self.length, ancestors=words,
         )  # fmt: skip
         work = plan(heads=config.heads, kv_heads=config.kv_heads, **where)

@@ -1,6 +1,6 @@
-"""Draft trees of a draft model on the device, in fixed shapes, for static steps.
+"""Draft trees of a draft model or a head on the device, in fixed shapes, for static steps.
 
-The trees equal those of `drafter.py` for a model alone. Every live slot has the same number of
+The trees equal those of `drafter.py` for a network alone. Every live slot has the same number of
 candidates; absent ones have probability 0 and never enter the pool. The `k` likeliest nodes of each
 slot's level are read regardless of their probability, up to 63 per slot.
 """
@@ -49,9 +49,12 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self._words = WORDS.get(ops.name, sample_words)
         # [S, 1 + n], of the running step's nodes, by slot; None without drafts
         self._estimate: torch.Tensor | None = None
+        # [M, hidden]: the target's states of the rows that it read last, where a head wants them
+        self._hidden: torch.Tensor | None = None
 
     def attach(self, decoder: DecoderLike, cache: KVCache) -> None:
         super().attach(decoder, cache)
+        self.net.attach(decoder)
         self.cache = DeviceCache(self.net, self.ops, cache, self.depth + 1, self.device)
 
     def start_call(self) -> None:
@@ -64,8 +67,18 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         """Read the prompt up to the target's position, without its last token."""
         assert self.cache is not None, "attach was not called"
         end = min(read, len(prompt) - 1)
-        self.cache.read_prompt(group_key, prompt, observed, end, slots)
+        self.cache.read_prompt(group_key, prompt, observed, end, slots, self._hidden)
         return end
+
+    def observe_hidden(self, hidden: torch.Tensor) -> None:
+        if self.net.wants_hidden:
+            self._hidden = self.net.states(hidden)
+
+    def skip(self, slots: Slots) -> None:
+        """A head reads what was committed, whose states are kept for one step."""
+        if self.net.wants_hidden:
+            assert self.cache is not None, "attach was not called"
+            self.cache.read(SlotOrder.of(slots), slots)
 
     def propose(
         self, slots: Slots, rows: int, noise: object = None, *, nodes: int | None = None
@@ -74,6 +87,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         assert self.cache is not None, "attach was not called"
         self._estimate = None
         if nodes == 0:
+            self.skip(slots)
             return roots(slots, rows)
         order = SlotOrder.of(slots)
         pool, self._estimate = pool_of_drafted(self._grow(order, slots), order, slots, rows, nodes)
@@ -86,7 +100,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         S, device = ready.shape[0], self.device
         generated = slots.generated[order.slot]
         room = (slots.max_new - 1 - slots.generated)[order.slot]
-        position = slots.prompt_len[order.group] + generated
+        position = cache.base(slots)[order.group] + generated
         # nodes that levels read: `k` each, until there is no more room
         reads = [min(self.k, MOST_ROWS - d * self.k) for d in range(self.depth - 1)]
         reads = [n for n in reads if n > 0]
@@ -109,9 +123,10 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
             # stable: ties keep their order
             best = (-level[2]).argsort(dim=1, stable=True)[:, : reads[depth - 1]]
             parent = best // width
+            states = hidden.gather(1, parent[..., None].expand(-1, -1, hidden.shape[2]))
             hidden = cache.read_level(
                 order, nodes, level[0].gather(1, best), word.gather(1, parent), position + depth,
-                slots,
+                states, slots,
             )  # fmt: skip
             word = nodes.words[:, -best.shape[1] :]
             number, chance = begin + best, level[2].gather(1, best)
@@ -141,6 +156,9 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
         """Update the reliability of estimates of nodes whose parent was reached."""
+        if self.net.wants_hidden:
+            assert self.cache is not None and self._hidden is not None
+            self.cache.keep(self._hidden, verdict.accept_row)
         if self._estimate is None:
             return
         rows, path = pool.rows, verdict.accept_row

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.draft_model import DraftSpec
-from csd.graph.model.drafter import ModelDrafter
+from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
 from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
@@ -137,6 +138,8 @@ class EagleHead:
         """Predict states [M, hidden]; hidden: the target's, or those predicted for the parents."""
         assert hidden is not None and self.embedding is not None
         c, eps, w = self.config, self.config.norm_eps, self.weights
+        # positions of nodes that no slot has room for are clamped
+        position = position.clamp(max=c.context - 1)
         e, f = F.embedding(token, self.embedding).to(self.dtype), hidden.to(self.dtype)
         if self.version == 1:
             x = residual = linear(torch.cat([e, f], -1), w["fc.weight"], w.get("fc.bias"))
@@ -207,7 +210,8 @@ class Eagle(DraftSpec):
 
     path: a folder with the head's config.json and *.safetensors in their published layout. dtype:
     by default the file's. The other arguments are those of `DraftSpec`: under "match" the tree is
-    EAGLE-2's dynamic one over all samples.
+    EAGLE-2's dynamic one over all samples. Alone and on a GPU it drafts without the host, so its
+    steps are captured.
 
     Raises ValueError for a folder that is no head, and the call does for one of another model.
     """
@@ -226,10 +230,16 @@ class Eagle(DraftSpec):
 
     def make(
         self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
-    ) -> ModelDrafter:
+    ) -> NetworkDrafter:
         if self._head is None or self._head.device != torch.device(device):
             self._head = read_head(self.path, device, self.dtype)
+        heat = self.temperature
+        if torch.device(device).type == "cuda" and not self.graph and not isinstance(heat, tuple):
+            return DeviceModelDrafter(
+                self._head, ops, device, k=self.k, depth=self.depth, temperature=heat,
+                name=repr(self),
+            )  # fmt: skip
         return ModelDrafter(
-            self._head, ops, device, k=self.k, depth=self.depth, temperature=self.temperature,
+            self._head, ops, device, k=self.k, depth=self.depth, temperature=heat,
             graph=self._graph(ops, device, tokens, history), name=repr(self),
         )  # fmt: skip
