@@ -1,12 +1,13 @@
 """The target over whole texts: hidden states in one pass over given tokens, and its logits."""
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from csd.backends import choose
-from csd.models.config import scale_of
+from csd.models.config import ModelConfig, scale_of
 from csd.models.decoder import Decoder
 from csd.training.texts import Text
 
@@ -33,7 +34,8 @@ class Target:
         )
         k, v = one.expand(2, c.layers, *one.shape[2:])
 
-        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+        def attend(layer: int, q: torch.Tensor, **_windows: Any) -> torch.Tensor:
+            # no text is longer than a window: `refuse_attention`
             return causal(q, k[layer], v[layer], lengths, self.scale)
 
         return self.decoder.forward(
@@ -48,6 +50,21 @@ class Target:
     def logits_backward(self, gradient: torch.Tensor) -> torch.Tensor:
         """gradient: [R, V], by the logits. Returns [R, hidden], by the hidden states."""
         return gradient.to(self.dtype) @ self.head / self.config.logit_divisor
+
+
+def refuse_attention(config: ModelConfig, longest: int) -> None:
+    """Raises ValueError naming what `causal` and `logits` leave out; longest: tokens of a text."""
+    if config.delta is not None:
+        raise ValueError("model must have no layers with a state, which no head is trained on")
+    for name, cap in (("scores", config.softcap), ("logits", config.final_cap)):
+        if cap is not None:
+            raise ValueError(f"model must have no cap on {name}, got {cap}: no head is trained")
+    window = config.window if config.local and any(config.local) else None
+    if window is not None and window < longest:
+        raise ValueError(
+            f"batch must be at most the window of the model's attention, {window}, where "
+            f"texts are longer, got a text of {longest} tokens"
+        )
 
 
 def causal(

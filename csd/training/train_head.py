@@ -15,7 +15,7 @@ from csd.schema.arguments import check_path, each
 from csd.schema.check import shown
 from csd.training.run import Recipe, Run
 from csd.training.saved import Folder
-from csd.training.target import Target
+from csd.training.target import Target, refuse_attention
 from csd.training.texts import digest, read_texts, split
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -83,6 +83,7 @@ def train_head(
     prompts = read_texts(paths, target.config.vocab, min(batch, target.config.context))
     if not prompts:
         raise ValueError(f"traces must hold samples that begin within batch={batch} tokens")
+    refuse_attention(target.config, max(len(text.tokens) for x in prompts for text in x))
     learnt, kept = split(prompts, held_out, seed)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     settings = {"model": name, "texts": digest(prompts), "dtype": str(dtype)}

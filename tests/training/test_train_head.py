@@ -3,6 +3,7 @@
 import json
 import random
 
+import families
 import pytest
 import torch
 import torch.nn.functional as F
@@ -231,6 +232,21 @@ def test_errors_name_the_argument(changes, message, target, traces, tmp_path):
     with pytest.raises((ValueError, TypeError), match=message):
         csd.train_head(**given)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family, message", [
+    ("gemma2", r"no cap on scores, got 2\.0"),
+    ("qwen3_5_text", "no layers with a state"),
+    ("mistral", "batch must be at most the window of the model's attention, 5, .* of 25 tokens"),
+])  # fmt: skip
+def test_attention_that_is_not_computed_is_refused(family, message, traces, tmp_path):
+    windows = dict(sliding_window=5) if family == "mistral" else {}
+    model = families.build(family, vocab_size=VOCAB, **windows)
+    with pytest.raises(ValueError, match=message):
+        csd.train_head(model, traces, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if windows:
+        csd.train_head(model, traces, tmp_path / "out", epochs=1, batch=5)
 
 
 def test_traces_that_cannot_be_learnt_are_named(target, tmp_path):
