@@ -62,14 +62,11 @@ coverage: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov=csd --cov-report=term --cov-report=html:build/coverage \
 		$(QUICK:%=tests/%)
 
-# what takes longest of the rest: two processes of one model, bench.gpu on the simulated GPU, forks
-SLOW := integrations/test_tensor_parallel.py simulated/test_simulated_bench.py simulated/test_simulated_self_check.py \
-	bench/test_bench_gpu.py engine/test_step_timing.py \
-	faults/test_forks.py kernels/test_compiled.py kernels/test_forward.py \
-	models/test_families.py models/test_hybrids.py models/test_module_kernels.py models/test_published.py
+# tests that are marked slow: two processes of one model, bench.gpu on the simulated GPU, forks, compiled kernels
+SLOW = $(shell grep -rlE '^from targets import .*slow' tests)
 
 test-slow: install
-	CSD_SLOW=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SLOW:%=tests/%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow $(SLOW)
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations

@@ -32,7 +32,7 @@ def commands() -> dict[str, Path]:
 
 
 def _documented(path: Path) -> bool:
-    """Whether it is for people: processes that a benchmark starts have no usage to show."""
+    """True if it is for people: processes that a benchmark starts have no usage to show."""
     return "python -m bench" in (ast.get_docstring(ast.parse(path.read_text())) or "")
 
 

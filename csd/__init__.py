@@ -3,12 +3,15 @@
 from csd import baselines, integrations, kernels, verify
 from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
-from csd.engine.result import Sample, Samples, Stats
+from csd.engine.result import Sample, Samples
+from csd.engine.result_views import use_page
 from csd.engine.score import score
 from csd.engine.service import AsyncEngine, QueueFull
+from csd.engine.stats import Stats
 from csd.engine.traces.history import History
 from csd.evaluate.best_of import best_of
 from csd.evaluate.pass_at_k import pass_at_k
+from csd.evaluate.report import page_of
 from csd.evaluate.vote import Vote, vote
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
@@ -18,6 +21,7 @@ from csd.integrations.swap import apply_kernels, remove_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
 from csd.state.version import __version__
+from csd.training.train_head import train_head
 
 __all__ = [
     "AsyncEngine",
@@ -46,8 +50,10 @@ __all__ = [
     "remove_kernels",
     "score",
     "stream",
+    "train_head",
     "verify",
     "vote",
 ]
 
 register_when_imported()
+use_page(page_of)

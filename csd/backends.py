@@ -90,7 +90,7 @@ def for_dtype(ops: Ops, dtype: torch.dtype) -> Ops:
 
 
 def _interpreted() -> bool:
-    """Whether Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
+    """True if Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
     if not isinstance(philox_word, JITFunction):
         return True
     try:

@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 
 import csd
 from csd.engine.generate import engine_for
-from csd.engine.result import to_json
+from csd.engine.result_json import to_json
 from csd.evaluate.report import page
 from csd.models.demo import smollm2_path
 
@@ -47,8 +47,6 @@ def main() -> None:
         )
         shown = browser.new_page(viewport={"width": 1400, "height": 2040}, device_scale_factor=0.75)
         shown.goto(path.as_uri())
-        # plotly moves things into place
-        shown.wait_for_timeout(1500)
         shown.screenshot(path=PICTURE)
         browser.close()
     print(PICTURE)

@@ -73,6 +73,7 @@ def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples,
         temperature=0.7,
         seed=0,
         callback=live,
+        progress=False,
         **options,
     )
     if TERMINAL:
@@ -102,7 +103,7 @@ def bar(count: int, total: int) -> str:
 
 
 def steps(out: csd.Samples) -> None:
-    """How many tokens the steps committed, and why it could be more than one."""
+    """Print how many tokens the steps committed, and why it could be more than one."""
     sizes = Counter(n for sample in out for n in Counter(sample.steps).values())
     print(f"\nA step of a sample commits one token, and the drafts that the model agrees with:"
           f" {out.stats.tokens_per_step:.2f} on average")  # fmt: skip
@@ -139,7 +140,7 @@ def main(model: str, tokens: int = 200) -> None:
 
     decision = csd.vote(out)
     print(f"\nAnswers: {', '.join(a or '-' for a in decision.answers)}")
-    print(f"Vote: {decision.answer} ({decision.count} of {len(out)}; right is 12)")
+    print(f"Vote: {decision}; right is 12")
     steps(out)
 
     same = sum(a == b for a, b in zip(out.tokens, plain.tokens, strict=True))

@@ -79,7 +79,11 @@ def main(
     trainer.train()
     log = [row for row in trainer.state.log_history if "reward" in row]
     for row in log[:: max(1, len(log) // 8)]:
-        print(f"step {row['step']:3}: loss {row['loss']:7.4f}, share of vowels {row['reward']:.3f}")
+        print(
+            f"step {row['step']:3}: loss {row['loss']:7.4f}, share of vowels {row['reward']:.3f}, "
+            f"{row['csd/tau']:.2f} tokens a step of a sample, "
+            f"{row['csd/tokens_per_second']:.0f} tokens a second"
+        )
     return trainer
 
 

@@ -10,6 +10,7 @@ nothing is downloaded. On the command line, with the network:
 
 import argparse
 import json
+import logging
 import tempfile
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def main(
         "dataset_name": None,
         "dataset_kwargs": {"data_files": {"test": str(Path(problems).resolve())}},
     }
+    # a line about what csd drew
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("csd").setLevel(logging.INFO)
     # the harness reads tasks from YAML files, and JSON is YAML
     file = Path(tempfile.mkdtemp()) / "gsm8k_local.yaml"
     file.write_text(json.dumps(task))

@@ -47,7 +47,10 @@ def main(
     drawn.write_parquet(answers)
     for row in pq.read_table(answers).to_pylist():
         votes = Counter(filter(None, map(answer_of, row["texts"])))
-        print(f"{row['prompt']!r}: {votes.most_common(1)}")
+        count = max(votes.values(), default=0)
+        first = [answer for answer in votes if votes[answer] == count]
+        won = f"{first[0]}, {count} of {len(row['texts'])}" if len(first) == 1 else "no majority"
+        print(f"{row['prompt']!r}: {won}; {sum(map(len, row['tokens']))} tokens")
 
 
 if __name__ == "__main__":

@@ -35,10 +35,7 @@ def main(
     ]:
         out = drawn[name] = csd.generate(model, prompt, until=until, **options)
         decision = csd.vote(out)
-        print(
-            f"{name:>14}: {decision.answer} with {decision.count} of {len(decision.answers)} votes,"
-            f" {out.stats.tokens} tokens"
-        )
+        print(f"{name:>14}: {decision}\n{'':16}{out.stats}")
 
     # or a reward model: csd.best_of(out, model, tokenizer=tokenizer, prompt=prompt)
     best = csd.best_of(drawn["all samples"])

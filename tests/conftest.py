@@ -59,9 +59,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What imports have made lives to the end: the collector of garbage leaves it alone.
+    """Exempt the objects that imports have made from garbage collection; they live to the end.
 
-    Else it looks at all of it every few seconds, while kernels are interpreted or compiled.
+    Else it visits all of them every few seconds, while kernels are interpreted or compiled.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""On which device tests run: none but the CPU, unless CSD_TEST_DEVICE asks for a GPU."""
+"""Devices of tests: none but the CPU, unless CSD_TEST_DEVICE asks for a GPU."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ class Stop(Exception):
 
 
 def test_tensors_are_placed_on_the_device_asked_for():
-    """As they lie in memory: offsets and strides decide what a kernel is compiled to."""
+    """Offsets and strides are kept: they decide what a kernel is compiled to."""
     x = torch.arange(24.0).view(4, 6)
     seen = []
 

@@ -1,4 +1,4 @@
-"""What the documentation names exists: files, links, headings, and the objects of its API pages."""
+"""Files, links, headings and objects that the documentation names exist."""
 
 import ast
 import re

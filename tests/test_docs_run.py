@@ -1,11 +1,18 @@
-"""Every Python block of README and docs runs, with a tiny model in place of each name.
+"""Every Python block and every `csd` command of README and docs runs, with a tiny model in place of
+each name.
 
-Blocks of a page share their names, as a reader's session does. What a page takes as given (a model,
-prompts, tensors) is in `GIVEN`; models that blocks name are folders beside which they run.
+Blocks of a page share their names and their folder, as a reader's session does. What a page takes
+as given (a model, prompts, tensors) is in `GIVEN`; models that blocks name are folders beside which
+they run, and files that they name are beside them too, with the same keys as the real ones.
 """
 
+import contextlib
+import json
 import os
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,25 +20,40 @@ from pathlib import Path
 import eagle_heads
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
 import csd
+from csd.cli.main import main
 from csd.models.demo import toy
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 # the blocks of the page about the server run in tests/serve, beside one
 PAGES += sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem != "serve")
+PAGES += sorted((ROOT / "docs" / "howto").glob("*.md"))
 # text of a block -> the package that it needs
 NEEDS = {
     "csd.integrations.ray": "ray", "csd.integrations.trl": "trl", "GRPOTrainer": "trl",
-    "csd.integrations.lm_eval": "lm_eval", "import peft": "peft",
+    "csd.integrations.lm_eval": "lm_eval", "import peft": "peft", "csd plot": "matplotlib",
 }  # fmt: skip
+# what other lines of a block of commands begin with: they install, or belong to other tests
+OTHERS = ("git ", "python3 -m venv ", "pip ", "make ")
 TEXT = ["Say 1.", "Say 2."]
+MODELS = ("tiny", "a smaller model", "HuggingFaceTB/SmolLM2-135M-Instruct",
+          "Qwen/Qwen2.5-0.5B-Instruct")  # fmt: skip
+FILES = {
+    "gsm8k.jsonl": [{"question": t, "answer": f"one #### {i}"} for i, t in enumerate(TEXT)],
+    "prompts.jsonl": [{"prompt": t} for t in TEXT],
+    "log.jsonl": [{"prompt": t, "completions": ["a b", "a c"]} for t in TEXT],
+    "humaneval.jsonl": [{"prompt": "def f():\n", "test": "def check(f):\n    assert f",
+                         "entry_point": "f"}] * 2,
+}  # fmt: skip
 
 
 def blocks_of(page):
-    fenced = r"^(?P<indent> *)```(?:python|py)\b.*\n(?P<code>(?:.*\n)*?)(?P=indent)```"
-    return [m["code"] for m in re.finditer(fenced, page.read_text(), re.MULTILINE)]
+    """The language and the text of each block that runs."""
+    fenced = r"^(?P<indent> *)```(?P<kind>python|py|sh)\b.*\n(?P<code>(?:.*\n)*?)(?P=indent)```"
+    return [(m["kind"], m["code"]) for m in re.finditer(fenced, page.read_text(), re.MULTILINE)]
 
 
 BLOCKS = {page.relative_to(ROOT).as_posix(): blocks_of(page) for page in PAGES}
@@ -45,9 +67,15 @@ def place(tmp_path_factory):
     model, tokenizer = toy()
     # answers of a dozen tokens
     model.generation_config.eos_token_id = [*range(1, 9)]
-    for name in ("tiny", "a smaller model", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+    for name in MODELS:
         for part in (model, tokenizer):
             part.save_pretrained(folder / name)
+    reward = AutoModelForSequenceClassification.from_config(model.config, num_labels=1)
+    reward.config.pad_token_id = 0
+    for part in (reward, tokenizer):
+        part.save_pretrained(folder / "Skywork/Skywork-Reward-V2-Qwen3-0.6B")
+    for name, rows in FILES.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "a head's folder").mkdir()
     eagle_heads.write(folder / "a head's folder", 1, hidden=64, vocab=len(tokenizer))
     before = Path.cwd()
@@ -126,16 +154,45 @@ SESSIONS: dict[str, dict] = {}  # the names of a page
 
 def execute(page, i):
     """Runs block i of a page; skips it where a package is missing."""
-    code = BLOCKS[page][i]
+    kind, code = BLOCKS[page][i]
     for text, package in NEEDS.items():
         if text in code and find_spec(package) is None:
             return package
+    if "bwrap" in code and not can_be_isolated():
+        return "bubblewrap"
+    if kind == "sh":
+        for line in code.replace("\\\n", " ").splitlines():
+            command(line)
+        return None
     names = SESSIONS[page]
     for text, given in GIVEN.items():
         if text in code:
             names |= given()
     exec(compile(code, f"{page}, block {i}", "exec"), names)
     return None
+
+
+def command(line):
+    """Runs a line of a block of commands, if it is csd's."""
+    words, out = line.partition(" > ")[::2]
+    if not words.startswith("csd "):
+        assert words.startswith(OTHERS), f"{line!r} runs in no test"
+        return
+    if words == "csd --version":
+        return
+    with contextlib.ExitStack() as stack:
+        if out:
+            file = stack.enter_context(open(out.strip(), "w"))
+            stack.enter_context(contextlib.redirect_stdout(file))
+        assert main(shlex.split(words)[1:]) == 0, line
+
+
+def can_be_isolated():
+    """Returns True if there is a bubblewrap that may make a namespace."""
+    path = shutil.which("bwrap")
+    if path is None or shutil.which("prlimit") is None:
+        return False
+    return subprocess.run([path, "--unshare-all", "--ro-bind", "/", "/", "true"]).returncode == 0
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +207,10 @@ def left_as_it_was():
 @pytest.mark.parametrize(("page", "i"), CASES, ids=[f"{page} {i}" for page, i in CASES])
 def test_a_block_runs(place, page, i):
     if page not in SESSIONS:
+        # what another page's blocks have written
+        for path in place.iterdir():
+            if path.is_file() and path.name not in FILES:
+                path.unlink()
         SESSIONS[page] = {"csd": csd, "torch": torch} | GIVEN.get(page, dict)()
         for before in range(i):
             execute(page, before)
@@ -162,7 +223,9 @@ def test_blocks_are_found():
     assert len(CASES) > 10 and BLOCKS["README.md"]
     for page in PAGES:
         started = re.findall(
-            r"^ *(?:```|~~~) *\{?\.?(?:python|py)\b", page.read_text(), re.MULTILINE
+            r"^ *(?:```|~~~) *\{?\.?(?:python|py|sh|bash|console|shell)\b",
+            page.read_text(),
+            re.MULTILINE,
         )
         assert len(started) == len(blocks_of(page)), page
         assert page.read_text().count("```") % 2 == 0, page

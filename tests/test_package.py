@@ -1,4 +1,4 @@
-"""What is shipped: a wheel that works away from the source."""
+"""The wheel works away from the source."""
 
 import os
 import shutil
@@ -84,7 +84,7 @@ def test_the_wheel_draws_samples(installed, checkpoint):
 def test_import_takes_no_extra(installed):
     code = (
         "import sys, csd;"
-        "heavy = {'ray', 'trl', 'lm_eval', 'matplotlib', 'plotly', 'scipy', 'playwright'};"
+        "heavy = {'ray', 'trl', 'lm_eval', 'matplotlib', 'scipy', 'playwright'};"
         "heavy |= {'starlette', 'uvicorn'};"
         # imported when they are needed: a model by name, PyTorch's compiler
         "heavy |= {'transformers', 'torch._dynamo'};"

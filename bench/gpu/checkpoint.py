@@ -60,7 +60,7 @@ def largest(section: Section) -> tuple[str, Path] | None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a snapshot is of a family that csd runs, with weights and a tokenizer."""
+    """True if a snapshot is of a family that csd runs, with weights and a tokenizer."""
     config, index = folder / "config.json", folder / "model.safetensors.index.json"
     if not config.exists() or not (folder / "tokenizer.json").exists():
         return False

@@ -35,7 +35,7 @@ def run(section: Section) -> None:
 
 
 def refusal(model) -> str | None:
-    """Why this version of `transformers` cannot, or None."""
+    """The reason for which this version of `transformers` cannot, or None."""
     if not hasattr(model, "generate_batch"):
         return "this version has no generate_batch"
     known = inspect.signature(model.generate_batch).parameters

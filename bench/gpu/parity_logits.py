@@ -52,7 +52,7 @@ def logits(section: Section) -> None:
 
 
 def within(errors: list[float], allowed: list[float], factor: float = 1.5) -> bool:
-    """Whether the mean of `errors` is at most `factor` times that of `allowed`.
+    """True if the mean of `errors` is at most `factor` times that of `allowed`.
 
     Both are estimated from few tokens: false only where the excess is above three standard errors.
     """

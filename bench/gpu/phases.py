@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu.section import Section
 from bench.gpu.timed import settled, shortened
 from bench.gpu.workload import forced
+from csd.state.phases import KINDS
 
 # of the device alone: tracing the host would slow it down
 ACTIVITIES = [ProfilerActivity.CUDA]
@@ -65,7 +66,7 @@ def phases(section: Section, engine, picked: list, prompt_tokens: int) -> dict:
     run = forced(engine, picked, prompt_tokens, speculate=True)
     if not section.cuda:
         out = run()[0]
-        spent = {k: v for k, v in out.stats.seconds.items() if k != "prefill"}
+        spent = {k: v for k, v in out.stats.seconds.items() if k not in ("prefill", *KINDS)}
         return {k: 1e3 * v / out.stats.steps for k, v in spent.items()}
     first = forced(engine, shortened(picked, 1), prompt_tokens, speculate=False)
     # the longer one first: its caches are large enough for both

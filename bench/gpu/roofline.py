@@ -1,4 +1,4 @@
-"""How long a step must take: bytes over bandwidth or FLOPs over rate, whichever is longer.
+"""Lower bound of a step's time: bytes over bandwidth or FLOPs over rate, the longer of both.
 
     weights    max( 2 P / B,             2 P M / F )
     prompts    max( k sum of prompts / B, a M prompt / F )

@@ -118,7 +118,7 @@ class LlamaCpp:
         return found
 
     def ends(self, token: int) -> bool:
-        """Whether a token ends a sample."""
+        """True if a token ends a sample."""
         return bool(self.lib.llama_vocab_is_eog(self.vocab, token))
 
     def _sampler(self, seed: int) -> Any:

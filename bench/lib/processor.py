@@ -37,7 +37,7 @@ def processor() -> dict:
 
 
 def instructions(cpuinfo: str) -> list[str]:
-    """Those of `SETS` that the first core has."""
+    """Instruction sets of `SETS` that the first core has."""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)
     have = set(found[1].split()) if found else set()
     return [name for name in SETS if name in have]

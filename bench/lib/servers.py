@@ -18,7 +18,7 @@ def command(
     kind: str, python: str, folder: str, gguf: str | None, port: int, *, dtype: str, slots: int,
     tokens: int,
 ) -> list[str]:  # fmt: skip
-    """The command that serves a model, as fast as its documentation knows.
+    """The command that serves a model, with the fastest options of its documentation.
 
     python: of an environment that has the package. folder: of transformers. gguf: the same numbers.
     slots: samples at once at most; tokens: of a prompt and a sample at most.

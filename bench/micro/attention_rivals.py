@@ -41,7 +41,7 @@ def own_of(job: Job, multiple: int = 16) -> tuple[torch.Tensor, torch.Tensor, in
 
 
 def visible(job: Job, W: int, longest: int) -> torch.Tensor:
-    """Which of a sample's own W columns its rows see, [N, T, W] bool."""
+    """Flags [N, T, W] of the W own columns of a sample that its rows see."""
     s = job.shape
     column = torch.arange(W, device=job.q.device)
     node = column - longest

@@ -19,7 +19,8 @@ from bench.lib.kernel_shape import SHAPES
 from bench.micro.attention_job import Job, error_of, limit_for, make, shapes
 from bench.micro.attention_others import OTHERS
 from bench.micro.attention_rivals import FULL_RIVALS, RIVALS
-from bench.micro.step_jobs import Sizes, makers
+from bench.micro.step_jobs import makers
+from bench.micro.step_state import Sizes
 from bench.micro.suffix_gpu import suffix_gpu_job
 from bench.micro.timing import copies_for, copy_bandwidth, replayed
 from csd.backends import choose

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from bench.micro.step_jobs import Sizes, StepJob
+from bench.micro.step_state import Sizes, StepJob
 from csd.kernels.layer_states import DeltaRule, StepStates, commit_states
 from csd.kernels.ops import Ops, reference
 from csd.state.recurrent import ConvSize, StateMemory, StateSize, StateSizes, checkpoint
@@ -86,7 +86,7 @@ class StateStep:
 
 
 def makers(ops: Ops, tiny: bool, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> dict:
-    """By an operation's name, a function of a seed that builds its job."""
+    """Functions of a seed that build jobs, by the operation's name."""
     of = TINY if tiny else QWEN3_NEXT
     rows = sizes.rows // sizes.slots * sizes.slots
 

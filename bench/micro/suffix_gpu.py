@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from bench.micro.step_jobs import Sizes
+from bench.micro.step_state import Sizes
 
 
 def suffix_gpu_job(sizes: Sizes, device, tokens: int = 16):

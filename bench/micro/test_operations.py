@@ -14,7 +14,8 @@ from bench.lib.shapes import SHAPES
 from bench.micro.attention_job import JobShape, error_of, limit_for, make
 from bench.micro.attention_rivals import FULL_RIVALS, RIVALS
 from bench.micro.state_jobs import makers as state_makers
-from bench.micro.step_jobs import Sizes, makers
+from bench.micro.step_jobs import makers
+from bench.micro.step_state import Sizes
 from csd.backends import choose
 from csd.cpu import compiles
 from csd.kernels.tree_attention import tree_attention_ref

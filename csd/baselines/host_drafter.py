@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from csd.graph.drafter import Drafter
-from csd.graph.host_tree import Tree, pool_of
+from csd.graph.host_tree import Tree, pool_of_trees
 from csd.kernels.draft_tree import DraftNoise
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool
 from csd.state.slots import Slots
@@ -62,7 +62,7 @@ class HostDrafter(Drafter):
             if tree.nodes > 0 and tree.depth > 0:
                 self.draft(self._groups[key[group[s]]], sample[s], tree)
             trees[s] = tree
-        return pool_of(trees, slots, rows)
+        return pool_of_trees(trees, slots, rows)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
         """Insert the committed tokens."""

@@ -4,11 +4,13 @@ import json
 import sys
 from argparse import Namespace, _SubParsersAction
 
+from csd.cli.commands import add_command
+from csd.cli.formats import stamped
 from csd.cli.output import check_output, show
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.audit import TIES, audit, summary
@@ -24,7 +26,12 @@ BUDGETS = (0, 8, 48)
 
 
 def add(commands: _SubParsersAction) -> None:
-    parser = commands.add_parser("audit", help="check the tokens of recorded samples")
+    parser = add_command(
+        commands, "audit", "check the tokens of recorded samples against a model",
+        ["csd audit traces.jsonl --model MODEL",
+         "csd audit traces.jsonl --model MODEL --calibrate"],
+        "evaluation.md",
+    )  # fmt: skip
     parser.add_argument("file", help="a trace file, as csd record and record= write it")
     parser.add_argument("--model", required=True, help="a local folder, a hub name or a GGUF file")
     parser.add_argument("--tie", type=float, help="gap of perturbed scores that is a tie; by "
@@ -51,7 +58,7 @@ def _audit(args: Namespace) -> int:
                for s in found]  # fmt: skip
         figures["own_different_share"] = summary(own, tie)["different_share"]
     if args.json:
-        show(json.dumps(figures), ".json")
+        show(json.dumps(stamped("audit", figures)), ".json")
         return 0
     lines = [
         f"problem {s.problem}, sample {s.index}: {len(s.different(tie))} of {len(s.tokens)} tokens "

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 import torch
 
 from csd.backends import NAMES
+from csd.cli.commands import add_command
+from csd.cli.formats import stamped
 from csd.cli.operations import table
 from csd.engine.self_check import SMALL, check
 from csd.engine.self_check.sizes import LARGE_VOCAB
@@ -24,11 +26,14 @@ LARGEST = {"heads": 1024, "kv_heads": 1024, "head_dim": 1024, "vocab": 1 << 20}
 
 
 def add(commands: _SubParsersAction) -> None:
-    parser = commands.add_parser("doctor", help="check each operation on this machine")
+    parser = add_command(
+        commands, "doctor", "check each operation on this machine",
+        ["csd doctor", "csd doctor MODEL --dtype bfloat16", "csd doctor --ops"], "gpu.md",
+    )  # fmt: skip
     parser.add_argument("model", nargs="?", help="whose sizes are checked, which are in its config")
     parser.add_argument("--device", help="by default a GPU if there is one")
     parser.add_argument("--dtype", choices=DTYPES, help="both float32 and bfloat16 when not given")
-    parser.add_argument("--kernels", choices=NAMES)
+    parser.add_argument("--kernels", choices=NAMES, help="by default the backend that fits")
     parser.add_argument("--ops", action="store_true",
                         help="print what implements each operation, and check nothing")  # fmt: skip
     for name in LARGEST:
@@ -51,7 +56,8 @@ def _doctor(args: Namespace) -> int:
     if unseen:
         print(f"csd: {unseen}", file=sys.stderr)
         if args.json:
-            print(json.dumps({"passed": False, "reports": [], "error": unseen}))
+            found = {"passed": False, "reports": [], "error": unseen}
+            print(json.dumps(stamped("doctor", found)))
         return 1
     # an error of the sizes comes before one of the device
     config = _config(args) if args.decoder is None else None
@@ -69,7 +75,8 @@ def _doctor(args: Namespace) -> int:
     passed = not any(report.failed for report in reports)
     if args.json:
         found = {"passed": passed, "reports": [asdict(r) for r in reports]}
-        print(json.dumps(found | ({"admission": admission} if admission else {})))
+        found |= {"admission": admission} if admission else {}
+        print(json.dumps(stamped("doctor", found)))
     else:
         if admission:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")

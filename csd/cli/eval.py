@@ -5,16 +5,20 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
+from csd.cli.commands import add_command
+from csd.cli.eval_table import named, shown
 from csd.cli.flags import check_counts
+from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.evaluate import evaluation as evaluate
 from csd.evaluate.tasks import TASKS, read
 from csd.evaluate.vote import Vote
 from csd.models.prompts import has_chat
 from csd.schema.write import WholeFile
+from csd.state.phases import showing
 
 # what the results of a run depend on
 OPTIONS = (
@@ -25,11 +29,17 @@ LATER = ("max_thinking_tokens",)
 
 
 def add(commands: _SubParsersAction) -> None:
-    parser = commands.add_parser("eval", help="draw N samples for each problem of a file")
+    parser = add_command(
+        commands, "eval", "draw N samples for each problem of a file, and grade them",
+        ["csd eval gsm8k.jsonl --task gsm8k --model MODEL -n 16 -o results.jsonl",
+         "csd eval mine.jsonl --model MODEL -n 8 --until-decided --limit 100"],
+        "howto/self_consistency.md",
+    )  # fmt: skip
     parser.add_argument("file", help="JSONL; gsm8k: question, answer; math: problem, answer; "
                         "jsonl: prompt (a string or messages), answer")  # fmt: skip
     parser.add_argument("--model", required=True, help="a local folder, a hub name or a GGUF file")
-    parser.add_argument("--task", choices=TASKS, default="jsonl")
+    parser.add_argument("--task", choices=TASKS, default="jsonl",
+                        help="keys of a line, and how answers are read")  # fmt: skip
     parser.add_argument("-o", "--out", help="results, JSONL; a run that was interrupted goes on")
     parser.add_argument("--limit", type=int, help="the first so many problems")
     parser.add_argument("--batch", type=int, default=1, help="problems drawn at a time")
@@ -39,6 +49,9 @@ def add(commands: _SubParsersAction) -> None:
                         help="stop a problem when its vote cannot change")  # fmt: skip
     add_history_flag(parser)
     parser.add_argument("--plain", action="store_true", help="do not use the chat template")
+    parser.add_argument("--limited-vote", action="store_true",
+                        help="samples that were cut at max_new_tokens vote too; by default they "
+                        "have no answer")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_eval)
 
@@ -60,14 +73,16 @@ def _eval(args: Namespace) -> int:
         "num_samples": args.num_samples,
         "until_decided": args.until_decided,
         "plain": args.plain,
+        "limited_vote": args.limited_vote,
         **{k: v for k, v in options.items() if k not in LATER or v is not None},
     }
-    until = Vote(task.extract) if args.until_decided else None
+    until = Vote(task.extract, limited=args.limited_vote) if args.until_decided else None
     results = evaluate.Results(out, settings)
     summary = None
     try:
         summary = WholeFile(out.with_suffix(".summary.json"))
-        engine = engine_for(args.model, device=args.device, revision=args.revision)
+        with showing(False if args.quiet else None):
+            engine = engine_for(args.model, device=args.device, revision=args.revision)
         chat = has_chat(engine.tokenizer) and not args.plain
         have = min(len(results.rows), len(problems))
         if have:
@@ -82,26 +97,22 @@ def _eval(args: Namespace) -> int:
             for _ in evaluate.run(
                 engine, problems, task, results, num_samples=n, chat=chat, batch=args.batch,
                 until=until, budget=args.budget, share=args.share,
-                on_sample=bar.update, history=history, **options,
+                on_sample=bar.update, history=history, limited=args.limited_vote,
+                progress=False, **options,
             ):  # fmt: skip
-                figures = evaluate.summary(results.rows, n, until)
                 bar.n = len(results.rows) * n
-                bar.set_postfix({
-                    "acc@1": f"{figures['accuracy@1'][0]:.3f}",
-                    f"maj@{n}": f"{figures[f'maj@{n}'][0]:.3f}",
-                    "tau": f"{figures['tau']:.2f}",
-                    "tokens/s": f"{figures['tokens_per_second']:.0f}",
-                })  # fmt: skip
+                bar.set_postfix(_so_far(results.rows, n))
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same command goes on from {out}", file=sys.stderr)
         return 130
     else:
         figures = evaluate.summary(results.rows[: len(problems)], n, until)
         try:
-            summary.write([f"{json.dumps(figures, indent=1)}\n".encode()])
+            found = stamped("summary", named(figures))
+            summary.write([f"{json.dumps(found, indent=1)}\n".encode()])
         finally:
-            _show(figures)
-            print(json.dumps(figures))
+            print(shown(figures, args), file=sys.stderr)
+            print(json.dumps(found))
         return 0
     finally:
         results.close()
@@ -109,12 +120,13 @@ def _eval(args: Namespace) -> int:
             summary.close()
 
 
-def _show(figures: dict) -> None:
-    for name, value in figures.items():
-        if isinstance(value, tuple):
-            value = f"{value[0]:.3f}  (95%: {value[1]:.3f} to {value[2]:.3f})"
-        elif isinstance(value, dict):
-            value = ", ".join(f"{name} {share:.2f}" for name, share in value.items())
-        elif isinstance(value, float):
-            value = f"{value:.2f}"
-        print(f"{name:>18}  {value}")
+def _so_far(rows: list[dict], n: int) -> dict[str, str]:
+    """Figures beside the bar."""
+    drawn = sum(len(row["correct"]) for row in rows)
+    tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
+    return {
+        "acc@1": f"{sum(sum(row['correct']) for row in rows) / max(drawn, 1):.3f}",
+        f"maj@{n}": f"{sum(row['vote_correct'] for row in rows) / len(rows):.3f}",
+        "tau": f"{tokens / max(steps, 1):.2f}",
+        "tokens/s": f"{tokens / max(seconds, 1e-9):.0f}",
+    }

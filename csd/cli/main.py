@@ -8,35 +8,59 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from csd.cli import audit, doctor
+from csd.cli import audit, doctor, import_logs
 from csd.cli import eval as cli_eval
+from csd.cli import plot as cli_plot
 from csd.cli import report as cli_report
+from csd.cli import schema as cli_schema
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
+from csd.cli import train_head as cli_train_head
+from csd.cli.commands import Help, add_command
+from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
-from csd.engine.result import Samples, to_json
+from csd.engine.options.flags import add_flags, check_flags
+from csd.engine.result import Samples
+from csd.engine.result_json import to_json
 from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
 from csd.models.prompts import as_message, has_chat
 from csd.schema.other_names import hint
+from csd.state.phases import showing
+from csd.state.version import __version__
+
+ABOUT = "Draw many samples of a prompt, faster, with the tokens of plain sampling."
+
+
+def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
+    """The parser of the command, and its subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="csd", description=ABOUT, formatter_class=Help,
+        epilog="csd COMMAND --help shows a command's flags, their defaults and examples",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"csd {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_sample(commands)
+    modules: tuple[Any, ...] = (
+        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_train_head, import_logs, audit,
+        cli_schema, doctor,
+    )  # fmt: skip
+    for module in modules:
+        module.add(commands)
+    return parser, commands
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="csd", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    _add_sample(commands)
-    cli_eval.add(commands)
-    audit.add(commands)
-    cli_report.add(commands)
-    cli_trace.add(commands)
-    cli_serve.add(commands)
-    doctor.add(commands)
+    parser, commands = make_parser()
     args, unknown = parser.parse_known_args(argv)
+    if args.command is None and not unknown:
+        parser.print_help()
+        return 0
     if unknown:
-        flags = commands.choices[args.command]._option_string_actions
+        known = commands.choices.get(args.command, parser)
+        flags = known._option_string_actions
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, flags)}")
     try:
         code = args.run(args)
@@ -73,9 +97,14 @@ SAMPLE_FLAGS = (
 
 
 def _add_sample(commands: _SubParsersAction) -> None:
-    sample = commands.add_parser("sample", help="draw samples of one prompt")
+    sample = add_command(
+        commands, "sample", "draw samples of one prompt and vote on their answers",
+        ['csd sample MODEL "What is 17 * 24?" -n 8 --temperature 0.7',
+         'csd sample MODEL "What is 17 * 24?" --json --drafts > out.json'],
+        "quickstart.md",
+    )  # fmt: skip
     sample.add_argument("model", help="a local folder, a hub name or a GGUF file")
-    sample.add_argument("prompt")
+    sample.add_argument("prompt", help="a text: a user's message where the model is a chat's")
     add_flags(sample, SAMPLE_FLAGS, num_samples=8)
     add_history_flag(sample)
     sample.add_argument("--plain", action="store_true", help="do not use the chat template")
@@ -88,13 +117,14 @@ def _sample(args: Namespace) -> int:
     check_output()
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
     loading = {name: options.pop(name) for name in ("device", "revision", "decoder")}
-    engine = engine_for(args.model, **loading)
+    with showing(False if args.json else None):
+        engine = engine_for(args.model, **loading)
     chat = has_chat(engine.tokenizer) and not args.plain
     prompt = as_message(args.prompt, chat)
     with open_history(args.history) as history:
         try:
             out: Samples = engine.generate(
-                prompt, progress=not args.json, history=history, **options
+                prompt, progress=False if args.json else None, history=history, **options
             )
         except Exception as error:
             # all but the end of what was asked for
@@ -117,16 +147,16 @@ def _show(out: Samples, tokenizer: Any, args: Namespace) -> None:
         lines.append(f"{sample.text}")
     decided = vote(out)
     if decided.answer is not None:
-        lines.append(f"--- vote: {decided.answer} ({decided.count} of {len(decided.answers)})")
+        lines.append(f"--- vote: {decided}")
     if decided.cut:
         lines.append(f"--- thoughts cut: {decided.cut} of {len(decided.answers)}")
-    lines.append(f"--- {out.stats.tokens_per_step:.2f} tokens per step, seed {out.seed}")
+    lines.append(f"--- {out.stats}; seed {out.seed}")
     show("\n".join(lines))
 
 
 def _json(out: Samples, tokenizer: Any, args: Namespace) -> str:
     try:
-        return json.dumps(to_json(out, tokenizer, args.model, args.drafts))
+        return json.dumps(stamped("sample", to_json(out, tokenizer, args.model, args.drafts)))
     except Exception as error:
         # a tokenizer without texts of single tokens
         path = keep(json.dumps(out.to_dict()), ".json")

@@ -6,8 +6,9 @@ from argparse import Namespace, _SubParsersAction
 
 import torch
 
+from csd.cli.commands import add_command
 from csd.cli.flags import check_counts
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.models.choose_decoder import DECODERS
 from csd.schema.arguments import check_number, check_whole
 from csd.schema.lazy import check_installed
@@ -19,10 +20,14 @@ COUNTS = (
 
 
 def add(commands: _SubParsersAction) -> None:
-    parser = commands.add_parser("serve", help="answer HTTP requests as OpenAI's interface does")
+    parser = add_command(
+        commands, "serve", "answer HTTP requests as OpenAI's interface does",
+        ["csd serve MODEL --port 8000", "csd serve MODEL --host 0.0.0.0 --api-key SECRET"],
+        "serve.md",
+    )  # fmt: skip
     parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for other machines too")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--api-key", action="append", default=[], metavar="KEY",
                         help="that clients send; repeatable. By default the words of the "
                         "environment's CSD_API_KEYS; without any, anyone is served")  # fmt: skip
@@ -38,7 +43,7 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument("--max-n", type=int, default=128, help="choices of a request at most")
     parser.add_argument("--max-body", type=int, default=8 << 20, help="bytes of a request")
     parser.add_argument("--max-requests", type=int, default=512, help="answered at once")
-    parser.add_argument("--max-connections", type=int, default=2048)
+    parser.add_argument("--max-connections", type=int, default=2048, help="open at once")
     parser.add_argument("--share", action="store_true",
                         help="equal prompts of requests without keys are a group too")  # fmt: skip
     parser.add_argument("--weights-folder", metavar="FOLDER",

@@ -5,16 +5,19 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
+from csd.cli.commands import add_command
 from csd.cli.flags import check_counts
+from csd.cli.formats import stamped
 from csd.engine.budget import StepTimeTable
 from csd.engine.generate import engine_for
-from csd.engine.options import add_flags, check_flags
+from csd.engine.options.flags import add_flags, check_flags
 from csd.engine.sampling import FILTERS
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
-from csd.graph.registry import check_known
+from csd.graph.registry import check_known, names
 from csd.models.prompts import as_message, check_prompt, has_chat
 from csd.schema.read import naming, read_lines
+from csd.state.phases import showing
 from csd.state.pool import MAX_NODES
 
 RECORD_FLAGS = (
@@ -24,7 +27,10 @@ RECORD_FLAGS = (
 
 
 def add(commands: _SubParsersAction) -> None:
-    record = commands.add_parser("record", help="draw samples and write them as a trace file")
+    record = add_command(
+        commands, "record", "draw samples and write them as a trace file",
+        ["csd record MODEL prompts.jsonl -o traces.jsonl -n 16"], "howto/record.md",
+    )  # fmt: skip
     record.add_argument("model", help="a local folder, a hub name or a GGUF file")
     record.add_argument("prompts", help="JSONL; prompt (a string or messages), or question or "
                         "problem")  # fmt: skip
@@ -34,17 +40,27 @@ def add(commands: _SubParsersAction) -> None:
     record.add_argument("--plain", action="store_true", help="do not use the chat template")
     record.set_defaults(run=_record)
 
-    replay = commands.add_parser("replay", help="what csd would gain on recorded samples")
-    replay.add_argument("traces", nargs="+")
+    replay = add_command(
+        commands, "replay", "count what csd would gain on recorded samples",
+        ["csd replay traces.jsonl", "csd replay traces.jsonl --model MODEL --nodes 0 8 16"],
+        "howto/record.md",
+    )  # fmt: skip
+    replay.add_argument("traces", nargs="+", help="trace files")
     replay.add_argument("-n", "--num-samples", type=int, help="of each prompt; all by default")
     replay.add_argument("--nodes", type=int, nargs="+", default=[0, 2, 4, 8, 16],
                         help="drafted tokens a sample and step")  # fmt: skip
-    replay.add_argument("--drafter", default="consensus")
+    replay.add_argument("--drafter", default="consensus", help="csd's own, or one to compare it "
+                        f"with: {', '.join(names())}")  # fmt: skip
     replay.add_argument("--limit", type=int, help="the first so many prompts of each file")
     replay.add_argument(
         "--cost", help='JSON file {"rows": [..], "seconds": [..]}: a step\'s time by its rows, as '
         "python -m bench step_times MODEL --json FILE writes it",
     )  # fmt: skip
+    replay.add_argument(
+        "--model", help="time the steps of this model here, in place of --cost: a local folder, a "
+        "hub name or a GGUF file",
+    )  # fmt: skip
+    add_flags(replay, ("device", "revision"))
     replay.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     replay.set_defaults(run=_replay)
 
@@ -73,7 +89,8 @@ def _record(args: Namespace) -> int:
         raise ValueError(f"out must be a new file, got {args.out!r}")
     options = {name: getattr(args, name) for name in RECORD_FLAGS}
     loading = {name: options.pop(name) for name in ("device", "revision")}
-    engine = engine_for(args.model, **loading)
+    with showing(None):
+        engine = engine_for(args.model, **loading)
     chat = has_chat(engine.tokenizer) and not args.plain
     prompts = prompts_of(args.prompts, chat, args.limit)
     settings = {
@@ -86,7 +103,9 @@ def _record(args: Namespace) -> int:
     }
     try:
         with tqdm(total=len(prompts) * args.num_samples, unit="sample") as bar:
-            traces = record(engine, prompts, args.out, settings, bar.update, **options)
+            traces = record(
+                engine, prompts, args.out, settings, bar.update, progress=False, **options
+            )
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from where it was", file=sys.stderr)
         return 130
@@ -107,16 +126,22 @@ def _replay(args: Namespace) -> int:
         if not 0 <= nodes < MAX_NODES:
             # a slot has no room for more
             raise ValueError(f"nodes must lie in [0, {MAX_NODES - 1}], got {nodes}")
+    if args.cost and args.model:
+        raise ValueError("model must be left out where cost is given, got both")
     cost = StepTimeTable.read(args.cost) if args.cost else None
     traces = [t for path in args.traces for t in list(read_traces(path))[: args.limit]]
     if not traces:
         raise ValueError(f"traces must hold at least one prompt, got {args.traces}")
+    if args.model:
+        with showing(False if args.json else None):
+            engine = engine_for(args.model, device=args.device, revision=args.revision)
+            cost = engine.measure_steps()
     # shown on a terminal only
     bar = tqdm(args.nodes, disable=True if args.json else None, leave=False, unit="nodes")
     rows = [gain(traces, nodes, cost, args.num_samples, args.drafter) for nodes in bar]
     found = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(stamped("replay", found)))
         return 0
     print("nodes  used    tau" + "  expected speed-up" * (cost is not None))
     for row in rows:
@@ -124,7 +149,19 @@ def _replay(args: Namespace) -> int:
         print(f"{row['nodes']:5} {row['nodes_used']:5.1f} {row['tau']:6.2f}{speedup}")
     print(f"{len(traces)} prompts")
     if cost is None:
-        print("pass --cost FILE, the times of your model's steps, for the expected speed-up")
+        print("pass --model MODEL, whose steps are then timed here, for the expected speed-up")
     else:
-        print(f"a step's time: {args.cost}; the drafter's own time is not in it")
+        print(verdict(rows))
     return 0
+
+
+def verdict(rows: list[dict]) -> str:
+    """A sentence on the gain of csd."""
+    best = max(rows, key=lambda row: row["speedup"])
+    if best["speedup"] < 1.005:
+        return "csd would gain nothing on these samples here: no number of drafts pays"
+    return (
+        f"csd would draw these samples {best['speedup']:.2f} times as fast as one token a step, "
+        f"by {best['nodes']} drafted tokens a sample and step at most (tau {best['tau']:.2f}); the "
+        "drafter's own time is not in it"
+    )

@@ -18,11 +18,11 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def fused_arithmetic() -> bool:
-    """Whether the CPU multiplies and adds at once, as the loops do."""
+    """True if the CPU multiplies and adds at once, as the loops do."""
     return torch.backends.cpu.get_cpu_capability() != "DEFAULT"
 
 
 @cache
 def compiles() -> bool:
-    """Whether loops can be compiled here."""
+    """True if loops can be compiled here."""
     return fused_arithmetic() and find_spec("numba") is not None

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from csd.cpu.attention_room import PAGE, room, room_bytes
+from csd.cpu.attention_workspace import PAGE, workspace, workspace_bytes
 from csd.cpu.head_products import add_values, score_keys
 from csd.cpu.isa import instruction
 from csd.cpu.lanes import BLOCK, WIDTH
@@ -87,8 +87,8 @@ def _attend(
         wide = -(-max(D, Dv) // WIDTH) * WIDTH
         # prompt | committed | nodes, from position `front` on, and room for whole lanes
         columns = -(-(prompt - front + own + PAGE) // BLOCK) * BLOCK
-        buffer = np.empty(room_bytes(many, words, columns, wide, numbers), np.uint8)
-        query, score, sums, total, lanes, work = room(
+        buffer = np.empty(workspace_bytes(many, words, columns, wide, numbers), np.uint8)
+        query, score, sums, total, lanes, work = workspace(
             buffer.ctypes.data, many, words, columns, wide, numbers
         )
         for i in range(many):
@@ -154,10 +154,10 @@ LAYOUT = (
 def attention_kinds(
     dtype: torch.dtype, D: int, by: str | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `_attend` reads values and keys as, and by what it multiplies them, of `tiles.BY`.
+    """Types in which `_attend` reads values and keys, and its instruction, one of `tiles.BY`.
 
-    D: of keys and values, or the greatest common divisor of the keys' and twice the values'. by: an
-    instruction, else this CPU's where it multiplies heads of D numbers.
+    D: size of a head's keys and values, or the greatest common divisor of the keys' and twice the
+    values'. by: name of an instruction; by default this CPU's where it multiplies heads of D.
     """
     taken = instruction(dtype)
     in_pairs = taken == "dot" and D % (2 * BLOCK) == 0
@@ -166,7 +166,7 @@ def attention_kinds(
 
 
 def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:
-    """Into how many parts a group's heads and its rows are divided, for even work of all threads.
+    """Numbers of parts into which a group's heads and rows are divided, for even work of threads.
 
     All heads of a token lie side by side, and are read at once where there are slots for all.
     """

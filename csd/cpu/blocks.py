@@ -1,4 +1,4 @@
-"""Blocks of numbers laid out for products: widened, turned, and in pairs of bfloat16."""
+"""Blocks of numbers laid out for products: widened, transposed, and in pairs of bfloat16."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def widen(typing_context, x, at, y, to):
 
 
 @intrinsic
-def turn(typing_context, x, at, stride, last, y, to, y_stride):
+def transpose(typing_context, x, at, stride, last, y, to, y_stride):
     """y[to + d y_stride + j] = x[at + min(j, last) stride + d] as a number, for j, d < BLOCK
 
     Rows j and j + BLOCK / 2 are interleaved; after four such rounds each is a column.

@@ -18,7 +18,7 @@ SAMPLES = np.int64((1 << PROMPT_BIT) - 1)
 
 @loop
 def place_of(token, tokens, stamps, stamp):
-    """Where a hash list has a token, or may have it: `stamps` tells entries of this list."""
+    """Place of a token in a hash list, or a free one for it; entries of this list have `stamp`."""
     size = tokens.shape[0]
     at = (token * 40503) & (size - 1)
     while stamps[at] == stamp and tokens[at] != token:
@@ -39,7 +39,7 @@ def estimate(
     slot,  # whether it samples, key, sample, position of the children, bit of its sample
     noise,  # by token, of the slot's children in this level: tokens, values, stamps
     stamp,  # of this level's noise
-    found,  # by token, written: tokens, sums of 2^-24, said by, stamps
+    found,  # by token, written: tokens, sums of 2^-24, sources, stamps
     mark,  # of this node's list
     order,  # [OF_NODE], written: places of the list in the order in which they were found
     work,  # [2, E], codes [O]
@@ -50,7 +50,7 @@ def estimate(
     succ_token, succ_weight, succ_source = table.succ_token, table.succ_weight, table.succ_source
     smoothing, trust, own_weight, uncoupled = config
     samples, _key, _sample, _position, bit = slot
-    tokens, sums, said, stamps = found
+    tokens, sums, sources, stamps = found
     (mine, score), codes = work
     count, left, O = 0, 1.0, orders.shape[0]
     hash_prefix(owner, context, orders, codes)
@@ -97,8 +97,8 @@ def estimate(
                 mass = share / total * weight[j]
             at = place_of(np.int64(token[j]), tokens, stamps, mark)
             if stamps[at] != mark:
-                # the longest context that has a token says who said it
-                stamps[at], tokens[at], sums[at], said[at] = mark, token[j], 0, source[j]
+                # the longest context that has a token gives its sources
+                stamps[at], tokens[at], sums[at], sources[at] = mark, token[j], 0, source[j]
                 order[count] = at
                 count += 1
             sums[at] += np.int64(np.floor(mass * ONE))
@@ -160,16 +160,16 @@ def likeliest(count, order, found, level, highest, stop_ids, chosen):
 
 @loop
 def _before(q, token, other, sums, tokens):
-    """Whether a token of probability q goes before the one at a place."""
+    """True if a token of probability q precedes the one at a place."""
     others = min(sums[other], ONE)
     return q > others or (q == others and token < tokens[other])
 
 
 @loop
-def origin(said, bit):
-    """Where a token was seen, one of `csd.state.pool`'s sources."""
-    if (said >> bit) & 1:
+def origin(sources, bit):
+    """Source of a token, one of `csd.state.pool`'s: the first that has seen it."""
+    if (sources >> bit) & 1:
         return OWN
-    if said & SAMPLES:
+    if sources & SAMPLES:
         return SIBLING
-    return PROMPT if (said >> PROMPT_BIT) & 1 else HISTORY
+    return PROMPT if (sources >> PROMPT_BIT) & 1 else HISTORY

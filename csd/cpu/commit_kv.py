@@ -43,7 +43,7 @@ def _commit_kv(
 def reads_commit(
     node_k: torch.Tensor, node_v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
 ) -> bool:
-    """Whether the loop reads and writes `commit_kv`'s tensors."""
+    """True if the loop reads and writes `commit_kv`'s tensors."""
     return all(map(_side_by_side, (node_k, node_v, k_pages, v_pages)))
 
 
@@ -71,5 +71,5 @@ def commit_kv(
 
 
 def _side_by_side(x: torch.Tensor) -> bool:
-    """Whether a layer's rows lie in memory without gaps."""
+    """True if a layer's rows lie in memory without gaps."""
     return x.device.type == "cpu" and type(x) in PLAIN and bool(x.shape[0]) and x[0].is_contiguous()

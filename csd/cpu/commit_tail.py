@@ -25,7 +25,7 @@ def _commit_tail(shape, size, node, node_stride, tail, slot_len, accept_row, acc
 
 
 def reads_tail(node: torch.Tensor, tail: torch.Tensor) -> bool:
-    """Whether the loop reads and writes `commit_tail`'s tensors."""
+    """True if the loop reads and writes `commit_tail`'s tensors."""
     plain = all(type(x) in PLAIN and x.is_cpu for x in (node, tail))
     return plain and tail.is_contiguous() and bool(node.shape[0]) and node[0].is_contiguous()
 

@@ -12,10 +12,16 @@ from numba import njit
 from numba.core import event
 
 from csd.cpu.kept import UNKEPT, Kept
+from csd.state import phases
 
 CSD = Path(__file__).parents[1]
 # the loops, and where their constants are defined
 ROOMS = ("cpu", "kernels", "state")
+
+
+def _is_own(found: Any) -> bool:
+    """Whether an event is about a loop of csd's."""
+    return (found.data["dispatcher"].py_func.__module__ or "").startswith("csd.")
 
 
 class First(event.Listener):
@@ -25,8 +31,7 @@ class First(event.Listener):
         self.run, self.done = run, False
 
     def on_start(self, found: Any) -> None:
-        module = found.data["dispatcher"].py_func.__module__ or ""
-        if not self.done and module.startswith("csd."):
+        if not self.done and _is_own(found):
             self.done = True
             self.run()
 
@@ -34,7 +39,26 @@ class First(event.Listener):
         pass
 
 
+class Counted(event.Listener):
+    """Counts the loops of csd that this process compiles, and the seconds that they take."""
+
+    loops = 0
+
+    def on_start(self, found: Any) -> None:
+        if _is_own(found):
+            phases.begin("compile")
+            self.loops += 1
+            phases.note(f"{self.loops} loops")
+
+    def on_end(self, found: Any) -> None:
+        if _is_own(found):
+            phases.end()
+
+
 def _log() -> None:
+    if phases.is_shown():
+        # the phase's own line says so
+        return
     logging.getLogger("csd").warning(
         "csd compiles loops for this CPU, which takes about a minute, once a machine"
     )
@@ -43,6 +67,7 @@ def _log() -> None:
 # once a process: its call waits
 NOTICE = First(_log)
 event.register("numba:compile", NOTICE)
+event.register("numba:compile", Counted())
 
 
 def before_compiling(run: Callable[[], None]) -> AbstractContextManager:

@@ -1,4 +1,4 @@
-"""What `verify`, `advance_slots` and `snapshot` do, in two calls: a verification, and the rest.
+"""Decide a step in two calls: `verify`, then `advance_slots` together with `snapshot`.
 
 Both take tens of microseconds where the references take dozens of small operations of PyTorch.
 """
@@ -13,7 +13,8 @@ from csd.cpu.compiled import loop
 from csd.cpu.numbers import LIKE, memory
 from csd.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, verify
 from csd.kernels.advance_slots import advance_slots_ref
-from csd.kernels.snapshot import empty_snapshot, snapshot_ref
+from csd.kernels.snapshot import snapshot_ref
+from csd.kernels.snapshot.layout import empty_snapshot
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict
@@ -54,7 +55,7 @@ def _finish(
     M, S = sizes[:2]
     for s in range(S):
         _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide)
-        _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide)
+        _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide)
     depth, cost = memory(pool.depth, M, INT), memory(pool.cost, M, INT)
     out = memory(ints + 4 * (4 * S + 2 * S * ACCEPT), M, INT)
     for m in range(M):
@@ -62,10 +63,10 @@ def _finish(
     more = ints + 4 * (4 * S + 2 * S * ACCEPT + M)
     if top:
         put = floats + 2 * S * ACCEPT * wide.itemsize
-        _tell_top(M, S, verdict, more, put, wide)
+        _write_top(M, S, verdict, more, put, wide)
         more += 4 * S * ACCEPT * TOP
     if trees:
-        _tell_trees(M, S, pool, verdict.accept_row, more)
+        _write_trees(M, S, pool, verdict.accept_row, more)
 
 
 @loop
@@ -96,7 +97,7 @@ def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
 
 
 @loop
-def _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
+def _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
     """The fields of a snapshot that it always has, of slot s."""
     A = ACCEPT
     sample, source = memory(verdict.sample, M, INT), memory(pool.source, M, INT)
@@ -116,7 +117,7 @@ def _tell_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
 
 
 @loop
-def _tell_top(M, S, verdict, ints, floats, wide):
+def _write_top(M, S, verdict, ints, floats, wide):
     """The target's top 8 at the rows of all paths."""
     row = memory(verdict.accept_row, S * ACCEPT, INT)
     top_token = memory(verdict.top_token, (M, TOP), INT)
@@ -129,7 +130,7 @@ def _tell_top(M, S, verdict, ints, floats, wide):
 
 
 @loop
-def _tell_trees(M, S, pool, accept_row, ints):
+def _write_trees(M, S, pool, accept_row, ints):
     """The trees, and which of their rows are accepted."""
     memory(ints, S, INT)[:] = memory(pool.slot_start, S, INT)
     token, parent, cost, source = pool.token, pool.parent, pool.cost, pool.source

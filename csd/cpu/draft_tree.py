@@ -6,17 +6,11 @@ from csd.cpu.compiled import loop
 from csd.cpu.levels import cheapest, grow
 from csd.cpu.lookup import Entries, order_sizes
 from csd.cpu.numbers import on_host, require
-from csd.cpu.pools import arrays, fill, live_by_group, root_positions
+from csd.cpu.pools import arrays, fill, root_positions, slot_penalties
 from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import (
-    MAX_DEPTH,
-    MAX_GROUP_PENALTY,
-    MAX_NODES,
-    MAX_PROGRESS_PENALTY,
-    Pool,
-    empty_pool,
-)
+from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, empty_pool
+from csd.state.pool_builder import live_by_group
 from csd.state.slots import Slots
 
 
@@ -35,27 +29,6 @@ def _draft(
     L = live.shape[0]
     chosen = cheapest(node, L, count, penalty.shape[0])[: max(budget, 0)]
     fill(live, chosen, node, context, penalty, group, position, pool)
-
-
-@loop
-def _slot_penalties(live, group, generated, step, progress_penalty, sampled, group_penalty):
-    """[S] int64: `csd.kernels.draft_tree.reference.slot_penalties`."""
-    found = np.zeros(generated.shape[0], np.int64)
-    fewest, together = generated[live[0]], True
-    for s in live:
-        fewest = min(fewest, generated[s])
-        together &= group[s] == group[live[0]]
-    for s in live:
-        ahead = np.int64(generated[s] - fewest)
-        found[s] = min(max(progress_penalty[s] * ahead, 0), MAX_PROGRESS_PENALTY)
-        if group_penalty and together and not sampled[s]:
-            last = generated[s]
-            for t in live:
-                if step[t] == step[s]:
-                    last = min(last, generated[t])
-            in_group = min(np.int64(generated[s] - last) * group_penalty, MAX_GROUP_PENALTY)
-            found[s] = max(found[s], in_group)
-    return found
 
 
 def draft_tree(
@@ -82,7 +55,7 @@ def draft_tree(
     owner, step = group_key[group], slots.step.numpy()
     penalty = np.zeros(S, np.int64)
     if live.size:
-        penalty = _slot_penalties(
+        penalty = slot_penalties(
             live, group, generated, step, slots.progress_penalty.numpy(), sampled,
             config.group_penalty,
         )  # fmt: skip

@@ -53,7 +53,7 @@ def draw_row(
     top_token,  # [8], written
     top_prob,  # [8], written
 ):
-    """What a row draws, the log-probability of it and the log of the row's mass."""
+    """Draw a row's token: the token, its log-probability and the log of the row's mass."""
     kind = type(rest_mass)
     total, most, won = 0.0, kind(-np.inf), 0
     top[:] = -np.inf

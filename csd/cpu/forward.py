@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from csd.cpu.attention import attention_kinds, shares
-from csd.cpu.attention_room import PAGE
+from csd.cpu.attention_workspace import PAGE
 from csd.cpu.compiled import loop
 from csd.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
 from csd.cpu.isa import instruction
 from csd.cpu.layers import EXP, rms_norm
 from csd.cpu.lora import Stacks, beside
 from csd.cpu.numbers import LIKE, memory, readable
-from csd.cpu.products import in_loops, numbers, room
+from csd.cpu.products import in_loops, numbers, scratch_size
 from csd.cpu.threads import many, threads
 from csd.cpu.tiles import BY
 from csd.kernels.layer_attention import LayerAttention
@@ -46,7 +46,7 @@ def _layers(
     residual,  # [M, hidden], the embeddings; written: what the last layer's output is added to
     x,  # [M, hidden], written: the last layer's output
     buffers,  # [M, ..] of normed hidden, qkv (H + 2 K) D, q H D, attended H D, gates and ups 2 F, F
-    turned,  # float32, for products
+    transposed,  # float32, for products
     position,  # [M]
     cos,
     sin,
@@ -63,7 +63,7 @@ def _layers(
 ):
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
-    norms, turns, attends, gates, by_qkv, by_out, by_gate_up, by_down = many
+    norms, rotates, attends, gates, by_qkv, by_out, by_gate_up, by_down = many
     size, width = like.itemsize, (H + 2 * K) * D
     memory(attended, M * H * D, like)[:] = 0
     for i in range(L):
@@ -74,8 +74,8 @@ def _layers(
         first = x if i else residual
         norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like, False)
         shape = M, width, hidden
-        product(plain, by_qkv, shape, normed, turned, w[QKV], w[QKV_BIAS], qkv, like, by)
-        beside(lora, i, 0, shape, normed, qkv, turned, like)
+        product(plain, by_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, by)
+        beside(lora, i, 0, shape, normed, qkv, transposed, like)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
         if w[Q_NORM]:
             for m in range(M):
@@ -83,7 +83,7 @@ def _layers(
                 norm_alone(H, D, qkv + at, 0, w[Q_NORM], eps, qkv + at, 0, like, False)
                 norm_alone(K, D, behind_q + at, 0, w[K_NORM], eps, behind_q + at, 0, like, False)
         rotary(
-            turns, (M, H, K, D, D), qkv, behind_q, behind_k, (width, width, width), position, cos,
+            rotates, (M, H, K, D, D), qkv, behind_q, behind_k, (width, width, width), position, cos,
             sin, q, node_k, node_v, like,
         )  # fmt: skip
         attention(
@@ -91,16 +91,16 @@ def _layers(
             shares, *rows,
         )  # fmt: skip
         shape = M, hidden, H * D
-        product(plain, by_out, shape, attended, turned, w[OUT], 0, x, like, by)
-        beside(lora, i, 1, shape, attended, x, turned, like)
+        product(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, by)
+        beside(lora, i, 1, shape, attended, x, transposed, like)
         norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like, False)
         shape = M, 2 * F, hidden
-        product(plain, by_gate_up, shape, normed, turned, w[GATE_UP], 0, gate_up, like, by)
-        beside(lora, i, 2, shape, normed, gate_up, turned, like)
+        product(plain, by_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, by)
+        beside(lora, i, 2, shape, normed, gate_up, transposed, like)
         swiglu(gates, M, F, gate_up, gated, like, False)
         shape = M, hidden, F
-        product(plain, by_down, shape, gated, turned, w[DOWN], 0, x, like, by)
-        beside(lora, i, 3, shape, gated, x, turned, like)
+        product(plain, by_down, shape, gated, transposed, w[DOWN], 0, x, like, by)
+        beside(lora, i, 3, shape, gated, x, transposed, like)
 
 
 class _Weights(NamedTuple):
@@ -112,7 +112,7 @@ class _Weights(NamedTuple):
     biases: tuple[list, list]  # of those in float32, and what they are copies of
 
 
-_known: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
+_weights_of: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
 _adapters: WeakKeyDictionary[Any, Stacks | None] = WeakKeyDictionary()
 
 
@@ -127,10 +127,10 @@ def forward(
     """`Decoder.forward`, or None for what the loops do not have: see `_weights`."""
     if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_plain", False):
         return None
-    if decoder not in _known:
-        _known[decoder] = _weights(decoder)
+    if decoder not in _weights_of:
+        _weights_of[decoder] = _weights(decoder)
         _adapters[decoder] = Stacks.of(decoder, PRODUCTS)
-    weights, stacks, c = _known[decoder], _adapters[decoder], decoder.config
+    weights, stacks, c = _weights_of[decoder], _adapters[decoder], decoder.config
     if weights is None or stacks is None:
         return None
     if not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
@@ -144,7 +144,7 @@ def forward(
     x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
                            residual.dtype)  # fmt: skip
     widest = max(c.hidden, H * D, wide)
-    turned = torch.empty(room(M, widest, weights.plain), dtype=torch.float32)
+    transposed = torch.empty(scratch_size(M, widest, weights.plain), dtype=torch.float32)
     layer = decoder.layers[0]
     products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
     counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
@@ -154,7 +154,7 @@ def forward(
     _layers(
         (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), each,
         weights.addresses, np.float32(c.norm_eps), residual.data_ptr(), x.data_ptr(),
-        tuple(y.data_ptr() for y in buffers), turned.data_ptr(), position.numpy(),
+        tuple(y.data_ptr() for y in buffers), transposed.data_ptr(), position.numpy(),
         decoder.cos.data_ptr(), decoder.sin.data_ptr(), Caches(*[y.data_ptr() for y in caches]),
         Caches(*[y.stride(0) * y.element_size() for y in caches]), np.float32(attend.scale),
         shares(attend.work, K), attend.work, LIKE[residual.dtype],
@@ -165,7 +165,7 @@ def forward(
 
 
 def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Of one allocation, each beginning at a line of the cache."""
+    """Buffers [rows * width] of one allocation, each at the start of a cache line."""
     sizes = [-(-rows * n // ALIGNED) * ALIGNED for n in widths]
     parts = torch.empty(sum(sizes), dtype=dtype).split(sizes)
     return tuple(x[: rows * n] for x, n in zip(parts, widths, strict=True))

@@ -40,7 +40,7 @@ def insert_rows(
     step,  # [1]
     dropped,  # [1]
 ):
-    """Whether all rows are of groups in flight; nothing is done where they are not."""
+    """Insert rows; returns False, and does nothing, where a row's group is not in flight."""
     R, O = group_key.shape[0], orders.shape[0]
     for r in range(R):
         if group_key[r] >= 0 and not _among(group_key[r], live_groups):
@@ -67,7 +67,9 @@ def insert_rows(
     for c in range(contexts):
         if place[c] >= 0:
             continue
-        entry = _room(code[c], live_groups, ways, entry_group, entry_total, entry_stamp, step[0])
+        entry = _free_entry(
+            code[c], live_groups, ways, entry_group, entry_total, entry_stamp, step[0]
+        )
         place[c] = entry
         if entry < 0:
             dropped[0] += 1
@@ -114,7 +116,7 @@ def _among(group, live_groups):
 
 
 @loop
-def _room(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
+def _free_entry(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
     """The entry of a hash's bucket that goes first, or -1 where this call has touched all."""
     base = (code & (entry_group.shape[0] // ways - 1)) * ways
     least, spot = NONE, -1

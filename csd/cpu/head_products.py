@@ -8,8 +8,8 @@ from typing import Any
 
 from numba.extending import overload
 
-from csd.cpu.attention_room import PAGE
-from csd.cpu.blocks import pair, round_pairs, turn, widen
+from csd.cpu.attention_workspace import PAGE
+from csd.cpu.blocks import pair, round_pairs, transpose, widen
 from csd.cpu.compiled import loop
 from csd.cpu.lanes import BLOCK, WIDTH
 from csd.cpu.numbers import read
@@ -21,13 +21,13 @@ from csd.cpu.tiles import is_dot
 def score_keys(keys, h, low, high, at, query, score, work, by):
     """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten.
 
-    By "dot" keys and query hold pairs in the place of float32. work: of `room`.
+    By "dot" keys and query hold pairs in the place of float32. work: of `workspace`.
     """
     tile, (count, K, D) = work[0], keys.shape
     whole = D // BLOCK * BLOCK
     for j in range(0, count, BLOCK):
         for d in range(0, whole, BLOCK):
-            turn(keys, (j * K + h) * D + d, K * D, count - 1 - j, tile, d * PAGE + j, PAGE)
+            transpose(keys, (j * K + h) * D + d, K * D, count - 1 - j, tile, d * PAGE + j, PAGE)
     for j in range(count):
         for d in range(whole, D):
             tile[d * PAGE + j] = read(keys[j, h, d])

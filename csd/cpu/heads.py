@@ -61,7 +61,7 @@ def row_head(
     score,  # [W], written
     z,  # [PIECE] to work in, of the temperature's type
 ):
-    """How many tokens a row's head has, of which the first W are written; exp of the others."""
+    """Number of tokens in a row's head, the first W of which are written, and the others' mass."""
     kind = type(temperature)
     low, zero = kind(-HEAD_WIDTH), kind(0)
     most = most / temperature

@@ -14,9 +14,9 @@ from csd.cpu.threads import ByThreads
 
 
 def either(by: ByThreads) -> Callable:
-    """What loops call with `many`, whether in several threads, and then the arguments of `by`.
+    """A function of `many` and `by`'s arguments: it runs `by.together` if many, else `by.alone`.
 
-    many: None in a process of one thread, which then does not compile what several threads run.
+    many: None in a process of one thread, which then does not compile the loop of several threads.
     """
     alone, together = by.alone, by.together
 

@@ -57,7 +57,7 @@ def _insert_observed(
 def insert_observed(
     table: Table, pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig
 ) -> None:
-    """By the tensors' addresses: numpy's arrays of 21 take longer to make than to observe."""
+    """Observe a step and insert it, by addresses: 21 numpy arrays take longer than observing."""
     given, held = observed_tensors(pool, slots, verdict), table_tensors(table)
     plain = on_host(*given, *held) and all(
         x.dtype is dtype and x.is_contiguous()

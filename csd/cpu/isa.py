@@ -26,7 +26,7 @@ def instruction(dtype: torch.dtype) -> str | None:
 
 @cache
 def instructions(dtype: torch.dtype) -> tuple[str, ...]:
-    """Those of `tiles.BY` that multiply numbers of a dtype on this CPU."""
+    """Instructions of `tiles.BY` that multiply numbers of a dtype on this CPU."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     if not compiles() or not x86 or dtype not in (torch.bfloat16, torch.float32):
         return ()
@@ -37,12 +37,12 @@ def instructions(dtype: torch.dtype) -> tuple[str, ...]:
 
 @cache
 def has_amx() -> bool:
-    """Whether the CPU has AMX's tiles and the system lets this process use them."""
+    """True if the CPU has AMX's tiles and the system lets this process use them."""
     return torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether the loop of products (`products.py`) is the one to take here.
+    """True if the loop of products (`products.py`) is to be taken here.
 
     Where numba has as many threads as PyTorch, and the loop has an instruction for this CPU.
     """

@@ -90,7 +90,7 @@ class Files(IndexDataCacheFile):
         self._write(self._data_path(name), self._dump(data))
 
     def _read(self, path: str) -> bytes | None:
-        """What was written there, or None where there is no such file or it is not to be used."""
+        """Data of a file; None where there is no such file or it may not be used."""
         try:
             with open(path, "rb") as file:
                 owner, data = os.fstat(file.fileno()).st_uid, file.read()

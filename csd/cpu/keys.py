@@ -92,7 +92,7 @@ def find(
 
 @loop
 def _same(group_key, context, orders, key, other):
-    """Whether two keys are of one context."""
+    """True if two keys are of one context."""
     O = orders.shape[0]
     r, q, order = key // O, other // O, orders[key % O]
     same = group_key[r] == group_key[q] and order == orders[other % O]

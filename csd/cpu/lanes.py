@@ -18,7 +18,7 @@ from csd.cpu.vectors import BYTE, add_product, prefetch, splat
 FEATURES = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
 CPU: str = llvm.get_host_cpu_name()
 WIDTH = 64 if "+avx512f" in FEATURES else 16
-# keys and numbers of a head that are turned at once
+# keys and numbers of a head that are transposed at once
 BLOCK = 16
 
 FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}

@@ -67,7 +67,7 @@ def _rms_norm(
 
 
 def reads_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *others: Any) -> bool:
-    """Whether the loop reads `rms_norm`'s tensors; others: the residual, and what is no tensor."""
+    """True if the loop reads `rms_norm`'s tensors; others: the residual, and what is no tensor."""
     residual = next((y for y in others if isinstance(y, torch.Tensor)), None)
     return x.dtype in LOW and readable(x, weight, residual)
 
@@ -115,8 +115,8 @@ def _rotary(
     M, H, K, D, R = shape
     size = like.itemsize
     for m in prange(M):
-        turn = position[m] * R * size
-        c, s = memory(cos + turn, R, like), memory(sin + turn, R, like)
+        offset = position[m] * R * size
+        c, s = memory(cos + offset, R, like), memory(sin + offset, R, like)
         for h in range(H):
             given = q + (m * strides[0] + h * D) * size
             _rotate(D, given, c, s, out + (m * H + h) * D * size, like)
@@ -140,11 +140,11 @@ def _rotate(D, x, cos, sin, y, like):
     y_low, y_high = memory(y, half, like), memory(y + behind, half, like)
     cos_h, sin_h = cos[half:R], sin[half:R]
     for j in range(half):
-        turned = read(rounded(read(low[j]) * read(cos[j]), like))
-        y_low[j] = rounded(turned - read(high[j]) * read(sin[j]), like)
+        rotated = read(rounded(read(low[j]) * read(cos[j]), like))
+        y_low[j] = rounded(rotated - read(high[j]) * read(sin[j]), like)
     for j in range(half):
-        turned = read(rounded(read(high[j]) * read(cos_h[j]), like))
-        y_high[j] = rounded(turned + read(low[j]) * read(sin_h[j]), like)
+        rotated = read(rounded(read(high[j]) * read(cos_h[j]), like))
+        y_high[j] = rounded(rotated + read(low[j]) * read(sin_h[j]), like)
 
 
 def reads_rotary(
@@ -154,7 +154,7 @@ def reads_rotary(
     position: torch.Tensor,
     *dense: torch.Tensor,
 ) -> bool:
-    """Whether the loop reads `rotary`'s tensors: a row's heads lie side by side."""
+    """True if the loop reads `rotary`'s tensors: a row's heads lie side by side."""
     rows = all(x.stride()[1:] == (x.shape[2], 1) or not x.numel() for x in (q, k, v))
     whole = rows and all(x.is_contiguous() for x in (position, *dense))
     return q.dtype in LOW and whole and readable(q, k, v, *dense)
@@ -198,7 +198,7 @@ def _swiglu(R, F, gate_up, y, like, gelu):
 
 
 def reads_swiglu(gate_up: torch.Tensor, gelu: bool = False) -> bool:
-    """Whether the loop reads `swiglu`'s tensor."""
+    """True if the loop reads `swiglu`'s tensor."""
     return gate_up.dtype in LOW and readable(gate_up)
 
 

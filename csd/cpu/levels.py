@@ -87,7 +87,7 @@ def grow(
             )  # fmt: skip
             highest = min(path + penalty[s], ceiling) - node[f, COST]
             kept = likeliest(several, order, found, level[s], highest, stop_ids[s], chosen)
-            node, context = _room(node, context, count + kept)
+            node, context = _with_room(node, context, count + kept)
             for i in range(kept):
                 at = chosen[0, i]
                 node[count, COST] = node[f, COST] + chosen[1, i]
@@ -109,7 +109,7 @@ def grow(
 
 
 @loop
-def _room(node, context, count):
+def _with_room(node, context, count):
     """The lists, twice as long where they have no room for `count` nodes."""
     if count <= node.shape[0]:
         return node, context
@@ -169,7 +169,7 @@ def cheapest(node, first, count, slots):
 
 @loop
 def _front(node, first, count, most, frontier, slots):
-    """Of a sorted level the nodes to expand, by slot, the cheapest of each first."""
+    """Nodes of a sorted level to expand, by slot, the cheapest of each slot first."""
     held = np.zeros(slots, np.int64)
     while count > first and node[count - 1, COST] > most:
         count -= 1

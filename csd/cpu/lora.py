@@ -22,21 +22,21 @@ Lora = namedtuple("Lora", "addresses rows many wide inner delta like by")
 
 
 def beside(
-    lora: Lora | None, i: int, at: int, shape: Any, x: int, y: int, turned: int, like: Any
+    lora: Lora | None, i: int, at: int, shape: Any, x: int, y: int, transposed: int, like: Any
 ) -> None:
     """Add to y [M, N] what is beside product `at` of layer i: B A x of x [M, K]. shape: M, N, K."""
     raise NotImplementedError("loops call it")
 
 
 @overload(beside, strict=False)
-def _beside(lora, i, at, shape, x, y, turned, like):
+def _beside(lora, i, at, shape, x, y, transposed, like):
     if isinstance(lora, types.NoneType):
-        return lambda lora, i, at, shape, x, y, turned, like: None
+        return lambda lora, i, at, shape, x, y, transposed, like: None
     kinds = dict(zip(lora.fields, lora.types, strict=True))
     same = kinds["like"].dtype == like.dtype
     multiply = _alone if isinstance(kinds["many"], types.NoneType) else _in_threads
 
-    def run(lora, i, at, shape, x, y, turned, like):
+    def run(lora, i, at, shape, x, y, transposed, like):
         M, N, K = shape
         R = lora.rows[i, at]
         if R == 0:
@@ -45,22 +45,22 @@ def _beside(lora, i, at, shape, x, y, turned, like):
         if not same:
             source = lora.wide
             _cast(M * K, x, source, like, lora.like)
-        multiply(lora, i, at, 0, (M, R, K), source, turned, lora.inner)
-        multiply(lora, i, at, 1, (M, N, R), lora.inner, turned, lora.delta)
+        multiply(lora, i, at, 0, (M, R, K), source, transposed, lora.inner)
+        multiply(lora, i, at, 1, (M, N, R), lora.inner, transposed, lora.delta)
         _add(M * N, lora.delta, y, lora.like, like)
 
     return run
 
 
 @loop
-def _alone(lora, i, at, which, shape, x, turned, y):
-    laid_out(None, shape, x, turned, lora.addresses[i, at, which], 0, y, lora.like, lora.by)
+def _alone(lora, i, at, which, shape, x, transposed, y):
+    laid_out(None, shape, x, transposed, lora.addresses[i, at, which], 0, y, lora.like, lora.by)
 
 
 @loop
-def _in_threads(lora, i, at, which, shape, x, turned, y):
+def _in_threads(lora, i, at, which, shape, x, transposed, y):
     laid_out(
-        lora.many[at, which], shape, x, turned, lora.addresses[i, at, which], 0, y, lora.like,
+        lora.many[at, which], shape, x, transposed, lora.addresses[i, at, which], 0, y, lora.like,
         lora.by,
     )  # fmt: skip
 

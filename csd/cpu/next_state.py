@@ -1,29 +1,58 @@
 """`csd.kernels.advance_state` as a loop, and one chunk of it for the loops that read states."""
 
+import numpy as np
 import torch
 from numba import prange
 
 from csd.cpu.compiled import loop
+from csd.cpu.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
 from csd.cpu.numbers import LIKE, PLAIN, memory, require
 from csd.cpu.threads import by_threads
 from csd.state.recurrent import CHUNK, TAIL
 
 
 @loop
-def add_chunk(state, moved, stride, first, key, update, decay):
+def add_chunk(shape, state, moved, wide, first, key, update, decay, gaps):
     """moved[i, :Dv] = the state one chunk on, of the tail's tokens from place `first` on.
 
-    state: [Dk, Dv]; moved: of as many rows, `stride` numbers apart, or `state` itself;
-    key: [TAIL, Hk, Dk] at a head, update [TAIL, H, Dv] and decay [TAIL, H] likewise.
+    All are flat. state: [Dk, Dv]; moved: rows `wide` numbers apart, or `state` itself; key, update
+    and decay: a head's of the tail, of which tokens are `gaps` apart.
     """
-    Dk, Dv = state.shape
+    Dk, Dv = shape
+    of_key, of_update, of_decay = gaps
+    nothing = np.zeros(WIDTH, state.dtype)
+    whole, blocks = Dv // WIDTH * WIDTH, Dv // BLOCK * BLOCK
     for i in range(Dk):
-        row = moved[i * stride : i * stride + Dv]
-        row[:] = state[i]
-        for t in range(first, first + CHUNK):
-            k, d, u = key[t, i], decay[t], update[t]
-            for j in range(Dv):
-                row[j] = d * row[j] + k * u[j]
+        row, to = i * Dv, i * wide
+        for j in range(0, whole, WIDTH):
+            numbers = lanes(state, row + j)
+            for t in range(first, first + CHUNK):
+                numbers = add_multiple(lanes(nothing, 0), decay[t * of_decay], numbers)
+                u = lanes(update, t * of_update + j)
+                numbers = add_multiple(numbers, key[t * of_key + i], u)
+            put(numbers, moved, to + j)
+        for j in range(whole, blocks, BLOCK):
+            few = block(state, row + j)
+            for t in range(first, first + CHUNK):
+                few = add_multiple(block(nothing, 0), decay[t * of_decay], few)
+                few = add_multiple(few, key[t * of_key + i], block(update, t * of_update + j))
+            put(few, moved, to + j)
+        for j in range(blocks, Dv):
+            number = state[row + j]
+            for t in range(first, first + CHUNK):
+                decayed = decay[t * of_decay] * number
+                number = decayed + key[t * of_key + i] * update[t * of_update + j]
+            moved[to + j] = number
+
+
+@loop
+def head_of_tail(shape, row, g, h, key, update, decay, like):
+    """Flat keys, updates and decays of slot `row`'s tail from a head's first number on."""
+    H, Hk, Dk, Dv = shape
+    size = like.itemsize
+    keys = memory(key + (row * TAIL * Hk + g) * Dk * size, (TAIL * Hk - g) * Dk, like)
+    updates = memory(update + (row * TAIL * H + h) * Dv * size, (TAIL * H - h) * Dv, like)
+    return keys, updates, memory(decay + (row * TAIL * H + h) * size, TAIL * H - h, like)
 
 
 @by_threads
@@ -34,19 +63,18 @@ def _advance(shape, state, key, update, decay, base, target, like):
         s = row % S
         if base[s] < target[s]:
             size = like.itemsize
-            own = memory(state + task * Dk * Dv * size, (Dk, Dv), like)
-            keys = memory(key + row * TAIL * Hk * Dk * size, (TAIL, Hk, Dk), like)
-            updates = memory(update + row * TAIL * H * Dv * size, (TAIL, H, Dv), like)
-            decays = memory(decay + row * TAIL * H * size, (TAIL, H), like)
-            flat = memory(state + task * Dk * Dv * size, Dk * Dv, like)
+            own, g = memory(state + task * Dk * Dv * size, Dk * Dv, like), h // (H // Hk)
+            keys, updates, decays = head_of_tail(
+                (H, Hk, Dk, Dv), row, g, h, key, update, decay, like
+            )
+            gaps = Hk * Dk, H * Dv, H
             for chunk in range(base[s], target[s], CHUNK):
-                g = h // (H // Hk)
                 at = chunk % TAIL
-                add_chunk(own, flat, Dv, at, keys[:, g], updates[:, h], decays[:, h])
+                add_chunk((Dk, Dv), own, own, Dv, at, keys, updates, decays, gaps)
 
 
 def reads_states(*tensors: torch.Tensor) -> bool:
-    """Whether loops read the memory of all: float32, since float64 is there to compare with."""
+    """True if loops read the memory of all: float32, since float64 is there to compare with."""
     return all(
         x.dtype == torch.float32 and type(x) in PLAIN and x.is_cpu and x.is_contiguous()
         for x in tensors

@@ -26,7 +26,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether loops read the memory of all tensors as one dtype."""
+    """True if loops read the memory of all tensors as one dtype."""
     given = (x, *(y for y in others if y is not None))
     return x.dtype in LIKE and all(
         y.dtype == x.dtype and type(y) in PLAIN and y.is_cpu for y in given
@@ -50,7 +50,7 @@ def _described(x: torch.Tensor) -> str:
 
 
 def on_host(*tensors: torch.Tensor) -> bool:
-    """Whether loops read the memory of all tensors, whatever their dtypes."""
+    """True if loops read the memory of all tensors, whatever their dtypes."""
     return all(type(x) in PLAIN and x.is_cpu for x in tensors)
 
 
@@ -90,7 +90,7 @@ def ordered(x: Any) -> Any:
 
 
 def number(x: Any) -> Any:
-    """What `ordered` was given."""
+    """The inverse of `ordered`."""
 
 
 @overload(ordered)

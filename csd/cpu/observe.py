@@ -1,4 +1,4 @@
-"""What a step observed, in one call; the reference is `observe_ref`."""
+"""Observations of a step, in one call; the reference is `observe_ref`."""
 
 from collections import namedtuple
 
@@ -39,21 +39,21 @@ def observe_rows(
     for r in range(M):
         s = max(slot[r], 0)
         out_context[r] = context[r]
-        known, drawn = False, np.int64(0)
+        has_top, drawn = False, np.int64(0)
         for u in range(TOP):
             # float64 holds the product exactly: one rounding
             top = np.int64(np.rint(np.float64(top_prob[r, u]) * soft))
             token[r, u], weight[r, u] = top_token[r, u], top
-            known |= top != 0
+            has_top |= top != 0
         if accept_row[s, depth[r]] == r:
-            drawn = hard if known else soft
+            drawn = hard if has_top else soft
         left = drawn
         for u in range(TOP):
             if top_token[r, u] == sample[r]:
                 weight[r, u] += drawn
                 left -= drawn
         token[r, TOP], weight[r, TOP] = sample[r], left
-        total[r] = drawn + (soft if known else 0)
+        total[r] = drawn + (soft if has_top else 0)
         _whose(r, s, group, group_key, sample_index, total, out_key, bit)
 
     # slots of each group that have a path, and those of them that came before; -1 is a group too
@@ -65,13 +65,13 @@ def observe_rows(
         r = M + s
         out_context[r] = -1
         out_context[r, 0] = ANY
-        turns = max((mates[group[s] + 1] + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-        tells, total[r] = (step[s] + before[s]) % turns == 0, 0
+        rounds = max((mates[group[s] + 1] + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+        due, total[r] = (step[s] + before[s]) % rounds == 0, 0
         for u in range(SUCCESSORS):
             row = accept_row[s, u]
-            told = WEIGHT_ONE if row >= 0 and tells else 0
-            token[r, u], weight[r, u] = sample[max(row, 0)], told
-            total[r] += told
+            added = WEIGHT_ONE if row >= 0 and due else 0
+            token[r, u], weight[r, u] = sample[max(row, 0)], added
+            total[r] += added
         _whose(r, s, group, group_key, sample_index, total, out_key, bit)
 
 

@@ -18,11 +18,11 @@ from csd.cpu.tree_conv import reads_conv, tree_conv
 from csd.cpu.tree_states import tree_delta_rule, tree_ssm
 from csd.kernels import advance_state as _advance_state  # noqa: F401, enters the operation
 from csd.kernels import commit_tail as _commit_tail  # noqa: F401
-from csd.kernels import observe as observe_module
 from csd.kernels import tree_conv as _tree_conv  # noqa: F401
 from csd.kernels import tree_ssm as _tree_ssm  # noqa: F401, with `tree_delta_rule`
 from csd.kernels.draft_tree import with_config
 from csd.kernels.graph_insert import on_table
+from csd.kernels.observe import with_config as with_observed_config
 from csd.kernels.operator import OPERATIONS
 from csd.kernels.rms_norm import first_of, of_sum
 from csd.kernels.verify import verify_ref
@@ -60,7 +60,7 @@ _register("draft_tree", lambda table, slots, *others: on_host(slots.live), with_
 _register(
     "observe",
     lambda pool, slots, verdict, *weights: on_host(*observed_tensors(pool, slots, verdict)),
-    observe_module.with_config(observe),
+    with_observed_config(observe),
 )
 _register(
     "graph_insert", lambda table, ways, *rows_and_orders: on_host(table["step"]),

@@ -5,7 +5,7 @@ All heads of a token lie side by side, so a page's are taken one after another.
 
 import numpy as np
 
-from csd.cpu.attention_room import PAGE
+from csd.cpu.attention_workspace import PAGE
 from csd.cpu.compiled import loop
 from csd.cpu.head_products import add_values, score_keys
 from csd.cpu.lanes import fetch_early
@@ -16,14 +16,14 @@ BYTES = np.empty(0, np.uint8)
 
 @loop
 def of_head(h, heads, rows):
-    """Where a head's rows begin and end; rows: where those of the first do, and how many it has."""
+    """First row of head h, and the row behind its last; rows: both of the first head, its count."""
     before = (h - heads[0]) * rows[2]
     return before + rows[0], before + rows[1]
 
 
 @loop
 def page_of(pages, table, length, at):
-    """What the first `length` tokens have in the page of token `at`, from it on; empty behind."""
+    """Rows of a page from token `at` on, of the first `length` tokens; empty behind them."""
     if at >= length:
         return pages[0, :0]
     within = at % PAGE

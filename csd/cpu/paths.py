@@ -54,7 +54,7 @@ def child(
 
 @loop
 def ends(drawn, stop_ids):
-    """Whether a token ends its sample; -1 is none."""
+    """True if a token ends its sample; -1 is none."""
     found = False
     for i in range(stop_ids.shape[0]):
         found |= drawn >= 0 and drawn == stop_ids[i]
@@ -63,7 +63,7 @@ def ends(drawn, stop_ids):
 
 @loop
 def finished(end, full):
-    """How a slot stands whose path has an end token, or its last token."""
+    """State of a slot: stopped by an end token, at its last token, or running."""
     return STOP if end else LENGTH if full else RUNNING
 
 

@@ -56,7 +56,7 @@ def _product(
 
 @loop
 def _lay_apart(count, x, y):
-    """Of each 2 LANES numbers of bfloat16 the even ones, then the odd ones, as float32."""
+    """Write each 2 LANES bfloat16 numbers as float32: the even ones, then the odd ones."""
     words = memory(x, count // 2, np.empty(0, np.uint32))
     to = memory(y, count, np.empty(0, np.uint32))
     for first in range(0, count // 2, LANES):
@@ -68,7 +68,7 @@ def _lay_apart(count, x, y):
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """Whether the loop multiplies a weight [N, K] as it lies in memory."""
+    """True if the loop multiplies a weight [N, K] as it lies in memory."""
     if weight.dtype not in DTYPES or not readable(weight) or weight.layout != torch.strided:
         return False
     N, K = weight.shape

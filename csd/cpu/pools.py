@@ -1,4 +1,4 @@
-"""Pools of roots, node costs and pruned pools; the references are in `csd.state.pool`."""
+"""Pools of roots, node costs and pruned pools; the references are in `csd.state.pool_builder`."""
 
 from dataclasses import fields
 
@@ -9,7 +9,8 @@ from csd.cpu.compiled import loop
 from csd.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
 from csd.cpu.numbers import on_host, require
 from csd.cpu.order import places_in_order
-from csd.state.pool import MAX_PROGRESS_PENALTY, ROOT, Pool, empty_pool
+from csd.state.pool import MAX_GROUP_PENALTY, MAX_PROGRESS_PENALTY, ROOT, Pool, empty_pool
+from csd.state.pool_builder import live_by_group
 from csd.state.slots import Slots
 
 FIELDS = tuple(f.name for f in fields(Pool))
@@ -75,19 +76,13 @@ def fill(
             contexts[m, n] = -1
 
 
-def live_by_group(slots: Slots) -> np.ndarray:
-    """The live slots [L], in the order that a pool has them."""
-    live, group = slots.live.numpy().nonzero()[0], slots.group.numpy()
-    return live[group[live].argsort(kind="stable")]
-
-
 def root_positions(slots: Slots) -> np.ndarray:
     """[S], of each slot's last committed token."""
     return slots.prompt_len.numpy()[slots.group.numpy()] + slots.generated.numpy()
 
 
 def roots(slots: Slots, rows: int) -> Pool:
-    """`csd.state.pool.roots`, in `rows` >= live rows."""
+    """`csd.state.pool_builder.roots`, in `rows` >= live rows."""
     given = slots.live, slots.group, slots.generated, slots.prompt_len, slots.context
     require(on_host(*given), "roots", *given)
     live = live_by_group(slots)
@@ -107,31 +102,59 @@ def roots(slots: Slots, rows: int) -> Pool:
 
 
 @loop
-def _node_costs(slot, depth, cost, live, generated, progress_penalty, penalised, penalties, costs):
-    """Writes penalised [M], starts [S] and costs [M]; returns how many nodes are drafted."""
-    fewest, drafted = np.int64(1) << 40, 0
-    for s in range(live.shape[0]):
-        if live[s]:
-            fewest = min(fewest, np.int64(generated[s]))
-    for s in range(live.shape[0]):
+def _progress_penalties(live, generated, progress_penalty):
+    """[S] int64: `csd.state.pool_builder.progress_penalties` of the slots `live`, else 0."""
+    found, fewest = np.zeros(generated.shape[0], np.int64), np.int64(1) << 40
+    for s in live:
+        fewest = min(fewest, np.int64(generated[s]))
+    for s in live:
         ahead = progress_penalty[s] * (np.int64(generated[s]) - fewest)
-        penalties[s] = min(max(ahead, 0), MAX_PROGRESS_PENALTY) if live[s] else -1
+        found[s] = min(max(ahead, 0), MAX_PROGRESS_PENALTY)
+    return found
+
+
+@loop
+def slot_penalties(live, group, generated, step, progress_penalty, sampled, group_penalty):
+    """[S] int64: `csd.state.pool_builder.slot_penalties` of the slots `live`, else 0."""
+    found = _progress_penalties(live, generated, progress_penalty)
+    together = True
+    for s in live:
+        together &= group[s] == group[live[0]]
+    for s in live:
+        if group_penalty and together and not sampled[s]:
+            last = generated[s]
+            for t in live:
+                if step[t] == step[s]:
+                    last = min(last, generated[t])
+            in_group = min(np.int64(generated[s] - last) * group_penalty, MAX_GROUP_PENALTY)
+            found[s] = max(found[s], in_group)
+    return found
+
+
+@loop
+def _node_costs(live, slot, depth, cost, generated, progress_penalty, penalised, penalties, costs):
+    """Writes penalised [M], penalties [S] and costs [M]; returns the number of drafted nodes."""
+    penalty, drafted = _progress_penalties(live, generated, progress_penalty), 0
+    penalties[:] = -1
+    for s in live:
+        penalties[s] = penalty[s]
     for m in range(slot.shape[0]):
         penalised[m] = cost[m]
         if depth[m] > 0:
-            penalised[m] += penalties[slot[m]]
+            penalised[m] += penalty[slot[m]]
             costs[drafted] = penalised[m]
             drafted += 1
     return drafted
 
 
 def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
-    """`csd.state.pool.node_costs`."""
-    given = pool.slot, pool.depth, pool.cost, slots.live, slots.generated, slots.progress_penalty
-    require(on_host(*given), "node_costs", *given)
+    """`csd.state.pool_builder.node_costs`."""
+    given = pool.slot, pool.depth, pool.cost, slots.generated, slots.progress_penalty
+    require(on_host(slots.live, *given), "node_costs", *given)
     penalised, costs = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
     penalties = np.empty(slots.count, np.int32)
-    drafted = _node_costs(*(x.numpy() for x in given), penalised.numpy(), penalties, costs)
+    arrays_of = (x.numpy() for x in given)
+    drafted = _node_costs(live_by_group(slots), *arrays_of, penalised.numpy(), penalties, costs)
     penalises = slots.count > 0 and bool(slots.progress_penalty.numpy()[0])
     return penalised, costs[:drafted].tolist(), penalties.tolist() if penalises else None
 
@@ -171,7 +194,7 @@ def _prune(rows, cost, given, out):
 
 
 def prune(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
-    """`csd.state.pool.prune`."""
+    """`csd.state.pool_builder.prune`."""
     if rows >= pool.rows:
         return pool
     require(on_host(cost, pool.token), "prune", cost, pool.token)

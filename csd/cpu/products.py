@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from csd.cpu.blocks import turn
+from csd.cpu.blocks import transpose
 from csd.cpu.compiled import loop
 from csd.cpu.isa import instruction, multiplies
 from csd.cpu.lanes import BLOCK
@@ -32,7 +32,7 @@ AHEAD = 4096
 def _product(
     shape,  # M, N, K
     x,  # [M, K]
-    turned,  # [room(M, K)] float32, written: of the rows of each tile, [K, rows]
+    transposed,  # [scratch_size(M, K)] float32, written: of the rows of each tile, [K, rows]
     weight,  # [N / COLUMNS, K, COLUMNS], as `by_columns` lays it out
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
@@ -53,9 +53,9 @@ def _product(
         each = -(-left // tiles)
         source = x + top * K * like.itemsize
         if pairs:
-            _turn_rows(left, each, words, source, turned, np.empty(0, np.float32))
+            _transpose_rows(left, each, words, source, transposed, np.empty(0, np.float32))
         else:
-            _turn_rows(left, each, K, source, turned, like)
+            _transpose_rows(left, each, K, source, transposed, like)
         for c in prange(N // COLUMNS):
             block = weight + c * size
             start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
@@ -66,28 +66,28 @@ def _product(
                 step = size // words // tiles
                 ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
                 out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
-                at = turned + first * words * 4
+                at = transposed + first * words * 4
                 tile(rows, words, at, block, start, out, N, ahead, step, like, by)
 
 
 @loop
-def _turn_rows(rows, each, K, x, turned, like):
-    """Of `each` rows after another, [K, each] in float32."""
+def _transpose_rows(rows, each, K, x, transposed, like):
+    """Transpose rows in blocks of `each`, to [K, each] in float32."""
     given = memory(x, rows * K, like)
-    to = memory(turned, rows * K + BLOCK, np.empty(0, np.float32))
+    to = memory(transposed, rows * K + BLOCK, np.empty(0, np.float32))
     for first in range(0, rows, each):
         count = min(each, rows - first)
         for k in range(0, K, BLOCK):
-            turn(given, first * K + k, K, count - 1, to, first * K + k * count, count)
+            transpose(given, first * K + k, K, count - 1, to, first * K + k * count, count)
 
 
-def room(rows: int, K: int, is_plain: bool) -> int:
+def scratch_size(rows: int, K: int, is_plain: bool) -> int:
     """Numbers of float32 that the product of so many rows works in."""
     return (rows if is_plain else min(rows, MOST)) * K + BLOCK
 
 
 def fits(weight: torch.Tensor, by: str | None = None) -> bool:
-    """Whether the loop multiplies a weight [N, K]; by: an instruction, else this CPU's."""
+    """True if the loop multiplies a weight [N, K]; by: an instruction, else this CPU's."""
     by = by or instruction(weight.dtype)
     if by is None or not readable(weight):
         return False
@@ -96,7 +96,7 @@ def fits(weight: torch.Tensor, by: str | None = None) -> bool:
 
 
 def in_loops(weight: torch.Tensor) -> bool:
-    """Whether the loop multiplies a weight: one laid out by `by_columns`, or a plain one."""
+    """True if the loop multiplies a weight: one laid out by `by_columns`, or a plain one."""
     if weight.dim() == 3:
         return True
     return weight.is_cpu and multiplies(weight.dtype) and plain_fits(weight)
@@ -131,9 +131,9 @@ def product(
         return y
     wide = None if bias is None else bias.float()
     is_plain = weight.dim() == 2
-    turned = torch.empty(room(M, K, is_plain), dtype=torch.float32)
+    transposed = torch.empty(scratch_size(M, K, is_plain), dtype=torch.float32)
     (plain if is_plain else _product)(
-        numbers(weight, M), (M, N, K), x.data_ptr(), turned.data_ptr(), weight.data_ptr(),
+        numbers(weight, M), (M, N, K), x.data_ptr(), transposed.data_ptr(), weight.data_ptr(),
         0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
         BY[by or instruction(x.dtype)],
     )  # fmt: skip
@@ -141,5 +141,5 @@ def product(
 
 
 def numbers(weight: torch.Tensor, rows: int) -> int:
-    """What a product with a weight takes, in numbers that a loop computes."""
+    """Cost of a product with a weight, as numbers that a loop computes."""
     return weight.numel() * (1 + rows // COLUMNS)

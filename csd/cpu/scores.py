@@ -66,7 +66,7 @@ def _first_key(properties, old, word):
 
 @loop
 def first_own(properties, prompt, length):
-    """Which of its sample's committed tokens a tree's root sees first: no other row sees more."""
+    """First committed token that a tree's root sees; no other row sees an earlier one."""
     return min(max(first_key(properties, prompt + length, 1) - prompt, 0), length)
 
 

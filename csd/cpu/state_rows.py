@@ -12,11 +12,11 @@ row's state holds already are zeros.
 
 import numpy as np
 
-from csd.cpu.blocks import turn
+from csd.cpu.blocks import transpose
 from csd.cpu.compiled import loop
 from csd.cpu.head_products import _add_product
 from csd.cpu.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
-from csd.cpu.next_state import add_chunk
+from csd.cpu.next_state import add_chunk, head_of_tail
 from csd.cpu.numbers import memory
 from csd.kernels.tree_paths import DEPTHS
 from csd.state.recurrent import CHUNK, TAIL
@@ -33,7 +33,7 @@ def _turned(x, at, stride, count, Dk, tile, to, wide):
     whole = Dk // BLOCK * BLOCK
     for j in range(0, count, BLOCK):
         for d in range(0, whole, BLOCK):
-            turn(x, at + j * stride + d, stride, count - 1 - j, tile, d * wide + to + j, wide)
+            transpose(x, at + j * stride + d, stride, count - 1 - j, tile, d * wide + to + j, wide)
     for j in range(count):
         for d in range(whole, Dk):
             tile[d * wide + to + j] = x[at + j * stride + d]
@@ -96,7 +96,7 @@ def slot_head(
             x[at_k[j]] = memory(node_key + at, Dk, like)
     # the keys of tail and nodes as columns
     tile = np.zeros(Dk * columns, like.dtype)
-    tails = memory(key + (s * TAIL * Hk + g) * Dk * size, TAIL * Hk * Dk - g * Dk, like)
+    tails, _, _ = head_of_tail(shape, s, g, g * each, key, update, decay, like)
     for b in range(2):
         if tail > b * CHUNK:
             place = (base + b * CHUNK) % TAIL
@@ -113,15 +113,11 @@ def slot_head(
     above, whole = np.empty((nodes, DEPTHS), like.dtype), np.empty(rows, like.dtype)
     later = np.zeros(Dk * wide if near < nodes else 0, like.dtype)
     for h in range(g * each, (g + 1) * each):
-        stored = memory(state + (s * H + h) * Dk * Dv * size, (Dk, Dv), like)
-        updates = memory(update + (s * TAIL * H + h) * Dv * size, TAIL * H * Dv - h * Dv, like)
-        decays = memory(decay + (s * TAIL * H + h) * size, TAIL * H - h, like)
+        tails, updates, decays = head_of_tail(shape, s, g, h, key, update, decay, like)
         flat = memory(state + (s * H + h) * Dk * Dv * size, Dk * Dv, like)
         if near < nodes:
-            keys = memory(key + s * TAIL * Hk * Dk * size, (TAIL, Hk, Dk), like)[:, g]
-            us = memory(update + s * TAIL * H * Dv * size, (TAIL, H, Dv), like)[:, h]
-            ds = memory(decay + s * TAIL * H * size, (TAIL, H), like)[:, h]
-            add_chunk(stored, later, wide, base % TAIL, keys, us, ds)
+            gaps = Hk * Dk, H * Dv, H
+            add_chunk((Dk, Dv), flat, later, wide, base % TAIL, tails, updates, decays, gaps)
         weight[:] = 0
         for j in range(nodes):
             product = memory(node_decay + ((start + j) * H + h) * size, 1, like)[0]

@@ -1,4 +1,4 @@
-"""The successors of a context, old and new, merged as `csd.kernels.graph_insert` says."""
+"""The successors of a context, old and new, merged as in `csd.kernels.graph_insert`."""
 
 import numpy as np
 

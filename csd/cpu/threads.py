@@ -30,14 +30,14 @@ class ByThreads:
 
 def by_threads(function: Callable) -> ByThreads:
     """`function` with its `prange` in PyTorch's number of threads, where it computes enough."""
-    # numba's cache tells functions apart by their names, and not by how they are compiled
+    # numba's cache identifies functions by their names, not by how they are compiled
     twin = FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = f"{function.__name__}_together"
     return ByThreads(loop(function), compiled(twin, parallel=True))
 
 
 def many(numbers: int) -> bool:
-    """Whether so many numbers are worth a second thread; sets how many numba takes.
+    """True if so many numbers are worth a second thread; sets the number that numba takes.
 
     Asked before each call of a loop that may run in several threads, or that calls one.
     """
@@ -50,7 +50,7 @@ def many(numbers: int) -> bool:
 
 @cache
 def _begin() -> None:
-    """Makes the functions of numba's threads known to the linker.
+    """Links the functions of numba's threads.
 
     numba does so where it loads a loop of several threads from its cache, and not where it loads
     one that was compiled while the loops that it calls came from there: its calls would go to 0.
@@ -69,7 +69,7 @@ def threads() -> int:
 
 @cache
 def _shared() -> bool:
-    """Whether numba was built with OpenMP or TBB; its own threads end a process that two share."""
+    """True if numba was built with OpenMP or TBB; its own threads end a process that two share."""
     from importlib.util import find_spec
 
     return any(find_spec(f"numba.np.ufunc.{name}") for name in ("omppool", "tbbpool"))

@@ -37,7 +37,7 @@ BY = {"fma": np.empty(0, np.float32), "dot": np.empty(0, np.uint16)}
 
 
 def in_pairs(by: Any) -> bool:
-    """Whether an instruction multiplies pairs; known when a loop is compiled."""
+    """True if an instruction multiplies pairs; known when a loop is compiled."""
     return by.dtype == np.uint16
 
 

@@ -12,7 +12,7 @@ from csd.cpu.threads import by_threads
 
 @loop
 def _add_input(y, x, weight, like):
-    """y += weight x, of one input of all channels; weight: every W-th number."""
+    """y += weight x, of one input of all channels."""
     for c in range(y.shape[0]):
         y[c] = y[c] + read(weight[c]) * read(x[c])
 
@@ -20,6 +20,11 @@ def _add_input(y, x, weight, like):
 @by_threads
 def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like):
     M, C, W = shape
+    # by input: a channel's weights lie side by side, which no vector reads
+    given, turned = memory(weight, (C, W), like), np.empty((W, C), like.dtype)
+    for c in range(C):
+        for step in range(W):
+            turned[step, c] = given[c, step]
     for m in prange(M):
         size = like.itemsize
         out = memory(y + m * C * size, C, like)
@@ -27,7 +32,7 @@ def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like
             for c in range(C):
                 out[c] = rounded(np.float32(0), like)
         else:
-            weights, sums = memory(weight, (C, W), like), np.zeros(C, np.float32)
+            sums = np.zeros(C, np.float32)
             if bias:
                 added = memory(bias, C, like)
                 for c in range(C):
@@ -44,7 +49,7 @@ def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like
                     if p < 0:
                         continue
                     at = tail + (slot[m] * (W - 1) + p % (W - 1)) * C * size
-                _add_input(sums, memory(at, C, like), weights[:, step], like)
+                _add_input(sums, memory(at, C, like), turned[step], like)
             if silu:
                 for c in range(C):
                     value = read(rounded(sums[c], like))
@@ -57,7 +62,7 @@ def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like
 def reads_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: torch.Tensor
 ) -> bool:
-    """Whether the loop reads `tree_conv`'s tensors."""
+    """True if the loop reads `tree_conv`'s tensors."""
     whole = all(y is None or y.is_contiguous() for y in (x, weight, bias, tail))
     return x.dtype in LOW and whole and readable(x, weight, bias, tail)
 

@@ -21,7 +21,7 @@ def ints(count: int, value: int) -> ir.Constant:
 
 
 def places(values: Iterable[int]) -> ir.Constant:
-    """Which numbers of two vectors a shuffle takes."""
+    """Indices of a shuffle of two vectors."""
     values = list(values)
     return ir.Constant(ir.VectorType(INT, len(values)), values)
 

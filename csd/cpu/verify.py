@@ -39,7 +39,7 @@ PathAddresses = namedtuple("PathAddresses", "accept_row accept_count finish bad"
 
 # where a slot's path is decided, and where the passes have to
 DONE, LEFT = -1, -2
-# loops are told types by arrays
+# arrays of the types in which loops read memory
 INT, LONG = np.empty(0, np.int32), np.empty(0, np.int64)
 SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
 BOOL = np.empty(0, np.bool_)
@@ -93,7 +93,7 @@ def _begin(
 
 @loop
 def _is_plain(s, sizes, slots):
-    """Whether slot s draws from whole rows as they are."""
+    """True if slot s draws from whole rows as they are."""
     S = sizes[1]
     early = memory(slots.generated, S, INT)[s] < memory(slots.min_new, S, INT)[s]
     if early or memory(slots.penalty, S, DOUBLE)[s] != 1:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from csd.engine.carry import every
 from csd.engine.history_args import check_apart, set_history, store_history, wants_top
 from csd.engine.measures import Measures
 from csd.engine.options import read_options
+from csd.engine.progress import Progress
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
-from csd.engine.result import Samples
+from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
@@ -21,12 +21,13 @@ from csd.kernels.ops import Ops
 from csd.models.config import ModelSizes
 from csd.models.prompts import parse
 from csd.schema.write import WholeFile
+from csd.state.phases import wants_progress
 from csd.verify.teacher_forcing import TeacherForcing
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How the requests of one call are run."""
+    """Settings of the requests of one call."""
 
     budget: str | int = "auto"
     speculate: bool = True
@@ -42,6 +43,7 @@ class RunSettings:
     forcing: Callable[[Ops, int], TeacherForcing] | None = None
     returns_errors: bool = False  # a prompt whose logits are NaN ends alone
     tokenizer: Any = None
+    progress: bool | None = False  # as of `csd.state.phases.wants_progress`
 
 
 @dataclass(slots=True)
@@ -51,7 +53,7 @@ class Call:
     requests: list[Request]
     settings: RunSettings
     many: bool  # whether the prompt was a list of prompts
-    bar: tqdm | None = None  # shown while the call runs
+    bar: Progress | None = None  # shown while the call runs
     record: str | Path | None = None  # the trace file to write at its end
     file: WholeFile | None = None  # the same, open while the call runs
     history: Any = None  # where it keeps its samples at its end, if a `History`
@@ -119,6 +121,7 @@ class Call:
             taken[tuple(ids)] = samples.stop
             request = Request.of(i, ids, params, samples, seed)
             request.error = str(errors[i]) if i in errors else None
+            request.tokenizer = tokenizer
             if options["prompt_logprobs"]:
                 request.prompt_logprobs = [None]
             requests.append(request)
@@ -131,9 +134,7 @@ class Call:
                     f"verifier={options['verifier']!r}"
                 )
         set_history(requests, history, many, tokenizer, config.vocab)
-        bar = None
-        if options["progress"]:
-            bar = tqdm(total=sum(len(r.samples) for r in requests), unit="sample")
+        bar = Progress(requests) if wants_progress(options["progress"]) else None
         settings = RunSettings(
             budget=options["budget"],
             speculate=options["speculate"],
@@ -141,24 +142,24 @@ class Call:
             verifier=options["verifier"],
             share=options["share"],
             until=until,
-            on_tokens=_on_tokens(options["callback"], bar, requests),
+            on_tokens=_on_tokens(options["callback"], bar),
             record_top=options["record"] is not None or wants_top(history),
             drafts=options["drafts"],
             measures=Measures(options["top_logprobs"], options["entropy"]),
             returns_errors=returns,
             tokenizer=tokenizer,
+            progress=options["progress"],
         )
         return cls(requests, settings, many, bar, options["record"], history=history)
 
     def results(self) -> list[Samples]:
-        """Of each prompt; samples that have not finished are cancelled."""
+        """Results of the prompts; samples that have not finished are cancelled."""
         return [request.result() for request in self.requests]
 
-    def finish_sample(self) -> None:
+    def finish_sample(self, request: Request, sample: Sample) -> None:
         """Called when a sample has finished."""
         if self.bar is not None:
-            _show_tokens(self.bar, self.requests)
-            self.bar.update()
+            self.bar.end_sample(request, sample)
 
     def open(self) -> None:
         """Called before the first step: what cannot be written at the end is refused.
@@ -202,25 +203,14 @@ def trace_of(request: Request) -> Trace:
     )
 
 
-def _on_tokens(callback: Any, bar: tqdm | None, requests: list[Request]) -> OnTokens | None:
+def _on_tokens(callback: Any, bar: Progress | None) -> OnTokens | None:
     if callback is None and bar is None:
         return None
 
     def on_tokens(request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
         if bar is not None:
-            _show_tokens(bar, requests)
-            bar.update(0)
+            bar.show()
         if callback is not None:
             callback(request.index, live.index, tokens, text)
 
     return on_tokens
-
-
-def _show_tokens(bar: tqdm, requests: list[Request]) -> None:
-    drawn = sum(r.stats.tokens for r in requests)
-    steps = sum(r.stats.sample_steps for r in requests)
-    shown = {"tokens": str(drawn), "tau": f"{drawn / max(steps, 1):.2f}"}
-    if any(r.history or r.stats.shared_tokens for r in requests):
-        from_history = sum(r.stats.accepted["history"] for r in requests)
-        shown["history"] = f"{from_history / max(drawn, 1):.0%}"
-    bar.set_postfix(shown, refresh=False)

@@ -1,4 +1,4 @@
-"""What has been drawn when a call ends in an error: the error carries it."""
+"""Samples of a call that ends in an error: the error carries them."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -31,7 +31,7 @@ class Carrying:
 
 
 def begun(requests: Sequence[Request]) -> bool:
-    """Whether any sample has had a slot."""
+    """True if any sample has had a slot."""
     return any(request.live or request.finished for request in requests)
 
 

@@ -55,7 +55,7 @@ class Changes:
         static: bool,
         tokenizer: Any = None,
     ) -> "Changes | None":
-        """Those of a call; None where it asks for none. The tensors of `before` where they fit."""
+        """Changes of a call, in the tensors of `before` where they fit; None where it has none."""
         asked = asked_by(requests)
         if asked is None:
             return None
@@ -75,7 +75,7 @@ class Changes:
         )  # fmt: skip
 
     def fits(self, slots: Slots, vocab: int) -> bool:
-        """Whether its tensors are for such slots."""
+        """True if its tensors are for such slots."""
         bias = self.rules.bias
         same = bias.dtype == slots.logprobs.dtype and bias.device == slots.live.device
         return same and self.ones.shape[0] == slots.count and bias.shape[1] == vocab

@@ -39,7 +39,7 @@ class Captures:
         self.warming = self.warming or torch.cuda.Stream()
         self.warming.wait_stream(torch.cuda.current_stream())
         on_gpu = torch.device("cuda")
-        with phase("compile a step's kernels", on_gpu):
+        with phase("compile a step's kernels", on_gpu, kind="compile"):
             with torch.cuda.stream(self.warming):
                 for _ in range(2):
                     run()
@@ -52,7 +52,10 @@ class Captures:
         try:
             # other threads may go on using the device
             options = dict(pool=self.memory, stream=self.stream, capture_error_mode="thread_local")
-            with phase("capture a step", on_gpu), torch.cuda.graph(graph, **options):
+            with (
+                phase("capture a step", on_gpu, kind="compile"),
+                torch.cuda.graph(graph, **options),
+            ):
                 result = run()
         finally:
             if collecting:

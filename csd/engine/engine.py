@@ -3,46 +3,33 @@
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, Protocol, Unpack, overload
 
 import torch
 
-from csd.backends import choose
-from csd.engine.budget import StepTimeTable
-from csd.engine.cached_check import require_check
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
-from csd.engine.changes import Changes, log_uncaptured
-from csd.engine.options import (
-    Options,
+from csd.engine.model_resources import ModelResources
+from csd.engine.options import Options
+from csd.engine.options.checks import (
     check_device,
     check_drafter,
     check_dtype,
     check_revision,
     check_tokenizer,
-    shows,
 )
+from csd.engine.options.signature import shows
 from csd.engine.requests import Request, check_served
-from csd.engine.resources import Resources
 from csd.engine.result import Sample, Samples
-from csd.engine.scheduler import Scheduler, clear
-from csd.engine.static_step import StaticStep
+from csd.engine.scheduler import Scheduler
+from csd.engine.slot_filler import clear
 from csd.engine.step import Step
-from csd.kernels.ops import Ops, exact_triton
-from csd.models.config import ModelSizes
-from csd.models.decoder import Decoder
-from csd.models.exact import choose_exact
-from csd.models.exact_products import ExactProducts
-from csd.models.load import Loaded, load
-from csd.models.module_decoder import ModuleDecoder
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
-from csd.state.device import current, on_device, peak_bytes, stream_of
+from csd.state.device import current, on_device, stream_of
 from csd.state.forks import watch_forks
-from csd.verify.multi_draft import MultiDraftVerifier
-from csd.verify.teacher_forcing import TeacherForcing
+from csd.state.phases import preparation, showing
 
 # of the int32 index of a step's rows, and of what a step's sizes take to time, far more than pay
 MOST_SLOTS = 4096
@@ -66,7 +53,7 @@ class Feed(Protocol):
         """One that takes them in between steps; options: as `Scheduler` has them."""
 
 
-class Engine(Resources):
+class Engine(ModelResources):
     """Draws samples from one model; calls on one engine run one after another.
 
     model: a `transformers` model, a local folder, a hub name, a GGUF file, a `csd.models` Decoder,
@@ -136,35 +123,16 @@ class Engine(Resources):
             (check_dtype, dtype), (check_revision, revision),
         ):  # fmt: skip
             check(value)
-        checked = not self_check
-
-        def check_kernels(on: torch.device, kind: torch.dtype, config: ModelSizes) -> None:
-            nonlocal checked
-            if not checked and on.type == "cuda" and kernels != "reference":
-                # of Triton's kernels only those are exact that are asked for
-                require_check(on, kind, config, bool(exact))
-                checked = True
-
-        loaded = load(
-            model, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer,
-            before=check_kernels, decoder=decoder,
+        self._load(
+            model, kernels, exact, static, self_check, dtype=dtype, device=device,
+            revision=revision, tokenizer=tokenizer, decoder=decoder,
         )  # fmt: skip
-        self._exact, self._static = exact, static
-        self._cost_of: tuple | None = None  # what steps were timed for
-        self._cost: StepTimeTable | None = None
-        self._kernels, self.dtype = kernels, loaded.dtype
-        self._ops = choose(kernels, loaded.device, loaded.dtype)
-        self._products = ExactProducts.for_kernels(self._ops.name, exact)
-        self._take(loaded)
-        if self.exact and self._ops.name == "triton":
-            self._ops = exact_triton()
         self.max_slots = max_slots
         self.memory = memory
         self.prefill_chunk = prefill_chunk
         self.together = together
         self._default_drafter: Any = drafter
         self._drafter_name: Any = drafter
-        check_kernels(self.device, self.dtype, self.decoder.config)
         self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
@@ -178,71 +146,6 @@ class Engine(Resources):
 
     def __exit__(self, *exc: object) -> None:
         self.release()
-
-    def _take(self, loaded: Loaded) -> None:
-        self._loaded = loaded
-        if loaded.dtype != self.dtype and loaded.device.type == "cpu":
-            # a module that was cast: loops are of some dtypes
-            self._ops = choose(self._kernels, loaded.device, loaded.dtype)
-        self.static = self._whether_static(loaded)
-        self.decoder, self.exact = choose_exact(self._exact, loaded, self._ops.name, self._products)
-        self.device, self.dtype = loaded.device, loaded.dtype
-        self._drop()
-        timed = self.decoder.config, self.device, self.dtype
-        if timed != self._cost_of:
-            # steps of other sizes take other times
-            self._cost_of, self._cost = timed, None
-
-    def _whether_static(self, loaded: Loaded) -> bool:
-        """Whether steps have fixed shapes. Raises ValueError where that is asked for in vain."""
-        name, on_gpu = self._ops.name, loaded.device.type == "cuda"
-        if self._static and on_gpu and name == "reference":
-            raise ValueError("static must be False with kernels='reference' on a GPU, got True")
-        # the references read the device
-        static = on_gpu and name == "triton" if self._static is None else self._static
-        if isinstance(loaded.decoder, ModuleDecoder):
-            why = loaded.decoder.why_not_static if static else None
-            if why is not None and self._static:
-                raise ValueError(f"static must be False for this module, got True: {why}")
-            static = static and why is None
-            loaded.decoder.capture(static)
-        return static
-
-    def leave_model(self) -> None:
-        """Hold the user's module weakly from now on, as what keeps engines by module must."""
-        self._loaded.kept = None
-
-    @property
-    def ops(self) -> Ops:
-        """The operations of its steps; setting others makes a new step."""
-        return self._ops
-
-    @ops.setter
-    def ops(self, ops: Ops) -> None:
-        self._ops = ops
-        self._drop()
-
-    @property
-    def config(self) -> ModelSizes:
-        """Sizes and context of the model, as it is now. Raises where csd no longer runs it."""
-        return self._loaded.current_config()
-
-    @property
-    def generation_config(self) -> Any:
-        """The model's, as it is now."""
-        return self._loaded.current_generation_config()
-
-    @property
-    def tokenizer(self) -> Any:
-        """The one that was given, else that of the model's folder; None where there is none."""
-        return self._loaded.own_tokenizer()
-
-    def release(self) -> None:
-        """Free the caches. The engine can still be used and allocates new ones."""
-        self._drop()
-        if self.device.type == "cuda":
-            # other processes cannot use what torch keeps of freed tensors
-            torch.cuda.empty_cache()
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
         """A call with its arguments checked, for `draw`. Raises as `generate` does."""
@@ -259,7 +162,7 @@ class Engine(Resources):
         try:
             self._open(call)
             for request, sample in run:
-                call.finish_sample()
+                call.finish_sample(request, sample)
                 yield request, sample
         finally:
             every([run.close, call.close])
@@ -282,7 +185,7 @@ class Engine(Resources):
     ) -> Samples | list[Samples]: ...
     @shows(Options)
     def generate(self, prompt: Any, **options: Unpack[Options]) -> Samples | list[Samples]:
-        """As `csd.generate`, on this engine.
+        """`csd.generate` on this engine.
 
         {options}
         """
@@ -300,7 +203,7 @@ class Engine(Resources):
     def stream(
         self, prompt: Any, **options: Unpack[Options]
     ) -> Generator[tuple[int, Sample], None, None]:
-        """As `csd.stream`, on this engine.
+        """`csd.stream` on this engine.
 
         {options}
         """
@@ -347,15 +250,19 @@ class Engine(Resources):
                     step = feed.prepare(self, drafter, given)
             if settings.speculate:
                 self._fit_history(requests, settings.share)
-            step = self._step_of_call(step, requests, settings)
+            tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
+            step = self._step_of_call(step, requests, settings, tokenizer)
             try:
-                with current(self.device):
+                before = preparation()
+                with current(self.device), showing(settings.progress):
                     budget = self._budget(settings, step)
+                for kind, seconds in preparation().items():
+                    step.seconds[kind] += seconds - before[kind]
                 make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
                 scheduler = make(
                     step, requests, settings,
                     budget=budget,
-                    tokenizer=self.tokenizer if settings.tokenizer is None else settings.tokenizer,
+                    tokenizer=tokenizer,
                     prefill_chunk=self.prefill_chunk,
                     together=self.together,
                     lag=self.lag,
@@ -365,55 +272,15 @@ class Engine(Resources):
             finally:
                 with current(self.device, stream):
                     clear(step)
-                    dropped = self._newly_dropped(requests)
+                    self._end_call(requests)
                 self._ended = True
                 self._last = None if stream is None else stream.record_event()
-                peak = peak_bytes(self.device)
-                for request in requests:
-                    request.stats.peak_memory = peak
-                    request.stats.contexts_dropped = dropped
-
-    def _begin_call(self, requests: list[Request]) -> None:
-        if isinstance(self._loaded.decoder, ModuleDecoder | Decoder):
-            self._loaded.decoder.begin_call()
-        for request in requests:
-            request.stats.decoder = getattr(self.decoder, "name", "own")
-            request.stats.fused_ruled_out = getattr(self.decoder, "why", None)
-
-    def _step_of_call(self, step: Step, requests: list[Request], settings: RunSettings) -> Step:
-        """The engine's step with the settings of this call, over the same memory."""
-        self._drafter.start_call()
-        verifier: MultiDraftVerifier | TeacherForcing | None = None
-        # without drafts, or without chance, every verifier samples the target
-        drawn = settings.speculate and settings.verifier != "match"
-        if drawn and requests[0].params.temperature > 0:
-            verifier = MultiDraftVerifier(settings.verifier, self._drafter, self._ops)
-        elif settings.forcing is not None:
-            verifier = settings.forcing(self._ops, step.cache.rows)
-        if verifier is not None and isinstance(step, StaticStep):
-            step = Step(step.decoder, None, step.cache, step.slots, step.ops)
-        changes = Changes.of_call(
-            requests, step.slots, self.decoder.config.vocab, self._changes,
-            isinstance(step, StaticStep),
-            self.tokenizer if settings.tokenizer is None else settings.tokenizer,
-        )  # fmt: skip
-        self._changes = changes or self._changes
-        if changes is not None and changes.asked.host and isinstance(step, StaticStep):
-            log_uncaptured(self.device)
-            step = Step(step.decoder, None, step.cache, step.slots, step.ops)
-            changes.static = False
-        return replace(
-            step, drafter=self._drafter, verifier=verifier, changes=changes,
-            drafting=settings.speculate, top=settings.record_top, trees=settings.drafts,
-            measures=settings.measures,
-            seconds=step.no_seconds(),
-        )  # fmt: skip
 
     def refuse(self, error: Exception) -> None:
         """Called when a call of this engine is refused for its arguments."""
 
     def _in_my_call(self) -> bool:
-        """Whether this thread is within a call of this engine."""
+        """True if this thread is within a call of this engine."""
         return self._lock.locked() and self._busy == threading.get_ident()
 
     def after_fork(self) -> None:

@@ -12,8 +12,10 @@ from typing import Any, Unpack, overload
 import torch
 
 from csd.engine.engine import Engine, ManyPrompts, OnePrompt
-from csd.engine.options import GenerateOptions, Options, read_options, shows
+from csd.engine.options import GenerateOptions, Options, read_options
+from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
+from csd.state.phases import showing
 
 # by the name of the decoder that was asked for
 _by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()
@@ -61,7 +63,7 @@ def generate(
 def stream(
     model: Any, prompt: Any, **options: Unpack[GenerateOptions]
 ) -> Generator[tuple[int, Sample], None, None]:
-    """As `generate`, but yields (prompt index, Sample) as each sample finishes.
+    """Yield (prompt index, Sample) as each sample finishes; the arguments are those of `generate`.
 
     Closing the iterator cancels the rest and leaves the engine usable. With `until`, samples may
     have been yielded beyond those that decided; `generate` calls them cancelled. Errors have
@@ -109,7 +111,7 @@ def engine_for(
     try:
         found = _by_model.get(model, {})
     except TypeError:
-        # it has no hash or no weak reference, so it is no model, which is said below
+        # it has no hash or no weak reference, so it is no model: the error comes below
         found = {}
     if decoder not in found:
         made = Engine(model, **loading, decoder=decoder)
@@ -135,7 +137,8 @@ def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
         read_options(options, GenerateOptions)
         loading = {name: drawing.pop(name, None) for name in ("device", "dtype", "revision")}
         loading["decoder"] = drawing.pop("decoder", "auto")
-        return engine_for(model, **loading), drawing
+        with showing(options.get("progress")):
+            return engine_for(model, **loading), drawing
     except Exception as error:
         if isinstance(model, Engine):
             model.refuse(error)

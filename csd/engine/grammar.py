@@ -60,7 +60,7 @@ def check_text(name: str, value: Any) -> str | None:
 
 
 def has_grammar(params: Any) -> bool:
-    """Whether a sample's parameters have one."""
+    """True if a sample's parameters have one."""
     return any(getattr(params, name) is not None for name in GRAMMARS)
 
 

@@ -71,7 +71,7 @@ def set_history(
 
 
 def wants_top(history: Any) -> bool:
-    """Whether a history stores the target's top 8 at each token."""
+    """True if a history stores the target's top 8 at each token."""
     return isinstance(history, History) and history.top
 
 

@@ -1,4 +1,4 @@
-"""How much memory the caches may take, and how many slots fit into it."""
+"""Memory that the caches may take, and the number of slots that fit into it."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from csd.state.kv_cache import PAGE, KVCache, layer_shapes, pages_for, pages_hel
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the caches of a call must hold."""
+    """Sizes of the caches of a call."""
 
     slots: int  # samples in flight
     groups: int  # prompts in flight, each with pages of its own

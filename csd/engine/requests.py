@@ -7,8 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from csd.engine.draft_trees import SOURCES, Draft
 from csd.engine.grammar import has_grammar
-from csd.engine.result import Sample, Samples, Stats
+from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
+from csd.engine.stats import Stats
 from csd.engine.thought import forced_places
 from csd.graph.history import PastSample
 from csd.kernels.noise import prompt_key
@@ -26,7 +27,7 @@ class UntilRule(Protocol):
 
     @property
     def needs_text(self) -> bool:
-        """Whether it reads the samples' texts."""
+        """True if it reads the samples' texts."""
 
     def of(self, total: int) -> Until:
         """The `until` of a prompt with `total` samples."""
@@ -58,6 +59,7 @@ class Request:
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    tokenizer: Any = None  # for what shows its samples
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.samples)
@@ -80,7 +82,7 @@ class Request:
         return not (self.waiting or self.live or self.awaited)
 
     def whole(self, until: Until | None) -> bool:
-        """Whether all its samples have ended, those that `until` has cancelled among them."""
+        """True if all its samples have ended, those that `until` has cancelled among them."""
         if not self.done or len(self.finished) < len(self.samples):
             return False
         # an error may have come between the last sample's end and the decision
@@ -100,7 +102,7 @@ class Request:
         return found
 
     def decided(self, until: Until) -> bool:
-        """Whether `until` is satisfied, called with each longer prefix in turn.
+        """True if `until` is satisfied, called with each longer prefix in turn.
 
         How many samples finish at once depends on the batch. The shortest prefix that decides does
         not, so what finished beyond it is cancelled like the rest.
@@ -126,8 +128,9 @@ class Request:
         every |= self.finished
         samples = [every[i] for i in self.samples]
         return Samples(
-            samples, self.seed, self.prompt, self.stats, self.error, self.prompt_logprobs
-        )
+            samples, self.seed, self.prompt, self.stats, self.error, self.prompt_logprobs,
+            self.tokenizer,
+        )  # fmt: skip
 
 
 def check_served(requests: list[Request], config: ModelSizes) -> None:

@@ -1,4 +1,4 @@
-"""What an engine's steps run over, made for a call and kept for the next ones that fit."""
+"""Caches, slots and graphs of an engine, made for a call and kept for the next that fit."""
 
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,14 +1,20 @@
-"""What `csd.generate` returns."""
+"""Results of `csd.generate`."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
+from csd.engine import result_views as views
 from csd.engine.draft_trees import Draft
 from csd.engine.result_schema import SCHEMA
+from csd.engine.stats import Stats
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Sample:
     """One sample of a prompt."""
 
@@ -19,60 +25,45 @@ class Sample:
     raw_logprobs: list[float]  # of the model at temperature 1
     finish_reason: str  # "stop", "length" or "cancelled"
     stop_reason: str | int | None = None  # the stop string or end token that ended it
-    sources: list[str] = field(repr=False, default_factory=list)  # who drafted each token, or ""
-    steps: list[int] = field(repr=False, default_factory=list)  # of the call, that committed each
-    drafts: list[Draft] = field(repr=False, default_factory=list)  # with drafts=True
+    sources: list[str] = field(default_factory=list)  # who drafted each token, or ""
+    steps: list[int] = field(default_factory=list)  # of the call, that committed each
+    drafts: list[Draft] = field(default_factory=list)  # with drafts=True
     # with max_thinking_tokens: whether the spent budget left no choice at a token
-    forced: list[bool] = field(repr=False, default_factory=list)
+    forced: list[bool] = field(default_factory=list)
     # with top_logprobs: of each token's place, pairs of a token id and its raw log-probability
-    top_logprobs: list[list[tuple[int, float]]] = field(repr=False, default_factory=list)
-    entropies: list[float] = field(repr=False, default_factory=list)  # with entropy=True, in nats
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)  # with entropy=True, in nats
+
+    def __repr__(self) -> str:
+        return f"Sample({views.line(self)})"
 
 
-@dataclass(slots=True)
-class Stats:
-    """What one prompt's samples took. Seconds are those of the whole call."""
-
-    prompt_tokens: int = 0
-    tokens: int = 0
-    steps: int = 0  # steps in which the prompt had a sample in flight
-    sample_steps: int = 0  # the same, summed over samples
-    nodes_proposed: int = 0  # drafted tokens that were verified
-    nodes_accepted: int = 0
-    accepted: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("own", "sibling", "prompt", "history", "model"), 0)
-    )
-    history_tokens: int = 0  # of past samples that drafts came from
-    shared_tokens: int = 0  # of the call's other prompts that drafts came from
-    thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
-    history_left_out: int = 0  # of past samples for which the graph had no room
-    contexts_dropped: int = 0  # of the whole call, for which the graph had no room
-    seconds: dict[str, float] = field(default_factory=dict)
-    # bytes torch had on the GPU at most, since the process began or its user reset the count
-    peak_memory: int | None = None
-    decoder: str = "fused"  # which ran: "fused", "module", or one of the user's "own"
-    fused_ruled_out: str | None = None  # the property of the model that did
-
-    @property
-    def tokens_per_step(self) -> float:
-        """tau: tokens committed per sample and step; 1 without speculation."""
-        return self.tokens / self.sample_steps if self.sample_steps else 0.0
-
-    def to_dict(self) -> dict:
-        return {**asdict(self), "tokens_per_step": self.tokens_per_step}
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Samples:
-    """The samples of one prompt, in the order of their indices."""
+    """The samples of one prompt, in the order of their indices.
+
+    Printed, it has a line a sample; in a notebook, their texts coloured by where they were drafted.
+    """
 
     samples: list[Sample]
     seed: int
-    prompt_ids: list[int] = field(repr=False)
+    prompt_ids: list[int]
     stats: Stats
     error: str | None = None  # with on_error="return": why it could not be served
     # with prompt_logprobs=True: of each token of the prompt, None of the first
-    prompt_logprobs: list[float | None] | None = field(repr=False, default=None)
+    prompt_logprobs: list[float | None] | None = None
+    # that read the texts; it is not copied or pickled with the samples
+    tokenizer: Any = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return views.lines(self)
+
+    def _repr_html_(self) -> str:
+        return views.page_part(self)
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        state = {f.name: getattr(self, f.name) for f in fields(self)}
+        return None, state | {"tokenizer": None}
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -103,6 +94,21 @@ class Samples:
     def finish_reasons(self) -> list[str]:
         return [s.finish_reason for s in self.samples]
 
+    def report(self, path: str | PathLike[str]) -> None:
+        """Write a page about the run, as `csd report` does; with `drafts=True` it has the graph.
+
+        Raises ValueError without a tokenizer, OSError where `path` cannot be written.
+        """
+        views.write_report(self, path)
+
+    def to_pandas(self) -> "DataFrame":
+        """A row a sample: index, text, tokens (their number), finish_reason, stop_reason, logprob
+        (the sum over its tokens) and drafted (the share of tokens that were).
+
+        Raises ImportError without pandas.
+        """
+        return views.frame(self)
+
     @staticmethod
     def json_schema() -> dict:
         """The JSON schema of `to_dict`, with a description of each key."""
@@ -129,44 +135,3 @@ class Samples:
             "prompt_ids": self.prompt_ids,
             "stats": self.stats.to_dict(),
         }
-
-
-def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
-    """What `csd sample --json` prints: `out`, and the text of every token id in it.
-
-    With drafts, also each sample's list of `Draft`.
-    """
-    result = out.to_dict() | {"model": model}
-    ids = {*out.prompt_ids, *(t for tokens in out.tokens for t in tokens)}
-    if drafts:
-        result["drafts"] = [[asdict(d) for d in s.drafts] for s in out]
-        ids.update(t for s in out for d in s.drafts for t in d.tokens)
-    if tokenizer is not None:
-        texts = result["pieces"] = pieces(tokenizer, sorted(ids))
-        result["prompt"] = tokenizer.decode(out.prompt_ids)
-        result["characters"] = [characters(tokenizer, tokens, texts) for tokens in out.tokens]
-    return result
-
-
-def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
-    """The text of each token id within a text; half a character is U+FFFD."""
-    # some tokenizers drop the space a text starts with, so each is decoded after another
-    before = tokenizer.decode(ids[:1])
-    found = {}
-    for i in ids:
-        both = tokenizer.decode([ids[0], i])
-        found[i] = both.removeprefix(before) if both.startswith(before) else tokenizer.decode([i])
-    return found
-
-
-def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
-    """By place, the texts of tokens that are parts of a character: all of it at the last one."""
-    found: dict[int, str] = {}
-    held: list[int] = []
-    for i, token in enumerate(tokens):
-        held = [*held, i] if "\ufffd" in pieces[token] else []
-        text = tokenizer.decode([tokens[j] for j in held]) if held else "\ufffd"
-        if "\ufffd" not in text:
-            found |= dict.fromkeys(held, "") | {i: text}
-            held = []
-    return found

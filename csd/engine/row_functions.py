@@ -85,7 +85,7 @@ class _Rows:
         return found
 
     def reached(self, level: list[int], x: torch.Tensor) -> list[int]:
-        """Those of a level that a sample can reach, whose prefixes are known from here on."""
+        """Rows of a level that a sample can reach; their prefixes are kept from here on."""
         below = [row for row in level if self.depth[row] > 0 and self._goes_on(row)]
         if below:
             parents = torch.tensor([self.parent[row] for row in below], device=x.device)

@@ -15,8 +15,8 @@ from csd.engine.requests import Request
 from csd.engine.slot_edits import Refill
 from csd.engine.thinking_grammar import Thinking
 from csd.engine.thought import Budget
-from csd.graph.host_tree import Row, fill
-from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
+from csd.graph.host_tree import Row, pool_of_rows
+from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool
 from csd.state.slots import Slots
 
 # of a row whose forced token is not a grammar's matter
@@ -62,7 +62,7 @@ class Grammars:
         """
         listed = zip(
             pool.token.tolist(), pool.parent.tolist(), pool.depth.tolist(), pool.cost.tolist(),
-            pool.source.tolist(), pool.context.tolist(), strict=True,
+            pool.source.tolist(), strict=True,
         )  # fmt: skip
         rows = [Row(*row) for row in listed]
         start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
@@ -83,8 +83,10 @@ class Grammars:
             trees[s] = tree.rows if matcher is not None else own
             bits += tree.bits if matcher is not None else [tree.every] * len(own)
             forced += tree.forced if matcher is not None else [OTHER] * len(own)
-        planned = roots(slots, len(bits))
-        fill(planned, trees)
+        # places without the root, which comes first
+        drafted = {s: [row._replace(parent=row.parent - 1) for row in tree[1:]]
+                   for s, tree in trees.items()}  # fmt: skip
+        planned = pool_of_rows(drafted, slots, len(bits))
         self._planned = planned, np.stack(bits), forced
         return planned
 
@@ -119,7 +121,7 @@ class Grammars:
             if matcher is None:
                 continue
             rows = range(start[s], start[s] + nodes[s])
-            own = [Row(token[m], max(parent[m] - start[s], -1), 0, 0, ROOT, []) for m in rows]
+            own = [Row(token[m], max(parent[m] - start[s], -1), 0, 0, ROOT) for m in rows]
             tree = _Tree(own, self._ends[s], self._vocab, 0)
             tree.walk(0, matcher)
             for place, found, only in zip(tree.places, tree.bits, tree.forced, strict=True):
@@ -178,9 +180,7 @@ class _Tree:
             if not matcher.consume_token(token):
                 break
             self.room -= 1
-            context = [token, *row.context[:-1]]
-            added = Row(token, at, row.depth + 1, row.cost, ROOT, context)
-            at = self._keep(added, -1, matcher)
+            at = self._keep(Row(token, at, row.depth + 1, row.cost, ROOT), -1, matcher)
 
     def _keep(self, row: Row, place: int, matcher: Any) -> int:
         self.rows.append(row)
@@ -206,5 +206,5 @@ def _allowed(matcher: Any, ends: tuple[int, ...], vocab: int) -> np.ndarray:
 
 
 def asks_grammar(requests: Sequence[Request]) -> bool:
-    """Whether any sample has one."""
+    """True if any sample has one."""
     return any(has_grammar(r.params) for r in requests)

@@ -86,7 +86,7 @@ def check_id_list(name: str, value: Any) -> tuple[int, ...]:
 
 
 def check_allowed(name: str, value: Any) -> tuple[int, ...] | None:
-    """As `check_id_list`; None allows all."""
+    """`check_id_list` of at least one id; None allows all."""
     if value is None:
         return None
     found = check_id_list(name, value)

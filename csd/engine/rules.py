@@ -37,7 +37,7 @@ HOST = ("logits_processor", *GRAMMARS)
 
 
 def changes_rows(params: SamplingParams) -> bool:
-    """Whether logits are changed by more than a repetition penalty and `min_new_tokens`."""
+    """True if logits are changed by more than a repetition penalty and `min_new_tokens`."""
     return any(getattr(params, name) != off for name, off in OFF.items())
 
 

@@ -1,4 +1,4 @@
-"""How the samples of one prompt are drawn and when they end."""
+"""Parameters by which the samples of one prompt are drawn and end."""
 
 import logging
 import math

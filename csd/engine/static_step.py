@@ -16,7 +16,7 @@ import torch
 from csd.engine.budget import Budget
 from csd.engine.cuda_graphs import Captures
 from csd.engine.record import PendingRecord, Record, Snapshot
-from csd.engine.step import Step
+from csd.engine.step import Clock, Step
 from csd.graph.drafter import StaticDrafter
 from csd.models.decoder import Decoder
 from csd.models.module_decoder import ModuleDecoder
@@ -73,16 +73,16 @@ class StaticStep(Step):
 
         The number of rows depends only on records that have been read.
         """
-        start = time.perf_counter()
+        clock = Clock(self.seconds)
         rows, nodes = budget.pool(live)
         pending = self.start(rows, nodes, owners, step)
-        self.seconds["step"] += time.perf_counter() - start
+        clock.lap("step")
         return pending
 
     def read(self, pending: PendingRecord) -> Record:
-        start = time.perf_counter()
+        clock = Clock(self.seconds)
         record = pending.read()
-        self.seconds["step"] += time.perf_counter() - start
+        clock.lap("step")
         return record
 
     def start(self, rows: int, nodes: int, owners: Iterable, step: int) -> PendingRecord:

@@ -20,6 +20,7 @@ from csd.models.config import scale_of
 from csd.models.decoder import DecoderLike
 from csd.state.device import upload
 from csd.state.kv_cache import KVCache
+from csd.state.phases import KINDS, preparation
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
@@ -59,11 +60,11 @@ class Step:
 
     @classmethod
     def no_seconds(cls) -> dict[str, float]:
-        return dict.fromkeys(("prefill", *cls.phases), 0.0)
+        return dict.fromkeys((*KINDS, "prefill", *cls.phases), 0.0)
 
     def __call__(self, live: int, budget: Budget) -> Snapshot:
         """Run one step over `live` live slots; returns what the host reads of it."""
-        clock = _Clock(self.seconds)
+        clock = Clock(self.seconds)
         pool = self.propose(live, budget)
         clock.lap("propose")
         logits = self.forward(pool)
@@ -77,7 +78,7 @@ class Step:
         return snapshot
 
     def live_slots(self, owned: int) -> int:
-        """How many slots run in the next step, of `owned` that hold samples for the host."""
+        """Number of slots that run in the next step, of `owned` that hold samples for the host."""
         return int(self.slots.live.sum())
 
     def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
@@ -91,7 +92,7 @@ class Step:
         return pending
 
     def read(self, pending: PendingRecord) -> Record:
-        """What a launched step decided, on the host."""
+        """The record of a launched step, on the host."""
         return pending.read()
 
     def propose(self, live: int, budget: Budget) -> Pool:
@@ -172,7 +173,7 @@ class Step:
         return hidden
 
     def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
-        """What is committed; the slots move on."""
+        """Verify the step's rows and advance the slots."""
         ops = replace(self.ops, verify=self.verifier.verify) if self.verifier else self.ops
         asked = logits, pool, self.slots, self.top, self.trees
         if self.changes is None:
@@ -215,12 +216,17 @@ class Step:
             self.drafter.insert(pool, self.slots, verdict, defer=not drafted)
 
 
-class _Clock:
+class Clock:
+    """Adds the time since its last lap to a phase's seconds, without what compiled meanwhile."""
+
     def __init__(self, seconds: dict[str, float]):
         self._seconds = seconds
-        self._last = time.perf_counter()
+        self._last, self._prepared = time.perf_counter(), preparation()
 
     def lap(self, phase: str) -> None:
-        now = time.perf_counter()
+        now, prepared = time.perf_counter(), preparation()
         self._seconds[phase] += now - self._last
-        self._last = now
+        for kind, seconds in prepared.items():
+            self._seconds[kind] += seconds - self._prepared[kind]
+            self._seconds[phase] -= seconds - self._prepared[kind]
+        self._last, self._prepared = now, prepared

@@ -37,13 +37,14 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
     step.drafting = False
     step.slots.group.zero_()
     dtype, few_and_many = step.cache.dtype, [sizes[0], sizes[-1]]
-    with compile_in_parallel(dtype, step.decoder.config.vocab, few_and_many):
-        logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
-    for x in logits:
-        compile_verify(step.ops, step.slots, x, _roots(step, x.shape[0]))
-    compile_drafting(step.ops, dtype, step.slots.logprobs.dtype)
-    if step.cache.states is not None:
-        compile_states(step.ops, step.cache.states.slots)
+    with phase("compiling for this processor, once a machine:", None, kind="compile"):
+        with compile_in_parallel(dtype, step.decoder.config.vocab, few_and_many):
+            logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
+        for x in logits:
+            compile_verify(step.ops, step.slots, x, _roots(step, x.shape[0]))
+        compile_drafting(step.ops, dtype, step.slots.logprobs.dtype)
+        if step.cache.states is not None:
+            compile_states(step.ops, step.cache.states.slots)
 
 
 def _roots(step: Step, rows: int) -> Pool:
@@ -75,7 +76,7 @@ def time_steps(
     if device.type != "cuda":
         # before timing
         compile_loops(step, sizes)
-        with phase("measure steps", device):
+        with phase("measure steps", device, kind="measure"):
             return measure(run, sizes, worth=worth)
     captures = Captures()
 
@@ -87,9 +88,10 @@ def time_steps(
         torch.cuda.synchronize()
 
     # compile and capture before timing
-    for rows in sizes:
-        timed(rows)
-    with phase("measure steps", device):
+    with phase("compile and capture steps", None, kind="compile"):
+        for rows in sizes:
+            timed(rows)
+    with phase("measure steps", device, kind="measure"):
         return measure(timed, sizes)
 
 

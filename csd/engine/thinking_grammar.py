@@ -53,7 +53,7 @@ class Thinking:
         return self._budget.forced()
 
     def is_accepting(self) -> bool:
-        """Whether an end token may come next: it may within a thought that is not forced to end."""
+        """True if an end token may come next: it may within a thought that is not forced to end."""
         if self._budget.open:
             return self.forced() < 0
         return self._text is not None and self._text.is_accepting()

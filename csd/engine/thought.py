@@ -69,7 +69,7 @@ class Budget:
         self.begin, self.end, self.close = map(list, tags)
         self.most, self.spent, self.open = most, 0, False
         self.over = False  # whether no thought is to come
-        self._once, self._said = once, 0
+        self._once, self._pushed = once, 0
         # as many of the last tokens as the longest tag has
         self._last: deque[int] = deque(maxlen=max(map(len, tags)))
         for token in prompt:
@@ -91,19 +91,19 @@ class Budget:
         """The token with which the one thought begins or goes on to begin, -1 where none may."""
         if not self._once or self.open or self.over:
             return -1
-        return self.begin[self._said]
+        return self.begin[self._pushed]
 
     def only(self) -> list[int]:
-        """What comes next where no text does: the rest of what begins or of what ends a thought."""
+        """Tokens that must come next: the remainder of a tag that begins or ends a thought."""
         if self.forced() >= 0:
             return self.close[self._begun() :]
-        return [] if self.opening() < 0 else self.begin[self._said :]
+        return [] if self.opening() < 0 else self.begin[self._pushed :]
 
     def push(self, token: int) -> None:
         """Read a token of the sample."""
         opening = self.opening()
         self.spent += self.open
-        self._said += 1
+        self._pushed += 1
         self._last.append(token)
         if not self._once:
             self._turn()
@@ -112,10 +112,10 @@ class Budget:
             self.open = not self.over
         elif not self.over:
             self.over = token != opening
-            self.open = not self.over and self._said == len(self.begin)
+            self.open = not self.over and self._pushed == len(self.begin)
 
     def _begun(self) -> int:
-        """How many tokens of what closes a thought are there already."""
+        """Number of tokens of the closing tag that are there already."""
         counts = range(len(self.close) - 1, 0, -1)
         return next((k for k in counts if self._ends(self.close[:k])), 0)
 
@@ -133,7 +133,7 @@ class Budget:
 def forced_places(
     tags: Tags, most: int, prompt: list[int], tokens: list[int], once: bool = False
 ) -> list[bool]:
-    """Whether the budget forced each of a sample's tokens."""
+    """Flags, one a token of a sample: true where the budget forced it."""
     budget, found = Budget(tags, most, prompt, once), []
     for token in tokens:
         found.append(budget.forced() >= 0)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from csd.engine.engine import Engine
 from csd.engine.result import Samples
 from csd.engine.traces.history import History
+from csd.evaluate.maj_at_k import maj_at_k
 from csd.evaluate.pass_at_k import mean_interval, pass_at_k
 from csd.evaluate.resumed import ResumedFile
 from csd.evaluate.tasks import Problem, Task
@@ -76,6 +77,7 @@ def run(
     until: Vote | None = None,
     on_sample: Callable[[], object] = lambda: None,
     history: History | None = None,
+    limited: bool = False,
     **options: Any,
 ) -> Iterator[list[dict]]:
     """Draw the `problems` missing from `results`, `batch` at a time; yields the new rows.
@@ -83,6 +85,7 @@ def run(
     history: drafts from what it holds of the problems, and gets what is drawn. options: those of
     `csd.generate`; `seed` must be given. Samples do not depend on where a run was
     interrupted, nor on `batch`; a problem that occurs again gets new samples. With
+    limited: whether samples that were cut at `max_new_tokens` have answers. With
     on_error="return" a problem that cannot be served counts as one without a right answer.
     """
     prompts = [as_message(p.prompt, chat) for p in problems]
@@ -106,7 +109,7 @@ def run(
             **options,
         )  # fmt: skip
         rows = [
-            _row(problems[i], task, out, seconds / len(outs), num_samples)
+            _row(problems[i], task, out, seconds / len(outs), num_samples, limited)
             for i, out in zip(block, outs, strict=False)
         ]
         if rows:
@@ -143,9 +146,11 @@ def _draw(
     return [request.result() for request in whole], time.perf_counter() - start, error
 
 
-def _row(problem: Problem, task: Task, out: Samples, seconds: float, num_samples: int) -> dict:
+def _row(
+    problem: Problem, task: Task, out: Samples, seconds: float, num_samples: int, limited: bool
+) -> dict:
     if out.error is None:
-        decision = vote(out, task.extract)
+        decision = vote(out, task.extract, limited=limited)
     else:
         decision = Decision(None, 0, 0, [None] * num_samples)
     return {
@@ -166,33 +171,65 @@ def _row(problem: Problem, task: Task, out: Samples, seconds: float, num_samples
 
 
 def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> dict:
-    """Figures over problems, each (mean, low, high) with its 95% interval.
+    """Figures over problems, as `csd.cli.formats.Summary` has them; an interval is a tuple of mean,
+    low and high.
 
-    With `until`, accuracy and pass@k are over the samples that are drawn whatever their answers:
-    an average over all that were drawn would be biased by the decision to stop.
+    With `until`, accuracies for fewer than all samples are over those that are drawn whatever their
+    answers: an average over all that were drawn would be biased by the decision to stop.
     """
     count = num_samples if until is None else until.least(num_samples)
-    ks = sorted({*(2**i for i in range(count.bit_length())), count})
-    result = {
+    drawn_samples = sum(len(r["correct"]) for r in rows)
+    reasons = Counter(reason for r in rows for reason in r["finish_reasons"])
+    tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
+    return {
         "problems": len(rows),
         "samples": num_samples,
         "samples_counted": count,
-        "samples_drawn": sum(len(r["correct"]) for r in rows),
-        f"maj@{num_samples}": mean_interval([float(r["vote_correct"]) for r in rows]),
-    }
-    for k in ks:
-        values = [pass_at_k(r["correct"][:count], k) for r in rows]
-        result["accuracy@1" if k == 1 else f"pass@{k}"] = mean_interval(values, count)
-    reasons = Counter(reason for r in rows for reason in r["finish_reasons"])
-    tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
-    return result | {
-        "answered": sum(a is not None for r in rows for a in r["answers"])
-        / max(1, sum(len(r["answers"]) for r in rows)),
+        "samples_drawn": drawn_samples,
+        "answered": sum(a is not None for r in rows for a in r["answers"]) / max(1, drawn_samples),
+        "limited": reasons["length"],
         "thoughts_cut": sum(r.get("thoughts_cut", 0) for r in rows),
         # shares of the samples
         "finish_reasons": {k: n / reasons.total() for k, n in sorted(reasons.items())},
+        "by_k": [
+            at_k(rows, k, count, num_samples, tokens / max(drawn_samples, 1), seconds)
+            for k in sorted({*(2**i for i in range(count.bit_length())), count, num_samples})
+        ],
         "tokens": tokens,
         "tau": tokens / max(steps, 1),
         "seconds": seconds,
         "tokens_per_second": tokens / max(seconds, 1e-9),
     }
+
+
+def at_k(
+    rows: list[dict], k: int, count: int, num_samples: int, tokens: float, seconds: float
+) -> dict:
+    """Accuracy and cost of k samples a problem. count: of the samples that may be averaged over.
+
+    tokens: of a sample. seconds: of the run, which k samples take a share of, by their tokens.
+    """
+    whole = k == num_samples
+    votes = [float(r["vote_correct"]) if whole else _maj(r, count, k) for r in rows]
+    passed = None
+    if k <= count:
+        passed = mean_interval([pass_at_k(r["correct"][:count], k) for r in rows], count)
+    total = sum(r["tokens"] for r in rows)
+    # a vote that was decided early took less
+    cost = total if whole else k * tokens * len(rows)
+    return {
+        "k": k,
+        "maj_at_k": mean_interval(votes, 1 if whole else count),
+        "pass_at_k": passed,
+        "tokens": cost,
+        "seconds": seconds * cost / max(total, 1),
+    }
+
+
+def _maj(row: dict, count: int, k: int) -> float:
+    """Chance that k of the samples that count vote right; a right answer is one like any other."""
+    answers = [
+        row["answer"] if right else answer
+        for answer, right in zip(row["answers"][:count], row["correct"][:count], strict=True)
+    ]
+    return maj_at_k(answers, row["answer"], k)

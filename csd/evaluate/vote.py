@@ -29,6 +29,29 @@ class Decision:
     total: float  # of all samples that have an answer
     answers: list[str | None]  # of each sample that was counted
     cut: int = 0  # samples that were counted whose thought max_thinking_tokens ended
+    second: float = 0  # votes, or weight, of the answer behind it
+
+    @property
+    def tied(self) -> bool:
+        """Whether another answer has as many votes: `answer` is then only the first of them."""
+        return self.answer is not None and self.second >= self.count
+
+    def __str__(self) -> str:
+        """The answer with its share of the votes, or "no majority"."""
+        if self.answer is None:
+            return f"no answer in {len(self.answers)} samples"
+        voted = sum(answer is not None for answer in self.answers)
+        share = f"{_amount(self.count)} of {_amount(self.total)}"
+        if self.tied:
+            return f"no majority: {share} for {self.answer}, as many for another answer"
+        silent = len(self.answers) - voted
+        rest = f", {silent} of {len(self.answers)} samples without an answer" if silent else ""
+        part = self.count / self.total if self.total else 1.0
+        return f"{self.answer} ({share} votes, {part:.0%}{rest})"
+
+
+def _amount(votes: float) -> str:
+    return f"{votes:.0f}" if votes == int(votes) else f"{votes:.2f}"
 
 
 def drawn(samples: Iterable[Sample]) -> list[Sample]:
@@ -50,6 +73,11 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
     return found
 
 
+def counts(sample: Sample, limited: bool) -> bool:
+    """Whether a sample has a vote: one that was cut may end in a number that is no answer."""
+    return limited or sample.finish_reason != "length"
+
+
 def probability(sample: Sample) -> float:
     """exp of the mean log-probability of a token: the weight of Wang et al. 2022 (2203.11171)."""
     if not sample.logprobs:
@@ -67,6 +95,7 @@ def vote(
     samples: Iterable[Sample],
     extract: str | Callable[[str], str | None] = answer_of,
     weight: str | Callable[[Sample], float] | None = None,
+    limited: bool = True,
 ) -> Decision:
     """Majority over the answers of the samples that come before the first cancelled one.
 
@@ -77,6 +106,7 @@ def vote(
         a function's are compared as they are.
     weight: of a sample; 1 each when not given; "probability" for the exp of its mean
         log-probability. Ties go to the answer of the lowest index.
+    limited: whether samples that were cut at `max_new_tokens` vote; else they have no answer.
 
     Raises ValueError for a weight that is negative or not finite, and for samples without text.
     """
@@ -90,7 +120,7 @@ def vote(
     spelling: dict[str, str] = {}
     answers = []
     for sample in voters:
-        answer = read(text_of(sample))
+        answer = read(text_of(sample)) if counts(sample, limited) else None
         answers.append(None if answer is None else spelling.setdefault(same(answer), answer))
     votes: dict[str, float] = {}
     for sample, answer in zip(voters, answers, strict=True):
@@ -99,7 +129,8 @@ def vote(
     if not votes:
         return Decision(None, 0, 0, answers, cut)
     best = _leader(votes)
-    return Decision(best, votes[best], sum(votes.values()), answers, cut)
+    second = max((votes[answer] for answer in votes if answer != best), default=0)
+    return Decision(best, votes[best], sum(votes.values()), answers, cut, second)
 
 
 @dataclass(frozen=True)
@@ -119,6 +150,7 @@ class Vote:
 
     extract: str | Callable[[str], str | None] = answer_of
     confidence: float | None = None
+    limited: bool = True  # whether samples that were cut at max_new_tokens vote
 
     def __post_init__(self) -> None:
         extractor(self.extract)
@@ -138,10 +170,10 @@ class Vote:
         return None if answer is None else _comparison(self.extract)(answer)
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
-        """Whether the first samples, `prefix`, decide among `total`."""
+        """True if the first samples, `prefix`, decide among `total`."""
         votes: dict[str, int] = {}
         for sample in prefix:
-            answer = self._read(text_of(sample))
+            answer = self._read(text_of(sample)) if counts(sample, self.limited) else None
             if answer is not None:
                 votes[answer] = votes.get(answer, 0) + 1
         if not votes:

@@ -1,5 +1,6 @@
 """Likeliest path of each slot in the consensus graph, for engines that verify chains only."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,10 @@ import numpy as np
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.draft_tree.children import Estimates
 from csd.kernels.draft_tree.constants import max_path_cost
-from csd.kernels.draft_tree.host_pool import Drafted, put_together
-from csd.kernels.draft_tree.reference import cheapest
+from csd.kernels.draft_tree.select import Drafted, cheapest, draft_pool
 from csd.kernels.runs import starts
 from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool_builder import Nodes
 from csd.state.slots import Slots
 
 
@@ -24,15 +25,7 @@ class ConsensusChain(ConsensusGraph):
         self, slots: Slots, rows: int, noise: Any = None, *, nodes: int | None = None
     ) -> Pool:
         state = Estimates(self.table, slots, self.config, noise)
-        live = state.live.nonzero()[0]
-        live = live[state.group[live].argsort(kind="stable")]
-        most = rows - live.size if nodes is None else min(nodes, rows - live.size)
-        drafted = None
-        if live.size and most > 0:
-            # a successor of weight 0 has a score of 0
-            with np.errstate(divide="ignore"):
-                drafted = _grow(state, live, most)
-        return put_together(state, live, drafted, rows)
+        return draft_pool(partial(_grow, state), slots, rows, nodes)
 
 
 def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
@@ -54,13 +47,10 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
         order = np.lexsort((children.token, children.edge, children.parent))
         order = order[starts(children.parent[order])]
         at = children.parent[order]
-        level = Drafted.empty(at.size, context.shape[1])
-        level.cost[:], level.token[:] = cost[at] + children.edge[order], children.token[order]
-        level.slot[:], level.depth[:], level.parent[:] = slot[at], depth, parent[at]
-        level.source[:] = children.source[order]
-        level.context[:, 0], level.context[:, 1:] = level.token, context[at, :-1]
-        levels.append(level)
-        slot, cost, context = level.slot, level.cost, level.context
+        cost, token, slot = cost[at] + children.edge[order], children.token[order], slot[at]
+        source, depths = children.source[order], np.full(at.size, depth)
+        levels.append(Nodes(cost, token, slot, depths, parent[at], source))
+        context = np.column_stack([token.astype(np.int32), context[at, :-1]])
         parent = np.arange(at.size) + count
         count += at.size
     return cheapest(levels, budget) if levels else None

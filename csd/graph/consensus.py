@@ -122,7 +122,7 @@ class ConsensusGraph(StaticDrafter):
         self._deferred.clear()
 
     def suits(self, tokens: int, history: bool) -> bool:
-        """Whether it is as large as a new one, and configured for history if needed."""
+        """True if it is as large as a new one, and configured for history if needed."""
         if self._custom:
             return True
         fits = capacity_for(tokens, self.config) <= self.config.capacity

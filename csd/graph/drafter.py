@@ -18,7 +18,7 @@ class Drafter:
     context: int = 1  # tokens of context that `Slots` must keep
 
     def suits(self, tokens: int, history: bool) -> bool:
-        """Whether it serves a call of `tokens` tokens of prompts, past and new samples.
+        """True if it serves a call of `tokens` tokens of prompts, past and new samples.
 
         history: whether there are past samples.
         """

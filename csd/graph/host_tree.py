@@ -1,12 +1,14 @@
 """Draft trees on the host, as lists, and their pool."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from csd.state.pool import COST_ONE, MAX_CHILDREN, ROOT, Pool, roots
+from csd.state.pool import COST_ONE, MAX_CHILDREN, Pool
+from csd.state.pool_builder import Nodes, pool_of
 from csd.state.slots import Slots
 
 
@@ -55,78 +57,42 @@ class Tree:
 
 
 class Row(NamedTuple):
-    """A node of a slot's tree: the fields of `Pool` that its place does not determine."""
+    """A node of a slot's tree, as far as its place does not determine it."""
 
     token: int
-    parent: int  # place in the slot's list, -1 for the root
+    parent: int  # place in the slot's list, -1 for a root's child
     depth: int
     cost: int
     source: int
-    context: list[int]  # latest first
 
 
-def fill(pool: Pool, trees: dict[int, list[Row]]) -> None:
-    """Replace the roots in a pool of roots by trees.
+def pool_of_rows(trees: Mapping[int, Sequence[Row]], slots: Slots, rows: int) -> Pool:
+    """Make the pool of the live slots' nodes.
 
-    trees: by slot, in the order of the pool's roots; parents first, at most 64 rows a slot.
+    trees: by slot, without roots; parents first, at most 63 a slot. `rows` rows hold all.
     """
-    position = pool.position.tolist()
-    rows: list[tuple] = []
-    starts: list[int] = []
-    for root, (s, tree) in enumerate(trees.items()):
-        base = len(rows)
-        starts.append(base)
-        words: list[int] = []
-        for place, node in enumerate(tree):
-            word = 1 << place | (words[node.parent] if node.parent >= 0 else 0)
-            words.append(word)
-            rows.append((
-                node.token,
-                base + node.parent if node.parent >= 0 else -1,
-                s,
-                node.depth,
-                position[root] + node.depth,
-                # the 64th node's bit is the sign
-                word - (1 << 64) if word >> 63 else word,
-                node.cost,
-                node.source,
-                node.context,
-            ))  # fmt: skip
-    if not rows:
-        return
-    fields = (
-        pool.token, pool.parent, pool.slot, pool.depth, pool.position, pool.ancestors,
-        pool.cost, pool.source, pool.context,
-    )  # fmt: skip
-    for tensor, column in zip(fields, zip(*rows, strict=True), strict=True):
-        tensor[: len(rows)] = torch.tensor(column, dtype=tensor.dtype)
-    at = torch.tensor(list(trees), device=pool.slot_start.device)
-    nodes = [len(tree) for tree in trees.values()]
-    pool.slot_start[at] = torch.tensor(starts, dtype=torch.int32).to(at.device)
-    pool.slot_nodes[at] = torch.tensor(nodes, dtype=torch.int32).to(at.device)
-    bounds = [*starts, len(rows)]
-    first = [bounds[i] for i in pool.group_start.tolist()]
-    pool.group_start.copy_(torch.tensor(first, dtype=torch.int32))
+    columns: list[tuple] = []
+    for s, tree in trees.items():
+        base = len(columns)
+        columns += [
+            (n.cost, n.token, s, n.depth, n.parent + base if n.parent >= 0 else -1, n.source)
+            for n in tree
+        ]
+    nodes = Nodes(*torch.tensor(columns, dtype=torch.int64).reshape(-1, len(Nodes._fields)).T)
+    return pool_of(slots, rows, nodes)
 
 
-def pool_of(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
-    """Make the pool of the live slots' trees; trees: by slot, `rows` rows hold them all."""
-    pool = roots(slots, rows)
-    width = pool.context.shape[1]
-    roots_of = zip(pool.slot.tolist(), pool.token.tolist(), pool.context.tolist(), strict=True)
-    fill(pool, {s: _ranked(trees[s], token, last, width) for s, token, last in roots_of if s >= 0})
-    return pool
+def pool_of_trees(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
+    """Make the pool of the live slots' trees, likeliest nodes first; `rows` rows hold them all."""
+    return pool_of_rows({s: _ranked(tree) for s, tree in trees.items()}, slots, rows)
 
 
-def _ranked(tree: Tree, token: int, context: list[int], width: int) -> list[Row]:
-    """The root, then the tree's nodes, likeliest first."""
-    out = [Row(token, -1, 0, 0, ROOT, context)]
+def _ranked(tree: Tree) -> list[Row]:
     # stable, and a child is never likelier than its parent
     ranked = sorted(range(len(tree.token)), key=lambda n: -tree.probability[n])
-    place = {-1: 0} | {n: 1 + j for j, n in enumerate(ranked)}
-    for n in ranked:
-        above = place[tree.parent[n]]
-        cost = round(-math.log2(max(tree.probability[n], 2.0**-16)) * COST_ONE)
-        latest = [tree.token[n], *out[above].context][:width]
-        out.append(Row(tree.token[n], above, tree.level[n], cost, tree.source[n], latest))
-    return out
+    place = {-1: -1} | {n: j for j, n in enumerate(ranked)}
+    cost = [round(-math.log2(max(p, 2.0**-16)) * COST_ONE) for p in tree.probability]
+    return [
+        Row(tree.token[n], place[tree.parent[n]], tree.level[n], cost[n], tree.source[n])
+        for n in ranked
+    ]

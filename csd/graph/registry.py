@@ -63,7 +63,7 @@ def check_known(name: Any) -> None:
 
 
 def _makes(name: Any) -> bool:
-    """Whether it is callable with (operations, device), and no class other than a drafter's."""
+    """True if it is callable with (operations, device), and no class other than a drafter's."""
     return takes(name, 2) and (not isinstance(name, type) or issubclass(name, Drafter))
 
 

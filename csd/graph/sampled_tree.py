@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.host_tree import Row, fill
+from csd.graph.host_tree import Row, pool_of_rows
 from csd.kernels.noise import DRAFT, philox_words, stepped
-from csd.state.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool, roots
+from csd.state.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool
+from csd.state.pool_builder import live_by_group
 from csd.state.slots import Slots
 
 _MAX_COST = 1 << 30
@@ -51,9 +52,8 @@ class Node:
     kept: Any = None  # Successors
     words: Any = None  # [K] array
 
-    def row(self, width: int) -> Row:
-        context = self.context[:width]
-        return Row(self.token, self.parent, self.depth, self.row_cost, self.source, context)
+    def row(self) -> Row:
+        return Row(self.token, self.parent - 1, self.depth, self.row_cost, self.source)
 
 
 @dataclass(slots=True)
@@ -75,9 +75,7 @@ class SampledTrees:
 
         choose(costs) returns how many rows of these costs are worth verifying.
         """
-        pool = roots(slots, live + nodes)
-        state = _State.of(slots)
-        order = [s for s in pool.slot.tolist() if s >= 0]
+        state, order = _State.of(slots), live_by_group(slots).tolist()
         trees = {s: [Node(int(state.context[s, 0]), s, 0, 0, ROOT, state.context[s].tolist())]
                  for s in order}  # fmt: skip
         ranks = {s: [1] for s in order}
@@ -112,8 +110,8 @@ class SampledTrees:
                     ranks[s][child.depth] += 1
                     heapq.heappush(heap, (child.cost, s, len(tree) - 1))
                     waiting.append(child)
-        width = pool.context.shape[1]
-        fill(pool, {s: [node.row(width) for node in tree] for s, tree in trees.items()})
+        drafted = {s: [node.row() for node in tree[1:]] for s, tree in trees.items()}
+        pool = pool_of_rows(drafted, slots, live + nodes)
         return pool, Drawn([n for tree in trees.values() for n in tree], pool.slot_start.tolist())
 
     def _row_cost(self, node: Node) -> int:

@@ -118,7 +118,7 @@ def tree_attention_forward(
 
 @cache
 def _takes_positions(file: str) -> bool:
-    """Whether the causal language models of an attention's module have an argument position_ids.
+    """True if the causal language models of an attention's module have an argument position_ids.
 
     Others, as the decoders of encoder-decoder families, count positions from the cache's length,
     and silently pass an argument that they do not have on to their layers.

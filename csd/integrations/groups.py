@@ -115,7 +115,7 @@ def draw_rows(
 
 
 def earlier_copies(rows: Sequence[Sequence[int]]) -> list[int]:
-    """How many rows before each one are equal to it."""
+    """Numbers of rows before each one that are equal to it."""
     seen: Counter = Counter()
     found = []
     for row in map(tuple, rows):

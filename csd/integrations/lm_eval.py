@@ -6,6 +6,8 @@
 takes what `lm_eval` takes. In Python, importing this module registers the type.
 """
 
+import logging
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,10 +23,13 @@ except ImportError as error:
     ) from error
 
 from csd.engine.engine import Engine
+from csd.engine.result import Sample
 from csd.engine.sampling import FILTERS, SamplingParams, resolve
 from csd.engine.traces.history import History
 from csd.integrations.groups import draw
 from csd.schema.arguments import check_budget, check_seed, check_share
+
+LOG = logging.getLogger("csd")
 
 
 @register_model("csd")
@@ -79,7 +84,9 @@ class CSDLM(HFLM):
         seed = int(torch.randint(2**63 - 1, ())) if self.seed is None else self.seed
         results = []
         if prompts:
+            start = time.perf_counter()
             results = draw(self.csd, prompts, seed=seed, history=self.history, **self.running)
+            _log([s for samples in results for s in samples], time.perf_counter() - start)
 
         texts: list[str] = [""] * len(requests)
         for places, samples, until in zip(members.values(), results, stops, strict=True):
@@ -118,6 +125,14 @@ class CSDLM(HFLM):
             **given,
         )
         return ids, params, until
+
+
+def _log(samples: list[Sample], seconds: float) -> None:
+    tokens, steps = sum(len(s.tokens) for s in samples), sum(len({*s.steps}) for s in samples)
+    LOG.info(
+        "csd drew %d samples: %d tokens in %.1f s, %.2f a step of a sample",
+        len(samples), tokens, seconds, tokens / max(steps, 1),
+    )  # fmt: skip
 
 
 def _listed(until: str | Iterable[str] | None) -> list[str]:

@@ -5,6 +5,8 @@ prompt, seed, sample index) alone: Ray replaces an actor that dies and runs its 
 the result is the same.
 """
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,8 @@ def sample(
     model: a folder, hub name or GGUF file that every actor can load.
     seed: None draws one from torch's default generator.
     actors: engines, each an actor of its own. batch_size: rows an engine draws at a time. An actor
-        holds one of Ray's CPUs, and reading the dataset needs another: where there is none, Ray
-        waits forever (`ray.init(num_cpus=)`, or {"num_cpus": 0} in ray_args).
+        holds one of Ray's CPUs, and reading the dataset needs another. Raises RuntimeError where
+        Ray has too few free ones, for which it would wait without an end.
     ray_args: more for `map_batches`, such as {"num_gpus": 1}.
     options: the others of `Sampler`.
     """
@@ -51,15 +53,51 @@ def sample(
         seed = int(torch.randint(2**63 - 1, ()))
     check_seed(seed)
     check_installed("ray", "ray", "csd.integrations.ray")
+    import ray.data
+
+    each = {"num_cpus": 1, "num_gpus": 0, **(ray_args or {})}
+    if ray.is_initialized() and "compute" not in each:
+        _wait_for_room(ray.available_resources, actors, each["num_cpus"], each["num_gpus"])
     return dataset.map_batches(
         Sampler,
         fn_constructor_args=(model,),
         fn_constructor_kwargs=dict(options, num_samples=num_samples, seed=seed),
         batch_size=batch_size,
         batch_format="pyarrow",
-        concurrency=actors,
-        **(ray_args or {}),
+        **{"compute": ray.data.ActorPoolStrategy(size=actors), **(ray_args or {})},
     )
+
+
+# what a dataset that has ended still holds is given back within a few
+PATIENCE = 10.0
+
+
+def _wait_for_room(free: Callable[[], dict], actors: int, num_cpus: float, num_gpus: float) -> None:
+    """Raises as `check_room` does where there is no room within PATIENCE seconds."""
+    start = time.monotonic()
+    while True:
+        try:
+            return check_room(free(), actors, num_cpus, num_gpus)
+        except RuntimeError:
+            if time.monotonic() - start > PATIENCE:
+                raise
+        time.sleep(0.2)
+
+
+def check_room(free: dict[str, float], actors: int, num_cpus: float, num_gpus: float) -> None:
+    """Raises RuntimeError where Ray's free resources do not hold so many actors and a reader.
+
+    num_cpus, num_gpus: of an actor.
+    """
+    for name, each, more in (("CPU", num_cpus, 1), ("GPU", num_gpus, 0)):
+        need, have = actors * each + more, free.get(name, 0.0)
+        if need > have:
+            reader = " and one that reads the dataset" if more else ""
+            raise RuntimeError(
+                f"{actors} actors of {each:g} {name}s{reader} need {need:g} free {name}s of Ray's, "
+                f"and {have:g} are free: Ray would wait without an end. Take fewer actors, call "
+                "ray.init(num_cpus=) with more, or pass ray_args={'num_cpus': 0}"
+            )
 
 
 class Sampler:

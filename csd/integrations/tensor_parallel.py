@@ -67,7 +67,7 @@ class ParallelEngine(Engine):
         super().__init__(loaded, **options | {"static": False})
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
-        """As `Engine.prepare`; rank 0 alone writes a recording."""
+        """`Engine.prepare`; rank 0 alone writes a recording."""
         call = super().prepare(prompt, **options)
         if self.link.rank:
             call.record = None
@@ -76,7 +76,7 @@ class ParallelEngine(Engine):
     def run(
         self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
     ) -> Generator[tuple[Request, Sample], None, None]:
-        """As `Engine.run`; ranks other than 0 yield the samples that rank 0 has drawn."""
+        """`Engine.run`; ranks other than 0 yield the samples that rank 0 has drawn."""
         if feed is not None:
             raise ValueError("AsyncEngine must have an engine of one process, got a ParallelEngine")
         self._not_within_a_stream()

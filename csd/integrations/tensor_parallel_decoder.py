@@ -40,6 +40,7 @@ _UNSPLIT: tuple[tuple[str, Callable[[ModelConfig], Any]], ...] = (
     ("norms over all heads at once", lambda c: c.whole_qk_norm),
     ("norms of 1 + weight", lambda c: c.plus_one),
     ("experts", lambda c: c.experts),
+    ("layers with a state", lambda c: c.delta),
 )
 
 

@@ -1,5 +1,6 @@
 """GRPO rollouts for TRL: `GRPOTrainer(..., rollout_func=csd.integrations.trl.Rollout())`."""
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -38,7 +39,8 @@ class Rollout:
         weighted sum of the largest rewards. audit: the share of such groups that are drawn to
         their end, to see how many have a sample without it (`ends.mixed` of `ends.audited`).
 
-    tokens, sample_steps: of the last call; the one over the other is tau. `ends.sizes`: with
+    tokens, sample_steps: of the last call; the one over the other is tau. The trainer's log has
+    csd/tau and csd/tokens_per_second, of its first process. `ends.sizes`: with
     `until`, the samples drawn of each group of it.
 
     Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
@@ -130,6 +132,7 @@ class Rollout:
             )
 
         drawn: list[Sample | None]
+        start = time.perf_counter()
         if self.ends is None or not trainer.model.training:
             drawn = [*draw([*range(len(rows))])]
         else:
@@ -137,6 +140,7 @@ class Rollout:
         there = [s for s in drawn if s is not None]
         self.tokens = sum(len(s.tokens) for s in there)
         self.sample_steps = sum(len(set(s.steps)) for s in there)
+        _log(trainer, self.tokens, self.sample_steps, time.perf_counter() - start)
         if history is not None:
             _add_everywhere(history, rows, drawn)
         # a padding token that bears no loss is in the place of a sample that was not drawn
@@ -159,6 +163,13 @@ class Rollout:
         self._calls = self._calls + 1 if step == self._step else 0
         self._step = step
         return prompt_key(trainer.args.seed, [*step, self._calls])
+
+
+def _log(trainer: Any, tokens: int, sample_steps: int, seconds: float) -> None:
+    """Enter the rollout into the trainer's log: csd/tau and csd/tokens_per_second of a process."""
+    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    log["csd/tau"].append(tokens / max(sample_steps, 1))
+    log["csd/tokens_per_second"].append(tokens / max(seconds, 1e-9))
 
 
 def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:

@@ -87,13 +87,13 @@ class EarlyEnds:
         return first
 
     def _full(self, trainer: Any, rewards: torch.Tensor) -> torch.Tensor:
-        """Whether each row has the full reward, [rows] bool; rewards: [rows, functions]."""
+        """Flags [rows] of rows with the full reward; rewards: [rows, functions]."""
         weighted = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
         full = torch.isclose(weighted, torch.full_like(weighted, self.full_reward))
         return full & ~rewards.isnan().all(1)
 
     def _audits(self, seed: int, group: int) -> bool:
-        """Whether a group that could end is drawn to its end: the share `audit` of them."""
+        """True if a group that could end is drawn to its end, as the share `audit` of them is."""
         return prompt_key(seed, [group]) % 2**32 < self.audit * 2**32
 
     def _report(

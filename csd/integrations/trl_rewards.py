@@ -7,16 +7,16 @@ from typing import Any
 
 
 class Rewards:
-    """What a trainer's reward functions gave for the rows of one batch.
+    """Rewards of the rows of one batch, by a trainer's reward functions.
 
-    functions: the trainer's. rows: how many completions its process has.
+    functions: the trainer's. rows: number of completions of its process.
     """
 
     def __init__(self, functions: list[Callable], rows: int):
         self.parts = [_Part(function, rows) for function in functions]
 
     def of(self, drawn: list[bool], whole: bool) -> list[Callable]:
-        """In the functions' places: calls them for the rows of `drawn` that are new to them.
+        """Substitutes of the functions, which call them for the rows of `drawn` that are new.
 
         whole: all parts are drawn; columns that the functions log go to the trainer with this one.
         """

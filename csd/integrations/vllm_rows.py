@@ -97,7 +97,7 @@ class Rows:
         return found
 
     def _goes_on(self, sample: Sample, before: np.ndarray) -> bool:
-        """Whether a row with the text `before` its new tokens is this sample, one step on.
+        """True if a row with the text `before` its new tokens is this sample, one step on.
 
         A row that no last call showed was not running, so it has gained nothing since.
         """

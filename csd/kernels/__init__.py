@@ -1,11 +1,17 @@
-"""Every operation of a step as a function on tensors, usable without the rest of csd.
+"""Every operation of a step as a function on tensors, usable without the rest of csd:
+
+    from csd.kernels import rms_norm, tree_attention
+
+and modules of a layer for a model of one's own: `RMSNorm`, `GatedMLP`, `Rotary`.
 
 One file holds one operation: its formula, a plain PyTorch reference (`<op>_ref`), the Triton
 kernel, the launcher (`<op>_triton`), the operator (`torch.ops.csd.<op>`) and the public function
 (`<op>`). A large operation is a package in the same order: `__init__` holds the formula, the
 operator and the public function, `launch` the launcher, `reference` the reference, `constants` what
 kernels and reference share, and a file each of the kernels' steps. Nothing here imports anything of
-csd but `csd.state` and `csd.schema`. A module is imported when it is first named.
+csd but `csd.state` and `csd.schema`. The names of operations are the functions; their modules, of
+the same names, are imported by `from csd.kernels.rms_norm import ...`. Other modules are imported
+when they are first named.
 
 Dimensions have one letter each, the same in every file:
 
@@ -21,7 +27,69 @@ The sentinel is -1: a padding row of the pool has slot -1, an absent token or pa
 
 from typing import TYPE_CHECKING
 
+# a function replaces the module of its name, which importing it has put here
+from csd.kernels.advance_slots import advance_slots
+from csd.kernels.advance_state import advance_state
+from csd.kernels.commit_kv import commit_kv
+from csd.kernels.commit_tail import commit_tail
+from csd.kernels.draft_tree import draft_tree
+from csd.kernels.exact_attention import exact_attention
+from csd.kernels.exact_attention.plan import plan_exact
+from csd.kernels.gated_linear import gated_linear
+from csd.kernels.graph_insert import graph_insert
+from csd.kernels.layers import GatedMLP, RMSNorm, Rotary
+from csd.kernels.merge_partials import merge_partials
+from csd.kernels.observe import observe
+from csd.kernels.rms_norm import rms_norm
+from csd.kernels.rotary import rotary
+from csd.kernels.rotate import rotate
+from csd.kernels.row_linear import row_linear
+from csd.kernels.snapshot import snapshot
+from csd.kernels.swiglu import silu_mul, swiglu
+from csd.kernels.tree_attention import TreeLayout, tree_attention
+from csd.kernels.tree_attention.plan import plan_attention
+from csd.kernels.tree_conv import tree_conv
+from csd.kernels.tree_delta_rule import tree_delta_rule
+from csd.kernels.tree_paths import tree_paths
+from csd.kernels.tree_ssm import tree_ssm
+from csd.kernels.verify import verify
 from csd.schema.lazy import submodules
+
+__all__ = [
+    "GatedMLP",
+    "RMSNorm",
+    "Rotary",
+    "TreeLayout",
+    "advance_slots",
+    "advance_state",
+    "commit_kv",
+    "commit_tail",
+    "draft_tree",
+    "exact_attention",
+    "gated_linear",
+    "graph_insert",
+    "merge_partials",
+    "observe",
+    "plan_attention",
+    "plan_exact",
+    "rms_norm",
+    "rotary",
+    "rotate",
+    "row_linear",
+    "silu_mul",
+    "snapshot",
+    "swiglu",
+    "tree_attention",
+    "tree_conv",
+    "tree_delta_rule",
+    "tree_paths",
+    "tree_ssm",
+    "verify",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = submodules(__name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -173,7 +173,7 @@ def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:
 
 
 def slot_arguments(slots: Slots) -> dict[str, Any]:
-    """What `advance_slot` takes of the slots."""
+    """Arguments of `advance_slot` that are the slots'."""
     N = slots.context.shape[1]
     return dict(
         penalty_ptr=slots.penalty,

@@ -182,7 +182,7 @@ def check_states(
     state: torch.Tensor, key: torch.Tensor, update: torch.Tensor, decay: torch.Tensor,
     layers: bool = False,
 ) -> None:  # fmt: skip
-    """Of a layer, or of all. Raises ValueError, naming the tensor."""
+    """Check the states of a layer, or of all. Raises ValueError, naming the tensor."""
     if state.dim() != 4 + layers or state.dtype not in (torch.float32, torch.float64):
         sizes = "[L, S, H, Dk, Dv]" if layers else "[S, H, Dk, Dv]"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What public functions check of their tensors: facts that the host knows, device unread.
+"""Checks of public functions on their tensors, by facts that need no read of the device.
 
 Kernels read memory by the shape and layout that they expect. A tensor of another shape, type,
 device or layout would not fail there but give wrong numbers, so each is an error with argument,
@@ -147,7 +147,7 @@ def check_fields(
 
 
 def _size(dim: str | int, sizes: dict[str, int]) -> int | None:
-    """Of a dimension such as "S", "G + 1" or 8; None while it is not known."""
+    """Size of a dimension such as "S", "G + 1" or 8; None while it is not known."""
     if isinstance(dim, int):
         return dim
     letter, _, more = dim.partition(" + ")

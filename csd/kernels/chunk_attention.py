@@ -68,7 +68,7 @@ def chunk_attention(
 
 
 def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether flash attention is asked for by name: left to itself, PyTorch may take cuDNN's, which
+    """True if flash attention is asked for by name: left to itself, PyTorch may take cuDNN's, which
     prepares for each length that is new to it."""
     if not q.is_cuda or q.shape[-1] % 8:
         return False

@@ -48,7 +48,7 @@ def dependent_options(kernel: Any) -> dict[str, Any]:
 
 
 def has_dependent_launch(kernel: Any) -> bool:
-    """Whether the chip that `kernel` is launched on has it; the interpreter has not."""
+    """True if the chip that `kernel` is launched on has it; the interpreter has not."""
     if not isinstance(kernel, triton.JITFunction):
         return False
     target = driver.active.get_current_target()

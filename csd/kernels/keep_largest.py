@@ -28,8 +28,8 @@ def keep_largest_sorted(
     earlier,  # whether there were any: one block alone is sorted once
     COUNT: tl.constexpr,
 ):
-    """As `keep_largest`, in a quarter of its instructions where one warp has the block and COUNT is
-    16; it takes registers that a kernel of eight warps does not have. B >= N > 1."""
+    """`keep_largest` in a quarter of its instructions where one warp has the block and COUNT is 16;
+    it takes registers that a kernel of eight warps does not have. B >= N > 1."""
     N: tl.constexpr = best.shape[0]
     largest = tl.topk(code, N, 0)
     if earlier:

@@ -34,13 +34,22 @@ class DeltaRule:
             self.normalize,
         )  # fmt: skip
 
-    def inputs(self, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def inputs(
+        self, ops: Any, kind: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Scaled queries, keys and decays."""
         q, k = self.q.to(kind), self.k.to(kind)
         if self.normalize:
-            # as transformers has it
-            q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+            q, k = _unit(ops, q), _unit(ops, k)
         return (q * q.shape[-1] ** -0.5).contiguous(), k, self.log_decay.to(kind).exp()
+
+
+def _unit(ops: Any, x: torch.Tensor) -> torch.Tensor:
+    """x / sqrt(|x|^2 + 1e-6) as transformers has it, by the norm of rows: x / sqrt(mean + eps)
+    times Dk^-1/2. Its bits do not depend on the number of rows."""
+    size = x.shape[-1]
+    y: torch.Tensor = ops.rms_norm(x, x.new_full((size,), size**-0.5), 1e-6 / size)[0]
+    return y
 
 
 @dataclass(slots=True)
@@ -57,7 +66,9 @@ class SSM:
     def split(self, rows: slice) -> "SSM":
         return SSM(self.x[rows], self.dt[rows], self.A, self.B[rows], self.C[rows])
 
-    def inputs(self, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def inputs(
+        self, ops: Any, kind: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and decays."""
         decay = (self.dt.to(kind) * self.A.to(kind)).exp()
         return self.C.to(kind).contiguous(), self.B.to(kind), decay
@@ -67,7 +78,7 @@ class SSM:
 class StepStates:
     """Convolutions and states of a step's rows."""
 
-    ops: Any  # with tree_conv, tree_delta_rule and tree_ssm
+    ops: Any  # with rms_norm, tree_conv, tree_delta_rule and tree_ssm
     memory: StateMemory
     slot: torch.Tensor  # [M] int32
     position: torch.Tensor  # [M] int32
@@ -104,7 +115,7 @@ class StepStates:
         part, layer = self.memory.state_at[call]
         states, M = self.memory.states[part], self.slot.shape[0]
         kind = states.state.dtype
-        q, k, decay = given.inputs(kind)
+        q, k, decay = given.inputs(self.ops, kind)
         nodes = states.node_key, states.node_decay, states.node_update
         node_key, node_decay, node_update = (x[layer, :M] for x in nodes)
         node_key.copy_(k)

@@ -1,4 +1,4 @@
-"""What a step observed, as rows that `graph_insert` takes: M of the pool, and one more a slot.
+"""Observations of a step, as rows that `graph_insert` takes: M of the pool, and one more a slot.
 
 Row r of slot s, with the target's top 8 tokens t_u of probability p_u and the drawn token x:
 
@@ -58,7 +58,7 @@ def any_context(rows: int, N: int, device: str | torch.device) -> torch.Tensor:
 
 
 def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
-    """In numpy."""
+    """The definition, in numpy."""
     slot, depth, context = (x.numpy(force=True) for x in (pool.slot, pool.depth, pool.context))
     group, group_key, sample_index, step = (
         x.numpy(force=True) for x in (slots.group, slots.group_key, slots.sample, slots.step)
@@ -75,23 +75,23 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
 
     # float64 holds the product exactly: one rounding, the same everywhere
     top = np.rint(verdict.top_prob.double().numpy(force=True) * config.soft_weight)
-    known = top.any(1)
+    has_top = top.any(1)
     # a row is accepted when its slot's path has it at its depth
     kept = accept_row[s, depth] == np.arange(M)
-    hard = np.where(known, config.hard_weight, config.soft_weight) * kept
+    hard = np.where(has_top, config.hard_weight, config.soft_weight) * kept
     drawn = (top_token == sample[:, None]) * hard[:, None]
     token[:M, :TOP], token[:M, TOP] = top_token, sample
     weight[:M, :TOP], weight[:M, TOP] = top + drawn, hard - drawn.sum(1)
-    total[:M] = hard + known * config.soft_weight
+    total[:M] = hard + has_top * config.soft_weight
 
     accepted = accept_row[:, :SUCCESSORS]
     path = accepted[:, 0] >= 0
     # [S, S]: slots of the same group that have a path
     mates = (group[:, None] == group) & path
-    turns = np.maximum((mates.sum(1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-    turn = (step + np.tril(mates, -1).sum(1)) % turns
+    rounds = np.maximum((mates.sum(1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+    since = (step + np.tril(mates, -1).sum(1)) % rounds
     token[M:] = sample[np.maximum(accepted, 0)]
-    weight[M:] = ((accepted >= 0) & (turn == 0)[:, None]) * WEIGHT_ONE
+    weight[M:] = ((accepted >= 0) & (since == 0)[:, None]) * WEIGHT_ONE
     total[M:] = weight[M:].sum(1)
 
     whole = any_context(S, N, "cpu").numpy()
@@ -176,7 +176,7 @@ def observed_rows(pool: Pool, slots: Slots) -> Observed:
 def observe_arguments(
     pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, out: Observed
 ) -> dict[str, Any]:
-    """What `observe_rows` takes, but for the rows."""
+    """Arguments of `observe_rows` but for the rows."""
     M, N = pool.context.shape
     return dict(
         slot_ptr=pool.slot,
@@ -244,7 +244,7 @@ _observe = RecordOperator(
 
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
-    """What the step that gave `verdict` over `pool` observed, before the slots are advanced."""
+    """Observations of the step that gave `verdict` over `pool`; the slots are not yet advanced."""
     A = max(verdict.accept_row.shape[-1], SUCCESSORS)
     sizes = {"M": pool.rows, "S": slots.count, "A": A}
     _observe.check(sizes, pool.slot.device, pool, slots, verdict)

@@ -63,15 +63,15 @@ def observe_rows(
     top = whole.to(tl.int32)
     up = (left > 0.5) | ((left == 0.5) & (top % 2 == 1))
     top += up.to(tl.int32)
-    known = tl.max(top, 1) > 0
-    hard = tl.where(accepted, tl.where(known, HARD, SOFT), 0)
+    has_top = tl.max(top, 1) > 0
+    hard = tl.where(accepted, tl.where(has_top, HARD, SOFT), 0)
     token = tl.load(top_token_ptr + at, mask=likely, other=-1)
     equal = likely & (token == drawn[:, None])
     weight = top + tl.where(equal, hard[:, None], 0)
     ninth = hard - tl.sum(tl.where(equal, hard[:, None], 0), 1)
     weight = tl.where(u == TOP, ninth[:, None], weight)
     token = tl.where(u == TOP, drawn[:, None], token)
-    total = hard + tl.where(known, SOFT, 0)
+    total = hard + tl.where(has_top, SOFT, 0)
 
     # a slot's own row; many slots of a group take turns
     own_group = tl.load(group_ptr + slot)
@@ -86,12 +86,12 @@ def observe_rows(
         mate = path & (tl.load(group_ptr + s, mask=s < slots, other=-1) == own_group[:, None])
         mates += mate.to(tl.int32)
         before += (mate & (s < slot[:, None])).to(tl.int32)
-    turns = tl.maximum((tl.sum(mates, 1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-    turn = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % turns == 0
+    rounds = tl.maximum((tl.sum(mates, 1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
+    due = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % rounds == 0
     of_slot = (inside & (r >= rows))[:, None] & (u <= TOP)
     path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=of_slot, other=-1)
     word = tl.load(sample_ptr + tl.maximum(path, 0), mask=of_slot, other=-1)
-    update = tl.where((path >= 0) & turn[:, None], ONE, 0)
+    update = tl.where((path >= 0) & due[:, None], ONE, 0)
     token = tl.where(node[:, None], token, word)
     weight = tl.where(node[:, None], weight, update)
     total = tl.where(node, total, tl.sum(update, 1))

@@ -1,8 +1,8 @@
 """Operations as operators of PyTorch: `torch.ops.csd.<name>`.
 
 An operator runs the operation's launcher on a GPU; on a CPU the loop of the backend "cpu", where
-there is one that takes the arguments, and else the reference. PyTorch's tools know the shapes of
-its results. Its arguments are tensors, lists of tensors and numbers. A record of `csd.state` is
+there is one that takes the arguments, and else the reference. PyTorch's tools have the shapes
+of its results. Its arguments are tensors, lists of tensors and numbers. A record of `csd.state` is
 packed into those of its fields that the operation takes, and unpacked again within.
 """
 
@@ -116,7 +116,7 @@ class Fields:
         object.__setattr__(self, "spread", self.spread or bool(self.written))
 
     def arguments(self) -> list[str]:
-        """As a schema declares them; Tensor! is one that is written."""
+        """Arguments in the form of a schema; Tensor! is one that is written."""
         if not self.spread:
             return [f"Tensor[] {self.record}"]
         return [f"Tensor{'!' * (name in self.written)} {name}" for name in self.names]

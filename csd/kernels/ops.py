@@ -33,7 +33,7 @@ from csd.kernels.verify import decide_triton, verify_ref, verify_triton
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.reference import REFERENCE
-from csd.state.pool import node_costs, prune, roots
+from csd.state.pool_builder import node_costs, prune, roots
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from csd.kernels.layer_states import SSM, DeltaRule, StepStates
-from csd.kernels.tree_paths import tree_paths
+from csd.kernels.tree_paths import DEPTHS, tree_paths
+from csd.state.device import upload
 from csd.state.recurrent import CHUNK, StateMemory, checkpoint
 
 # positions at which a prompt is cut into pieces for a model's own function
@@ -31,8 +32,9 @@ class PromptStates:
         self._after: int | None = None  # the checkpoint once a layer has been read
 
     def convolve(
-        self, call: int, x: torch.Tensor, own: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
+        self, call: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+        silu: bool, own: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """x: [R, C]; own: the convolution of a text [T, C] that nothing precedes. [R, C]."""
         part, layer = self.memory.conv_at[call]
         tail = self.memory.convs[part].tail[layer, 0]
@@ -41,9 +43,23 @@ class PromptStates:
         place = torch.arange(self.start - kept, self.start, device=self.device)
         before = torch.where((place >= 0)[:, None], tail[place % kept], 0)
         text = torch.cat((before, x))
+        y = own(text)[kept:] if own else self._convolved(x, weight, bias, tail[None], silu)
         last = torch.arange(self._end - kept, self._end, device=self.device)
         tail.index_copy_(0, last % kept, text[-kept:])
-        return own(text)[kept:]
+        return y
+
+    def _convolved(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: torch.Tensor,
+        silu: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """[R, C] of rows whose nearest tokens are the rows before them, then a tail."""
+        row = torch.arange(self.rows, dtype=torch.int32, device=self.device)
+        depth = torch.arange(DEPTHS, dtype=torch.int32, device=self.device)
+        path = (row[:, None] - DEPTHS + 1).clamp(min=0) + depth
+        path = torch.where(path <= row[:, None], path, -1)
+        return self.ops.tree_conv(
+            x, weight, bias, tail, torch.zeros_like(row), self.start + row, path, silu
+        )
 
     def update(self, call: int, given: DeltaRule | SSM) -> torch.Tensor:
         """Outputs [R, H, Dv]."""
@@ -76,7 +92,7 @@ class PromptStates:
             self.memory.base.fill_(self._after)
 
     def _whole(self, *values: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
+        return upload(torch.tensor(values, dtype=torch.int32), self.device)
 
     def _chain(
         self, call: int, given: DeltaRule | SSM, at: int, rows: int, base: int

@@ -265,7 +265,7 @@ _add_rms_norm.register_autograd(_add_backward, setup_context=_save_sum)
 def rms_norm(
     x: torch.Tensor,  # [.., F]
     weight: torch.Tensor,  # [F]
-    eps: float,
+    eps: float = 1e-6,
     residual: torch.Tensor | None = None,  # [.., F]
     rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
     *,
@@ -277,6 +277,8 @@ def rms_norm(
 
     Has a backward, in plain PyTorch.
     """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a tensor, got a {type(x).__name__}")
     if x.dim() < 1 or not x.is_floating_point():
         raise ValueError(f"x must be floating point of shape [.., F], got {x.dtype} {[*x.shape]}")
     check_tensor("weight", weight, x.shape[-1:], x.dtype, x.device)

@@ -74,7 +74,7 @@ def _rotate_half(x: torch.Tensor) -> torch.Tensor:
 def _added(
     x_ptr, at, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
 ):
-    """What is at `at`, of parts their sum in order, with the bias."""
+    """Values at `at`; of parts, their sum in order with the bias."""
     x = tl.load(x_ptr + at, mask=mask)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):

@@ -148,7 +148,7 @@ def _stages(target: str, dtype: torch.dtype, rows: int) -> int:
 
 
 def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
-    """What a kernel of products with x [M, K] is specialised on."""
+    """Constants for which a kernel of products with x [M, K] is compiled."""
     narrow = x.dtype == torch.float32
     block_n, block_k = NARROW_TILE if narrow else TILE
     # the interpreter multiplies bfloat16 wrongly, without an error

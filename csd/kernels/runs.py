@@ -16,7 +16,7 @@ def stable_order(key: np.ndarray, bound: int) -> np.ndarray:
 
 
 def starts(x: np.ndarray) -> np.ndarray:
-    """Where a run of equal values begins, [n] bool."""
+    """Flags [n]: true where a run of equal values begins."""
     first = np.empty(x.shape, bool)
     first[:1] = True
     np.not_equal(x[1:], x[:-1], out=first[1:])

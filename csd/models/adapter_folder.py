@@ -15,7 +15,7 @@ def base_name(name: str) -> str | None:
     Raises ValueError for an adapter that names none.
     """
     path = os.path.join(name, FILE)
-    # beside a model of its own, nobody knows which one it is for
+    # beside a model in the same folder, its base is ambiguous
     if not os.path.exists(path) or os.path.exists(os.path.join(name, "config.json")):
         return None
     try:

@@ -1,6 +1,6 @@
 """Adapters of the package peft: which of a module's are at work.
 
-peft is not imported. Its layers are known by their base class's name, and what they do in a pass is
+peft is not imported. Its layers are found by their base class's name, and what they do in a pass is
 decided by attributes of theirs, so a training step is in the next pass, and a pass can have the
 adapters that were active earlier.
 """
@@ -66,7 +66,7 @@ class Adapters:
         return state_of(self._layers)
 
     def run(self, once: Callable[[], T]) -> T:
-        """What `once` gives with these adapters: a pass in which another thread switches is redone.
+        """Result of `once` with these adapters; a pass in which another thread switches is redone.
 
         Raises RuntimeError where they are no longer there.
         """
@@ -104,7 +104,7 @@ def _switches(layer: Any) -> dict[str, Any]:
 
 
 def _present(layer: Any) -> set[str]:
-    """What is active of a layer and is there; layers may lack an adapter that others have."""
+    """Active adapters that a layer has; layers may lack one that others have."""
     parts = getattr(layer, "adapter_layer_names", ())
     return {*layer.active_adapters} & {name for part in parts for name in getattr(layer, part, ())}
 

@@ -143,7 +143,7 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         memory = StateMemory(c.states, S, rows, dtype, device)
         # the references: the backend is not chosen yet
         states = StepStates.of(reference(), memory, SimpleNamespace(**where, position=at))
-        # a row of positions elsewhere has a text of its own before it, of which nothing is known
+        # a row of positions elsewhere has a text of its own before it, which is not given here
         memory.base.copy_(checkpoint(whole([0] * S) + at[start].int()))
     attend = LayerAttention(
         without_work, node_k, node_v, cache.k, cache.v, where, None, c.head_dim**-0.5, states=states

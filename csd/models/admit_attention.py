@@ -146,7 +146,7 @@ def _of_prompt(
 
 
 def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
-    """As the decoder asks for the call: scale, properties, sinks."""
+    """Arguments by which the decoder makes the call: scale, properties, sinks."""
     if call.spec.is_plain:
         return call.spec.scale, None, None
     sinks = named["s_aux"] if call.spec.sinks else None

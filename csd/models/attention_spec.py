@@ -27,7 +27,7 @@ class AttentionSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every backend's tree attention has all of its properties."""
+        """True if every backend's tree attention has all of its properties."""
         of_positions = self.window is not None or self.chunk is not None
         of_scores = self.softcap is not None or self.sinks
         # the largest score is found before it is scaled
@@ -42,11 +42,11 @@ class AttentionSpec:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        said = [f"{self.heads} heads", f"{self.kv_heads} for keys", f"{self.head_dim} numbers"]
+        parts = [f"{self.heads} heads", f"{self.kv_heads} for keys", f"{self.head_dim} numbers"]
         if self.value_dim != self.head_dim:
-            said.append(f"{self.value_dim} of values")
-        said.append(f"scale {self.scale:.4g}")
+            parts.append(f"{self.value_dim} of values")
+        parts.append(f"scale {self.scale:.4g}")
         for name in ("window", "chunk", "softcap", "shares"):
             if getattr(self, name) is not None:
-                said.append(f"{name} {getattr(self, name)}")
-        return ", ".join([*said, *["sinks"] * self.sinks])
+                parts.append(f"{name} {getattr(self, name)}")
+        return ", ".join([*parts, *["sinks"] * self.sinks])

@@ -12,6 +12,8 @@ from csd.models.refuse import refuse_prompt_learning
 from csd.models.scattered import refuse_absent, refuse_scattered
 from csd.models.unchanged import refuse_changed
 
+# ends of the names of layers that are parts of a fused product
+_PRODUCTS = ("_proj", "lm_head", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -50,7 +52,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _refuse_sizes(model: Any, config: ModelConfig) -> None:
-    """Raises ValueError where a weight has another shape than the config says."""
+    """Raises ValueError where a weight has another shape than the config's."""
     # the embedding first: it is what users resize
     wanted = {
         "model.embed_tokens": (config.vocab, config.hidden),
@@ -67,7 +69,7 @@ def _refuse_sizes(model: Any, config: ModelConfig) -> None:
 
 def _refuse_weights(model: nn.Module, config: ModelConfig) -> None:
     for name, module in without_adapters(model):
-        if not name.endswith(("_proj", "lm_head")):
+        if not name.endswith(_PRODUCTS):
             continue
         if type(module) is not nn.Linear:
             raise TypeError(

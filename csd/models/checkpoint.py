@@ -27,7 +27,7 @@ def read_config(
     """The config of a checkpoint, as transformers and as csd have it.
 
     wanted: a name of `csd.models.choose_decoder`. None is what the fused decoder does not run, and
-    nothing is known against its module yet.
+    its module has not been refused.
     """
     from transformers import AutoConfig
 
@@ -103,7 +103,7 @@ def read_model(
         raise ValueError(
             f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
         )
-    # nor say more than a word about weights that its module does not compute with
+    # nor warn at length about weights that its module does not compute with
     unread = sorted(key for key in seen["unexpected_keys"] if not key.endswith(_DERIVED))
     if unread:
         raise ValueError(
@@ -155,7 +155,7 @@ def _brief(error: Exception) -> str:
         return "its weights are a pickle that runs code, or a torn one; save them as *.safetensors"
     text = str(error)
     if "ignore_mismatched_sizes" in text:
-        return "its weights have other shapes than its config.json says; the list above has them"
+        return "its weights have other shapes than its config.json; the list above has them"
     if not isinstance(error, OSError | ValueError | RuntimeError):
         text = f"{type(error).__name__}: {text}"
     return text if len(text) <= 600 else text[:599] + "…"

@@ -1,4 +1,4 @@
-"""What the decoder needs to know of a model, and which models it can run."""
+"""Sizes and options of a model that the fused decoder runs, read from its config."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,9 +12,12 @@ from csd.models.config_checks import (
     refuse_field,
     rotated_layers,
 )
+from csd.models.delta_config import DeltaLayers
 from csd.models.families import FAMILIES, head_dim_of
 from csd.models.foreign_fields import refuse_foreign_fields
 from csd.models.rope_config import Rope, context_of, ropes_of
+from csd.state.kv_cache import LayerShape
+from csd.state.recurrent import StateSizes
 
 
 class ModelSizes(Protocol):
@@ -78,15 +81,18 @@ class ModelConfig:
     rotary_dim: int | None = None  # of each head the numbers that are turned; None: all
     window: int | None = None  # keys that a row of a local layer sees at most; None: all
     local_rope: Rope | None = None  # of local layers, where it is another one
+    centred_norm: bool = False  # norms but those of delta nets multiply by 1 + weight
+    gated: bool = False  # what attention gives is multiplied by the sigmoid of a gate beside q
+    delta: DeltaLayers | None = None  # layers with a state
 
     @property
     def is_llamas(self) -> bool:
-        """Whether nothing but biases and norms of heads differs from Llama."""
+        """True if nothing but biases and norms of heads differs from Llama."""
         beyond = (
             self.whole_qk_norm, self.norms != "before", self.plus_one, self.gelu, self.rotated,
             self.scale, self.experts, self.embedding_scale != 1,
             self.residual_scale != 1, self.logit_divisor != 1, self.final_cap, self.local_rope,
-            self.rotary_dim not in (None, self.head_dim),
+            self.rotary_dim, self.centred_norm, self.gated, self.delta,
         )  # fmt: skip
         return not any(beyond)
 
@@ -105,7 +111,7 @@ class ModelConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no layer's attention has a window or a cap."""
+        """True if no layer's attention has a window or a cap."""
         return self.softcap is None and (self.local is None or self.window is None)
 
     def properties(self, layer: int) -> Properties | None:
@@ -117,6 +123,19 @@ class ModelConfig:
             self.kv_heads, self.head_dim, self.head_dim, scale_of(self), window,
             softcap=self.softcap,
         )  # fmt: skip
+
+    @property
+    def states(self) -> StateSizes | None:
+        """Shape of layers whose memory of a text is a state."""
+        return None if self.delta is None else self.delta.sizes
+
+    @property
+    def shapes(self) -> list[LayerShape] | None:
+        """Keys and values of the layers that attend, None where all do."""
+        if self.delta is None:
+            return None
+        shape = LayerShape(self.kv_heads, self.head_dim, self.head_dim)
+        return [shape] * self.delta.layers.count(False)
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
@@ -145,7 +164,8 @@ class ModelConfig:
         refuse_foreign_fields(config, SUPPORTED)
         heads = config.num_attention_heads
         rope, local_rope = ropes_of(config, partial="rotary_dim" in differs)
-        local, window = local_layers(config), getattr(config, "sliding_window", None)
+        local = None if "delta" in differs else local_layers(config)
+        window = getattr(config, "sliding_window", None)
         if local is None or window is None or window >= context_of(config):
             # with a rotary embedding of their own, layers are local without a window
             local, window = local if local_rope else None, None
@@ -176,12 +196,12 @@ class ModelConfig:
 
 
 def scale_of(config: ModelSizes) -> float:
-    """By what attention multiplies products of queries and keys."""
+    """Factor of the products of queries and keys in attention."""
     own = getattr(config, "scale", None)
     return config.head_dim**-0.5 if own is None else own
 
 
 def properties_of(config: ModelConfig, layer: int) -> dict[str, Any]:
-    """What `attend` is given of a layer beside its queries."""
+    """Arguments of `attend` beside a layer and its queries."""
     found = config.properties(layer)
     return {} if found is None else dict(properties=found)

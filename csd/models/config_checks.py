@@ -1,4 +1,4 @@
-"""What rules out the fused decoder for a `transformers` config, field by field."""
+"""Fields of a `transformers` config that rule out the fused decoder."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from csd.models.rope_config import FULL, LOCAL
 # a window of these is one of all layers, whatever their layer_types say
 ALL_LOCAL = ("mistral", "phi3", "qwen3_moe")
 SUPPORTED = (
-    "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), SmolLM3, Granite 3, "
-    "Phi-3/4, OLMo 2/3 and Gemma 2/3"
+    "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), Qwen3.5 (dense), "
+    "SmolLM3, Granite 3, Phi-3/4, OLMo 2/3 and Gemma 2/3"
 )
 
 
 def rotated_layers(layers: Any, attention: float) -> tuple[bool, ...] | None:
-    """Of each layer, whether it has a rotary embedding; None where all have."""
+    """Flags of the layers that have a rotary embedding; None where all have."""
     found = tuple(map(bool, layers))
     if all(found):
         return None
@@ -36,7 +36,7 @@ def refuse_dense_layers(config: Any) -> None:
 
 
 def is_dequantised(quantization: Any) -> bool:
-    """Whether a config's weights are plain numbers once they are loaded."""
+    """True if a config's weights are plain numbers once they are loaded."""
     # transformers leaves a mark on models from GGUF files, whose weights it has dequantised
     if quantization is None:
         return True
@@ -54,7 +54,7 @@ def refuse_field(config: Any, name: str, allowed: tuple) -> None:
 
 
 def local_layers(config: Any) -> tuple[bool, ...] | None:
-    """Of each layer, whether it attends within the config's window; None where none does.
+    """Flags of the layers that attend within the config's window; None where none does.
 
     Raises ValueError for another kind of layers, and for a window that is not given.
     """

@@ -16,7 +16,7 @@ from csd.models.rope import rope_tables
 
 
 class DecoderLike(Protocol):
-    """What an engine asks of a model: a `Decoder`, one split over devices, or your own."""
+    """Interface of a model to an engine: a `Decoder`, one split over devices, or your own."""
 
     @property
     def config(self) -> ModelSizes: ...
@@ -83,7 +83,7 @@ class Decoder(Norms):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a Llama's layers run, without windows and other products, and no layer's input
+        """True if a Llama's layers run, without windows and other products, and no layer's input
         is kept."""
         given = getattr(self.linear, "product", self.linear)
         changed = given is not linear or self.parts or self.gated or self.taps

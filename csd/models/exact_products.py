@@ -50,7 +50,7 @@ class ExactProducts:
 
     @classmethod
     def for_kernels(cls, kernels: str, wanted: bool | str | None) -> "ExactProducts":
-        """Those that go with `kernels`; wanted: an engine's argument `exact`."""
+        """The products that go with `kernels`; wanted: an engine's argument `exact`."""
         if wanted not in (None, True, False, "cublas"):
             raise ValueError(f"exact must be True, False or 'cublas', got {wanted!r}")
         if kernels == "triton":

@@ -1,7 +1,9 @@
-"""How families differ from Llama: fields of `csd.models.config.ModelConfig`."""
+"""Differences of families from Llama: fields of `csd.models.config.ModelConfig`."""
 
 from operator import attrgetter as of
 from typing import Any
+
+from csd.models.delta_config import DeltaLayers
 
 
 def head_dim_of(config: Any) -> int:
@@ -9,8 +11,10 @@ def head_dim_of(config: Any) -> int:
     return own or config.hidden_size // config.num_attention_heads
 
 
-def _rotary_dim(config: Any) -> int:
-    return int(head_dim_of(config) * (config.rope_parameters.get("partial_rotary_factor") or 1))
+def _rotary_dim(config: Any) -> int | None:
+    share = (config.rope_parameters or {}).get("partial_rotary_factor")
+    found = int(head_dim_of(config) * (1 if share is None else share))
+    return None if found == head_dim_of(config) else found
 
 
 # as values, or as functions of a `transformers` config
@@ -36,6 +40,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": dict(joined=True, rotary_dim=_rotary_dim),
     "olmo2": OLMO,
     "olmo3": OLMO,
+    "qwen3_5_text": dict(
+        qk_norm=True, centred_norm=True, gated=True, delta=DeltaLayers.of, rotary_dim=_rotary_dim
+    ),
     "gemma2": GEMMA | dict(softcap=of("attn_logit_softcapping")),
     "gemma3_text": GEMMA | dict(qk_norm=True),
 }  # fmt: skip

@@ -15,12 +15,15 @@ from csd.models.adapters import base_of
 from csd.models.checked import checked_config
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
+from csd.models.delta_net import DeltaNet, delta_parameters
 from csd.models.experts import Experts
+from csd.models.hybrid_decoder import HybridDecoder
 from csd.models.layer import Layer
 from csd.models.layer_parts import (
     embedding_scale_of,
     experts_of,
     frequencies_of,
+    is_delta,
     norms_of,
     products_of,
 )
@@ -41,7 +44,8 @@ def fuse(model: Any) -> Decoder:
     embedding = inner.embed_tokens.weight.data
     # the module's own: model.to(bfloat16) rounds them, and its logits with them
     w = frequencies_of(inner.rotary_emb)
-    decoder = Decoder(config, embedding, layers, inner.norm.weight.data, head, *w)
+    kind = Decoder if config.delta is None else HybridDecoder
+    decoder = kind(config, embedding, layers, inner.norm.weight.data, head, *w)
     decoder.embedding_scale = embedding_scale_of(inner.embed_tokens)
     products = _products(config, base)
     if any(is_lora(part) for parts in products for part in parts):
@@ -50,7 +54,7 @@ def fuse(model: Any) -> Decoder:
 
 
 def is_fused(model: Any, decoder: Decoder) -> bool:
-    """Whether the module's weights, sizes and rotary frequencies still are the decoder's.
+    """True if the module's weights, sizes and rotary frequencies still are the decoder's.
 
     Weights are compared by address, which `model.to()` or a load that replaces tensors changes, and
     adapters by the shapes of what lies beside the fused products.
@@ -83,6 +87,9 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
         if layer.experts is not None:
             found = experts_of(module)
             pairs += [(weight, getattr(layer.experts, name)) for name, weight in found.items()]
+        if layer.delta is not None:
+            given = delta_parameters(module.linear_attn)
+            pairs += zip(given, layer.delta.tensors(), strict=True)
     return all(
         p.data_ptr() == t.data_ptr()
         and p.dtype == t.dtype
@@ -127,8 +134,12 @@ def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
         experts = Experts(**weights, per_token=config.experts_per_token,
                           sum_to_one=config.experts_sum_to_one)  # fmt: skip
     bias = _join(products["qkv"], "bias") if config.qkv_bias else None
+    delta = None
+    if config.delta and is_delta(layer):
+        conv, decay, dt_bias, norm = delta_parameters(layer.linear_attn)
+        delta = DeltaNet(config.delta.state, conv, decay, dt_bias, norm, config.norm_eps)
     given: dict[str, Any] = absent | norms | joined
-    return Layer(**given, qkv_bias=bias, experts=experts)
+    return Layer(**given, qkv_bias=bias, experts=experts, delta=delta)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Generation config of a GGUF file: tokens that end a sample, and how its maker draws.
 
 llama.cpp ends a sample at the file's own end tokens and at tokens with the texts that models are
-known to end a turn with, whatever kind the file says these tokens are of.
+known to end a turn with, whatever kind the file gives these tokens.
 """
 
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 # kinds of text before the merges (`tokenizer.ggml.pre`) that take whole words of the vocabulary
-# unmerged, and that put the first token in front where the file does not say
+# unmerged, and that put the first token in front where the file has no flag for it
 _WHOLE_WORDS = {
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
     "jina-v5-nano", "tekken",
@@ -26,7 +26,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 
 def complete(tokenizer: Any, path: str) -> None:
-    """Raises ValueError for a kind of splitting that no splitter is known for."""
+    """Raises ValueError for a kind of splitting that has no splitter here."""
     import gguf
 
     fields = gguf.GGUFReader(path).fields

@@ -1,4 +1,4 @@
-"""Whether a module's pass reads a tensor's values on the host, which no captured step can.
+"""Detection of passes that read a tensor's values on the host, which no captured step can.
 
 The pass is run on meta tensors, which have none: what reads them raises, wherever it is in the
 module. Experts run as they do in a captured step.
@@ -38,7 +38,7 @@ class _Shapes:
 
 @torch.no_grad()
 def host_read_of(base: nn.Module, parts: Parts) -> str | None:
-    """What of a transformers model's pass reads the host, in words; None where nothing does."""
+    """The operation of a model's pass that reads values on the host, in words; None without one."""
     tensors = [*base.named_parameters(), *base.named_buffers()]
     ids = torch.zeros(1, ROWS, dtype=torch.long, device="meta")
     named = dict(

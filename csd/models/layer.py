@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from csd.models.delta_net import DeltaNet
 from csd.models.experts import Experts
 from csd.models.lora_stacks import Stack
 
@@ -16,7 +17,7 @@ class Layer:
     """Weights of one layer; F is the width of the feed-forward part. Experts have none of it."""
 
     input_norm: torch.Tensor | None  # [hidden]
-    qkv: torch.Tensor  # [(H + 2 K) D, hidden]
+    qkv: torch.Tensor  # [(H + 2 K) D, hidden], or a gated layer's own
     qkv_bias: torch.Tensor | None  # [(H + 2 K) D]
     q_norm: torch.Tensor | None  # [D], or [H D] of whole rows
     k_norm: torch.Tensor | None  # [D], or [K D]
@@ -28,5 +29,7 @@ class Layer:
     attention_norm: torch.Tensor | None = None  # [hidden]
     mlp_norm: torch.Tensor | None = None  # [hidden]
     experts: Experts | None = None
+    # in the place of attention; q_norm and k_norm are None then
+    delta: DeltaNet | None = None
     # LoRA beside each of the four products
     lora: dict[str, list[Stack]] = field(default_factory=dict)

@@ -7,8 +7,14 @@ from csd.models.rope_config import FULL, LOCAL
 
 
 def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
-    """Of each fused product the linear layers that are its parts; experts have none."""
-    a, mlp = layer.self_attn, layer.mlp
+    """Linear layers that are the parts of each fused product; experts have none."""
+    mlp = layer.mlp
+    if is_delta(layer):
+        d = layer.linear_attn
+        qkv = [d.in_proj_qkv, d.in_proj_z, d.in_proj_b, d.in_proj_a]
+        gate_up = [mlp.gate_proj, mlp.up_proj]
+        return {"qkv": qkv, "out": [d.out_proj], "gate_up": gate_up, "down": [mlp.down_proj]}
+    a = layer.self_attn
     qkv = [a.qkv_proj] if config.joined else [a.q_proj, a.k_proj, a.v_proj]
     found = {"qkv": qkv, "out": [a.o_proj], "gate_up": [], "down": []}
     if config.experts:
@@ -17,10 +23,17 @@ def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
     return found | {"gate_up": gate_up, "down": [mlp.down_proj]}
 
 
+def is_delta(layer: Any) -> bool:
+    """Returns True for a gated delta net."""
+    return hasattr(layer, "linear_attn")
+
+
 def norms_of(config: ModelConfig, layer: Any) -> dict[str, Any]:
     """Norms by the names of a decoder's `Layer`."""
-    a, names = layer.self_attn, NORMS[config.norms]
-    found = {ours: getattr(layer, theirs) for ours, theirs in names.items()}
+    found = {ours: getattr(layer, theirs) for ours, theirs in NORMS[config.norms].items()}
+    if is_delta(layer):
+        return found
+    a = layer.self_attn
     return found | (dict(q_norm=a.q_norm, k_norm=a.k_norm) if config.qk_norm else {})
 
 
@@ -33,7 +46,7 @@ def experts_of(layer: Any) -> dict[str, Any]:
 
 
 def embedding_scale_of(embedding: Any) -> float | None:
-    """By what a module's embedding multiplies its rows, where it does that itself."""
+    """Factor of the rows of a module's embedding, where that multiplies them itself."""
     scale = getattr(embedding, "embed_scale", None)
     return None if scale is None else float(scale.to(embedding.weight.dtype))
 

@@ -15,7 +15,7 @@ ONEDNN = torch.backends.mkldnn.is_available()
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether this machine's CPU has instructions for it: AVX512-BF16, AMX, or Arm's."""
+    """True if this machine's CPU has instructions for it: AVX512-BF16, AMX, or Arm's."""
     return onednn_multiplies(torch.bfloat16) and (
         torch.cpu._is_avx512_bf16_supported()
         or torch.cpu._is_amx_tile_supported()
@@ -25,7 +25,7 @@ def multiplies_bfloat16() -> bool:
 
 @cache
 def onednn_multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has products of this dtype here: ONEDNN_MAX_CPU_ISA may take them away."""
+    """True if oneDNN has products of this dtype here: ONEDNN_MAX_CPU_ISA may take them away."""
     if not ONEDNN or dtype == torch.float64:
         return False
     x = torch.ones(2, 16, dtype=dtype)
@@ -60,7 +60,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def in_loops(weight: torch.Tensor) -> bool:
-    """Whether csd's loop multiplies a weight, plain or `packed`."""
+    """True if csd's loop multiplies a weight, plain or `packed`."""
     return weight.is_cpu and compiles() and _loops().in_loops(weight)
 
 

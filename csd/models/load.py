@@ -30,6 +30,7 @@ from csd.models.linear import multiplies_bfloat16
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes
 from csd.models.pack import pack
+from csd.models.quiet import quiet_libraries
 from csd.state.unseen_gpu import warn_of_unseen_gpu
 
 BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
@@ -117,12 +118,14 @@ def load(
     tokenizer: Any = None,
     before: BeforeWeights | None = None,
     decoder: str = "fused",
+    packed: bool = True,
 ) -> Loaded:
     """model: a transformers model, a local folder, of a model or of an adapter of peft, a hub name,
     a GGUF file, a `Decoder`.
 
     before: is called before weights are read, where the config names their dtype and the sizes.
-    decoder: "auto", "fused" or "module" (`csd.models.choose_decoder`).
+    decoder: "auto", "fused" or "module" (`csd.models.choose_decoder`). packed: whether matrices of
+    a model that is loaded by name get the layout in which a CPU multiplies few rows.
 
     dtype: when not given, the checkpoint's where the device multiplies bfloat16 in hardware; on
     such a CPU a GGUF file runs in bfloat16 and float16 becomes float32. Elsewhere float32.
@@ -131,7 +134,9 @@ def load(
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
-        return _from_path(os.fspath(model), dtype, device, revision, tokenizer, before, decoder)
+        return _from_path(
+            os.fspath(model), dtype, device, revision, tokenizer, before, decoder, packed
+        )
     if not isinstance(model, nn.Module | Decoder):
         raise TypeError(
             "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
@@ -180,6 +185,7 @@ def _from_path(
     tokenizer: Any,
     before: BeforeWeights | None,
     wanted: str,
+    packed: bool,
 ) -> Loaded:
     if device is None:
         warn_of_unseen_gpu()
@@ -190,7 +196,8 @@ def _from_path(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     adapted = name if (base := base_name(name)) else None
     place, options = _place(base or name, revision)
-    with gguf_file.read_once() if "gguf_file" in options else nullcontext():
+    read_once = gguf_file.read_once() if "gguf_file" in options else nullcontext()
+    with read_once, quiet_libraries():
         on_config = _noted(before, device)
         if "gguf_file" in options:
             model = read_gguf(name, place, dtype, options, on_config)
@@ -214,7 +221,8 @@ def _from_path(
         return loaded
     # a plain matrix is freed when its packed one is made
     del model
-    pack(decoder)
+    if packed:
+        pack(decoder)
     return _loaded(decoder, tokenizer, generation_config)
 
 
@@ -227,6 +235,11 @@ def config_of(name: str) -> ModelConfig:
     config = read_config(name, place, options)[1]
     assert config is not None
     return config
+
+
+def tokenizer_of(name: str, revision: str | None = None) -> Any:
+    """The tokenizer of a model by its name, without its weights; None where it has none."""
+    return read_tokenizer(*_place(base_name(name) or name, revision))
 
 
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:

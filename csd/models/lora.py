@@ -1,6 +1,6 @@
 """LoRA layers of the package peft: their base layers, what works in them, and what is refused.
 
-peft is not imported: a layer is known by its class's name.
+peft is not imported: a layer is recognised by its class's name.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def is_lora(module: Any) -> bool:
-    """Whether a module is peft's LoRA of a linear layer, and nothing derived from it."""
+    """True if a module is peft's LoRA of a linear layer, and nothing derived from it."""
     kind = type(module)
     return (kind.__module__, kind.__qualname__) == ("peft.tuners.lora.layer", "Linear")
 

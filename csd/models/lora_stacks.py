@@ -69,7 +69,7 @@ class _Copy:
     a: torch.Tensor  # [R, in]
     b: torch.Tensor  # [out, R]
     stack: Stack
-    turn: int  # of an adapter among those that work in a layer
+    number: int  # of an adapter among those that work in a layer
     pieces: list[tuple[Any, torch.Tensor, torch.Tensor]]  # layer, views of a and b
 
 
@@ -100,7 +100,7 @@ class FusedAdapters:
         settle(self._layers)
         self.state = self.now()
         self._names = [
-            [working(layer)[copy.turn] for layer, *_ in copy.pieces] for copy in self._copies
+            [working(layer)[copy.number] for layer, *_ in copy.pieces] for copy in self._copies
         ]
         self._read()
 
@@ -159,9 +159,9 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
     names = [working(part) if is_lora(part) else [] for part in parts]
     rows = [base_linear(part).weight.shape[0] for part in parts]
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    for turn in range(max(map(len, names), default=0)):
-        given = [(p, n[turn], start) for p, n, start in zip(parts, names, starts, strict=True)
-                 if turn < len(n)]  # fmt: skip
+    for number in range(max(map(len, names), default=0)):
+        given = [(p, n[number], start) for p, n, start in zip(parts, names, starts, strict=True)
+                 if number < len(n)]  # fmt: skip
         weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]
         if len({w.dtype for pair in weights for w in pair}) > 1:
             raise TypeError(
@@ -177,4 +177,4 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
             views = a[at : at + rank], b[start : start + wide, at : at + rank]
             pieces.append((part, *views))
             at += rank
-        yield _Copy(a, b, Stack(packed(a), packed(b)), turn, pieces)
+        yield _Copy(a, b, Stack(packed(a), packed(b)), number, pieces)

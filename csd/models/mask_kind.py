@@ -16,7 +16,7 @@ NEAR = 70
 
 
 class OtherMask(ValueError):
-    """Neither causal, nor that with a window, nor with chunks."""
+    """A mask that is neither causal nor causal within a window or chunks."""
 
 
 def window_and_chunk(
@@ -49,7 +49,7 @@ class _Mask:
     device: torch.device
 
     def seen(self, rows: "list[int] | range", keys: "list[int] | range") -> torch.Tensor:
-        """Whether rows see keys, one of the two being of one element."""
+        """True if rows see keys, one of the two being of one element."""
         zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
         row, key = (
             torch.arange(x.start, x.stop, device=self.device)

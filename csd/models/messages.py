@@ -152,7 +152,7 @@ def _with_read_contents(messages: list[dict], template: str, render: Any) -> lis
 
 
 def _lost(texts: list[str], rendered: str | None) -> int:
-    """How many of the texts are not shown."""
+    """Number of texts that are not shown."""
     return len(texts) + 1 if rendered is None else sum(text not in rendered for text in texts)
 
 
@@ -179,7 +179,7 @@ def _with_objects(messages: list[dict]) -> list[dict]:
 
 
 def _shows_objects(messages: list[dict], rendered: str) -> bool:
-    """Whether an argument is printed as Python's repr."""
+    """True if an argument is printed as Python's repr."""
     calls = (call for m in _with_objects(messages) for call in m.get("tool_calls", ()))
     functions = (call.get("function") for call in calls)
     given = (f.get("arguments") for f in functions if isinstance(f, Mapping))
@@ -250,7 +250,7 @@ def messages_of(prompt: Any) -> list[dict] | None:
 
 
 def check_chat(prompt: Any, name: str) -> bool:
-    """Whether a prompt is messages. Raises ValueError, naming it, for ones that cannot be read."""
+    """True if a prompt is messages. Raises ValueError, naming it, for ones that cannot be read."""
     messages = messages_of(prompt)
     if messages is None:
         return False

@@ -1,7 +1,7 @@
 """Calls of a module's layers with a state: what each needs, and their answers by csd.
 
 A call is one of a file's functions (`own_mixers.py`) with its arguments by name, over the rows of
-one sequence. What a call passes beyond what is known here is not admitted.
+one sequence. A call with an argument that is not listed here is not admitted.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class MixerCall:
     named: dict[str, Any] = field(default_factory=dict)
 
     def kind(self) -> tuple:
-        """By which computations of calls differ: all but tensors."""
+        """Key of a call's computation: function, sizes and arguments other than tensors."""
         plain = tuple((k, str(v)) for k, v in self.named.items() if not torch.is_tensor(v))
         return self.function, self.size, plain
 
@@ -87,7 +87,7 @@ def answer(
     call: MixerCall, at: int, own: Any, given: dict[str, Any],
     states: StepStates | PromptStates,
 ) -> Any:  # fmt: skip
-    """What a call gives; at: its number among those of its kind."""
+    """Result of a call; at: its number among those of its kind."""
     if call.function == CONVOLUTION:
         return _convolution(at, own, given, states)
     if call.function == "mamba2_chunk_scan":
@@ -101,16 +101,15 @@ def _convolution(
     # [1, C, R]
     x, weight, bias = given["hidden_states"], given["weight"], given["bias"]
     silu = given.get("activation") is not None
-    rows = x[0].T.contiguous()
+    rows, weight = x[0].T.contiguous(), weight.contiguous()
     if isinstance(states, PromptStates):
 
         def whole(text: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = own(text.T[None], weight, bias, given.get("activation"))
             return found[0].T
 
-        return states.convolve(at, rows, whole).T[None]
-    kind = weight.dtype
-    y = states.convolve(at, rows.to(kind), weight.contiguous(), bias, silu)
+        return states.convolve(at, rows, weight, bias, silu, whole).T[None]
+    y = states.convolve(at, rows.to(weight.dtype), weight, bias, silu)
     return y.to(x.dtype).T[None]
 
 

@@ -83,21 +83,21 @@ class ModuleDecoder:
 
     @cached_property
     def why_not_static(self) -> str | None:
-        """What reads the host in a pass, so that no graph can hold it; None where nothing does."""
+        """The operation of a pass that reads the host, so that no graph can hold it, or None."""
         return host_read_of(self.base, self.parts)
 
     def capture(self, captured: bool) -> None:
-        """Whether steps are recorded from now on, which hold addresses of the module's tensors."""
+        """Begin or end to record steps, which hold addresses of the module's tensors."""
         self.captured, self._places = captured, _places(self.base) if captured else []
 
     @property
     def graph_key(self) -> tuple:
-        """What a recorded step depends on beside its sizes: the adapters that are active."""
+        """State on which a recorded step depends beside its sizes: the active adapters."""
         return self.adapters.state
 
     def is_current(self) -> bool:
-        """Whether the module has the parts, hooks and config that were probed, and where steps are
-        recorded its tensors."""
+        """True if the module has the parts, hooks and config that were probed and, while steps are
+        recorded, the same tensors."""
         moved = self.captured and self._places != _places(self.base)
         return not moved and self._facts == _facts(self.model)
 

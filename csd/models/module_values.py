@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from csd.models.config import ModelConfig, scale_of
-from csd.models.layer_parts import NORMS
+from csd.models.layer_parts import NORMS, is_delta
 from csd.models.rope_config import FULL, LOCAL
 
 
@@ -28,10 +28,16 @@ def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
         scale = getattr(layer, "residual_multiplier", 1.0)
         yield f"{at}.residual_multiplier", scale, c.residual_scale
         norms = [*NORMS[c.norms].values()]
-        norms += ["self_attn.q_norm", "self_attn.k_norm"] if c.qk_norm else []
+        heads = c.qk_norm and not is_delta(layer)
+        norms += ["self_attn.q_norm", "self_attn.k_norm"] if heads else []
         for name in norms:
             found = _epsilon(layer.get_submodule(name))
             yield f"{at}.{name}.variance_epsilon", found, c.norm_eps
+        yield f"{at}.linear_attn", is_delta(layer), c.delta is not None and c.delta.layers[i]
+        if is_delta(layer):
+            yield from _delta_net(f"{at}.linear_attn", layer.linear_attn, c)
+            yield from _feed_forward(f"{at}.mlp", layer.mlp, c)
+            continue
         yield from _attention(f"{at}.self_attn", layer.self_attn, c, i)
         yield from _feed_forward(f"{at}.mlp", layer.mlp, c)
 
@@ -58,6 +64,17 @@ def _attention(at: str, module: Any, c: ModelConfig, i: int) -> Iterator[tuple[s
         yield f"{at}.attn_logit_softcapping", module.attn_logit_softcapping, c.softcap
     rotated = c.rotated is None or c.rotated[i]
     yield f"{at}.use_rope", bool(getattr(module, "use_rope", True)), rotated
+
+
+def _delta_net(at: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+    assert c.delta is not None
+    size = c.delta.state
+    found = module.num_k_heads, module.num_v_heads, module.head_k_dim, module.head_v_dim
+    yield f"{at}'s sizes", found, (size.key_heads, size.heads, size.key_dim, size.value_dim)
+    yield f"{at}.activation", module.activation, "silu"
+    yield f"{at}.norm.variance_epsilon", module.norm.variance_epsilon, c.norm_eps
+    conv = c.delta.conv
+    yield f"{at}.conv1d.weight", tuple(module.conv1d.weight.shape), (conv.channels, 1, conv.width)
 
 
 def _feed_forward(at: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:

@@ -35,7 +35,7 @@ class Norms:
         return total, total
 
     def _left(self, ops: Ops, x: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
-        """What a part of a layer adds to the residual."""
+        """The addend of a part of a layer to the residual."""
         if norm is not None:
             x, _ = self._norm(ops, x, norm)
         return x if self.config.residual_scale == 1 else x * self.config.residual_scale

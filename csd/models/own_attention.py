@@ -61,7 +61,7 @@ class Parts:
 
 @contextmanager
 def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
-    """For the length of a pass; training flags are off in it, as in `eval()`."""
+    """Attention of the parts calls `answer` for a pass; training flags are off, as in `eval()`."""
     _register()
     with parts.lock:
         outer = getattr(_thread, "answer", None)

@@ -28,12 +28,12 @@ FUNCTIONS = (CONVOLUTION, *CORES)
 
 
 def functions_of(module: str) -> set[str]:
-    """Those of `FUNCTIONS` that an imported file has."""
+    """Functions of `FUNCTIONS` that an imported file has."""
     return {name for name in FUNCTIONS if callable(vars(sys.modules[module]).get(name))}
 
 
 def put_in_front(modules: Iterable[nn.Module]) -> None:
-    """Of the functions of all files of these modules' classes; done once for a file."""
+    """Wrap the functions in all files of these modules' classes, once for a file."""
     for kind in {type(module) for module in modules}:
         for cls in kind.__mro__[:-1]:
             names = vars(sys.modules[cls.__module__])
@@ -56,7 +56,7 @@ def _in_front(name: str, own: Callable) -> Callable:
         bound = signature.bind(*args, **named)
         bound.apply_defaults()
         given = dict(bound.arguments)
-        # a mixer passes on what it does not know
+        # a mixer passes on arguments that it does not use
         given |= given.pop("kwargs", {})
         return answer.mixer(name, own, given)
 
@@ -65,7 +65,7 @@ def _in_front(name: str, own: Callable) -> Callable:
 
 
 def is_convolution(model: nn.Module, name: str) -> bool:
-    """Whether the Conv1d of that name is a mixer's, which reads its weight and does not call it."""
+    """True if the Conv1d of that name is a mixer's, which reads its weight and does not call it."""
     parent = model.get_submodule(name.rpartition(".")[0])
     files = {cls.__module__ for cls in type(parent).__mro__ if cls.__module__ in sys.modules}
     return any(

@@ -2,7 +2,7 @@
 
 The calls are answered by the module's own attention function, and noted. What a call passes by
 name beyond scale, cap and sinks is passed on; `csd.models.admit` compares csd's attention with that
-function, so that a property which is not known here is refused there.
+function, so that a property that is not listed here is refused there.
 """
 
 import weakref

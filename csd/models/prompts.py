@@ -79,12 +79,12 @@ def _each(
 
 
 def has_chat(tokenizer: Any) -> bool:
-    """Whether the tokenizer has a template for messages."""
+    """True if the tokenizer has a template for messages."""
     return getattr(tokenizer, "chat_template", None) is not None
 
 
 def as_message(prompt: str | list[dict], chat: bool) -> str | list[dict]:
-    """A text as what a user says, where `chat`; messages, and a text elsewhere, as they are."""
+    """A text as a user's message, where `chat`; messages, and other texts, as they are."""
     return [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
 
 
@@ -209,7 +209,7 @@ def _check_length(text: object, tokenizer: Any, context: int | None, name: str) 
 
 
 def check_prompt(prompt: Any, name: str) -> None:
-    """What a file has for a prompt: a text that is not blank, or messages."""
+    """Check a file's prompt: a text that is not blank, or messages. Raises ValueError."""
     if not check_chat(prompt, f"{name!r}") and not (fits(prompt, str) and prompt.strip()):
         raise ValueError(f"must have a text or messages as {name!r}, got {shown(prompt)}")
 
@@ -221,7 +221,7 @@ def _need(tokenizer: Any, name: str) -> None:
 
 def _unpad(prompt: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
     if attention_mask is None:
-        raise ValueError("a 2-D tensor of prompts needs attention_mask, which says what is padding")
+        raise ValueError("a 2-D tensor of prompts needs attention_mask, which marks the padding")
     if not torch.is_tensor(attention_mask):
         raise TypeError(
             f"attention_mask must be a 2-D tensor, got a {type(attention_mask).__name__}"

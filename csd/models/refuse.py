@@ -104,7 +104,7 @@ def _refuse_states(family: str, config: Any) -> None:
 
 
 def _has_functions(config: Any, convolution: bool) -> bool:
-    """Whether the family's file computes its states by functions that csd has along trees."""
+    """True if the family's file computes its states by functions that csd has along trees."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = config.get_text_config()

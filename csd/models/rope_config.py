@@ -21,6 +21,8 @@ _ROPE = {
 }  # fmt: skip
 
 
+# of a rotary embedding of a part of each head; a text's positions are the same in all sections
+_PARTIAL = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 # kinds of layers whose rotary embeddings a config may have one by one
 FULL, LOCAL = "full_attention", "sliding_attention"
 
@@ -39,11 +41,13 @@ def ropes_of(config: Any, partial: bool) -> tuple[Rope, Rope | None]:
 
     partial: whether its family may turn a part of each head.
 
+    partial: whether a part of a head may be rotated.
+
     Raises ValueError for another kind and for a field that csd does not compute with.
     """
     found = dict(getattr(config, "rope_parameters", None) or {})
     if partial:
-        found.pop("partial_rotary_factor", None)
+        found = {name: value for name, value in found.items() if name not in _PARTIAL}
     if not found.keys() & {FULL, LOCAL}:
         return _rope(found, config), None
     # those of kinds that the model has no layer of are not made
@@ -89,7 +93,7 @@ def _rope(rope: dict, config: Any) -> Rope:
 
 
 def _long_attention(rope: dict, positions: int) -> float:
-    """By what LongRoPE multiplies cosines and sines, below and above its border."""
+    """Factor of cosines and sines in LongRoPE, below and above its border."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
     old = rope[_LLAMA3[-1]]
@@ -98,7 +102,7 @@ def _long_attention(rope: dict, positions: int) -> float:
 
 
 def _yarn_attention(rope: dict) -> float:
-    """By what YaRN multiplies cosines and sines."""
+    """Factor of cosines and sines in YaRN."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
 

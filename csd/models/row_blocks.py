@@ -143,7 +143,7 @@ def _any_place(
     weight: torch.Tensor,
     order: torch.Tensor,
 ) -> bool:
-    """Whether rows in another order have the same results."""
+    """True if rows in another order have the same results."""
     n = blocks.most
     moved = order[order < n]
     return torch.equal(product(x[:n][moved], weight, None), product(x[:n], weight, None)[moved])

@@ -44,7 +44,7 @@ class StopStrings:
         self._longest = max(map(len, stop))
 
     def find(self, text: str, added: int) -> tuple[int, str] | None:
-        """Where a stop string begins that ends within the last `added` characters, and which."""
+        """First stop string that ends within the last `added` characters: its start and itself."""
         start = max(0, len(text) - added - self._longest + 1)
         found = [(at, len(s), s) for s in self._stop if (at := text.find(s, start)) >= 0]
         return (min(found)[0], min(found)[2]) if found else None
@@ -155,7 +155,7 @@ class SampleText:
         return min(max(high - (ends[i] - at), low), high)
 
     def _length(self, count: int, certain: bool) -> int:
-        """Of the shown text of the first tokens."""
+        """Length of the shown text of the first tokens."""
         if certain and self._shown is not None:
             return self._shown.ends[count - 1] if count else 0
         return len(self._final(self._tokens[:count]))

@@ -1,7 +1,7 @@
 """Refuse modules that compute something else than their class, which a fused decoder leaves out.
 
 A hook, a replaced `forward`, another activation or another scale changes the logits of a module and
-not its weights. Code is known by the package of its file, since `functools.wraps` copies names:
+not its weights. Code is found by the package of its file, since `functools.wraps` copies names:
 transformers', the wrappers of accelerate (precision, device) and of TRL (a loss in chunks), csd's
 and Liger's kernels compute what the class does.
 """
@@ -20,12 +20,19 @@ from csd.models.config import ModelConfig
 from csd.models.lora import is_lora, without_adapters
 from csd.models.module_values import values
 
-_PACKAGES = ("transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels")
+_PACKAGES = (
+    "transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels", "fla",
+    "causal_conv1d",
+)  # fmt: skip
 # hooks that let gradients reach the embedding, or note outputs, and change no value
 _HOOKS = ("make_inputs_require_grad", "output_capturing_hook")
 _HOOK_PACKAGES = (*_PACKAGES, "peft")
 # functions of a modeling file that its classes call by name
-_FUNCTIONS = ("apply_rotary_pos_emb", "rotate_half", "repeat_kv", "eager_attention_forward")
+_FUNCTIONS = (
+    "apply_rotary_pos_emb", "rotate_half", "repeat_kv", "eager_attention_forward", "l2norm",
+    "causal_conv1d_fn", "causal_conv1d_update", "torch_chunk_gated_delta_rule",
+    "torch_recurrent_gated_delta_rule",
+)  # fmt: skip
 _ADVICE = "which csd's fused decoder does not compute; undo it, or pass the plain model"
 
 
@@ -34,9 +41,9 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
     for hooks in (nn.modules.module._global_forward_hooks,
                   nn.modules.module._global_forward_pre_hooks):  # fmt: skip
         _refuse_hooks("torch.nn (all modules)", hooks)
-    # a text model lies in its family's file
-    family = config.family.removesuffix("_text")
-    stock = f"transformers.models.{family}.modeling_{family}"
+    # a family of text may be a part of one that reads images too
+    name = config.family.removesuffix("_text")
+    stock = f"transformers.models.{name}.modeling_{name}"
     for name, module in model.named_modules():
         _refuse_hooks(name or type(model).__name__, module._forward_hooks)
         _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)
@@ -96,7 +103,7 @@ def _foreign_class(cls: Any, forward: Callable, call: Callable, stock: str) -> s
 
 
 def _is_library(cls: Any) -> bool:
-    """Whether a class is torch's, or of transformers outside of the models."""
+    """True if a class is torch's, or of transformers outside of the models."""
     package, _, rest = cls.__module__.partition(".")
     library = package == "torch" or (package == "transformers" and not rest.startswith("models."))
     # a PreTrainedModel alone is the base of every family
@@ -129,7 +136,7 @@ def _foreign(function: Any, stock: Any = None) -> str | None:
 
 
 def _wrapped(function: Any) -> Any:
-    """The function that a wrapper calls, if it is known."""
+    """The function that a wrapper calls, None if that cannot be found."""
     free = getattr(getattr(function, "__code__", None), "co_freevars", ())
     # TRL's wrapper is named after the class's forward and calls the module's
     if "original_forward" in free:

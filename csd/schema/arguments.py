@@ -155,7 +155,7 @@ def each(name: str, value: Any, expected: str) -> Iterator:
 
 
 def takes(value: Any, arguments: int) -> bool:
-    """Whether it is callable with `arguments` arguments; True if it has no signature."""
+    """True if it is callable with `arguments` arguments; True if it has no signature."""
     if not callable(value):
         return False
     try:

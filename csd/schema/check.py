@@ -60,7 +60,7 @@ def check(value: Any, kind: Any) -> None:
 
 @cache
 def _check_of(kind: Any) -> Callable[[list], bool]:
-    """Whether all values of a list fit: level by level, since a trace has millions of numbers."""
+    """True if all values of a list fit: level by level, since a trace has millions of numbers."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda values: True
@@ -88,7 +88,7 @@ def _check_of(kind: Any) -> Callable[[list], bool]:
         inside = _check_of(args[1])
         return lambda values: _are(dict, values) and inside([x for v in values for x in v.values()])
     if is_typeddict(kind):
-        fields = {name: _check_of(hint) for name, hint in _fields(kind).items()}
+        fields = {name: _check_of(hint) for name, hint in fields_of(kind).items()}
         needed = kind.__required_keys__
         return lambda values: (
             _are(dict, values)
@@ -98,7 +98,8 @@ def _check_of(kind: Any) -> Callable[[list], bool]:
     raise TypeError(f"kind must be made of what JSON has, got {kind!r}")
 
 
-def _fields(kind: Any) -> dict[str, Any]:
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Name and type of each key of a `TypedDict`."""
     return get_type_hints(kind, include_extras=True)
 
 
@@ -147,7 +148,7 @@ def _explain(kind: Any, value: Any, where: str) -> None:
     """Raises ValueError at the innermost place of `value` that does not fit."""
     plain = _stripped(kind)
     if is_typeddict(plain) and isinstance(value, dict):
-        missing = [name for name in _fields(plain) if name in plain.__required_keys__ - {*value}]
+        missing = [name for name in fields_of(plain) if name in plain.__required_keys__ - {*value}]
         if missing:
             raise ValueError(f"must have {_joined(where, missing[0])!r}, got {shown(value)}")
     for place, inside, part in _parts(plain, value):
@@ -173,7 +174,7 @@ def _parts(kind: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
     elif origin is dict and isinstance(value, dict):
         yield from ((name, args[1], part) for name, part in value.items())
     elif is_typeddict(kind) and isinstance(value, dict):
-        yield from ((n, hint, value[n]) for n, hint in _fields(kind).items() if n in value)
+        yield from ((n, hint, value[n]) for n, hint in fields_of(kind).items() if n in value)
 
 
 def _stripped(kind: Any) -> Any:

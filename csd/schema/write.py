@@ -128,7 +128,7 @@ def check_regular(path: str | Path) -> None:
 
 
 def lies_at(path: str | Path, file: IO[bytes]) -> bool:
-    """Whether the name is still an open file's; False where it has been removed.
+    """True if the name is still an open file's; False where it has been removed.
 
     Raises ValueError where another file has the name now: it is someone else's.
     """
@@ -140,7 +140,7 @@ def lies_at(path: str | Path, file: IO[bytes]) -> bool:
 
 
 def names(path: str | Path, file: IO[bytes]) -> bool:
-    """Whether the name is an open file's."""
+    """True if the name is an open file's."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except (FileNotFoundError, NotADirectoryError):

@@ -16,7 +16,7 @@ def pages_for(tokens: int) -> int:
 
 
 def pages_held(pages: int, reach: int | None, ahead: int = 0) -> int:
-    """Of a text's pages, how many need memory at once where no row sees more than `reach` keys.
+    """Number of a text's pages in memory at once where no row sees more than `reach` keys.
 
     Page i has the memory of page i - R: a token is written over the one that is 64 R before it. A
     row sees itself and the reach - 1 tokens before it; ahead: tokens that are written before the
@@ -70,7 +70,7 @@ class LayerShape(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Of a token."""
+        """Numbers of a token."""
         return self.kv_heads * (self.head_dim + self.value_dim)
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from csd.state.slots import Slots
-
 MAX_DEPTH = 16
 MAX_CHILDREN = 8
 MAX_NODES = 64
@@ -90,91 +88,6 @@ def acceptance(cost: int) -> float:
     is the pool's.
     """
     return min(1.25 * path_probability(cost), 1.0) ** 0.9
-
-
-def roots(slots: Slots, rows: int) -> Pool:
-    """Make a pool of the live slots' roots only, in `rows` >= live rows."""
-    count, groups = slots.count, slots.group_key.shape[0]
-    device = slots.live.device
-    pool = Pool.empty(rows, count, groups, slots.context.shape[1], device)
-    # dead slots sort behind every live one; stable keeps the slots of a group in order
-    rank = torch.where(slots.live, slots.group, groups)
-    order = rank.argsort(stable=True)[:rows]
-    live = slots.live[order]
-    n = order.shape[0]
-    pool.slot[:n] = torch.where(live, order, -1)
-    pool.token[:n] = torch.where(live, slots.context[order, 0], -1)
-    generated = slots.generated[order]
-    pool.position[:n] = torch.where(live, slots.prompt_len[slots.group[order]] + generated, 0)
-    pool.ancestors[:n] = live.long()
-    pool.context[:n] = torch.where(live[:, None], slots.context[order], -1)
-    start = torch.zeros(count, dtype=torch.int64, device=device)
-    start[order] = torch.arange(n, device=device)
-    pool.slot_start.copy_(torch.where(slots.live, start, 0))
-    pool.slot_nodes.copy_(slots.live)
-    bounds = torch.arange(groups + 1, device=device)
-    pool.group_start.copy_(torch.searchsorted(rank[order], bounds.to(rank.dtype)))
-    return pool
-
-
-def progress_penalties(slots: Slots) -> torch.Tensor:
-    """[S] int32, added to the costs of each slot's nodes while a step's nodes are selected.
-
-    min(progress_penalty * (generated - the fewest of a live slot), MAX_PROGRESS_PENALTY)
-    """
-    fewest = torch.where(slots.live, slots.generated, torch.iinfo(torch.int32).max).amin()
-    return (slots.progress_penalty * (slots.generated - fewest)).clamp(0, MAX_PROGRESS_PENALTY)
-
-
-def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
-    """Costs by which a step's nodes are selected: `Pool.cost` plus the slot's progress penalty.
-
-    Returns those of all rows, [M] int32, without the penalty for roots; those of the drafted nodes;
-    and each slot's penalty, -1 without a sample, or None while samples wait for slots.
-    """
-    drafted, penalty = pool.depth > 0, progress_penalties(slots)
-    cost = pool.cost + torch.where(drafted, penalty[pool.slot.clamp(min=0).long()], 0)
-    penalties = torch.where(slots.live, penalty, -1)
-    # one copy for the host
-    copied = torch.cat([penalties, slots.progress_penalty[:1], cost[drafted]]).tolist()
-    S = slots.count
-    return cost, copied[S + 1 :], copied[:S] if copied[S] else None
-
-
-def prune(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
-    """Return the `rows` cheapest rows of a pool, in the same order: a prefix of each slot's rows.
-
-    cost: [M] int32, by default the pool's own. No row costs less than its parent; roots cost 0.
-    """
-    if rows >= pool.rows:
-        return pool
-    cost = pool.cost if cost is None else cost
-    # stable: ties keep the first row, so a child never stays without its parent
-    order = torch.where(pool.slot >= 0, cost.long(), 1 << 40).argsort(stable=True)
-    keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
-    keep[order[:rows]] = True
-    row = keep.nonzero()[:, 0]
-    new = keep.cumsum(0) - 1
-    parent = pool.parent[row]
-    slot = pool.slot[row]
-    live = slot >= 0
-    nodes = torch.zeros_like(pool.slot_nodes)
-    nodes.index_add_(0, slot.clamp(min=0).long(), live.to(nodes.dtype))
-    before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
-    return Pool(
-        token=pool.token[row],
-        parent=torch.where(parent >= 0, new[parent.clamp(min=0).long()], -1).int(),
-        slot=slot,
-        depth=pool.depth[row],
-        position=pool.position[row],
-        ancestors=pool.ancestors[row],
-        cost=pool.cost[row],
-        source=pool.source[row],
-        context=pool.context[row],
-        slot_start=before[pool.slot_start.long()].int(),
-        slot_nodes=nodes,
-        group_start=before[pool.group_start.long()].int(),
-    )
 
 
 def empty_pool(

@@ -38,7 +38,7 @@ class ConvSize:
     width: int
 
     def numbers(self) -> int:
-        """Of a slot."""
+        """Numbers of a slot."""
         return (self.width - 1) * self.channels
 
 
@@ -52,11 +52,11 @@ class StateSize:
     value_dim: int
 
     def numbers(self) -> int:
-        """Of a slot: its state and its tail."""
+        """Numbers of a slot: its state and its tail."""
         return self.heads * self.key_dim * self.value_dim + TAIL * self.of_row()
 
     def of_row(self) -> int:
-        """Of a node, or of a token of a tail: keys, updates and decays."""
+        """Numbers of a node, or of a token of a tail: keys, updates and decays."""
         return self.key_heads * self.key_dim + self.heads * (self.value_dim + 1)
 
 
@@ -68,13 +68,13 @@ class StateSizes:
     states: tuple[StateSize, ...]
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
-        """Of a sample, and of a prompt; dtype: the model's."""
+        """Bytes of a sample, and of a prompt; dtype: the model's."""
         inputs = sum(size.numbers() for size in self.convs)
         states = sum(size.numbers() for size in self.states)
         return inputs * dtype.itemsize + states * wide(dtype).itemsize
 
     def row_bytes(self, dtype: torch.dtype) -> int:
-        """Of a row of a step."""
+        """Bytes of a row of a step."""
         inputs = sum(size.channels for size in self.convs)
         states = sum(size.of_row() for size in self.states)
         return inputs * dtype.itemsize + states * wide(dtype).itemsize

@@ -28,12 +28,12 @@ class Asked:
 
     @property
     def host(self) -> bool:
-        """Whether rows are changed by what runs on the host."""
+        """True if rows are changed by what runs on the host."""
         return self.functions or self.grammar
 
     @property
     def prefix(self) -> bool:
-        """Whether rows' whole prefixes are read."""
+        """True if rows' whole prefixes are read."""
         return self.words or self.ngram > 0 or self.counts or self.thought
 
 

@@ -37,7 +37,9 @@ class Slots:
     tokens: torch.Tensor = _tensor("ST", fill=-1)  # what it has generated
     logprobs: torch.Tensor = _tensor("ST", None)  # of the processed distribution
     raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model at temperature 1
-    progress_penalty: torch.Tensor = _tensor("S")  # per token (`csd.state.pool.progress_penalties`)
+    progress_penalty: torch.Tensor = _tensor(
+        "S"
+    )  # per token (`csd.state.pool_builder.progress_penalties`)
     # sampling parameters; float64 holds the user's value
     temperature: torch.Tensor = _tensor("S", torch.float64, 1)  # 0 is greedy
     top_k: torch.Tensor = _tensor("S")  # 0 is off

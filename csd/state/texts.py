@@ -139,7 +139,7 @@ class DagConfig:
 
     @property
     def limits(self) -> GraphConfig:
-        """How far trees grow, as the default's drafting has it."""
+        """Limits of trees, as a config of the default drafter."""
         return GraphConfig(
             max_depth=self.tokens, frontier=self.width, min_prob=self.min_prob, decay=1.0
         )

@@ -44,7 +44,7 @@ class Match(Scheme):
     def decide_coupled(
         self, drafts: torch.Tensor, target: torch.Tensor, gumbel: torch.Tensor
     ) -> Decision:
-        """As `decide`, with the token argmax(log q + gumbel), gumbel [B, V]."""
+        """`decide` with the token argmax(log q + gumbel), gumbel [B, V]."""
         x = check_drafts(drafts, target)
         q, _ = prepare_distributions(target, target, 1)
         return _match((q[:, :-1].log() + gumbel.double()).argmax(-1), x)

@@ -68,7 +68,7 @@ class Scheme:
 
     @property
     def same_proposals(self) -> bool:
-        """Whether every draft must have the same proposal."""
+        """True if every draft must have the same proposal."""
         return False
 
     def outcome(

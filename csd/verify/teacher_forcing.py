@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from csd.graph.host_tree import Tree, pool_of
+from csd.graph.host_tree import Tree, pool_of_trees
 from csd.kernels.change_rows import blocks, own_chance
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits, sample_rows
@@ -32,7 +32,7 @@ class TeacherForcing:
         for s, left in self._left(slots).items():
             trees[s] = Tree(nodes=depth, depth=depth)
             trees[s].chain(left[:-1][:depth], ROOT)
-        return pool_of(trees, slots, live + sum(len(tree.token) for tree in trees.values()))
+        return pool_of_trees(trees, slots, live + sum(len(tree.token) for tree in trees.values()))
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
         """Accept all rows, with the recorded tokens as samples."""

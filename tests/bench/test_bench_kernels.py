@@ -13,7 +13,7 @@ from attention_cases import dense_attention
 
 from bench.gpu.aot import Shape
 from bench.lib.shapes import SHAPES
-from bench.micro import kernels, step_jobs
+from bench.micro import kernels, step_jobs, step_state
 from bench.micro.attention_job import JobShape, error_of, limit_for, make, shapes
 from bench.micro.attention_others import OTHERS
 from bench.micro.attention_rivals import FULL_RIVALS, RIVALS, _lines, own_of, prompt_of, visible
@@ -151,7 +151,7 @@ def test_a_wrong_result_is_found():
 
 
 TINY = Shape.of("tiny", replace(SHAPES["tiny"], vocab=199))
-SIZES = step_jobs.Sizes(slots=4, groups=2, rows=20, text=40)
+SIZES = step_state.Sizes(slots=4, groups=2, rows=20, text=40)
 
 
 def test_step_jobs():

@@ -1,4 +1,4 @@
-"""What a row of `python -m bench replay` says of a drafter."""
+"""Rows of `python -m bench replay`."""
 
 import json
 from pathlib import Path

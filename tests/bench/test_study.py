@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scripted import PrefixSum, engine
+from targets import slow
 
 import csd
 from bench.studies.paper import __main__ as study
@@ -34,6 +35,7 @@ def rows_of(path, section):
     return json.loads(path.read_text())["sections"][section]["rows"]
 
 
+@slow
 def test_every_section_writes_its_results(quick, tmp_path, capsys):
     found = json.loads(quick.read_text())["sections"]
     assert set(found) == set(study.BUDGETS)
@@ -62,6 +64,7 @@ def test_strictness_resumes_after_an_interruption(tmp_path, monkeypatch):
     assert len({(r["trace"], r["drafter"], r["knob"], r["value"]) for r in rows}) == 4
 
 
+@slow
 def test_csd_keeps_the_diversity_that_the_control_loses(quick):
     rows = {row["verifier"]: row for row in rows_of(quick, "diversity")}
     plain = rows["plain"]
@@ -72,6 +75,7 @@ def test_csd_keeps_the_diversity_that_the_control_loses(quick):
     assert rows["min(1, q/q_sibling), two in flight"]["prefix"] > plain["prefix"]
 
 
+@slow
 def test_families(quick):
     rows = {row["family"]: row for row in rows_of(quick, "families")}
     assert rows["llama"]["equal_to_plain"] == 1

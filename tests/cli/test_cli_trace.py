@@ -57,7 +57,7 @@ def test_prompts_are_read(tmp_path, capsys):
 def test_without_step_times_no_speedup_is_claimed(tmp_path, capsys):
     assert main(["replay", traces(tmp_path), "--nodes", "8"]) == 0
     out = capsys.readouterr().out
-    assert "speed-up" not in out.splitlines()[0] and "pass --cost FILE" in out
+    assert "speed-up" not in out.splitlines()[0] and "pass --model MODEL" in out
     bad = tmp_path / "bad.json"
     for text in ("[1, 2]", '{"rows": [1]}', "{", '{"rows": [1, 2], "seconds": [1.0]}'):
         bad.write_text(text)

@@ -32,6 +32,8 @@ def places(tmp_path_factory):
         "indices": [0, 1],
     }
     (folder / "traces.jsonl").write_text(json.dumps(trace) + "\n")
+    learnt = [trace | {"prompt_ids": [i, 2]} for i in (1, 3)]
+    (folder / "learnt.jsonl").write_text("".join(json.dumps(row) + "\n" for row in learnt))
     model, rows = str(folder / "model"), str(folder / "rows.jsonl")
     return {
         "sample": [model, "a", "--max-new-tokens=2"],
@@ -40,6 +42,7 @@ def places(tmp_path_factory):
         "replay": [str(folder / "traces.jsonl"), "--nodes", "2"],
         "audit": [str(folder / "traces.jsonl"), "--model", model],
         "doctor": ["--dtype=float32", "--kernels=reference"],
+        "train-head": [model, str(folder / "learnt.jsonl"), "-o", str(folder / "head")],
         "report": [str(folder / "none.json")],
         "serve": [model, "--port=0"],
     }  # fmt: skip
@@ -83,8 +86,9 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("csd.cli.doctor.check", stop)
     if name == "serve":
         # each loads a model of its own
-        monkeypatch.setattr("csd.engine.engine.load", stop)
+        monkeypatch.setattr("csd.engine.model_resources.load", stop)
     monkeypatch.setattr("csd.evaluate.speedup.gain", stop)
+    monkeypatch.setattr("csd.training.train_head.Run", stop)
     served = 0
     for value in TEXTS + (NUMBERS if flag not in FILES else []):
         given = [x for x in places[name] if not x.startswith(flag + "=")]

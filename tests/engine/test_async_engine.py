@@ -34,7 +34,7 @@ def read(monkeypatch):
 
 
 def free(service):
-    """Whether nothing is in flight, and all pages, groups and slots are free again."""
+    """True if nothing is in flight, and all pages, groups and slots are free again."""
     service.close()
     step = service.engine._step
     assert len(step.cache.allocator) == step.cache.k.shape[1]
@@ -445,7 +445,7 @@ def test_an_error_of_the_engine_ends_what_is_in_flight_and_no_more(monkeypatch):
 
 
 def test_equal_samples_of_one_owner_are_drawn_once():
-    """Those that come later get what is there, with the text so far; others draw their own."""
+    """Later requests get what is there, with the text so far; others draw their own."""
     e = engine(PrefixSum(sharpness=4.0), tokenizer=Letters(), max_slots=4)
     options = dict(num_samples=3, max_new_tokens=60, seed=1)
     want = e.generate([1, 2], **options)
@@ -482,7 +482,7 @@ def test_equal_samples_of_one_owner_are_drawn_once():
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_a_sample_outlives_the_request_that_drew_it(kept):
-    """Of three that ask for the same, two leave in the middle."""
+    """Two of three requests for the same samples leave in the middle."""
     e = engine(PrefixSum(sharpness=4.0), tokenizer=Letters(), max_slots=2)
     options = dict(num_samples=4, max_new_tokens=200, seed=1)
     want = e.generate([1, 2], **options)

@@ -1,4 +1,4 @@
-"""How many nodes a step asks for and keeps, on scripted timings."""
+"""Numbers of nodes that a step asks for and keeps, on scripted timings."""
 
 import pytest
 from simulated_steps import costs, flat, record, steep

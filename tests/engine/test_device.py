@@ -1,4 +1,4 @@
-"""What only a GPU runs, with a stand-in that notes what it was asked."""
+"""Code that only a GPU runs, with a stand-in that records its calls."""
 
 import gc
 import weakref

@@ -1,10 +1,10 @@
-"""What is kept of each step is what happened in it."""
+"""Records of steps match the steps."""
 
 import pytest
 from scripted import Letters, PrefixSum, engine
 
 import csd
-from csd.engine.result import pieces, to_json
+from csd.engine.result_json import pieces, to_json
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -123,7 +123,7 @@ def test_repeated_prompts_continue_their_sample_indices():
 
 
 def test_a_groups_graph_is_its_own():
-    """What one prompt said is not drafted for another."""
+    """Texts of one prompt are not drafted for another."""
     model = counting(8)
     out = csd.generate(
         engine(model, max_slots=1), [[0, 1], [0, 1, 2, 3]], max_new_tokens=12, budget=16

@@ -61,7 +61,7 @@ def test_right_history_drafts_nearly_everything(model, plain):
 
 
 def test_it_is_its_own_prompts_only():
-    """What one prompt's history holds is not drafted for another of the same call."""
+    """A prompt's history is not drafted for another prompt of the same call."""
     model = counting(8)
     e = engine(model, max_slots=1)
     prompts = [[0], [0, 1, 2, 3]]

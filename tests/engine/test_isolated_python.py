@@ -86,7 +86,7 @@ def test_planted_files_do_not_run(entries, variable, is_here, here, tmp_path, mo
 
 
 def test_a_working_folder_of_the_interpreter_stays(tmp_path, monkeypatch):
-    """As where a user works in site-packages."""
+    """The case of a user who works in site-packages."""
     monkeypatch.setattr(isolated_python, "ROOT", package(tmp_path, job=MAIN))
     home = os.path.dirname(json.__path__[0])
     monkeypatch.chdir(home)

@@ -105,7 +105,7 @@ CHANGES["all"] = {name: value for given in CHANGES.values() for name, value in g
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
 def test_what_changes_rows_takes_no_more_than_is_counted(monkeypatch, options, dtype):
-    """And not much less, of a step with more rows than a block and a vocabulary of 3,000."""
+    """Nor much less, for a step with more rows than a block and a vocabulary of 3,000."""
     if "regex" in options:
         pytest.importorskip("llguidance")
     vocab = 3000
@@ -171,7 +171,7 @@ def test_free_memory_is_read():
 
 
 def test_memory_of_a_gpu(monkeypatch):
-    """What a dropped cache has left to torch is free for the next; the peak is what torch says."""
+    """Memory of a dropped cache that torch holds is free for the next; the peak is torch's."""
     told = dict(mem_get_info=(3, 80), memory_reserved=50, memory_allocated=40,
                 max_memory_allocated=47)  # fmt: skip
     for name, value in told.items():

@@ -10,7 +10,8 @@ import torch
 import csd
 from csd.cli import eval as cli_eval
 from csd.cli import main, trace
-from csd.engine.options import GenerateOptions, Options, add_flags, options_of, read_options
+from csd.engine.options import GenerateOptions, Options, options_of, read_options
+from csd.engine.options.flags import add_flags
 from csd.engine.sampling import FILTERS, SAMPLING, SamplingParams
 
 SHOWN = {

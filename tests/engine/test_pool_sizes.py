@@ -1,4 +1,4 @@
-"""Which of a few sizes a captured step's pool has, on scripted timings."""
+"""Choice of a captured step's pool among a few sizes, on scripted timings."""
 
 import pytest
 from simulated_steps import record

@@ -17,7 +17,7 @@ STATIC = pytest.mark.parametrize("static", [False, True], ids=["eager", "static"
 
 @pytest.fixture
 def events(monkeypatch):
-    """What engines do, in order: the tokens of a chunk that is read, or "step"."""
+    """Events of engines, in order: the tokens of a chunk that is read, or "step"."""
     found = []
     read, forward = Step.read_prompt, Step.forward
 
@@ -113,7 +113,7 @@ def test_a_call_that_ends_while_a_prompt_is_read(events):
 
 
 def test_a_long_prompt_goes_into_the_graph_as_it_is_read(events, monkeypatch):
-    """By pieces of 512 tokens whatever the chunks: the same graph, and no step waits for all."""
+    """Pieces have 512 tokens whatever the chunks: the same graph, and no step waits for all."""
     insert = consensus.graph_insert_ref
     made = []
 

@@ -11,7 +11,8 @@ import csd
 from bench.lib.shapes import random_model
 from csd.engine.static_step import StaticStep
 from csd.kernels.draft_tree import draft_tree_ref
-from csd.state.pool import MAX_PROGRESS_PENALTY, PROGRESS_PENALTY, progress_penalties
+from csd.state.pool import MAX_PROGRESS_PENALTY, PROGRESS_PENALTY
+from csd.state.pool_builder import progress_penalties
 
 
 def test_penalties_count_from_the_last_live_slot():

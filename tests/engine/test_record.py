@@ -3,6 +3,7 @@
 import io
 import json
 
+import pytest
 import torch
 from scripted import PrefixSum, engine
 
@@ -37,5 +38,47 @@ def test_progress_counts_samples_and_tokens(monkeypatch):
         engine(PrefixSum(sharpness=2.0)), [1], num_samples=2, max_new_tokens=5, progress=True
     )
     last = out.getvalue().splitlines()[-1]
-    assert "2/2" in last and "tokens=10" in last
+    assert "10.0/10.0" in last and "samples=2/2" in last
     assert out.getvalue().endswith("\n")
+
+
+@pytest.mark.parametrize("progress, shown", [(None, True), (True, True), (False, False)])
+def test_progress_is_shown_on_a_terminal(monkeypatch, progress, shown):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    monkeypatch.setattr("sys.stderr", out)
+    csd.generate(engine(PrefixSum()), [1], max_new_tokens=3, progress=progress)
+    assert bool(out.getvalue()) == shown
+
+
+def test_the_bar_counts_what_is_still_to_come(monkeypatch):
+    """A sample that ends early has fewer tokens than it could have had."""
+    bars = []
+    monkeypatch.setattr(
+        "csd.engine.progress.tqdm", lambda **more: bars.append(Bar(more)) or bars[0]
+    )
+
+    class Bar:
+        def __init__(self, options):
+            self.total, self.n, self.seen = options["total"], 0, []
+
+        def update(self, more):
+            self.n += more
+            self.seen.append((self.n, self.total))
+
+        def set_postfix(self, *args, **kwargs):
+            pass
+
+        refresh = close = lambda self: None
+
+    out = csd.generate(
+        engine(PrefixSum(sharpness=2.0)), [1], num_samples=4, max_new_tokens=40, seed=3,
+        stop_token_ids=[2, 3], progress=True,
+    )  # fmt: skip
+    assert out.stats.tokens < 160 and len(bars) == 1
+    assert bars[0].seen[-1] == (out.stats.tokens, out.stats.tokens)
+    assert bars[0].seen[0][1] == 160
+    assert all(n <= total for n, total in bars[0].seen)

@@ -145,7 +145,7 @@ def test_events_time_a_replay(monkeypatch):
             return float(end.at - self.at)
 
     class Pinned:
-        """Where a copy goes."""
+        """The target of a copy."""
 
         def __init__(self, x, device, pin_memory):
             assert device == "cpu" and pin_memory

@@ -125,7 +125,7 @@ def test_layers_with_a_window(make, local):
 
 
 class PeftModel(nn.Module):
-    """By its name, the wrapper of the package peft, which forwards to the model inside."""
+    """A class of the name of peft's wrapper, which forwards to the model inside."""
 
     def __init__(self, model):
         super().__init__()

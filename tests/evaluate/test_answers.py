@@ -1,4 +1,4 @@
-"""What is taken for the answer of a text."""
+"""Extraction of answers from texts."""
 
 import pytest
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from targets import slow
 
 import csd
 from csd.cli.main import main
@@ -74,6 +75,7 @@ main(sys.argv[1:])
 """
 
 
+@slow
 def test_a_run_that_was_killed_goes_on_and_equals_one_that_was_not(place, whole, capsys):
     path = place / "killed.jsonl"
     process = subprocess.run(
@@ -96,6 +98,8 @@ def test_a_run_that_was_killed_goes_on_and_equals_one_that_was_not(place, whole,
     assert drawn(resumed, but=["seconds"]) == drawn(whole, but=["seconds"])
     figures = json.loads(streams.out.splitlines()[-1])
     expected = json.loads((place / "whole.summary.json").read_text())
+    for row in (*figures["by_k"], *expected["by_k"]):
+        del row["seconds"]
     for name, value in expected.items():
         if "second" not in name:
             assert figures[name] == value, name
@@ -112,7 +116,7 @@ def test_rows_are_what_generate_draws(place, whole):
     assert whole[14]["texts"] == out.texts[4:]
     row = whole[1]
     assert row["correct"] == [a == row["answer"] for a in row["answers"]]
-    assert row["vote"] == csd.vote(list(out)[:4]).answer
+    assert row["vote"] == csd.vote(list(out)[:4], limited=False).answer
 
 
 def test_batches_do_not_change_what_is_drawn(place, whole):
@@ -296,7 +300,8 @@ def test_a_problem_that_cannot_be_served_counts_as_unsolved(place, whole, capsys
 
 
 def row(correct, vote_correct, ends=("stop",)):
-    return dict(correct=correct, vote_correct=vote_correct, answers=[str(c) for c in correct],
+    return dict(answer="True", correct=correct, vote_correct=vote_correct,
+                answers=[str(c) for c in correct],
                 finish_reasons=list(ends), tokens=30, steps=20, seconds=2.0)  # fmt: skip
 
 
@@ -306,16 +311,18 @@ def test_summary():
         row([True, True, False, True], True, ["stop", "length", "length", "length"]),
     ]
     figures = evaluate.summary(rows, 4)
-    assert figures["accuracy@1"][0] == 0.5
-    assert figures["maj@4"][0] == 0.5
-    assert figures["pass@2"][0] == (0.5 + 1) / 2
-    assert figures["pass@4"][0] == 1
+    by_k = {at["k"]: at for at in figures["by_k"]}
+    assert by_k[1]["maj_at_k"][0] == by_k[1]["pass_at_k"][0] == 0.5
+    assert by_k[4]["maj_at_k"][0] == 0.5
+    assert by_k[2]["pass_at_k"][0] == (0.5 + 1) / 2
+    assert by_k[4]["pass_at_k"][0] == 1
+    assert figures["limited"] == 6
     assert (figures["tau"], figures["tokens_per_second"]) == (1.5, 15)
     assert figures["finish_reasons"] == {"length": 0.75, "stop": 0.25}
-    mean, low, high = figures["accuracy@1"]
+    mean, low, high = by_k[1]["maj_at_k"]
     assert 0 < low < mean < high < 1
     # of three samples drawn, the two that are drawn in any case
     stopped = [row([True, False, True], True)]
     figures = evaluate.summary(stopped, 4, Vote())
-    assert figures["accuracy@1"][0] == 0.5
+    assert figures["by_k"][0]["pass_at_k"][0] == 0.5
     assert figures["samples_drawn"] == 3

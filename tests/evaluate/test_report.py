@@ -1,6 +1,7 @@
 """The report's figures, and its page in a browser without a network."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -53,17 +54,35 @@ def test_tokens_per_step_by_source():
 def test_draft_model_tokens_are_a_series_of_their_own():
     result = {"steps": [[1, 1, 2]], "sources": [["model", "", ""]]}
     assert data.tokens_per_step(result)["model"] == [1, 0]
-    assert "model" in [trace["name"] for trace in figures.steps(result)["data"]]
+    assert figures.steps(result) == {
+        "live": [1, 1], "sources": {"sampled": [1, 1], "model": [1, 0]}
+    }  # fmt: skip
 
 
-def test_answers_that_look_alike_when_cut_have_bars_of_their_own():
-    long = "x" * 60
-    bar = figures.votes(Decision(long + "1", 2, 3, [long + "1", long + "2", long + "1", None]))
-    trace, axis = bar["data"][0], bar["layout"]["yaxis"]
-    assert trace["x"] == [2, 1, 1]
-    assert len({*trace["y"]}) == 3 and trace["y"] == axis["tickvals"]
-    assert [len(t) for t in axis["ticktext"]] == [40, 40, len("no answer")]
-    assert trace["customdata"][0] != trace["customdata"][1]
+def test_answers_are_in_the_order_of_their_votes():
+    long = "x" * 600
+    found = figures.votes(Decision(long + "1", 2, 3, [None, long + "2", long + "1", long + "1"]))
+    assert [(v["samples"], v["voted"]) for v in found] == [
+        ([2, 3], True), ([1], False), ([0], False)
+    ]  # fmt: skip
+    assert found[2]["answer"] is None
+    # where two answers lead, none is marked
+    tied = Decision("1", 1, 2, ["1", "2"], second=1)
+    assert not any(v["voted"] for v in figures.votes(tied))
+
+
+def test_boxes_of_shared_runs_do_not_overlap():
+    pieces = {str(i): f"{i} " for i in range(9)}
+    boxes = figures.divergence({"tokens": TEXT, "pieces": pieces})
+    cells = [
+        (row, token)
+        for b in boxes
+        for row in range(b["row"], b["row"] + b["rows"])
+        for token in range(b["start"], b["end"])
+    ]
+    assert len(cells) == len({*cells}) == sum(map(len, TEXT))
+    assert max(b["row"] + b["rows"] for b in boxes) == 4
+    assert all(b["rows"] == len(b["samples"]) for b in boxes)
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +129,14 @@ def browser():
 
 
 class Seen:
-    """What a page asked the network for and complained about."""
+    """Requests of a page to the network, and its errors."""
 
-    def __init__(self, browser, path):
+    def __init__(self, browser, path, width=1400, scheme="light"):
         self.errors, self.requests = [], []
         # the machine may have a network: the page must not
-        self.context = browser.new_context(offline=True, viewport={"width": 1400, "height": 1000})
+        self.context = browser.new_context(
+            offline=True, viewport={"width": width, "height": 1000}, color_scheme=scheme
+        )
         self.page = self.context.new_page()
         self.page.on("pageerror", lambda e: self.errors.append(str(e)))
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
@@ -150,10 +171,12 @@ def test_the_page_in_chromium(place, browser):
     lead = shown.locator(".lead").inner_text()
     accepted = f"{stats['nodes_accepted']} of {stats['nodes_proposed']} drafted tokens"
     assert f"{accepted} were accepted" in lead
-    parts = shown.locator(".shares span").all_inner_texts()
-    shares = [float(t.split()[-1].rstrip("%")) for t in parts]
+    legend = shown.locator(".legend li").all_inner_texts()
+    shares = [float(t.split()[-1].rstrip("%")) for t in legend]
     assert sum(shares) == pytest.approx(100, abs=2)
     assert shares[0] == pytest.approx(100 * colours.count("") / len(colours), abs=0.5)
+    assert min(shares) > 0
+
     assert "</script><b>7 & 7</b>" in shown.locator("pre").text_content()
 
     steps = max(s[-1] for s in run["steps"])
@@ -178,41 +201,113 @@ def test_the_page_in_chromium(place, browser):
     assert "play" in shown.locator("#play").inner_text()
     chosen = boxes.nth(sample).locator("b.chosen")
     assert chosen.count() == run["steps"][sample].count(draft["step"])
-    weights = shown.evaluate("document.getElementById('graph').data[0].link.customdata.map(c => c)")
-    drafted = [w for w in weights if "not drafted" not in w[2]]
-    assert sum(float(w[0]) for w in drafted) == pytest.approx(
-        sum(draft["probabilities"][1:]), abs=0.001 * len(drafted)
-    )
-    assert sum("accepted" in w[2] for w in drafted) == len(draft["path"])
+    links = links_of(shown)
+    drafted = [w for w, fate in links if fate != "sampled, not drafted"]
+    assert sum(drafted) == pytest.approx(sum(draft["probabilities"][1:]))
+    assert sum("accepted" in fate for _, fate in links) == len(draft["path"])
     # all samples of the step, merged
     shown.select_option("#of", "all")
-    weights = shown.evaluate("document.getElementById('graph').data[0].link.customdata.map(c => c)")
+    links = links_of(shown)
     at_step = [d for s in run["drafts"] for d in s if d["step"] == draft["step"]]
-    assert sum(float(w[0]) for w in weights if "not drafted" not in w[2]) == pytest.approx(
-        sum(sum(d["probabilities"][1:]) for d in at_step), abs=0.001 * len(weights)
+    assert sum(w for w, fate in links if fate != "sampled, not drafted") == pytest.approx(
+        sum(sum(d["probabilities"][1:]) for d in at_step)
     )
-    # plotly fades the links of before out
-    expect(shown.locator("#graph .sankey-link")).to_have_count(len(weights))
 
     # the charts are drawn
-    bars = shown.evaluate(
-        "document.getElementById('steps').data.filter(t => t.type == 'bar').map(t => t.y)"
-    )
     committed = sum(map(len, run["steps"]))
-    live = shown.evaluate(
-        "document.getElementById('steps').data.find(t => t.name == 'samples in flight').y"
+    live = data.tokens_per_step(run)["live"]
+    bars = shown.locator("#steps rect").evaluate_all(
+        "e => e.map(x => [Number(x.dataset.step), Number(x.dataset.value)])"
     )
-    total = sum(b * n for ys in bars for b, n in zip(ys, live, strict=True))
-    assert total == pytest.approx(committed)
-    slices = shown.locator("#divergence .slice").count()
-    assert slices == len(data.divergence(run["tokens"]))
-    votes = shown.evaluate("document.getElementById('votes').data[0].x")
+    assert sum(value * live[step - 1] for step, value in bars) == pytest.approx(committed)
+    assert shown.locator("#divergence .slice").count() == len(data.divergence(run["tokens"]))
+    votes = shown.locator("#votes .vote").evaluate_all("e => e.map(x => Number(x.dataset.samples))")
     assert sum(votes) == 4
-    assert shown.locator("#votes .point").count() == len(votes)
 
     assert seen.errors == []
     assert [r for r in seen.requests if not r.startswith(("file:", "data:", "blob:"))] == []
     seen.context.close()
+
+
+def links_of(shown):
+    """Weight and fate of each band of the graph."""
+    return shown.locator("#graph path").evaluate_all(
+        "e => e.map(x => [Number(x.dataset.weight), x.dataset.fate])"
+    )
+
+
+# measured on the page: width, height and left edge of what is named
+BOXES = "(q) => [...document.querySelectorAll(q)].map(e => { const b = e.getBoundingClientRect(); \
+return [b.left, b.top, b.width, b.height]; })"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_page_at_two_widths_in_two_schemes(place, browser, width, scheme):
+    assert main(["report", str(place / "out.json"), "-o", str(place / "out.html")]) == 0
+    assert (place / "out.html").stat().st_size < 1_000_000
+    run = json.loads((place / "out.json").read_text())
+    seen = Seen(browser, place / "out.html", width=width, scheme=scheme)
+    shown = seen.page
+    # shares to scale
+    counts = [n for n in (run["stats"]["tokens"] - run["stats"]["nodes_accepted"],
+                          *run["stats"]["accepted"].values()) if n]  # fmt: skip
+    parts = shown.evaluate(BOXES, ".shares span")
+    bar = sum(w for _, _, w, _ in parts)
+    assert sorted(w / bar for _, _, w, _ in parts) == pytest.approx(
+        sorted(n / sum(counts) for n in counts), abs=0.01
+    )
+    # nothing is wider than the page, whose charts stand beside or below each other
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    steps, votes = (shown.evaluate(BOXES, f"#{name}")[0] for name in ("steps", "votes"))
+    below = votes[1] >= steps[1] + steps[3]
+    assert below == (width == 390) and steps[2] > (0.85 if below else 0.5) * (width - 60)
+    # boxes of the shared runs lie within their chart, as wide as their tokens
+    (left, top, wide, high), boxes = shown.evaluate(BOXES, "#divergence")[0], data.divergence(
+        run["tokens"])  # fmt: skip
+    last = max(map(len, run["tokens"]))
+    for (x, y, w, h), node in zip(shown.evaluate(BOXES, ".slice"), boxes, strict=True):
+        assert (
+            x >= left - 1 and y >= top - 1 and x + w <= left + wide + 1 and y + h <= top + high + 1
+        )
+        assert w == pytest.approx(wide * (node["end"] - node["start"]) / last, abs=1)
+    # text is darker than the page in the one, lighter in the other
+    colours = shown.evaluate(
+        "[getComputedStyle(document.body).color, \
+getComputedStyle(document.body).backgroundColor]"
+    )
+    text, ground = (sum(map(int, re.findall(r"\d+", c)[:3])) for c in colours)
+    assert (text < ground) == (scheme == "light") and abs(text - ground) > 450
+    # what was accepted most is open
+    best = max(
+        ((sum(1 if s else 0.01 for sample, steps in zip(run["sources"], run["steps"], strict=True)
+              for s, at in zip(sample, steps, strict=True) if at == step)), -step)
+        for step in {s for steps in run["steps"] for s in steps}
+    )  # fmt: skip
+    assert shown.locator("#step-shown").inner_text() == str(-best[1])
+    assert re.search(
+        r"tokens a step, \d+ tokens a second, [\d.]+ s", shown.locator("h1").inner_text()
+    )
+    assert seen.errors == []
+    seen.context.close()
+
+
+def test_a_report_of_an_evaluation(place, browser, toy_folder):
+    problems = place / "problems.jsonl"
+    problems.write_text('{"prompt": "<b>a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
+    out = place / "results.jsonl"
+    command = ["eval", str(problems), "--model", toy_folder, "-n", "4", "--max-new-tokens", "12"]
+    assert main([*command, "--budget", "4", "-o", str(out), "--quiet"]) == 0
+    assert main(["report", str(out), "-o", str(place / "results.html")]) == 0
+    for width in (1200, 390):
+        seen = Seen(browser, place / "results.html", width=width)
+        assert "2 problems, 4 samples each" in seen.page.locator("h1").inner_text()
+        assert seen.page.locator("table tr").count() == 4
+        assert seen.page.locator("details").count() == 2
+        assert seen.page.locator("details pre").count() == 8
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert seen.errors == []
+        seen.context.close()
 
 
 def test_runs_without_drafts_name_the_flag(place, browser):
@@ -267,7 +362,7 @@ def test_one_sample_and_a_cancelled_one_without_tokens(place, browser):
         run[key] = run[key][:1]
     run["stats"] |= dict(nodes_proposed=0, nodes_accepted=0, tokens_per_step=1.0)
     (place / "one.html").write_text(page(run), "utf-8")
-    for name, title in [("two", "2 samples of one prompt"), ("one", "1 sample, 1.00 tokens")]:
+    for name, title in [("two", "2 samples of one prompt"), ("one", "1 sample: 1.00 tokens")]:
         seen = Seen(browser, place / f"{name}.html")
         assert title in seen.page.locator("h1").inner_text()
         assert seen.errors == []
@@ -283,7 +378,7 @@ class Bytes:
 
 
 def test_a_character_of_several_tokens_is_shown_whole():
-    from csd.engine.result import characters
+    from csd.engine.result_json import characters
 
     tokens = list("aé😀!é".encode())[:-1]
     pieces = {t: Bytes().decode([t]) for t in tokens}

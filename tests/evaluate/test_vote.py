@@ -205,5 +205,18 @@ def test_the_example_of_self_consistency(capsys):
     answers = {name: vote(out).answer for name, out in drawn.items()}
     assert answers["until decided"] == answers["all samples"]
     printed = capsys.readouterr().out
-    assert f"all samples: {answers['all samples']} with" in printed
+    assert f"all samples: {vote(drawn['all samples'])}" in printed
     assert "the likeliest a token" in printed
+
+
+def test_decisions_are_printed_with_their_share():
+    def shown(*texts, **options):
+        return str(vote([sample(i, text) for i, text in enumerate(texts)], **options))
+
+    assert shown("5", "5", "3", "?") == "5 (2 of 3 votes, 67%, 1 of 4 samples without an answer)"
+    assert shown("5", "5") == "5 (2 of 2 votes, 100%)"
+    assert shown("1", "2", "3", "4") == "no majority: 1 of 4 for 1, as many for another answer"
+    assert shown("1", "2", "2", "1").startswith("no majority: 2 of 4")
+    assert shown("?", "?") == "no answer in 2 samples"
+    weighted = shown("1", "2", weight=lambda s: 0.25 + s.index)
+    assert weighted == "2 (1.25 of 1.50 votes, 83%)"

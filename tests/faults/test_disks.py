@@ -17,7 +17,7 @@ SAY = dict(num_samples=2, max_new_tokens=8, seed=0, temperature=0.8)
 
 
 def mounted(folder, options):
-    """Whether a tmpfs lies on `folder` now."""
+    """True if a tmpfs lies on `folder` now."""
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True
     )

@@ -54,7 +54,7 @@ sys.exit(os.waitstatus_to_exitcode(status) % 256)
     "own, threads",
     [
         pytest.param(False, "2", id="another thread's call", marks=slow),
-        pytest.param(True, "1", id="its own stream"),
+        pytest.param(True, "1", id="its own stream", marks=slow),
     ],
 )
 def test_a_forked_child_draws(own, threads):

@@ -36,7 +36,7 @@ def usable(e, expected):
 
 
 def collect(e, **more):
-    """What was drawn is there, whenever a call ended."""
+    """Assert that samples are kept whenever a call ended."""
     results = csd.generate(e, PROMPTS, **OPTIONS, **more)
     for out, whole in zip(results, undisturbed(), strict=True):
         for sample, tokens in zip(out, whole, strict=True):

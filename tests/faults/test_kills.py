@@ -48,7 +48,7 @@ def command(kind, folder, model, out) -> list[str]:
 
 
 def rows(path) -> list[dict]:
-    """What was drawn."""
+    """Lines of a file, without figures that may differ."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
     return [{k: v for k, v in r.items() if k not in ("seconds", "steps", "top")} for r in found]
 

@@ -1,4 +1,4 @@
-"""What was drawn is there, however a call ends: written, returned, or in the error."""
+"""Samples are kept however a call ends: written, returned, or in the error."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def expected(e):
 
 @pytest.fixture
 def files_of_any_size():
-    """What `fill` has changed is as it was again."""
+    """Undo what `fill` has changed."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -224,7 +224,7 @@ def test_callback_errors_carry_the_samples(e, expected, tmp_path, monkeypatch, w
     record = str(tmp_path / "t.jsonl")
     more = {what: fail} if what in ("callback", "until") else {}
     if what == "progress":
-        monkeypatch.setattr("csd.engine.call._show_tokens", fail)
+        monkeypatch.setattr("csd.engine.progress.Progress.show", fail)
         more = dict(progress=True)
     if what == "decode":
         tokenizer = Letters()
@@ -393,7 +393,7 @@ def sampled(folder, toy_folder, stdout, *more, before=lambda: None):
 
 @pytest.fixture(scope="module")
 def drawn(toy_folder):
-    """What the command draws; its engine is made, which children inherit."""
+    """Samples of the command; they make its engine, which children inherit."""
     message = [{"role": "user", "content": "Say 1."}]
     yield csd.generate(toy_folder, message, num_samples=2, max_new_tokens=4, budget=4, seed=1)
     csd.release()
@@ -474,7 +474,7 @@ def test_a_tokenizer_that_has_no_pieces(tmp_path, toy_folder, texts, monkeypatch
     def fail(*args):
         raise ValueError("no pieces")
 
-    monkeypatch.setattr("csd.engine.result.pieces", fail)
+    monkeypatch.setattr("csd.engine.result_json.pieces", fail)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["sample", toy_folder, "Say 1.", *DRAWN, "--seed", "1", "--json"]) == 2
     (kept,) = tmp_path.glob("csd-*")

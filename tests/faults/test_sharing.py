@@ -179,7 +179,7 @@ def steps(model, count=3):
 
 
 def test_training_goes_on_after_generate():
-    """As a model trains that csd has never seen, and csd samples the trained one."""
+    """A model trains as one that csd has never seen, and csd samples the trained one."""
     model, twin = tiny(), tiny()
     before = csd.generate(model, IDS, **DRAW).tokens
     for m in (model, twin):

@@ -137,7 +137,7 @@ def edited(content: bytes, rng: random.Random) -> bytes:
 
 
 def try_reader(reader, path, content: bytes) -> bool:
-    """Whether the reader takes `content`; where it does not, its error names the file."""
+    """True if the reader takes `content`; where it does not, its error names the file."""
     path.write_bytes(content)
     try:
         with at_most(1):

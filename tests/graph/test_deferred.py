@@ -18,7 +18,7 @@ from csd.kernels.observe import observe_ref
 from csd.kernels.ops import reference
 from csd.kernels.verify import verify_ref
 from csd.state.context_table import GraphConfig
-from csd.state.pool import roots
+from csd.state.pool_builder import roots
 
 CONFIG = GraphConfig(orders=(1, 2, 3), capacity=1 << 10)
 
@@ -42,7 +42,7 @@ def steps(seed, count):
 
 
 def advance(slots, verdict):
-    """What later steps change, and `observe` reads."""
+    """Change what later steps change and `observe` reads."""
     slots.step += 1
     slots.sample += 3
 

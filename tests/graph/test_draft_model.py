@@ -88,7 +88,7 @@ def test_rejected_drafts_leave_no_trace(pause, monkeypatch):
 
 
 def test_the_cache_is_that_of_the_committed_text():
-    """What was accepted is kept, what was rejected is not, bit for bit up to rounding."""
+    """Accepted tokens are kept, rejected ones are not, up to rounding."""
     target, model = build("qwen3", dtype=torch.float64), build("qwen3", dtype=torch.float64, seed=0)
     drafter = csd.DraftModel(model, layers=1, k=2, depth=4)
     e = csd.Engine(target)
@@ -213,7 +213,7 @@ def test_the_pool_of_both_follows_the_better_one(model, most):
 
 
 def test_a_call_repeats_its_drafts():
-    """Whatever was drawn before it: of one call's texts nothing is left for another's."""
+    """Nothing of one call's texts is left for the next."""
     e = engine(PrefixSum(sharpness=8.0), Letters(), max_slots=4)
     drafter = draft(Near(), k=2, graph=True)
     options = dict(num_samples=3, max_new_tokens=30, seed=1, drafter=drafter, budget=16)

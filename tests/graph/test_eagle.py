@@ -25,7 +25,7 @@ def head_of(version, target, folder, **options):
 
 @torch.no_grad()
 def states_of(target, ids, version):
-    """What the papers call features, of every token."""
+    """Hidden states of every token, which the papers call features."""
     out = target.model(torch.tensor([ids]), output_hidden_states=True)
     if version == 1:
         return out.last_hidden_state[0]

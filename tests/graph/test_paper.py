@@ -15,7 +15,7 @@ OWN = [50, 51, 52, 53]
 
 
 def drafted(own, said, depth=1, prompt=(1, 2), probability=0.5, **options):
-    """What the drafter has for sample 0, whose text is `own`; `said`: by its siblings."""
+    """Drafts for sample 0, whose text is `own`; said: its siblings' texts."""
     drafter = Paper(**{"tree": True, "k": 2, "shrink": True, "edits": 0} | options)
     group = drafter.open(list(prompt))
     for sample, tokens in enumerate([own, *said]):

@@ -91,7 +91,7 @@ def test_draws_depend_on_step_and_slot_alone():
 
 
 def test_the_budget_decides_before_a_node_is_drawn():
-    """What it is shown does not depend on the words of the node at stake."""
+    """The costs that it sees do not depend on the words of the node at stake."""
     shown = {}
     for key in (1, 2):
         slots = state(live=1)

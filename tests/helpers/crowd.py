@@ -1,4 +1,4 @@
-"""Two hundred clients of a server: some read slowly, some leave, some say nothing."""
+"""Two hundred clients of a server: some read slowly, some leave, some send nothing."""
 
 import asyncio
 import json

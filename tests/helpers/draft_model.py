@@ -34,7 +34,8 @@ def children(graph, slots, s, context, position, noise):
         else:
             beta = config.beta + n * config.beta_order
             mine = {
-                t: w * (config.own_weight if said & own else 1) for t, w, said in entry.successors
+                t: w * (config.own_weight if sources & own else 1)
+                for t, w, sources in entry.successors
             }
             scale = seen / max(sum(mine.values()), 1) / entry.total
             race = {
@@ -45,18 +46,18 @@ def children(graph, slots, s, context, position, noise):
             norm = sum(race.values()) + math.exp(beta * rest)
             u = config.uncoupled
             mass = {t: share * ((1 - u) / norm * x + u * mine[t] * scale) for t, x in race.items()}
-        for token, _, said in entry.successors:
+        for token, _, sources in entry.successors:
             q[token] = q.get(token, 0) + int(mass[token] * 2**24)
-            source.setdefault(token, said)
+            source.setdefault(token, sources)
     q = {t: min(x, 2**24) for t, x in q.items()}
     kept = sorted((t for t in q if q[t] > 0), key=lambda t: (-q[t], t))[:MAX_CHILDREN]
     level = level_cost(config, int(slots.generated[s]), int(slots.step[s]))
     result = []
     for t in kept:
         cost = round(-math.log2(q[t] / 2**24) * 2**16) + level
-        said = source[t]
-        earlier = PROMPT if said >> 62 & 1 else HISTORY
-        kind = OWN if said & own else SIBLING if said & ((1 << 62) - 1) else earlier
+        sources = source[t]
+        earlier = PROMPT if sources >> 62 & 1 else HISTORY
+        kind = OWN if sources & own else SIBLING if sources & ((1 << 62) - 1) else earlier
         if t not in slots.stop_ids[s].tolist():
             result.append((t, cost, kind))
     return result

@@ -1,4 +1,4 @@
-"""What a model computes for every committed token of a call, to compare bit for bit."""
+"""A model's results for every committed token of a call, to compare bit for bit."""
 
 from contextlib import contextmanager
 

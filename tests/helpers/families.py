@@ -31,8 +31,9 @@ DEEPSEEK = EXPERTS | dict(
 LINEAR = dict(
     layer_types=["linear_attention", "full_attention", "linear_attention"],
     linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
-    linear_value_head_dim=8, shared_expert_intermediate_size=24,
+    linear_value_head_dim=8,
 )  # fmt: skip
+SHARED = dict(shared_expert_intermediate_size=24)
 CONVOLVED = ["conv", "full_attention", "conv"]
 MAMBA = dict(
     mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=2, mamba_chunk_size=16
@@ -169,9 +170,9 @@ MODULES: dict[str, dict] = {
     "cohere2_moe": HEAD | EXPERTS | MIXED,
     "laguna": HEAD | EXPERTS | MIXED,
     # with layers that have a state
-    "qwen3_next": HEAD | EXPERTS | LINEAR,
+    "qwen3_next": HEAD | EXPERTS | LINEAR | SHARED,
     "qwen3_5_text": HEAD | LINEAR,
-    "qwen3_5_moe_text": HEAD | EXPERTS | LINEAR,
+    "qwen3_5_moe_text": HEAD | EXPERTS | LINEAR | SHARED,
     "olmo_hybrid": HEAD | LINEAR,
     "lfm2 conv": dict(layer_types=CONVOLVED),
     "lfm2_moe": EXPERTS | dict(layer_types=CONVOLVED, num_dense_layers=1),

@@ -1,4 +1,4 @@
-"""What a fault must leave of an engine, and how often `make test-faults` tries one."""
+"""Checks of an engine after a fault, and the number of faults that `make test-faults` tries."""
 
 import linecache
 import os
@@ -34,7 +34,7 @@ def assert_usable(engine, prompt, expected, **options) -> None:
 class Interrupted:
     """Raises `error` at the `at`-th line of csd that runs within the block; counts them all.
 
-    at: from 0; none is hit where there are fewer lines, and `hit` says so. Python handles no signal
+    at: from 0; with fewer lines none is hit, and `hit` is empty. Python handles no signal
     between the last call in a `with` block and its `__exit__` (bpo-29988), so the line event that a
     tracer gets there does not count.
     """
@@ -64,7 +64,7 @@ class Interrupted:
         return self._line
 
     def _leaves(self, frame) -> bool:
-        """Whether the event is that of leaving a with block: the second one at its first line."""
+        """True if the event is that of leaving a with block: the second one at its first line."""
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if not line.lstrip().startswith("with "):
             return False

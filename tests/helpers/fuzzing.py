@@ -1,4 +1,4 @@
-"""How many inputs a fuzzer tries, and how long it may take over one of them."""
+"""Number of inputs that a fuzzer tries, and its time limit for one of them."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a grammar allows, from a whole prefix, and a tokenizer of several letters a token."""
+"""Tokens that a grammar allows, from a whole prefix, and a tokenizer of several letters a token."""
 
 import math
 
@@ -74,20 +74,20 @@ class Grammar(LogitsProcessor):
         """[V] bool behind ids."""
         from llguidance import LLMatcher
 
-        prompt, said, opening = ids[: self.prompt_len], ids[self.prompt_len :], -1
+        prompt, own, opening = ids[: self.prompt_len], ids[self.prompt_len :], -1
         if self.thought is not None:
             begin, end = self.thought
-            start = thought_start(prompt, said, begin, end)
+            start = thought_start(prompt, own, begin, end)
             if start is not None:
-                over = thought_end(prompt, said, start, end)
+                over = thought_end(prompt, own, start, end)
                 if over is None:
                     return torch.ones(self.vocab, dtype=torch.bool)
-                said = said[over:]
-            elif said == begin[: len(said)]:
-                opening = begin[len(said)]
+                own = own[over:]
+            elif own == begin[: len(own)]:
+                opening = begin[len(own)]
         found = torch.zeros(self.vocab, dtype=torch.bool)
         matcher = LLMatcher(self.reader, self.grammar, log_level=0)
-        reads = matcher.try_consume_tokens(said) == len(said)
+        reads = matcher.try_consume_tokens(own) == len(own)
         assert reads or opening >= 0
         if reads:
             # where the text can go on in one way, only in the tokens of its spelling
@@ -103,8 +103,8 @@ class Grammar(LogitsProcessor):
         return scores.masked_fill(~self.allowed(input_ids[0].tolist()), -math.inf)
 
 
-def thought_start(prompt, said, begin, end):
-    """How many tokens of a sample come before its one thought; None without a thought."""
+def thought_start(prompt, own, begin, end):
+    """Number of tokens of a sample before its one thought; None without a thought."""
     inside = False
     for i in range(1, len(prompt) + 1):
         if prompt[:i][-len(end) :] == end:
@@ -113,13 +113,13 @@ def thought_start(prompt, said, begin, end):
             inside = True
     if inside:
         return 0
-    return len(begin) if said[: len(begin)] == begin else None
+    return len(begin) if own[: len(begin)] == begin else None
 
 
-def thought_end(prompt, said, start, end):
-    """How many tokens of a sample come before its text; None within the thought."""
-    for i in range(start + 1, len(said) + 1):
-        if (prompt + said[:i])[-len(end) :] == end:
+def thought_end(prompt, own, start, end):
+    """Number of tokens of a sample before its text; None within the thought."""
+    for i in range(start + 1, len(own) + 1):
+        if (prompt + own[:i])[-len(end) :] == end:
             return i
     return None
 

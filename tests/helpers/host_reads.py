@@ -1,4 +1,4 @@
-"""Operations for which the host must know what a tensor holds, and so waits for its device."""
+"""Operations that read a tensor on the host, which waits for its device."""
 
 import torch
 from nested import leaves_of
@@ -9,7 +9,7 @@ READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2"
 
 
 def reads_device(func, args) -> bool:
-    """Whether `func` on `args` returns a number of the host, or a shape that depends on values."""
+    """True if `func` on `args` returns a number of the host, or a shape that depends on values."""
     name = func.overloadpacket.__name__
     by_mask = name.startswith("index") and any(
         isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8)

@@ -1,4 +1,4 @@
-"""What tuples, lists and dicts hold, in less time than by PyTorch's functions for any type."""
+"""Contents of tuples, lists and dicts, in less time than by PyTorch's functions for any type."""
 
 
 def mapped(function, x):

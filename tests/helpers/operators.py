@@ -1,4 +1,4 @@
-"""A step on the public operators, as PyTorch sees them: what `torch.library` knows of each."""
+"""A step on the public operators, as `torch.library` has registered each."""
 
 from csd.kernels.advance_slots import advance_slots
 from csd.kernels.advance_state import advance_state
@@ -19,7 +19,7 @@ from csd.kernels.tree_conv import tree_conv
 from csd.kernels.tree_delta_rule import tree_delta_rule
 from csd.kernels.tree_ssm import tree_ssm
 from csd.kernels.verify import verify
-from csd.state.pool import node_costs, prune, roots
+from csd.state.pool_builder import node_costs, prune, roots
 
 
 def draft(table, slots, rows, config, noise=None, out=None, nodes=None):

@@ -89,7 +89,7 @@ class Allowed(LogitsProcessor):
 
 
 class Counts(LogitsProcessor):
-    """Penalties on what the sample said, as OpenAI defines them; transformers has none."""
+    """Penalties on a sample's own tokens, as OpenAI defines them; transformers has none."""
 
     def __init__(self, prompt_len, params):
         self.prompt_len = prompt_len
@@ -98,9 +98,9 @@ class Counts(LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         scores = scores.clone()
-        said = input_ids[0, self.prompt_len :].tolist()
-        for token in set(said):
-            scores[0, token] -= self.each * said.count(token)
+        own = input_ids[0, self.prompt_len :].tolist()
+        for token in set(own):
+            scores[0, token] -= self.each * own.count(token)
             scores[0, token] -= self.once
         return scores
 
@@ -128,11 +128,11 @@ class Thought(LogitsProcessor):
         return spent if inside else None
 
     def spent_at_the_begin(self, ids):
-        prompt, said = ids[: self.prompt_len], ids[self.prompt_len :]
-        start = thought_start(prompt, said, self.begin, self.end)
-        if start is None or thought_end(prompt, said, start, self.end) is not None:
+        prompt, own = ids[: self.prompt_len], ids[self.prompt_len :]
+        start = thought_start(prompt, own, self.begin, self.end)
+        if start is None or thought_end(prompt, own, start, self.end) is not None:
             return None
-        return len(said) - start
+        return len(own) - start
 
     def only(self, ids):
         """The only token behind ids, or None."""

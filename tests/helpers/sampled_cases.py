@@ -25,7 +25,7 @@ def alike(count, **changes):
 
 
 def state(live=3, **changes):
-    """Four slots in the middle of their samples, the third in a group that has said nothing."""
+    """Four slots in the middle of their samples, the third in a group without tokens."""
     s = alike(4)
     s.live[live:], s.group[live:] = False, -1
     s.group[2] = 1 if live > 2 else -1

@@ -80,7 +80,7 @@ def corrupt(engine):
 
 
 def once(owner, name, error, after=0):
-    """What `owner` calls `name` raises `error` at call number `after`, from 0, and then no more."""
+    """Let the method `name` of `owner` raise `error` at call `after`, from 0, and then no more."""
     method, calls = getattr(owner, name), []
 
     def call(*args):
@@ -95,7 +95,7 @@ def once(owner, name, error, after=0):
 
 
 def disagree():
-    """Rank 1 commits something else: the next step must say so."""
+    """Rank 1 commits something else: the next step must raise."""
     commit = FollowerStep.commit
 
     def wrong(self, verdict):
@@ -118,7 +118,7 @@ def timed_apart(engine, rank):
 
 
 def faults(last):
-    """By name and rank: other options of the call, or what to break; `last` is a call's last step.
+    """Faults by name and rank: other options of a call, or a change; last: a call's last step.
 
     A pass has 14 products; a call begins with four passes over its prompts.
     """
@@ -150,7 +150,7 @@ def faults(last):
 
 
 def failures(engine, rank):
-    """Of each call with a fault, what it raised, and whether the next one is as it always is."""
+    """Errors of calls with a fault, and whether the call behind each is as it always is."""
 
     def tokens(**options):
         short = dict(prompts=PROMPTS[::2], num_samples=2, max_new_tokens=8, budget=4)

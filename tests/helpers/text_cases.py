@@ -35,8 +35,8 @@ def random_slots(rng, count, context, vocab=4, live=0.8, temperature=1.0):
         slots.sample[s] = rng.randrange(6)
         slots.generated[s] = rng.randrange(9)
         slots.max_new[s] = rng.choice([slots.generated[s] + 1, 30, 30])
-        said = rng.choice([context, context, rng.randrange(1, context + 1)])
-        slots.context[s, :said] = torch.tensor([rng.randrange(vocab) for _ in range(said)])
+        count = rng.choice([context, context, rng.randrange(1, context + 1)])
+        slots.context[s, :count] = torch.tensor([rng.randrange(vocab) for _ in range(count)])
         if rng.random() < 0.3:
             slots.stop_ids[s, 0] = rng.randrange(vocab)
         slots.temperature[s] = temperature

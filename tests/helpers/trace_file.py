@@ -1,4 +1,4 @@
-"""Recordings small enough to know what must come of them."""
+"""Recordings small enough to work out their results by hand."""
 
 import json
 from pathlib import Path

@@ -100,7 +100,7 @@ def test_a_damaged_gzip(tmp_path, capsys, damage):
 
 
 def test_a_recording_without_samples_has_no_line(tmp_path):
-    """As an interrupted call leaves it."""
+    """An interrupted call leaves such a recording."""
     path = tmp_path / "traces.jsonl"
     whole, none = Trace(0, [1], [[2]], 1.0, None), Trace(1, [3], [], 1.0, [])
     write_traces(path, [whole, none])

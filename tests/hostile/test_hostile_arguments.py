@@ -66,7 +66,7 @@ def test_messages(toy_folder, messages, message):
 
 def test_a_tokenizer_that_panics(target):
     class PanicException(BaseException):
-        """As Rust's in Python: no Exception."""
+        """Rust's exception in Python, which is no Exception."""
 
     class Panics(Letters):
         def __call__(self, text, add_special_tokens=True):

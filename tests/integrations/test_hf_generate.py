@@ -80,7 +80,7 @@ def test_tokens_are_plain_sampling_with_the_processing_of_the_config(model):
 
 
 class Halved(transformers.LogitsProcessor):
-    """As likely as its square root is what follows an even token."""
+    """Halves the logits behind an even token."""
 
     def __call__(self, input_ids, scores):
         return torch.where(input_ids[:, -1:] % 2 == 0, scores / 2, scores)

@@ -56,7 +56,7 @@ def loop(model):
     ]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_moe", "qwen3_5_text", "falcon_h1"])
 def test_tokens_are_those_of_the_adapter_that_is_active(name):
     model = adapted(name)
     seen = []
@@ -329,7 +329,7 @@ def test_a_switch_within_a_pass_has_it_run_once_more():
 
 
 def test_requests_in_flight_end_with_the_adapters_that_they_began_with():
-    """Those that come after a switch wait, and are drawn with the new ones."""
+    """Requests that come after a switch wait, and are drawn with the new adapters."""
     import threading
 
     model = adapted()

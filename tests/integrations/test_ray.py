@@ -54,7 +54,7 @@ def dying(folder_of_marks):
 
 @torch.no_grad()
 def exact_logprobs(toy, prompt, tokens, temperature):
-    """Of the tokens drawn behind a prompt, in float64."""
+    """Log-probabilities of the tokens drawn behind a prompt, in float64."""
     model, tokenizer = toy
     ids = tokenizer(prompt)["input_ids"]
     logits = model.double()(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]
@@ -240,7 +240,7 @@ def test_rows_of_a_batch_draft_for_each_other_on_request(toy_folder, monkeypatch
 
 
 def test_actors_read_the_column(cluster, toy_folder):
-    """As Ray's own blocks hand it over."""
+    """The column comes in the form of Ray's own blocks."""
     from csd.integrations.ray import sample
 
     rows = [{"row": i, "prompt": p} for i, p in enumerate(["abc", "Two?", "abc"])]
@@ -255,3 +255,28 @@ def test_actors_read_the_column(cluster, toy_folder):
     told = drawn([row | {"history": earlier[row["row"]]} for row in rows])
     for a, b in zip(plain, told, strict=True):
         assert [list(t) for t in a["tokens"]] == [list(t) for t in b["tokens"]]
+
+
+@pytest.mark.parametrize("free, actors, num_cpus, num_gpus, message", [
+    ({"CPU": 3.0}, 2, 1, 0, None),
+    ({"CPU": 2.0}, 2, 1, 0, "2 actors of 1 CPUs and one that reads the dataset need 3 free CPUs"),
+    ({"CPU": 1.0}, 8, 0, 0, None),
+    ({"CPU": 0.0}, 1, 0, 0, "need 1 free CPUs of Ray's, and 0 are free"),
+    ({"CPU": 9.0, "GPU": 1.0}, 2, 1, 1, "2 actors of 1 GPUs need 2 free GPUs"),
+])  # fmt: skip
+def test_what_ray_would_wait_for_is_an_error(free, actors, num_cpus, num_gpus, message):
+    from csd.integrations.ray import check_room
+
+    if message is None:
+        check_room(free, actors, num_cpus, num_gpus)
+        return
+    with pytest.raises(RuntimeError, match=message):
+        check_room(free, actors, num_cpus, num_gpus)
+
+
+def test_a_call_without_free_cores_raises(cluster, toy_folder):
+    import csd.integrations.ray
+
+    rows = ray.data.from_items([{"prompt": "a"}])
+    with pytest.raises(RuntimeError, match="9 actors of 1 CPUs"):
+        csd.integrations.ray.sample(rows, toy_folder, num_samples=1, actors=9)

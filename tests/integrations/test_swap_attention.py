@@ -292,7 +292,7 @@ def test_errors():
 
 @torch.no_grad()
 def test_changes_of_a_tree_after_construction_are_checked():
-    """By the first layer what they all share, by each its own."""
+    """The first layer checks what all share, each layer its own."""
     model, dense = swapped("llama"), checkpoints.build("llama")
     tree = filled_cache(model, dense).tree(TOKENS, PARENTS)
     _, M, K, D = tree.node_k.shape

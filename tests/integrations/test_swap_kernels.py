@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from importlib import import_module
 
 import checkpoints
 import pytest
@@ -12,14 +13,15 @@ from torch.autograd import gradcheck
 
 import csd
 from csd.integrations import swap
-from csd.kernels import rms_norm as norms
-from csd.kernels import rotate as rotations
-from csd.kernels import swiglu as gates
 from csd.kernels.rms_norm import rms_norm, rms_norm_ref
 from csd.kernels.rotary import rotary
 from csd.kernels.rotate import rotate, rotate_ref, rotate_triton
 from csd.kernels.swiglu import silu_mul, silu_mul_ref, silu_mul_triton, swiglu, swiglu_ref
 from csd.kernels.tree_attention import tree_attention
+
+norms = import_module("csd.kernels.rms_norm")
+rotations = import_module("csd.kernels.rotate")
+gates = import_module("csd.kernels.swiglu")
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
 IDS = torch.randint(checkpoints.VOCAB, (3, 9), generator=torch.Generator().manual_seed(3))
@@ -34,7 +36,7 @@ def logits(model):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often each kernel ran, counted where the model calls it."""
+    """Counts of the kernels' runs, taken where the model calls them."""
     count = dict.fromkeys(("rms_norm", "rotate", "silu_mul"), 0)
 
     def counted(name, op):

@@ -59,7 +59,7 @@ def test_a_corrupted_graph_on_rank_1_changes_nothing(ranks):
 
 
 def test_ranks_time_the_same_steps(ranks):
-    """Whatever a rank's clock says: a pass that another rank leaves out never ends."""
+    """Clocks of ranks differ, but a pass that another rank leaves out would never end."""
     (first, second), _ = ranks
     assert first["timed-apart"] == second["timed-apart"]
     assert first["timed-apart"] == [r.tokens for r in single("qwen3", "auto")]

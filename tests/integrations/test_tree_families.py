@@ -50,7 +50,7 @@ def build(family: str):
 
 @torch.no_grad()
 def tree_logits(model) -> torch.Tensor:
-    """Of a root and two children, the first of which has a child."""
+    """Logits of a root and two children, the first of which has a child."""
     past = model(torch.tensor([PROMPT[:-1]]), use_cache=True).past_key_values
     cache = csd.TreeCache([past], samples=[1], max_new_tokens=8)
     tree = cache.tree([[PROMPT[-1], *CHAIN]], [[-1, 0, 0, 1]])

@@ -93,7 +93,7 @@ def early():
 
 
 def texts(found, prompt):
-    """What was drawn of a prompt, by index."""
+    """Texts of a prompt's samples, by index."""
     _, tokenizer = toy()
     rows = zip(found.prompts, found.out["completion_ids"], strict=True)
     ids = [tokens for p, tokens in rows if p == prompt]
@@ -131,7 +131,7 @@ def test_the_rest_of_a_right_group_is_not_drawn(full, early):
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo"])
 def test_its_gradient_is_that_of_the_whole_group(full, early, loss):
-    """Where a loss is divided by rows; others are divided by the tokens that were drawn."""
+    """The loss is one divided by rows; others are divided by the tokens that were drawn."""
     from csd.integrations.trl import Rollout
 
     whole = full if loss == "grpo" else train(Rollout(), Judge(), loss)

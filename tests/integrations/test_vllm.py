@@ -15,7 +15,7 @@ from csd.graph.chain import ConsensusChain
 from csd.integrations.vllm import Proposer
 from csd.kernels.ops import reference
 from csd.state.context_table import ANY, WEIGHT_ONE
-from csd.state.pool import roots
+from csd.state.pool_builder import roots
 
 END = 99
 

@@ -33,6 +33,9 @@ WITHOUT = "|".join((
     r"^(sm_80|gfx942) draft_tree grow O=7$", r"^(sm_80|gfx942) layered_dag layer, chain",
     r"^(sm_80|gfx942) (row|gated)_linear BLOCK_T=(16|32|64)\b",
     r"^(sm_80|gfx942) .*, (plus one|gelu|of a part)$",
+    # variants by a flag or a size, on sm_90 all
+    r"^(sm_80|gfx942) .*(large cache|with residual|of rows|of splits|rotate|silu_mul)",
+    r"^(sm_80|gfx942) .*(BLOCK_T=128, split|with bias|F=64|SOLVE=False|MOVED=False)",
     # of attention with windows, caps and sinks, on sm_90 that which has all
     r", (window|cap|short values)$", r"^(sm_80|gfx942) (?!first_keys).*, sinks$",
 ))  # fmt: skip

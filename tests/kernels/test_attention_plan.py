@@ -37,7 +37,7 @@ CASES = {
 
 
 def layout(trees, prompt, committed, padding=0):
-    """As far as the plan reads it."""
+    """A layout with the fields that the plan reads."""
     pool = random_pool(trees, slots=len(committed), padding=padding)
     return TreeLayout(
         prompt_pages=None,

@@ -1,4 +1,4 @@
-"""Which operations an engine on a CPU runs."""
+"""Choice of operations on a CPU."""
 
 import numba
 import pytest

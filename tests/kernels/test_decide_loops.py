@@ -20,7 +20,8 @@ from csd.kernels.ops import reference
 from csd.kernels.snapshot import snapshot_ref
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.on_path import verify_on_path
-from csd.state.pool import MAX_DEPTH, Pool, roots
+from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool_builder import roots
 from csd.state.verdict import LENGTH, STOP
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -40,7 +41,7 @@ def case(seed=0, vocab=97, dtype=torch.float32, rows=60, **options):
 
 
 def assert_same_paths(got, logits, pool, slots):
-    """What the passes decide of the accepted rows, and nothing of others. Returns the passes'."""
+    """Assert the passes' results in the accepted rows, and none in others. Returns the passes'."""
     want = verify_on_path(logits, pool, slots, PASSES)
     for name in OF_PATHS:
         a, b = getattr(got, name), getattr(want, name)
@@ -92,7 +93,7 @@ def grown(parents, slots):
 @DTYPES
 @pytest.mark.parametrize("shape", ["deep", "wide"])
 def test_deep_and_wide_trees(poison, shape, dtype):
-    """Of a chain all is accepted, or its first half; of siblings one, whichever it is."""
+    """All of a chain is accepted, or its first half; of siblings any one."""
     _, slots = trees(0, count=5, rows=5, live=True)
     slots.temperature[:], slots.max_new[:] = torch.tensor([0, 0.7, 1, 1, 0]), 1 << 20
     parents = range(-1, MAX_DEPTH) if shape == "deep" else [-1] + [0] * 8 + [*range(1, 9)]
@@ -132,7 +133,7 @@ def below(logits, by):
 @DTYPES
 @pytest.mark.parametrize("by", [11.2, 12.5, 0.5], ids=["most", "some", "long heads"])
 def test_rows_that_the_passes_sample(poison, monkeypatch, by, dtype):
-    """That draw the rest or have too long heads: of some slots, or several times on a path."""
+    """Rows draw the rest or have too long heads: of some slots, or several times on a path."""
     logits, pool, slots = case(4, 65537, dtype, rows=40, live=True)
     slots.temperature[slots.temperature > 0] = 1
     below(logits, by)

@@ -1,4 +1,4 @@
-"""What is drafted, against the plain model of `draft_model.py`, and what is never drafted."""
+"""Drafts against the plain model of `draft_model.py`, and tokens that are never drafted."""
 
 import random
 from dataclasses import replace

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ import triton.language as tl
 from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slots, used_pool
 from equal_fields import assert_equal_fields
 
-from csd.kernels import draft_tree as module
 from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
 from csd.kernels.draft_tree.mixture import MAX_CHILDREN, likeliest
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_NODES, PROGRESS_PENALTY
+
+module = import_module("csd.kernels.draft_tree")
 
 
 def both(table, slots, rows, config=CONFIG):

@@ -142,7 +142,7 @@ def test_values_are_added_in_the_order_of_their_keys(generated, prompt, by, monk
 
 
 def broken(attend=tree_attention_batched):
-    """Whether some step of float32 gives a row other bits."""
+    """True if some step of float32 gives a row other bits."""
     return not all(all(same_bits(n, torch.float32, attend=attend)) for n in (18, 70, 210, 350))
 
 

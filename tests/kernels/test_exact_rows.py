@@ -1,4 +1,4 @@
-"""What is done to a row alone has the same bits whatever else the step holds."""
+"""Operations on single rows have the same bits whatever else the step holds."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is inserted by the reference, against the plain model of `graph_model.py`."""
+"""The reference's insert against the plain model of `graph_model.py`."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What lies in numba's cache, or that nothing can be written there, changes no result of a loop."""
+"""Neither files in numba's cache nor a folder without write access change a loop's result."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch, once):
 
 
 def run():
-    """As another process: the results, and how many loops were read from files."""
+    """Results of the loops, as another process has them, and the number read from files."""
     loops = [compiled.loop(double), compiled.loop(triple)]
     results = [loop(1.0) for loop in loops]
     return results, sum(sum(loop.stats.cache_hits.values()) for loop in loops)
@@ -235,7 +235,7 @@ def test_another_users_file_is_not_unpickled(folder, monkeypatch, caplog):
 
 
 def test_files_of_those_who_own_the_sources_are_read(folder, monkeypatch):
-    """As a package's that another user installed, with what he compiled."""
+    """The files are those of a package that another user installed and compiled."""
     monkeypatch.setattr(kept.os, "geteuid", lambda: os.stat(__file__).st_uid + 1)
     assert run() == (RESULT, 2)
 

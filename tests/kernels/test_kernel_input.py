@@ -152,7 +152,7 @@ def drafted():
 
 
 def taken(operator, *records):
-    """Of each record the fields that the operator takes, by its name."""
+    """Fields that the operator takes, by the name of their record."""
     operands = [operand for operand in operator.operands if not isinstance(operand, str)]
     return {o.record: (record, o.names) for o, record in zip(operands, records, strict=True)}
 

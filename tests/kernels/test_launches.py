@@ -1,4 +1,4 @@
-"""What a static step launches compiles as it is launched, and is what `make aot` compiles."""
+"""Launches of a static step compile as launched, and are those that `make aot` compiles."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", params=[(1, 16), (5, 64)], ids=["one slot", "five slots"])
 def launches(request):
-    """Of two equal steps, a list each."""
+    """Launches of two equal steps, a list each."""
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/helpers/launches.py"), *map(str, request.param)],

@@ -69,7 +69,7 @@ def test_a_compiled_loop_is_found_only_with_its_stamp(tmp_path, monkeypatch):
 
 
 def test_what_compiles_is_logged_once(monkeypatch, caplog):
-    """And only where it is csd's own: a user's loops are none of its business."""
+    """Only csd's own loops are logged, not a user's."""
     monkeypatch.setattr(compiled.NOTICE, "done", False)
 
     def one():

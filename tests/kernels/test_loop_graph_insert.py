@@ -1,4 +1,4 @@
-"""What a CPU's loop inserts into the consensus graph, against the reference: exactly the same."""
+"""The CPU's insert into the consensus graph equals the reference exactly."""
 
 import random
 

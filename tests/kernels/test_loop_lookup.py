@@ -23,7 +23,7 @@ def hashes(owner, context, orders):
 @pytest.mark.parametrize("orders", [(1,), (16,), (1, 2, 3, 5, 8, 12, 16), (2, 7)], ids=str)
 @pytest.mark.parametrize("N", [16, 17], ids=["N", "longer"])
 def test_hashes_are_the_references(orders, N):
-    """Of any group and tokens, also where products and sums pass 2^63."""
+    """Groups and tokens are any, also where products and sums pass 2^63."""
     rng = np.random.default_rng(0)
     owner = rng.integers(-(2**63), 2**63 - 1, 300)
     context = rng.integers(-1, 2**31 - 1, (300, N), dtype=np.int32)
@@ -34,7 +34,7 @@ def test_hashes_are_the_references(orders, N):
 
 
 def test_entries_are_the_references():
-    """Of contexts that are there or not, cut at the start, and the whole group's."""
+    """Contexts are there or not, cut at the start, or the whole group's."""
     rng = random.Random(3)
     config = replace(CONFIG, capacity=64, ways=4)
     table = random_graph(rng, config).table().arrays()

@@ -1,4 +1,4 @@
-"""What a step observed as a CPU's loop finds it, and inserts it: exactly what the references do."""
+"""The CPU's loops observe and insert a step exactly as the references do."""
 
 from dataclasses import replace
 
@@ -17,7 +17,8 @@ from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import GROUP_SLOTS, observe_ref
 from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import Pool, roots
+from csd.state.pool import Pool
+from csd.state.pool_builder import roots
 from csd.state.slots import Slots
 
 

@@ -12,9 +12,9 @@ from equal_fields import assert_equal_fields
 
 from csd.cpu.pools import node_costs, prune, roots
 from csd.kernels.draft_tree import draft_tree_ref
-from csd.state.pool import node_costs as node_costs_ref
-from csd.state.pool import prune as prune_ref
-from csd.state.pool import roots as roots_ref
+from csd.state.pool_builder import node_costs as node_costs_ref
+from csd.state.pool_builder import prune as prune_ref
+from csd.state.pool_builder import roots as roots_ref
 
 
 @pytest.mark.parametrize("seed", range(12))

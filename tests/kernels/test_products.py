@@ -72,7 +72,7 @@ def test_a_sum_is_taken_in_the_order_of_its_products(K):
 
 @pytest.mark.skipif("dot" not in instructions(BF16), reason="the CPU does not have it")
 def test_of_a_pair_the_odd_product_is_added_first():
-    """And rounded: attention's sums do not depend on where its pairs begin."""
+    """It is rounded then: attention's sums do not depend on where its pairs begin."""
     x, weight, bias = case(5, torch.bfloat16)
     total = bias.float().expand(5, -1)
     for k in range(0, x.shape[1], 2):

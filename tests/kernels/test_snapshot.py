@@ -1,4 +1,6 @@
-"""What the host is told of a step: the kernel and its operator against plain PyTorch."""
+"""The snapshot of a step: the kernel and its operator against plain PyTorch."""
+
+from importlib import import_module
 
 import pytest
 import torch
@@ -65,7 +67,7 @@ def test_a_token_comes_from_the_row_below_it():
 def test_operator(dtype):
     pool, verdict = step(3, 20, dtype=dtype)
     assert snapshot(pool, verdict, True, True)[1].dtype == dtype
-    from csd.kernels import snapshot as module
+    module = import_module("csd.kernels.snapshot")
 
     args = module._snapshot.pack(pool, verdict, True, True)
     torch.library.opcheck(torch.ops.csd.snapshot.default, tuple(args))

@@ -1,4 +1,4 @@
-"""What a text's rows give has the same bits wherever steps ended and whatever they held.
+"""Rows of a text have the same bits wherever steps ended and whatever they held.
 
 One text is walked by steps of several sizes, in a slot among others that hold other texts, with
 drafts that are not kept.

@@ -114,7 +114,7 @@ def test_the_operator_runs_the_reference_on_cpu_and_says_what_is_wrong():
 
 def test_texts_are_what_samples_have_said():
     """Slots commit by turns, take new samples, and write behind the prompt's last k tokens."""
-    from csd.state.pool import roots
+    from csd.state.pool_builder import roots
 
     k, rng = 3, random.Random(0)
     slots = Slots.empty(3, 9, 40, k)

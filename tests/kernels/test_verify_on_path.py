@@ -6,7 +6,8 @@ from tree_cases import random_logits, trees
 
 from csd.kernels.verify import on_path, reference, verify_ref
 from csd.kernels.verify.on_path import verify_on_path
-from csd.state.pool import COST_ONE, roots
+from csd.state.pool import COST_ONE
+from csd.state.pool_builder import roots
 
 LIKELY = [0, COST_ONE, 1 << 30]
 

@@ -116,7 +116,7 @@ def test_float32_draws_the_same_in_loops_and_references():
 
 
 def test_memory_is_as_calculated():
-    """Of Qwen3-Next's layers, and of what an engine allocates."""
+    """Sizes of Qwen3-Next's layers, and of an engine's caches."""
     layer = StateSize(key_heads=16, heads=32, key_dim=128, value_dim=128)
     sizes = StateSizes((), (layer,) * 36)
     states, tails = 36 * 32 * 128 * 128 * 4, 36 * 32 * (16 * 128 + 32 * 129) * 4
@@ -160,8 +160,8 @@ def test_what_is_lost_of_a_state_is_not_admitted(lost, monkeypatch):
     if lost == "decay":
         plain = SSM.inputs
 
-        def lasting(self, kind):
-            return *plain(self, kind)[:2], torch.ones_like(self.dt)
+        def lasting(self, ops, kind):
+            return *plain(self, ops, kind)[:2], torch.ones_like(self.dt)
 
         monkeypatch.setattr(SSM, "inputs", lasting)
     else:

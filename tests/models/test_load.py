@@ -1,4 +1,4 @@
-"""What it takes to load a model from a folder, a file, the hub or an object."""
+"""Loading of a model from a folder, a file, the hub or an object."""
 
 import json
 import logging
@@ -284,7 +284,7 @@ def test_refuse_what_is_no_model(model):
 
 
 def test_a_refusal_by_the_config_comes_before_weights_are_read(toy_folder, monkeypatch):
-    """As the check of a GPU's kernels refuses."""
+    """The refusal is that of the check of a GPU's kernels."""
     seen = []
 
     def refuse(*found):

@@ -43,7 +43,7 @@ def test_so_do_interpreted_kernels(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_forward_pass_reads_nothing_on_the_host(name):
-    """And its logits are the reference's, within the roundings of float32."""
+    """Its logits are the reference's, within the roundings of float32."""
     *_, engine = drawn(build(name, dtype=torch.float32), "reference", 1)
     step = engine._step
     # the sample that was drawn, whose pages are free but hold what they held

@@ -47,7 +47,7 @@ STOPS = [
 
 
 def plain(tokenizer, tokens: list[int], stop: tuple[str, ...]) -> tuple[int, str | None, int]:
-    """How many tokens a sample keeps, the stop string that ended it, and its place."""
+    """Number of tokens that a sample keeps, the stop string that ended it, and its place."""
     for n in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:n]).rstrip("\ufffd")
         found = [(text.find(s), len(s), s) for s in stop if s in text]

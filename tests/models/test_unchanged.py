@@ -242,7 +242,7 @@ def kernels(model):
 
 
 def accelerate_bf16(model):
-    """As `Accelerator.prepare_model` wraps a model for mixed precision."""
+    """Wrap a model for mixed precision as `Accelerator.prepare_model` does."""
     from accelerate.utils.operations import convert_outputs_to_fp32
 
     autocast = torch.autocast("cpu", dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What the machine finds: CSD_PTX=sm_90 python -m pytest tests/ptx_machine"""
+"""Faults that the machine finds: CSD_PTX=sm_90 python -m pytest tests/ptx_machine"""
 
 import os
 

@@ -146,7 +146,7 @@ def test_several_prompts_and_a_prompt_twice(port, engine):
 
 
 def test_echo_scores_the_prompt(port, engine, model):
-    """What lm-evaluation-harness asks for."""
+    """The request is lm-evaluation-harness's."""
     ids = [20, 30, 45, 33, 20, 12]
     body = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
     _, answer = call(port, "/v1/completions", body)

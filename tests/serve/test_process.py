@@ -47,7 +47,7 @@ def started(toy_folder):
 
 
 def test_sigterm_in_the_middle(started, toy_folder):
-    """What was accepted is answered with the samples of its seed, the rest is refused."""
+    """Accepted requests are answered with the samples of their seeds, others are refused."""
     process, port = started("--drain", "20")
     found, refused = {}, []
 

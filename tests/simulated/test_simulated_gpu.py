@@ -1,4 +1,4 @@
-"""What the simulated GPU finds (`simulated.py`): each a program that would fail on a real one."""
+"""Faults that the simulated GPU finds: each a program that would fail on a real one."""
 
 import time
 

@@ -18,7 +18,7 @@ ASKED = dict(
 
 
 class Linear:
-    """What csd reads of peft's layer, whose parameters no test can move to this GPU."""
+    """The part of peft's layer that csd reads; no test can move peft's parameters to this GPU."""
 
     __module__, __qualname__ = "peft.tuners.lora.layer", "Linear"
     merged, merged_adapters, disable_adapters = False, (), False

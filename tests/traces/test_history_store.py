@@ -1,4 +1,4 @@
-"""What `csd.History` keeps, in memory and on disk."""
+"""`csd.History` in memory and on disk."""
 
 import json
 import os
@@ -176,7 +176,7 @@ def test_one_history_at_a_time_has_a_file_open(tmp_path):
 
 @pytest.mark.parametrize("at", ["line", "mark"])
 def test_killed_at_every_byte_of_an_addition(tmp_path, monkeypatch, at):
-    """Whatever part of an addition was written, what was there before is."""
+    """Earlier lines are there whatever part of an addition was written."""
     path, lock = tmp_path / "h.jsonl", tmp_path / "h.jsonl.lock"
     with csd.History(path=path) as h:
         h.add([1], [[2, 3]])

@@ -1,4 +1,4 @@
-"""What verification schemes refuse, and what they bear."""
+"""Input that verification schemes refuse, and input that they accept."""
 
 import pytest
 import torch

@@ -4,6 +4,7 @@ import pytest
 import torch
 from joint_distribution import TOKENS, VOCAB, JointDistribution
 from scripted import LastToken, Letters, PrefixSum, engine
+from targets import slow
 from test_verify_engine import REPLICATES, SLOTS
 
 import csd
@@ -44,9 +45,9 @@ def p_value_of(verifier, **options):
         ("canonical", dict(k=2, depth=2)),
         ("recursive", dict(k=3, depth=2)),
         ("kseq", dict(k=3, depth=2)),
-        ("single", dict(k=3, depth=2)),
+        pytest.param("single", dict(k=3, depth=2), marks=slow),
         ("canonical", dict(k=2, depth=2, temperature=(0.5, 2.0))),
-        ("recursive", dict(k=2, depth=2, temperature=(2.0, 0.5))),
+        pytest.param("recursive", dict(k=2, depth=2, temperature=(2.0, 0.5)), marks=slow),
     ],
     ids=["canonical", "recursive", "kseq", "single", "canonical-two-heats", "recursive-two-heats"],
 )

@@ -5,7 +5,7 @@ import torch
 from sampled_cases import grow, state
 
 from csd.kernels.ops import reference
-from csd.state.pool import roots
+from csd.state.pool_builder import roots
 from csd.verify.target import processed
 
 FILTERS = [

@@ -162,7 +162,7 @@ class Crew:
         return self._programs.spaces[space]
 
     def interval(self, active):
-        """How many barriers the programs of these threads have passed."""
+        """Numbers of barriers that the programs of these threads have passed."""
         return self._programs.interval[self.program[active]]
 
 

@@ -166,7 +166,7 @@ class Shared:
 
 
 def _who(crew, threads) -> np.ndarray:
-    """Who each of the threads is, as `Region` holds it."""
+    """Identity of each thread, in the form of `Region`."""
     program, interval = crew.number[threads] + 1, crew.interval(threads)
     return program << PROGRAM | interval << INTERVAL | crew.warp[threads]
 

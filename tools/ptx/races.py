@@ -1,4 +1,4 @@
-"""Who touched which byte of memory, and whether anything kept them apart.
+"""Accesses to every byte of memory, and the barriers between them.
 
 Two programs of a launch, or two warps of a program between two barriers, may come in either order.
 If one of them writes what the other touches, what comes out depends on it.
@@ -75,7 +75,7 @@ def _sparse(size: int) -> np.ndarray:
 
 
 def _apart(by, who):
-    """Whether someone was there whom nothing separates from this."""
+    """True if an access was made that no barrier separates from this one."""
     elsewhere = by >> PROGRAM != who >> PROGRAM
     return (by != 0) & (elsewhere | ((by >> INTERVAL == who >> INTERVAL) & (by != who)))
 

@@ -115,7 +115,7 @@ def _place(chain: str) -> str:
 
 
 def _statements(line: str) -> list[str]:
-    """Those of a line; the braces around a scope are none, those around registers belong to it."""
+    """Statements of a line; a scope's braces are none, those around registers belong to one."""
     if re.match(r"\{\s*\.reg", line) or line in ("{", "}"):
         line = re.sub(r"^\{|\}$", "", line)
     return [part.strip() for part in line.split(";") if part.strip(" \t{}")]

@@ -29,7 +29,7 @@ def lower_right(rows: int, end: int) -> torch.Tensor:
 
 
 def flash_operator(launch, name, args, kwargs):
-    """As the operator returns it: [B, H, R, D], log-sum-exps [B, H, R], and what nobody reads."""
+    """Results in the operator's form: [B, H, R, D], log-sum-exps [B, H, R], and unused ones."""
     q, none = args[0], args[0].new_empty(0)
     like = [q, q.new_empty(q.shape[:-1], dtype=torch.float32)]
     out, lse = launch(flash, args, kwargs, like=like, name=name)

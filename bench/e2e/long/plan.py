@@ -1,4 +1,4 @@
-"""Which rows a run has, in the order of their weight, and how long they take.
+"""Rows of a run in the order of their weight, and estimates of their time.
 
 The estimate is of SmolLM2-135M on 2 cores; what finished rows took corrects it for the others.
 """

@@ -44,7 +44,7 @@ def figures(results: list[Replayed]) -> dict:
 
 
 def likeness(samples: list[list[int]], texts: list[str] | None = None) -> dict:
-    """How alike a prompt's samples are.
+    """Likeness of a prompt's samples.
 
     distinct: different samples; prefix: tokens that two of them share from the start, the mean over
     pairs; runs: the share of a sample's runs of RUN tokens that one of the others has too; with

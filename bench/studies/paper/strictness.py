@@ -1,4 +1,4 @@
-"""How strict the source paper's drafter is, against tau and the drafts it uses.
+"""Strictness of the source paper's drafter, against tau and the drafts that it uses.
 
 One knob at a time, as a chain, as published, and as a tree. The paper's method looks up k = 4
 tokens and no fewer, with exact matches and those within eps edits side by side: "k" with eps 0,

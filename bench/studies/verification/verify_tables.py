@@ -114,7 +114,7 @@ def _times(rows: list[dict]) -> str:
 
 
 def _choice(result: dict) -> str:
-    """Which verifier to choose when, at T = 0.7 unless another is given."""
+    """Advice on the choice of a verifier, at T = 0.7 unless another is given."""
     found = _by_name(result["acceptance"])
     at = {s: found["T=0.7", s] for s in NAMES}
     far = {s: found[FLAT, s] for s in NAMES if (FLAT, s) in found}

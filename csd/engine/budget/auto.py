@@ -25,7 +25,7 @@ class Controller:
         return self._accepted / self._expected
 
     def should_draft(self) -> bool:
-        """Whether the next step may draft; called once a step."""
+        """True if the next step may draft; called once a step."""
         self._asked.append(self.gate.should_draft())
         return self._asked[-1]
 

@@ -9,7 +9,7 @@ from csd.state.pool import MAX_NODES
 # drafted tokens of an automatic step at most: a live slot, and in all
 PER_SLOT, MOST = 32, 128
 
-# `csd.state.pool.progress_penalties` of each slot, -1 without a sample; None while samples wait
+# progress penalties of the slots, -1 without a sample; None while samples wait for slots
 Penalties = Sequence[int] | None
 
 

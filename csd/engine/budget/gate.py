@@ -29,7 +29,7 @@ class SpeculationGate:
         self.probe = False  # whether the step drafts although no gain is expected
 
     def should_draft(self) -> bool:
-        """Whether the next step may draft; called once a step."""
+        """True if the next step may draft; called once a step."""
         self._credit = min(self._credit + EXPLORE, max(self._credit, CREDIT))
         self._since += 1
         if self._cooldown or self._credit <= 0 or self._should_measure():
@@ -40,7 +40,7 @@ class SpeculationGate:
         return True
 
     def _should_measure(self) -> bool:
-        """Whether a step without drafts is due: for two outliers, and as often as `EXPLORE` pays.
+        """True if a step without drafts is due: for two outliers, and as often as `EXPLORE` pays.
 
         It takes as long as ever and commits 1 / gain of the tokens.
         """

@@ -146,7 +146,7 @@ class _Runs:
                                 f"{found.gap:.1e} apart, and roundings {allowed:.1e}")  # fmt: skip
 
     def _statically(self) -> bool:
-        """Whether steps of fixed shape can run: a GPU's references read the device."""
+        """True if steps of fixed shape can run: a GPU's references read the device."""
         return self._ops.name == "triton" or self._device.type == "cpu"
 
     def _engine(self, static: bool, captured: bool = True) -> Engine:

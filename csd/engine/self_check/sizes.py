@@ -52,7 +52,7 @@ class Sizes:
         ]
 
     def wide(self, vocab: int) -> list[Request]:
-        """As many samples of the long prompt as there are slots, for a few steps."""
+        """Samples of the long prompt for every slot, for a few steps."""
         return [self._request(0, self._long(vocab), 2, SLOTS, temperature=0.3)]
 
     def _request(

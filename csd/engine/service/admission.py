@@ -15,9 +15,9 @@ def pages_of(request: Request, prompt: bool) -> int:
 
 
 def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | None:
-    """Why a request is not served; else its history is cut to fit, and the step has its rules.
+    """The error of a refused request; else None, its history cut to fit and the step's rules set.
 
-    pages: that there are.
+    pages: number of pages that the caches have.
     """
     step = scheduler.step
     try:

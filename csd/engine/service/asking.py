@@ -15,7 +15,7 @@ from csd.schema.arguments import check_whole
 
 # options of all requests alike, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "budget", "tokenizer")
-# those of a request: how it samples, which samples it draws, what its prompt is, and what is told
+# those of a request: how it samples, which samples it draws, its prompt, and what is reported
 # of its tokens. A function of rows is left out: it runs within a step, which is everyone's
 SERVED = SAMPLING - {"logits_processor"} | {
     "num_samples", "first_sample", "seed", "until", "history", "truncate_prompt",

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine, OnePrompt
-from csd.engine.options import Options, check_drafter
+from csd.engine.options import Options
+from csd.engine.options.checks import check_drafter
 from csd.engine.requests import Request
 from csd.engine.service.asking import Limits, read_call, read_scores
 from csd.engine.service.counters import Counters
@@ -106,7 +107,7 @@ class AsyncEngine:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests."""
+        """True if it takes no more requests."""
         return self._inbox.closed or not self._thread.is_alive()
 
     def limits(self) -> Limits:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from csd.engine.result import Stats
+from csd.engine.stats import Stats
 
 
 @dataclass(slots=True)

@@ -147,7 +147,7 @@ class FedScheduler(Scheduler):
         return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
 
     def has_room(self, request: Request, prompt: bool) -> bool:
-        """Whether pages are free for one sample; prompt: and for its prompt."""
+        """True if pages are free for one sample; prompt: and for its prompt."""
         return pages_of(request, prompt) <= len(self.step.cache.allocator)
 
     def enter(self, handle: Handle) -> None:
@@ -223,14 +223,14 @@ class FedScheduler(Scheduler):
         return error
 
     def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
-        told = [self.handles[request.index]]
-        if told[0].group is not None:
+        handles = [self.handles[request.index]]
+        if handles[0].group is not None:
             ended = live.index in request.finished
             others = (self.twins.end if ended else self.twins.of)(request, live.index)
-            told += [self.handles[other.index] for other in others]
+            handles += [self.handles[other.index] for other in others]
             if not ended:
                 self.twins.keep_text(live, text)
-        for handle in told:
+        for handle in handles:
             handle.push(live, tokens, text)
             self.touched[handle.request.index] = handle
 

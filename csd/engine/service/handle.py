@@ -82,7 +82,7 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self._result is not None
 
     def cancel(self) -> None:
@@ -123,7 +123,7 @@ class Handle:
         return self._result
 
     async def wait(self) -> Samples:
-        """As `result`, without blocking the event loop."""
+        """`result` without blocking the event loop."""
         async for _ in news([self]):
             pass
         return self.result()

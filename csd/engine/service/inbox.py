@@ -14,7 +14,7 @@ Job = tuple[Callable[[], Any], Future]
 
 
 class QueueFull(RuntimeError):
-    """As many requests wait as may; the caller tries again later."""
+    """The limit of waiting requests is reached; the caller may try again later."""
 
 
 class Closed(RuntimeError):

@@ -10,7 +10,7 @@ from csd.engine.service.handle import Handle
 
 
 class Twins:
-    """Which requests in flight wait for samples that another one draws."""
+    """Requests in flight that wait for samples of another one."""
 
     def __init__(self) -> None:
         # by the index of the request that draws a sample, and the sample's
@@ -18,7 +18,7 @@ class Twins:
         self._texts: dict[tuple[int, int], str] = {}  # of samples in flight, so far
 
     def join(self, handle: Handle, others: list[Handle]) -> list[Sample]:
-        """What `handle` asks for and `others` draw is not drawn for it; returns what has ended."""
+        """Let `handle` wait for samples that `others` draw; returns those that have ended."""
         request, ended = handle.request, []
         for other in (h.request for h in others if _alike(h, handle)):
             for i in [i for i in request.waiting if i in other.samples]:
@@ -87,7 +87,7 @@ class Twins:
 
 
 def _alike(a: Handle, b: Handle) -> bool:
-    """Whether samples of one index are the same, and are streamed and measured alike."""
+    """True if samples of one index are the same, and are streamed and measured alike."""
     return (
         a is not b
         and a.group == b.group is not None

@@ -33,7 +33,7 @@ class Weights:
         self.fingerprint = fingerprint(engine)
 
     def stale(self, engine: Engine) -> bool:
-        """Whether tensors of the model were replaced or written to since `mark`, or other adapters
+        """True if tensors of the model were replaced or written to since `mark`, or other adapters
         are active."""
         return _state(engine) != self._state
 
@@ -53,10 +53,10 @@ class Weights:
 
 
 def _state(engine: Engine, begun: bool = False) -> int | None:
-    """Of addresses and versions of the tensors of a user's module, and of its active adapters; None
-    where there is no module.
+    """Hash of the active adapters and of addresses and versions of a module's tensors; None where
+    there is no module.
 
-    begun: of those that were active when the run began.
+    begun: with the adapters that were active when the run began.
     """
     module = engine._loaded._module()
     if module is None:

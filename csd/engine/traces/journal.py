@@ -56,7 +56,7 @@ class Journal:
         return lock
 
     def removed(self) -> bool:
-        """Whether the file is gone: `rewrite` makes it anew.
+        """True if the file is gone: `rewrite` makes it anew.
 
         Raises ValueError where it is closed, or where another file has its name or another process
         its lock by now.

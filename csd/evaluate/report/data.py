@@ -30,6 +30,7 @@ class _Stats(TypedDict):
     nodes_accepted: Count
     tokens_per_step: Annotated[float, Between(0)]
     accepted: _Accepted
+    seconds: NotRequired[dict[str, float]]
 
 
 class _Draft(TypedDict):

@@ -1,4 +1,4 @@
-"""Self-contained page: figures, plotly.js and a small script in one file."""
+"""Self-contained page: figures, charts and a small script in one file."""
 
 import html
 import json
@@ -6,6 +6,9 @@ from importlib.resources import files
 from pathlib import PurePath
 from string import Template
 
+from csd.engine.result import Samples
+from csd.engine.result_json import to_json
+from csd.engine.stats import sampling_seconds
 from csd.evaluate.report import data, figures
 
 
@@ -13,12 +16,8 @@ def page(result: dict) -> str:
     """The HTML of a run.
 
     result: the object that `csd sample --json` prints; with `--drafts` the page also shows the
-        graph. Raises ValueError for anything else, ImportError without plotly.
+        graph. Raises ValueError for anything else.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ImportError("a report needs plotly: pip install csd[report]") from error
     data.check(result)
     decision = data.decision(result)
     stats = result["stats"]
@@ -28,7 +27,6 @@ def page(result: dict) -> str:
         "prompt_ids": result["prompt_ids"],
         "tokens": result["tokens"],
         "drafts": result.get("drafts"),
-        "colours": figures.COLOURS,
         "figures": {
             "votes": figures.votes(decision),
             "steps": figures.steps(result),
@@ -40,8 +38,7 @@ def page(result: dict) -> str:
         "tokens": f"{stats['tokens']:,}",
         "steps": f"{stats['steps']:,}",
         "seed": result["seed"],
-        "vote": "none" if decision.answer is None else
-        f"{decision.answer} ({decision.count} of {len(decision.answers)})",
+        "vote": str(decision),
     }  # fmt: skip
     if decision.cut:
         facts["thoughts cut"] = f"{decision.cut} of {len(decision.answers)}"
@@ -51,6 +48,7 @@ def page(result: dict) -> str:
         headline=_headline(result),
         lead=_lead(stats),
         shares=_shares(stats),
+        legend=_legend(stats),
         facts="".join(
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
             for k, v in facts.items()
@@ -61,15 +59,25 @@ def page(result: dict) -> str:
         style=(here / "report.css").read_text("utf-8"),
         # no text of a model can end the element it stands in
         run=json.dumps(run).replace("<", "\\u003c"),
-        plotly=get_plotlyjs(),
+        charts=(here / "charts.js").read_text("utf-8"),
         script=(here / "report.js").read_text("utf-8"),
     )
 
 
+def page_of(out: Samples) -> str:
+    """The page of what `csd.generate` returned, with its tokenizer."""
+    name = getattr(out.tokenizer, "name_or_path", None) or ""
+    result = to_json(out, out.tokenizer, name, drafts=any(sample.drafts for sample in out))
+    # ids become texts, as in a file
+    return page(json.loads(json.dumps(result)))
+
+
 def _headline(result: dict) -> str:
-    count = len(result["tokens"])
+    count, stats = len(result["tokens"]), result["stats"]
     samples = "1 sample" if count == 1 else f"{count} samples of one prompt"
-    return f"{samples}, {result['stats']['tokens_per_step']:.2f} tokens a step"
+    seconds = sampling_seconds(stats.get("seconds", {}))
+    speed = f", {stats['tokens'] / seconds:.0f} tokens a second, {seconds:.1f} s" if seconds else ""
+    return f"{samples}: {stats['tokens_per_step']:.2f} tokens a step{speed}"
 
 
 def _lead(stats: dict) -> str:
@@ -84,17 +92,25 @@ def _lead(stats: dict) -> str:
     )
 
 
+def _counts(stats: dict) -> dict[str, int]:
+    """Tokens by where they came from, those of none left out."""
+    counts = {"sampled": stats["tokens"] - stats["nodes_accepted"], **stats["accepted"]}
+    return {source: counts[source] for source in data.SOURCES if counts.get(source)}
+
+
 def _shares(stats: dict) -> str:
-    """The page's legend: a bar of where tokens came from."""
-    sampled = stats["tokens"] - stats["nodes_accepted"]
-    # a run of before there were histories has no count of theirs
-    counts = {"sampled": sampled, "history": 0, "model": 0, **stats["accepted"]}
-    total = max(stats["tokens"], 1)
+    """A bar of where tokens came from, to scale."""
     return "".join(
-        f'<span style="background:{figures.COLOURS[s]};flex:{counts[s] / total:.4f} 1 0">'
-        f"{figures.NAMES[s]} {counts[s] / total:.0%}</span>"
-        for s in data.SOURCES
-        if counts[s] or s != "model"
+        f'<span style="background:var(--{source});flex:{count} 1 0"></span>'
+        for source, count in _counts(stats).items()
+    )
+
+
+def _legend(stats: dict) -> str:
+    return "".join(
+        f'<li><i style="background:var(--{source})"></i>{figures.NAMES[source]} '
+        f"{count / stats['tokens']:.0%}</li>"
+        for source, count in _counts(stats).items()
     )
 
 
@@ -105,7 +121,9 @@ def _samples(result: dict, decision: data.Decision) -> list[dict]:
         {
             "finish": result["finish_reasons"][i],
             "answer": answers.get(i),
-            "voted": decision.answer is not None and answers.get(i) == decision.answer,
+            "voted": decision.answer is not None
+            and not decision.tied
+            and answers.get(i) == decision.answer,
             "alone": alone[i],
             "steps": result["steps"][i],
             "sources": [s or "sampled" for s in result["sources"][i]],

@@ -2,15 +2,18 @@
 const run = JSON.parse(document.getElementById("run").textContent);
 const $ = (id) => document.getElementById(id);
 const piece = (id) => run.pieces[id];
-const options = { displayModeBar: false, responsive: true };
 
-// plotly reads tags and entities in labels, and a space alone cannot be seen
-const plain = (text) =>
-  (text.trim() || text.includes("\n") ? text : text.replaceAll(" ", "␣")).replaceAll("\n", "↵").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+// a space alone cannot be seen
+const plain = (text) => (text.trim() || text.includes("\n") ? text : text.replaceAll(" ", "␣")).replaceAll("\n", "↵");
 
-for (const name of ["votes", "steps", "divergence"]) {
-  Plotly.newPlot(name, run.figures[name].data, run.figures[name].layout, options);
+function drawCharts() {
+  drawVotes($("votes"), run.figures.votes);
+  drawSteps($("steps"), run.figures.steps);
+  drawDivergence($("divergence"), run.figures.divergence);
 }
+
+drawCharts();
+addEventListener("resize", () => drawSteps($("steps"), run.figures.steps));
 
 const spans = run.samples.map((sample, index) => {
   const box = document.createElement("div");
@@ -28,7 +31,7 @@ const spans = run.samples.map((sample, index) => {
     const span = document.createElement("b");
     span.textContent = sample.characters[i] ?? piece(id);
     // drafted tokens are coloured by their source
-    if (sample.sources[i] !== "sampled") span.style.background = run.colours[sample.sources[i]];
+    if (sample.sources[i] !== "sampled") span.style.background = `var(--${sample.sources[i]})`;
     span.title = `${sample.sources[i]}, step ${sample.steps[i]}, ` +
       `probability ${Math.exp(sample.logprobs[i]).toFixed(3)}`;
     if (sample.alone === i) span.classList.add("alone");
@@ -78,7 +81,7 @@ function graph(step, chosen) {
   const links = new Map();
   const node = (depth, before, token, source) => {
     const key = `${depth}|${before}|${token}`;
-    if (!nodes.has(key)) nodes.set(key, { at: nodes.size, token, source, weight: 0 });
+    if (!nodes.has(key)) nodes.set(key, { at: nodes.size, depth, token, source, weight: 0 });
     return nodes.get(key);
   };
   const link = (from, to, weight, accepted, sample) => {
@@ -116,38 +119,11 @@ function graph(step, chosen) {
       }
     }
   }
+  for (const found of links.values()) {
+    found.fate = found.to.source === "sampled" ? "sampled, not drafted"
+      : found.accepted.length ? `accepted by ${found.accepted.join(", ")}` : "rejected";
+  }
   return { nodes: [...nodes.values()], links: [...links.values()] };
-}
-
-function sankey({ nodes, links }) {
-  const colour = (source) => run.colours[source] || "#999999";
-  return {
-    type: "sankey",
-    arrangement: "snap",
-    node: {
-      label: nodes.map((n) => `${plain(piece(n.token))}  ${n.weight.toFixed(2)}`),
-      color: nodes.map((n) => colour(n.source)),
-      align: "left",
-      pad: 12,
-      thickness: 14,
-      hovertemplate: "%{label}<extra></extra>",
-    },
-    link: {
-      source: links.map((l) => l.from.at),
-      target: links.map((l) => l.to.at),
-      // a hair's breadth for what is all but impossible
-      value: links.map((l) => Math.max(l.weight, 0.01)),
-      color: links.map((l) => colour(l.to.source) + (l.accepted.length ? "dd" : "44")),
-      customdata: links.map((l) => [
-        l.weight.toFixed(3),
-        l.samples.join(", "),
-        l.to.source === "sampled" ? "sampled, not drafted"
-          : l.accepted.length ? `accepted by ${l.accepted.join(", ")}` : "rejected",
-      ]),
-      hovertemplate: "%{source.label} → %{target.label}<br>weight %{customdata[0]}, " +
-        "samples %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
-    },
-  };
 }
 
 function choose(step, of, fade) {
@@ -160,16 +136,7 @@ function choose(step, of, fade) {
 
 function show(step, of) {
   const chosen = of === "all" ? run.samples.map((_, i) => i) : [Number(of)];
-  const shown = graph(step, chosen);
-  const layout = {
-    margin: { l: 10, r: 10, t: 10, b: 10 },
-    height: Math.min(900, Math.max(200, 24 * shown.nodes.length)),
-    font: { family: "system-ui, sans-serif", size: 12 },
-  };
-  if (!shown.links.length) {
-    layout.annotations = [{ text: "nothing in flight at this step", showarrow: false }];
-  }
-  Plotly.react("graph", shown.links.length ? [sankey(shown)] : [], layout, options);
+  drawGraph($("graph"), graph(step, chosen), (node) => plain(piece(node.token)));
 }
 
 // the step with most accepted tokens, and among equals with most samples

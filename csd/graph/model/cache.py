@@ -95,7 +95,7 @@ class DraftCache:
         return max(prompt - 1 - self.net.wants_hidden, 0)
 
     def holds(self, s: int, owner: tuple[int, int]) -> bool:
-        """Whether slot s has pages for this sample."""
+        """True if slot s has pages for this sample."""
         return self._owner[s] == owner
 
     def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:

@@ -20,7 +20,8 @@ from csd.kernels.ops import Ops
 from csd.kernels.sample_words import sample_words, sample_words_ref, sample_words_triton
 from csd.models.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool, roots
+from csd.state.pool import Pool
+from csd.state.pool_builder import roots
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from csd.graph.model.slot_order import SlotOrder
-from csd.state.pool import COST_ONE, MAX_NODES, MODEL, Pool, progress_penalties, roots
+from csd.state.pool import COST_ONE, MAX_NODES, MODEL, Pool
+from csd.state.pool_builder import Nodes, pool_of, progress_penalties
 from csd.state.slots import Slots
 
 # cost of the least likely path, as on the host
@@ -48,73 +49,22 @@ def pool_of_drafted(
     room = rows - order.live.sum()
     most = room if nodes is None else room.clamp(max=nodes)
     keep = (rank < most) & (flat < torch.inf)
-    count = keep.view(S, kept).sum(1)
-    # [S], [S + 1]: rows of each place
-    size = torch.where(order.live, count + 1, 0)
-    first = torch.nn.functional.pad(size.cumsum(0), (1, 0))
-
-    pool = roots(slots, rows)
     every = torch.arange(C, device=device).expand(S, C)
     place = torch.empty_like(number).scatter_(1, number, every)
-    word, depth, context_of = _paths(drafted, place, slots.context[order.slot])
     chosen = number[:, :kept]
     above = drafted.parent.gather(1, chosen)
-    below = place.gather(1, above.clamp(min=0)) + 1
-    begin = first[:-1, None]
-    columns = dict(
-        token=drafted.token.gather(1, chosen),
-        parent=begin + torch.where(above < 0, 0, below),
-        slot=order.slot[:, None].expand(S, kept),
-        depth=depth[chosen],
-        ancestors=word.gather(1, chosen),
+    below = place.gather(1, above.clamp(min=0)).clamp(max=kept - 1)
+    below += torch.arange(S, device=device)[:, None] * kept
+    levels = [torch.full((n,), i, device=device) for i, n in enumerate(drafted.levels, 1)]
+    found = Nodes(
         cost=cost.gather(1, chosen).clamp(max=MOST).round(),
+        token=drafted.token.gather(1, chosen),
+        slot=torch.where(keep.view(S, kept), order.slot[:, None], -1),
+        depth=torch.cat(levels)[chosen],
+        parent=torch.where(above < 0, -1, below),
         source=torch.full((S, kept), MODEL, device=device),
     )
-    columns["position"] = (slots.prompt_len[order.group] + slots.generated[order.slot])[
-        :, None
-    ] + columns["depth"]
-    # nodes that are not selected go to rows after the pool
-    at = torch.where(keep, (begin + 1 + torch.arange(kept, device=device)).reshape(-1), rows)
-    root = torch.where(order.live, begin[:, 0], rows)
-    # `roots` puts them one after another
-    old = torch.where(order.live, torch.arange(S, device=device), rows)
-    blank = Pool.empty(rows, S, slots.group_key.shape[0], slots.context.shape[1], device)
-    for name in (*columns, "context"):
-        field = getattr(blank, name)
-        source = torch.cat([getattr(pool, name), field[:1]])
-        wide = torch.cat([field, field[:1]])
-        wide[root] = source[old]
-        values = context_of.gather(1, chosen[..., None].expand(-1, -1, context_of.shape[2]))
-        new = values.flatten(0, 1) if name == "context" else columns[name].reshape(-1)
-        wide[at] = new.to(field.dtype)
-        field.copy_(wide[:rows])
-    blank.slot_start[order.slot] = torch.where(order.live, first[:-1], 0).int()
-    blank.slot_nodes[order.slot] = size.int()
-    blank.group_start.copy_(first[order.bounds])
+    pool = pool_of(slots, rows, Nodes(*(x.reshape(-1) for x in found)))
     estimate = torch.ones(S, 1 + kept, dtype=torch.float64, device=device)
     estimate[order.slot, 1:] = drafted.estimate.gather(1, chosen)
-    return blank, estimate
-
-
-def _paths(
-    drafted: Drafted, place: torch.Tensor, context: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ancestor words [S, C], depths [C] and contexts [S, C, N] of all candidates.
-
-    place: [S, C], rows of the candidates behind their roots, less one.
-    """
-    S, device = place.shape[0], place.device
-    # the root's are the first column
-    words = torch.ones(S, 1, dtype=torch.int64, device=device)
-    context_of, at = context[:, None], 0
-    for size in drafted.levels:
-        part = slice(at, at + size)
-        above = drafted.parent[:, part] + 1
-        bit = torch.ones_like(above) << (place[:, part] + 1).clamp(max=MAX_NODES - 1)
-        words = torch.cat([words, bit | words.gather(1, above)], 1)
-        parents = context_of.gather(1, above[..., None].expand(-1, -1, context_of.shape[2]))
-        token = drafted.token[:, part, None].to(context_of.dtype)
-        context_of = torch.cat([context_of, torch.cat([token, parents[..., :-1]], 2)], 1)
-        at += size
-    levels = [torch.full((n,), i, device=device) for i, n in enumerate(drafted.levels, 1)]
-    return words[:, 1:], torch.cat(levels), context_of[:, 1:]
+    return pool, estimate

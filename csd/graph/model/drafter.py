@@ -20,7 +20,7 @@ from csd.backends import for_dtype
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import PastSample
-from csd.graph.host_tree import pool_of
+from csd.graph.host_tree import pool_of_trees
 from csd.graph.model.cache import DraftNetwork, Scratch
 from csd.graph.model.distributions import distributions, expected
 from csd.graph.model.draft_prefill import DraftPrefill
@@ -30,7 +30,8 @@ from csd.graph.model.tree import SlotTree, add_pool, likeliest
 from csd.kernels.draft_tree import DraftNoise
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool, progress_penalties, roots
+from csd.state.pool import Pool
+from csd.state.pool_builder import progress_penalties, roots
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
@@ -127,7 +128,7 @@ class ModelDrafter(NetworkDrafter):
             add_pool(self.trees, self.graph.propose(slots, rows, noise))
         penalty = progress_penalties(slots).tolist()
         kept = likeliest(self.trees, rows - len(host.live), self.reliability, penalty)
-        return pool_of(kept, slots, rows)
+        return pool_of_trees(kept, slots, rows)
 
     def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:
         """Start a step with empty trees. drawn: whether their nodes are random draws."""

@@ -31,6 +31,9 @@ class ModelNetwork:
 
     def __init__(self, decoder: DecoderLike, dtype: torch.dtype):
         self.decoder, self.config, self.dtype = decoder, decoder.config, dtype
+        if getattr(self.config, "states", None) is not None:
+            family = self.config.family
+            raise ValueError(f"a draft model must have no layers with a state, got a {family!r}")
 
     def forward(
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from csd.graph.host_tree import Row, fill
+from csd.graph.host_tree import pool_of_rows
 from csd.graph.model.distributions import distributions
 from csd.graph.model.drafter import ModelDrafter
 from csd.graph.model.host_slots import HostSlots
 from csd.graph.sampled_tree import Drawn, Node, draw
 from csd.kernels.noise import DRAFT, philox_words, stepped
-from csd.state.pool import COST_ONE, MAX_NODES, MODEL, ROOT, Pool, roots
+from csd.state.pool import COST_ONE, MAX_NODES, MODEL, ROOT, Pool
 from csd.state.slots import Slots
 
 
@@ -57,7 +57,6 @@ class Sequences:
         choose(costs) returns how many rows of these costs are worth verifying.
         """
         drafter, host = self._drafter, HostSlots.of(slots)
-        pool = roots(slots, live + nodes)
         first = slots.context.tolist()
         step = _Growing({s: [Node(first[s][0], s, 0, 0, ROOT, first[s])] for s in host.live}, {})
         depth = self._depths(host, nodes, choose)
@@ -78,8 +77,8 @@ class Sequences:
                 parents = [row[s, step.nodes[s][n].parent] for s, n in more]
                 hidden = drafter.read_nodes([(s, n - 1) for s, n in more], level, hidden[parents])
                 row = {x: i for i, x in enumerate(more)}
-        width = pool.context.shape[1]
-        fill(pool, {s: [_row(node, width) for node in tree] for s, tree in step.nodes.items()})
+        drafted = {s: [node.row() for node in tree[1:]] for s, tree in step.nodes.items()}
+        pool = pool_of_rows(drafted, slots, live + nodes)
         flat = [n for tree in step.nodes.values() for n in tree]
         return pool, Drawn(flat, pool.slot_start.tolist())
 
@@ -174,8 +173,3 @@ class Sequences:
         place = np.array(host.generated[s] + level)
         index, sample = np.arange(self.draws), np.array(host.sample[s])
         return philox_words(key, index, place, sample, stepped(DRAFT, number))
-
-
-def _row(node: Node, width: int) -> Row:
-    context = node.context[:width]
-    return Row(node.token, node.parent, node.depth, node.row_cost, node.source, context)

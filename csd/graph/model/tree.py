@@ -81,7 +81,7 @@ def likeliest(
 ) -> dict[int, Tree]:
     """Select the `nodes` likeliest nodes over all trees, by calibrated probability.
 
-    penalty: of all slots, as `csd.state.pool.progress_penalties`.
+    penalty: of all slots, as `csd.state.pool_builder.progress_penalties`.
     """
     weight = [path_probability(cost) for cost in penalty]
     for tree in trees.values():

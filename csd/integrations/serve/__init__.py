@@ -9,7 +9,7 @@
     endpoints.py   the paths
     metrics.py     totals for Prometheus and for the page at /
     app.py         all of it as an ASGI application
-    connections.py uvicorn's protocol, for clients that say nothing
+    connections.py uvicorn's protocol, for clients that send nothing
     run.py         the process: signals, draining, exit
 
 It needs starlette and uvicorn: pip install 'csd[serve]'.

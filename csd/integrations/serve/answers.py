@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from csd.engine.result import Sample, Samples, pieces
+from csd.engine.result import Sample, Samples
+from csd.engine.result_json import pieces
 from csd.engine.service import Handle
 from csd.engine.service.handle import Top
 from csd.integrations.serve.asked import Asked
@@ -21,18 +22,18 @@ class Texts:
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
+        self._pieces: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def of(self, ids: Sequence[int]) -> list[str]:
         """Half a character is U+FFFD, and a token of a model without tokenizer is its number."""
         if self._tokenizer is None:
             return [f"token_id:{i}" for i in ids]
-        new = sorted({*ids} - self._known.keys())
+        new = sorted({*ids} - self._pieces.keys())
         if new:
             with self._lock:
-                self._known |= pieces(self._tokenizer, new)
-        return [self._known[i] for i in ids]
+                self._pieces |= pieces(self._tokenizer, new)
+        return [self._pieces[i] for i in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode(list(ids))
@@ -179,7 +180,7 @@ class Answer:
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    # a part of a character has bytes of its own, which no text says
+    # a part of a character has bytes of its own, which no text shows
     raw = None if "\ufffd" in text else [*text.encode()]
     return {"token": text, "logprob": _finite(logprob), "bytes": raw}
 

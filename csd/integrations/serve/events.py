@@ -59,7 +59,7 @@ def error_event(error: BaseException) -> bytes:
 def _choices(
     answer: Answer, handle: Handle, piece: Piece, first: bool, index: int, offsets: dict[int, int]
 ) -> list[dict[str, Any]]:
-    """Of a piece: its text, and its end."""
+    """Choices of a piece: its text, and its end."""
     asked, found = answer.asked, []
     if asked.nothing_new:
         piece = Piece(piece.index, sample=piece.sample)
@@ -67,8 +67,8 @@ def _choices(
     echoed = asked.echo and first
     if echoed:
         text = answer.texts.decode(handle.prompt_ids) + text
-    told = piece.tokens and (asked.top is not None or asked.token_ids)
-    if text or told or first:
+    has_scores = piece.tokens and (asked.top is not None or asked.token_ids)
+    if text or has_scores or first:
         choice = _choice(asked.chat, index, text, first)
         if asked.top is not None:
             given = piece.tokens, piece.raw_logprobs, piece.top

@@ -88,7 +88,7 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
+    """Memory of this process; 0 where the system does not show it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -62,10 +62,10 @@ def process(
     begun: Callable[[int], Any] = lambda port: None,
     log_level: str = "warning",
 ) -> Process:
-    """What listens once its `run` is called, until SIGINT or SIGTERM.
+    """A process that listens once its `run` is called, until SIGINT or SIGTERM.
 
-    Accepted requests are answered, or refused when `drain` seconds have passed. connections: that
-    are open at most, those in use included. begun: is called with the port.
+    Accepted requests are answered, or refused when `drain` seconds have passed. connections: limit
+    of those open, idle ones included. begun: called with the port.
     """
     config = uvicorn.Config(
         make_app(server), host=host, port=port, http=Connection, ws="none", lifespan="on",

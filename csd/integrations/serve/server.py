@@ -1,4 +1,4 @@
-"""What the paths of a server share."""
+"""State that the paths of a server share."""
 
 import time
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Server:
 
     @property
     def texts(self) -> Texts:
-        """Of the tokenizer at hand, which comes with the weights."""
+        """Texts of the present tokenizer, which comes with the weights."""
         tokenizer = self.engine.engine.tokenizer
         if self._texts is None or self._texts[0] is not tokenizer:
             self._texts = tokenizer, Texts(tokenizer)

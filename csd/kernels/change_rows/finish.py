@@ -36,7 +36,7 @@ def finish_rows(
     log_sum: Callable = log_sum_ref,
     static: bool = True,
 ) -> None:
-    """In place, of a verdict on changed rows: log-probabilities of the model itself, bad slots.
+    """Write the model's own log-probabilities and the bad slots of a verdict on changed rows.
 
     logits: [M, V] of the model; short: [M] bool, rows without a token, which are errors on a path.
     log_sum: of the backend. static: whether nothing may be read; else only rows on the paths are.

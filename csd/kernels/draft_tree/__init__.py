@@ -37,11 +37,11 @@ so a tree is as deep as the sample's drafts so far have earned.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
 rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
-roots leave, with `csd.state.pool.progress_penalties` added to their costs, so that samples that are
-behind get more of them while the call waits for these alone. Where noise does not decide, a sample
-that is ahead of the others drafts from what was said at other places, which comes true less often
-than it counts; one that is behind has what its siblings said at the very place. So while all live
-slots are of one group,
+roots leave, with `csd.state.pool_builder.progress_penalties` added to their costs, so that samples
+that are behind get more of them while the call waits for these alone. Where noise does not decide,
+a sample that is ahead of the others drafts from text at other places, which is accepted less often
+than its weight promises; one that is behind has its siblings' text at the very place. So while all
+live slots are of one group,
 
     min(group_penalty * (generated - the fewest of a live slot with as many steps),
         MAX_GROUP_PENALTY)

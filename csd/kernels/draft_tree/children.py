@@ -26,7 +26,7 @@ from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
 
 
 class Children(NamedTuple):
-    """Of all nodes of a level, [n]: those of one slot and token in the order of their parents."""
+    """Children of all nodes of a level, [n]; those of one slot and token as their parents."""
 
     parent: np.ndarray  # place in the level
     token: np.ndarray
@@ -35,7 +35,7 @@ class Children(NamedTuple):
 
 
 class Estimates:
-    """What is read to estimate children, in numpy."""
+    """State from which children are estimated, in numpy."""
 
     live: np.ndarray
     group: np.ndarray
@@ -84,7 +84,7 @@ class Estimates:
         # [P, E]
         token = table.succ_token.take(entry, 0)
         weight = table.succ_weight.take(entry, 0).astype(float)
-        said = table.succ_source.take(entry, 0)
+        sources = table.succ_source.take(entry, 0)
 
         # all successors by slot, token, node and order, longest first
         held = (token >= 0).ravel().nonzero()[0]
@@ -99,7 +99,9 @@ class Estimates:
         if noisy.any():
             g = np.zeros(token.size)
             g[held] = self._gumbel(key[new_key], depth)[new_key.cumsum() - 1]
-            coupled = self._coupled(slot[node], order, weight, total, said, g.reshape(token.shape))
+            coupled = self._coupled(
+                slot[node], order, weight, total, sources, g.reshape(token.shape)
+            )
             mass = np.where(noisy[:, None], share[:, None] * coupled, mass)
         # whole numbers, so that sums are exact
         mass = np.floor(mass.ravel()[held] * ONE).astype(np.int64)
@@ -118,14 +120,14 @@ class Estimates:
         if self.stop_ids.size:
             open_ = ~(token[:, None] == self.stop_ids[slot[parent]]).any(1)
             parent, token, kept = parent[open_], token[open_], kept[open_]
-        source = self._source(said.ravel()[held[kept]], slot[parent])
+        source = self._source(sources.ravel()[held[kept]], slot[parent])
         return Children(parent, token, edge[kept], source)
 
     def _contexts(
         self, slot: np.ndarray, context: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Of the P contexts that are there, by node, longest first: node * O + order, entry, share
-        of what is estimated, total."""
+        """The P contexts in the table, by node, longest first: node * O + order, entry, share of
+        the estimate, total."""
         config, owner, F = self.config, self.owner[slot], slot.size
         orders = config.orders[::-1]
         code = hash_contexts(owner, context, orders)
@@ -148,12 +150,12 @@ class Estimates:
         order: np.ndarray,  # [P]
         weight: np.ndarray,  # [P, E] float64
         total: np.ndarray,  # [P]
-        said: np.ndarray,  # [P, E]
+        sources: np.ndarray,  # [P, E]
         g: np.ndarray,  # [P, E]
     ) -> np.ndarray:
         """[P, E] p_n(t) of each successor, where noise decides."""
         config, beta = self.config, self.betas[order]
-        own = (said >> self.bit[slot][:, None]) & 1 == 1
+        own = (sources >> self.bit[slot][:, None]) & 1 == 1
         mine = np.where(own, weight * config.own_weight, weight)
         seen = weight.sum(1)
         scale = seen / (np.maximum(mine.sum(1), 1) * total)
@@ -164,7 +166,7 @@ class Estimates:
         return ((1 - config.uncoupled) / norm)[:, None] * score + config.uncoupled * mine
 
     def _gumbel(self, key: np.ndarray, depth: int) -> np.ndarray:
-        """Of slots and tokens, [n] `slot << 31 | token`."""
+        """Gumbel noise of slots and tokens, [n] `slot << 31 | token`."""
         slot, token = key >> 31, key & ((1 << 31) - 1)
         # the token of a node at depth d is generated token d - 1 from here
         position = self.generated[slot] + (depth - 1)
@@ -175,10 +177,10 @@ class Estimates:
             philox_words(self.key[slot], token, position, self.sample[slot], SAMPLE)
         )
 
-    def _source(self, said: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        own = (said >> self.bit[slot]) & 1 == 1
-        any_sample = said & ((1 << PROMPT_BIT) - 1) != 0
-        earlier = np.where((said >> PROMPT_BIT) & 1 == 1, PROMPT, HISTORY)
+    def _source(self, sources: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        own = (sources >> self.bit[slot]) & 1 == 1
+        any_sample = sources & ((1 << PROMPT_BIT) - 1) != 0
+        earlier = np.where((sources >> PROMPT_BIT) & 1 == 1, PROMPT, HISTORY)
         return np.where(own, OWN, np.where(any_sample, SIBLING, earlier))
 
 

@@ -1,4 +1,4 @@
-"""What the reference and the kernels of a draft share."""
+"""Constants that the reference and the kernels of a draft share."""
 
 import math
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def level_cost(config: GraphConfig, generated: np.ndarray, step: np.ndarray) -> 
 
 
 def max_path_cost(config: GraphConfig) -> int:
-    """Of a path that is drafted."""
+    """Largest cost of a path that is drafted."""
     if config.min_prob <= 0:
         return MAX_PATH_COST
     return min(MAX_PATH_COST, round(-math.log(config.min_prob) * UNIT))

@@ -29,7 +29,7 @@ def _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S: tl.constexpr):
-    """How many nodes of all slots cost less than MAX_COST; the lists are near afterwards."""
+    """Number of nodes that cost less than MAX_COST, of all slots; the lists are cached then."""
     below = tl.zeros([BLOCK_S, MAX_NODES], tl.int32)
     for start in range(0, slots, BLOCK_S):
         costs = _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S)

@@ -44,7 +44,7 @@ def look_up(
     code = hash_tokens(tokens, group, size, HASH)
     mask = (tl.arange(0, context.shape[0]) < front)[:, None] & (size > 0)[None, :]
     entry, found = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
-    # all that an entry holds is on its way before it is known whether it is the context's
+    # all of an entry is loaded before its key is compared, so that the loads overlap
     at = entry[:, :, None] * E + offs_e
     held = found[:, :, None] & (offs_e < E)
     token = tl.load(succ_token_ptr + at, mask=held, other=-1)
@@ -66,8 +66,8 @@ def look_up(
 
 @triton.jit
 def _expanded(nodes, chosen, width, level, highest, FRONTIER: tl.constexpr):
-    """Which [F] of a level's cheapest children `chosen`, NONE where none is, are expanded: those
-    that the list `nodes` of `width` places holds, as far as theirs may enter it and cost no more
+    """Flags [F]: the cheapest children `chosen` of a level (NONE: no child) that are expanded. They
+    are those in the list `nodes` of `width` places whose children may enter it and cost no more
     than `highest`."""
     last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
     # of the list's last place; above all costs where it is empty
@@ -80,7 +80,7 @@ def _expanded(nodes, chosen, width, level, highest, FRONTIER: tl.constexpr):
 def load_frontier(
     nodes, depth, width, level, highest, FRONTIER: tl.constexpr, BLOCK_F: tl.constexpr
 ):
-    """How many nodes of this depth in the list `nodes` are expanded, and their costs [BLOCK_F]."""
+    """Number of nodes of this depth in the list `nodes` to expand, and their costs [BLOCK_F]."""
     there = (nodes < NONE) & ((nodes >> 37 & 15) == depth - 1)
     rank = tl.cumsum(there.to(tl.int32), 0) - 1
     chosen = by_place(tl.where(there, rank, -1), nodes, BLOCK_F)
@@ -91,8 +91,8 @@ def load_frontier(
 
 @triton.jit
 def next_frontier(nodes, child, rank, context, width, level, highest, FRONTIER: tl.constexpr):
-    """How many nodes the next frontier has, their costs [F] and their contexts [F, BLOCK_N]: this
-    level's children that are expanded."""
+    """The next frontier, children of this level that are expanded: their number, costs [F] and
+    contexts [F, BLOCK_N]."""
     F: tl.constexpr = context.shape[0]
     offs_f = tl.arange(0, F)
     offs_n = tl.arange(0, context.shape[1])

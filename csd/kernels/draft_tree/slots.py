@@ -12,7 +12,7 @@ USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 @triton.jit
 def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
-    """How many slots are live."""
+    """Number of live slots."""
     live = tl.zeros([BLOCK_S], tl.int32)
     for start in range(0, slots, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)
@@ -24,7 +24,7 @@ def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
 def slot_progress_penalty(
     live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S: tl.constexpr
 ):
-    """Progress penalty of a live slot, as `csd.state.pool.progress_penalties`."""
+    """Progress penalty of a live slot, as `csd.state.pool_builder.progress_penalties`."""
     fewest = tl.load(generated_ptr + slot)
     ahead = fewest
     for start in range(0, slots, BLOCK_S):

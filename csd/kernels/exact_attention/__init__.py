@@ -3,7 +3,7 @@
 The formula is `csd/kernels/tree_attention/`'s, and the layout is. What is fixed here is the order
 in which a row's keys are added up. With n generated keys, those on its path and its own included:
 
-    prompt   its pages by matrix products, cut where the prompt's length says
+    prompt   its pages by matrix products, cut at places that its length sets
     body     the slot's first T = 64 floor(max(n - 17, 0) / 64) tokens: whole pages, by the same
              products, cut every SLOT_PAGES pages
     tail     the other 1 to 80 keys, one row's alone, gathered in order of position

@@ -1,4 +1,4 @@
-"""What the kernels of the exact attention and the reference of their work list share."""
+"""Constants that the kernels of the exact attention and the reference of its work list share."""
 
 from csd.state.kv_cache import PAGE
 from csd.state.pool import MAX_DEPTH

@@ -9,9 +9,9 @@ MAX_AGE = tl.constexpr(constants.MAX_AGE)
 
 
 @triton.jit
-def _room(
+def _free_entries(
     want,  # [B] bucket, or -1
-    turn,  # [B] keys before this one that want room in the bucket
+    rank,  # [B] keys before this one that want room in the bucket
     now,
     entry_group_ptr,  # [C] int64
     entry_total_ptr,  # [C] int32
@@ -45,7 +45,7 @@ def _room(
     cost = tl.where(alive, tl.where(stamp == now, busy, cost) | way, (way - WAYS).to(tl.int64))
     # [B, WAYS, WAYS]
     place = tl.sum((cost[:, None, :] < cost[:, :, None]).to(tl.int32), 2)
-    mine = (place == turn[:, None]) & (cost < busy) & wants
+    mine = (place == rank[:, None]) & (cost < busy) & wants
     return tl.max(tl.where(mine, at, -1), 1)
 
 
@@ -72,14 +72,14 @@ def _allocate_kernel(
     if tl.max(want, 0) < 0:
         return
     # [BLOCK_J, BLOCK_K]
-    turn = tl.zeros([BLOCK_J, BLOCK_K], tl.int32)
+    rank = tl.zeros([BLOCK_J, BLOCK_K], tl.int32)
     for j in range(0, (tl.program_id(0) + 1) * BLOCK_K, BLOCK_J):
         # [BLOCK_J, 1]
         other = j + tl.arange(0, BLOCK_J)[:, None]
         other_want = tl.load(want_ptr + other, mask=other < keys, other=-1)
-        turn += ((other_want == want[None, :]) & (other < key[None, :])).to(tl.int32)
-    room = _room(
-        want, tl.sum(turn, 0), tl.load(now_ptr), entry_group_ptr, entry_total_ptr,
+        rank += ((other_want == want[None, :]) & (other < key[None, :])).to(tl.int32)
+    room = _free_entries(
+        want, tl.sum(rank, 0), tl.load(now_ptr), entry_group_ptr, entry_total_ptr,
         entry_stamp_ptr, live_groups_ptr, groups, WAYS, BLOCK_G,
     )  # fmt: skip
     tl.store(place_ptr + key, room, mask=want >= 0)

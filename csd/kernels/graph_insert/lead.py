@@ -53,9 +53,9 @@ def _lead_kernel(
         # [BLOCK_J, 1]
         other = j + tl.arange(0, BLOCK_J)[:, None]
         other_code = tl.load(code_ptr + other, mask=other < keys, other=0)
-        known = tl.load(entry_ptr + other, mask=other < keys, other=-2) > -2
-        same = known & (other_code == code[None, :])
-        less = known & (other_code < code[None, :])
+        there = tl.load(entry_ptr + other, mask=other < keys, other=-2) > -2
+        same = there & (other_code == code[None, :])
+        less = there & (other_code < code[None, :])
         before += (less | (same & (other < key[None, :]))).to(tl.int32)
         equal += same.to(tl.int32)
         first = tl.minimum(first, tl.where(same, other, keys))

@@ -117,10 +117,10 @@ def _take(table: Any, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
     # the way is in the last bits
     cost = np.sort(np.where(alive, live, way - ways), 1)
     cost = cost[np.arange(bucket.size), np.minimum(rank, ways - 1)]
-    room = (rank < ways) & (cost < _BUSY)
-    table.dropped += np.count_nonzero(~room)
+    fits = (rank < ways) & (cost < _BUSY)
+    table.dropped += np.count_nonzero(~fits)
     spot = np.empty_like(bucket)
-    spot[by_bucket] = np.where(room, bucket * ways + (cost & (ways - 1)), -1)
+    spot[by_bucket] = np.where(fits, bucket * ways + (cost & (ways - 1)), -1)
     return spot
 
 

@@ -1,6 +1,6 @@
 """Draft every live slot's tree from its candidates: the paper's graph in layers, extracted.
 
-Candidate c says the tokens c_1 .. c_L. Equal tokens of one layer are one node, so that a node is a
+Candidate c has the tokens c_1 .. c_L. Equal tokens of one layer are one node, so that a node is a
 pair (layer, token) however its candidates came there. With n(u, v) the candidates that go from
 token u in layer d - 1 to v in layer d, n(u) their sum over v and P_c the probability with which the
 target drew c_d, an edge weighs

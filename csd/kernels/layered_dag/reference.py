@@ -4,16 +4,16 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from csd.kernels.draft_tree.constants import MAX_COST, ONE, UNIT, max_path_cost
 from csd.kernels.layered_dag.constants import SHIFT
-from csd.state.pool import MAX_NODES, SIBLING, Pool, progress_penalties, roots
+from csd.state.pool import MAX_NODES, SIBLING, Pool
+from csd.state.pool_builder import Nodes, live_by_group, pool_of, progress_penalties
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
 
 class _Node(NamedTuple):
-    """In the order in which nodes of a slot go before each other."""
+    """A node; fields in the order in which nodes of a slot are compared."""
 
     cost: int
     depth: int
@@ -30,22 +30,24 @@ def layered_dag_ref(
     nodes: int | None = None,
 ) -> Pool:
     """The step's pool in `rows` >= live rows."""
-    pool = roots(slots, rows)
-    owners = [s for s in pool.slot.tolist() if s >= 0]
-    most = rows - len(owners) if nodes is None else min(nodes, rows - len(owners))
-    ahead = progress_penalties(slots).tolist()
-    trees = {s: _grow(candidates, slots, s, config, ahead[s])[:most] for s in owners}
+    live, ahead = live_by_group(slots).tolist(), progress_penalties(slots).tolist()
+    most = rows - len(live) if nodes is None else min(nodes, rows - len(live))
+    trees = {s: _grow(candidates, slots, s, config, ahead[s]) for s in live}
     # ties go by slot, then as within a slot
-    every = sorted((n.cost, s, n[:4], i) for s, tree in trees.items() for i, n in enumerate(tree))
-    kept = {(s, i) for _, s, _, i in every[:most]}
-    for s, tree in trees.items():
-        trees[s] = [n for i, n in enumerate(tree) if (s, i) in kept]
-    _fill(pool, trees, ahead)
-    return pool
+    every = sorted((n.cost, s, i) for s, tree in trees.items() for i, n in enumerate(tree))
+    drafted: list[tuple[int, ...]] = []
+    # by identity: equal nodes of different parents are different
+    place: dict[int, int] = {}
+    for cost, s, i in every[:most]:
+        n = trees[s][i]
+        place[id(n)] = len(place)
+        drafted.append((cost - ahead[s], n.token, s, n.depth, place.get(id(n.above), -1), SIBLING))
+    columns = np.array(drafted, np.int64).reshape(-1, len(Nodes._fields)).T
+    return pool_of(slots, rows, Nodes(*columns))
 
 
 def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray, np.ndarray]:
-    """What follows a node, ascending, and the weights of its edges in multiples of 1 / ONE.
+    """Tokens that follow a node, ascending, and the weights of its edges in multiples of 1 / ONE.
 
     token, chance: [n], of the candidates that go through the node, those that end there left out.
     """
@@ -90,35 +92,3 @@ def _grow(candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: 
         if not frontier:
             break
     return nodes
-
-
-def _fill(pool: Pool, trees: dict[int, list[_Node]], ahead: list[int]) -> None:
-    """Put trees behind their roots, which are all that `pool` holds; in the roots' order."""
-    heads = [
-        (int(pool.token[i]), int(pool.position[i]), pool.context[i].tolist())
-        for i in range(len(trees))
-    ]
-    group_start = [0, *np.cumsum([1 + len(tree) for tree in trees.values()]).tolist()]
-    pool.group_start.copy_(torch.tensor([group_start[i] for i in pool.group_start.tolist()]))
-    row = 0
-    for (s, tree), (token, position, latest) in zip(trees.items(), heads, strict=True):
-        first = row
-        pool.slot_start[s], pool.slot_nodes[s] = first, 1 + len(tree)
-        at: dict[int, int] = {}  # by identity: equal nodes of different parents are different
-        for node in [None, *tree]:
-            parent = -1 if node is None else at[id(node.above)] if node.above else first
-            context = latest if node is None else [node.token, *pool.context[parent].tolist()[:-1]]
-            depth = 0 if node is None else node.depth
-            word = 1 << row - first
-            if parent >= 0:
-                word |= int(pool.ancestors[parent])
-            pool.token[row] = token if node is None else node.token
-            pool.parent[row], pool.slot[row], pool.depth[row] = parent, s, depth
-            pool.position[row] = position + depth
-            # the 64th node's bit is the sign
-            pool.ancestors[row] = word - (1 << 64) if word >> 63 == 1 else word
-            pool.cost[row] = 0 if node is None else node.cost - ahead[s]
-            if node is not None:
-                pool.source[row], at[id(node)] = SIBLING, row
-            pool.context[row] = torch.tensor(context)
-            row += 1

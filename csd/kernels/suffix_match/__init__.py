@@ -1,4 +1,4 @@
-"""Where the last k tokens of a sample stand in its siblings' texts, and what follows there.
+"""Occurrences of a sample's last k tokens in its siblings' texts, and the tokens behind them.
 
 The query of slot s is its last k tokens; a window is k tokens of another sample's text in the same
 group, with at least one token behind it. With d the edit distance (insertions, deletions and
@@ -45,7 +45,7 @@ def _empty(S: int, P: int, L: int, device: torch.device) -> Candidates:
 def suffix_match_triton(
     texts: Texts, slots: Slots, k: int, edits: int, most: int, tokens: int
 ) -> Candidates:
-    """Two launches: matches are counted, so that the second knows where each belongs."""
+    """Two launches: the first counts matches, from which the second has the place of each."""
     S, N, R = slots.count, slots.context.shape[1], texts.token.shape[0]
     device = slots.live.device
     levels = triton.next_power_of_2(edits + 1)

@@ -49,7 +49,7 @@ def tree_attention_batched(
     work: BatchedWork | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """In the inputs' dtype but at least float32. work: `batched_work` of the step.
+    """`tree_attention` in the inputs' dtype but at least float32. work: `batched_work` of the step.
 
     Fastest where the pages and the nodes, keys and values, are parts of one tensor, as a
     `KVCache`'s are.
@@ -190,7 +190,7 @@ class _Layers:
             )  # fmt: skip
 
     def apart(self, places: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each part of the memory, where its rows go in `found`, and which they are."""
+        """Places in `found` of the rows of each part of the memory, and rows within the part."""
         if self._apart is None:
             part = torch.bucketize(self.index, self.index.new_tensor(places), right=True) - 1
             at = [(part == i).nonzero()[:, 0] for i in range(len(places))]

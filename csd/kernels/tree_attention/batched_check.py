@@ -1,4 +1,4 @@
-"""Whether this machine's products have what the batched attention needs to give the same bits."""
+"""Checks that this machine's products let the batched attention give the same bits."""
 
 import torch
 

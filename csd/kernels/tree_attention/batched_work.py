@@ -1,4 +1,4 @@
-"""What `batched.py` must know of a step on the host, worked out once a step for all layers.
+"""The host's work list for `batched.py`, made once a step for all layers.
 
 A row's keys are its prompt's tokens, then what its sample generated: the slot's committed tokens
 and the nodes on the row's path, in order of position. With p the position of the row among the

@@ -6,7 +6,7 @@ position x sees the keys on its path from position
 
     first(x) = max(0, x - window + 1, x - x mod chunk)
 
-on. Positions on a path follow one another, so two integers a row and a word say all of that:
+on. Positions on a path follow one another, so two integers a row and a word are enough:
 
     row[m]    first - of the prompt's tokens; first - P of the committed ones, at least 0
     seen[m]   the bits of ancestors[m] without the first(x) - P - C lowest, where these are any

@@ -1,4 +1,4 @@
-"""Where the keys of every pool row lie: operands of the attention that all layers share."""
+"""Places of the keys of every pool row: operands of the attention that all layers share."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -27,7 +27,7 @@ class TreeLayout(NamedTuple):
 
 
 def check_rows(layout: Any, device: torch.device, sizes: dict[str, int] | None = None) -> None:
-    """Raises ValueError unless the fields of ROWS fit each other. sizes: "M" where it is known."""
+    """Raises ValueError unless the fields of ROWS fit each other. sizes: "M" or empty."""
     check_fields("layout", layout, ROWS, sizes if sizes is not None else {}, device, prefix="")
 
 

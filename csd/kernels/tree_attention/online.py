@@ -29,7 +29,7 @@ def _tokens(
 
 @triton.jit
 def _tanh(x):
-    """Within two units of the last place: 1 - 2 / (e^2x + 1) alone is not, near zero."""
+    """tanh to two units of the last place, which 1 - 2 / (e^2x + 1) misses near zero."""
     z = x * x
     # least squares of the relative error up to 0.625
     p = tl.fma(z, -5.71705e-3, 2.0650593e-2)

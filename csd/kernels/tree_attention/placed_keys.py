@@ -42,7 +42,7 @@ class PlacedGroup:
 def in_reach(
     row: torch.Tensor, key: torch.Tensor, window: int | None, chunk: int | None
 ) -> torch.Tensor:
-    """Whether rows at these positions see keys at those, which are not behind them."""
+    """True if rows at these positions see keys at those, which are not behind them."""
     seen = row - key >= 0
     if window is not None:
         seen &= row - key < window

@@ -45,7 +45,7 @@ def tree_attention_ref(
     scale: float,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """In the inputs' dtype but at least float32. Reads the layout on the host."""
+    """The definition, in the inputs' dtype but at least float32. Reads the layout on the host."""
     K, D = node_k.shape[1:]
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q) if out is None else out.zero_()
@@ -74,6 +74,6 @@ def tree_attention_ref(
 
 
 def _places(pages: torch.Tensor, count: int) -> torch.Tensor:
-    """Of the first `count` tokens of a page list, among all tokens of the pages."""
+    """Places of the first `count` tokens of a page list, among all tokens of the pages."""
     at = torch.arange(count, device=pages.device)
     return pages.long()[at // PAGE] * PAGE + at % PAGE

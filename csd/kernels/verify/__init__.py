@@ -18,8 +18,8 @@ samples at accepted rows are the committed tokens, cut after an end token and at
 
 On a GPU, four launches: maxima and log-sum-exp (`scan.py`, the first read of the logits), the
 head's list from the groups of 64 that hold some of it (`compact.py`), sampling (`sample.py`), and
-the descent (`descend.py`), which in an engine's step also advances the slots and tells the host
-(`finish.py`). A row whose head is too long for its list, or whose top-p cut falls
+the descent (`descend.py`), which in an engine's step also advances the slots and writes the
+snapshot (`finish.py`). A row whose head is too long for its list, or whose top-p cut falls
 below it, is sampled from the logits by the same passes.
 """
 

@@ -103,11 +103,11 @@ def _compact_kernel(
         mass = tl.exp(-nearest)
         near = ((nearest <= width) | (mass >= floor)) & (nearest < float("inf"))
         rest += tl.sum(tl.where(near, 0.0, sums * mass * whole), 0)
-        turn = tl.cumsum(near.to(tl.int32), 0) - 1
+        rank = tl.cumsum(near.to(tl.int32), 0) - 1
         for batch in range(0, tl.sum(near.to(tl.int32), 0), GROUPS):
             # [GROUPS, TILE], then [GROUPS, GROUP], then [BLOCK]
             wanted = batch + tl.arange(0, GROUPS)[:, None]
-            found = near[None, :] & (turn[None, :] == wanted)
+            found = near[None, :] & (rank[None, :] == wanted)
             # behind the row where there are no more
             which = tl.min(tl.where(found, g[None, :], groups), 1)
             offs = which[:, None] * GROUP + tl.arange(0, GROUP)[None, :]

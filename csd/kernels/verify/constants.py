@@ -1,4 +1,4 @@
-"""What the reference and the kernels of a verification share."""
+"""Constants that the reference and the kernels of a verification share."""
 
 # exp(-11.1) = 1.5e-5: everything below is drawn as one atom
 HEAD_WIDTH = 11.1

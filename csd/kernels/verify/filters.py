@@ -35,7 +35,7 @@ def load_tile(
 
 @triton.jit
 def passes(d, token, kth, cut, cut_token, min_p):
-    """Which tokens every filter keeps."""
+    """Flags of the tokens that every filter keeps."""
     bits = d.to(tl.int32, bitcast=True)
     keep = (bits <= kth) & (d < float("inf")) & (tl.exp(-d) >= min_p)
     return keep & ((bits < cut) | ((bits == cut) & (token >= cut_token)))

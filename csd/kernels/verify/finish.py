@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.advance_slots import advance_slot
-from csd.kernels.snapshot import snapshot_rows, snapshot_slot
+from csd.kernels.snapshot.kernel import snapshot_rows, snapshot_slot
 from csd.kernels.verify.descend import descend_slot
 
 

@@ -6,7 +6,8 @@ import torch
 import triton
 
 from csd.kernels.advance_slots import slot_arguments
-from csd.kernels.snapshot import empty_snapshot, snapshot_arguments, snapshot_grid
+from csd.kernels.snapshot.launch import snapshot_arguments, snapshot_grid
+from csd.kernels.snapshot.layout import empty_snapshot
 from csd.kernels.verify.compact import _compact_kernel
 from csd.kernels.verify.descend import _descend_kernel
 from csd.kernels.verify.finish import _finish_kernel
@@ -42,13 +43,13 @@ def decide_triton(
     """`verify`, `advance_slots` and `snapshot` in four launches."""
     verdict = empty_verdict(pool.rows, slots.count, logits.device)
     bad_rows = _sample_triton(logits, pool, slots, verdict)
-    told = empty_snapshot(pool, verdict, top, trees)
+    snapshot = empty_snapshot(pool, verdict, top, trees)
     _finish_kernel[snapshot_grid(pool, slots.count)](
         **_descent(pool, slots, verdict, bad_rows)
         | slot_arguments(slots)
-        | snapshot_arguments(pool, verdict, told, top, trees)
+        | snapshot_arguments(pool, verdict, snapshot, top, trees)
     )
-    return verdict, *told
+    return verdict, *snapshot
 
 
 def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict) -> torch.Tensor:

@@ -10,7 +10,7 @@ from csd.state.slots import Slots
 
 
 class Heads(NamedTuple):
-    """Of rows of scores z, 0 at a row's maximum: tokens of large z, and what is left of the mass.
+    """Heads of rows of scores z, 0 at a row's maximum: tokens of large z, and the others' mass.
 
     W is the longest head.
     """
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What R rows drew, each alone."""
+    """Draws of R rows, each alone."""
 
     token: torch.Tensor  # [R] int64
     logprob: torch.Tensor  # [R] of the token

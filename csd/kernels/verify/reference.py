@@ -1,4 +1,4 @@
-"""What `csd/kernels/verify/` describes, in plain PyTorch."""
+"""The verification that `csd/kernels/verify/` describes, in plain PyTorch."""
 
 import torch
 
@@ -31,7 +31,7 @@ def verify_ref(
 def sample_blocks(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, passes: Passes
 ) -> Draws:
-    """Of the pool's `rows` [R], in their order."""
+    """Draws of the pool's `rows` [R], in their order."""
     most = max(rows.shape[0], 1)
     if passes is REFERENCE and logits.device.type == "cpu":
         most = max(BLOCK // logits.shape[1], 2)

@@ -1,4 +1,4 @@
-"""What `verify_ref` does with each row alone: penalties and filters, then a draw."""
+"""The part of `verify_ref` that takes each row alone: penalties and filters, then a draw."""
 
 import math
 
@@ -21,7 +21,7 @@ def sample_rows(
     slots: Slots,
     passes: Passes,
 ) -> Draws:
-    """Of the pool's `rows` [R], with the logits [R, V]."""
+    """Draws of the pool's `rows` [R], with the logits [R, V]."""
     s = pool.slot[rows].clamp(min=0).long()
     position = slots.generated[s] + pool.depth[rows]
     greedy = slots.temperature[s] == 0

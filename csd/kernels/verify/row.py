@@ -41,7 +41,7 @@ def load_logits(row, offs, STOPS: tl.constexpr):
 
 @triton.jit
 def distance(x, top, temperature):
-    """How far logits x lie below the row's scaled maximum `top`."""
+    """Distance of logits x, scaled, below the row's scaled maximum `top`."""
     return top - tl.div_rn(x, temperature)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from csd.cpu.attention_room import PAGE, PARTS, room, room_bytes
+from csd.cpu.attention_workspace import PAGE, PARTS, workspace, workspace_bytes
 from csd.cpu.lanes import WIDTH
 from csd.cpu.vectors import LINE
 
@@ -19,10 +19,10 @@ from csd.cpu.vectors import LINE
 @pytest.mark.parametrize("shift", [0, 1, 32, 63])
 def test_parts_are_apart_and_begin_at_lines(dtype, many, words, columns, wide, shift):
     like = np.empty(0, dtype)
-    size = room_bytes(many, words, columns, wide, like)
+    size = workspace_bytes(many, words, columns, wide, like)
     buffer = np.full(size + shift + LINE, 7, np.uint8)[shift:]
     address = buffer.ctypes.data
-    *parts, work = room(address, many, words, columns, wide, like)
+    *parts, work = workspace(address, many, words, columns, wide, like)
     parts += work
     shapes = [(many, words), (many, columns), (many, wide), (many,), (WIDTH,)]
     shapes += [(PAGE * wide,), (many, PAGE // 2)]

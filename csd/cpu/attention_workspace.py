@@ -1,4 +1,4 @@
-"""What attention computes a thread's rows in: parts of one piece of memory, from line to line.
+"""A thread's workspace for attention: parts of one piece of memory, each of whole cache lines.
 
 A part owns nothing. Where an array that owns its memory is handed on, numba counts its users by
 atomic instructions; and one that numba allocates may begin in the middle of a line, so that each
@@ -17,18 +17,18 @@ PARTS = 7
 
 
 @loop
-def room_bytes(many, words, columns, wide, like):
-    """How many bytes `room` needs."""
+def workspace_bytes(many, words, columns, wide, like):
+    """Bytes that `workspace` needs."""
     numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + WIDTH
     return numbers * like.itemsize + (PARTS + 1) * LINE
 
 
 @loop
-def room(address, many, words, columns, wide, like):
-    """Of so many rows: query [many, words], score [many, columns], sums [many, wide], 0 at first,
-    total [many], a softmax's sums [WIDTH], and the products' own memory.
+def workspace(address, many, words, columns, wide, like):
+    """A workspace for `many` rows: query [many, words], score [many, columns], sums [many, wide] of
+    zeros, total [many], a softmax's sums [WIDTH], and the memory of the products.
 
-    That is a tile of PAGE keys or values, and the rows' weights in pairs [many, PAGE / 2].
+    The latter is a tile of PAGE keys or values, and the rows' weights in pairs [many, PAGE / 2].
     """
     size = like.itemsize
     at = address + -address % LINE

@@ -1,0 +1,55 @@
+"""The step of one call: an engine's step with the call's verifier, rules and records."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from csd.engine.call import RunSettings
+from csd.engine.changes import Changes, log_uncaptured
+from csd.engine.requests import Request
+from csd.engine.static_step import StaticStep
+from csd.engine.step import Step
+from csd.verify.multi_draft import MultiDraftVerifier
+from csd.verify.teacher_forcing import TeacherForcing
+
+
+def step_of_call(
+    step: Step,
+    requests: Sequence[Request],
+    settings: RunSettings,
+    drafter: Any,
+    tokenizer: Any,
+    before: Changes | None,
+) -> Step:
+    """`step` with the settings of a call, over the same memory.
+
+    before: changes of rows of earlier calls, whose tensors are taken where they fit.
+    """
+    drafter.start_call()
+    verifier: MultiDraftVerifier | TeacherForcing | None = None
+    # without drafts, or without chance, every verifier samples the target
+    drawn = settings.speculate and settings.verifier != "match"
+    if drawn and requests[0].params.temperature > 0:
+        verifier = MultiDraftVerifier(settings.verifier, drafter, step.ops)
+    elif settings.forcing is not None:
+        verifier = settings.forcing(step.ops, step.cache.rows)
+    if verifier is not None:
+        step = _dynamic(step)
+    vocab, static = step.decoder.config.vocab, isinstance(step, StaticStep)
+    changes = Changes.of_call(requests, step.slots, vocab, before, static, tokenizer)
+    if changes is not None and changes.asked.host and static:
+        log_uncaptured(step.slots.live.device)
+        step = _dynamic(step)
+        changes.static = False
+    return replace(
+        step, drafter=drafter, verifier=verifier, changes=changes, drafting=settings.speculate,
+        top=settings.record_top, trees=settings.drafts, measures=settings.measures,
+        seconds=step.no_seconds(),
+    )  # fmt: skip
+
+
+def _dynamic(step: Step) -> Step:
+    """The step with shapes that depend on the live slots."""
+    if not isinstance(step, StaticStep):
+        return step
+    return Step(step.decoder, None, step.cache, step.slots, step.ops)

@@ -1,0 +1,157 @@
+"""The model of an engine as it is now, and the operations that run it."""
+
+import os
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+
+from csd.backends import choose
+from csd.engine.cached_check import require_check
+from csd.engine.call import RunSettings
+from csd.engine.call_step import step_of_call
+from csd.engine.requests import Request
+from csd.engine.resources import Resources
+from csd.engine.step import Step
+from csd.kernels.ops import Ops, exact_triton
+from csd.models.config import ModelSizes
+from csd.models.decoder import Decoder
+from csd.models.exact import choose_exact
+from csd.models.exact_products import ExactProducts
+from csd.models.load import Loaded, load
+from csd.models.module_decoder import ModuleDecoder
+from csd.state.device import peak_bytes
+from csd.state.phases import phase
+
+
+class ModelResources(Resources):
+    """A model with its caches and operations; an `Engine` sets what is declared here."""
+
+    exact: bool
+    _exact: Any  # the engine's arguments
+    _static: bool | None
+    _kernels: str | None
+    _products: ExactProducts
+    _loaded: Loaded
+    _cost_of: tuple | None  # what steps were timed for
+
+    def _load(
+        self,
+        model: Any,
+        kernels: str | None,
+        exact: bool | Literal["cublas"] | None,
+        static: bool | None,
+        self_check: bool,
+        **options: Any,
+    ) -> None:
+        """Load a model and choose its operations; the arguments are an `Engine`'s.
+
+        options: those of `csd.models.load.load`.
+        """
+        checked = not self_check
+
+        def check_kernels(on: torch.device, kind: torch.dtype, config: ModelSizes) -> None:
+            nonlocal checked
+            if not checked and on.type == "cuda" and kernels != "reference":
+                # of Triton's kernels only those are exact that are asked for
+                require_check(on, kind, config, bool(exact))
+                checked = True
+
+        by_name = isinstance(model, str | os.PathLike)
+        with phase(f"loading {model}:", None) if by_name else nullcontext():
+            loaded = load(model, before=check_kernels, **options)
+        self._exact, self._static = exact, static
+        self._cost_of = self._cost = None
+        self._kernels, self.dtype = kernels, loaded.dtype
+        self._ops = choose(kernels, loaded.device, loaded.dtype)
+        self._products = ExactProducts.for_kernels(self._ops.name, exact)
+        self._take(loaded)
+        if self.exact and self._ops.name == "triton":
+            self._ops = exact_triton()
+        check_kernels(self.device, self.dtype, self.decoder.config)
+
+    def _take(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        if loaded.dtype != self.dtype and loaded.device.type == "cpu":
+            # a module that was cast: loops are of some dtypes
+            self._ops = choose(self._kernels, loaded.device, loaded.dtype)
+        self.static = self._whether_static(loaded)
+        self.decoder, self.exact = choose_exact(self._exact, loaded, self._ops.name, self._products)
+        self.device, self.dtype = loaded.device, loaded.dtype
+        self._drop()
+        timed = self.decoder.config, self.device, self.dtype
+        if timed != self._cost_of:
+            # steps of other sizes take other times
+            self._cost_of, self._cost = timed, None
+
+    def _whether_static(self, loaded: Loaded) -> bool:
+        """True if steps have fixed shapes. Raises ValueError where that is asked for in vain."""
+        name, on_gpu = self._ops.name, loaded.device.type == "cuda"
+        if self._static and on_gpu and name == "reference":
+            raise ValueError("static must be False with kernels='reference' on a GPU, got True")
+        # the references read the device
+        static = on_gpu and name == "triton" if self._static is None else self._static
+        if isinstance(loaded.decoder, ModuleDecoder):
+            why = loaded.decoder.why_not_static if static else None
+            if why is not None and self._static:
+                raise ValueError(f"static must be False for this module, got True: {why}")
+            static = static and why is None
+            loaded.decoder.capture(static)
+        return static
+
+    def leave_model(self) -> None:
+        """Hold the user's module weakly from now on, as what keeps engines by module must."""
+        self._loaded.kept = None
+
+    @property
+    def ops(self) -> Ops:
+        """The operations of its steps; setting others makes a new step."""
+        return self._ops
+
+    @ops.setter
+    def ops(self, ops: Ops) -> None:
+        self._ops = ops
+        self._drop()
+
+    @property
+    def config(self) -> ModelSizes:
+        """Sizes and context of the model, as it is now. Raises where csd no longer runs it."""
+        return self._loaded.current_config()
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's, as it is now."""
+        return self._loaded.current_generation_config()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The one that was given, else that of the model's folder; None where there is none."""
+        return self._loaded.own_tokenizer()
+
+    def release(self) -> None:
+        """Free the caches. The engine can still be used and allocates new ones."""
+        self._drop()
+        if self.device.type == "cuda":
+            # other processes cannot use what torch keeps of freed tensors
+            torch.cuda.empty_cache()
+
+    def _begin_call(self, requests: list[Request]) -> None:
+        if isinstance(self._loaded.decoder, ModuleDecoder | Decoder):
+            self._loaded.decoder.begin_call()
+        for request in requests:
+            request.stats.decoder = getattr(self.decoder, "name", "own")
+            request.stats.fused_ruled_out = getattr(self.decoder, "why", None)
+
+    def _step_of_call(
+        self, step: Step, requests: list[Request], settings: RunSettings, tokenizer: Any
+    ) -> Step:
+        """The engine's step with the settings of this call, over the same memory."""
+        found = step_of_call(step, requests, settings, self._drafter, tokenizer, self._changes)
+        self._changes = found.changes or self._changes
+        return found
+
+    def _end_call(self, requests: list[Request]) -> None:
+        dropped, peak = self._newly_dropped(requests), peak_bytes(self.device)
+        for request in requests:
+            request.stats.peak_memory = peak
+            request.stats.contexts_dropped = dropped

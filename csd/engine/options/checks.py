@@ -1,0 +1,73 @@
+"""Checks of single arguments. Each raises TypeError or ValueError that names its argument."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from csd.engine.requests import UntilRule
+from csd.graph.registry import check_known
+from csd.schema.arguments import check_path, check_seed, takes
+from csd.schema.check import shown
+
+
+def or_none(check: Callable[..., Any], name: str, **limits: Any) -> Callable[[Any], Any]:
+    """`check` of a value that may also be None."""
+    return lambda value: None if value is None else check(name, value, **limits)
+
+
+def check_type(name: str, kinds: tuple[type, ...], expected: str, value: Any) -> None:
+    """Raises TypeError, naming the argument, for a value of another type."""
+    if value is not None and not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {expected}, got a {type(value).__name__}")
+
+
+def check_drafter(value: Any) -> None:
+    """Raises TypeError or ValueError, naming `drafter`, for one that is not known."""
+    if value is not None:
+        check_known(value)
+
+
+def check_function(name: str, arguments: int, expected: str, value: Any) -> None:
+    """Raises TypeError for a value that does not take so many arguments."""
+    # a class, as in until=csd.Vote, is callable, but it is not a function of samples
+    served = takes(value, arguments) or (name == "until" and isinstance(value, UntilRule))
+    if value is not None and (not served or isinstance(value, type)):
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}")
+
+
+def check_tokenizer(value: Any) -> None:
+    """Raises TypeError, naming `tokenizer`, for another object."""
+    reads = callable(value) and hasattr(value, "decode") and not isinstance(value, type)
+    if value is not None and not reads:
+        raise TypeError(f"tokenizer must be one of transformers', got {shown(value)}")
+
+
+def check_template(value: Any) -> None:
+    """Raises TypeError for anything but a dict with strings for keys."""
+    check_type("chat_template_kwargs", (dict,), "a dict", value)
+    if not all(isinstance(key, str) for key in value or ()):
+        raise TypeError(f"chat_template_kwargs must have strings for keys, got {shown(value)}")
+
+
+check_device = partial(check_type, "device", (str, torch.device), "a name or a torch.device")
+check_dtype = partial(check_type, "dtype", (torch.dtype,), "a torch.dtype")
+check_revision = partial(check_type, "revision", (str,), "a name")
+
+
+def check_record(value: Any) -> None:
+    """Raises TypeError, or OSError where the file could not be written."""
+    if value is None:
+        return
+    check_path("record", value)
+    folder = os.path.dirname(os.path.abspath(value))
+    # not after all has been drawn
+    if os.path.isdir(value) or not os.access(folder, os.W_OK | os.X_OK):
+        raise OSError(f"record must be a file in a folder that can be written to, got {value!r}")
+
+
+def check_seed_or_none(value: Any) -> int | None:
+    """`check_seed` of a value that may also be None."""
+    return None if value is None else check_seed(value)

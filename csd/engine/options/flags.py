@@ -1,0 +1,41 @@
+"""The arguments as flags of the `csd` command."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from typing import Any
+
+from csd.engine.options import GenerateOptions, options_of, read_options
+
+
+def check_flags(args: Namespace, names: Iterable[str]) -> None:
+    """Before a model is loaded: raises TypeError or ValueError, naming one of `names`."""
+    read_options({name: getattr(args, name) for name in names}, GenerateOptions)
+
+
+def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> None:
+    """A flag for each of `names`; `defaults` replace those of `Options`."""
+    known_options = options_of(GenerateOptions)
+    listed = {*names}
+    # of all commands in one order
+    for name in [name for name in known_options if name in listed]:
+        option = known_options[name][1]
+        default = defaults.get(name, option.default)
+        flag = "--" + name.replace("_", "-")
+        if option.flag is bool:
+            if default:
+                negated = f"sets {name} to False ({option.help})"
+                parser.add_argument(
+                    "--no-" + flag[2:], dest=name, action="store_false", help=negated
+                )
+            else:
+                parser.add_argument(flag, action="store_true", help=option.help)
+        elif option.flag is list:
+            parser.add_argument(flag, action="append", help=option.help + "; repeatable")
+        else:
+            if option.flag is None:
+                raise ValueError(f"{name} has no flag")
+            flags = [flag] if option.short is None else [option.short, flag]
+            text = option.help
+            if name in defaults and "default" in text:
+                text += f" (here: {default})"
+            parser.add_argument(*flags, type=option.flag, default=default, help=text)

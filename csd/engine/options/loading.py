@@ -1,0 +1,40 @@
+"""Arguments of a model that a call loads by its name."""
+
+from typing import Annotated, TypedDict
+
+import torch
+
+from csd.engine.options.checks import check_device, check_dtype, check_revision
+from csd.engine.options.option import Option
+from csd.models.choose_decoder import check_decoder
+
+
+class LoadingOptions(TypedDict, total=False):
+    """Arguments of `csd.generate` and `csd.stream` for a model that they load."""
+
+    device: Annotated[
+        str | torch.device | None,
+        Option(
+            None, "for a model given by name; by default a GPU if there is one", check_device, str
+        ),
+    ]
+    dtype: Annotated[
+        torch.dtype | None,
+        Option(
+            None,
+            "for a model given by name; by default its checkpoint's on a GPU and on a CPU that "
+            "multiplies bfloat16, else float32",
+            check_dtype,
+        ),
+    ]
+    revision: Annotated[str | None, Option(None, "of a model on the hub", check_revision, str)]
+    decoder: Annotated[
+        str,
+        Option(
+            "auto",
+            'which decoder runs the model: csd\'s "fused" one, the "module" itself, or by '
+            "default the fused one where it has the family and the module is plain",
+            check_decoder,
+            str,
+        ),
+    ]

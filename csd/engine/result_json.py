@@ -1,0 +1,47 @@
+"""`csd sample --json`: what a call returned, with the texts of its token ids."""
+
+from dataclasses import asdict
+from typing import Any
+
+from csd.engine.result import Samples
+
+
+def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
+    """What `csd sample --json` prints: `out`, and the text of every token id in it.
+
+    With drafts, also each sample's list of `Draft`.
+    """
+    result = out.to_dict() | {"model": model}
+    ids = {*out.prompt_ids, *(t for tokens in out.tokens for t in tokens)}
+    if drafts:
+        result["drafts"] = [[asdict(d) for d in s.drafts] for s in out]
+        ids.update(t for s in out for d in s.drafts for t in d.tokens)
+    if tokenizer is not None:
+        texts = result["pieces"] = pieces(tokenizer, sorted(ids))
+        result["prompt"] = tokenizer.decode(out.prompt_ids)
+        result["characters"] = [characters(tokenizer, tokens, texts) for tokens in out.tokens]
+    return result
+
+
+def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
+    """The text of each token id within a text; half a character is U+FFFD."""
+    # some tokenizers drop the space a text starts with, so each is decoded after another
+    before = tokenizer.decode(ids[:1])
+    found = {}
+    for i in ids:
+        both = tokenizer.decode([ids[0], i])
+        found[i] = both.removeprefix(before) if both.startswith(before) else tokenizer.decode([i])
+    return found
+
+
+def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
+    """By place, the texts of tokens that are parts of a character: all of it at the last one."""
+    found: dict[int, str] = {}
+    held: list[int] = []
+    for i, token in enumerate(tokens):
+        held = [*held, i] if "\ufffd" in pieces[token] else []
+        text = tokenizer.decode([tokens[j] for j in held]) if held else "\ufffd"
+        if "\ufffd" not in text:
+            found |= dict.fromkeys(held, "") | {i: text}
+            held = []
+    return found

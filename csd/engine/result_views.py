@@ -1,0 +1,110 @@
+"""How results are shown: a line a sample, HTML of a notebook, a table, a page."""
+
+import html
+from collections.abc import Callable, Iterator
+from os import PathLike, fspath
+from typing import Any
+
+from csd.schema.lazy import check_installed
+from csd.schema.write import WholeFile
+
+# of a token's place in a text, by who drafted it
+COLOURS = {
+    "sampled": "#ececec", "own": "#8ecae6", "sibling": "#f4a259", "prompt": "#b8a1e3",
+    "history": "#9bd18b", "model": "#e58fb1",
+}  # fmt: skip
+# characters of a text in a line
+_SHOWN = 72
+# makes the page of a run; set by what is above this package
+_pages: list[Callable[[Any], str]] = []
+
+
+def use_page(make: Callable[[Any], str]) -> None:
+    """Make pages by `make`, a function of a `Samples`."""
+    _pages[:] = [make]
+
+
+def line(sample: Any) -> str:
+    """A sample in one line, its text cut."""
+    text = "" if sample.text is None else " ".join(sample.text.split())
+    cut = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return f"{sample.index}: {_tokens(len(sample.tokens))}, {sample.finish_reason}: {cut!r}"
+
+
+def lines(out: Any) -> str:
+    """The samples of a prompt, one a line."""
+    count = "1 sample" if len(out) == 1 else f"{len(out)} samples"
+    head = f"{count}, {_tokens(out.stats.tokens)}, seed {out.seed}"
+    failed = [f"  error: {out.error}"] if out.error else []
+    return "\n".join([head, *(f"  {line(sample)}" for sample in out), *failed])
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count:,} tokens"
+
+
+def page_part(out: Any) -> str:
+    """HTML of the samples; tokens that were drafted have the colour of their source."""
+    seen = {source for sample in out for source in sample.sources if source}
+    legend = "".join(
+        f'<span style="background:{COLOURS[s]}99;padding:0 .4em;margin-right:.6em">{s}</span>'
+        for s in COLOURS
+        if s in seen
+    )
+    note = f"<p>drafted from {legend}</p>" if legend else ""
+    parts = [
+        '<div style="margin:.4em 0;padding:.3em .6em;border:1px solid #8888;max-height:14em;'
+        'overflow:auto">'
+        f"<b>{sample.index}</b> {_tokens(len(sample.tokens))}, {sample.finish_reason}"
+        f'<div style="white-space:pre-wrap;text-align:left">{"".join(_runs(out, sample))}</div>'
+        "</div>"
+        for sample in out
+    ]
+    error = f"<p>{html.escape(out.error)}</p>" if out.error else ""
+    return f"<div><p>{html.escape(str(out.stats))}</p>{error}{note}{''.join(parts)}</div>"
+
+
+def _runs(out: Any, sample: Any) -> Iterator[str]:
+    """The text of a sample by runs of tokens of one source."""
+    if out.tokenizer is None or len(sample.sources) != len(sample.tokens):
+        yield html.escape(sample.text or "")
+        return
+    start, shown = 0, ""
+    sources = sample.sources
+    for i in range(1, len(sources) + 1):
+        if i < len(sources) and sources[i] == sources[start]:
+            continue
+        # by what a text grows: parts of a character and spaces belong to what is around them
+        text = out.tokenizer.decode(sample.tokens[:i], skip_special_tokens=True).rstrip("\ufffd")
+        new = html.escape(text[len(shown) :] if text.startswith(shown) else "")
+        if new:
+            source, shown = sources[start], text
+            yield f'<span style="background:{COLOURS[source]}99">{new}</span>' if source else new
+        start = i
+
+
+def frame(out: Any) -> Any:
+    """As `Samples.to_pandas`."""
+    check_installed("pandas", "notebook", "to_pandas")
+    import pandas
+
+    return pandas.DataFrame([
+        {
+            "index": s.index,
+            "text": s.text,
+            "tokens": len(s.tokens),
+            "finish_reason": s.finish_reason,
+            "stop_reason": s.stop_reason,
+            "logprob": sum(s.logprobs),
+            "drafted": sum(map(bool, s.sources)) / max(len(s.sources), 1),
+        }
+        for s in out
+    ])  # fmt: skip
+
+
+def write_report(out: Any, path: str | PathLike[str]) -> None:
+    """As `Samples.report`."""
+    if out.tokenizer is None:
+        raise ValueError("a report needs the samples' tokenizer: generate with tokenizer=")
+    with WholeFile(fspath(path)) as file:
+        file.write([_pages[0](out).encode()])

@@ -1,0 +1,81 @@
+"""Counts and seconds of a prompt's samples."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+from csd.state.phases import KINDS
+
+
+@dataclass(slots=True)
+class Stats:
+    """Statistics of one prompt's samples. Seconds are those of the whole call."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0  # steps in which the prompt had a sample in flight
+    sample_steps: int = 0  # the same, summed over samples
+    nodes_proposed: int = 0  # drafted tokens that were verified
+    nodes_accepted: int = 0
+    accepted: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("own", "sibling", "prompt", "history", "model"), 0)
+    )
+    history_tokens: int = 0  # of past samples that drafts came from
+    shared_tokens: int = 0  # of the call's other prompts that drafts came from
+    thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
+    history_left_out: int = 0  # of past samples for which the graph had no room
+    contexts_dropped: int = 0  # of the whole call, for which the graph had no room
+    # "compile" and "measure" are of a first call, the other phases are sampling
+    seconds: dict[str, float] = field(default_factory=dict)
+    # bytes torch had on the GPU at most, since the process began or its user reset the count
+    peak_memory: int | None = None
+    decoder: str = "fused"  # which ran: "fused", "module", or one of the user's "own"
+    fused_ruled_out: str | None = None  # the property of the model that did
+
+    def __str__(self) -> str:
+        """One sentence: tokens, seconds, drafts, and what went before the first sample."""
+        return " ".join(part for part in _sentence(self) if part)
+
+    @property
+    def sampling_seconds(self) -> float:
+        """Seconds of the whole call, without compiling and measuring."""
+        return sampling_seconds(self.seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """This prompt's tokens over the whole call's seconds of sampling."""
+        return self.tokens / self.sampling_seconds if self.sampling_seconds > 0 else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau: tokens committed per sample and step; 1 without speculation."""
+        return self.tokens / self.sample_steps if self.sample_steps else 0.0
+
+    def to_dict(self) -> dict:
+        return {**asdict(self), "tokens_per_step": self.tokens_per_step}
+
+
+def sampling_seconds(seconds: dict[str, float]) -> float:
+    """Seconds by phase without those of compiling and measuring."""
+    return sum(value for phase, value in seconds.items() if phase not in KINDS)
+
+
+def _sentence(stats: Stats) -> Iterator[str]:
+    """The parts of `str(stats)`."""
+    yield f"{stats.tokens:,} tokens"
+    if stats.sampling_seconds:
+        yield f"in {stats.sampling_seconds:.1f} s of sampling,"
+        yield f"{stats.tokens_per_second:.0f} a second"
+    yield f"and {stats.tokens_per_step:.2f} a step of a sample;"
+    if not stats.nodes_proposed:
+        yield "nothing was drafted"
+    else:
+        by = ", ".join(f"{name} {n:,}" for name, n in stats.accepted.items() if n)
+        yield f"{stats.nodes_accepted:,} of {stats.nodes_proposed:,} drafted tokens were accepted"
+        yield f"({by})" if by else ""
+    before = [
+        f"{stats.seconds[kind]:.1f} s of {doing}"
+        for kind, doing in (("compile", "compiling"), ("measure", "measuring"))
+        if stats.seconds.get(kind, 0.0) >= 0.05
+    ]
+    if before:
+        yield f"behind {' and '.join(before)}"

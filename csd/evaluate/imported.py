@@ -1,0 +1,74 @@
+"""Logs of other systems as traces: prompts with several completions each."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from csd.engine.traces.traces import Trace
+from csd.models.prompts import as_message, has_chat, parse
+from csd.schema.arguments import check_ids, check_number
+from csd.schema.check import shown
+from csd.schema.read import naming
+
+# of completions: OpenAI's and others' logs, the answers of OpenAI's interface, vLLM's outputs
+_LISTS = ("completions", "choices", "outputs")
+_PROMPTS = ("prompt_token_ids", "messages", "prompt", "question", "problem")
+
+
+def traces_of(
+    rows: Iterable[tuple[int, dict]], tokenizer: Any, *, temperature: float = 1.0,
+    plain: bool = False,
+) -> Iterator[Trace]:  # fmt: skip
+    """A trace for each row (line number, object) that has completions.
+
+    A prompt is `prompt_token_ids`, `messages`, or a text under `prompt`, `question` or `problem`,
+    which is a user's message where the tokenizer has a chat template and not `plain`. Completions
+    are a list under `completions`, `choices` or `outputs`: texts, token ids, or objects with
+    `token_ids`, `text` or a `message`. Texts are tokenised and get the end token, since a log has
+    neither; token ids are taken as they are.
+
+    temperature: of rows without one. Raises ValueError, naming the line, for anything else.
+    """
+    chat = has_chat(tokenizer) and not plain
+    for number, row in rows:
+        with naming(f"line {number}"):
+            yield _trace(row, number - 1, tokenizer, chat, temperature)
+
+
+def _trace(row: dict, problem: int, tokenizer: Any, chat: bool, temperature: float) -> Trace:
+    place = next((name for name in _PROMPTS if row.get(name) is not None), None)
+    if place is None:
+        raise ValueError(f"must have one of {', '.join(_PROMPTS)}, got {sorted(row)}")
+    found = next((name for name in _LISTS if row.get(name) is not None), None)
+    if found is None or not isinstance(row[found], list) or not row[found]:
+        raise ValueError(f"must have a list of completions under {', '.join(_LISTS)}")
+    prompt = row[place]
+    if isinstance(prompt, str):
+        prompt = as_message(prompt, chat)
+    try:
+        ids = parse(prompt, tokenizer, len(tokenizer))[0][0]
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    samples = [_tokens(each, tokenizer) for each in row[found]]
+    given = row.get("temperature", temperature)
+    return Trace(problem, ids, samples, check_number("temperature", given, 0), None)
+
+
+def _tokens(completion: Any, tokenizer: Any) -> list[int]:
+    """Token ids of one completion."""
+    if isinstance(completion, dict):
+        message = completion.get("message")
+        text = message.get("content") if isinstance(message, dict) else completion.get("text")
+        completion = completion.get("token_ids") or text
+    if isinstance(completion, str):
+        ids = tokenizer.encode(completion, add_special_tokens=False)
+        # a log does not say which samples were cut
+        end = tokenizer.eos_token_id
+        ids = ids if end is None else [*ids, end]
+    else:
+        try:
+            ids = check_ids("completions", completion, 1 << 22, len(tokenizer))
+        except TypeError:
+            ids = []
+    if not ids:
+        raise ValueError(f"must have completions of a text or token ids, got {shown(completion)}")
+    return ids

@@ -1,0 +1,51 @@
+"""maj@k: how often k of a problem's samples would have voted for the right answer."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def maj_at_k(answers: Sequence[str | None], right: str, k: int) -> float:
+    """Chance that the most frequent answer of k of the samples is `right`.
+
+    Over all C(n, k) choices, of which each is as likely; where several answers lead, each of them
+    counts as one in so many, as their first samples come in any order. With c samples of the right
+    answer and j of them chosen, the rest are k - j of the others, of which no answer has more than
+    j: with [x^a] the coefficient of x^a and t the answers that have j too,
+
+        sum over j, t of C(c, j) [x^(k-j) y^t] prod over answers a of
+            (sum over i < j of C(n_a, i) x^i + y C(n_a, j) x^j) (1 + x)^(n without answer) / (t + 1)
+
+    over C(n, k).
+
+    answers: of each sample, None for none. Raises ValueError unless k lies in [1, n].
+    """
+    n = len(answers)
+    if not 1 <= k <= n:
+        raise ValueError(f"k must lie between 1 and the {n} samples that count, got {k}")
+    counts = Counter(answer for answer in answers if answer is not None)
+    rest = n - sum(counts.values())
+    c, others = counts.pop(right, 0), [*counts.values()]
+    found = sum(math.comb(c, j) * _others(others, rest, k - j, j) for j in range(1, min(c, k) + 1))
+    return float(found / np.longdouble(math.comb(n, k)))
+
+
+def _others(counts: list[int], rest: int, chosen: int, j: int) -> np.longdouble:
+    """Ways to choose so many samples of the other answers, none more than j times; a way in which
+    t of them have j counts as 1 / (t + 1)."""
+    # [t, a]: ways with t answers at j and a samples chosen
+    ways = np.zeros((chosen // j + 1, chosen + 1), np.longdouble)
+    for i in range(min(rest, chosen) + 1):
+        ways[0, i] = math.comb(rest, i)
+    for count in counts:
+        more = np.zeros_like(ways)
+        for i in range(min(count, j, chosen) + 1):
+            part = math.comb(count, i) * ways[:, : chosen + 1 - i]
+            if i < j:
+                more[:, i:] += part
+            else:
+                more[1:, i:] += part[:-1]
+        ways = more
+    return (ways[:, chosen] / np.arange(1, len(ways) + 1)).sum()

@@ -1,0 +1,80 @@
+"""Accuracy by cost: curves over k of `csd eval`'s results, with their intervals."""
+
+from pathlib import Path
+from typing import Any
+
+from csd.evaluate.evaluation import Row, summary
+from csd.evaluate.vote import Vote
+from csd.schema.check import check
+from csd.schema.lazy import check_installed
+from csd.schema.read import naming, read_lines
+
+# of the horizontal axis, by what it is called in a summary
+COSTS = {"samples": "k", "tokens": "tokens", "seconds": "seconds"}
+FIGURES = {"maj": "maj_at_k", "pass": "pass_at_k"}
+NAMES = {
+    "samples": "samples a problem", "tokens": "tokens a problem", "seconds": "seconds a problem",
+    "maj": "accuracy of the vote, maj@k", "pass": "pass@k",
+}  # fmt: skip
+# told apart by those who see few colours (Okabe and Ito)
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
+
+def read_results(path: str | Path) -> tuple[dict, list[dict]]:
+    """Settings and rows of a results file. Raises ValueError, naming the file, for another."""
+    lines = read_lines(path, dict)
+    with naming(str(path)):
+        settings = next(lines, (0, {}))[1].get("settings")
+        if not isinstance(settings, dict) or "num_samples" not in settings:
+            raise ValueError("must be a results file of csd eval, whose first line has 'settings'")
+    rows: list[dict] = []
+    for number, row in lines:
+        with naming(f"{path}, line {number}"):
+            check(row, Row)
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} must hold at least one problem, got none")
+    return settings, rows
+
+
+def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, float, float]]:
+    """Points (cost, value, low, high) of a results file, by the number of samples.
+
+    cost: of COSTS, a problem; figure: of FIGURES. Raises ValueError, naming the file, for another.
+    """
+    settings, rows = read_results(path)
+    until = Vote() if settings.get("until_decided") else None
+    found = summary(rows, settings["num_samples"], until)["by_k"]
+    each = 1 if cost == "samples" else len(rows)
+    return [
+        (row[COSTS[cost]] / each, *row[FIGURES[figure]]) for row in found if row[FIGURES[figure]]
+    ]
+
+
+def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> None:
+    """Write a picture of curves by their names; the file's ending says of which kind.
+
+    Raises ImportError without matplotlib, ValueError for an ending that it does not write.
+    """
+    check_installed("matplotlib", "plot", "csd plot")
+    from matplotlib.figure import Figure
+
+    # no global state: a caller may have figures of its own
+    made = Figure(figsize=(6.4, 4.0), layout="constrained")
+    kinds = made.canvas.get_supported_filetypes()
+    ending = Path(out).suffix.removeprefix(".")
+    if ending not in kinds:
+        raise ValueError(f"out must end in one of {', '.join(sorted(kinds))}, got {str(out)!r}")
+    axes: Any = made.subplots()
+    for i, (name, points) in enumerate(curves.items()):
+        x, y, low, high = zip(*points, strict=True)
+        colour = COLOURS[i % len(COLOURS)]
+        axes.plot(x, y, "o-", color=colour, label=name, markersize=4)
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+    axes.set_xlabel(NAMES[cost])
+    axes.set_ylabel(NAMES[figure])
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", frameon=False)
+    made.savefig(out, metadata={"Date": None} if ending == "svg" else None)

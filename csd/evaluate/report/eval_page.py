@@ -1,0 +1,127 @@
+"""The page of a results file of `csd eval`: accuracy by cost, and the answers to each problem."""
+
+import html
+from collections import Counter
+from importlib.resources import files
+from string import Template
+
+from csd.evaluate.evaluation import summary
+from csd.evaluate.vote import Vote
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>csd eval</title>
+<style>$style</style>
+</head>
+<body>
+<h1>$headline</h1>
+<p class="lead">$lead</p>
+<dl>$facts</dl>
+<div class="pair">
+<section><h2>Accuracy of the vote by tokens a problem</h2>$curve</section>
+<section><h2>By the number of samples</h2><div class="scroll">$table</div></section>
+</div>
+<h2>The problems</h2>
+<p class="note">An answer with the samples that gave it; a green one is right.</p>
+$problems
+</body>
+</html>
+""")
+# settings of a run that a reader asks for first
+_FACTS = ("model", "task", "temperature", "top_p", "max_new_tokens", "seed")
+
+
+def eval_page(settings: dict, rows: list[dict]) -> str:
+    """The HTML of a run; settings, rows: the first line of a results file, and the others."""
+    until = Vote() if settings.get("until_decided") else None
+    figures = summary(rows, settings["num_samples"], until)
+    by_k = figures["by_k"]
+    whole = by_k[-1]
+    facts = {name: settings[name] for name in _FACTS if settings.get(name) is not None}
+    lead = (
+        f"{figures['tokens']:,} tokens in {figures['seconds']:.1f} s, "
+        f"{figures['tau']:.2f} a step of a sample; {figures['answered']:.0%} of the samples have "
+        "an answer"
+    )
+    if figures["limited"]:
+        lead += f", and {figures['limited']} were cut at the limit"
+    return _PAGE.substitute(
+        style=(files("csd.evaluate.report") / "report.css").read_text("utf-8"),
+        headline=f"{len(rows)} problems, {settings['num_samples']} samples each: vote "
+        f"{whole['maj_at_k'][0]:.1%}, one sample {by_k[0]['maj_at_k'][0]:.1%}, "
+        f"{figures['tokens_per_second']:.0f} tokens a second, {figures['seconds']:.1f} s",
+        lead=lead + ".",
+        facts="".join(
+            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
+            for k, v in facts.items()
+        ),
+        curve=_curve([(row["tokens"] / len(rows), *row["maj_at_k"]) for row in by_k]),
+        table=_table(by_k),
+        problems="".join(map(_problem, rows)),
+    )
+
+
+def _curve(points: list[tuple[float, float, float, float]]) -> str:
+    """An SVG of (tokens, value, low, high), the tokens evenly apart by their order."""
+    width, height, left, bottom, top = 560, 260, 46, 34, 12
+    step = (width - left - 20) / max(1, len(points) - 1)
+
+    def place(i: int, value: float) -> str:
+        return f"{left + i * step:.1f},{top + (height - top - bottom) * (1 - value):.1f}"
+
+    band = [place(i, p[2]) for i, p in enumerate(points)]
+    band += [place(i, points[i][3]) for i in reversed(range(len(points)))]
+    marks = "".join(
+        f'<text class="soft" x="{left + i * step:.1f}" y="{height - 12}" text-anchor="middle">'
+        f"{p[0]:,.0f}</text>"
+        for i, p in enumerate(points)
+    )
+    lines = "".join(
+        f'<line class="axis" x1="{left}" x2="{width - 20}" y1="{y}" y2="{y}"/>'
+        f'<text class="soft" x="{left - 6}" y="{y + 4}" text-anchor="end">{share:.0%}</text>'
+        for share in (0.0, 0.5, 1.0)
+        for y in (top + (height - top - bottom) * (1 - share),)
+    )
+    line = " ".join(place(i, p[1]) for i, p in enumerate(points))
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img">{lines}'
+        f'<polygon points="{" ".join(band)}" style="fill:var(--voted);opacity:.2"/>'
+        f'<polyline points="{line}" style="fill:none;stroke:var(--voted);stroke-width:2"/>'
+        f"{marks}</svg>"
+    )
+
+
+def _table(by_k: list[dict]) -> str:
+    def shown(value: tuple | None) -> str:
+        return "" if value is None else f"{value[0]:.3f} ({value[1]:.3f} to {value[2]:.3f})"
+
+    rows = "".join(
+        f"<tr><td>{row['k']}</td><td>{shown(row['maj_at_k'])}</td>"
+        f"<td>{shown(row['pass_at_k'])}</td><td>{row['tokens']:,.0f}</td>"
+        f"<td>{row['seconds']:,.1f}</td></tr>"
+        for row in by_k
+    )
+    head = "".join(f"<th>{name}</th>" for name in ("k", "maj@k", "pass@k", "tokens", "seconds"))
+    return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _problem(row: dict) -> str:
+    """A problem's answers, with its texts folded."""
+    votes = Counter(answer for answer in row["answers"] if answer is not None)
+    answers = ", ".join(
+        f'<span class="{"right" if answer == row["answer"] else ""}">{html.escape(answer)} '
+        f"({count})</span>"
+        for answer, count in votes.most_common()
+    )
+    silent = len(row["answers"]) - votes.total()
+    mark = '<b class="right">right</b>' if row["vote_correct"] else '<b class="wrong">wrong</b>'
+    texts = "".join(f"<pre>{html.escape(text or '')}</pre>" for text in row["texts"])
+    return (
+        f"<details><summary>{row['problem']}: {mark}, right is {html.escape(row['answer'])}; "
+        f"{answers or 'no answer'}{f'; {silent} without an answer' if silent and answers else ''}"
+        f"</summary>{texts}</details>"
+    )

@@ -1,0 +1,71 @@
+"""The target over whole texts: hidden states in one pass over given tokens, and its logits."""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+
+from csd.backends import choose
+from csd.models.config import scale_of
+from csd.models.decoder import Decoder
+from csd.training.texts import Text
+
+
+class Target:
+    """A decoder that reads batches of texts; no state of a batch outlives the next one."""
+
+    def __init__(self, decoder: Decoder):
+        self.decoder, self.config = decoder, decoder.config
+        self.embedding, self.head = decoder.embedding.detach(), decoder.head.detach()
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.ops = choose(None, self.device, self.dtype)
+        self.scale = scale_of(self.config)
+
+    @torch.no_grad()
+    def states(self, batch: list[Text]) -> torch.Tensor:
+        """Hidden states [tokens of the batch, hidden] after the last norm."""
+        c, lengths = self.config, [len(text.tokens) for text in batch]
+        token = torch.tensor([t for text in batch for t in text.tokens], dtype=torch.int32)
+        position = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
+        # one layer's keys and values are in memory at a time
+        one = torch.empty(
+            (2, 1, len(token), c.kv_heads, c.head_dim), dtype=self.dtype, device=self.device
+        )
+        k, v = one.expand(2, c.layers, *one.shape[2:])
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            return causal(q, k[layer], v[layer], lengths, self.scale)
+
+        return self.decoder.forward(
+            token.to(self.device), position.to(self.device), attend, k, v, self.ops
+        )
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [R, hidden]. Returns [R, V]."""
+        z = F.linear(hidden.to(self.dtype), self.head)
+        return z if self.config.logit_divisor == 1 else z / self.config.logit_divisor
+
+    def logits_backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        """gradient: [R, V], by the logits. Returns [R, hidden], by the hidden states."""
+        return gradient.to(self.dtype) @ self.head / self.config.logit_divisor
+
+
+def causal(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    v: torch.Tensor,  # [M, K, D]
+    lengths: list[int],  # of texts, one behind the other; they sum to M
+    scale: float,
+) -> torch.Tensor:
+    """softmax(scale q k^T) v [M, H, D] of each row over its own text, up to itself."""
+    ends = [0]
+    for n in lengths:
+        ends.append(ends[-1] + n)
+    out = []
+    for a, b in pairwise(ends):
+        own, keys, values = (x[a:b].transpose(0, 1)[None] for x in (q, k, v))
+        found = F.scaled_dot_product_attention(
+            own, keys, values, is_causal=True, scale=scale, enable_gqa=True
+        )
+        out.append(found[0].transpose(0, 1))
+    return torch.cat(out)

@@ -1,0 +1,42 @@
+"""Training a head from the command line."""
+
+import json
+
+import pytest
+import torch
+from checkpoints import build
+from trace_file import trace_file
+
+from csd.cli.main import main
+from csd.graph.model.eagle import read_head
+
+
+def test_a_head_is_trained_and_a_second_run_is_refused(tmp_path, capsys):
+    build("llama").save_pretrained(tmp_path / "model")
+    rows = [{"prompt_ids": [7, i], "samples": [[i, 5, i, 6, 9, 4]] * 2} for i in range(4)]
+    traces = str(trace_file(tmp_path / "traces.jsonl", *rows))
+    out = tmp_path / "head"
+    command = ["train-head", str(tmp_path / "model"), traces, "-o", str(out), "--epochs", "3",
+               "--held-out", "0.25", "--batch", "32", "--dtype", "bfloat16"]  # fmt: skip
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    last = json.loads((out / "curve.jsonl").read_text().splitlines()[-1])
+    assert f"{last['step']} steps over {last['tokens']} tokens" in told
+    assert f"held-out acceptance {last['acceptance']:.3f}" in told
+    # the bar
+    assert "loss=" in told and "acceptance=" in told
+    head = read_head(out)
+    assert (head.dtype, head.config.vocab, head.embedding) == (torch.bfloat16, 97, None)
+    assert main([*command, "--quiet"]) == 2
+    assert "out must be a folder without a head" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_tells_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("csd.cli.train_head.train_head", stop)
+    assert main(["train-head", "model", "traces", "-o", "out"]) == 130
+    assert "the same command goes on from out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train-head", "model", "traces"])
