@@ -1,8 +1,9 @@
-"""`csd warmup`: make on this machine what first calls of a model would wait for."""
+"""`csd warmup`: prepare this machine for the first calls of a model."""
 
 import time
 from argparse import Namespace, _SubParsersAction
 
+from csd.cli.commands import add_command
 from csd.engine.generate import engine_for
 from csd.engine.options.flags import add_flags, check_flags
 
@@ -10,9 +11,12 @@ FLAGS = ("num_samples", "max_new_tokens", "device", "revision", "decoder")
 
 
 def add(commands: _SubParsersAction) -> None:
-    parser = commands.add_parser("warmup", help="compile and check what first calls wait for")
+    parser = add_command(
+        commands, "warmup", "compile, check and time what a model's first calls wait for",
+        ["csd warmup MODEL", "csd warmup MODEL -n 32 --prompt-tokens 2048"], "gpu.md",
+    )  # fmt: skip
     parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of the longest prompt")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the longest prompt")
     add_flags(parser, FLAGS, num_samples=16)
     parser.set_defaults(run=_warmup)
 

@@ -48,6 +48,7 @@ def places(tmp_path_factory):
         "plot": [str(folder / "none.jsonl"), "-o", str(folder / "curve.svg")],
         "report": [str(folder / "none.json")],
         "serve": [model, "--port=0"],
+        "warmup": [model, "--max-new-tokens=2", "--prompt-tokens=2"],
     }  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from tiny_steps import CONFIG, OneDevice, step_with
 import csd
 from bench.lib.shapes import random_model
 from csd.engine.budget import FixedBudget
-from csd.graph.model import device_cache
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.network import ModelNetwork
+from csd.kernels import prompt_rows
 
 
 def on_device(model, **options):
@@ -153,7 +153,7 @@ def test_everything_lies_on_the_steps_device(monkeypatch):
     cpu = torch.Generator()
     monkeypatch.setattr(torch, "Generator", lambda device: cpu)
     # a prompt comes from the host
-    monkeypatch.setattr(device_cache, "upload", lambda x, device: x.to(device))
+    monkeypatch.setattr(prompt_rows, "upload", lambda x, device: x.to(device))
     step = drafting_step("meta")
     with OneDevice():
         step.body(16, 9)
