@@ -16,7 +16,9 @@ def add(commands: _SubParsersAction) -> None:
         ["csd warmup MODEL", "csd warmup MODEL -n 32 --prompt-tokens 2048"], "gpu.md",
     )  # fmt: skip
     parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the longest prompt")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=512, help="tokens of the longest prompt"
+    )
     add_flags(parser, FLAGS, num_samples=16)
     parser.set_defaults(run=_warmup)
 

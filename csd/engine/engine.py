@@ -4,12 +4,14 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import count
-from typing import Any, Literal, Protocol, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.carry import Carrying, every
+from csd.engine.feed import Feed
+from csd.engine.first_call import prepare_first_call
 from csd.engine.model_resources import ModelResources
 from csd.engine.options import Options
 from csd.engine.options.checks import (
@@ -24,8 +26,6 @@ from csd.engine.requests import Request, check_served
 from csd.engine.result import Sample, Samples
 from csd.engine.scheduler import Scheduler
 from csd.engine.slot_filler import clear
-from csd.engine.static_step import capture_all
-from csd.engine.step import Step
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, stream_of
@@ -40,18 +40,6 @@ MOST_LAG = 64
 # the kinds a type checker can distinguish; a tensor is one prompt or many
 OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
-
-
-class Feed(Protocol):
-    """Requests that come while an engine runs."""
-
-    def prepare(self, engine: "Engine", drafter: Any, nodes: int) -> Step:
-        """The engine's step, over caches of its sizes; nodes: that a step drafts, if given."""
-
-    def scheduler(
-        self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
-    ) -> Scheduler:
-        """One that takes them in between steps; options: as `Scheduler` has them."""
 
 
 class Engine(ModelResources):
@@ -151,35 +139,13 @@ class Engine(ModelResources):
     def warmup(
         self, *, num_samples: int = 16, prompt_tokens: int = 512, max_new_tokens: int = 512
     ) -> None:
-        """Make what first calls wait for: caches, compiled kernels or loops, and step times.
+        """Prepare first calls: caches, compiled kernels or loops, and step times.
 
         On a GPU also the graphs of all pool sizes, with and without drafts. Calls of at most these
         sizes then capture and allocate nothing, but for options that change what a step computes,
         as constraints and `top_logprobs` do. Raises as `generate` does.
         """
-        asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
-        # not one token: it would be read by no step but the first
-        prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2)
-        call = self.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
-        # caches of the size that is asked for, before a short call that fits them
-        self._within(call.requests, lambda step: None)
-        self.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
-        self._within(call.requests, lambda step: capture_all(
-            self._step_of_call(step, call.requests, call.settings, self.tokenizer)
-        ))  # fmt: skip
-
-    def _within(self, requests: list[Request], run: Callable[[Step], None]) -> None:
-        """Run something over the caches of a call between two calls."""
-        self._not_within_a_stream()
-        with self._lock, current(self.device):
-            self._busy = threading.get_ident()
-            stream = stream_of(self.device)
-            if stream is not None and self._last is not None:
-                stream.wait_event(self._last)
-            step = self._prepare(requests, self._default_drafter)
-            run(step)
-            clear(step)
-            self._last = None if stream is None else stream.record_event()
+        prepare_first_call(self, num_samples, prompt_tokens, max_new_tokens)
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
         """A call with its arguments checked, for `draw`. Raises as `generate` does."""

@@ -23,7 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from csd.engine.budget import FixedBudget, StepTimeTable
 from csd.engine.call import Call, RunSettings
-from csd.engine.engine import Engine, Feed
+from csd.engine.engine import Engine
+from csd.engine.feed import Feed
 from csd.engine.options import Options
 from csd.engine.requests import Request
 from csd.engine.result import Sample

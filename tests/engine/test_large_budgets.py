@@ -88,4 +88,5 @@ def test_a_chunk_has_no_more_rows_than_a_prompt(expected):
     assert csd.generate(made, [1, 2], **OPTIONS).tokens == expected
     long = csd.generate(made, prompt, **OPTIONS)
     assert long.tokens == csd.generate(engine(sure()), prompt, **OPTIONS).tokens
-    assert 1200 <= made._step.cache.node_k.shape[1] < 1300
+    # a power of two of rows, so that later calls seldom allocate
+    assert made._step.cache.node_k.shape[1] == 2048
