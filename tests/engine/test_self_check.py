@@ -57,7 +57,7 @@ def spoiled(monkeypatch):
             return result
 
         ops = replace(reference(), **{name: wrong})
-        for place in ("engine", "self_check.run"):
+        for place in ("model_resources", "self_check.run"):
             monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: ops)
 
     return spoil
@@ -109,7 +109,7 @@ def test_a_property_that_attention_leaves_out_is_named(name, monkeypatch):
         return right(*args, **options | (change if drops else {}))
 
     ops = replace(reference(), tree_attention=wrong)
-    for place in ("engine", "self_check.run"):
+    for place in ("model_resources", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: ops)
     failed = [c.name for c in check("cpu").failed]
     assert failed[0].startswith("tree_attention with") and f"tree_attention with {name}" in failed
@@ -135,7 +135,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
 
     parts = ops.rms_norm, ops.rotary, ops.swiglu, ops.tree_attention
     wrong = replace(ops, fused={"forward": FusedOp(parts, whole)})
-    for place in ("engine", "self_check.run"):
+    for place in ("model_resources", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
     assert [c.name for c in failed[:1]] == ["forward"] and "other bits" in failed[0].error
@@ -157,7 +157,7 @@ def test_launches_that_do_the_work_of_several_operations_are_checked(name, monke
     own = {"decide": (ops.verify, ops.advance_slots, ops.snapshot),
            "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
     wrong = replace(ops, fused={name: FusedOp(own[name], whole)})
-    for place in ("engine", "self_check.run"):
+    for place in ("model_resources", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
     assert failed[0].name == name and "1 of" in failed[0].error and len(calls) > 2

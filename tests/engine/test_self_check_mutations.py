@@ -120,7 +120,7 @@ def full_pages_broken(attend):
 def test_attention_that_is_wrong_in_full_pages_fails(dtype, monkeypatch):
     ops = reference()
     broken = replace(ops, tree_attention=full_pages_broken(ops.tree_attention))
-    for place in ("engine", "self_check.run"):
+    for place in ("model_resources", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: broken)
     report = run.check("cpu", dtype, sizes=replace(SIZES, tokens=2))
     assert "tree_attention" in {c.name for c in report.failed}, report.table()

@@ -169,8 +169,9 @@ def test_events_time_a_replay(monkeypatch):
     step.slots = SimpleNamespace(live=live)
     pendings = [step.start(16, 13, [None] * 3, i) for i in (1, 2)]
     replayed = ["event", "replay", "copy", "copy", "event"]
-    # nothing is waited for before a record is read, and a capture is no part of the step
-    assert told == ["none live", "capture", "live", *replayed, *replayed]
+    # nothing is waited for before a record is read; a capture, and the replay that loads its graph,
+    # are no part of the step
+    assert told == ["none live", "capture", "replay", "live", *replayed, *replayed]
     records = [p.read() for p in pendings]
     assert told[-2:] == ["wait", "wait"]
     assert [r.model_seconds for r in records] == [0.004, 0.004]

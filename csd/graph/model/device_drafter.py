@@ -123,7 +123,8 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
             # stable: ties keep their order
             best = (-level[2]).argsort(dim=1, stable=True)[:, : reads[depth - 1]]
             parent = best // width
-            states = hidden.gather(1, parent[..., None].expand(-1, -1, hidden.shape[2]))
+            row = torch.arange(S, device=device)[:, None] * F + parent
+            states = hidden.flatten(0, 1)[row]
             hidden = cache.read_level(
                 order, nodes, level[0].gather(1, best), word.gather(1, parent), position + depth,
                 states, slots,
