@@ -27,8 +27,9 @@ _OF_FAMILY = {
     "phi3": ("partial_rotary_factor",),
     "qwen3_5_text": ("partial_rotary_factor", "mrope_section", "mrope_interleaved"),
 }
-# kinds of layers whose rotary embeddings a config may have one by one
+# kinds of layers whose rotary embeddings a config of these families may have one by one
 FULL, LOCAL = "full_attention", "sliding_attention"
+_BY_KIND = ("gemma3_text", "olmo3")
 
 
 class Rope(NamedTuple):
@@ -48,7 +49,7 @@ def ropes_of(config: Any) -> tuple[Rope, Rope | None]:
     found = dict(getattr(config, "rope_parameters", None) or {})
     for name in _OF_FAMILY.get(config.model_type, ()):
         found.pop(name, None)
-    if not found.keys() & {FULL, LOCAL}:
+    if config.model_type not in _BY_KIND or not found.keys() & {FULL, LOCAL}:
         return _rope(found, config), None
     # those of kinds that the model has no layer of are not made
     kinds = [kind for kind in (FULL, LOCAL) if kind in config.layer_types]

@@ -260,9 +260,9 @@ def test_a_decoder_that_is_asked_for_runs_or_raises():
 
 
 def test_a_checkpoint_of_another_family_is_drawn_by_its_module(tmp_path):
-    model = build("gemma2", torch.float32)
+    model = build("stablelm", torch.float32)
     model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="'gemma2' is not supported"):
+    with pytest.warns(UserWarning, match="'stablelm' is not supported"):
         out = csd.generate(
             tmp_path, PROMPT, max_new_tokens=4, temperature=0, dtype=torch.float32,
             end_token_ids=[],

@@ -22,7 +22,7 @@ from torch.nn.attention import bias
 from triton.runtime.interpreter import GridExecutor
 
 from csd import backends
-from csd.engine import engine
+from csd.engine import model_resources
 from simulated_gpu.attention import lower_right
 from simulated_gpu.clock import Clock
 from simulated_gpu.operations import Operations
@@ -108,7 +108,7 @@ class Gpu(Operations):
             def checked(*args) -> None:
                 host.charge("checks", host.check)
 
-            self._stack.enter_context(mock.patch.object(engine, "require_check", checked))
+            self._stack.enter_context(mock.patch.object(model_resources, "require_check", checked))
             self._stack.enter_context(mock.patch.object(time, "perf_counter", lambda: host.now))
         return super().__enter__()
 
