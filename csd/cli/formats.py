@@ -130,7 +130,7 @@ FROM = {
     "audit": "csd audit --json",
     "doctor": "csd doctor --json",
 }
-# lines of files, whose first line or whose name says what they are
+# lines of files, whose kind is in their first line or their name
 UNSTAMPED = ("results", "trace")
 
 

@@ -57,7 +57,7 @@ class Counted(event.Listener):
 
 def _log() -> None:
     if phases.is_shown():
-        # the phase's own line says so
+        # the phase's own line shows it
         return
     logging.getLogger("csd").warning(
         "csd compiles loops for this CPU, which takes about a minute, once a machine"

@@ -16,7 +16,7 @@ NAMES = {
     "samples": "samples a problem", "tokens": "tokens a problem", "seconds": "seconds a problem",
     "maj": "accuracy of the vote, maj@k", "pass": "pass@k",
 }  # fmt: skip
-# told apart by those who see few colours (Okabe and Ito)
+# distinct for readers with colour blindness (Okabe and Ito)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
@@ -52,7 +52,7 @@ def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, 
 
 
 def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> None:
-    """Write a picture of curves by their names; the file's ending says of which kind.
+    """Write a picture of curves by their names, in the format of the file's ending.
 
     Raises ImportError without matplotlib, ValueError for an ending that it does not write.
     """
