@@ -1,50 +1,16 @@
-"""Causal attention of a chunk of a prompt over the prompt so far, out of its pages.
+"""Causal attention of a chunk of a prompt over the prompt so far.
 
     out[r, h] = sum over t <= start + r of softmax(scale * q[r, h] . k[t, h // (H / K)]) v[t, ..]
 
-The chunk's own keys and values must already be in the pages (`write_prompt`), so that keys and
-values are one run of memory whenever the pages follow one another. PyTorch's own attention does
-the rest, on every device: a prompt is read once, and its kernels are hard to beat at that.
+PyTorch's own attention computes it, on every device: a prompt is read once, and its kernels are
+hard to beat at that.
 """
 
 import torch
 import torch.nn.functional as F
 from torch.backends import cuda as backend
 
-from csd.kernels.checks import check_tensor
-from csd.state.kv_cache import PAGE
-
 aten = torch.ops.aten
-
-
-def chunk_attention(
-    q: torch.Tensor,  # [R, H, D]
-    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
-    start: int,
-    scale: float,
-) -> torch.Tensor:
-    """Row r is the prompt's token start + r. Returns [R, H, D]."""
-    if q.dim() != 3 or k_pages.dim() != 4 or not k_pages.shape[2] or q.shape[1] % k_pages.shape[2]:
-        raise ValueError(
-            "q and k_pages must be [R, H, D] and [n_pages, 64, K, D] with H a multiple of K, got "
-            f"{tuple(q.shape)} and {tuple(k_pages.shape)}"
-        )
-    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
-        shape = (k_pages.shape[0], PAGE, k_pages.shape[2], q.shape[2])
-        check_tensor(name, x, shape, q.dtype, q.device)
-    check_tensor("pages", pages, (None,), torch.int32, q.device)
-    rows, end = q.shape[0], start + q.shape[0]
-    # keys that are not there would be left out of the sum
-    if start < 0 or end > pages.shape[0] * PAGE:
-        raise ValueError(
-            f"pages must hold start + R = {start} + {rows} tokens, got {pages.shape[0]} pages of "
-            f"{PAGE}"
-        )
-    table = pages[: (end + PAGE - 1) // PAGE]
-    k, v = (tokens_of(x, table)[:end] for x in (k_pages, v_pages))
-    return attend_chunk(q, k, v, start, scale)
 
 
 def attend_chunk(
@@ -54,7 +20,7 @@ def attend_chunk(
     start: int,
     scale: float,
 ) -> torch.Tensor:
-    """The same over keys that are one run of memory."""
+    """Row r is the prompt's token start + r. Returns [R, H, D]."""
     rows, end = q.shape[0], k.shape[0]
     # [1, heads, tokens, D]
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

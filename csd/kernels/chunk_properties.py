@@ -1,4 +1,4 @@
-"""`chunk_attention` with the properties of `csd/kernels/tree_attention/properties.py`."""
+"""Attention of a chunk of a prompt with properties (`csd/kernels/tree_attention/properties.py`)."""
 
 from typing import NamedTuple
 
@@ -35,20 +35,6 @@ def visible_keys(
     return VisibleKeys(places, in_reach(own[:, None], at, window, chunk))
 
 
-def chunk_attention_properties(
-    q: torch.Tensor,  # [R, H, D]
-    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
-    pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
-    start: int,
-    properties: Properties,
-    sinks: torch.Tensor | None = None,  # [H]
-) -> torch.Tensor:
-    """Row r is the prompt's token start + r, whose keys are in the pages. Returns [R, H, Dv]."""
-    keys = visible_keys(pages, start, q.shape[0], properties.window, properties.chunk)
-    return attend_visible(q, k_pages, v_pages, keys, properties, sinks)
-
-
 @without_autocast
 def attend_visible(
     q: torch.Tensor,  # [R, H, D]
@@ -58,7 +44,7 @@ def attend_visible(
     properties: Properties,
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """Attention over visible keys. Returns [R, H, Dv]."""
+    """Attention over visible keys, which are in the pages. Returns [R, H, Dv]."""
     p, (places, visible) = properties, keys
     k, v = (x.flatten(0, 1)[places] for x in (k_pages, v_pages))
     if p.softcap is None and sinks is None:

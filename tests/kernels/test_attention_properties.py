@@ -5,8 +5,8 @@ import torch
 from attention_cases import attention_case
 from property_cases import CASES, PROPERTIES, D, dense
 
-from csd.kernels.chunk_attention import chunk_attention
-from csd.kernels.chunk_properties import chunk_attention_properties
+from csd.kernels.chunk_attention import attend_chunk, tokens_of
+from csd.kernels.chunk_properties import attend_visible, visible_keys
 from csd.kernels.tree_attention import tree_attention_ref
 from csd.kernels.tree_attention.placed_keys import place_keys
 from csd.kernels.tree_attention.properties import Properties, tree_attention_properties
@@ -55,10 +55,9 @@ def test_tokens_of_a_prompt(start, rows, named):
             node_k=empty + case["k_pages"][at], node_v=empty + case["v_pages"][at],
         )  # fmt: skip
         want.append(dense(alone, heads, 0.4, sinks=sinks, value_dim=value_dim, **given))
-    got = chunk_attention_properties(
-        q, case["k_pages"], case["v_pages"][..., :value_dim], pages, start,
-        Properties(2, D, value_dim, 0.4, **given), sinks,
-    )  # fmt: skip
+    p = Properties(2, D, value_dim, 0.4, **given)
+    keys = visible_keys(pages, start, rows, p.window, p.chunk)
+    got = attend_visible(q, case["k_pages"], case["v_pages"][..., :value_dim], keys, p, sinks)
     torch.testing.assert_close(got, torch.cat(want))
 
 
@@ -71,9 +70,11 @@ def test_without_properties_both_are_the_plain_attention():
     torch.testing.assert_close(got, tree_attention_ref(**case))
     case = attention_case([{0: 1}], [40], [0], heads=(6, 2), D=D)
     q = torch.randn(8, 6, D, dtype=torch.float64)
-    args = q, case["k_pages"], case["v_pages"], case["prompt_pages"][0], 32
-    got = chunk_attention_properties(*args, Properties(2, D, D, 0.4))
-    torch.testing.assert_close(got, chunk_attention(*args, 0.4))
+    cache, pages = (case["k_pages"], case["v_pages"]), case["prompt_pages"][0]
+    keys = visible_keys(pages, 32, 8, None, None)
+    got = attend_visible(q, *cache, keys, Properties(2, D, D, 0.4))
+    k, v = (tokens_of(x, pages[:1])[:40] for x in cache)
+    torch.testing.assert_close(got, attend_chunk(q, k, v, 32, 0.4))
 
 
 def test_sixteen_bits_are_summed_in_thirty_two():

@@ -5,7 +5,6 @@ import torch
 from commit_cases import commit_case
 
 from csd.cpu import compiles
-from csd.kernels.chunk_attention import chunk_attention
 from csd.kernels.commit_kv import commit_kv, commit_kv_ref, commit_kv_triton, write_prompt
 
 RUNS = [commit_kv_ref, commit_kv_triton, commit_kv]
@@ -116,45 +115,3 @@ def test_write_prompt(layers, start, rows):
         want_k[at], want_v[at] = k[..., r, :, :], v[..., r, :, :]
     write_prompt(k, v, k_pages, v_pages, pages, start)
     assert same(k_pages, want_k) and same(v_pages, want_v)
-
-
-@pytest.mark.parametrize("table", [[2, 3, 4], [4, 0, 2]], ids=["run", "scattered"])
-@pytest.mark.parametrize("heads", [(3, 1), (4, 4)], ids=str)
-@pytest.mark.parametrize("start,rows", [(0, 1), (0, 70), (1, 5), (64, 64), (129, 1), (60, 10)])
-def test_chunk_attention(table, heads, start, rows):
-    (H, K), D = heads, 16
-    pages = torch.tensor([*table, -1], dtype=torch.int32)
-    k, v = (torch.randn(start + rows, K, D, dtype=torch.float64) for _ in range(2))
-    k_pages = torch.full((5, 64, K, D), float("nan"), dtype=torch.float64)
-    v_pages = k_pages.clone()
-    write_prompt(k, v, k_pages, v_pages, pages, 0)
-    q = torch.randn(rows, H, D, dtype=torch.float64)
-    want = torch.empty_like(q)
-    for r in range(rows):
-        for h in range(H):
-            seen, head = slice(0, start + r + 1), h // (H // K)
-            want[r, h] = (0.3 * k[seen, head] @ q[r, h]).softmax(0) @ v[seen, head]
-    got = chunk_attention(q, k_pages, v_pages, pages, start, 0.3)
-    torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize(
-    "change,message",
-    [
-        ({"pages": torch.zeros(1, dtype=torch.int32)}, r"0 \+ 70 tokens, got 1 pages of 64"),
-        ({"start": -1}, r"start \+ R = -1 \+ 70"),
-        ({"q": torch.zeros(70, 3, 16)}, r"H a multiple of K, got \(70, 3, 16\)"),
-        ({"q": torch.zeros(70, 4, 8)}, r"k_pages must have shape \(5, 64, 2, 8\)"),
-        ({"v_pages": torch.zeros(5, 64, 1, 16)}, r"v_pages must have shape \(5, 64, 2, 16\)"),
-        ({"v_pages": torch.zeros(5, 64, 2, 16).half()}, "v_pages must be torch.float32"),
-        ({"pages": torch.zeros(2)}, "pages must be torch.int32"),
-    ],
-)
-def test_chunk_attention_errors(change, message):
-    case = dict(
-        q=torch.zeros(70, 4, 16), k_pages=torch.zeros(5, 64, 2, 16), start=0, scale=1.0,
-        v_pages=torch.zeros(5, 64, 2, 16), pages=torch.zeros(2, dtype=torch.int32),
-    )  # fmt: skip
-    chunk_attention(**case)
-    with pytest.raises(ValueError, match=message):
-        chunk_attention(**case | change)
