@@ -23,7 +23,9 @@ def test_a_call_behind_it_allocates_nothing_and_draws_the_same():
     [
         (dict(num_samples=0), "num_samples must be at least 1, got 0"),
         (dict(prompt_tokens=1), "prompt_tokens must be at least 2, got 1"),
-        (dict(prompt_tokens=9000), "prompt"),
+        (dict(prompt_tokens=9000), "prompt_tokens must be at .*, got 9000"),
+        # a list of so many tokens would take all memory
+        (dict(prompt_tokens=2**40), "prompt_tokens must be at .*, got 1099511627776"),
     ],
 )
 def test_sizes_that_no_call_can_have_are_refused(given, message):
