@@ -63,7 +63,7 @@ coverage: install
 		$(QUICK:%=tests/%)
 
 # tests that are marked slow: two processes of one model, bench.gpu on the simulated GPU, forks, compiled kernels
-SLOW = $(shell grep -rlE '^from targets import .*slow' tests)
+SLOW = $(shell grep -rlE '^from targets import .*(few|slow)' tests)
 
 test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow $(SLOW)

@@ -6,6 +6,7 @@ import chosen_device
 import interpreter
 import interpreter_types
 import pytest
+import targets
 import torch
 from chosen_device import COMPILED, ON_GPU
 
@@ -53,7 +54,10 @@ def pytest_configure(config):
         config.option.dist, config.option.loadscopereorder = "loadfile", False
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    # before what is marked slow is left out
+    targets.mark_beyond_few(items)
     rank = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from targets import slow
 
 from bench.micro.test_operations import BACKENDS
 
@@ -125,6 +126,7 @@ def test_an_editable_install_is_a_path_that_type_checkers_read(tmp_path):
         assert Path(archive.read(files[0]).decode().strip()) == tmp_path
 
 
+@slow
 def test_pytest_times_operations_by_backend():
     """Options of the project stand in the way of none of pytest-benchmark's."""
     pytest.importorskip("pytest_benchmark")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attention_cases import dense_attention
+from targets import slow
 
 from bench.gpu.aot import Shape
 from bench.lib.shapes import SHAPES
@@ -162,6 +163,7 @@ def test_step_jobs():
         found.call()
 
 
+@slow
 def test_step_jobs_interpreted():
     ops = replace(
         reference(),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from targets import slow
 from trace_file import trace_file
 
 from bench.studies.drafting import limits
@@ -18,6 +19,7 @@ def traces(tmp_path):
     return trace_file(tmp_path / "traces.jsonl", *rows)
 
 
+@slow
 def test_a_sample_alone_has_nothing_to_draft_from(traces, tmp_path, capsys):
     live = {"task": "words", "samples": 4, "tau": 1.5, "csd/plain": 1.2, "low": 1.1, "high": 1.3}
     live["other"] = 0

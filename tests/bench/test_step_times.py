@@ -2,6 +2,7 @@
 
 import json
 
+from targets import slow
 from trace_file import trace_file
 
 from bench.e2e.step_times import main
@@ -10,6 +11,7 @@ from csd.cli import main as cli
 SIDES = ("seconds", "float32, plain", "bfloat16, plain", "bfloat16, packed")
 
 
+@slow
 def test_every_side_at_every_size(toy_folder, tmp_path, capsys):
     path = tmp_path / "times.json"
     main([toy_folder, "--rounds", "2", "--profile", "4", "--json", str(path)])

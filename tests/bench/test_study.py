@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scripted import PrefixSum, engine
-from targets import slow
+from targets import few, slow
 
 import csd
 from bench.studies.paper import __main__ as study
@@ -151,6 +151,7 @@ def test_a_recordings_true_noise_draws_it():
     assert found > 30
 
 
+@few(1)
 @pytest.mark.parametrize("nodes", [4, 8])
 def test_consensus_is_not_below_prompt_lookup_without_agreement(nodes):
     """Open writing at temperature 1.3, with the target's probabilities and without."""

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from odd_values import ODD
+from targets import few
 
 from csd.cli import main as command
 from csd.cli.main import main
@@ -78,6 +79,7 @@ class Served(Exception):
     """In place of drawing."""
 
 
+@few(40)
 @pytest.mark.parametrize("name, flag, dest", flags(), ids=lambda x: x)
 def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_cases import PROMPTS, assert_same_samples, plain, prompts
 from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
+from targets import few
 
 import csd
 from csd.engine.service import Closed
@@ -43,6 +44,7 @@ def free(service):
     return True
 
 
+@few(1)
 @HOW
 def test_samples_are_those_of_generate_whatever_arrives(how):
     """Random arrivals, lengths, parameters and cancellations, from several threads."""

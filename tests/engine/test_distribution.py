@@ -7,6 +7,7 @@ import pytest
 import torch
 from joint_distribution import JointDistribution
 from scripted import LastToken, engine
+from targets import slow
 
 import csd
 from csd.kernels import ops
@@ -45,6 +46,7 @@ def test_joint_law(max_slots, together):
     assert abs(equal_share(observed)[1]) < 4
 
 
+@slow
 def test_verifiers_that_copy_siblings_fail_the_test(monkeypatch):
     """min(1, q / q_sibling) keeps each sample's distribution and makes the two of them copies.
 

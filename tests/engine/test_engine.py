@@ -4,10 +4,12 @@ import pytest
 import torch
 from engine_cases import plain, prompts
 from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
+from targets import few
 
 import csd
 
 
+@few(6)
 @pytest.mark.parametrize("max_slots", [1, 3, 8, 64])
 @pytest.mark.parametrize("budget", [0, 5, 64, "auto"])
 def test_tokens_are_those_of_plain_sampling(max_slots, budget):

@@ -5,10 +5,12 @@ import pytest
 import torch
 from engine_cases import PROMPTS, assert_same_samples
 from precision import within_eager
+from targets import few
 
 import csd
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("family", "options"),
     [

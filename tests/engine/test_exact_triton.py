@@ -6,6 +6,7 @@ import checkpoints
 import pytest
 import torch
 from exact_runs import assert_same_bits, run
+from targets import slow
 
 import csd
 from csd.models import row_blocks as module
@@ -30,6 +31,7 @@ def samples(model, exact, count, slots=4, static=False, **options):
 LONG = pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")
 
 
+@slow
 @pytest.mark.parametrize(
     ("family", "dtype", "exact", "static"),
     [

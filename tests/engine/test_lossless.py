@@ -4,6 +4,7 @@ import oracle
 import pytest
 import torch
 from checkpoints import build
+from targets import few
 
 import csd
 from csd.kernels.noise import philox_words_ref, prompt_key
@@ -73,6 +74,7 @@ CASES = [
 ]
 
 
+@few(8)
 @pytest.mark.parametrize(("family", "setting", "seed"), CASES)
 def test_tokens_equal_plain_sampling(expected, family, setting, seed):
     engine, plain = expected(family, setting, seed)

@@ -9,6 +9,7 @@ import torch
 from grammar_oracle import Pieces
 from live_bytes import LiveBytes
 from scripted import LastToken, PrefixSum, engine
+from targets import few, slow
 
 import csd
 from bench.lib.shapes import SHAPES
@@ -102,6 +103,7 @@ CHANGES = {
 CHANGES["all"] = {name: value for given in CHANGES.values() for name, value in given.items()}
 
 
+@few(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
 def test_what_changes_rows_takes_no_more_than_is_counted(monkeypatch, options, dtype):
@@ -273,6 +275,7 @@ def test_mixed_calls_seldom_allocate(monkeypatch, seed):
         assert made_by[-1] - made_by[9] <= 3
 
 
+@slow
 def test_caches_do_not_grow_beyond_memory(monkeypatch):
     """If both sizes do not fit, the call at hand gets its own; one with too few slots keeps
     its caches for the next."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from engine_cases import plain, prompts
 from scripted import PrefixSum, counting, engine
+from targets import few
 
 import csd
 from csd.engine.step import Step
@@ -34,6 +35,7 @@ def events(monkeypatch):
     return found
 
 
+@few(6)
 @STATIC
 @pytest.mark.parametrize("budget", [0, 9])
 @pytest.mark.parametrize(("max_slots", "chunk"), [(1, 16), (3, 16), (3, 64), (4, 1000)])

@@ -12,6 +12,7 @@ import transformers
 from checkpoints import VOCAB, build
 from engine_cases import PROMPTS, assert_same_samples
 from scripted import Letters, PrefixSum, engine
+from targets import few
 
 import csd
 
@@ -102,6 +103,7 @@ def assert_plain(out, want):
         assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
 
 
+@few(16)
 @pytest.mark.parametrize("kind", ["reference", "cpu", "static", "few-slots"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_tokens_equal_a_loops(setting, kind):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from checkpoints import build
 from scripted import Letters, PrefixSum, engine
+from targets import few
 
 import csd
 
@@ -60,6 +61,7 @@ FILTERED = {
 }  # fmt: skip
 
 
+@few(5)
 @pytest.mark.parametrize("asked", FILTERED.values(), ids=FILTERED)
 def test_scores_of_samples_are_those_they_were_drawn_with(scorer, asked):
     drawn = scorer.generate(PROMPTS, budget=12, **OPTIONS, **asked)

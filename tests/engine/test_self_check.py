@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from targets import few
 
 from csd.cli.main import main
 from csd.engine import cached_check
@@ -98,6 +99,7 @@ PROPERTIES = {
 }  # fmt: skip
 
 
+@few(2)
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_a_property_that_attention_leaves_out_is_named(name, monkeypatch):
     right, change = reference().tree_attention, PROPERTIES[name]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from targets import few
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
@@ -79,6 +80,7 @@ def wrong(function):
     return call
 
 
+@few(8)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_passes_and_times_1_3_fails(name, calls):
     own = triton()
@@ -92,6 +94,7 @@ def test_a_kernel_passes_and_times_1_3_fails(name, calls):
         assert row.passed is (change is not wrong), row
 
 
+@few(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operation_times_1_3_fails(name, calls):
     function = getattr(reference(), name)

@@ -5,6 +5,7 @@ import torch
 from checkpoints import build
 from engine_cases import PROMPTS, assert_same_samples
 from scripted import counting, engine
+from targets import few
 
 import csd
 from csd.engine import cross_prompt_history
@@ -29,6 +30,7 @@ def model():
     return made
 
 
+@few(4)
 @pytest.mark.parametrize("budget", [0, 5, 40])
 @pytest.mark.parametrize("together", [None, 1, 4])
 def test_tokens_equal_those_without_share(model, budget, together):

@@ -6,6 +6,7 @@ import checkpoints
 import pytest
 import torch
 from oracle import generate as plain
+from targets import few
 
 import csd
 from csd.engine.generate import engine_for
@@ -52,6 +53,7 @@ def small():
     return checkpoints.build("llama", dtype=torch.float64, max_position_embeddings=48)
 
 
+@few(6)
 @pytest.mark.parametrize(
     "changes",
     itertools.permutations(CHANGES, 2),

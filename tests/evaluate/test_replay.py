@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from targets import slow
 
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Recording, replay
@@ -169,6 +170,7 @@ def test_posterior_noise_is_gumbel_over_recordings():
         assert distance < 1.95 / math.sqrt(2400)
 
 
+@slow
 def test_replay_with_true_and_posterior_noise_agree():
     recorded, _, gumbel = markov(2, 300)
 

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from targets import slow
 
 from csd.cli.main import main
 from csd.evaluate.report import data, figures, page
@@ -377,6 +378,7 @@ class Bytes:
         return bytes(ids).decode("utf-8", "replace")
 
 
+@slow
 def test_a_character_of_several_tokens_is_shown_whole():
     from csd.engine.result_json import characters
 

@@ -5,6 +5,7 @@ import torch
 from checkpoints import VOCAB as TINY
 from checkpoints import build
 from scripted import VOCAB, Letters, PrefixSum, engine
+from targets import few
 
 import csd
 from csd.engine.budget import FixedBudget
@@ -124,6 +125,7 @@ SETTINGS = {
 }
 
 
+@few(2)
 @pytest.mark.parametrize("graph", [False, True], ids=["alone", "with the graph"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_tokens_are_plain_samplings(family, graph):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from scripted import PrefixSum, counting, engine
+from targets import few
 
 import csd
 from csd.baselines.prompt_lookup import PromptLookup
@@ -26,6 +27,7 @@ def plain():
     return model, asked, options, expected
 
 
+@few(6)
 @pytest.mark.parametrize("budget", [4, 16, 64])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_changes_no_sample(plain, name, budget):

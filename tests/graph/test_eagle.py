@@ -6,6 +6,7 @@ import pytest
 import torch
 from checkpoints import VOCAB, build
 from eagle_heads import PlainHead, write
+from targets import few
 
 import csd
 
@@ -50,6 +51,7 @@ def chain(head, guess, length):
     return out
 
 
+@few(3)
 @pytest.mark.parametrize("embedding", [False, True], ids=["the target's", "its own"])
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("chunk", [2, 512])
@@ -113,6 +115,7 @@ def test_the_tree_is_eagle_2s(version, target, tmp_path):
     assert set(paths[1:]) == dynamic_tree(head, guess, 4, 3, 11)
 
 
+@few(1)
 @pytest.mark.parametrize("version", [1, 3])
 def test_with_the_graph_after_pauses_and_from_a_prompt_of_one_token(version, target, tmp_path):
     head_of(version, target, tmp_path)

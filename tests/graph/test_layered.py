@@ -5,6 +5,7 @@ import pytest
 import torch
 from engine_cases import PROMPTS, assert_same_samples
 from host_reads import NoHostReads
+from targets import few
 from tiny_steps import OneDevice, step_with
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -29,6 +30,7 @@ def model():
     return checkpoints.build("llama", dtype=torch.float64)
 
 
+@few(2)
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("nodes", [4, 16])
 def test_replay_commits_like_the_host_drafter(tree, nodes):

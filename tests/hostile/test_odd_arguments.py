@@ -5,6 +5,7 @@ import pytest
 import torch
 from odd_values import ODD, shown
 from scripted import Letters, PrefixSum, engine
+from targets import few
 from transformers import GenerationConfig
 
 import csd
@@ -44,6 +45,7 @@ def small():
     return engine(PrefixSum(sharpness=4.0, context=64), Letters(), max_slots=4)
 
 
+@few(24)
 @pytest.mark.parametrize("name", options_of(GenerateOptions))
 def test_generate(name, small, capsys):
     left_out = LEFT_OUT.get(name, lambda value: False)
@@ -136,6 +138,7 @@ ENGINE = ("max_slots", "memory", "prefill_chunk", "device", "dtype", "revision",
           "kernels", "static", "lag", "together", "self_check", "exact")  # fmt: skip
 
 
+@few(6)
 @pytest.mark.parametrize("name", ENGINE)
 def test_engine(name):
     def run(value):

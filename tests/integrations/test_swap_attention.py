@@ -8,6 +8,7 @@ import pytest
 import torch
 from examples_main import main_of
 from precision import within_eager
+from targets import few
 
 import csd
 
@@ -211,6 +212,7 @@ assert not any("csd" in type(finder).__module__ for finder in sys.meta_path)
 """
 
 
+@few(1)
 @pytest.mark.parametrize("order", ORDERS)
 def test_registered_in_any_order_of_imports(order):
     subprocess.run([sys.executable, "-c", ORDERS[order] + CHECK], check=True)

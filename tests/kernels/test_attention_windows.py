@@ -7,6 +7,7 @@ import torch
 from attention_cases import attention_case, laid_out
 from host_reads import NoHostReads
 from property_cases import CASES, PROPERTIES, no_farther_than_the_reference, property_case
+from targets import few
 from test_exact_attention import same_bits
 
 from csd.cpu import attention
@@ -67,6 +68,7 @@ CALLS = [("groups-out-of-order", named) for named in PROPERTIES if named != "non
 CALLS += [(name, "all") for name in CASES if name != CALLS[0][0]]
 
 
+@few(12)
 @pytest.mark.parametrize("attend", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("name,named", CALLS)
 def test_kernels(name, named, attend, poison):

@@ -21,18 +21,10 @@ TESTS = [
     "kernels/test_attention_windows.py::test_kernels[one-row-all-exact]",
     "kernels/test_exact_tree.py::test_a_row_has_the_same_bits_in_any_step[81-torch.float16]",
 ]
-# what `make test` runs: a generation, and attention by wgmma and by mma
-FEW = [TESTS[1], TESTS[3]]
 
 
-@pytest.mark.parametrize(
-    ("chip", "names"),
-    [
-        pytest.param("sm_90", FEW, id="sm_90, few"),
-        pytest.param("sm_90", [x for x in TESTS if x not in FEW], id="sm_90", marks=slow),
-        pytest.param("sm_80", TESTS[2:], id="sm_80", marks=slow),
-    ],
-)
+@slow
+@pytest.mark.parametrize(("chip", "names"), [("sm_90", TESTS), ("sm_80", TESTS[2:])])
 def test_what_is_compiled_does_what_the_references_do(chip, names):
     # the interpreter cannot share a process with the compiler
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from equal_fields import assert_equal_fields
+from targets import few
 from tree_cases import random_logits, trees
 
 pytest.importorskip("numba")
@@ -243,6 +244,7 @@ def test_no_live_slot():
     assert not got.accept_count.any()
 
 
+@few(10)
 @pytest.mark.parametrize("told", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("kept", [torch.float32, torch.float64], ids=str)
 @DTYPES

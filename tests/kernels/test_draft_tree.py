@@ -18,6 +18,7 @@ from draft_cases import (
 from draft_model import draft
 from equal_fields import assert_equal_fields
 from graph_model import Graph
+from targets import few
 
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.kernels.draft_tree.constants import level_cost
@@ -62,6 +63,7 @@ def check_invariants(pool, slots):
     )[depth > 0].all()
 
 
+@few(16)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("count", "extra"),
@@ -83,6 +85,7 @@ def test_equals_the_model(seed, count, extra):
     check_invariants(pool, slots)
 
 
+@few(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_equals_the_model_at_odd_sizes(seed):
     rng = random.Random(1000 + seed)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slots, used_pool
 from equal_fields import assert_equal_fields
+from targets import few
 
 from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
 from csd.kernels.draft_tree.mixture import MAX_CHILDREN, likeliest
@@ -54,6 +55,7 @@ def test_equals_the_reference(poison, seed, count, extra, changes):
     both(graph.table(), slots, int(slots.live.sum()) + extra, config)
 
 
+@few(2)
 @pytest.mark.parametrize("group_penalty", [1, 8192, 131072])
 @pytest.mark.parametrize("count", [5, 9])
 def test_group_penalties_equal_the_reference(poison, count, group_penalty):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from numba import njit
+from targets import slow
 
 from csd.cpu import attention
 from csd.cpu.isa import instructions
@@ -146,6 +147,7 @@ def broken(attend=tree_attention_batched):
     return not all(all(same_bits(n, torch.float32, attend=attend)) for n in (18, 70, 210, 350))
 
 
+@slow
 def test_the_loop_needs_weights_added_by_position(monkeypatch):
     softmax = attention.softmax
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_cases import attention_case, dense_attention, laid_out
+from targets import few
 
 from csd.kernels.exact_attention import (
     exact_attention,
@@ -169,6 +170,7 @@ def same_bits(generated, dtype, **how):
 CHECKED = [(n, torch.float16) for n in (1, 17, 64, 81, 210)]
 
 
+@few(2)
 @pytest.mark.parametrize(
     "generated,dtype", [*CHECKED, (82, torch.bfloat16), (82, torch.float32)], ids=str
 )
@@ -176,12 +178,14 @@ def test_a_row_has_the_same_bits_in_any_step(generated, dtype, ordered_products,
     assert all(same_bits(generated, dtype))
 
 
+@few(1)
 @pytest.mark.parametrize("reach", [dict(window=7), dict(window=100), dict(chunk=64)], ids=str)
 def test_a_row_with_a_window_has_the_same_bits_in_any_step(reach, ordered_products, short_cuts):
     sinks = torch.tensor([-1.0, 0.5, 3.0])
     assert all(same_bits(100, torch.float16, **reach, softcap=3.0, sinks=sinks))
 
 
+@few(1)
 @pytest.mark.parametrize("prompt", [0, 1, 200])
 def test_a_prompt_may_be_of_any_length(prompt, ordered_products, short_cuts):
     assert all(same_bits(100, torch.float16, prompt=prompt))

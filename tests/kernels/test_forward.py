@@ -6,7 +6,7 @@ import checkpoints
 import pytest
 import torch
 from loops import loops_multiply
-from targets import slow
+from targets import few, slow
 
 pytest.importorskip("numba")
 
@@ -78,6 +78,7 @@ def test_it_has_the_bits_of_its_operations(engine, both, family, dtype, plain):
     assert min(both) < 16 and max(both) > MOST
 
 
+@slow
 @pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="the CPU does not have it")
 def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
     # heads of which attention multiplies pairs, too
@@ -89,6 +90,7 @@ def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
     assert max(both) > MOST
 
 
+@few(1)
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("plain", [False, True], ids=["laid out", "plain"])
 def test_it_has_them_in_several_threads(engine, both, threads, plain, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from draft_cases import CONFIG, random_graph
 from equal_fields import assert_equal_fields
+from targets import few
 from tree_cases import random_logits, trees
 
 from csd.kernels.advance_slots import advance_slots_ref
@@ -31,6 +32,7 @@ def decided(seed, count=7, rows=30):
     return random_logits(pool.rows, 97, seed), pool, slots
 
 
+@few(3)
 @pytest.mark.parametrize("told", [(False, False), (True, True)], ids=["short", "with trees"])
 @pytest.mark.parametrize(
     ("seed", "count", "rows"), [(0, 7, 30), (1, 1, 5), (2, 3, 150)], ids=["", "one", "rows"]
@@ -69,6 +71,7 @@ def test_an_idle_slot_stays_as_it_is(poison, few_splits):
         assert torch.equal(getattr(slots, name)[2], getattr(before, name)[2]), name
 
 
+@few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_observed_is_inserted(poison, few_splits, seed):
     """Several steps into one table: contexts are found, made and evicted."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from step_kernels import STEP
+from targets import few
 
 from bench.gpu.aot import TARGETS
 
@@ -31,6 +32,7 @@ def launches(request):
     return steps
 
 
+@few(1)
 def test_every_launch_compiles_and_fits(launches):
     first, _ = launches
     # an integer that is 1 is another specialisation than the one compiled ahead of time

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_cases import attention_case
 from elementwise_cases import normal, rotary_case
+from targets import slow
 from tree_cases import random_logits, trees
 
 from csd.cpu import attention, heads, layers, threads
@@ -126,6 +127,7 @@ print(int(x.sum()), hits, torch.get_num_threads())
 """
 
 
+@slow
 @needs_threads
 def test_a_loop_finds_its_threads_though_another_process_compiled_what_it_calls(tmp_path):
     """The caller is compiled while the callee comes from the cache, and is read from there itself

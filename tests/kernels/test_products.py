@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from targets import few
 
 pytest.importorskip("numba")
 
@@ -93,6 +94,7 @@ def test_a_row_has_the_same_bits_among_any_others(dtype, by, plain):
             assert torch.equal(product(x[some], blocks, bias, by), alone[some])
 
 
+@few(2)
 @every_layout
 def test_threads_leave_the_bits_as_they_are(dtype, by, plain):
     # enough numbers for a second thread

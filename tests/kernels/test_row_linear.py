@@ -7,6 +7,7 @@ import pytest
 import torch
 from elementwise_cases import rotary_case
 from precision import within_eager
+from targets import few
 
 from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
 from csd.kernels.rotary import rotary_ref, rotary_triton
@@ -69,6 +70,7 @@ def test_is_no_further_from_float64_than_pytorch(N, K, dtype, split):
     within_eager(row_linear_triton(x, weight, bias), eager, exact, K)
 
 
+@few(2)
 @DTYPES
 @pytest.mark.parametrize("N,K", [(40, 64), (129, 330)], ids=str)
 def test_a_row_has_the_same_bits_among_any_others(N, K, dtype, split, ordered_products):

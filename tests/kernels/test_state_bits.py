@@ -8,6 +8,7 @@ import pytest
 import torch
 from host_reads import NoHostReads
 from state_cases import trees
+from targets import few
 
 from csd.backends import loops
 from csd.cpu import compiles
@@ -81,6 +82,7 @@ def walk(ops, steps, slots, seed, ssm=False):
     return torch.cat(found)
 
 
+@few(3)
 @pytest.mark.parametrize("ssm", [False, True], ids=["delta", "ssm"])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_row_has_the_same_bits_in_every_walk(name, ssm):

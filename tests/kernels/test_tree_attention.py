@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_cases import attention_case, dense_attention, laid_out, within_eager
+from targets import few
 from triton.runtime.interpreter import InterpretedFunction
 
 from csd.cpu import attention
@@ -135,6 +136,7 @@ def test_batched_within_one_memory():
     assert torch.equal(tree_attention_batched(**case), apart)
 
 
+@few(18)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     "heads,D,dtype",

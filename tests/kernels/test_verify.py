@@ -5,6 +5,7 @@ from importlib import import_module
 import pytest
 import torch
 from equal_fields import assert_equal_fields
+from targets import few
 from tree_cases import random_logits, trees
 
 from csd.kernels.verify import launch, verify, verify_ref, verify_triton
@@ -91,6 +92,7 @@ def test_what_no_list_holds(poison, monkeypatch, options):
     both(logits, pool, slots)
 
 
+@few(2)
 @pytest.mark.parametrize("cap", [512, 0], ids=["listed", "not-listed"])
 @pytest.mark.parametrize("min_p", [0, 1e-5])
 def test_the_rest_is_drawn(poison, monkeypatch, cap, min_p):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from dense import OPS, Dense, assert_same_logits, some_tokens, their_logits
+from targets import few
 
 import csd
 from bench.lib.shapes import SHAPES, random_model
@@ -21,6 +22,7 @@ def transformers_model(path, dtype=torch.float32, **options):
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
 
 
+@few(10)
 @WRITTEN
 @FAMILY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from families import HEAD, MODULES, REFUSED, build, config
 from host_reads import NoHostReads
+from targets import few
 from torch import nn
 
 import csd
@@ -45,6 +46,7 @@ def drawn(engine, budget, **params):
     )  # fmt: skip
 
 
+@few(6)
 @pytest.mark.parametrize("name", EACH)
 def test_a_module_draws_the_tokens_of_plain_sampling(name):
     model = build(name)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from dense import assert_same_logits, some_tokens, their_logits
+from targets import few, slow
 
 import csd
 from bench.lib.shapes import SHAPES
@@ -74,6 +75,7 @@ def test_samples_are_those_of_plain_sampling(loaded):
             assert gaps[at] < 1e-4
 
 
+@slow
 @torch.no_grad()
 def test_every_token_follows_its_prefix(loaded):
     """Each token csd drew, against transformers' logits for the prefix csd had.
@@ -128,6 +130,7 @@ def exact(loaded):
         pytest.skip(str(error))
 
 
+@few(1)
 @pytest.mark.parametrize("samples,tokens", [(1, 50), (4, 12)])
 def test_exact_logits_do_not_depend_on_drafts(exact, samples, tokens):
     """Its log-probabilities show other bits long before a token differs."""
@@ -158,6 +161,7 @@ def test_exact_samples_in_bfloat16(exact, temperature):
         assert out.logprobs == want.logprobs and out.raw_logprobs == want.raw_logprobs
 
 
+@slow
 def test_the_module_draws_what_the_fused_decoder_does(loaded):
     engine, module = loaded
     prompt = engine.tokenizer("The capital of France is")["input_ids"]

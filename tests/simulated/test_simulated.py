@@ -13,6 +13,7 @@ from operators import OPERATORS
 from precision import within_eager
 from simulated_gpu import Gpu
 from simulated_gpu.tensor import CUDA
+from targets import few, slow
 
 import csd
 from bench.lib.forced import forced_requests, forcing
@@ -159,6 +160,7 @@ def test_a_drafter_on_the_host(plain):
         assert_same_samples(out, plain)
 
 
+@few(1)
 @pytest.mark.parametrize("budget", [10, "auto"])
 def test_a_draft_model_alone_is_captured(plain, budget):
     """Prompts are read and samples refilled without a wait, as with the graph."""
@@ -194,6 +196,7 @@ def test_a_head_alone_is_captured(plain, tmp_path):
             assert sum(r.stats.nodes_proposed for r in out) > 0
 
 
+@slow
 def test_a_draft_model_beside_the_graph_runs_eagerly(plain):
     with Gpu(), engine("cuda") as e:
         small = random_model("tiny", "cuda", torch.float32, seed=1)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from simulated_gpu import Gpu
+from targets import slow
 
 import csd
 from bench.lib.shapes import random_model
@@ -59,6 +60,7 @@ def drawn(device):
     return found, graphs
 
 
+@slow
 def test_one_graph_serves_adapters_of_equal_shapes(monkeypatch):
     monkeypatch.setattr(static_step, "SIZES", (16, 32))
     want, _ = drawn("cpu")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from joint_distribution import JointDistribution
 from scripted import Letters, PrefixSum, engine
+from targets import few, slow
 
 import csd
 from csd.graph import sampled_tree
@@ -53,6 +54,7 @@ def short_memory(ops, device):
     return ConsensusGraph(ops, device, one)
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("verifier", "draws"), [("canonical", 2), ("recursive", 3), ("kseq", 2), ("single", 1)]
 )
@@ -62,6 +64,7 @@ def test_joint_law(verifier, draws, monkeypatch):
     assert accepted > 0.1
 
 
+@slow
 def test_a_pool_that_drops_its_least_likely_draw_is_found_out(monkeypatch):
     right = sampled_tree.draw
 
@@ -76,12 +79,14 @@ def test_a_pool_that_drops_its_least_likely_draw_is_found_out(monkeypatch):
     assert p_value_of("canonical", 2, monkeypatch)[0] < 1e-6
 
 
+@slow
 def test_drafting_words_without_the_step_number_are_found_out(monkeypatch):
     assert p_value_of("canonical", 1, monkeypatch, short_memory)[0] > 1e-4
     monkeypatch.setattr(sampled_tree, "stepped", lambda stream, step: step * 0 | stream)
     assert p_value_of("canonical", 1, monkeypatch, short_memory)[0] < 1e-6
 
 
+@few(1)
 @verifiers
 def test_caches_and_paths(verifier):
     """A cold target that reads every key and value: whatever was drafted, the greedy tokens."""
@@ -110,6 +115,7 @@ def test_at_temperature_0_it_is_match(verifier):
     assert other.stats.nodes_proposed == match.stats.nodes_proposed
 
 
+@few(1)
 @verifiers
 def test_a_call_repeats_itself(verifier):
     """With a whole budget; and it stops where it is told to."""

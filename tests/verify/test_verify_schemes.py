@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from targets import few
 from verify_cases import EVERY, corners, distributions, enumerate_output, small_pairs, tuples
 
 from csd.verify import Canonical, Match, Noise, coupled_drafts, fixed_drafts, make_scheme
@@ -38,6 +39,7 @@ def test_output_has_the_target_law_under_different_proposals(name, k):
     assert (accepted - EVERY[name].acceptance(target, proposal, k)).abs().max() < 1e-12
 
 
+@few(8)
 @names
 @pytest.mark.parametrize(("vocab", "k"), [(4, 2), (3, 3)], ids=str)
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -97,6 +99,7 @@ def test_the_law_of_the_winner_is_that_of_the_weights():
         assert (probs - choice.probs).abs().max() < 1e-12
 
 
+@few(4)
 @names
 def test_draws_reproduce_the_enumerated_distribution(name):
     """Stratified words, all drafts in one batch: shares are probabilities, and together the target.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from joint_distribution import TOKENS, VOCAB, JointDistribution
 from scripted import LastToken, Letters, PrefixSum, engine
-from targets import slow
+from targets import few, slow
 from test_verify_engine import REPLICATES, SLOTS
 
 import csd
@@ -39,6 +39,7 @@ def p_value_of(verifier, **options):
     return JOINT.p_value(observed), accepted / max(drafted, 1)
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("verifier", "options"),
     [
@@ -57,6 +58,7 @@ def test_joint_law(verifier, options):
     assert accepted > 0.1
 
 
+@slow
 def test_draws_that_are_not_of_the_stated_law_are_found_out(monkeypatch):
     right = sequences.draw
     monkeypatch.setattr(sequences, "draw", lambda probs, words: right(probs**2, words))

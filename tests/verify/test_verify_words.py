@@ -4,6 +4,7 @@ import pytest
 import torch
 from sampled_cases import alike, grow
 from scripted import LastToken, Letters, PrefixSum, engine
+from targets import few
 
 import csd
 from csd.graph import sampled_tree
@@ -56,6 +57,7 @@ def test_no_word_is_used_twice(verifier, monkeypatch):
     assert len(set(drafts)) < len(drafts)
 
 
+@few(3)
 @verifiers
 @pytest.mark.parametrize("filters", [{}, dict(temperature=0.7, top_p=0.8)], ids=["plain", "cut"])
 def test_steps_with_stratified_words_sample_the_target(verifier, filters, monkeypatch):
