@@ -101,21 +101,21 @@ COMPILED := $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
 
 test-compiled: install
 	for chip in sm_90 sm_80; do \
-		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/ptx_machine $(COMPILED:%=tests/%) || exit 1; \
+		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' tests/ptx_machine $(COMPILED:%=tests/%) || exit 1; \
 	done
 
 # on a GPU: the same files with compiled kernels launched on it, and engines there
 test-gpu: install
-	CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+	CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' \
 		$(COMPILED:%=tests/%) tests/gpu
 
 # kills, full disks, interrupts, threads and volume: a few of each are in `make test`
 test-faults: install
-	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/faults
+	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/faults
 
 test-long: install
-	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load tests/fuzz tests/models/test_modules.py tests/models/test_hybrids.py
-	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s tests/engine/test_distribution.py \
+	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/fuzz tests/models/test_modules.py tests/models/test_hybrids.py
+	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s -m '' tests/engine/test_distribution.py \
 		tests/verify/test_verify_engine.py tests/models/test_smollm2.py tests/engine/test_exact_triton.py
 
 # every family by its own module, with two versions of transformers

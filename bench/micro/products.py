@@ -62,8 +62,8 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
             lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""),
         )
     for by in entry.instructions(dtype):
-        kinds[by] = partial(entry.by_columns, by=by), partial(entry.product, by=by)
-        kinds[f"{by}, plain"] = lambda w: w, partial(entry.product, by=by)
+        kinds[by] = partial(entry.by_columns, isa=by), partial(entry.product, isa=by)
+        kinds[f"{by}, plain"] = lambda w: w, partial(entry.product, isa=by)
     found = {}
     for name, (layout, multiply) in kinds.items():
         weights = [layout(torch.randn(size).to(dtype)) for size in sizes]

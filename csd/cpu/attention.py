@@ -25,7 +25,7 @@ from csd.cpu.page_products import BYTES, add_pages, of_head, page_of, score_page
 from csd.cpu.scores import first_key, first_own, properties_of, weigh
 from csd.cpu.softmax import softmax
 from csd.cpu.threads import by_threads, threads
-from csd.cpu.tiles import BY
+from csd.cpu.tiles import ISA
 
 
 @by_threads
@@ -53,7 +53,7 @@ def _attend(
     groups,  # those that have rows
 ):
     M, H, K, D, Dv, pages = shape
-    like, key_like, by = kinds
+    like, key_like, isa = kinds
     words = D * like.itemsize // key_like.itemsize
     q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, Dv), like)
     node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, Dv), like)
@@ -99,7 +99,7 @@ def _attend(
         shared = prompt_pages[g], min(front, prompt), prompt
         behind = first_own(properties, prompt, slot_len[s])
         then = page_of(keys[1], slot_pages[s], slot_len[s], behind)
-        score_pages(keys, shared, then, heads, whole, -front, query, score, work, by)
+        score_pages(keys, shared, then, heads, whole, -front, query, score, work, isa)
         m = first
         while m < last:
             s = slot[m]
@@ -108,12 +108,12 @@ def _attend(
             committed = slot_pages[s], first_own(properties, prompt, length), length
             some = (m - first) * each, (stop - first) * each, rows
             then = page_of(values[1], slot_pages[s], length, committed[1])
-            at = prompt - front
-            score_pages(keys, committed, then, heads, some, at, query, score, work, by)
+            offset = prompt - front
+            score_pages(keys, committed, then, heads, some, offset, query, score, work, isa)
             for h in range(heads[0], heads[1]):
                 low, high = of_head(h, heads, some)
                 near = node_k[start : start + nodes]
-                score_keys(near, h, low, high, old, query, score, work, by)
+                score_keys(near, h, low, high, old, query, score, work, isa)
                 for i in range(low, high):
                     word = ancestors[first + i % rows // each]
                     if properties is None:
@@ -130,13 +130,13 @@ def _attend(
                 then = page_of(keys[1], slot_pages[s], slot_len[s], behind)
             else:
                 then = page_of(values[1], prompt_pages[g], prompt, front)
-            add_pages(values, committed, then, heads, some, at, score, sums, work, by)
+            add_pages(values, committed, then, heads, some, offset, score, sums, work, isa)
             for h in range(heads[0], heads[1]):
                 low, high = of_head(h, heads, some)
                 near = node_v[start : start + nodes]
-                add_values(near, h, low, high, old, score, sums, work, by)
+                add_values(near, h, low, high, old, score, sums, work, isa)
             m = stop
-        add_pages(values, shared, keys[1][0, :0], heads, whole, -front, score, sums, work, by)
+        add_pages(values, shared, keys[1][0, :0], heads, whole, -front, score, sums, work, isa)
         for i in range(many):
             y = out[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
             for d in range(Dv):
@@ -152,17 +152,17 @@ LAYOUT = (
 
 
 def attention_kinds(
-    dtype: torch.dtype, D: int, by: str | None = None
+    dtype: torch.dtype, D: int, isa: str | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Types in which `_attend` reads values and keys, and its instruction, one of `tiles.BY`.
+    """Types in which `_attend` reads values and keys, and its instruction, one of `tiles.ISA`.
 
     D: size of a head's keys and values, or the greatest common divisor of the keys' and twice the
-    values'. by: name of an instruction; by default this CPU's where it multiplies heads of D.
+    values'. isa: name of an instruction; by default this CPU's where it multiplies heads of D.
     """
     taken = instruction(dtype)
     in_pairs = taken == "dot" and D % (2 * BLOCK) == 0
-    by = by or (taken if in_pairs else "fma")
-    return LIKE[dtype], LIKE[dtype if by == "fma" else torch.float32], BY[by]
+    isa = isa or (taken if in_pairs else "fma")
+    return LIKE[dtype], LIKE[dtype if isa == "fma" else torch.float32], ISA[isa]
 
 
 def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:

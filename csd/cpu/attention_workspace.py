@@ -31,20 +31,20 @@ def workspace(address, many, words, columns, wide, like):
     The latter is a tile of PAGE keys or values, and the rows' weights in pairs [many, PAGE / 2].
     """
     size = like.itemsize
-    at = address + -address % LINE
-    query = memory(at, (many, words), like)
-    at += whole_lines(many * words * size)
-    score = memory(at, (many, columns), like)
-    at += whole_lines(many * columns * size)
-    sums = memory(at, (many, wide), like)
-    at += whole_lines(many * wide * size)
-    pairs = memory(at, (many, PAGE // 2), like)
-    at += whole_lines(many * PAGE // 2 * size)
-    total = memory(at, many, like)
-    at += whole_lines(many * size)
-    lanes = memory(at, WIDTH, like)
-    at += whole_lines(WIDTH * size)
-    tile = memory(at, PAGE * wide, like)
+    offset = address + -address % LINE
+    query = memory(offset, (many, words), like)
+    offset += whole_lines(many * words * size)
+    score = memory(offset, (many, columns), like)
+    offset += whole_lines(many * columns * size)
+    sums = memory(offset, (many, wide), like)
+    offset += whole_lines(many * wide * size)
+    pairs = memory(offset, (many, PAGE // 2), like)
+    offset += whole_lines(many * PAGE // 2 * size)
+    total = memory(offset, many, like)
+    offset += whole_lines(many * size)
+    lanes = memory(offset, WIDTH, like)
+    offset += whole_lines(WIDTH * size)
+    tile = memory(offset, PAGE * wide, like)
     # products run over whole lanes: numbers that nobody reads may be denormal, and each of those
     # takes a hundred times as long
     tile[:] = 0

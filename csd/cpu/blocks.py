@@ -11,7 +11,7 @@ from csd.cpu.vectors import INT, ints, places, rounded_words, splat
 
 
 @intrinsic
-def widen(typing_context, x, at, y, to):
+def widen(typing_context, x, offset, y, to):
     """y[to : to + BLOCK] = x[at : at + BLOCK] as numbers"""
 
     def generate(context, builder, signature, args):
@@ -24,19 +24,19 @@ def widen(typing_context, x, at, y, to):
 
 
 @intrinsic
-def transpose(typing_context, x, at, stride, last, y, to, y_stride):
+def transpose(typing_context, x, offset, stride, last, y, to, y_stride):
     """y[to + d y_stride + j] = x[at + min(j, last) stride + d] as a number, for j, d < BLOCK
 
     Rows j and j + BLOCK / 2 are interleaved; after four such rounds each is a column.
     """
 
     def generate(context, builder, signature, args):
-        x_, at, stride, last, y_, to, y_stride = args
+        x_, offset, stride, last, y_, to, y_stride = args
         given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
         rows = []
         for j in range(BLOCK):
             least = builder.select(builder.icmp_signed("<", last, last.type(j)), last, last.type(j))
-            start = builder.add(at, builder.mul(least, stride))
+            start = builder.add(offset, builder.mul(least, stride))
             rows.append(_numbers(builder, load(context, builder, x, x_, start, given)))
         half = BLOCK // 2
         low = [k // 2 + k % 2 * BLOCK for k in range(BLOCK)]
@@ -57,17 +57,17 @@ def transpose(typing_context, x, at, stride, last, y, to, y_stride):
 
 
 @intrinsic
-def pair(typing_context, x, at, stride, y, to):
+def pair(typing_context, x, offset, stride, y, to):
     """y[to : to + BLOCK] = pairs of x[at :] and x[at + stride :], or of zeros where stride is 0
 
     x: bfloat16. The first is the odd one of its pair, which is multiplied before the other.
     """
 
     def generate(context, builder, signature, args):
-        x_, at, stride, y_, to = args
+        x_, offset, stride, y_, to = args
         given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
-        odd = load(context, builder, x, x_, at, given)
-        even = load(context, builder, x, x_, builder.add(at, stride), given)
+        odd = load(context, builder, x, x_, offset, given)
+        even = load(context, builder, x, x_, builder.add(offset, stride), given)
         is_there = builder.icmp_signed("!=", stride, stride.type(0))
         even = builder.select(is_there, even, ir.Constant(given, [0] * BLOCK))
         store(context, builder, y, y_, to, _pairs(builder, odd, even))
@@ -78,18 +78,18 @@ def pair(typing_context, x, at, stride, y, to):
 
 
 @intrinsic
-def round_pairs(typing_context, x, at, count, y, to):
+def round_pairs(typing_context, x, offset, count, y, to):
     """y[to : to + BLOCK] = pairs of the numbers of x[at :], rounded, and zeros from `count` on
 
     Of each pair the odd one is the number that comes first.
     """
 
     def generate(context, builder, signature, args):
-        x_, at, count, y_, to = args
+        x_, offset, count, y_, to = args
         half = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
-        behind = builder.add(at, at.type(BLOCK))
+        behind = builder.add(offset, offset.type(BLOCK))
         words = rounded_words(
-            builder, *(load(context, builder, x, x_, place, half) for place in (at, behind))
+            builder, *(load(context, builder, x, x_, place, half) for place in (offset, behind))
         )
         # the lower half of a word is the number that comes first
         left = splat(builder, builder.trunc(count, INT), BLOCK)

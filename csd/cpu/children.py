@@ -20,10 +20,10 @@ SAMPLES = np.int64((1 << PROMPT_BIT) - 1)
 def place_of(token, tokens, stamps, stamp):
     """Place of a token in a hash list, or a free one for it; entries of this list have `stamp`."""
     size = tokens.shape[0]
-    at = (token * 40503) & (size - 1)
-    while stamps[at] == stamp and tokens[at] != token:
-        at = (at + 1) & (size - 1)
-    return at
+    bucket = (token * 40503) & (size - 1)
+    while stamps[bucket] == stamp and tokens[bucket] != token:
+        bucket = (bucket + 1) & (size - 1)
+    return bucket
 
 
 @loop
@@ -95,13 +95,18 @@ def estimate(
                 mass = share * ((1 - uncoupled) / norm * score[j] + uncoupled * mine[j])
             else:
                 mass = share / total * weight[j]
-            at = place_of(np.int64(token[j]), tokens, stamps, mark)
-            if stamps[at] != mark:
+            bucket = place_of(np.int64(token[j]), tokens, stamps, mark)
+            if stamps[bucket] != mark:
                 # the longest context that has a token gives its sources
-                stamps[at], tokens[at], sums[at], sources[at] = mark, token[j], 0, source[j]
-                order[count] = at
+                stamps[bucket], tokens[bucket], sums[bucket], sources[bucket] = (
+                    mark,
+                    token[j],
+                    0,
+                    source[j],
+                )
+                order[count] = bucket
                 count += 1
-            sums[at] += np.int64(np.floor(mass * ONE))
+            sums[bucket] += np.int64(np.floor(mass * ONE))
     return count
 
 
@@ -110,12 +115,12 @@ def _noise(token, slot, noise, stamp):
     """The Gumbel value that decides about a token, once a slot and level."""
     _, key, sample, position, _ = slot
     tokens, values, stamps = noise
-    at = place_of(token, tokens, stamps, stamp)
-    if stamps[at] != stamp:
+    bucket = place_of(token, tokens, stamps, stamp)
+    if stamps[bucket] != stamp:
         word = philox_word(key, token, position, sample, SAMPLE)
         u = (np.float64(LOW - word) + 0.5) * 2.0**-32
-        stamps[at], tokens[at], values[at] = stamp, token, -np.log(-np.log(u))
-    return values[at]
+        stamps[bucket], tokens[bucket], values[bucket] = stamp, token, -np.log(-np.log(u))
+    return values[bucket]
 
 
 @loop
@@ -131,12 +136,12 @@ def likeliest(count, order, found, level, highest, stop_ids, chosen):
     least = np.exp(-float(highest - level + 2) / UNIT) * ONE
     kept = 0
     for i in range(count):
-        at = order[i]
-        q = min(sums[at], ONE)
+        bucket = order[i]
+        q = min(sums[bucket], ONE)
         if q <= 0 or q < least:
             continue
         j = kept
-        while j > 0 and _before(q, tokens[at], places[j - 1], sums, tokens):
+        while j > 0 and _before(q, tokens[bucket], places[j - 1], sums, tokens):
             j -= 1
         if j == MAX_CHILDREN:
             continue
@@ -146,7 +151,7 @@ def likeliest(count, order, found, level, highest, stop_ids, chosen):
         kept = min(kept + 1, MAX_CHILDREN)
         for k in range(kept - 1, j, -1):
             places[k], edges[k] = places[k - 1], edges[k - 1]
-        places[j], edges[j] = at, edge
+        places[j], edges[j] = bucket, edge
     open_ = 0
     for i in range(kept):
         stops = False

@@ -33,9 +33,9 @@ def _commit_kv(
                 for kind in range(2):
                     size = sizes[kind]
                     row = layer * node_strides[kind] + accept_row[s, i] * size
-                    at = layer * page_strides[kind] + token * size
+                    offset = layer * page_strides[kind] + token * size
                     given = memory(nodes[kind] + row, size, BYTES)
-                    to = memory(pages[kind] + at, size, BYTES)
+                    to = memory(pages[kind] + offset, size, BYTES)
                     for j in range(size):
                         to[j] = given[j]
 

@@ -18,8 +18,8 @@ def _commit_tail(shape, size, node, node_stride, tail, slot_len, accept_row, acc
             first = slot_len[s] - count
             for i in range(max(0, count - R), count):
                 given = memory(node + layer * node_stride + accept_row[s, i] * size, size, BYTES)
-                at = ((layer * S + s) * R + (first + i) % R) * size
-                to = memory(tail + at, size, BYTES)
+                offset = ((layer * S + s) * R + (first + i) % R) * size
+                to = memory(tail + offset, size, BYTES)
                 for j in range(size):
                     to[j] = given[j]
 

@@ -84,8 +84,8 @@ def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
     count, finish = memory(verdict.accept_count, S, INT)[s], memory(verdict.finish, S, INT)[s]
 
     for i in range(count):
-        token, at = sample[row[i]], min(generated[s] + i, T - 1)
-        tokens[at], to[at], raw_to[at] = token, logprob[row[i]], raw_logprob[row[i]]
+        token, offset = sample[row[i]], min(generated[s] + i, T - 1)
+        tokens[offset], to[offset], raw_to[offset] = token, logprob[row[i]], raw_logprob[row[i]]
         if penalised:
             seen[token // 32] |= np.uint32(1) << np.uint32(token % 32)
     # from the last on: each is read before it is written
@@ -137,8 +137,8 @@ def _write_trees(M, S, pool, accept_row, ints):
     out = memory(ints + 4 * S, (4, M), INT)
     out[0], out[1] = memory(token, M, INT), memory(parent, M, INT)
     out[2], out[3] = memory(cost, M, INT), memory(source, M, INT)
-    at = ints + 4 * (S + 4 * M)
-    memory(at, S * ACCEPT, INT)[:] = memory(accept_row, S * ACCEPT, INT)
+    offset = ints + 4 * (S + 4 * M)
+    memory(offset, S * ACCEPT, INT)[:] = memory(accept_row, S * ACCEPT, INT)
 
 
 def decide(

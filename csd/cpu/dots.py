@@ -29,7 +29,7 @@ ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
 
 
 @intrinsic
-def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, by):
+def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, isa):
     """y[r stride + c] = bias[c] + sum over k of x[r, k] weight[c, k]
 
     For r < rows, one to ROWS of them, and c < COLUMNS, in `steps` steps: of LANES k in float32, of
@@ -45,7 +45,7 @@ def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, by):
 
         def some_rows(count):
             columns = min(SIDE, SUMS // count)
-            made = _Dots(builder, count, low, is_dot(by), *others)
+            made = _Dots(builder, count, low, is_dot(isa), *others)
             with cgutils.for_range(builder, rows.type(COLUMNS // columns)) as loop:
                 made.columns(builder.mul(loop.index, rows.type(columns)), columns)
             if COLUMNS % columns:
@@ -55,7 +55,7 @@ def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, by):
         return context.get_dummy_value()
 
     index = types.intp
-    return types.none(*[index] * 7, like, by), generate
+    return types.none(*[index] * 7, like, isa), generate
 
 
 class _Dots:
@@ -84,8 +84,8 @@ class _Dots:
 
     def _add(self, sums: list, weight: Any, step: Any) -> None:
         builder, count = self.builder, len(sums[0])
-        at = builder.add(weight, self._times(step, LANES * 4))
-        given = [builder.add(at, self._times(self.width, c)) for c in range(count)]
+        offset = builder.add(weight, self._times(step, LANES * 4))
+        given = [builder.add(offset, self._times(self.width, c)) for c in range(count)]
         for address in given:
             behind = builder.add(address, self._times(self.width, count))
             prefetch(builder, builder.inttoptr(behind, BYTE.as_pointer()))
@@ -110,8 +110,8 @@ class _Dots:
         has = builder.icmp_signed("!=", self.bias, self.bias.type(0))
         start = cgutils.alloca_once_value(builder, FLOAT(0.0))
         with builder.if_then(has):
-            at = builder.add(self.bias, self._times(column, 4))
-            builder.store(self._load(at, FLOAT), start)
+            offset = builder.add(self.bias, self._times(column, 4))
+            builder.store(self._load(offset, FLOAT), start)
         for r, total in enumerate(sums):
             value = builder.load(total)
             while value.type.count > 1:

@@ -22,7 +22,7 @@ from csd.cpu.lora import Stacks, beside
 from csd.cpu.numbers import LIKE, memory, readable
 from csd.cpu.products import in_loops, numbers, scratch_size
 from csd.cpu.threads import many, threads
-from csd.cpu.tiles import BY
+from csd.cpu.tiles import ISA
 from csd.kernels.layer_attention import LayerAttention
 
 # of a layer
@@ -58,12 +58,12 @@ def _layers(
     like,
     kinds,  # `attention_kinds`
     plain,  # None where weights are laid out for products: the other kind is not compiled then
-    by,  # the instruction of products, one of `tiles.BY`
+    isa,  # the instruction of products, one of `tiles.ISA`
     lora,  # `Lora`, or None
 ):
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
-    norms, rotates, attends, gates, by_qkv, by_out, by_gate_up, by_down = many
+    norms, rotates, attends, gates, isa_qkv, isa_out, isa_gate_up, isa_down = many
     size, width = like.itemsize, (H + 2 * K) * D
     memory(attended, M * H * D, like)[:] = 0
     for i in range(L):
@@ -74,14 +74,16 @@ def _layers(
         first = x if i else residual
         norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like, False)
         shape = M, width, hidden
-        product(plain, by_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, by)
+        product(plain, isa_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, isa)
         beside(lora, i, 0, shape, normed, qkv, transposed, like)
         behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
         if w[Q_NORM]:
             for m in range(M):
-                at = m * width * size
-                norm_alone(H, D, qkv + at, 0, w[Q_NORM], eps, qkv + at, 0, like, False)
-                norm_alone(K, D, behind_q + at, 0, w[K_NORM], eps, behind_q + at, 0, like, False)
+                offset = m * width * size
+                norm_alone(H, D, qkv + offset, 0, w[Q_NORM], eps, qkv + offset, 0, like, False)
+                norm_alone(
+                    K, D, behind_q + offset, 0, w[K_NORM], eps, behind_q + offset, 0, like, False
+                )
         rotary(
             rotates, (M, H, K, D, D), qkv, behind_q, behind_k, (width, width, width), position, cos,
             sin, q, node_k, node_v, like,
@@ -91,15 +93,15 @@ def _layers(
             shares, *rows,
         )  # fmt: skip
         shape = M, hidden, H * D
-        product(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, by)
+        product(plain, isa_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
         beside(lora, i, 1, shape, attended, x, transposed, like)
         norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like, False)
         shape = M, 2 * F, hidden
-        product(plain, by_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, by)
+        product(plain, isa_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, isa)
         beside(lora, i, 2, shape, normed, gate_up, transposed, like)
         swiglu(gates, M, F, gate_up, gated, like, False)
         shape = M, hidden, F
-        product(plain, by_down, shape, gated, transposed, w[DOWN], 0, x, like, by)
+        product(plain, isa_down, shape, gated, transposed, w[DOWN], 0, x, like, isa)
         beside(lora, i, 3, shape, gated, x, transposed, like)
 
 
@@ -158,7 +160,7 @@ def forward(
         decoder.cos.data_ptr(), decoder.sin.data_ptr(), Caches(*[y.data_ptr() for y in caches]),
         Caches(*[y.stride(0) * y.element_size() for y in caches]), np.float32(attend.scale),
         shares(attend.work, K), attend.work, LIKE[residual.dtype],
-        attention_kinds(residual.dtype, D), weights.plain or None, BY[instruction(residual.dtype)],
+        attention_kinds(residual.dtype, D), weights.plain or None, ISA[instruction(residual.dtype)],
         lora,
     )  # fmt: skip
     return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]

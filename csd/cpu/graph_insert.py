@@ -81,7 +81,7 @@ def insert_rows(
     E, N = succ_token.shape[1], entry_tokens.shape[1]
     tokens = E + most * token.shape[1]
     found, mass, source = np.empty(tokens, kind), np.empty(tokens, kind), np.empty(tokens, kind)
-    best, who, at = np.empty(E, kind), np.empty(E, kind), np.empty(4 * tokens, np.int32)
+    best, who, index = np.empty(E, kind), np.empty(E, kind), np.empty(4 * tokens, np.int32)
     for c in range(contexts):
         if c + AHEAD < contexts and place[c + AHEAD] >= 0:
             soon = place[c + AHEAD]
@@ -102,7 +102,7 @@ def insert_rows(
             succ_token[entry] = -1
         merge(
             entry, last[c], count[c], before, O, token, weight, row_total, bit, entry_total,
-            succ_token, succ_weight, succ_source, found, mass, source, at, best, who,
+            succ_token, succ_weight, succ_source, found, mass, source, index, best, who,
         )  # fmt: skip
     return True
 

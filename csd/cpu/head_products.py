@@ -1,6 +1,6 @@
 """A head's rows times a page of keys or values, in the CPU's vectors.
 
-By "fma" numbers are multiplied as float32, by "dot" pairs of bfloat16 (`tiles.BY`): of a
+By "fma" numbers are multiplied as float32, by "dot" pairs of bfloat16 (`tiles.ISA`): of a
 key and a query two that lie side by side, of values and weights those of two keys.
 """
 
@@ -18,7 +18,7 @@ from csd.cpu.tiles import is_dot
 
 
 @loop
-def score_keys(keys, h, low, high, at, query, score, work, by):
+def score_keys(keys, h, low, high, offset, query, score, work, isa):
     """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten.
 
     By "dot" keys and query hold pairs in the place of float32. work: of `workspace`.
@@ -32,12 +32,20 @@ def score_keys(keys, h, low, high, at, query, score, work, by):
         for d in range(whole, D):
             tile[d * PAGE + j] = read(keys[j, h, d])
     for i in range(low, high):
-        score[i, at : at + -(-count // BLOCK) * BLOCK] = 0
-    _add_product(query, low, high, 0, D, tile, PAGE, count, score, at, by)
+        score[i, offset : offset + -(-count // BLOCK) * BLOCK] = 0
+    _add_product(query, low, high, 0, D, tile, PAGE, count, score, offset, isa)
 
 
 def add_values(
-    values: Any, h: int, low: int, high: int, at: int, weight: Any, sums: Any, work: Any, by: Any
+    values: Any,
+    h: int,
+    low: int,
+    high: int,
+    offset: int,
+    weight: Any,
+    sums: Any,
+    work: Any,
+    isa: Any,
 ) -> None:
     """sums[low:high] += weight[low:high, at : at + len(values)] times values, key after key.
 
@@ -47,15 +55,15 @@ def add_values(
 
 
 @overload(add_values)
-def _add_values(values, h, low, high, at, weight, sums, work, by):
-    add = _add_pairs if is_dot(by) else _add_numbers
-    return lambda values, h, low, high, at, weight, sums, work, by: add(
-        values, h, low, high, at, weight, sums, work, by
+def _add_values(values, h, low, high, offset, weight, sums, work, isa):
+    add = _add_pairs if is_dot(isa) else _add_numbers
+    return lambda values, h, low, high, offset, weight, sums, work, isa: add(
+        values, h, low, high, offset, weight, sums, work, isa
     )
 
 
 @loop
-def _add_numbers(values, h, low, high, at, weight, sums, work, by):
+def _add_numbers(values, h, low, high, offset, weight, sums, work, isa):
     tile, (count, K, D) = work[0], values.shape
     wide, whole = sums.shape[1], D // BLOCK * BLOCK
     for j in range(count):
@@ -63,19 +71,19 @@ def _add_numbers(values, h, low, high, at, weight, sums, work, by):
             widen(values, (j * K + h) * D + d, tile, j * wide + d)
         for d in range(whole, D):
             tile[j * wide + d] = read(values[j, h, d])
-    _add_product(weight, low, high, at, count, tile, wide, D, sums, 0, by)
+    _add_product(weight, low, high, offset, count, tile, wide, D, sums, 0, isa)
 
 
 @loop
-def _add_pairs(values, h, low, high, at, weight, sums, work, by):
+def _add_pairs(values, h, low, high, offset, weight, sums, work, isa):
     tile, pairs = work
     count, D = values.shape[0], values.shape[2]
     wide, columns = sums.shape[1], weight.shape[1]
     _pair_values(values, h, tile, wide)
     for i in range(low, high):
         for j in range(0, count, 2 * BLOCK):
-            round_pairs(weight, i * columns + at + j, count - j, pairs, (i * PAGE + j) // 2)
-    _add_product(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, by)
+            round_pairs(weight, i * columns + offset + j, count - j, pairs, (i * PAGE + j) // 2)
+    _add_product(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, isa)
 
 
 @loop
@@ -89,8 +97,8 @@ def _pair_values(values, h, tile, wide):
 
 
 @loop
-def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at, by):
-    """y[low:high, y_at:] += x[low:high, x_at:] tile, a term after another, each rounded once.
+def _add_product(x, low, high, x_offset, terms, tile, wide, columns, y, y_offset, isa):
+    """y[low:high, y_offset:] += x[low:high, x_offset:] tile, term by term, each rounded once.
 
     x: `terms` numbers a row; tile: [terms, wide], of which `columns` are taken. The sums of four
     rows stay in registers, or in the last blocks of columns those of eight.
@@ -98,9 +106,13 @@ def _add_product(x, low, high, x_at, terms, tile, wide, columns, y, y_at, by):
     # three blocks of eight rows take less time than four of four
     whole = (columns + BLOCK - 1) // WIDTH * WIDTH
     for i in range(low, high, 4):
-        for at in range(0, whole, WIDTH):
-            add_four_rows(x, i, high, x_at, terms, tile, wide, at, y, y_at + at, by)
+        for offset in range(0, whole, WIDTH):
+            add_four_rows(
+                x, i, high, x_offset, terms, tile, wide, offset, y, y_offset + offset, isa
+            )
     blocks = (columns - whole + BLOCK - 1) // BLOCK
     if blocks > 0:
         for i in range(low, high, 8):
-            add_eight_rows(blocks, x, i, high, x_at, terms, tile, wide, whole, y, y_at + whole, by)
+            add_eight_rows(
+                blocks, x, i, high, x_offset, terms, tile, wide, whole, y, y_offset + whole, isa
+            )

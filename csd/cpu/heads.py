@@ -66,9 +66,9 @@ def row_head(
     low, zero = kind(-HEAD_WIDTH), kind(0)
     most = most / temperature
     found, total = 0, zero
-    for at in range(0, row.shape[0], PIECE):
-        width = min(PIECE, row.shape[0] - at)
-        part = row[at : at + width]
+    for offset in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - offset)
+        part = row[offset : offset + width]
         for j in range(width):
             z[j] = read(part[j]) / temperature - most
         z[width:] = -np.inf
@@ -76,7 +76,7 @@ def row_head(
             for j in range(width):
                 if z[j] >= low:
                     if found < token.shape[0]:
-                        token[found], score[found] = at + j, z[j]
+                        token[found], score[found] = offset + j, z[j]
                     found += 1
         for j in range(PIECE):
             z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
@@ -92,9 +92,9 @@ def row_log_sum(
 ):
     """log sum exp of a row."""
     total = type(z[0])(0)
-    for at in range(0, row.shape[0], PIECE):
-        width = min(PIECE, row.shape[0] - at)
-        part = row[at : at + width]
+    for offset in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - offset)
+        part = row[offset : offset + width]
         for j in range(width):
             z[j] = read(part[j]) - most
         z[width:] = -np.inf
@@ -108,9 +108,9 @@ def row_log_sum(
 def row_peak(row, z):
     """The largest of a row; z: [PIECE] to work in."""
     most = read(row[0])
-    for at in range(0, row.shape[0], PIECE):
-        width = min(PIECE, row.shape[0] - at)
-        part = row[at : at + width]
+    for offset in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - offset)
+        part = row[offset : offset + width]
         for j in range(width):
             z[j] = read(part[j])
         most = max(most, peak(z[:width]))
@@ -145,15 +145,15 @@ def heads(
     token = token[:, :width].masked_fill_(hidden, V)
     score = score[:, :width].masked_fill_(hidden, -torch.inf)
     if bool(other.any()):
-        at = other.nonzero()[:, 0]
-        found = heads_ref(x[at], temperature[at], slots, s[at], greedy[at])
+        others = other.nonzero()[:, 0]
+        found = heads_ref(x[others], temperature[others], slots, s[others], greedy[others])
         wide = max(found.token.shape[1], width)
         token = F.pad(token, (0, wide - width), value=V)
         score = F.pad(score, (0, wide - width), value=-torch.inf)
         more = (0, wide - found.token.shape[1])
-        token[at] = F.pad(found.token, more, value=V)
-        score[at] = F.pad(found.score, more, value=-torch.inf)
-        rest[at] = found.rest_mass
+        token[others] = F.pad(found.token, more, value=V)
+        score[others] = F.pad(found.score, more, value=-torch.inf)
+        rest[others] = found.rest_mass
     return Heads(token, score, rest)
 
 

@@ -13,12 +13,12 @@ from csd.cpu.products import _product
 from csd.cpu.threads import ByThreads
 
 
-def either(by: ByThreads) -> Callable:
-    """A function of `many` and `by`'s arguments: it runs `by.together` if many, else `by.alone`.
+def either(loops: ByThreads) -> Callable:
+    """A function that runs `loops.together` if `many`, its first argument, else `loops.alone`.
 
     many: None in a process of one thread, which then does not compile the loop of several threads.
     """
-    alone, together = by.alone, by.together
+    alone, together = loops.alone, loops.together
 
     def run(many: bool | None, *args: Any) -> None:
         raise NotImplementedError("loops call it")

@@ -10,7 +10,7 @@ from csd.cpu.threads import threads
 
 
 def instruction(dtype: torch.dtype) -> str | None:
-    """The instruction that the loop multiplies by here, one of `tiles.BY`; None: oneDNN multiplies.
+    """The instruction that the loop multiplies by here, of `tiles.ISA`; None: oneDNN multiplies.
 
     By the CPU's kind, and never by a measurement: tokens must not depend on one. AVX512-BF16's
     multiplies twice as many numbers as an FMA does on AMD's CPUs; Intel's take as long for them.
@@ -26,7 +26,7 @@ def instruction(dtype: torch.dtype) -> str | None:
 
 @cache
 def instructions(dtype: torch.dtype) -> tuple[str, ...]:
-    """Instructions of `tiles.BY` that multiply numbers of a dtype on this CPU."""
+    """Instructions of `tiles.ISA` that multiply numbers of a dtype on this CPU."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     if not compiles() or not x86 or dtype not in (torch.bfloat16, torch.float32):
         return ()

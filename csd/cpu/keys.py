@@ -34,7 +34,7 @@ def gather(
     while size < 2 * code.shape[0]:
         size *= 2
     # contexts by hash
-    at, hashes = np.full(size, -1, np.int32), np.empty(O, np.int64)
+    table, hashes = np.full(size, -1, np.int32), np.empty(O, np.int64)
     for r in range(group_key.shape[0]):
         if group_key[r] < 0:
             continue
@@ -43,11 +43,11 @@ def gather(
             if context[r, orders[o] - 1] < 0:
                 continue
             key, h = r * O + o, hashes[o] & (size - 1)
-            while at[h] >= 0 and code[at[h]] != hashes[o]:
+            while table[h] >= 0 and code[table[h]] != hashes[o]:
                 h = (h + 1) & (size - 1)
-            c = at[h]
+            c = table[h]
             if c < 0:
-                at[h], c = contexts, contexts
+                table[h], c = contexts, contexts
                 contexts += 1
                 code[c], first[c], last[c], count[c], before[key] = hashes[o], key, key, 1, -1
                 base = (hashes[o] & (entry_hash.shape[0] // ways - 1)) * ways

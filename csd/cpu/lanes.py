@@ -39,13 +39,13 @@ class LanesModel(models.PrimitiveModel):
 
 
 @intrinsic
-def lanes(typing_context, x, at):
+def lanes(typing_context, x, offset):
     """x[at : at + WIDTH]"""
     return _lanes(x, WIDTH)
 
 
 @intrinsic
-def block(typing_context, x, at):
+def block(typing_context, x, offset):
     """x[at : at + BLOCK]"""
     return _lanes(x, BLOCK)
 
@@ -60,7 +60,7 @@ def _lanes(x: types.Array, count: int) -> tuple[Any, Any]:
 
 
 @intrinsic
-def put(typing_context, value, x, at):
+def put(typing_context, value, x, offset):
     """x[at : at + WIDTH] = value"""
 
     def generate(context, builder, signature, args):
@@ -82,13 +82,13 @@ def add_multiple(typing_context, total, x, row):
 
 
 @intrinsic
-def fetch(typing_context, x, at):
+def fetch(typing_context, x, offset):
     """Asks for the cache line of x[at], which is read next."""
     return _fetch(x, level=1)
 
 
 @intrinsic
-def fetch_early(typing_context, x, at):
+def fetch_early(typing_context, x, offset):
     """`fetch` of more than a first level of caches keeps until it is read."""
     return _fetch(x, level=2)
 
@@ -101,17 +101,17 @@ def _fetch(x: types.Array, level: int) -> tuple[Any, Any]:
     return types.none(x, types.intp), generate
 
 
-def load(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, vector: Any) -> Any:
-    return builder.load(pointer(context, builder, kind, x, at, vector), align=_bytes(kind))
+def load(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, vector: Any) -> Any:
+    return builder.load(pointer(context, builder, kind, x, offset, vector), align=_bytes(kind))
 
 
-def store(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, value: Any) -> None:
-    builder.store(value, pointer(context, builder, kind, x, at, value.type), align=_bytes(kind))
+def store(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, value: Any) -> None:
+    builder.store(value, pointer(context, builder, kind, x, offset, value.type), align=_bytes(kind))
 
 
-def pointer(context: Any, builder: Any, kind: types.Array, x: Any, at: Any, vector: Any) -> Any:
+def pointer(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, vector: Any) -> Any:
     array = context.make_array(kind)(context, builder, x)
-    return builder.bitcast(builder.gep(array.data, [at]), vector.as_pointer())
+    return builder.bitcast(builder.gep(array.data, [offset]), vector.as_pointer())
 
 
 def _bytes(kind: types.Array) -> int:

@@ -121,9 +121,9 @@ def _rotary(
             given = q + (m * strides[0] + h * D) * size
             _rotate(D, given, c, s, out + (m * H + h) * D * size, like)
         for h in range(K):
-            at, to = h * D * size, (m * K + h) * D * size
-            _rotate(D, k + m * strides[1] * size + at, c, s, node_k + to, like)
-            values = memory(v + m * strides[2] * size + at, D, like)
+            offset, to = h * D * size, (m * K + h) * D * size
+            _rotate(D, k + m * strides[1] * size + offset, c, s, node_k + to, like)
+            values = memory(v + m * strides[2] * size + offset, D, like)
             written = memory(node_v + to, D, like)
             for j in range(D):
                 written[j] = values[j]

@@ -89,12 +89,12 @@ def grow(
             kept = likeliest(several, order, found, level[s], highest, stop_ids[s], chosen)
             node, context = _with_room(node, context, count + kept)
             for i in range(kept):
-                at = chosen[0, i]
+                entry = chosen[0, i]
                 node[count, COST] = node[f, COST] + chosen[1, i]
-                node[count, TOKEN], node[count, SLOT] = found[0][at], s
+                node[count, TOKEN], node[count, SLOT] = found[0][entry], s
                 node[count, DEPTH], node[count, PARENT] = depth, f
-                node[count, SOURCE] = origin(found[2][at], bit)
-                context[count, 0] = found[0][at]
+                node[count, SOURCE] = origin(found[2][entry], bit)
+                context[count, 0] = found[0][entry]
                 for n in range(1, N):
                     context[count, n] = context[f, n - 1]
                 count += 1

@@ -14,54 +14,54 @@ from csd.cpu.isa import instruction
 from csd.cpu.numbers import LIKE, memory, read, readable, rounded
 from csd.cpu.products import in_loops, numbers
 from csd.cpu.threads import many, threads
-from csd.cpu.tiles import BY
+from csd.cpu.tiles import ISA
 
 # addresses [L, 4, 2] of A and B of each layer's products, their rows [L, 4], 0 for none; whether
 # products with them run in several threads, [4, 2] or None; buffers of x in their dtype, A x, B A x
-Lora = namedtuple("Lora", "addresses rows many wide inner delta like by")
+Lora = namedtuple("Lora", "addresses rows many wide inner delta like isa")
 
 
 def beside(
-    lora: Lora | None, i: int, at: int, shape: Any, x: int, y: int, transposed: int, like: Any
+    lora: Lora | None, i: int, index: int, shape: Any, x: int, y: int, transposed: int, like: Any
 ) -> None:
-    """Add to y [M, N] what is beside product `at` of layer i: B A x of x [M, K]. shape: M, N, K."""
+    """Add B A x of x [M, K] to y [M, N], for product `index` of layer i. shape: M, N, K."""
     raise NotImplementedError("loops call it")
 
 
 @overload(beside, strict=False)
-def _beside(lora, i, at, shape, x, y, transposed, like):
+def _beside(lora, i, index, shape, x, y, transposed, like):
     if isinstance(lora, types.NoneType):
-        return lambda lora, i, at, shape, x, y, transposed, like: None
+        return lambda lora, i, index, shape, x, y, transposed, like: None
     kinds = dict(zip(lora.fields, lora.types, strict=True))
     same = kinds["like"].dtype == like.dtype
     multiply = _alone if isinstance(kinds["many"], types.NoneType) else _in_threads
 
-    def run(lora, i, at, shape, x, y, transposed, like):
+    def run(lora, i, index, shape, x, y, transposed, like):
         M, N, K = shape
-        R = lora.rows[i, at]
+        R = lora.rows[i, index]
         if R == 0:
             return
         source = x
         if not same:
             source = lora.wide
             _cast(M * K, x, source, like, lora.like)
-        multiply(lora, i, at, 0, (M, R, K), source, transposed, lora.inner)
-        multiply(lora, i, at, 1, (M, N, R), lora.inner, transposed, lora.delta)
+        multiply(lora, i, index, 0, (M, R, K), source, transposed, lora.inner)
+        multiply(lora, i, index, 1, (M, N, R), lora.inner, transposed, lora.delta)
         _add(M * N, lora.delta, y, lora.like, like)
 
     return run
 
 
 @loop
-def _alone(lora, i, at, which, shape, x, transposed, y):
-    laid_out(None, shape, x, transposed, lora.addresses[i, at, which], 0, y, lora.like, lora.by)
+def _alone(lora, i, index, which, shape, x, transposed, y):
+    laid_out(None, shape, x, transposed, lora.addresses[i, index, which], 0, y, lora.like, lora.isa)
 
 
 @loop
-def _in_threads(lora, i, at, which, shape, x, transposed, y):
+def _in_threads(lora, i, index, which, shape, x, transposed, y):
     laid_out(
-        lora.many[at, which], shape, x, transposed, lora.addresses[i, at, which], 0, y, lora.like,
-        lora.by,
+        lora.many[index, which], shape, x, transposed, lora.addresses[i, index, which], 0, y,
+        lora.like, lora.isa,
     )  # fmt: skip
 
 
@@ -138,6 +138,6 @@ class Stacks(NamedTuple):
             ])  # fmt: skip
         made = Lora(
             self.addresses, self.rows, flags, *(x.data_ptr() for x in buffers), LIKE[self.dtype],
-            BY[instruction(self.dtype)],
+            ISA[instruction(self.dtype)],
         )  # fmt: skip
         return made, buffers

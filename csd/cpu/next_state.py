@@ -69,8 +69,8 @@ def _advance(shape, state, key, update, decay, base, target, like):
             )
             gaps = Hk * Dk, H * Dv, H
             for chunk in range(base[s], target[s], CHUNK):
-                at = chunk % TAIL
-                add_chunk((Dk, Dv), own, own, Dv, at, keys, updates, decays, gaps)
+                offset = chunk % TAIL
+                add_chunk((Dk, Dv), own, own, Dv, offset, keys, updates, decays, gaps)
 
 
 def reads_states(*tensors: torch.Tensor) -> bool:

@@ -22,12 +22,12 @@ def of_head(h, heads, rows):
 
 
 @loop
-def page_of(pages, table, length, at):
-    """Rows of a page from token `at` on, of the first `length` tokens; empty behind them."""
-    if at >= length:
+def page_of(pages, table, length, offset):
+    """Rows of a page from token `offset` on, of the first `length` tokens; empty behind them."""
+    if offset >= length:
         return pages[0, :0]
-    within = at % PAGE
-    return pages[table[at // PAGE], within : min(PAGE, length - at + within)]
+    within = offset % PAGE
+    return pages[table[offset // PAGE], within : min(PAGE, length - offset + within)]
 
 
 @loop
@@ -40,7 +40,7 @@ def _fetch(lines, h):
 
 
 @loop
-def score_pages(keys, tokens, then, heads, rows, at, query, score, work, by):
+def score_pages(keys, tokens, then, heads, rows, offset, query, score, work, isa):
     """`score_keys` of tokens: a table of pages, the first token, and the one behind the last.
 
     keys: pages, and their bytes; then: bytes of the page that is read after these; rows: as
@@ -53,12 +53,12 @@ def score_pages(keys, tokens, then, heads, rows, at, query, score, work, by):
         for h in range(heads[0], heads[1]):
             _fetch(lines, h)
             low, high = of_head(h, heads, rows)
-            score_keys(page, h, low, high, at + done, query, score, work, by)
+            score_keys(page, h, low, high, offset + done, query, score, work, isa)
         done = follows
 
 
 @loop
-def add_pages(values, tokens, then, heads, rows, at, weight, sums, work, by):
+def add_pages(values, tokens, then, heads, rows, offset, weight, sums, work, isa):
     """`add_values` of them."""
     table, done, last = tokens
     while done < last:
@@ -67,5 +67,5 @@ def add_pages(values, tokens, then, heads, rows, at, weight, sums, work, by):
         for h in range(heads[0], heads[1]):
             _fetch(lines, h)
             low, high = of_head(h, heads, rows)
-            add_values(page, h, low, high, at + done, weight, sums, work, by)
+            add_values(page, h, low, high, offset + done, weight, sums, work, isa)
         done = follows

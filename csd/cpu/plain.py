@@ -28,13 +28,13 @@ def _product(
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
     like,
-    by,  # one of `tiles.BY`
+    isa,  # one of `tiles.ISA`
 ):
     M, N, K = shape
     row = K * like.itemsize
     steps = row // (4 * LANES)
     source, width = x, row
-    if not in_pairs(by) and like.itemsize == 2:
+    if not in_pairs(isa) and like.itemsize == 2:
         _lay_apart(M * K, x, apart)
         source, width = apart, 4 * K
     passes = -(-M // MOST)
@@ -50,8 +50,8 @@ def _product(
                 r = top + t * each
                 rows = min(each, left - t * each)
                 out = y + (r * N + first) * like.itemsize
-                at = source + r * width
-                dots(rows, steps, at, weight + first * row, start, out, N, like, by)
+                offset = source + r * width
+                dots(rows, steps, offset, weight + first * row, start, out, N, like, isa)
 
 
 @loop

@@ -32,7 +32,7 @@ def fill(
     pool,  # the fields of a Pool, written
 ):
     """Puts the roots, which are the first nodes, and the chosen nodes into a pool."""
-    token, parent, slot, depth, at, ancestors, cost, source, contexts = pool[:9]
+    token, parent, slot, depth, node_position, ancestors, cost, source, contexts = pool[:9]
     slot_start, slot_nodes, group_start = pool[9:]
     L, used = live.shape[0], live.shape[0] + chosen.shape[0]
     for s in range(slot_start.shape[0]):
@@ -61,7 +61,7 @@ def fill(
         filled[s] += 1
         row_of[i] = m
         token[m], slot[m], depth[m] = node[i, TOKEN], s, node[i, DEPTH]
-        at[m], source[m] = position[s] + node[i, DEPTH], node[i, SOURCE]
+        node_position[m], source[m] = position[s] + node[i, DEPTH], node[i, SOURCE]
         for n in range(context.shape[1]):
             contexts[m, n] = context[i, n]
         parent[m], ancestors[m], cost[m] = -1, bit, 0
@@ -70,7 +70,7 @@ def fill(
             ancestors[m] |= ancestors[parent[m]]
             cost[m] = node[i, COST] - penalty[s]
     for m in range(used, token.shape[0]):
-        token[m], parent[m], slot[m], depth[m], at[m] = -1, -1, -1, 0, 0
+        token[m], parent[m], slot[m], depth[m], node_position[m] = -1, -1, -1, 0, 0
         ancestors[m], cost[m], source[m] = 0, 0, ROOT
         for n in range(context.shape[1]):
             contexts[m, n] = -1

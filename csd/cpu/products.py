@@ -20,7 +20,7 @@ from csd.cpu.numbers import LIKE, memory, readable
 from csd.cpu.plain import _product as plain
 from csd.cpu.plain import fits as plain_fits
 from csd.cpu.threads import by_threads
-from csd.cpu.tiles import BY, COLUMNS, LANES, ROWS, in_pairs, tile
+from csd.cpu.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile
 
 # rows that are multiplied with a block of columns before the next one is read
 MOST = 6 * ROWS
@@ -37,10 +37,10 @@ def _product(
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
     like,
-    by,  # one of `tiles.BY`
+    isa,  # one of `tiles.ISA`
 ):
     M, N, K = shape
-    pairs = in_pairs(by)
+    pairs = in_pairs(isa)
     # a row as numbers of float32, which is what pairs of bfloat16 are moved as
     words = K // 2 if pairs else K
     passes = -(-M // MOST)
@@ -66,8 +66,8 @@ def _product(
                 step = size // words // tiles
                 ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
                 out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
-                at = transposed + first * words * 4
-                tile(rows, words, at, block, start, out, N, ahead, step, like, by)
+                offset = transposed + first * words * 4
+                tile(rows, words, offset, block, start, out, N, ahead, step, like, isa)
 
 
 @loop
@@ -86,13 +86,13 @@ def scratch_size(rows: int, K: int, is_plain: bool) -> int:
     return (rows if is_plain else min(rows, MOST)) * K + BLOCK
 
 
-def fits(weight: torch.Tensor, by: str | None = None) -> bool:
-    """True if the loop multiplies a weight [N, K]; by: an instruction, else this CPU's."""
-    by = by or instruction(weight.dtype)
-    if by is None or not readable(weight):
+def fits(weight: torch.Tensor, isa: str | None = None) -> bool:
+    """True if the loop multiplies a weight [N, K]; isa: an instruction, else this CPU's."""
+    isa = isa or instruction(weight.dtype)
+    if isa is None or not readable(weight):
         return False
     N, K = weight.shape
-    return N % COLUMNS == 0 and K % (BLOCK if by == "fma" else 2 * BLOCK) == 0
+    return N % COLUMNS == 0 and K % (BLOCK if isa == "fma" else 2 * BLOCK) == 0
 
 
 def in_loops(weight: torch.Tensor) -> bool:
@@ -102,16 +102,16 @@ def in_loops(weight: torch.Tensor) -> bool:
     return weight.is_cpu and multiplies(weight.dtype) and plain_fits(weight)
 
 
-def by_columns(weight: torch.Tensor, by: str | None = None) -> torch.Tensor:
+def by_columns(weight: torch.Tensor, isa: str | None = None) -> torch.Tensor:
     """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it.
 
     In bfloat16 two numbers lie side by side: by "fma" those of columns c and c + LANES, else those
     of k and k + 1.
     """
-    K, by = weight.shape[1], by or instruction(weight.dtype)
+    K, isa = weight.shape[1], isa or instruction(weight.dtype)
     if weight.dtype == torch.float32:
         return weight.view(-1, COLUMNS, K).transpose(1, 2).contiguous()
-    if by == "fma":
+    if isa == "fma":
         pairs = weight.reshape(-1, 2, LANES, K).permute(0, 3, 2, 1)
     else:
         pairs = weight.reshape(-1, COLUMNS, K // 2, 2).transpose(1, 2)
@@ -122,9 +122,9 @@ def product(
     x: torch.Tensor,  # [M, K]
     weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS], or plain [N, K]
     bias: torch.Tensor | None = None,  # [N]
-    by: str | None = None,
+    isa: str | None = None,
 ) -> torch.Tensor:
-    """[M, N] in the dtype of x and weight, sums in float32; by: an instruction, else this CPU's."""
+    """[M, N] in the dtype of x and weight, sums in float32. isa: an instruction, or this CPU's."""
     (M, K), N = x.shape, weight.numel() // x.shape[1]
     y, x = torch.empty(M, N, dtype=x.dtype), x.contiguous()
     if M == 0:
@@ -135,7 +135,7 @@ def product(
     (plain if is_plain else _product)(
         numbers(weight, M), (M, N, K), x.data_ptr(), transposed.data_ptr(), weight.data_ptr(),
         0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
-        BY[by or instruction(x.dtype)],
+        ISA[isa or instruction(x.dtype)],
     )  # fmt: skip
     return y
 

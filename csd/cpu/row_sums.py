@@ -16,43 +16,45 @@ BLOCKS = WIDTH // BLOCK
 
 
 @intrinsic
-def add_four_rows(typing_context, x, i, end, x_at, terms, tile, wide, at, y, y_at, by):
-    """y[r, y_at : y_at + WIDTH] += sum over t of x[r, x_at + t] tile[t wide + at :] in that order
+def add_four_rows(typing_context, x, i, end, x_offset, terms, tile, wide, offset, y, y_offset, isa):
+    """y[r, y_offset + j] += sum over t of x[r, x_offset + t] tile[t wide + offset + j], in order.
 
-    For r from i to i + 3; from `end` on the last row is done again. By "dot" of `tiles.BY` x and
-    tile hold pairs of bfloat16.
+    For r from i to i + 3 and j < WIDTH; from `end` on the last row is done again. By "dot" of
+    `tiles.ISA` x and tile hold pairs of bfloat16.
     """
 
     def generate(context, builder, signature, args):
-        _add_rows(context, builder, (x, tile, y, by), args, 4, BLOCKS)
+        _add_rows(context, builder, (x, tile, y, isa), args, 4, BLOCKS)
         return context.get_dummy_value()
 
     index = types.intp
-    return types.none(x, *[index] * 4, tile, index, index, y, index, by), generate
+    return types.none(x, *[index] * 4, tile, index, index, y, index, isa), generate
 
 
 @intrinsic
-def add_eight_rows(typing_context, blocks, x, i, end, x_at, terms, tile, wide, at, y, y_at, by):
+def add_eight_rows(
+    typing_context, blocks, x, i, end, x_offset, terms, tile, wide, offset, y, y_offset, isa
+):
     """`add_four_rows` of eight rows and so many times BLOCK columns, fewer than WIDTH."""
 
     def generate(context, builder, signature, args):
         def some_blocks(count):
-            _add_rows(context, builder, (x, tile, y, by), args[1:], 8, count)
+            _add_rows(context, builder, (x, tile, y, isa), args[1:], 8, count)
 
         for_rows(builder, args[0], BLOCKS - 1, some_blocks)
         return context.get_dummy_value()
 
     index = types.intp
-    return types.none(index, x, *[index] * 4, tile, index, index, y, index, by), generate
+    return types.none(index, x, *[index] * 4, tile, index, index, y, index, isa), generate
 
 
 def _add_rows(
     context: Any, builder: Any, kinds: tuple[types.Array, ...], args: Any, rows: int, blocks: int
 ) -> None:
     """Code for a number of rows and of blocks of columns."""
-    x, tile, y, by = kinds
-    x_, first, end, x_at, terms, tile_, wide, at, y_, y_at, _ = args
-    vector, pairs = ir.VectorType(FLOATS[y.dtype], BLOCK), is_dot(by)
+    x, tile, y, isa = kinds
+    x_, first, end, x_offset, terms, tile_, wide, offset, y_, y_offset, _ = args
+    vector, pairs = ir.VectorType(FLOATS[y.dtype], BLOCK), is_dot(isa)
     columns = [end.type(block * BLOCK) for block in range(blocks)]
 
     def width(kind: types.Array, array: Any) -> Any:
@@ -62,8 +64,8 @@ def _add_rows(
     last = builder.sub(end, end.type(1))
     each = [builder.add(first, first.type(r)) for r in range(rows)]
     each = [builder.select(builder.icmp_signed("<", r, last), r, last) for r in each]
-    given = [builder.add(builder.mul(r, width(x, x_)), x_at) for r in each]
-    starts = [builder.add(builder.mul(r, width(y, y_)), y_at) for r in each]
+    given = [builder.add(builder.mul(r, width(x, x_)), x_offset) for r in each]
+    starts = [builder.add(builder.mul(r, width(y, y_)), y_offset) for r in each]
     to = [[builder.add(start, column) for column in columns] for start in starts]
     sums = [
         [cgutils.alloca_once_value(builder, load(context, builder, y, y_, place, vector))
@@ -71,7 +73,7 @@ def _add_rows(
         for row in to
     ]  # fmt: skip
     with cgutils.for_range(builder, terms) as loop:
-        start = builder.add(builder.mul(loop.index, wide), at)
+        start = builder.add(builder.mul(loop.index, wide), offset)
         parts = [
             load(context, builder, tile, tile_, builder.add(start, column), vector)
             for column in columns

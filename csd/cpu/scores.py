@@ -54,11 +54,11 @@ def _first_key(properties, old, word):
         return lambda properties, old, word: 0
 
     def first(properties, old, word):
-        at, begin = old + count(word) - 1, 0
+        position, begin = old + count(word) - 1, 0
         if properties.window:
-            begin = max(at - properties.window + 1, 0)
+            begin = max(position - properties.window + 1, 0)
         if properties.chunk:
-            begin = max(at - at % properties.chunk, begin)
+            begin = max(position - position % properties.chunk, begin)
         return begin
 
     return first

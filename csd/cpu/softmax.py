@@ -56,11 +56,11 @@ def weights(x, scale, old, nodes, word, sums):
         found = exponentials(given, most, scale)
         put(kept(found, bits, given), x, j)
         put(add_multiple(block(sums, j - wide), one, kept(found, bits, zero)), sums, j - wide)
-    at = old - wide
+    offset = old - wide
     seen = word if nodes == 64 else word & ((1 << nodes) - 1)
     while seen:
-        sums[at & (WIDTH - 1)] += x[old + lowest(seen)]
-        at += 1
+        sums[offset & (WIDTH - 1)] += x[old + lowest(seen)]
+        offset += 1
         seen &= seen - 1
     return added(sums), most
 

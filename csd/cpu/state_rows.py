@@ -28,15 +28,17 @@ def _whole_blocks(count):
 
 
 @loop
-def _turned(x, at, stride, count, Dk, tile, to, wide):
+def _turned(x, offset, stride, count, Dk, tile, to, wide):
     """tile[d, to + i] = x[at + i stride + d] for i < count, in whole blocks."""
     whole = Dk // BLOCK * BLOCK
     for j in range(0, count, BLOCK):
         for d in range(0, whole, BLOCK):
-            transpose(x, at + j * stride + d, stride, count - 1 - j, tile, d * wide + to + j, wide)
+            transpose(
+                x, offset + j * stride + d, stride, count - 1 - j, tile, d * wide + to + j, wide
+            )
     for j in range(count):
         for d in range(whole, Dk):
-            tile[d * wide + to + j] = x[at + j * stride + d]
+            tile[d * wide + to + j] = x[offset + j * stride + d]
 
 
 @loop
@@ -52,19 +54,19 @@ def _of_blocks(numbers, count, stride, size, spare):
 
 
 @loop
-def _add_node(y, to, c, u, at, wide):
+def _add_node(y, to, c, u, offset, wide):
     """y[to : to + wide] += c u[at : at + wide], of whole blocks; each number with one rounding."""
     whole = wide // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):
-        put(add_multiple(lanes(y, to + i), c, lanes(u, at + i)), y, to + i)
+        put(add_multiple(lanes(y, to + i), c, lanes(u, offset + i)), y, to + i)
     for i in range(whole, wide, BLOCK):
-        put(add_multiple(block(y, to + i), c, block(u, at + i)), y, to + i)
+        put(add_multiple(block(y, to + i), c, block(u, offset + i)), y, to + i)
 
 
 @loop
 def slot_head(
     shape, s, g, nodes, start, base, q, value, strength, node_key, node_decay,
-    node_update, state, key, update, decay, position, path, out, solve, like, by,
+    node_update, state, key, update, decay, position, path, out, solve, like, isa,
 ):  # fmt: skip
     H, Hk, Dk, Dv = shape
     size, each, kinds = like.itemsize, H // Hk, 2 if solve else 1
@@ -90,10 +92,10 @@ def slot_head(
         taken[1 if far else 0] += 1
     x = np.empty((rows, Dk), like.dtype)
     for j in range(nodes):
-        at = ((start + j) * Hk + g) * Dk * size
-        x[at_q[j]] = memory(q + at, Dk, like)
+        offset = ((start + j) * Hk + g) * Dk * size
+        x[at_q[j]] = memory(q + offset, Dk, like)
         if solve:
-            x[at_k[j]] = memory(node_key + at, Dk, like)
+            x[at_k[j]] = memory(node_key + offset, Dk, like)
     # the keys of tail and nodes as columns
     tile = np.zeros(Dk * columns, like.dtype)
     tails, _, _ = head_of_tail(shape, s, g, g * each, key, update, decay, like)
@@ -104,7 +106,7 @@ def slot_head(
     of_nodes = memory(node_key + (start * Hk + g) * Dk * size, nodes * Hk * Dk - g * Dk, like)
     _turned(of_nodes, 0, Hk * Dk, nodes, Dk, tile, TAIL, columns)
     score = np.zeros((rows, columns), like.dtype)
-    _add_product(x, 0, rows, 0, Dk, tile, columns, columns, score, 0, by)
+    _add_product(x, 0, rows, 0, Dk, tile, columns, columns, score, 0, isa)
     # a copy of what is no whole blocks
     spare = np.zeros(max(Dk, CHUNK) * wide if Dv % BLOCK else 0, like.dtype)
     y, u = np.empty((rows, wide), like.dtype), np.zeros(nodes * wide, like.dtype)
@@ -155,7 +157,7 @@ def slot_head(
             if low < high and terms > 0:
                 if part != 1:
                     numbers, stride = _of_blocks(numbers, terms, stride, Dv, spare)
-                _add_product(given, low, high, column, terms, numbers, stride, wide, y, 0, by)
+                _add_product(given, low, high, column, terms, numbers, stride, wide, y, 0, isa)
         for j in range(nodes):
             of_row = ((start + j) * H + h) * size
             own = memory(node_update + of_row * Dv, Dv, like)

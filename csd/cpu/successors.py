@@ -27,7 +27,7 @@ def merge(
     found,  # tokens to work on, E and those of all keys at least
     mass,  # their weights
     source,  # their sources
-    at,  # where they are found, twice as many or more, rounded up to a power of two
+    index,  # where they are found, twice as many or more, rounded up to a power of two
     best,  # [E] to work in
     who,  # [E] to work in
 ):
@@ -36,14 +36,14 @@ def merge(
     size = 1
     while size < 2 * (E + count * U):
         size *= 2
-    at[:size] = -1
+    index[:size] = -1
     n = 0
     for e in range(E):
         if succ_token[entry, e] < 0:
             break
         n = _add(
             succ_token[entry, e], succ_weight[entry, e], succ_source[entry, e],
-            found, mass, source, at, size, n,
+            found, mass, source, index, size, n,
         )  # fmt: skip
     total, key = np.int64(entry_total[entry]), last
     while key >= 0:
@@ -52,7 +52,7 @@ def merge(
         mine = np.int64(1) << np.int64(bit[row])
         for u in range(U):
             if token[row, u] >= 0 and weight[row, u] > 0:
-                n = _add(token[row, u], weight[row, u], mine, found, mass, source, at, size, n)
+                n = _add(token[row, u], weight[row, u], mine, found, mass, source, index, size, n)
         key = before[key]
 
     kept = 0
@@ -78,14 +78,14 @@ def merge(
 
 
 @loop
-def _add(token, weight, source_bits, found, mass, source, at, size, n):
+def _add(token, weight, source_bits, found, mass, source, index, size, n):
     """Adds to a token's weight and sources; how many tokens there are then."""
     h = (np.int64(token) * 0x9E3779B1 >> 16) & (size - 1)
-    while at[h] >= 0 and found[at[h]] != token:
+    while index[h] >= 0 and found[index[h]] != token:
         h = (h + 1) & (size - 1)
-    i = at[h]
+    i = index[h]
     if i < 0:
-        at[h] = n
+        index[h] = n
         found[n], mass[n], source[n] = token, weight, source_bits
         return n + 1
     mass[i] += weight

@@ -33,29 +33,29 @@ ROWS = 14 if WIDE else 6
 # Instructions by name: "fma" multiplies numbers of float32, "dot" (AVX512-BF16) pairs of bfloat16.
 # A loop is compiled for one of them, so each is an argument's type: an empty array's, since numba
 # hands no namedtuple from one loop of several threads to another.
-BY = {"fma": np.empty(0, np.float32), "dot": np.empty(0, np.uint16)}
+ISA = {"fma": np.empty(0, np.float32), "dot": np.empty(0, np.uint16)}
 
 
-def in_pairs(by: Any) -> bool:
+def in_pairs(isa: Any) -> bool:
     """True if an instruction multiplies pairs; known when a loop is compiled."""
-    return by.dtype == np.uint16
+    return isa.dtype == np.uint16
 
 
-def is_dot(by: types.Type) -> bool:
+def is_dot(isa: types.Type) -> bool:
     """The same of an argument's type."""
-    return by.dtype == types.uint16
+    return isa.dtype == types.uint16
 
 
 @overload(in_pairs)
-def _in_pairs(by):
-    return (lambda by: True) if is_dot(by) else lambda by: False
+def _in_pairs(isa):
+    return (lambda isa: True) if is_dot(isa) else lambda isa: False
 
 
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 
 
 @intrinsic
-def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, like, by):
+def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, like, isa):
     """y[r stride + c] = start[c] + sum over k of x[r, k] weight[k, c]
 
     For r < rows, one to ROWS of them, and c < COLUMNS. Every sum is taken over
@@ -71,7 +71,7 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
         rows, steps, x, weight, start, y, stride, ahead, step = args[:-2]
 
         def some_rows(count):
-            made = _Tile(builder, count, low, pairs=is_dot(by))
+            made = _Tile(builder, count, low, pairs=is_dot(isa))
             made.begin(start)
             with cgutils.for_range(builder, steps) as loop:
                 made.add(x, weight, loop.index)
@@ -82,7 +82,7 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
         return context.get_dummy_value()
 
     index = types.intp
-    return types.none(*[index] * 9, like, by), generate
+    return types.none(*[index] * 9, like, isa), generate
 
 
 class _Tile:
@@ -113,18 +113,20 @@ class _Tile:
     def _columns(self, weight: Any, k: Any) -> tuple[Any, Any]:
         builder = self.builder
         if not self.low or self.pairs:
-            at = builder.gep(self._at(weight, FLOATS), [builder.mul(k, k.type(2))])
-            return builder.load(at, align=4), builder.load(builder.gep(at, [INT(1)]), align=4)
+            offset = builder.gep(self._at(weight, FLOATS), [builder.mul(k, k.type(2))])
+            return builder.load(offset, align=4), builder.load(
+                builder.gep(offset, [INT(1)]), align=4
+            )
         pair = builder.load(builder.gep(self._at(weight, INTS), [k]), align=2)
         left = builder.shl(pair, ints(LANES, 16))
         right = builder.and_(pair, ints(LANES, 0xFFFF0000))
         return builder.bitcast(left, FLOATS), builder.bitcast(right, FLOATS)
 
     def fetch(self, ahead: Any, step: Any, k: Any) -> None:
-        at = self.builder.gep(self._at(ahead, BYTE), [self.builder.mul(k, step)])
+        offset = self.builder.gep(self._at(ahead, BYTE), [self.builder.mul(k, step)])
         size = COLUMNS * (2 if self.low and not self.pairs else 4)
         for line in range(0, size, LINE):
-            prefetch(self.builder, self.builder.gep(at, [INT(line)]))
+            prefetch(self.builder, self.builder.gep(offset, [INT(line)]))
 
     def end(self, y: Any, stride: Any) -> None:
         builder, size = self.builder, 2 if self.low else 4
@@ -134,8 +136,8 @@ class _Tile:
                 if self.low:
                     value = rounded(builder, value)
                 elements = builder.mul(stride, stride.type(r))
-                at = builder.add(elements, stride.type(half * LANES))
-                byte = builder.gep(self._at(y, BYTE), [builder.mul(at, at.type(size))])
+                offset = builder.add(elements, stride.type(half * LANES))
+                byte = builder.gep(self._at(y, BYTE), [builder.mul(offset, offset.type(size))])
                 builder.store(value, builder.bitcast(byte, value.type.as_pointer()), align=size)
 
     def _at(self, address: Any, kind: Any) -> Any:

@@ -43,13 +43,13 @@ def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like
             for step in range(W):
                 back = W - 1 - step
                 if back <= depth:
-                    at = x + path[m, depth - back] * C * size
+                    offset = x + path[m, depth - back] * C * size
                 else:
                     p = position[m] - back
                     if p < 0:
                         continue
-                    at = tail + (slot[m] * (W - 1) + p % (W - 1)) * C * size
-                _add_input(sums, memory(at, C, like), turned[step], like)
+                    offset = tail + (slot[m] * (W - 1) + p % (W - 1)) * C * size
+                _add_input(sums, memory(offset, C, like), turned[step], like)
             if silu:
                 for c in range(C):
                     value = read(rounded(sums[c], like))

@@ -7,13 +7,13 @@ from csd.cpu.next_state import reads_states
 from csd.cpu.numbers import LIKE, memory, require
 from csd.cpu.state_rows import slot_head
 from csd.cpu.threads import by_threads
-from csd.cpu.tiles import BY
+from csd.cpu.tiles import ISA
 
 
 @by_threads
 def _tree_states(
     shape, q, value, strength, node_key, node_decay, node_update, state, key, update, decay, base,
-    slot, position, path, slot_start, slot_nodes, out, solve, like, by,
+    slot, position, path, slot_start, slot_nodes, out, solve, like, isa,
 ):  # fmt: skip
     S, H, Hk, Dk, Dv = shape
     for task in prange((S + 1) * Hk):
@@ -23,10 +23,10 @@ def _tree_states(
             each, size = H // Hk, like.itemsize
             for m in range(slot.shape[0]):
                 if slot[m] < 0:
-                    at, count = (m * H + g * each) * Dv * size, each * Dv
-                    memory(out + at, count, like)[:] = 0
+                    offset, count = (m * H + g * each) * Dv * size, each * Dv
+                    memory(out + offset, count, like)[:] = 0
                     if solve:
-                        memory(node_update + at, count, like)[:] = 0
+                        memory(node_update + offset, count, like)[:] = 0
         elif slot_nodes[s] > 0:
             slot_head(
                 (H, Hk, Dk, Dv),
@@ -50,7 +50,7 @@ def _tree_states(
                 out,
                 solve,
                 like,
-                by,
+                isa,
             )
 
 
@@ -68,7 +68,7 @@ def _run(
         H * (S * Dk * Dv + 4 * M * Dk * Dv), (S, H, q.shape[1], Dk, Dv),
         *(0 if x is None else x.data_ptr() for x in given),
         *(x.numpy() for x in (base, slot, position, path, slot_start, slot_nodes)),
-        out.data_ptr(), value is not None, LIKE[state.dtype], BY["fma"],
+        out.data_ptr(), value is not None, LIKE[state.dtype], ISA["fma"],
     )  # fmt: skip
     return out
 

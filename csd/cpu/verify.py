@@ -49,7 +49,7 @@ BOOL = np.empty(0, np.bool_)
 def _follow(
     sizes,  # M, S, V, I
     live,  # [L] slots that have rows
-    at,  # [L] the row of each to go on at; written: the row that waits, `DONE` or `LEFT`
+    resume,  # [L] the row of each to go on at; written: the row that waits, `DONE` or `LEFT`
     drawn,  # [L] what that row drew, or -1
     chance,  # [L] the log-probability of it
     x,  # [M, V]
@@ -60,8 +60,9 @@ def _follow(
     like,
 ):
     for i in prange(live.shape[0]):
-        at[i] = _path(
-            live[i], at[i], drawn[i], chance[i], sizes, x, pool, slots, rows, paths, like, chance
+        resume[i] = _path(
+            live[i], resume[i], drawn[i], chance[i], sizes, x, pool, slots, rows, paths, like,
+            chance,
         )  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
     accept_row = memory(paths.accept_row, (S, ACCEPT), INT)
 
     kind, greedy = wide.dtype.type, temperature == 0
-    by = kind(1) if greedy else kind(temperature)
+    isa = kind(1) if greedy else kind(temperature)
     z, top = np.empty(PIECE, wide.dtype), np.empty(TOP, wide.dtype)
     head, score = np.empty(min(MOST, V), np.int64), np.empty(min(MOST, V), wide.dtype)
     accept_count = memory(paths.accept_count, S, INT)
@@ -130,7 +131,7 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
         logits = memory(x + row * V * like.itemsize, V, like)
         most = row_peak(logits, z)
         if drawn < 0:
-            found, rest = row_head(logits, most, by, head, score, z)
+            found, rest = row_head(logits, most, isa, head, score, z)
             if found > head.shape[0]:
                 return row
             drawn, chance, total = draw_row(
@@ -177,19 +178,19 @@ def _followed(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict | None:
     live = np.flatnonzero(pool.slot_nodes.numpy())
     if not _begin(sizes, live, of_slots, rows, paths, LIKE[wide]):
         return None
-    at = pool.slot_start.numpy()[live].astype(np.int64)
+    resume = pool.slot_start.numpy()[live].astype(np.int64)
     drawn, chance = np.full(live.size, -1), np.zeros(live.size, LIKE[wide].dtype)
     while live.size:
         _follow(
-            live.size * V, sizes, live, at, drawn, chance, logits.data_ptr(), of_pool, of_slots,
+            live.size * V, sizes, live, resume, drawn, chance, logits.data_ptr(), of_pool, of_slots,
             rows, paths, LIKE[logits.dtype],
         )  # fmt: skip
-        if (at == LEFT).any():
+        if (resume == LEFT).any():
             return None
-        waits = np.flatnonzero(at >= 0)
-        live, at = live[waits], at[waits]
+        waits = np.flatnonzero(resume >= 0)
+        live, resume = live[waits], resume[waits]
         if live.size:
-            row = torch.from_numpy(at)
+            row = torch.from_numpy(resume)
             found = sample_rows(logits[row], row, pool, slots, PASSES)
             if not found.log_total.isfinite().all():
                 return None

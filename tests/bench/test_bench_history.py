@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+from targets import slow
 from trace_file import trace_file
 
 from bench.studies.history import history
 
 
+@slow
 def test_its_table(tmp_path, capsys):
     text = [5, 6, 7, 8, 9, 10, 11, 12] * 3
     samples = [[20 + i, *text, 30 + i] for i in range(4)]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attention_cases import dense_attention
-from targets import slow
+from targets import few, slow
 
 from bench.gpu.aot import Shape
 from bench.lib.shapes import SHAPES
@@ -94,6 +94,7 @@ def test_samples_see_prompt_and_ancestors(name):
     assert prompt_of(made)[0].shape == (s.prompt, s.K, s.D)
 
 
+@few(6)
 @JOB
 @pytest.mark.parametrize("rival", RIVALS | FULL_RIVALS)
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

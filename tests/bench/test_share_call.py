@@ -2,11 +2,13 @@
 
 import json
 
+from targets import slow
 from trace_file import trace_file
 
 from bench.studies.history import share_call
 
 
+@slow
 def test_its_table(tmp_path, capsys):
     said = [[5, 6, 7, 8, 9, 10, 11, 12, 20 + i] * 2 for i in range(6)]
     alike = [{"prompt_ids": [60 + i], "samples": [s] * 2} for i, s in enumerate(said)]

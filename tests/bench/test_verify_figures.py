@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from targets import few
 
 import bench.studies.verification.verify as command
 from bench.studies.verification import verify_figures
@@ -148,6 +149,7 @@ def test_page_has_the_result_files_tables():
         assert table in shown
 
 
+@few(1)
 @pytest.mark.parametrize("name", ["regions", "temperature", "truncation"])
 def test_the_pictures_are_those_of_the_figures(tmp_path, name):
     version = pytest.importorskip("matplotlib").__version__

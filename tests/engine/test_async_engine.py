@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_cases import PROMPTS, assert_same_samples, plain, prompts
 from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
-from targets import few
+from targets import few, slow
 
 import csd
 from csd.engine.service import Closed
@@ -298,6 +298,7 @@ def test_until_is_a_requests_own():
         assert other.result(60).finish_reasons == ["length"] * 3
 
 
+@slow
 def test_requests_wait_for_pages(monkeypatch):
     """Memory holds one prompt with two samples; more samples and prompts come when some end."""
     from csd.engine.service import room
@@ -482,6 +483,7 @@ def test_equal_samples_of_one_owner_are_drawn_once():
         assert free(service)
 
 
+@few(1)
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_a_sample_outlives_the_request_that_drew_it(kept):
     """Two of three requests for the same samples leave in the middle."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from joint_distribution import JointDistribution
 from scripted import LastToken, engine
-from targets import slow
+from targets import few, slow
 
 import csd
 from csd.kernels import ops
@@ -35,6 +35,7 @@ def equal_share(observed):
     return share, (share - p) / math.sqrt(p * (1 - p) / replicates)
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("max_slots", "together"), [(16, 1), (16, 2)], ids=["one-after-another", "side-by-side"]
 )

@@ -6,6 +6,7 @@ import torch
 from checkpoints import VOCAB, build
 from engine_cases import PROMPTS, assert_same_samples
 from scripted import Letters, PrefixSum, counting, engine
+from targets import few
 
 import csd
 from csd.graph.capacity import MAX_CAPACITY, MIN_CAPACITY, capacity_for, max_history
@@ -43,6 +44,7 @@ def histories(plain):
     }
 
 
+@few(9)
 @pytest.mark.parametrize("kind", histories([csd.Samples([], 0, [], None)] * 2))
 @pytest.mark.parametrize("budget", [0, 5, 40])
 def test_tokens_are_those_without(model, plain, kind, budget):

@@ -12,7 +12,7 @@ import transformers
 from checkpoints import VOCAB, build
 from engine_cases import PROMPTS, assert_same_samples
 from scripted import Letters, PrefixSum, engine
-from targets import few
+from targets import few, slow
 
 import csd
 
@@ -142,6 +142,7 @@ def test_other_verifiers_keep_to_constraints(verifier):
         assert len(pairs) - len({*pairs}) == 1
 
 
+@slow
 def test_triton_draws_the_references_tokens(few_splits):
     model = build("llama", dtype=torch.float32)
     options = dict(SETTINGS["all"], num_samples=2, max_new_tokens=4, budget=6, seed=3)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from targets import few
+from targets import few, slow
 
 from csd.cli.main import main
 from csd.engine import cached_check
@@ -76,6 +76,7 @@ def test_this_machine_passes(dtype):
     report.raise_failed()
 
 
+@slow
 def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
     report = check("cpu", torch.bfloat16, exact=True)
     assert not report.failed, report.table()

@@ -119,6 +119,7 @@ def full_pages_broken(attend):
     return call
 
 
+@few(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_that_is_wrong_in_full_pages_fails(dtype, monkeypatch):
     ops = reference()

@@ -8,6 +8,7 @@ import torch
 from engine_cases import PROMPTS, assert_same_samples
 from host_reads import NoHostReads
 from operators import OPERATORS
+from targets import few
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,6 +29,7 @@ def model():
     return checkpoints.build("llama", dtype=torch.float64)
 
 
+@few(3)
 @pytest.mark.parametrize(
     ("lag", "budget"), [(1, 0), (0, 5), (1, 5), (5, 40), (1, "auto"), (5, "auto")]
 )

@@ -96,7 +96,8 @@ def compiled(tmp_path, dtype, timed, threads):
 
 
 # loops of two threads take long to compile, and no other test needs all of them: of one dtype
-@pytest.mark.parametrize("dtype,threads", [("float32", 1), pytest.param("bfloat16", 2, marks=slow)])
+@slow
+@pytest.mark.parametrize("dtype,threads", [("float32", 1), ("bfloat16", 2)])
 def test_steps_compile_nothing_once_steps_have_been_timed(dtype, threads, tmp_path):
     assert compiled(tmp_path, dtype, "timed", threads) == []
 

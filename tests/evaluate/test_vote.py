@@ -8,6 +8,7 @@ from examples_main import main_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Letters, PrefixSum, engine
+from targets import slow
 
 import csd
 from csd.engine.result import Sample
@@ -90,6 +91,7 @@ def test_an_until_that_cannot_be_asked_is_refused_before_anything_is_drawn():
 texts = st.lists(st.sampled_from(["1", "2", "3", "none"]), min_size=1, max_size=9)
 
 
+@slow
 @given(texts)
 @settings(max_examples=300, deadline=None)
 def test_a_settled_majority_is_that_of_all_samples_and_no_earlier_one_is(texts):

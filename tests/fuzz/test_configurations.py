@@ -12,6 +12,7 @@ from fuzzing import examples
 from grammar_oracle import END, GRAMMARS, Pieces
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
+from targets import slow
 
 import csd
 from csd.engine.budget import StepTimeTable
@@ -114,6 +115,7 @@ def loop(model, prompt, sample, longest, call, filters):
     )  # fmt: skip
 
 
+@slow
 @examples(few=100, many=10_000)
 @given(
     st.sampled_from(FAMILIES),

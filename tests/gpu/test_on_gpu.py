@@ -11,6 +11,7 @@ import torch
 from chosen_device import ON_GPU
 from engine_cases import PROMPTS, assert_same_samples
 from simulated_gpu import Gpu
+from targets import few
 
 import csd
 from bench.lib.shapes import random_model
@@ -50,6 +51,7 @@ def on_cpu(dtype=torch.float32, how=None, **asked):
         return e.generate(**asked)
 
 
+@few(1)
 @pytest.mark.parametrize(
     ("dtype", "how"),
     [
@@ -82,6 +84,7 @@ def test_graphs_are_captured_once_and_no_later_call_waits():
         assert e.captured == captured
 
 
+@few(1)
 @pytest.mark.parametrize("lag", [1, 4])
 def test_slots_are_refilled(lag):
     how = dict(prefill_chunk=64)

@@ -7,7 +7,7 @@ import torch
 from checkpoints import build
 from host_reads import NoHostReads
 from scripted import Letters, PrefixSum, engine
-from targets import few
+from targets import few, slow
 from test_draft_model import PROMPTS, Near, loaded
 from tiny_steps import CONFIG, OneDevice, step_with
 
@@ -110,6 +110,7 @@ def test_static_steps_draw_plain_samplings_tokens(static, budget):
             assert sum(r.stats.accepted["model"] for r in out) > 0
 
 
+@slow
 def test_kernels_draft_like_the_references():
     model, found = build("llama"), []
     options = dict(num_samples=2, max_new_tokens=5, seed=2, temperature=0.7, budget=8, drafts=True)

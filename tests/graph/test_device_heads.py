@@ -41,7 +41,7 @@ def head_of(version, target, folder):
     write(folder, version, target.config.hidden_size, VOCAB, draft_vocab=40)
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(
     ("k", "depth", "budget", "chunk"), [(1, 3, 5, 512), (3, 4, 60, 2), (2, 16, 90, 2)]
 )
@@ -65,7 +65,7 @@ def test_trees_are_the_host_drafters(version, k, depth, budget, chunk, target, t
     assert [r.tokens for r in host] == [r.tokens for r in device]
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("pause", [2, 5, 9])
 def test_steps_without_drafts_lose_no_state(static, pause, target, tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ def draft(decoder, **options):
     return csd.DraftModel(loaded(decoder), **options)
 
 
+@few(2)
 @pytest.mark.parametrize(("k", "depth"), [(1, 4), (3, 2), (1, 16)])
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_the_target_itself_is_never_rejected(k, depth, temperature):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from engine_cases import PROMPTS, assert_same_samples
 from host_reads import NoHostReads
-from targets import few
+from targets import few, slow
 from tiny_steps import OneDevice, step_with
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -74,6 +74,7 @@ def test_samples_that_take_a_slot_later_draft_from_finished_ones(model, name):
         assert tokens == out[groups.index(key)].tokens[sample]
 
 
+@slow
 def test_layered_kernels_draft_like_the_references(model):
     """Whole generations with interpreted kernels in the drafter alone."""
     runs = []

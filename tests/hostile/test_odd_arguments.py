@@ -104,6 +104,7 @@ def drawing(request):
     return csd.Engine(toy()[0].to(request.param), exact=False)
 
 
+@few(9)
 @pytest.mark.parametrize("temperature", [1e-15, 1e-8, 1e15])
 @pytest.mark.parametrize("penalty", [1e-15, 1.0, 1e15])
 def test_the_steepest_and_flattest_laws_are_drawn(temperature, penalty, drawing):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from targets import few
 
 from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import replay
@@ -129,6 +130,7 @@ class AfterPrefill(ConsensusChain):
 
 
 # with step_tokens=1 the rows share as many drafts as they are, with 1000 each drafts all it can
+@few(3)
 @pytest.mark.parametrize(
     "k, step_tokens, nodes", [(1, 1, 1), (6, 1, 1), (6, 1000, 6), (16, 1000, 16)]
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from numba import njit
-from targets import slow
+from targets import few, slow
 
 from csd.cpu import attention
 from csd.cpu.isa import instructions
@@ -114,6 +114,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
+@few(20)
 @EACH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("generated", [1, 2, 17, 18, 64, 70, 81, 82, 210, 350])
@@ -129,6 +130,7 @@ def test_a_prompt_may_be_of_any_length(prompt, attend):
     assert all(same_bits(20, torch.float32, prompt, attend))
 
 
+@few(20)
 @pytest.mark.parametrize("generated", [1, 2, 17, 18, 48, 49, 64, 70, 81, 210, 351])
 @pytest.mark.parametrize("prompt", [0, 3, 70])
 @pytest.mark.parametrize("by", instructions(torch.bfloat16))

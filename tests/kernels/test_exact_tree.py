@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_cases import attention_case, dense_attention, laid_out
-from targets import few
+from targets import few, slow
 
 from csd.kernels.exact_attention import (
     exact_attention,
@@ -50,6 +50,7 @@ def within_eager(out, case):
     assert error <= eager + slack, f"error {error:.2e}, eager {eager:.2e}, slack {slack:.2e}"
 
 
+@few(10)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     "heads,D,dtype",
@@ -191,6 +192,7 @@ def test_a_prompt_may_be_of_any_length(prompt, ordered_products, short_cuts):
     assert all(same_bits(100, torch.float16, prompt=prompt))
 
 
+@slow
 def test_heads_that_do_not_fill_a_tile(ordered_products):
     assert all(same_bits(100, torch.float16, H=14, K=2, D=64))
 

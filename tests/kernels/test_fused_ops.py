@@ -8,7 +8,7 @@ import pytest
 import torch
 from draft_cases import CONFIG, random_graph
 from equal_fields import assert_equal_fields
-from targets import few
+from targets import few, slow
 from tree_cases import random_logits, trees
 
 from csd.kernels.advance_slots import advance_slots_ref
@@ -88,6 +88,7 @@ def test_what_is_observed_is_inserted(poison, few_splits, seed):
     assert (seen.group_key >= 0).any()
 
 
+@slow
 def test_an_operation_that_is_replaced_is_called(few_splits):
     ops, called = triton(), []
 

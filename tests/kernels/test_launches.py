@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 from step_kernels import STEP
-from targets import few
+from targets import slow
 
 from bench.gpu.aot import TARGETS
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=[(1, 16), (5, 64)], ids=["one slot", "five slots"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((1, 16), id="one slot"),
+        pytest.param((5, 64), id="five slots", marks=slow),
+    ],
+)
 def launches(request):
     """Launches of two equal steps, a list each."""
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
@@ -32,7 +38,6 @@ def launches(request):
     return steps
 
 
-@few(1)
 def test_every_launch_compiles_and_fits(launches):
     first, _ = launches
     # an integer that is 1 is another specialisation than the one compiled ahead of time

@@ -128,7 +128,7 @@ def test_every_nan_of_bfloat16_stays_one(by):
     nan = nan[nan.isnan()]
     x = torch.zeros(len(nan), 32, dtype=torch.bfloat16)
     x[:, 3] = nan
-    assert product(x, by_columns(torch.ones(COLUMNS, 32).bfloat16(), by), by=by).isnan().all()
+    assert product(x, by_columns(torch.ones(COLUMNS, 32).bfloat16(), by), isa=by).isnan().all()
 
 
 def test_rounding_to_bfloat16_is_pytorch_s():
@@ -148,7 +148,7 @@ def test_rounding_to_bfloat16_is_pytorch_s():
     whole = sum(p.double() for p in parts) == value.double()
     x = torch.zeros(len(value), 16, dtype=torch.bfloat16)
     x[:, :3] = torch.stack(parts[::-1], 1)
-    got = product(x, by_columns(torch.ones(COLUMNS, 16).bfloat16(), "fma"), by="fma")[:, 0]
+    got = product(x, by_columns(torch.ones(COLUMNS, 16).bfloat16(), "fma"), isa="fma")[:, 0]
     assert whole.float().mean() > 0.9
     assert torch.equal(got[whole].view(torch.int16), value.bfloat16()[whole].view(torch.int16))
 
@@ -170,7 +170,7 @@ def test_a_plain_weight_s_columns_are_all_multiplied(dtype, by, _, K, rows):
     generator = torch.manual_seed(rows)
     x, weight = (torch.randint(-4, 5, (n, K), generator=generator) for n in (rows, 3 * COLUMNS))
     kept = weight.to(dtype)
-    assert torch.equal(product(x.to(dtype), kept, by=by), (x @ weight.T).to(dtype))
+    assert torch.equal(product(x.to(dtype), kept, isa=by), (x @ weight.T).to(dtype))
     assert torch.equal(kept, weight.to(dtype))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from host_reads import NoHostReads
 from state_cases import trees
-from targets import few
+from targets import few, slow
 
 from csd.backends import loops
 from csd.cpu import compiles
@@ -93,6 +93,7 @@ def test_a_row_has_the_same_bits_in_every_walk(name, ssm):
         assert torch.equal(walk(ops, steps, 1 + i, 2 + i, ssm)[: sum(steps)], want[: sum(steps)])
 
 
+@slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_bits_differ_where_states_move_on_as_soon_as_they_can(name, monkeypatch):
     """The numbers are right, and a row's depend on where the step before it ended."""

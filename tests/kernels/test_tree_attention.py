@@ -9,7 +9,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from csd.cpu import attention
 from csd.cpu.isa import instructions
 from csd.cpu.lanes import FEATURES
-from csd.cpu.tiles import BY
+from csd.cpu.tiles import ISA
 from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention import (
     tree_attention,
@@ -112,7 +112,7 @@ def test_by_which_instruction_a_cpu_attends(monkeypatch):
         (None, 64, "fma"),
     ):  # fmt: skip
         monkeypatch.setattr(attention, "instruction", lambda dtype, taken=taken: taken)
-        assert attention.attention_kinds(torch.bfloat16, D)[2] is BY[by]
+        assert attention.attention_kinds(torch.bfloat16, D)[2] is ISA[by]
 
 
 @EACH

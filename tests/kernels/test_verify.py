@@ -34,6 +34,7 @@ def one_group(temperature=1.0, count=1, vocab=97):
     return roots(slots, count), slots
 
 
+@few(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_plain_sampling(poison, few_splits, seed, dtype):
@@ -54,6 +55,7 @@ FILTERS = {
 }
 
 
+@few(4)
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS.keys())
 def test_filters(poison, few_splits, options):
     pool, slots = trees(3, count=4, rows=16, live=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import WINDOW, build, convert
 from host_reads import NoHostReads
-from targets import slow
+from targets import few, slow
 
 import csd
 from csd.models.fuse import is_fused
@@ -50,6 +50,7 @@ def drawn(engine, budget=16, **params):
     return engine.generate(PROMPT, budget=budget, **fixed | params)
 
 
+@few(4)
 @pytest.mark.parametrize("name", each(
     "smollm3", "granite", "qwen3_moe", "phi3 longrope", "mistral", "olmo3 yarn", "gemma2",
     "gemma3_text",
@@ -132,6 +133,7 @@ def forward(model, tokens):
     return logits.double().log_softmax(-1)[torch.arange(len(tokens)), tokens]
 
 
+@few(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", each("qwen3_moe", "olmo3", "gemma2"))
 def test_an_exact_engine_has_the_same_bits_whatever_is_drafted(name, dtype):
@@ -152,6 +154,7 @@ def test_any_replaced_parameter_is_noticed(name):
         assert not loaded.refresh(), part
 
 
+@slow
 @pytest.mark.parametrize(("name", "kernels"), BACKENDS)
 def test_a_window_in_other_backends(name, kernels):
     """The steps of a GPU have a fixed shape; drafts lie beyond the window of their root."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from exact_runs import assert_same_bits, run
 from families import build
-from targets import slow
+from targets import few, slow
 from token_by_token import TokenByToken
 
 import csd
@@ -40,6 +40,7 @@ def drawn(engine, given, budget, samples=4, tokens=TOKENS, **params):
     )  # fmt: skip
 
 
+@few(1)
 @pytest.mark.parametrize(("length", "changes"), [(84, {}), (30, OTHER)], ids=["table", "other"])
 def test_samples_are_those_of_the_recurrence_token_by_token(length, changes):
     model, given = build(FAMILY, **changes), prompt(length)
@@ -89,6 +90,7 @@ def moved_checkpoint(ops):
     return replace(ops, advance_state=run)
 
 
+@few(1)
 @pytest.mark.parametrize("change", [other_ancestor, no_decay, moved_checkpoint])
 def test_what_is_wrong_of_a_state_changes_tokens(change):
     """The equality above means something."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from dense import Dense, assert_near, some_tokens, their_logits
 from llama_cpp_model import LlamaCppModel
+from targets import few
 
 from csd.models.load import load
 
@@ -105,6 +106,7 @@ def case(request, tmp_path):
     return model, gguf_files.write(model, tmp_path / "tiny.gguf", **CASES[request.param][2])
 
 
+@few(8)
 def test_logits_are_those_of_the_equivalent_module(case):
     model, path = case
     decoder = load(path, dtype=torch.float32).decoder

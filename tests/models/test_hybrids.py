@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from families import MODULES, build
-from targets import slow
+from targets import few, slow
 from token_by_token import TokenByToken
 
 import csd
@@ -40,6 +40,7 @@ def drawn(engine, given, budget, samples=4, tokens=TOKENS, **params):
     )  # fmt: skip
 
 
+@few(2)
 @pytest.mark.parametrize("name", EACH)
 def test_samples_are_those_of_the_recurrence_token_by_token(name):
     model, given = build(name), prompt(PROMPTS[name])
@@ -75,6 +76,7 @@ def test_tokens_depend_on_the_states_at_checkpoints():
     assert drawn(engine, given, 4).tokens != want
 
 
+@slow
 def test_prompts_slots_and_chunks_change_no_token():
     """Prompts of several lengths in turns on two slots, read in chunks of any size."""
     model = build("falcon_h1")

@@ -164,6 +164,7 @@ READS = {
 STATIC = list(MODULES) if os.environ.get("CSD_EXAMPLES") else [*FEW, *READS, "qwen3", "stablelm"]
 
 
+@few(6)
 @pytest.mark.parametrize("name", STATIC)
 def test_a_pass_reads_the_host_or_its_steps_are_not_static(name):
     """On meta tensors, which have no values; where nothing reads any, with reads rejected too."""

@@ -7,6 +7,7 @@ import checkpoints
 import pytest
 import torch
 from oracle import generate as plain
+from targets import few
 from torch import nn
 
 import csd
@@ -150,6 +151,7 @@ CHANGES = {
 }
 
 
+@few(8)
 @pytest.mark.parametrize(
     ("change", "message"), CHANGES.items(), ids=lambda x: getattr(x, "__name__", "")
 )
@@ -170,6 +172,7 @@ def test_a_changed_module_is_refused_before_and_after_a_call(change, message):
 BY_NEITHER = (partial_forward, anothers_forward, both_ways, attention_function)
 
 
+@few(8)
 @pytest.mark.parametrize(
     ("change", "message"), CHANGES.items(), ids=lambda x: getattr(x, "__name__", "")
 )

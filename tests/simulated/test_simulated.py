@@ -75,6 +75,7 @@ def plain():
     return generate("cpu", prompt=PROMPTS, budget=10, **ASKED)
 
 
+@few(1)
 @pytest.mark.parametrize("budget", [0, 10, "auto"])
 def test_static_steps_are_captured_and_replayed(plain, budget):
     with Gpu() as gpu, engine("cuda") as e:
@@ -87,6 +88,7 @@ def test_static_steps_are_captured_and_replayed(plain, budget):
         assert not gpu.waits
 
 
+@few(1)
 @pytest.mark.parametrize(("prefill_chunk", "lag"), [(16, 1), (512, 0), (16, 4)])
 def test_slots_are_refilled_and_prompts_read_without_a_wait(prefill_chunk, lag):
     how = dict(prefill_chunk=prefill_chunk)
@@ -154,6 +156,7 @@ def test_steps_of_any_shape(kernels, monkeypatch):
         assert_same_samples(generate("cuda", dict(kernels=kernels, static=False), **asked), want)
 
 
+@slow
 def test_a_drafter_on_the_host(plain):
     with Gpu():
         out = generate("cuda", prompt=PROMPTS, drafter="prompt-lookup", budget=10, **ASKED)
@@ -179,6 +182,7 @@ def test_a_draft_model_alone_is_captured(plain, budget):
                 assert sum(r.stats.nodes_proposed for r in out) > 0
 
 
+@slow
 def test_a_head_alone_is_captured(plain, tmp_path):
     config = random_model("tiny", "cpu", torch.float32).config
     eagle_heads.write(tmp_path, 1, config.hidden, config.vocab)

@@ -22,7 +22,7 @@ from bench.gpu.plan import box
 from bench.gpu.section import Section
 from bench.micro import attention_rivals, kernels, timing
 from bench.micro.attention_job import JobShape
-from csd.models import exact
+from csd.models import row_blocks
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")
 
@@ -127,7 +127,7 @@ def test_drafters(section, monkeypatch):
 
 
 def test_equality(section, monkeypatch, ordered_products):
-    monkeypatch.setattr(exact, "GPU_SIZES", (1, 16, 17, 33))
+    monkeypatch.setattr(row_blocks, "GPU_SIZES", (1, 16, 17, 33))
     monkeypatch.setattr(exact_products, "SIZES", (16,))
     monkeypatch.setattr(exact_products, "replayed", lambda calls, _: [sum(map(called, calls))])
     monkeypatch.setattr(exact_products, "copy_bandwidth", lambda device: 1e9)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from checkpoints import VOCAB, build
 from eagle_heads import EPS, HEADS, INTER, KV_HEADS, THETA, D, PlainHead
+from targets import slow
 from trace_file import trace_file
 
 import csd
@@ -135,6 +136,7 @@ def files(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
+@slow
 def test_a_head_that_has_learnt_the_samples_drafts_them(target, traces, tmp_path):
     """Chains of three tokens are drafted whole, where those of the first weights are not."""
     tau = {}

@@ -28,6 +28,7 @@ def route(monkeypatch, words):
     monkeypatch.setattr(descend_file, "philox_words_ref", of_tensors)
 
 
+@few(1)
 @verifiers
 def test_no_word_is_used_twice(verifier, monkeypatch):
     """In a whole call: not by two streams, nodes, steps, slots or prompts."""
