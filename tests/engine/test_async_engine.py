@@ -1,6 +1,5 @@
 """`csd.AsyncEngine`: what a request gets depends on it alone, whatever else is in flight."""
 
-import asyncio
 import random
 import threading
 import time
@@ -8,7 +7,7 @@ import time
 import checkpoints
 import pytest
 import torch
-from engine_cases import PROMPTS, assert_same_samples, plain, prompts
+from engine_cases import PROMPTS, assert_same_samples, free, plain, prompts
 from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
 from targets import few, slow
 
@@ -19,29 +18,6 @@ from csd.engine.step import Step
 HOW = pytest.mark.parametrize(
     "how", [{}, {"static": True}, {"decoder": "module"}], ids=["eager", "static", "module"]
 )
-
-
-@pytest.fixture
-def read(monkeypatch):
-    """Tokens of each chunk of a prompt that is read."""
-    found, before = [], Step.read_prompt
-
-    def watched(self, g, chunk, start):
-        found.append(len(chunk))
-        return before(self, g, chunk, start)
-
-    monkeypatch.setattr(Step, "read_prompt", watched)
-    return found
-
-
-def free(service):
-    """True if nothing is in flight, and all pages, groups and slots are free again."""
-    service.close()
-    step = service.engine._step
-    assert len(step.cache.allocator) == step.cache.k.shape[1]
-    assert not step.slots.live.any() and (step.slots.group_key == -1).all()
-    assert service.waiting == 0
-    return True
 
 
 @few(1)
@@ -102,130 +78,6 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
             ids = [[[token for token, _ in row] for row in x.top_logprobs] for x in (a, b)]
             assert ids[0] == ids[1]
     assert free(service)
-
-
-def test_requests_of_one_owner_are_a_group(read):
-    model = counting(end=25)
-    with csd.AsyncEngine(engine(model, max_slots=12), max_tokens=3000, budget=0) as service:
-        read.clear()
-        prompt = [*range(20)] * 10
-        first = service.submit(prompt, owner="a", num_samples=2, max_new_tokens=2500, seed=1)
-        next(iter(first))
-        later = [
-            service.submit(prompt, owner=owner, num_samples=2, max_new_tokens=4, seed=2)
-            for owner in ("a", "b", None, None)
-        ]
-        results = [handle.result(60) for handle in later]
-        first.cancel()
-        assert sum(read) == 4 * (len(prompt) - 1)
-        assert service.counters.shared_prompt_tokens == len(prompt)
-        assert len({str(r.tokens) for r in results}) == 1
-        # each begins at its own first index
-        assert [[s.index for s in r] for r in results] == [[0, 1]] * 4
-        assert free(service)
-
-
-def test_a_group_outlives_the_request_that_began_it():
-    model = PrefixSum(sharpness=4.0)
-    service = csd.AsyncEngine(engine(model, max_slots=4), max_tokens=600)
-    prompt = prompts(9, 300)[4]
-    first = service.submit(prompt, owner="a", max_new_tokens=200, seed=1)
-    next(iter(first))
-    second = service.submit(prompt, owner="a", max_new_tokens=200, seed=2)
-    next(iter(second))
-    assert service.counters.shared_prompt_tokens == len(prompt)
-    first.cancel()
-    other = service.submit(prompt[::-1], max_new_tokens=100, seed=3)
-    assert second.result(60).tokens[0] == plain(model, prompt, 2, 0, 200)
-    assert other.result(60).tokens[0] == plain(model, prompt[::-1], 3, 0, 100)
-    assert first.result().finish_reasons == ["cancelled"]
-    assert free(service)
-
-
-def test_pieces_are_the_samples():
-    e = engine(PrefixSum(), tokenizer=Letters(), max_slots=4)
-    with csd.AsyncEngine(e, max_tokens=300) as service:
-        handle = service.submit(
-            "abc", num_samples=3, max_new_tokens=60, seed=4, stop=["q"], top_logprobs=3
-        )
-        found = {i: [] for i in range(3)}
-        for piece in handle:
-            found[piece.index].append(piece)
-        for sample in handle.result():
-            pieces = found[sample.index]
-            # as many as the reader took, on a busy machine one
-            assert "".join(p.text for p in pieces) == sample.text
-            assert [t for p in pieces for t in p.tokens] == sample.tokens
-            assert [x for p in pieces for x in p.raw_logprobs] == sample.raw_logprobs
-            assert len([x for p in pieces for x in p.top]) == len(sample.tokens)
-            assert pieces[-1].sample == sample
-
-
-def test_the_first_tokens_come_with_the_first_step():
-    """Behind a long prompt too, while others are drawn."""
-    with csd.AsyncEngine(engine(PrefixSum(), max_slots=4, prefill_chunk=64)) as service:
-        busy = service.submit([1, 2], max_new_tokens=2000, seed=1)
-        next(iter(busy))
-        handle = service.submit(prompts(9, 3000)[5] * 4, max_new_tokens=5, seed=1)
-        steps, before = [], handle.push
-
-        def push(*news):
-            steps.append(service._scheduler.steps)
-            before(*news)
-
-        handle.push = push
-        scheduler, read = service._scheduler, []
-        ended = scheduler.read_hidden
-
-        def watched(prefill, hidden):
-            read.append(scheduler.steps)
-            ended(prefill, hidden)
-
-        scheduler.read_hidden = watched
-        handle.result(60)
-        busy.cancel()
-        assert len(read) > 20 and steps[0] <= read[-1] + 2
-
-
-def test_a_sample_comes_whole_where_it_is_not_streamed():
-    e = engine(PrefixSum(), tokenizer=Letters())
-    with csd.AsyncEngine(e, max_tokens=300) as service:
-        handle = service.submit("abc", num_samples=3, max_new_tokens=20, seed=4, stream=False)
-        pieces = [*handle]
-        assert sorted(p.index for p in pieces) == [0, 1, 2]
-        assert {p.index: p.text for p in pieces} == dict(enumerate(handle.result().texts))
-
-
-def test_event_loops_read_too():
-    e = engine(PrefixSum(), tokenizer=Letters(), max_slots=3)
-
-    async def client(service, seed):
-        handle = service.submit("abc", num_samples=2, max_new_tokens=40, seed=seed)
-        found = ["", ""]
-        async for piece in handle:
-            found[piece.index] += piece.text
-        assert found == (await handle.wait()).texts
-        return found
-
-    async def clients(service):
-        return await asyncio.gather(*(client(service, seed) for seed in range(6)))
-
-    with csd.AsyncEngine(e, max_tokens=300) as service:
-        texts = asyncio.run(clients(service))
-        assert texts == [
-            service.submit("abc", num_samples=2, max_new_tokens=40, seed=s).result().texts
-            for s in range(6)
-        ]
-
-
-def test_one_slow_reader_stops_nobody():
-    with csd.AsyncEngine(engine(PrefixSum(), max_slots=2), max_tokens=600) as service:
-        slow = service.submit([1, 2], max_new_tokens=400, seed=1)
-        quick = service.submit([1, 3], max_new_tokens=400, seed=1)
-        quick.result(60), slow.result(60)
-        pieces, ended = slow.take()
-        # what was not taken is one piece
-        assert ended and len(pieces) == 1 and pieces[0].tokens == slow.result().tokens[0]
 
 
 def test_a_full_queue_refuses_and_a_closed_engine_too():
@@ -368,55 +220,6 @@ def test_history_drafts():
         assert again.stats.sample_steps < first.stats.sample_steps
 
 
-def test_changed_weights_wait_for_what_is_in_flight():
-    model = checkpoints.build("llama", dtype=torch.float64)
-    prompt, options = PROMPTS[0], dict(num_samples=2, max_new_tokens=60, seed=1)
-    with csd.AsyncEngine(model, max_slots=4, max_tokens=200) as service:
-        before = service.submit(prompt, **options)
-        fingerprint = service.fingerprint
-        next(iter(before))
-
-        def change(engine):
-            assert before.done
-            with torch.no_grad():
-                model.lm_head.weight.mul_(-1)
-
-        asking = threading.Thread(target=service.update, args=(change,))
-        asking.start()
-        asking.join()
-        after = service.submit(prompt, **options)
-        assert after.result(60).tokens != before.result().tokens
-        assert (before.weights, after.weights, service.weights) == (0, 1, 1)
-        assert service.fingerprint != fingerprint
-        with csd.Engine(model) as plainly:
-            assert_same_samples([after.result()], [plainly.generate(prompt, **options)])
-        # the same weights have the same one
-        with torch.no_grad():
-            model.lm_head.weight.mul_(-1)
-        again = service.submit(prompt, **options)
-        assert again.result(60).tokens == before.result().tokens
-        assert (again.weights, again.fingerprint) == (2, fingerprint)
-
-
-def test_weights_come_from_a_folder(tmp_path):
-    model = checkpoints.build("llama", dtype=torch.float32)
-    for name in ("a", "b"):
-        model.save_pretrained(tmp_path / name)
-        with torch.no_grad():
-            model.lm_head.weight.mul_(-1)
-    with csd.AsyncEngine(str(tmp_path / "a"), max_slots=4, max_tokens=200) as service:
-        first = service.submit([5, 6], max_new_tokens=20, seed=1).result(60)
-        (tmp_path / "empty").mkdir()
-        with pytest.raises((OSError, ValueError), match="empty"):
-            service.update_weights(str(tmp_path / "empty"))
-        assert service.submit([5, 6], max_new_tokens=20, seed=1).result(60).tokens == first.tokens
-        assert service.update_weights(str(tmp_path / "b")) == 1
-        second = service.submit([5, 6], max_new_tokens=20, seed=1).result(60)
-        assert service.update_weights(str(tmp_path / "a")) == 2
-        assert service.submit([5, 6], max_new_tokens=20, seed=1).result(60).tokens == first.tokens
-        assert second.tokens != first.tokens
-
-
 def test_generate_runs_while_nothing_is_in_flight():
     model = PrefixSum(sharpness=3.0)
     e = engine(model, max_slots=4)
@@ -444,102 +247,4 @@ def test_an_error_of_the_engine_ends_what_is_in_flight_and_no_more(monkeypatch):
     with pytest.raises(RuntimeError, match="the device has gone"):
         handle.result(60)
     assert len(service.submit([1, 2], max_new_tokens=20, seed=1).result(60).tokens[0]) == 20
-    assert free(service)
-
-
-def test_equal_samples_of_one_owner_are_drawn_once():
-    """Later requests get what is there, with the text so far; others draw their own."""
-    e = engine(PrefixSum(sharpness=4.0), tokenizer=Letters(), max_slots=4)
-    options = dict(num_samples=3, max_new_tokens=60, seed=1)
-    want = e.generate([1, 2], **options)
-    with csd.AsyncEngine(e, max_tokens=600, budget=0) as service:
-        first = service.submit([1, 2], owner="a", **options)
-        next(iter(first))
-        later = {
-            "the same": service.submit([1, 2], owner="a", **options),
-            "some of them": service.submit([1, 2], owner="a", first_sample=1,
-                                           **options | dict(num_samples=4)),
-            "another owner": service.submit([1, 2], owner="b", **options),
-            "no owner": service.submit([1, 2], **options),
-            "another seed": service.submit([1, 2], owner="a", **options | dict(seed=2)),
-            "whole": service.submit([1, 2], owner="a", stream=False, **options),
-        }  # fmt: skip
-        told = {i: [[], ""] for i in range(3)}
-        for piece in later["the same"]:
-            told[piece.index][0] += piece.tokens
-            told[piece.index][1] += piece.text
-        results = {name: handle.result(60) for name, handle in later.items()}
-        assert first.result(60).tokens == want.tokens
-        for name in ("the same", "another owner", "no owner", "whole"):
-            assert results[name].tokens == want.tokens and results[name].texts == want.texts
-        assert results["some of them"].tokens[:2] == want.tokens[1:]
-        assert [told[i] for i in range(3)] == [
-            [t, x] for t, x in zip(want.tokens, want.texts, strict=True)
-        ]
-        assert results["another seed"].tokens != want.tokens
-        assert service.counters.shared_samples == 5
-        # of those that were not shared: 3 of the first, 2 more, and 3 of each of 4 requests
-        assert service.counters.tokens == 60 * (3 + 2 + 3 * 4)
-        assert free(service)
-
-
-@few(1)
-@pytest.mark.parametrize("kept", [0, 1, 2])
-def test_a_sample_outlives_the_request_that_drew_it(kept):
-    """Two of three requests for the same samples leave in the middle."""
-    e = engine(PrefixSum(sharpness=4.0), tokenizer=Letters(), max_slots=2)
-    options = dict(num_samples=4, max_new_tokens=200, seed=1)
-    want = e.generate([1, 2], **options)
-    service = csd.AsyncEngine(e, max_tokens=600, budget=0)
-    handles = [service.submit([1, 2], owner="a", **options) for _ in range(3)]
-    while not all(any(p.tokens for p in handle.take()[0]) for handle in handles):
-        time.sleep(0.001)
-    for i, handle in enumerate(handles):
-        if i != kept:
-            handle.cancel()
-    assert handles[kept].result(60).tokens == want.tokens
-    assert handles[kept].result().texts == want.texts
-    for i, handle in enumerate(handles):
-        gone = handle.result(60)
-        assert i == kept or "cancelled" in gone.finish_reasons
-        assert all(a == b[: len(a)] for a, b in zip(gone.tokens, want.tokens, strict=True))
-    assert service.counters.tokens <= 4 * 200
-    assert free(service)
-
-
-def test_an_error_of_a_sample_is_that_of_all_who_asked_for_it():
-    def logits_of(token, position):
-        logits = torch.zeros(token.shape[0], VOCAB, dtype=torch.float64)
-        logits[position == 40] = float("nan")
-        return logits
-
-    service = csd.AsyncEngine(engine(LastToken(logits_of), max_slots=2), budget=0, max_tokens=600)
-    handles = [
-        service.submit([1, 2], owner="a", num_samples=2, max_new_tokens=60, seed=1)
-        for _ in range(3)
-    ]
-    for handle in handles:
-        with pytest.raises(FloatingPointError, match="NaN") as raised:
-            handle.result(60)
-        assert len(raised.value.samples) == 2
-    assert free(service)
-
-
-def test_until_of_one_request_is_not_anothers():
-    model = PrefixSum(sharpness=4.0)
-    service = csd.AsyncEngine(engine(model, max_slots=2), max_tokens=600, budget=0)
-    options = dict(owner="a", num_samples=4, max_new_tokens=30, seed=1)
-    few = service.submit([1, 2], until=lambda prefix: len(prefix) >= 2, **options)
-    every = service.submit([1, 2], **options)
-
-    def broken(prefix):
-        raise KeyError("until")
-
-    bad = service.submit([1, 2], until=broken, **options)
-    want = [plain(model, [1, 2], 1, i, 30) for i in range(4)]
-    assert every.result(60).tokens == want
-    assert few.result(60).tokens[:2] == want[:2]
-    assert few.result().finish_reasons == ["length"] * 2 + ["cancelled"] * 2
-    with pytest.raises(KeyError):
-        bad.result(60)
     assert free(service)

@@ -1,4 +1,4 @@
-"""Prompts for engines, what plain sampling draws of a scripted target, and equal results."""
+"""Prompts for engines, what plain sampling draws of a scripted target, and what must hold after."""
 
 import torch
 from oracle import choose, key_of
@@ -31,3 +31,13 @@ def assert_same_samples(got, want) -> None:
     for a, b in zip(got, want, strict=True):
         assert a.tokens == b.tokens
         assert a.finish_reasons == b.finish_reasons
+
+
+def free(service):
+    """True if nothing is in flight, and all pages, groups and slots are free again."""
+    service.close()
+    step = service.engine._step
+    assert len(step.cache.allocator) == step.cache.k.shape[1]
+    assert not step.slots.live.any() and (step.slots.group_key == -1).all()
+    assert service.waiting == 0
+    return True

@@ -1,0 +1,59 @@
+"""New weights of a service: later requests have them, and those in flight end before."""
+
+import threading
+
+import checkpoints
+import pytest
+import torch
+from engine_cases import PROMPTS, assert_same_samples
+
+import csd
+
+
+def test_changed_weights_wait_for_what_is_in_flight():
+    model = checkpoints.build("llama", dtype=torch.float64)
+    prompt, options = PROMPTS[0], dict(num_samples=2, max_new_tokens=60, seed=1)
+    with csd.AsyncEngine(model, max_slots=4, max_tokens=200) as service:
+        before = service.submit(prompt, **options)
+        fingerprint = service.fingerprint
+        next(iter(before))
+
+        def change(engine):
+            assert before.done
+            with torch.no_grad():
+                model.lm_head.weight.mul_(-1)
+
+        asking = threading.Thread(target=service.update, args=(change,))
+        asking.start()
+        asking.join()
+        after = service.submit(prompt, **options)
+        assert after.result(60).tokens != before.result().tokens
+        assert (before.weights, after.weights, service.weights) == (0, 1, 1)
+        assert service.fingerprint != fingerprint
+        with csd.Engine(model) as plainly:
+            assert_same_samples([after.result()], [plainly.generate(prompt, **options)])
+        # the same weights have the same one
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1)
+        again = service.submit(prompt, **options)
+        assert again.result(60).tokens == before.result().tokens
+        assert (again.weights, again.fingerprint) == (2, fingerprint)
+
+
+def test_weights_come_from_a_folder(tmp_path):
+    model = checkpoints.build("llama", dtype=torch.float32)
+    for name in ("a", "b"):
+        model.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1)
+    with csd.AsyncEngine(str(tmp_path / "a"), max_slots=4, max_tokens=200) as service:
+        first = service.submit([5, 6], max_new_tokens=20, seed=1).result(60)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises((OSError, ValueError), match="empty"):
+            service.update_weights(str(tmp_path / "empty"))
+        assert service.submit([5, 6], max_new_tokens=20, seed=1).result(60).tokens == first.tokens
+        assert service.update_weights(str(tmp_path / "b")) == 1
+        second = service.submit([5, 6], max_new_tokens=20, seed=1).result(60)
+        assert service.update_weights(str(tmp_path / "a")) == 2
+        assert service.submit([5, 6], max_new_tokens=20, seed=1).result(60).tokens == first.tokens
+        assert second.tokens != first.tokens
