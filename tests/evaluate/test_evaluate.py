@@ -43,13 +43,6 @@ def drawn(rows, but=TIMES) -> list[dict]:
     return [{k: v for k, v in r.items() if k not in but} for r in rows]
 
 
-def numbered(problem, texts=("a",)) -> dict:
-    """A row of a results file."""
-    return dict(problem=problem, answer="7", vote=None, vote_correct=False, answers=[None],
-                correct=[False], finish_reasons=["stop"], error=None, texts=list(texts), tokens=1,
-                steps=1, seconds=0.5)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def whole(place):
     """The rows of a run that nothing interrupts."""
@@ -183,57 +176,6 @@ def test_other_settings_and_a_held_file_are_refused(place, whole, capsys):
     assert "num_samples must be at least 1, got 0" in capsys.readouterr().err
 
 
-FOREIGN = [
-    '{"prompt": "mine"}\n{"prompt": "its last line has no end"}',
-    "a note",
-    '{"settings": {"mine": true}}',
-    "",
-]
-
-
-@pytest.mark.parametrize("text", FOREIGN, ids=["lines", "a line", "like ours", "empty"])
-def test_a_file_that_is_not_a_runs_keeps_every_byte(tmp_path, text):
-    path = tmp_path / "file.jsonl"
-    path.write_text(text)
-    if text:
-        with pytest.raises(ValueError, match="is not a results file of csd eval"):
-            evaluate.Results(path, {"model": "a"})
-        assert path.read_text() == text
-    else:
-        evaluate.Results(path, {"model": "a"}).close()
-
-
-def test_every_torn_write_goes_on(tmp_path):
-    """A file is cut after each of its bytes, as a kill may leave it."""
-    path, settings = tmp_path / "torn.jsonl", {"model": "a"}
-    rows = [numbered(0, ["\u2028 é"]), numbered(1)]
-    results = evaluate.Results(path, settings)
-    results.add(rows)
-    results.close()
-    data = path.read_bytes()
-    ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
-    for size in range(len(data) + 1):
-        path.write_bytes(data[:size])
-        results = evaluate.Results(path, settings)
-        whole = max(sum(end <= size for end in ends) - 1, 0)
-        assert results.rows == rows[:whole]
-        results.add(rows[whole:])
-        results.close()
-        assert path.read_bytes() == data
-
-
-def test_damaged_files_name_the_line(tmp_path):
-    path = tmp_path / "damaged.jsonl"
-    for text, message in [
-        ('{"settings": {}}\n{"problem": 1}\n', "line 2 must hold problem 0, got 1"),
-        ('{"settings": {}}\n{"problem"\n', "line 2 is not JSON"),
-    ]:
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            evaluate.Results(path, {})
-        assert path.read_text() == text
-
-
 def test_a_problem_that_does_not_fit_is_named_before_anything_is_drawn(place, tmp_path, capsys):
     path = tmp_path / "long.jsonl"
     rows = [{"prompt": "Say 1.", "answer": "1"}, {"prompt": "x" * 9000, "answer": "2"}]
@@ -263,18 +205,6 @@ def test_a_file_of_problems_that_has_changed_is_refused(place, whole, tmp_path, 
     arguments[1] = str(changed)
     assert main(arguments) == 2
     assert "was written with problems_sha256" in capsys.readouterr().err
-
-
-def test_a_run_that_drew_nothing_does_not_bind_the_next(tmp_path):
-    path = tmp_path / "typo.jsonl"
-    evaluate.Results(path, {"model": "smolm2"}).close()
-    results = evaluate.Results(path, {"model": "smollm2"})
-    assert results.rows == []
-    results.add([numbered(0)])
-    results.close()
-    assert lines(path) == [{"settings": {"model": "smollm2"}}, numbered(0)]
-    with pytest.raises(ValueError, match="model 'smollm2', now 'other'"):
-        evaluate.Results(path, {"model": "other"})
 
 
 def test_a_problem_that_cannot_be_served_counts_as_unsolved(place, whole, capsys):

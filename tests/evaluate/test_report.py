@@ -1,89 +1,13 @@
-"""The report's figures, and its page in a browser without a network."""
+"""The report's page in a browser without a network."""
 
 import json
 import re
-import shutil
 
 import pytest
-from targets import slow
+from chromium import BOXES, Seen, chromium
 
 from csd.cli.main import main
-from csd.evaluate.report import data, figures, page
-from csd.evaluate.vote import Decision
-
-TEXT = [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 6, 7], [1, 2, 5]]
-
-
-def test_samples_diverge_where_their_tokens_do():
-    nodes = data.divergence(TEXT)
-    found = {(n["start"], n["end"], tuple(n["samples"])) for n in nodes}
-    assert found == {
-        (0, 2, (0, 1, 2, 3)),
-        (2, 3, (0, 2)),
-        (3, 4, (0,)),
-        (3, 5, (2,)),
-        (2, 3, (1, 3)),
-    }
-    assert nodes[0]["parent"] == -1
-    for node in nodes[1:]:
-        parent = nodes[node["parent"]]
-        assert parent["end"] == node["start"]
-        assert {*node["samples"]} < {*parent["samples"]}
-    assert data.alone_from(TEXT) == [3, None, 3, None]
-
-
-def test_a_sample_that_ends_where_others_go_on():
-    nodes = data.divergence([[1], [1, 2]])
-    assert [(n["start"], n["end"], n["samples"]) for n in nodes] == [
-        (0, 1, [0, 1]), (1, 1, [0]), (1, 2, [1]),
-    ]  # fmt: skip
-    assert data.divergence([[]])[0]["end"] == 0
-
-
-def test_tokens_per_step_by_source():
-    result = {"steps": [[1, 1, 2], [1, 3]], "sources": [["own", "", ""], ["sibling", ""]]}
-    assert data.tokens_per_step(result) == {
-        "live": [2, 1, 1],
-        "sampled": [1, 1, 1],
-        "own": [1, 0, 0],
-        "sibling": [1, 0, 0],
-        "prompt": [0, 0, 0],
-        "history": [0, 0, 0],
-    }
-
-
-def test_draft_model_tokens_are_a_series_of_their_own():
-    result = {"steps": [[1, 1, 2]], "sources": [["model", "", ""]]}
-    assert data.tokens_per_step(result)["model"] == [1, 0]
-    assert figures.steps(result) == {
-        "live": [1, 1], "sources": {"sampled": [1, 1], "model": [1, 0]}
-    }  # fmt: skip
-
-
-def test_answers_are_in_the_order_of_their_votes():
-    long = "x" * 600
-    found = figures.votes(Decision(long + "1", 2, 3, [None, long + "2", long + "1", long + "1"]))
-    assert [(v["samples"], v["voted"]) for v in found] == [
-        ([2, 3], True), ([1], False), ([0], False)
-    ]  # fmt: skip
-    assert found[2]["answer"] is None
-    # where two answers lead, none is marked
-    tied = Decision("1", 1, 2, ["1", "2"], second=1)
-    assert not any(v["voted"] for v in figures.votes(tied))
-
-
-def test_boxes_of_shared_runs_do_not_overlap():
-    pieces = {str(i): f"{i} " for i in range(9)}
-    boxes = figures.divergence({"tokens": TEXT, "pieces": pieces})
-    cells = [
-        (row, token)
-        for b in boxes
-        for row in range(b["row"], b["row"] + b["rows"])
-        for token in range(b["start"], b["end"])
-    ]
-    assert len(cells) == len({*cells}) == sum(map(len, TEXT))
-    assert max(b["row"] + b["rows"] for b in boxes) == 4
-    assert all(b["rows"] == len(b["samples"]) for b in boxes)
+from csd.evaluate.report import data, page
 
 
 @pytest.fixture(scope="module")
@@ -119,30 +43,8 @@ def test_errors_are_one_line(place, capsys):
 
 @pytest.fixture(scope="module")
 def browser():
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine (apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as p:
-        chromium = p.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-class Seen:
-    """Requests of a page to the network, and its errors."""
-
-    def __init__(self, browser, path, width=1400, scheme="light"):
-        self.errors, self.requests = [], []
-        # the machine may have a network: the page must not
-        self.context = browser.new_context(
-            offline=True, viewport={"width": width, "height": 1000}, color_scheme=scheme
-        )
-        self.page = self.context.new_page()
-        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
-        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
-        self.page.on("request", lambda r: self.requests.append(r.url))
-        self.page.goto(path.as_uri())
+    with chromium() as found:
+        yield found
 
 
 def test_the_page_in_chromium(place, browser):
@@ -235,11 +137,6 @@ def links_of(shown):
     return shown.locator("#graph path").evaluate_all(
         "e => e.map(x => [Number(x.dataset.weight), x.dataset.fate])"
     )
-
-
-# measured on the page: width, height and left edge of what is named
-BOXES = "(q) => [...document.querySelectorAll(q)].map(e => { const b = e.getBoundingClientRect(); \
-return [b.left, b.top, b.width, b.height]; })"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -369,25 +266,3 @@ def test_one_sample_and_a_cancelled_one_without_tokens(place, browser):
         assert seen.errors == []
         assert ("Nothing was drafted" in seen.page.locator(".lead").inner_text()) is (name == "one")
         seen.context.close()
-
-
-class Bytes:
-    """A tokenizer of a byte a token."""
-
-    def decode(self, ids):
-        return bytes(ids).decode("utf-8", "replace")
-
-
-@slow
-def test_a_character_of_several_tokens_is_shown_whole():
-    from csd.engine.result_json import characters
-
-    tokens = list("aé😀!é".encode())[:-1]
-    pieces = {t: Bytes().decode([t]) for t in tokens}
-    found = characters(Bytes(), tokens, pieces)
-    # the last one was cut off
-    assert found == {1: "", 2: "é", 3: "", 4: "", 5: "", 6: "😀"}
-    result = {"tokens": [tokens], "pieces": {str(t): p for t, p in pieces.items()},
-              "characters": [{str(i): t for i, t in found.items()}]}  # fmt: skip
-    assert data.text_between(result, 0, 0, len(tokens)) == "aé😀!\ufffd"
-    assert data.text_between(result, 0, 3, 7) == "😀"

@@ -8,17 +8,10 @@ from contextlib import suppress
 from functools import cache
 
 import pytest
-from faults import Interrupted, assert_usable, times
-from scripted import Letters, PrefixSum, engine
+from faults import OPTIONS, PROMPTS, Interrupted, assert_usable, fresh, times
+from scripted import Letters
 
 import csd
-
-PROMPTS = ["abcabc", "hello"]
-OPTIONS = dict(num_samples=3, max_new_tokens=8, seed=4, budget=8, stop_token_ids=[3])
-
-
-def fresh(**options):
-    return engine(PrefixSum(sharpness=8.0), Letters(), max_slots=2, prefill_chunk=4, **options)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Checks of an engine after a fault, and the number of faults that `make test-faults` tries."""
+"""Small calls for faults to end, checks of an engine after one, and how many are tried."""
 
 import linecache
 import os
@@ -8,11 +8,19 @@ import sys
 import threading
 import time
 
+from scripted import Letters, PrefixSum, engine
 from tqdm import tqdm
 
 import csd
 
 MANY = bool(os.environ.get("CSD_FAULTS"))
+# of the calls of `fresh` engines
+PROMPTS = ["abcabc", "hello"]
+OPTIONS = dict(num_samples=3, max_new_tokens=8, seed=4, budget=8, stop_token_ids=[3])
+
+
+def fresh(**options):
+    return engine(PrefixSum(sharpness=8.0), Letters(), max_slots=2, prefill_chunk=4, **options)
 
 
 def times(few: int, many: int) -> range:
@@ -29,6 +37,13 @@ def assert_usable(engine, prompt, expected, **options) -> None:
         assert (step.slots.group_key == -1).all()
     assert not engine._lock.locked()
     assert csd.generate(engine, prompt, **options).tokens == expected
+
+
+class Never:
+    """A callback under which no step may run."""
+
+    def __call__(self, *args):
+        raise AssertionError("a step has run")
 
 
 class Interrupted:

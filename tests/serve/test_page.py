@@ -1,8 +1,7 @@
 """The page at / in headless Chromium, while samples are drawn."""
 
-import shutil
-
 import pytest
+from chromium import chromium
 from served import opened, served
 
 import csd
@@ -13,14 +12,8 @@ pytest.importorskip("starlette")
 
 @pytest.fixture(scope="module")
 def browser():
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine (apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as p:
-        chromium = p.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with chromium() as found:
+        yield found
 
 
 def test_the_page_shows_what_is_drawn(browser):
