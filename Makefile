@@ -71,7 +71,8 @@ test-slow: install
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
-		tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+		tests/integrations/test_lora_fused.py tests/integrations/test_lora_switches.py tests/integrations/test_ray.py \
+		tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
 
 # `csd serve` with the clients that others wrote, two hundred at once, and signals
 test-serve: install-serve
@@ -97,7 +98,7 @@ KERNELS := advance_slots attention_plan attention_windows commit_kv draft_tree_t
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 COMPILED := $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
 	engine/test_exact_triton.py engine/test_self_check_mutations.py \
-	integrations/test_swap_attention.py integrations/test_swap_kernels.py
+	integrations/test_swap_attention.py integrations/test_swap_gradients.py integrations/test_swap_kernels.py
 
 test-compiled: install
 	for chip in sm_90 sm_80; do \

@@ -20,7 +20,9 @@ interpreter.patch_exclusive_or()
 if os.environ["TRITON_INTERPRET"] == "1":
     interpreter_types.patch()
 # a failure within them shows both sides, as one of a test does
-pytest.register_assert_rewrite("dense", "engine_cases", "equal_fields")
+pytest.register_assert_rewrite(
+    "decide_cases", "dense", "engine_cases", "equal_fields", "hf_generate_cases", "vllm_batch"
+)
 
 # The files that take longest, longest first: were one of them begun last, it would run alone. Of
 # the first four, of which a process of two takes the first and the last, two compile most of a

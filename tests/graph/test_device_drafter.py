@@ -6,9 +6,8 @@ import pytest
 import torch
 from checkpoints import build
 from host_reads import NoHostReads
-from scripted import Letters, PrefixSum, engine
+from scripted import Letters, Near, PrefixSum, engine, loaded
 from targets import few, slow
-from test_draft_model import PROMPTS, Near, loaded
 from tiny_steps import CONFIG, OneDevice, step_with
 
 import csd
@@ -17,6 +16,8 @@ from csd.engine.budget import FixedBudget
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.network import ModelNetwork
 from csd.kernels import prompt_rows
+
+PROMPTS = ["abcabc", "xyz", "q"]
 
 
 def on_device(model, **options):

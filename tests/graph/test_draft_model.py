@@ -4,7 +4,7 @@ import pytest
 import torch
 from checkpoints import VOCAB as TINY
 from checkpoints import build
-from scripted import VOCAB, Letters, PrefixSum, engine
+from scripted import Letters, Near, PrefixSum, engine, loaded
 from targets import few
 
 import csd
@@ -13,23 +13,8 @@ from csd.graph.model.network import first_layers
 from csd.graph.model.reliability import GRAPH, MODEL, Reliability
 from csd.graph.model.tree import SlotTree, likeliest
 from csd.models.fuse import fuse
-from csd.models.load import Loaded
 
 PROMPTS = ["abcabc", "xyz", "q"]
-
-
-def loaded(decoder):
-    return Loaded(decoder, decoder.config, None, None, torch.device("cpu"), torch.float64)
-
-
-class Near(PrefixSum):
-    """Like `PrefixSum` of the same vocabulary, but often of another opinion."""
-
-    def __init__(self, vocab=VOCAB):
-        super().__init__(vocab)
-        generator = torch.Generator().manual_seed(5)
-        other = torch.randn(self.table.shape, generator=generator, dtype=torch.float64)
-        self.table = self.table + 1.5 * other
 
 
 def draft(decoder, **options):

@@ -4,42 +4,16 @@ import checkpoints
 import oracle
 import pytest
 import torch
-import transformers
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from hf_generate_cases import REFUSED, ROWS, Collect, Halved, generate, left_padded, new_tokens
+from transformers import GenerationConfig, LogitsProcessorList
 
 import csd
 from csd.engine.generate import engine_for
-
-ROWS = [[5, 9, 23], [7, 40, 3, 11, 60], [31, 8, 8, 77, 50, 12, 6, 90, 4]]
 
 
 @pytest.fixture(scope="module")
 def model():
     return checkpoints.build("llama", dtype=torch.float64)
-
-
-def left_padded(rows, pad=0):
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(r)) + r for r in rows])
-    mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
-    return ids, mask
-
-
-def generate(model, rows, seed=11, **options):
-    ids, mask = left_padded(rows)
-    torch.manual_seed(seed)
-    options = dict(do_sample=True, max_new_tokens=24) | options
-    return model.generate(ids, attention_mask=mask, custom_generate=csd.hf_generate, **options)
-
-
-def new_tokens(out, width, pad=0):
-    """Each row's new tokens without the padding behind an end token."""
-    rows = []
-    for row in out[:, width:].tolist():
-        end = next((i + 1 for i, t in enumerate(row) if t in checkpoints.STOP), len(row))
-        assert row[end:] == [pad] * (len(row) - end)
-        rows.append(row[:end])
-    return rows
 
 
 def test_left_padded_rows_equal_unpadded_calls(model):
@@ -77,13 +51,6 @@ def test_tokens_are_plain_sampling_with_the_processing_of_the_config(model):
             for i in range(2)
         ]  # fmt: skip
         assert found == expected
-
-
-class Halved(transformers.LogitsProcessor):
-    """Halves the logits behind an even token."""
-
-    def __call__(self, input_ids, scores):
-        return torch.where(input_ids[:, -1:] % 2 == 0, scores / 2, scores)
 
 
 def test_bans_of_the_config_and_processors_are_served(model):
@@ -178,17 +145,6 @@ def test_seed_comes_from_torch_or_is_given(model):
     assert new_tokens(whole, 3)[2:] == new_tokens(later, 3)
 
 
-class Collect(transformers.generation.BaseStreamer):
-    def __init__(self):
-        self.puts, self.ended = [], 0
-
-    def put(self, value):
-        self.puts.append(value.tolist())
-
-    def end(self):
-        self.ended += 1
-
-
 def test_streamer_gets_the_prompt_and_then_each_token(model):
     streamer = Collect()
     out = generate(model, ROWS[:1], streamer=streamer)
@@ -216,41 +172,6 @@ def test_no_end_tokens_and_max_length(model):
     out = model.generate(ids, custom_generate=csd.hf_generate)
     model.generation_config = before
     assert out.shape == (1, 17)
-
-
-class Never(transformers.StoppingCriteria):
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
-
-
-def cache(model):
-    return transformers.DynamicCache(config=model.config)
-
-
-REFUSED = {
-    "num_beams=3": dict(num_beams=3),
-    "typical_p=0.5": dict(typical_p=0.5),
-    "synced_gpus": dict(synced_gpus=True),
-    "past_key_values": lambda model: dict(past_key_values=cache(model)),
-    "inputs_embeds": lambda model: dict(inputs_embeds=torch.zeros(1, 3, 40)),
-    "logits_processor PrefixConstrained": dict(
-        logits_processor=LogitsProcessorList(
-            [transformers.PrefixConstrainedLogitsProcessor(lambda batch, ids: [1], 1)]
-        )
-    ),
-    "logits_processor TopKLogitsWarper": dict(
-        logits_processor=LogitsProcessorList([transformers.TopKLogitsWarper(3)])
-    ),
-    "stopping_criteria Never": dict(stopping_criteria=StoppingCriteriaList([Never()])),
-    "max_time=1.0": dict(max_time=1.0),
-    "assistant_model": lambda model: dict(assistant_model=model),
-    "prompt_lookup_num_tokens=3": dict(prompt_lookup_num_tokens=3),
-    "prefix_allowed_tokens_fn": dict(prefix_allowed_tokens_fn=lambda batch, ids: [1]),
-    "position_ids": dict(position_ids=torch.tensor([[4, 5, 6]])),
-    "output_attentions": dict(output_attentions=True),
-    "cache_implementation='offloaded'": dict(cache_implementation="offloaded"),
-    "begin_suppress_tokens": dict(begin_suppress_tokens=[3]),
-}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -4,119 +4,17 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from targets import few
+from vllm_batch import END, PROMPT, Batch, begun, group_of, proposer, samples
 
 from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import replay
 from csd.graph.chain import ConsensusChain
-from csd.integrations.vllm import Proposer
 from csd.kernels.ops import reference
 from csd.state.context_table import ANY, WEIGHT_ONE
 from csd.state.pool_builder import roots
-
-END = 99
-
-
-class Batch:
-    """The part of vLLM that a proposer sees: a persistent batch whose rows requests hold.
-
-    requests: name -> (prompt, all that it will sample).
-    """
-
-    def __init__(self, proposer, requests, rows, length=512):
-        self.proposer, self.requests = proposer, requests
-        self.ids = np.zeros((rows, length), np.int32)
-        self.count = np.zeros(rows, np.int32)
-        self.row = {}  # of the requests in the batch
-        self.done = dict.fromkeys(requests, 0)  # tokens sampled
-        self.drafts = dict.fromkeys(requests, ())
-        self.tokens = self.row_steps = 0
-
-    def put(self, name, row):
-        """Into a row, as at its start, after preemption or where another row has become free."""
-        prompt, sample = self.requests[name]
-        text = [*prompt, *sample[: self.done[name]]]
-        self.ids[row] = -7
-        self.ids[row, : len(text)], self.count[row] = text, len(text)
-        self.row[name] = row
-
-    def remove(self, name):
-        del self.row[name]
-        self.drafts[name] = ()
-
-    def step(self, prefilling=(), propose=True):
-        """Verify the drafts of all requests in the batch and propose the next ones."""
-        sampled = [[] for _ in range(max(self.row.values()) + 1)]
-        for name, row in self.row.items():
-            if name in prefilling:
-                continue
-            sample, at = self.requests[name][1], self.done[name]
-            right = 0
-            for drafted in self.drafts[name]:
-                if at + right + 1 >= len(sample) or drafted != sample[at + right]:
-                    break
-                right += 1
-            sampled[row] = sample[at : at + right + 1]
-            end = self.count[row] + right + 1
-            self.ids[row, self.count[row] : end], self.count[row] = sampled[row], end
-            self.done[name] += right + 1
-            self.tokens, self.row_steps = self.tokens + right + 1, self.row_steps + 1
-        drafts = [[]] * len(sampled)
-        if propose:
-            drafts = self.proposer.propose(sampled, self.count, self.ids, slot_mappings=None)
-        assert len(drafts) == len(sampled)
-        for name, row in list(self.row.items()):
-            self.drafts[name] = drafts[row]
-            if self.done[name] == len(self.requests[name][1]):
-                self.remove(name)
-
-    def run(self):
-        while self.row:
-            self.step()
-
-
-def config(k=4, rows=8, length=512):
-    return SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=k),
-        scheduler_config=SimpleNamespace(max_num_seqs=rows),
-        model_config=SimpleNamespace(
-            max_model_len=length,
-            hf_config=SimpleNamespace(eos_token_id=END),
-            try_get_generation_config=dict,
-        ),
-    )
-
-
-def proposer(k=4, rows=8, length=512, **options):
-    return type("Options", (Proposer,), options)(config(k, rows, length))
-
-
-def samples(count, tokens, seed=0):
-    """Variations of one text that repeats itself, of differing lengths, each with an end token."""
-    draw = random.Random(seed)
-    text = [draw.randrange(30) for _ in range(15)] * (tokens // 15 + 1)
-    return [
-        [t if draw.random() < 0.9 else draw.randrange(30) for t in text[: tokens - 3 * s]] + [END]
-        for s in range(count)
-    ]
-
-
-PROMPT = [*range(40, 60)]
-
-
-def begun(p, requests, rows=8):
-    batch = Batch(p, requests, rows)
-    for row, name in enumerate(requests):
-        batch.put(name, row)
-    return batch
-
-
-def group_of(p, prompt=PROMPT):
-    return p.rows.groups[np.array(prompt, np.int32).tobytes()]
 
 
 class AfterPrefill(ConsensusChain):
@@ -299,78 +197,6 @@ def test_calls_that_vllm_skips_leave_no_gap():
     assert group_of(p).begun == 2
     assert len(p.rows.groups) == 1
     assert all(s.length == len(PROMPT) + len(texts[s.number]) for s in p.rows.samples)
-
-
-def test_a_prompt_that_goes_on_where_a_sample_ended_is_another_group():
-    """A conversation's next turn, read later: its prompt begins with the last one's."""
-    text = samples(1, 20)[0]
-    p = proposer()
-    batch = begun(p, {0: (PROMPT, text)})
-    batch.run()
-    p.propose([], batch.count, batch.ids)
-    longer = [*PROMPT, *text, 31, 32, 33]
-    batch = begun(p, {0: (longer, text)})
-    batch.run()
-    assert group_of(p).begun == group_of(p, longer).begun == 1
-
-
-def test_a_later_epoch_drafts_from_history():
-    text = samples(1, 60)[0]
-    p = proposer(8, patience=3)
-    batch = begun(p, {s: (PROMPT, text) for s in range(2)})
-    batch.run()
-    first = batch.row_steps
-    for _ in range(5):
-        p.propose([], batch.count, batch.ids)
-    assert not p.rows.groups and not p.rows.samples
-    assert [e.tokens.tolist() for e in p.history.of(PROMPT)] == [text, text]
-    # groups leave nothing else behind
-    assert (p.graph.table.entry_group >= 0).any() and (p._slots.group_key == -1).all()
-    batch = begun(p, {s: (PROMPT, text) for s in range(2)})
-    batch.run()
-    assert batch.row_steps < 0.6 * first
-
-    off = proposer(8, patience=3, history_samples=0)
-    assert off.history is None
-
-
-def test_history_is_bounded():
-    p = proposer(patience=1, history_samples=2, history_tokens=100)
-    for prompt in range(10):
-        batch = begun(p, {s: ([prompt] * 5, samples(1, 20, s)[0]) for s in range(4)})
-        batch.run()
-    for _ in range(3):
-        p.propose([], batch.count, batch.ids)
-    assert 0 < p.history.size <= 100
-    assert len(p.history.of([9] * 5)) == 2
-
-
-def test_more_prompts_than_places_release_the_idlest():
-    p = proposer(rows=2)
-    for prompt in range(10):
-        batch = begun(p, {0: ([prompt] * 5, [1, 2, 3, END])}, rows=2)
-        batch.run()
-    assert len(p.rows.groups) == p.rows.places == 4
-    assert [bytes(np.array([n] * 5, np.int32)) in p.rows.groups for n in (5, 6, 9)] == [
-        False, True, True
-    ]  # fmt: skip
-    assert [0] * 5 in p.history
-
-
-def test_long_prompts_enter_by_pieces():
-    """A step waits for few pieces; when all are in, the graph has the whole prompt."""
-    draw = random.Random(2)
-    prompt = [draw.randrange(1000) for _ in range(9000)]
-    text = prompt[5000:5040]
-    p = proposer(4, length=9100)
-    batch = Batch(p, {0: (prompt, text)}, 8, length=9100)
-    batch.put(0, 0)
-    batch.step()
-    assert p._entering
-    for _ in range(3):
-        batch.step()
-    assert not p._entering
-    assert batch.drafts[0] == text[batch.done[0] :][:4]
 
 
 @pytest.mark.parametrize("k", [0, 17])
