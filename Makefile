@@ -126,7 +126,8 @@ test-families: install
 			httpx httpcore h11 anyio idna certifi
 	for place in . build/transformers-5.21; do \
 		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
-			tests/models/test_modules.py tests/models/test_hybrids.py || exit 1; \
+			tests/models/test_modules.py tests/models/test_decoder_choice.py tests/models/test_module_passes.py \
+			tests/models/test_hybrids.py || exit 1; \
 	done
 
 lint: install

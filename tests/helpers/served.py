@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from csd.engine.service import AsyncEngine
 
 NAME = "toy"
+CHAT = [{"role": "user", "content": "Say 1."}]
 
 
 @contextmanager
@@ -34,6 +35,10 @@ def served(model, *, limits=None, keys=(), shares=False, weights_folder=None, dr
         thread.join(30)
         model.close(drain=False)
     assert not thread.is_alive()
+
+
+def chat(**fields):
+    return {"model": NAME, "messages": CHAT, "max_tokens": 20, "temperature": 0.8} | fields
 
 
 def call(port, path, body=None, key=None, method=None):

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from decide_cases import assert_same_paths, below, case, grown
 from equal_fields import assert_equal_fields
 from targets import few
 from tree_cases import random_logits, trees
@@ -21,40 +22,11 @@ from csd.kernels.ops import reference
 from csd.kernels.snapshot import snapshot_ref
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.on_path import verify_on_path
-from csd.state.pool import MAX_DEPTH, Pool
+from csd.state.pool import MAX_DEPTH
 from csd.state.pool_builder import roots
 from csd.state.verdict import LENGTH, STOP
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-OF_ROWS = "sample", "logprob", "raw_logprob", "top_token", "top_prob"
-OF_PATHS = "accept_row", "accept_count", "finish", "bad"
-
-
-def case(seed=0, vocab=97, dtype=torch.float32, rows=60, **options):
-    """Trees that are accepted in part, of greedy and other slots, some of which end."""
-    pool, slots = trees(seed, rows=rows, vocab=vocab, **options)
-    slots.temperature[:] = torch.linspace(0.5, 1.1, slots.count)
-    slots.temperature[::3] = 0
-    slots.stop_ids[:, 0] = 1
-    slots.stop_ids[::2, 7] = 4
-    # a head of all tokens: none is of the rest
-    return random_logits(pool.rows, vocab, seed, scale=1.0).to(dtype), pool, slots
-
-
-def assert_same_paths(got, logits, pool, slots):
-    """Assert the passes' results in the accepted rows, and none in others. Returns the passes'."""
-    want = verify_on_path(logits, pool, slots, PASSES)
-    for name in OF_PATHS:
-        a, b = getattr(got, name), getattr(want, name)
-        assert a.dtype == b.dtype and torch.equal(a, b), name
-    on = want.accept_row[want.accept_row >= 0].long()
-    off = torch.ones(pool.rows, dtype=torch.bool).index_fill_(0, on, False)
-    for name, nothing in zip(OF_ROWS, (-1, 0, 0, -1, 0), strict=True):
-        a, b = getattr(got, name), getattr(want, name)
-        assert a.dtype == b.dtype and a.shape == b.shape, name
-        assert torch.equal(a[on], b[on]), name
-        assert (a[off] == nothing).all(), name
-    return want
 
 
 @DTYPES
@@ -73,22 +45,6 @@ def test_these_slots_end_in_every_way():
     found = [loops.verify(*case(seed)) for seed in range(5)]
     assert max(int(x.accept_count.max()) for x in found) > 3
     assert {int(y) for x in found for y in x.finish} == {0, STOP, LENGTH}
-
-
-def grown(parents, slots):
-    """A pool of one tree a slot, of `parents` within it."""
-    S, R = slots.count, len(parents)
-    pool = Pool.empty(S * R + 3, S, S, 3)
-    for m in range(S * R):
-        s, i = divmod(m, R)
-        above = s * R + parents[i] if i else -1
-        pool.slot[m], pool.parent[m] = s, above
-        pool.depth[m] = pool.depth[above] + 1 if i else 0
-        pool.ancestors[m] = (pool.ancestors[above] if i else 0) | 1 << i
-        pool.cost[m] = pool.depth[m] << 16
-    pool.slot_start[:], pool.slot_nodes[:] = torch.arange(S) * R, R
-    pool.token[: S * R] = 95
-    return pool
 
 
 @DTYPES
@@ -123,12 +79,6 @@ def test_any_number_of_threads_gives_the_same_bits(poison, threads, monkeypatch)
         assert_equal_fields(loops._followed(logits, pool, slots), want)
     finally:
         torch.set_num_threads(before)
-
-
-def below(logits, by):
-    """One likely token a row, and all others so much below that the rest has what they have."""
-    logits.fill_(-by)
-    logits[:, 3] = 0
 
 
 @DTYPES

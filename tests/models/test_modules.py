@@ -2,20 +2,17 @@
 
 import os
 import re
-import threading
-import warnings
 from dataclasses import replace
 
-import oracle
 import pytest
 import torch
 from families import HEAD, MODULES, REFUSED, build, config
 from host_reads import NoHostReads
+from module_draws import PROMPT, drawn, plain
 from targets import few
 from torch import nn
 
 import csd
-from csd.models import own_attention
 from csd.models.admit import admit
 from csd.models.host_reads import host_read_of
 from csd.models.module_decoder import ModuleDecoder
@@ -28,22 +25,6 @@ FEW = (
     "diffllama", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_moe", "phi3 window",
 )  # fmt: skip
 EACH = list(MODULES) if os.environ.get("CSD_EXAMPLES") else FEW
-PROMPT = [(7 * i + 3) % 61 for i in range(20)]
-TOKENS = 8
-
-
-def plain(model, **params):
-    return [
-        oracle.generate(model, PROMPT, seed=4, sample=i, max_new_tokens=TOKENS, **params)
-        for i in range(2)
-    ]
-
-
-def drawn(engine, budget, **params):
-    return engine.generate(
-        PROMPT, num_samples=2, seed=4, max_new_tokens=TOKENS, budget=budget, end_token_ids=[],
-        **params,
-    )  # fmt: skip
 
 
 @few(6)
@@ -226,206 +207,6 @@ def test_tensors_that_were_moved_make_a_recorded_module_anew():
     model.lm_head.weight.data = model.lm_head.weight.data.clone()
     drawn(engine, 0, temperature=0)
     assert engine.decoder is not first and engine.decoder.captured
-
-
-# which decoder runs
-
-
-def test_auto_takes_the_fused_decoder_where_it_can():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        engine = csd.Engine(build("llama"))
-    assert (engine.decoder.name, engine.decoder.why) == ("fused", None)
-    assert drawn(engine, 0, temperature=0).stats.decoder == "fused"
-
-
-def test_auto_takes_the_module_and_names_what_ruled_out_the_fused_one():
-    with pytest.warns(UserWarning, match=r"decoder='module'.*'glm' is not supported") as seen:
-        out = csd.generate(build("glm"), PROMPT, max_new_tokens=2, seed=0)
-    assert len(seen) == 1
-    assert out.stats.decoder == "module"
-    assert "model type 'glm' is not supported" in out.stats.fused_ruled_out
-    csd.release()
-
-
-def test_a_decoder_that_is_asked_for_runs_or_raises():
-    with pytest.raises(ValueError, match="'glm' is not supported"):
-        csd.generate(build("glm"), PROMPT, max_new_tokens=2, decoder="fused")
-    with pytest.raises(ValueError, match="decoder must be one of 'auto', 'fused', 'module'"):
-        csd.generate(build("llama"), PROMPT, decoder="best")
-    engine = csd.Engine(build("llama"))
-    with pytest.raises(ValueError, match="decoder is set when the Engine is made"):
-        csd.generate(engine, PROMPT, decoder="module")
-    with pytest.raises(ValueError, match="static must be False"):
-        csd.Engine(build("dbrx"), decoder="module", static=True)
-    with pytest.raises(ValueError, match="exact needs csd's fused decoder"):
-        csd.Engine(build("llama", torch.float32), decoder="module", exact=True)
-
-
-def test_a_checkpoint_of_another_family_is_drawn_by_its_module(tmp_path):
-    model = build("stablelm", torch.float32)
-    model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="'stablelm' is not supported"):
-        out = csd.generate(
-            tmp_path, PROMPT, max_new_tokens=4, temperature=0, dtype=torch.float32,
-            end_token_ids=[],
-        )  # fmt: skip
-    want = model.generate(
-        torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), max_new_tokens=4,
-        do_sample=False, eos_token_id=None,
-    )  # fmt: skip
-    assert out.tokens == [want[0, len(PROMPT) :].tolist()]
-    csd.release()
-
-
-def test_a_hook_moves_a_kept_engine_to_the_module_and_back():
-    model = build("llama")
-    before = csd.generate(model, PROMPT, max_new_tokens=6, seed=1, temperature=0.7)
-    double = model.model.layers[0].mlp.register_forward_hook(lambda _, __, out: 2 * out)
-    with pytest.warns(UserWarning, match="has a forward hook"):
-        hooked = csd.generate(model, PROMPT, max_new_tokens=6, seed=1, temperature=0.7)
-    assert hooked.stats.decoder == "module"
-    want = oracle.generate(model, PROMPT, seed=1, sample=0, max_new_tokens=6, temperature=0.7)
-    assert hooked.tokens == [want[0]] != before.tokens
-    double.remove()
-    after = csd.generate(model, PROMPT, max_new_tokens=6, seed=1, temperature=0.7)
-    assert (after.stats.decoder, after.tokens) == ("fused", before.tokens)
-    csd.release()
-
-
-@pytest.mark.parametrize("name", ["llama yarn", "llama linear"])
-def test_the_fused_decoder_has_scaled_rotary_embeddings(name):
-    model = build(name)
-    engine = csd.Engine(model, decoder="fused")
-    for budget in (0, 16):
-        got = drawn(engine, budget, temperature=0.7).tokens
-        assert got == [tokens for tokens, *_ in plain(model, temperature=0.7)]
-
-
-def test_the_decoders_agree_in_float32():
-    model = build("qwen3", torch.float32)
-    fused, module = (csd.Engine(model, decoder=name) for name in ("fused", "module"))
-    for budget in (0, 16):
-        one, other = (drawn(engine, budget, temperature=0.7) for engine in (fused, module))
-        assert one.tokens == other.tokens
-
-
-# a pass leaves the module as it was
-
-
-def state(model):
-    flags = [m.training for m in model.modules()]
-    return model.config._attn_implementation, flags, [p.data_ptr() for p in model.parameters()]
-
-
-def test_an_exception_in_a_pass_leaves_the_module_as_it_was():
-    model = build("glm").train()
-    model.model.layers[0].eval()
-    engine = csd.Engine(model, decoder="module")
-    want, before = drawn(engine, 4, temperature=0.7).tokens, state(model)
-    assert state(model) == before
-
-    def fail(*_):
-        raise OSError("a hook fails")
-
-    hook = model.model.layers[1].register_forward_hook(fail)
-    with pytest.raises(OSError, match="a hook fails"):
-        drawn(engine, 4, temperature=0.7)
-    assert state(model) == before
-    assert own_attention._replaced == {}
-    hook.remove()
-    assert drawn(engine, 4, temperature=0.7).tokens == want
-
-
-def test_two_threads_draw_from_one_module_while_a_third_runs_it():
-    model = build("gemma2")
-    engines = [csd.Engine(model, decoder="module") for _ in range(2)]
-    want = drawn(engines[0], 8, temperature=0.7).tokens
-    ids, found, alone, over = torch.tensor([PROMPT]), [], [], threading.Event()
-    with torch.no_grad():
-        logits = model(ids, use_cache=False).logits
-
-    def draw(engine):
-        found.extend(drawn(engine, 8, temperature=0.7).tokens for _ in range(4))
-
-    def run():
-        while not over.is_set():
-            with torch.no_grad():
-                alone.append(torch.equal(model(ids, use_cache=False).logits, logits))
-
-    threads = [threading.Thread(target=draw, args=(e,)) for e in engines]
-    other = threading.Thread(target=run)
-    for thread in [*threads, other]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    over.set()
-    other.join()
-    assert found == [want] * 8
-    assert alone and all(alone)
-
-
-def test_a_module_that_attends_in_another_order_is_an_error():
-    model = build("glm")
-    engine = csd.Engine(model, decoder="module")
-    call = engine.decoder.calls[1]
-    call.module = engine.decoder.calls[0].module
-    with pytest.raises(RuntimeError, match="attends in another order than when it was probed"):
-        drawn(engine, 0, temperature=0.7)
-
-
-def test_engines_that_generate_keeps_do_not_keep_the_module():
-    import gc
-    import weakref
-
-    model = build("glm")
-    with pytest.warns(UserWarning):
-        csd.generate(model, PROMPT, max_new_tokens=2)
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
-    # an engine of the user's own does
-    engine = csd.Engine(build("glm"), decoder="module")
-    gc.collect()
-    assert drawn(engine, 0, temperature=0).tokens
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
-def test_weights_that_were_changed_in_place_are_in_the_next_call(name):
-    model = build(name)
-    engine = csd.Engine(model, decoder="module")
-    before = drawn(engine, 4, temperature=0.7).tokens
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(-1.1)
-    after = drawn(engine, 4, temperature=0.7).tokens
-    assert after == [tokens for tokens, *_ in plain(model, temperature=0.7)] != before
-
-
-class Int8(nn.Module):
-    """A linear layer of 8-bit weights, with a scale a row."""
-
-    def __init__(self, linear):
-        super().__init__()
-        weight = linear.weight.data
-        self.scale = weight.abs().amax(1, keepdim=True) / 127
-        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), False)
-
-    def forward(self, x):
-        return x @ (self.weight.to(x.dtype) * self.scale).T
-
-
-def test_quantised_layers_of_the_users_own():
-    model = build("llama")
-    for layer in model.model.layers:
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            setattr(layer.mlp, name, Int8(getattr(layer.mlp, name)))
-    with pytest.warns(UserWarning, match="is a Int8, not a plain Linear"):
-        engine = csd.Engine(model)
-    want = [tokens for tokens, *_ in plain(model, temperature=0.7)]
-    assert drawn(engine, 0, temperature=0.7).tokens == want
-    assert drawn(engine, 16, temperature=0.7).tokens == want
 
 
 def test_layers_of_two_sizes_have_a_memory_each():

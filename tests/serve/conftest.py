@@ -3,9 +3,13 @@
 import os
 
 import pytest
+from served import served
+
+import csd
+from csd.models.demo import toy
 
 # what needs no package but the server's, and seconds
-FAST = ("test_http",)
+FAST = ("test_http", "test_http_requests")
 
 
 def pytest_collection_modifyitems(items):
@@ -14,3 +18,31 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name == "serve" and item.path.stem not in FAST:
             item.add_marker(pytest.mark.skip(reason="make test-serve"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """In float64: samples are the same under any load. Some letters end an answer."""
+    model, tokenizer = toy()
+    model.generation_config.eos_token_id = [1, 40, 41]
+    model._csd_tokenizer = tokenizer
+    return model.double()
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return csd.Engine(model, tokenizer=model._csd_tokenizer, max_slots=16)
+
+
+@pytest.fixture(scope="module")
+def server(engine):
+    from csd.integrations.serve import Limits
+
+    limits = Limits(body=20_000, choices=20)
+    with served(csd.AsyncEngine(engine, max_tokens=400, budget=8), limits=limits) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def port(server):
+    return server[0]
