@@ -28,11 +28,12 @@ pytest.register_assert_rewrite(
 # the first four, of which a process of two takes the first and the last, two compile most of a
 # CPU's loops and two none: the other process finds them compiled.
 LONGEST = [
-    "test_aot", "test_exact", "test_smollm2", "test_compiled", "test_simulated_bench",
-    "test_ray", "test_exact_tree", "test_simulated", "test_tensor_parallel",
-    "test_draft_tree_triton", "test_verify", "test_lossless", "test_exact_triton",
-    "test_engine_triton", "test_verify_engine", "test_verify_sequences", "test_engine",
-    "test_distribution",
+    "test_aot", "test_exact", "test_smollm2", "test_exact_tree", "test_simulated_bench",
+    "test_compiled", "test_ray", "test_simulated", "test_self_check", "test_tensor_parallel",
+    "test_on_gpu", "test_forward", "test_families", "test_draft_model", "test_row_options",
+    "test_device_drafter", "test_async_engine", "test_verify", "test_odd_arguments",
+    "test_attention_windows", "test_draft_tree_triton", "test_exact_triton",
+    "test_verify_sequences", "test_package",
 ]  # fmt: skip
 
 

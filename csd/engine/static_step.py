@@ -60,7 +60,7 @@ class StaticStep(Step):
         else:
             # a drafter that was not attached has no memory
             pool = self.ops.roots(self.slots, rows)
-        verdict, snapshot = self.decide(self.forward(pool), pool)
+        verdict, snapshot = self.verify(self.forward(pool), pool)
         self.commit(verdict)
         self.insert(pool, verdict)
         return snapshot, pool, verdict

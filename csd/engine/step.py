@@ -33,9 +33,9 @@ PHASES = ("propose", "forward", "verify", "commit", "insert")
 
 @dataclass(slots=True)
 class Step:
-    """The memory of an engine, the five functions over it, and the reading of a prompt.
+    """Runs decoding steps over the cache and slots of an engine, and reads prompts into them.
 
-    Each call of an engine runs a step of its own over the same memory.
+    Each call of an engine has a step of its own over the same memory.
     """
 
     # what `seconds` holds beside the prompts'
@@ -70,7 +70,7 @@ class Step:
         clock.lap("propose")
         logits = self.forward(pool)
         clock.lap("forward")
-        verdict, snapshot = self.decide(logits, pool)
+        verdict, snapshot = self.verify(logits, pool)
         clock.lap("verify")
         self.commit(verdict)
         clock.lap("commit")
@@ -190,12 +190,12 @@ class Step:
         return [hidden] if len(parts) == 1 else list(hidden.split(rows.chunks.rows))
 
     def observe_hidden(self, hidden: torch.Tensor) -> None:
-        """The drafter gets what a pass over rows or a prompt's chunk has left."""
+        """Pass the hidden states of rows or of a prompt's chunk to the drafter."""
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
 
-    def decide(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
-        """Verify the step's rows and advance the slots."""
+    def verify(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
+        """Sample the rows, follow the accepted paths, and append their tokens to the slots."""
         ops = replace(self.ops, verify=self.verifier.verify) if self.verifier else self.ops
         asked = logits, pool, self.slots, self.top, self.trees
         if self.changes is None:
@@ -210,7 +210,7 @@ class Step:
         )
 
     def commit(self, verdict: Verdict) -> None:
-        """Accepted nodes' keys and values move behind the committed ones of slots that moved on."""
+        """Append the keys, values and states of accepted nodes to those of their slots."""
         cache = self.cache
         for part in cache.parts:
             self.ops.commit_kv(
@@ -222,7 +222,7 @@ class Step:
                 self.slots.generated,
                 verdict.accept_row,
                 verdict.accept_count,
-                True,
+                True,  # `generated` counts the accepted tokens already
             )
         if cache.states is not None:
             slots = self.slots
@@ -233,7 +233,7 @@ class Step:
             )
 
     def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
-        """The new n-grams and the target's top 8 at the nodes go into the graph."""
+        """Insert the new n-grams and the target's top 8 at the nodes into the graph."""
         if self.drafting and self.drafter is not None:
             self.drafter.insert(pool, self.slots, verdict, defer=not drafted)
 

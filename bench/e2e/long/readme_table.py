@@ -47,7 +47,7 @@ def block(result: dict) -> str:
             _named(engine, side), f"{speed:,.0f}", f"{SAMPLES * length / speed:.1f} s",
             _ratio(row["csd / other"].get(side)),
         ])  # fmt: skip
-    head = ["engine", "tokens a second", job, "csd is so many times as fast"]
+    head = ["engine", "tokens a second", job, "csd against it, median of pairs"]
     return "\n".join([BEGIN, "", markdown(head, lines), "", *_text(result, row), END])
 
 

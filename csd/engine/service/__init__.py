@@ -3,7 +3,7 @@
 asking.py        a request as its caller asks for it
 handle.py        what a caller has of a request: news of its samples, its end
 inbox.py         requests, cancellations and changes on their way to the engine's thread
-fed.py           a scheduler that takes them in between two steps
+scheduler.py     a scheduler that takes them in between two steps
 twins.py         samples that several requests ask for
 admission.py     what a request needs when it is admitted
 room.py          caches whose sizes are fixed at the start

@@ -16,10 +16,10 @@ from csd.engine.options.checks import check_drafter
 from csd.engine.requests import Request
 from csd.engine.service.asking import Limits, read_call, read_scores
 from csd.engine.service.counters import Counters
-from csd.engine.service.fed import FedScheduler
 from csd.engine.service.handle import Handle
 from csd.engine.service.inbox import Inbox
 from csd.engine.service.room import ServedRoom
+from csd.engine.service.scheduler import ServiceScheduler
 from csd.engine.service.weights import Weights
 from csd.engine.step import Step
 from csd.schema.arguments import check_budget, check_flag, check_whole
@@ -69,7 +69,7 @@ class AsyncEngine:
         self.counters = Counters()
         self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
         self._weights = Weights()
-        self._scheduler: FedScheduler | None = None  # of what is in flight
+        self._scheduler: ServiceScheduler | None = None  # of what is in flight
         self._index, self._reading = count(), threading.Lock()
         self._process = os.getpid()
         # caches are made here, and what does not fit is this call's error
@@ -193,8 +193,8 @@ class AsyncEngine:
 
     def scheduler(
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
-    ) -> FedScheduler:
-        self._scheduler = FedScheduler(
+    ) -> ServiceScheduler:
+        self._scheduler = ServiceScheduler(
             self._inbox, self.counters, self._weights,
             lambda: self._weights.stale(self.engine), step, settings, **options,
         )  # fmt: skip

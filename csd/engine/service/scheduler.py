@@ -30,7 +30,7 @@ from csd.engine.step import Step
 Finished = Iterator[tuple[Request, Sample]]
 
 
-class FedScheduler(Scheduler):
+class ServiceScheduler(Scheduler):
     """Runs until nothing is in flight.
 
     weights: those that draw. stale: whether the model was changed since this run began; then, and
