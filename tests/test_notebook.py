@@ -17,7 +17,7 @@ def code(notebook):
 
 
 def kinds(notebook):
-    """What each code cell shows, without how often and in which order a stream is written to."""
+    """Kinds of output of each code cell; a stream counts once."""
     return [
         {o.get("name") or tuple(sorted(o.data)) for o in cell.outputs} - {"stderr"}
         for cell in code(notebook)
