@@ -1,4 +1,4 @@
-"""`csd.kernels.commit_tail` as a loop over bytes."""
+"""Copy of accepted rows into slots' tails, as bytes; see `csd.kernels.commit_tail`."""
 
 import numpy as np
 import torch
@@ -37,7 +37,10 @@ def commit_tail(
     accept_row: torch.Tensor,
     accept_count: torch.Tensor,
 ) -> None:
-    """`commit_tail_ref`. Raises TypeError for tensors that loops do not read."""
+    """Copies accepted rows into the slots' tails in place, as `commit_tail_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     require(reads_tail(node, tail), "commit_tail", node, tail)
     L, S, R, F = tail.shape
     width = node.element_size()
