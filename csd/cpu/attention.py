@@ -52,6 +52,7 @@ def _attend(
     group_start,  # [G + 1] int32
     groups,  # indices of the groups that have rows
 ):
+    """Attention of all rows; q, keys, values and `out` are addresses."""
     M, H, K, D, Dv, pages = shape
     like, key_like, isa = kinds
     words = D * like.itemsize // key_like.itemsize

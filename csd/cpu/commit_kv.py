@@ -24,6 +24,7 @@ def _commit_kv(
     accept_count,  # [S]
     moved,  # whether slot_len counts the accepted rows already
 ):
+    """Copy accepted rows to their places in the pages, as bytes."""
     for layer in range(layers):
         for s in range(accept_count.shape[0]):
             first = slot_len[s] - (accept_count[s] if moved else 0)

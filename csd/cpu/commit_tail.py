@@ -11,6 +11,7 @@ BYTES = np.empty(0, np.uint8)
 
 @loop
 def _commit_tail(shape, size, node, node_stride, tail, slot_len, accept_row, accept_count):
+    """Copy the last R accepted rows of each slot, `size` bytes each, to its ring; addresses."""
     L, S, R = shape
     for layer in range(L):
         for s in range(S):

@@ -52,6 +52,7 @@ def _finish(
     kept,  # array of the dtype of the slots' log-probabilities
     wide,  # likewise of the verdict's
 ):
+    """Advance all slots and write the snapshot; tensors are addresses."""
     M, S = sizes[:2]
     for s in range(S):
         _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide)

@@ -71,6 +71,7 @@ class _Dots:
         self.row = self._times(self.width, 2) if self.apart else self.width
 
     def columns(self, first: Any, count: int) -> None:
+        """Computes and stores the sums of all rows with `count` columns from `first` on."""
         builder = self.builder
         weight = builder.add(self.weight, builder.mul(first, self.width))
         rows, nothing = range(self.rows), ir.Constant(FLOATS, [0.0] * LANES)
@@ -84,6 +85,7 @@ class _Dots:
             self._end([row[c] for row in sums], builder.add(first, first.type(c)))
 
     def _add(self, sums: list, weight: Any, step: Any) -> None:
+        """Adds the products of a step to sums [rows][columns]; prefetches the next columns."""
         builder, count = self.builder, len(sums[0])
         offset = builder.add(weight, self._times(step, LANES * 4))
         given = [builder.add(offset, self._times(self.width, c)) for c in range(count)]

@@ -61,6 +61,7 @@ def _layers(
     isa,  # the instruction of products, one of `tiles.ISA`
     lora,  # `Lora`, or None
 ):
+    """All layers of a decoder; tensors are addresses, except `weights` and `position`."""
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
     norms, rotates, attends, gates, isa_qkv, isa_out, isa_gate_up, isa_down = many

@@ -102,14 +102,17 @@ def _fetch(x: types.Array, level: int) -> tuple[Any, Any]:
 
 
 def load(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, vector: Any) -> Any:
+    """Code that loads a value of type `vector` from x[offset]; kind: numba type of x."""
     return builder.load(pointer(context, builder, kind, x, offset, vector), align=_bytes(kind))
 
 
 def store(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, value: Any) -> None:
+    """Code that stores a value at x[offset]; kind: numba type of x."""
     builder.store(value, pointer(context, builder, kind, x, offset, value.type), align=_bytes(kind))
 
 
 def pointer(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, vector: Any) -> Any:
+    """Pointer to x[offset] as a value of type `vector`; kind: numba type of x."""
     array = context.make_array(kind)(context, builder, x)
     return builder.bitcast(builder.gep(array.data, [offset]), vector.as_pointer())
 
