@@ -1,11 +1,11 @@
 """The backend "cpu": operations of a step as loops that numba compiles for the CPU at hand.
 
-A loop takes one call where the references take ten, and a row alone decides what it does with that
-row. Both do the same arithmetic; only sums and exponentials are rounded in another order. No loop
-runs another backend's operation in its place.
+A loop is one call where the references are ten, and the result of a row depends on that row alone.
+Both do the same arithmetic; only sums and exponentials are rounded in another order. No loop
+falls back to another backend's operation.
 
-This file imports no numba: `compiles` is asked first, and then `csd.cpu.entry` is imported, which
-has all that other packages use.
+This file does not import numba: callers check `compiles` first and then import `csd.cpu.entry`,
+which has everything that other packages use.
 """
 
 from functools import cache
@@ -13,16 +13,16 @@ from importlib.util import find_spec
 
 import torch
 
-# of the tensors that loops read
+# dtypes of tensors that loops read
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def fused_arithmetic() -> bool:
-    """True if the CPU multiplies and adds at once, as the loops do."""
+    """True if the CPU has fused multiply-add, which the loops use."""
     return torch.backends.cpu.get_cpu_capability() != "DEFAULT"
 
 
 @cache
 def compiles() -> bool:
-    """True if loops can be compiled here."""
+    """True if loops can be compiled on this machine: fused multiply-add and numba are present."""
     return fused_arithmetic() and find_spec("numba") is not None

@@ -1,7 +1,8 @@
-"""Addresses of tensors by name, as loops are given them.
+"""Addresses of tensors by name, in the form in which loops take them.
 
-A loop's argument is a namedtuple of addresses, so that a wrong field is an error and no other
-tensor. numpy's arrays of as many tensors take longer to make than a step's verification.
+A loop's argument is a namedtuple of addresses, so that a wrong field name is an error and does not
+select another tensor. Making numpy arrays of as many tensors takes longer than a step's
+verification.
 """
 
 from collections.abc import Mapping
@@ -15,9 +16,10 @@ from csd.cpu.numbers import on_host
 def addresses(
     kind: type, record: Any, dtypes: Mapping[str, torch.dtype] | torch.dtype
 ) -> Any | None:
-    """`kind` of the addresses of a record's tensors, the fields of `kind`, a namedtuple.
+    """Returns the addresses of a record's tensors as `kind`, a namedtuple with their names.
 
-    dtypes: by field, or one for all. None where a tensor has another one or is not contiguous.
+    dtypes: expected dtypes by field, or one for all. Returns None if a tensor has another dtype, is
+    not contiguous or is not in the CPU's memory.
     """
     found = []
     for name in kind._fields:  # type: ignore[attr-defined]

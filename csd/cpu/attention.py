@@ -1,12 +1,12 @@
-"""Tree attention in one call a layer; the formula is in `csd/kernels/tree_attention`.
+"""Tree attention in one call per layer; the formula is in `csd/kernels/tree_attention`.
 
-A group's rows are read together: of each page of keys and values, of the prompt's once a thread and
-of the others once a slot, all rows that attend to it take what they need, while the next page is on
-its way from memory. A row's sums run over its slot's keys and then over the prompt's, in order of
-position, and hidden nodes add exact zeros. So its result is a function of its own query, keys and
-values, to the bit: an engine's is exact with no further rule.
+A group's rows are processed together. Each page of keys and values is read once (the prompt's
+pages once per thread, the others once per slot) and used by all rows that attend to it, while the
+next page is prefetched. A row's sums run over its slot's keys and then over the prompt's, in order
+of position, and hidden nodes add exact zeros. So its result is a function of its own query, keys
+and values, to the bit: an engine's is exact without further rules.
 
-Keys before the first one that any of the rows sees, with a window or a chunk, are not read.
+With a window or a chunk, keys before the first one that any of the rows sees are not read.
 """
 
 import math
@@ -39,8 +39,8 @@ def _attend(
     out,  # [M, H, Dv], written
     kinds,  # `attention_kinds` of the dtype and D
     scale,
-    properties,  # of `properties_of`: None is compiled apart
-    shares,  # into how many parts a group's heads and its rows are divided: `shares`
+    properties,  # from `properties_of`; numba compiles a separate version for None
+    shares,  # from `shares`: numbers of parts of a group's heads and of its rows
     prompt_pages,  # [G, PP] int32
     prompt_len,  # [G] int32
     slot_pages,  # [S, SP] int32
@@ -50,14 +50,15 @@ def _attend(
     slot_start,  # [S] int32
     slot_nodes,  # [S] int32
     group_start,  # [G + 1] int32
-    groups,  # those that have rows
+    groups,  # indices of the groups that have rows
 ):
+    """Attention of all rows; q, keys, values and `out` are addresses."""
     M, H, K, D, Dv, pages = shape
     like, key_like, isa = kinds
     words = D * like.itemsize // key_like.itemsize
     q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, Dv), like)
     node_k, node_v = memory(node_k, (M, K, words), key_like), memory(node_v, (M, K, Dv), like)
-    # pages of keys and of values, and their bytes
+    # pages of keys and of values, as numbers and as bytes
     tokens = pages, PAGE, K
     keys = (
         memory(k_pages, (*tokens, words), key_like),
@@ -76,16 +77,16 @@ def _attend(
         if first == last:
             continue
         heads = side * K // sides, (side + 1) * K // sides
-        # of one head, and of all of them, head after head
+        # rows of one head, and of all heads, ordered by head
         rows = (last - first) * each
         many, prompt, own = rows * (heads[1] - heads[0]), prompt_len[g], 0
-        # the first position that a root sees, which sees more than the rows below it
+        # the first position that a root sees: rows below a root see no earlier one
         front = np.int64(1 << 40)
         for m in range(first, last):
             own = max(own, slot_len[slot[m]] + slot_nodes[slot[m]])
             front = min(front, first_key(properties, prompt + slot_len[slot[m]], 1))
         wide = -(-max(D, Dv) // WIDTH) * WIDTH
-        # prompt | committed | nodes, from position `front` on, and room for whole lanes
+        # prompt | committed | nodes, from position `front` on, padded to whole vectors
         columns = -(-(prompt - front + own + PAGE) // BLOCK) * BLOCK
         buffer = np.empty(workspace_bytes(many, words, columns, wide, numbers), np.uint8)
         query, score, sums, total, lanes, work = workspace(
@@ -141,7 +142,7 @@ def _attend(
             y = out[first + i % rows // each, (heads[0] + i // rows) * each + i % each]
             for d in range(Dv):
                 y[d] = rounded(sums[i, d] / total[i], like)
-        # numba frees an array behind its last use, and its parts are in use until here
+        # numba frees an array after its last use: this one keeps it while its parts are used
         buffer[0] = 0
 
 
@@ -156,8 +157,8 @@ def attention_kinds(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Types in which `_attend` reads values and keys, and its instruction, one of `tiles.ISA`.
 
-    D: size of a head's keys and values, or the greatest common divisor of the keys' and twice the
-    values'. isa: name of an instruction; by default this CPU's where it multiplies heads of D.
+    D: size of a head's keys and values, or the greatest common divisor of the keys' size and twice
+    the values' size. isa: name of an instruction; by default this CPU's if it suits D, else "fma".
     """
     taken = instruction(dtype)
     in_pairs = taken == "dot" and D % (2 * BLOCK) == 0
@@ -166,9 +167,10 @@ def attention_kinds(
 
 
 def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:
-    """Numbers of parts into which a group's heads and rows are divided, for even work of threads.
+    """Numbers of parts into which a group's heads and rows are divided, to balance the threads.
 
-    All heads of a token lie side by side, and are read at once where there are slots for all.
+    rows: result of `plan_attention`. A token's heads are adjacent in memory, so they are not
+    divided where there are enough slots for all threads.
     """
     slots = int((rows[-3] > 0).sum())
     count, groups = threads(), len(rows[-1])
@@ -177,7 +179,10 @@ def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:
 
 
 def plan_attention(heads: int, kv_heads: int, **layout: Any) -> tuple[np.ndarray, ...]:
-    """A step's layout as the loop takes it; layout: `LAYOUT`'s tensors and others."""
+    """A step's layout as the loop takes it: the arrays of `LAYOUT`, and the groups with rows.
+
+    layout: tensors by name, those of `LAYOUT` and others, which are ignored.
+    """
     arrays = tuple(layout[name].numpy() for name in LAYOUT)
     return *arrays, np.flatnonzero(np.diff(arrays[-1]))
 
@@ -198,9 +203,10 @@ def tree_attention(
     out: torch.Tensor | None = None,
     **layout: torch.Tensor,
 ) -> torch.Tensor:
-    """`tree_attention_properties`, [M, H, Dv]; work: `plan_attention` of the step.
+    """Attention of all rows, as `tree_attention_properties` defines it; returns [M, H, Dv].
 
-    Raises TypeError for tensors that loops do not read.
+    work: result of `plan_attention` for the step, made from `layout` if None. out: tensor to write
+    and return. Raises TypeError for tensors that loops do not read.
     """
     given = q, node_k, node_v, k_pages, v_pages
     require(readable(*given), "tree_attention", *given)

@@ -1,8 +1,8 @@
-"""A thread's workspace for attention: parts of one piece of memory, each of whole cache lines.
+"""A thread's workspace for attention: parts of one allocation, each of whole cache lines.
 
-A part owns nothing. Where an array that owns its memory is handed on, numba counts its users by
-atomic instructions; and one that numba allocates may begin in the middle of a line, so that each
-vector of a line's size lies in two of them.
+A part does not own its memory. Where an array that owns its memory is passed on, numba counts
+references by atomic instructions. An array that numba allocates may also begin in the middle of a
+cache line, so that each vector of a line's size lies in two of them.
 """
 
 from csd.cpu.compiled import loop
@@ -10,25 +10,26 @@ from csd.cpu.lanes import WIDTH
 from csd.cpu.numbers import memory
 from csd.cpu.vectors import LINE
 
-# keys of a page
+# keys per page
 PAGE = 64
-# how many parts there are
+# number of parts
 PARTS = 7
 
 
 @loop
 def workspace_bytes(many, words, columns, wide, like):
-    """Bytes that `workspace` needs."""
+    """Number of bytes that `workspace` needs."""
     numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + WIDTH
     return numbers * like.itemsize + (PARTS + 1) * LINE
 
 
 @loop
 def workspace(address, many, words, columns, wide, like):
-    """A workspace for `many` rows: query [many, words], score [many, columns], sums [many, wide] of
-    zeros, total [many], a softmax's sums [WIDTH], and the memory of the products.
+    """Arrays for `many` rows in the memory at `address`, of the dtype of `like`.
 
-    The latter is a tile of PAGE keys or values, and the rows' weights in pairs [many, PAGE / 2].
+    Returns query [many, words], score [many, columns], sums [many, wide] of zeros, total [many], a
+    softmax's sums [WIDTH], and the memory of the products: a tile [PAGE * wide] of keys or values
+    and the rows' weights in pairs [many, PAGE / 2].
     """
     size = like.itemsize
     offset = address + -address % LINE
@@ -45,7 +46,7 @@ def workspace(address, many, words, columns, wide, like):
     lanes = memory(offset, WIDTH, like)
     offset += whole_lines(WIDTH * size)
     tile = memory(offset, PAGE * wide, like)
-    # products run over whole lanes: numbers that nobody reads may be denormal, and each of those
+    # products run over whole vectors: uninitialized numbers in them may be denormal, each of which
     # takes a hundred times as long
     tile[:] = 0
     sums[:] = 0
@@ -54,4 +55,5 @@ def workspace(address, many, words, columns, wide, like):
 
 @loop
 def whole_lines(size):
+    """`size` in bytes, rounded up to whole cache lines."""
     return -(-size // LINE) * LINE

@@ -1,4 +1,4 @@
-"""Blocks of numbers laid out for products: widened, transposed, and in pairs of bfloat16."""
+"""Rearrangement of blocks for products: widened, transposed, or in pairs of bfloat16."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from csd.cpu.vectors import INT, ints, places, rounded_words, splat
 
 @intrinsic
 def widen(typing_context, x, offset, y, to):
-    """y[to : to + BLOCK] = x[at : at + BLOCK] as numbers"""
+    """y[to : to + BLOCK] = x[offset : offset + BLOCK], with bfloat16 widened to float32"""
 
     def generate(context, builder, signature, args):
         given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
@@ -25,9 +25,10 @@ def widen(typing_context, x, offset, y, to):
 
 @intrinsic
 def transpose(typing_context, x, offset, stride, last, y, to, y_stride):
-    """y[to + d y_stride + j] = x[at + min(j, last) stride + d] as a number, for j, d < BLOCK
+    """y[to + d y_stride + j] = x[offset + min(j, last) stride + d] for j, d < BLOCK
 
-    Rows j and j + BLOCK / 2 are interleaved; after four such rounds each is a column.
+    bfloat16 is widened to float32. Each round interleaves rows j and j + BLOCK / 2; after four
+    rounds each vector is a column.
     """
 
     def generate(context, builder, signature, args):
@@ -58,9 +59,9 @@ def transpose(typing_context, x, offset, stride, last, y, to, y_stride):
 
 @intrinsic
 def pair(typing_context, x, offset, stride, y, to):
-    """y[to : to + BLOCK] = pairs of x[at :] and x[at + stride :], or of zeros where stride is 0
+    """y[to : to + BLOCK] = pairs of x[offset :] and x[offset + stride :], or zeros if stride is 0
 
-    x: bfloat16. The first is the odd one of its pair, which is multiplied before the other.
+    x: bfloat16. The number of x[offset :] is the odd one of its pair, whose product is added first.
     """
 
     def generate(context, builder, signature, args):
@@ -79,9 +80,9 @@ def pair(typing_context, x, offset, stride, y, to):
 
 @intrinsic
 def round_pairs(typing_context, x, offset, count, y, to):
-    """y[to : to + BLOCK] = pairs of the numbers of x[at :], rounded, and zeros from `count` on
+    """y[to : to + BLOCK] = pairs of adjacent numbers of x[offset :], rounded to bfloat16
 
-    Of each pair the odd one is the number that comes first.
+    Numbers from `count` on become zeros. The first number of a pair is its odd one.
     """
 
     def generate(context, builder, signature, args):
@@ -91,7 +92,7 @@ def round_pairs(typing_context, x, offset, count, y, to):
         words = rounded_words(
             builder, *(load(context, builder, x, x_, place, half) for place in (offset, behind))
         )
-        # the lower half of a word is the number that comes first
+        # the lower half of a word is the first number of its pair
         left = splat(builder, builder.trunc(count, INT), BLOCK)
         odd, even = builder.shl(words, ints(BLOCK, 16)), builder.lshr(words, ints(BLOCK, 16))
         kept = []
@@ -107,7 +108,7 @@ def round_pairs(typing_context, x, offset, count, y, to):
 
 
 def _pairs(builder: Any, odd: Any, even: Any) -> Any:
-    """Pairs of bfloat16 in the place of float32."""
+    """Pack vectors of bfloat16 bits as pairs, each in a word of type float32."""
     wide = ir.VectorType(INT, odd.type.count)
     high = builder.shl(builder.zext(odd, wide), ints(wide.count, 16))
     bits = builder.or_(high, builder.zext(even, wide))
@@ -115,7 +116,7 @@ def _pairs(builder: Any, odd: Any, even: Any) -> Any:
 
 
 def _numbers(builder: Any, value: Any) -> Any:
-    """Bits of bfloat16 as float32; other numbers as they are."""
+    """Widen bfloat16 bits to float32; return other numbers unchanged."""
     if not isinstance(value.type.element, ir.IntType):
         return value
     wide = ir.VectorType(INT, value.type.count)

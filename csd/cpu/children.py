@@ -1,4 +1,4 @@
-"""The children of one node of a draft tree, as `csd/kernels/draft_tree/` estimates them."""
+"""Estimate and selection of a draft tree node's children; see `csd/kernels/draft_tree`."""
 
 import numpy as np
 
@@ -10,15 +10,15 @@ from csd.kernels.noise import SAMPLE
 from csd.state.context_table import PROMPT_BIT
 from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
 
-# places of a list of numbers by token: of a node's successors, 128 at most, and of all that the
-# nodes of a slot have in a level
+# sizes of hash tables by token: of a node's successors, at most 128, and of the successors of all
+# nodes of a slot in a level
 OF_NODE, OF_SLOT = 256, 4096
 SAMPLES = np.int64((1 << PROMPT_BIT) - 1)
 
 
 @loop
 def place_of(token, tokens, stamps, stamp):
-    """Place of a token in a hash list, or a free one for it; entries of this list have `stamp`."""
+    """Bucket of a token in a hash table, or a free one for it; used buckets have `stamp`."""
     size = tokens.shape[0]
     bucket = (token * 40503) & (size - 1)
     while stamps[bucket] == stamp and tokens[bucket] != token:
@@ -28,23 +28,23 @@ def place_of(token, tokens, stamps, stamp):
 
 @loop
 def estimate(
-    context,  # [N], the node's
+    context,  # [N], the node's, latest token first
     owner,  # key of its group
     whole,  # entry of the group as a whole, or -1
     table,  # `Entries`
     ways,
     orders,  # [O], ascending
-    betas,  # [O + 1], of the longest first, and of the group as a whole
+    betas,  # [O + 1], longest context first, then the group as a whole
     config,  # smoothing, trust, own_weight, uncoupled
-    slot,  # whether it samples, key, sample, position of the children, bit of its sample
-    noise,  # by token, of the slot's children in this level: tokens, values, stamps
-    stamp,  # of this level's noise
-    found,  # by token, written: tokens, sums of 2^-24, sources, stamps
-    mark,  # of this node's list
-    order,  # [OF_NODE], written: places of the list in the order in which they were found
-    work,  # [2, E], codes [O]
+    slot,  # whether it samples, key, sample, position of the children, source bit of its sample
+    noise,  # hash table of the slot's Gumbel values in this level: tokens, values, stamps
+    stamp,  # of the slot and level in `noise`
+    found,  # hash table, written: tokens, probabilities in units of 2^-24, sources, stamps
+    mark,  # stamp of this node in `found`
+    order,  # [OF_NODE], written: buckets of `found` in the order of insertion
+    work,  # workspaces: [2, E], and hashes of contexts [O]
 ):
-    """Probabilities of the node's successors, unordered; returns how many there are."""
+    """Write the probabilities of a node's successors to `found`; returns their number."""
     entry_group, entry_hash = table.entry_group, table.entry_hash
     entry_tokens, entry_total = table.entry_tokens, table.entry_total
     succ_token, succ_weight, succ_source = table.succ_token, table.succ_weight, table.succ_source
@@ -97,7 +97,7 @@ def estimate(
                 mass = share / total * weight[j]
             bucket = place_of(np.int64(token[j]), tokens, stamps, mark)
             if stamps[bucket] != mark:
-                # the longest context that has a token gives its sources
+                # a token's sources are those in the longest context that has it
                 stamps[bucket], tokens[bucket], sums[bucket], sources[bucket] = (
                     mark,
                     token[j],
@@ -112,7 +112,7 @@ def estimate(
 
 @loop
 def _noise(token, slot, noise, stamp):
-    """The Gumbel value that decides about a token, once a slot and level."""
+    """Gumbel value by which the token will be sampled, computed once per slot and level."""
     _, key, sample, position, _ = slot
     tokens, values, stamps = noise
     bucket = place_of(token, tokens, stamps, stamp)
@@ -125,14 +125,15 @@ def _noise(token, slot, noise, stamp):
 
 @loop
 def likeliest(count, order, found, level, highest, stop_ids, chosen):
-    """Places of the node's MAX_CHILDREN likeliest tokens whose edges cost `highest` at most.
+    """Select the node's MAX_CHILDREN likeliest tokens whose edges cost at most `highest`.
 
-    level: what a level costs. Written to chosen[0] by falling probability, ties to smaller tokens,
-    and the edges' costs to chosen[1]. Returns how many there are without those that end the sample.
+    level: cost of a level, part of each edge. Writes buckets of `found` to chosen[0], by falling
+    probability, ties to smaller tokens, and edge costs to chosen[1]. Then removes tokens that end
+    the sample; returns the number that is left.
     """
     tokens, sums, _, _ = found
     places, edges = chosen
-    # less than this costs more than `highest`, by more than a rounding
+    # lower probabilities cost more than `highest`, by more than a rounding error
     least = np.exp(-float(highest - level + 2) / UNIT) * ONE
     kept = 0
     for i in range(count):
@@ -165,14 +166,14 @@ def likeliest(count, order, found, level, highest, stop_ids, chosen):
 
 @loop
 def _before(q, token, other, sums, tokens):
-    """True if a token of probability q precedes the one at a place."""
+    """True if `token` with probability q ranks before bucket `other`; ties to smaller tokens."""
     others = min(sums[other], ONE)
     return q > others or (q == others and token < tokens[other])
 
 
 @loop
 def origin(sources, bit):
-    """Source of a token, one of `csd.state.pool`'s: the first that has seen it."""
+    """Source of a token: the first of OWN, SIBLING, PROMPT and HISTORY in which it occurs."""
     if (sources >> bit) & 1:
         return OWN
     if sources & SAMPLES:

@@ -1,4 +1,4 @@
-"""Accepted rows' keys and values of all layers into the pages, in one call."""
+"""Copy of accepted rows' keys and values into the pages, for all layers in one call."""
 
 import numpy as np
 import torch
@@ -15,15 +15,16 @@ def _commit_kv(
     layers,
     sizes,  # bytes of a token's keys in a layer, and of its values
     nodes,  # addresses of node_k and node_v
-    pages,  # of k_pages and v_pages
+    pages,  # addresses of k_pages and v_pages
     node_strides,  # bytes from a layer to the next one
-    page_strides,
+    page_strides,  # likewise
     slot_pages,  # [S, SP]
     slot_len,  # [S]
     accept_row,  # [S, A]
     accept_count,  # [S]
-    moved,
+    moved,  # whether slot_len counts the accepted rows already
 ):
+    """Copy accepted rows to their places in the pages, as bytes."""
     for layer in range(layers):
         for s in range(accept_count.shape[0]):
             first = slot_len[s] - (accept_count[s] if moved else 0)
@@ -58,7 +59,10 @@ def commit_kv(
     accept_count: torch.Tensor,
     moved: bool = False,
 ) -> None:
-    """`commit_kv_ref`. Raises TypeError for tensors that loops do not read."""
+    """Copies accepted rows into the pages in place, as `commit_kv_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     nodes, pages = (node_k, node_v), (k_pages, v_pages)
     require(reads_commit(*nodes, *pages), "commit_kv", *nodes, *pages)
     width = node_k.element_size()
@@ -71,5 +75,5 @@ def commit_kv(
 
 
 def _side_by_side(x: torch.Tensor) -> bool:
-    """True if a layer's rows lie in memory without gaps."""
+    """True if each layer's rows are contiguous in the CPU's memory, and there is a layer."""
     return x.device.type == "cpu" and type(x) in PLAIN and bool(x.shape[0]) and x[0].is_contiguous()

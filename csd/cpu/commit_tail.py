@@ -1,4 +1,4 @@
-"""`csd.kernels.commit_tail` as a loop over bytes."""
+"""Copy of accepted rows into slots' tails, as bytes; see `csd.kernels.commit_tail`."""
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ BYTES = np.empty(0, np.uint8)
 
 @loop
 def _commit_tail(shape, size, node, node_stride, tail, slot_len, accept_row, accept_count):
+    """Copy the last R accepted rows of each slot, `size` bytes each, to its ring; addresses."""
     L, S, R = shape
     for layer in range(L):
         for s in range(S):
@@ -37,7 +38,10 @@ def commit_tail(
     accept_row: torch.Tensor,
     accept_count: torch.Tensor,
 ) -> None:
-    """`commit_tail_ref`. Raises TypeError for tensors that loops do not read."""
+    """Copies accepted rows into the slots' tails in place, as `commit_tail_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     require(reads_tail(node, tail), "commit_tail", node, tail)
     L, S, R, F = tail.shape
     width = node.element_size()

@@ -1,4 +1,4 @@
-"""Loops that numba compiles, and when what is kept of them is stale."""
+"""Decorators of numba-compiled loops, and the digest of sources that invalidates their cache."""
 
 import hashlib
 import logging
@@ -15,17 +15,17 @@ from csd.cpu.kept import UNKEPT, Kept
 from csd.state import phases
 
 CSD = Path(__file__).parents[1]
-# the loops, and where their constants are defined
+# folders of the loops, and of the constants that they contain
 ROOMS = ("cpu", "kernels", "state")
 
 
 def _is_own(found: Any) -> bool:
-    """Returns True for an event about a loop of csd's."""
+    """True if an event of numba's compiler is about one of csd's loops."""
     return (found.data["dispatcher"].py_func.__module__ or "").startswith("csd.")
 
 
 class First(event.Listener):
-    """Runs a function where the first of csd's loops is compiled, and not read from a file."""
+    """Runs a function when the first of csd's loops is compiled instead of read from a file."""
 
     def __init__(self, run: Callable[[], None]):
         self.run, self.done = run, False
@@ -40,7 +40,7 @@ class First(event.Listener):
 
 
 class Counted(event.Listener):
-    """Counts the loops of csd that this process compiles, and the seconds that they take."""
+    """Counts csd's loops that this process compiles, and times them as the phase "compile"."""
 
     loops = 0
 
@@ -57,55 +57,56 @@ class Counted(event.Listener):
 
 def _log() -> None:
     if phases.is_shown():
-        # the phase's own line shows it
+        # the phase's own line shows the compilation
         return
     logging.getLogger("csd").warning(
         "csd compiles loops for this CPU, which takes about a minute, once a machine"
     )
 
 
-# once a process: its call waits
+# once per process, whose call waits
 NOTICE = First(_log)
 event.register("numba:compile", NOTICE)
 event.register("numba:compile", Counted())
 
 
 def before_compiling(run: Callable[[], None]) -> AbstractContextManager:
-    """Within it, `run` is called before the first loop of csd is compiled, if one is."""
+    """Context in which `run` is called before the first of csd's loops is compiled, if any."""
     return event.install_listener("numba:compile", First(run))
 
 
 def loop(function: Any) -> Any:
-    """`function` compiled at its first call, once for all processes, without Python's lock.
+    """Compile `function` at its first call, to run without the GIL; all processes share the code.
 
-    Only what is indexed by the loop's own variable becomes vectors: an index that might be negative
-    is taken from the end. So loops run over slices.
+    Only accesses that are indexed by the loop's own variable are vectorized, since an index that
+    might be negative counts from the end. So loops run over slices.
     """
     return compiled(function)
 
 
 def any_order(function: Any) -> Any:
-    """A `loop` whose sums the compiler may reorder; a length has one order."""
+    """Like `loop`, but the compiler may reorder sums; the order depends on the length alone."""
     return compiled(function, fastmath={"reassoc"})
 
 
 def compiled(function: Any, **options: Any) -> Any:
+    """Compile `function` with `njit` and csd's cache on disk; options: further ones of `njit`."""
     usual: dict[str, Any] = dict(nogil=True, error_model="numpy", boundscheck=False)
     options = usual | options
     found, file = njit(function, **options), Path(function.__code__.co_filename)
     try:
-        # numba compiles a function again when its own file has changed, but code of other files,
-        # and their constants, are in it too
+        # numba compiles a function again when its own file has changed, but the compiled code also
+        # contains code and constants of other files
         found._cache = Kept(function, stamp(file) if file.is_file() else None)
     except RuntimeError as error:
-        # neither the package's folder nor the user's can be written
+        # neither the package's folder nor the user's is writable
         UNKEPT(error)
     return found
 
 
 @cache
 def stamp(file: Path) -> str:
-    """A digest of `file` and of all sources whose code or constants csd's loops may contain."""
+    """Digest of `file` and of all sources whose code or constants csd's loops may contain."""
     return hashlib.sha256(file.read_bytes() + _sources()).hexdigest()
 
 

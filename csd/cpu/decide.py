@@ -1,6 +1,6 @@
-"""Decide a step in two calls: `verify`, then `advance_slots` together with `snapshot`.
+"""Decision of a step in two calls: `verify`, then `advance_slots` together with `snapshot`.
 
-Both take tens of microseconds where the references take dozens of small operations of PyTorch.
+Each takes tens of microseconds; the references run dozens of small operations of PyTorch.
 """
 
 from collections import namedtuple
@@ -19,7 +19,7 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict
 
-# what the loop reads and, of the slots, writes, by its name in the records
+# dtypes of the fields that the loop reads and, of the slots, writes, by their names in the records
 POOL = dict.fromkeys(
     ("depth", "cost", "source", "token", "parent", "slot_nodes", "slot_start"), I32
 )
@@ -32,26 +32,27 @@ VERDICT = dict(
 )  # fmt: skip
 PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
 VerdictAddresses = namedtuple("VerdictAddresses", VERDICT)
-# in the dtype of the slots, and in that of the verdict
+# log-probabilities, in the dtype of the slots and in that of the verdict
 SlotLogprobs = namedtuple("SlotLogprobs", "logprobs raw_logprobs")
 RowLogprobs = namedtuple("RowLogprobs", "logprob raw_logprob")
 
 
 @loop
 def _finish(
-    sizes,  # M, S, then of the slots: N, T, W
-    top,
-    trees,
+    sizes,  # M, S, and widths of the slots' context (N), tokens (T) and seen (W)
+    top,  # whether the snapshot has the target's top 8
+    trees,  # whether the snapshot has the trees
     pool,  # `PoolAddresses`
     slots,  # `SlotAddresses`
     logprobs,  # `SlotLogprobs`
     verdict,  # `VerdictAddresses`
     chances,  # `RowLogprobs`
-    ints,  # of the snapshot, written
-    floats,  # likewise
-    kept,  # type of the slots' log-probabilities
-    wide,  # of the verdict's
+    ints,  # address of the snapshot's int32 tensor, written
+    floats,  # likewise of its floats
+    kept,  # array of the dtype of the slots' log-probabilities
+    wide,  # likewise of the verdict's
 ):
+    """Advance all slots and write the snapshot; tensors are addresses."""
     M, S = sizes[:2]
     for s in range(S):
         _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide)
@@ -71,7 +72,7 @@ def _finish(
 
 @loop
 def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
-    """`advance_slots_ref` of slot s."""
+    """Append the committed tokens to slot s and move it on, in place, as `advance_slots_ref`."""
     M, S, N, T, W = sizes
     live, generated = memory(slots.live, S, BOOL), memory(slots.generated, S, INT)
     step, context = memory(slots.step, S, INT), memory(slots.context, (S, N), INT)[s]
@@ -88,7 +89,7 @@ def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
         tokens[offset], to[offset], raw_to[offset] = token, logprob[row[i]], raw_logprob[row[i]]
         if penalised:
             seen[token // 32] |= np.uint32(1) << np.uint32(token % 32)
-    # from the last on: each is read before it is written
+    # backwards, so that each is read before it is overwritten
     for i in range(N - 1, -1, -1):
         context[i] = sample[row[count - 1 - i]] if i < count else context[i - count]
     step[s] += count > 0
@@ -98,7 +99,7 @@ def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
 
 @loop
 def _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
-    """The fields of a snapshot that it always has, of slot s."""
+    """Write slot s's fields of a snapshot that do not depend on `top` and `trees`."""
     A = ACCEPT
     sample, source = memory(verdict.sample, M, INT), memory(pool.source, M, INT)
     row, count = memory(verdict.accept_row, (S, A), INT)[s], memory(verdict.accept_count, S, INT)[s]
@@ -110,7 +111,7 @@ def _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
     chance = memory(floats, (2, S, A), wide)
     for i in range(A):
         path[0, s, i] = sample[row[i]] if i < count else -1
-        # token i of the path was drafted as row i + 1
+        # token i of the path was drafted as its row i + 1
         path[1, s, i] = source[row[i + 1]] if i + 1 < count else 0
         chance[0, s, i] = logprob[row[i]] if i < count else 0
         chance[1, s, i] = raw_logprob[row[i]] if i < count else 0
@@ -118,7 +119,7 @@ def _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
 
 @loop
 def _write_top(M, S, verdict, ints, floats, wide):
-    """The target's top 8 at the rows of all paths."""
+    """Write the target's top 8 tokens and probabilities at the rows of all paths."""
     row = memory(verdict.accept_row, S * ACCEPT, INT)
     top_token = memory(verdict.top_token, (M, TOP), INT)
     top_prob = memory(verdict.top_prob, (M, TOP), SINGLE)
@@ -131,7 +132,7 @@ def _write_top(M, S, verdict, ints, floats, wide):
 
 @loop
 def _write_trees(M, S, pool, accept_row, ints):
-    """The trees, and which of their rows are accepted."""
+    """Write the trees and their accepted rows."""
     memory(ints, S, INT)[:] = memory(pool.slot_start, S, INT)
     token, parent, cost, source = pool.token, pool.parent, pool.cost, pool.source
     out = memory(ints + 4 * S, (4, M), INT)
@@ -144,7 +145,10 @@ def _write_trees(M, S, pool, accept_row, ints):
 def decide(
     logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
 ) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
-    """`verify`, `advance_slots` and `snapshot`."""
+    """Verifies the logits, then runs `finish`; the slots are written in place.
+
+    Returns the verdict and the snapshot's tensors, int32 and floats.
+    """
     verdict = verify(logits, pool, slots)
     return verdict, *finish(pool, slots, verdict, top, trees)
 
@@ -152,7 +156,10 @@ def decide(
 def finish(
     pool: Pool, slots: Slots, verdict: Verdict, top: bool, trees: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`advance_slots_ref`, then `snapshot_ref`."""
+    """Advances the slots in place, as `advance_slots_ref`, and returns `snapshot_ref`'s tensors.
+
+    The references themselves run for dtypes or layouts that the loop does not read.
+    """
     wide, kept = verdict.logprob.dtype, slots.logprobs.dtype
     given = (
         addresses(PoolAddresses, pool, POOL), addresses(SlotAddresses, slots, SLOTS),
@@ -160,7 +167,7 @@ def finish(
         addresses(RowLogprobs, verdict, wide),
     )  # fmt: skip
     if None in given or not {wide, kept} <= {F32, F64}:
-        # one after another
+        # the references, one after the other
         advance_slots_ref(slots, verdict)
         return snapshot_ref(pool, verdict, top, trees)
     ints, floats = empty_snapshot(pool, verdict, top, trees)

@@ -1,7 +1,7 @@
-"""The sums of a few rows with columns of a plain weight [N, K], as a user's module has it.
+"""Dot products of a few rows with columns of a plain weight [N, K] of a user's module.
 
-The numbers of a column lie side by side, so those of LANES k are multiplied at once, and what each
-lane has is added up at the end. `tiles.py` multiplies weights that are laid out for it.
+The numbers of a column are adjacent in memory, so LANES of them are multiplied at once, and the
+sums of the lanes are added up at the end. `tiles.py` multiplies weights that are laid out for it.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from csd.cpu.vectors import (
     rounded,
 )
 
-# rows whose sums are held at once; sums that leave registers for the numbers; and most columns
+# most rows whose sums are held at once; most sums that leave registers for operands; most columns
 ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
 
 
@@ -32,11 +32,12 @@ ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
 def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, isa):
     """y[r stride + c] = bias[c] + sum over k of x[r, k] weight[c, k]
 
-    For r < rows, one to ROWS of them, and c < COLUMNS, in `steps` steps: of LANES k in float32, of
-    2 LANES in bfloat16. A lane adds up in the order of k, by "fma" the even ones of a step first;
-    neither `rows` nor where a column lies changes a sum. Addresses; bias is float32 or 0 for none,
-    y of the dtype of `like`. So is x, but for "fma" of bfloat16, which `plain._lay_apart` prepares.
-    Asks for the lines of the columns behind those that are multiplied.
+    For r < rows (1 to ROWS) and c < COLUMNS, in `steps` steps of LANES k in float32 and of 2 LANES
+    k in bfloat16. A lane sums in the order of k, with "fma" the even k of a step before the odd
+    ones; neither `rows` nor the place of a column changes a sum. x, weight, bias and y are
+    addresses: bias of float32, or 0 for none, the others of the dtype of `like`, except that for
+    "fma" of bfloat16 `plain._lay_apart` prepares x. Prefetches the lines of the columns that
+    follow those that are multiplied.
     """
     low = like.dtype == types.uint16
 
@@ -59,7 +60,7 @@ def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, isa):
 
 
 class _Dots:
-    """Code for a number of rows. low: bfloat16; pairs: two of them are multiplied at once."""
+    """Code for a fixed number of rows. low: bfloat16; pairs: numbers are multiplied in pairs."""
 
     def __init__(self, builder: Any, rows: int, low: bool, pairs: bool, *places: Any):
         self.builder, self.rows, self.low = builder, rows, low
@@ -70,6 +71,7 @@ class _Dots:
         self.row = self._times(self.width, 2) if self.apart else self.width
 
     def columns(self, first: Any, count: int) -> None:
+        """Computes and stores the sums of all rows with `count` columns from `first` on."""
         builder = self.builder
         weight = builder.add(self.weight, builder.mul(first, self.width))
         rows, nothing = range(self.rows), ir.Constant(FLOATS, [0.0] * LANES)
@@ -83,6 +85,7 @@ class _Dots:
             self._end([row[c] for row in sums], builder.add(first, first.type(c)))
 
     def _add(self, sums: list, weight: Any, step: Any) -> None:
+        """Adds the products of a step to sums [rows][columns]; prefetches the next columns."""
         builder, count = self.builder, len(sums[0])
         offset = builder.add(weight, self._times(step, LANES * 4))
         given = [builder.add(offset, self._times(self.width, c)) for c in range(count)]
@@ -105,7 +108,7 @@ class _Dots:
                     builder.store(added, total)
 
     def _end(self, sums: list, column: Any) -> None:
-        """Adds up the lanes of all rows' sums with a column, and rounds them."""
+        """Adds the lanes of all rows' sums with a column to its bias; rounds and stores them."""
         builder = self.builder
         has = builder.icmp_signed("!=", self.bias, self.bias.type(0))
         start = cgutils.alloca_once_value(builder, FLOAT(0.0))

@@ -1,4 +1,4 @@
-"""All slots' draft trees in one call; what is drafted is in `csd/kernels/draft_tree`."""
+"""Drafting of all slots' trees in one call; the definition is in `csd/kernels/draft_tree`."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def _draft(
     live, most, rows, penalty, path, level, max_depth, frontier, table, ways, orders, betas,
     config, slots, group, position, pool,
 ):  # fmt: skip
-    """Grows the trees of the slots `live` and fills a pool's `rows` with `most` nodes at most."""
+    """Grows the trees of the slots `live` and writes at most `most` of their nodes to a pool."""
     depth = max_depth if live.shape[0] and most > 0 else 0
     budget = min(most, (MAX_NODES - 1) * live.shape[0])
     node, context, count = grow(
@@ -40,7 +40,10 @@ def draft_tree(
     out: Pool | None = None,
     nodes: int | None = None,
 ) -> Pool:
-    """`draft_tree_ref` without noise, which only the reference takes."""
+    """Drafts trees and returns them as a pool of `rows` rows, `out` if given; see `draft_tree_ref`.
+
+    noise must be None: only the reference takes it. nodes: most drafted nodes.
+    """
     if noise is not None:
         raise ValueError("noise must be None with kernels='cpu'")
     require(on_host(slots.live, table.step), "draft_tree", slots.live, table.step)

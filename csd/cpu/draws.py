@@ -1,4 +1,4 @@
-"""A draw of every row among its head and the rest, in one call; the reference is `draw_ref`."""
+"""Sampling of all rows from their heads and rests in one call; the reference is `draw_ref`."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from csd.state.verdict import TOP
 
 @loop
 def _draw(
-    token,  # [R, W], the last column or none is padding
+    token,  # [R, W]; the last columns of a row may be padding
     score,  # [R, W]
     rest_mass,  # [R]
     slot,  # [R]
@@ -23,7 +23,7 @@ def _draw(
     key,  # [S]
     sample,  # [S]
     vocab,
-    drawn,  # [R], written, and so are the others
+    drawn,  # [R], written, and so are all below
     logprob,  # [R]
     log_total,  # [R]
     top_token,  # [R, 8]
@@ -49,11 +49,14 @@ def draw_row(
     greedy,
     live,
     vocab,
-    top,  # [8] to work in
+    top,  # [8], workspace
     top_token,  # [8], written
     top_prob,  # [8], written
 ):
-    """Draw a row's token: the token, its log-probability and the log of the row's mass."""
+    """Draw a row's token; returns it, its log-probability and the log of the row's mass.
+
+    The token is `vocab` if the rest is drawn. Writes the 8 likeliest tokens of the head.
+    """
     kind = type(rest_mass)
     total, most, won = 0.0, kind(-np.inf), 0
     top[:] = -np.inf
@@ -64,7 +67,7 @@ def draw_row(
         if not rest:
             total += np.exp(value)
             _rank(top, top_token, value, token[w])
-        # nothing is -inf but what the filters took and padding
+        # -inf: removed by the filters, or padding
         if value == -np.inf or (rest and greedy):
             continue
         noisy = value
@@ -89,7 +92,7 @@ def draw_row(
 
 @loop
 def _rank(top, ids, value, token):
-    """Puts a token among the largest, behind equals."""
+    """Inserts a token into the list of the largest values, after equal ones."""
     if value > top[-1]:
         j = top.shape[0] - 1
         while j > 0 and top[j - 1] < value:
@@ -99,7 +102,7 @@ def _rank(top, ids, value, token):
 
 
 def draw(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
-    """`draw_ref`."""
+    """Draws a token of each row, as `draw_ref`; the rest of a row is token `vocab`."""
     R, dtype = rows.slot.shape[0], heads.score.dtype
     out = Draws(
         token=torch.empty(R, dtype=torch.long),

@@ -1,4 +1,4 @@
-"""All of the loops that other packages use."""
+"""The loops that other packages use, and the backend's operations."""
 
 from dataclasses import replace
 from functools import partial
@@ -39,9 +39,10 @@ __all__ = [
 def ops(dtype: torch.dtype) -> Ops:
     """The operations of a step, for tensors of a dtype.
 
-    In float64 norm, rotary embedding and SwiGLU are the references: a norm's statistics, which are
-    float32 in any dtype, are what differs most from transformers', and the reference adds them up
-    as transformers does. So are layers with a state: float64 is there to compare with.
+    In float64 the references compute norm, rotary embedding and SwiGLU: a norm's statistics, which
+    are float32 in any dtype, cause the largest difference from transformers, and the reference sums
+    them as transformers does. They also compute layers with a state, since float64 serves for
+    comparisons.
     """
     plain = reference()
     fused = {

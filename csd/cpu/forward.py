@@ -1,7 +1,7 @@
-"""All layers of a step in one call, where the loops have every operation of theirs.
+"""All layers of a step in one call, if there is a loop for each of their operations.
 
-`Decoder.forward` calls nine operations a layer, and Python between them takes as long as a small
-model's norms and attention. The arithmetic is that of the operations by themselves, to the bit.
+`Decoder.forward` calls nine operations per layer, and the Python code between them takes as long as
+a small model's norms and attention. Results equal those of separate operations to the bit.
 """
 
 from collections import namedtuple
@@ -25,28 +25,28 @@ from csd.cpu.threads import many, threads
 from csd.cpu.tiles import ISA
 from csd.kernels.layer_attention import LayerAttention
 
-# of a layer
+# weights of a layer, in the order in which the loop reads them
 WEIGHTS = (
     "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down",
 )  # fmt: skip
 INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(WEIGHTS))
-# addresses of the first layer's, or bytes from a layer's to the next one's
+# addresses of the first layer's tensors, or bytes from one layer's to the next one's
 Caches = namedtuple("Caches", "node_k node_v k v")
 PRODUCTS = "qkv", "out", "gate_up", "down"
-# numbers between which buffers begin
+# buffers begin at multiples of this many numbers
 ALIGNED = 32
 
 
 @loop
 def _layers(
     sizes,  # L, M, hidden, H, K, D, F, n_pages
-    many,  # whether in several threads: norms, rotary, attention, SwiGLU, each of `PRODUCTS`
+    many,  # whether to use several threads for norms, rotary, attention, SwiGLU, each of `PRODUCTS`
     weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
     eps,
-    residual,  # [M, hidden], the embeddings; written: what the last layer's output is added to
+    residual,  # [M, hidden], the embeddings; written: the residual without the last layer's output
     x,  # [M, hidden], written: the last layer's output
-    buffers,  # [M, ..] of normed hidden, qkv (H + 2 K) D, q H D, attended H D, gates and ups 2 F, F
-    transposed,  # float32, for products
+    buffers,  # [M, ..]: normed hidden, qkv (H + 2 K) D, q H D, attended H D, gate_up 2 F, gated F
+    transposed,  # workspace of products, float32
     position,  # [M]
     cos,
     sin,
@@ -57,10 +57,11 @@ def _layers(
     rows,  # the layout, as `_attend` takes it
     like,
     kinds,  # `attention_kinds`
-    plain,  # None where weights are laid out for products: the other kind is not compiled then
+    plain,  # None where weights are laid out for products: only their loop is compiled then
     isa,  # the instruction of products, one of `tiles.ISA`
     lora,  # `Lora`, or None
 ):
+    """All layers of a decoder; tensors are addresses, except `weights` and `position`."""
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
     norms, rotates, attends, gates, isa_qkv, isa_out, isa_gate_up, isa_down = many
@@ -106,12 +107,12 @@ def _layers(
 
 
 class _Weights(NamedTuple):
-    """A decoder's weights as the loop reads them."""
+    """A decoder's weights in the form in which the loop reads them."""
 
     addresses: np.ndarray  # [L, 9]
     plain: bool  # none of its matrices is laid out for products
-    held: list  # tensors whose addresses these are
-    biases: tuple[list, list]  # of those in float32, and what they are copies of
+    held: list  # the tensors at these addresses
+    biases: tuple[list, list]  # float32 copies, and the biases that they are copied from
 
 
 _weights_of: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
@@ -126,7 +127,10 @@ def forward(
     node_k: torch.Tensor,  # [L, M, K, D], written
     node_v: torch.Tensor,  # [L, M, K, D], written
 ) -> torch.Tensor | None:
-    """`Decoder.forward`, or None for what the loops do not have: see `_weights`."""
+    """Output of `Decoder.forward`, [M, hidden]; None where no loop fits.
+
+    That is for a decoder or attention of another kind, and for weights that `_weights` refuses.
+    """
     if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_plain", False):
         return None
     if decoder not in _weights_of:
@@ -140,7 +144,7 @@ def forward(
     M, H, K, D, wide = token.shape[0], c.heads, c.kv_heads, c.head_dim, c.intermediate
     decoder.follow()
     if weights.plain and weights.biases[0]:
-        # a module's own may have changed since the last step
+        # a module's own biases may have changed since the last step
         torch._foreach_copy_(*weights.biases)
     residual = F.embedding(token.clamp(min=0), decoder.embedding)
     x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
@@ -174,7 +178,7 @@ def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[to
 
 
 def _weights(decoder: Any) -> _Weights | None:
-    """None where a weight is not for the loops of products, or of another dtype."""
+    """The weights as `_Weights`; None if the loops of products refuse one or a dtype differs."""
     products = [getattr(layer, name) for layer in decoder.layers for name in PRODUCTS]
     plain = products[0].dim() == 2
     if not all(in_loops(x) and (x.dim() == 2) is plain for x in products):

@@ -1,4 +1,4 @@
-"""The insertion described in `csd/kernels/graph_insert/`, in one call."""
+"""Insertion into the consensus graph in one call; see `csd/kernels/graph_insert`."""
 
 from collections import namedtuple
 
@@ -40,14 +40,14 @@ def insert_rows(
     step,  # [1]
     dropped,  # [1]
 ):
-    """Insert rows; returns False, and does nothing, where a row's group is not in flight."""
+    """Insert rows into the table; returns False, with no change, if a row's group is not live."""
     R, O = group_key.shape[0], orders.shape[0]
     for r in range(R):
         if group_key[r] >= 0 and not _among(group_key[r], live_groups):
             return False
     step[0] += 1
 
-    # of each context: its hash, its first and last key, how many it has, and its entry
+    # of each context: its hash, first and last key, number of keys and entry; `before` is per key
     K, kind = R * O, np.int64
     code, before, place = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     first, last, count = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
@@ -109,6 +109,7 @@ def insert_rows(
 
 @loop
 def _among(group, live_groups):
+    """True if `group` is in `live_groups`."""
     found = False
     for g in range(live_groups.shape[0]):
         found |= live_groups[g] == group
@@ -117,7 +118,7 @@ def _among(group, live_groups):
 
 @loop
 def _free_entry(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
-    """The entry of a hash's bucket that goes first, or -1 where this call has touched all."""
+    """Entry of a hash's bucket to replace next, or -1 if this call has touched all of them."""
     base = (code & (entry_group.shape[0] // ways - 1)) * ways
     least, spot = NONE, -1
     for entry in range(base, base + ways):
@@ -128,7 +129,7 @@ def _free_entry(code, live_groups, ways, entry_group, entry_total, entry_stamp, 
             continue
         age = min(np.int64(step) - entry_stamp[entry], MAX_AGE)
         cost = np.int64(entry_total[entry]) << 30 | (MAX_AGE - age) << 4
-        # of equal costs the first stays
+        # of entries of equal cost, the first is replaced
         if cost < least:
             least, spot = cost, entry
     return spot
@@ -143,7 +144,7 @@ TableTensors = namedtuple(
 
 
 def table_tensors(table: Table) -> TableTensors:
-    """The tensors that the loop reads and writes of a table."""
+    """The tensors of a table that the loop reads and writes."""
     return TableTensors(*[getattr(table, name) for name in TableTensors._fields])
 
 
@@ -158,7 +159,10 @@ def graph_insert(
     live_groups: torch.Tensor,
     orders: tuple[int, ...],
 ) -> None:
-    """`graph_insert_ref`, which also runs it where a row's group is not in flight."""
+    """Inserts rows into `table` in place, as `graph_insert_ref`.
+
+    The reference itself runs if a row's group is not in flight.
+    """
     rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)
     require(on_host(table.step, *rows), "graph_insert", table.step, *rows)
     given = (x.contiguous().numpy() for x in rows)

@@ -1,7 +1,7 @@
-"""A head's rows times a page of keys or values, in the CPU's vectors.
+"""Products of a head's rows with a page of keys or values, in vector registers.
 
-By "fma" numbers are multiplied as float32, by "dot" pairs of bfloat16 (`tiles.ISA`): of a
-key and a query two that lie side by side, of values and weights those of two keys.
+"fma" multiplies numbers as float32, "dot" pairs of bfloat16 (`tiles.ISA`). A pair holds two
+adjacent numbers of a key or a query, or the values or weights of two keys.
 """
 
 from typing import Any
@@ -19,9 +19,10 @@ from csd.cpu.tiles import is_dot
 
 @loop
 def score_keys(keys, h, low, high, offset, query, score, work, isa):
-    """score[low:high, at : at + len(keys)] = query times keys; what follows may be overwritten.
+    """score[low:high, offset : offset + len(keys)] = query[low:high] times head h of keys.
 
-    By "dot" keys and query hold pairs in the place of float32. work: of `workspace`.
+    Up to BLOCK - 1 later columns may be overwritten. With "dot" keys and query hold pairs in the
+    place of float32. work: memory of the products, from `workspace`.
     """
     tile, (count, K, D) = work[0], keys.shape
     whole = D // BLOCK * BLOCK
@@ -47,10 +48,11 @@ def add_values(
     work: Any,
     isa: Any,
 ) -> None:
-    """sums[low:high] += weight[low:high, at : at + len(values)] times values, key after key.
+    """sums[low:high] += weight[low:high, offset : offset + len(values)] times head h of values.
 
-    By "dot" weights are rounded to bfloat16, into pairs. The key that comes first is the odd one of
-    its pair, whose product is added first, so where pairs begin changes no sum.
+    Products are added key by key. With "dot" weights are rounded to bfloat16, into pairs. The first
+    key of a pair is its odd one, whose product is added first, so sums do not depend on where pairs
+    begin.
     """
 
 
@@ -88,7 +90,7 @@ def _add_pairs(values, h, low, high, offset, weight, sums, work, isa):
 
 @loop
 def _pair_values(values, h, tile, wide):
-    """tile[j / 2, d] = the values of keys j and j + 1; of zero behind the last one."""
+    """tile[j / 2, d] = pair of the values of keys j and j + 1, for even j; zero after the last."""
     count, K, D = values.shape
     for j in range(0, count, 2):
         stride = K * D if j + 1 < count else 0
@@ -100,8 +102,8 @@ def _pair_values(values, h, tile, wide):
 def _add_product(x, low, high, x_offset, terms, tile, wide, columns, y, y_offset, isa):
     """y[low:high, y_offset:] += x[low:high, x_offset:] tile, term by term, each rounded once.
 
-    x: `terms` numbers a row; tile: [terms, wide], of which `columns` are taken. The sums of four
-    rows stay in registers, or in the last blocks of columns those of eight.
+    x: `terms` numbers per row; tile: [terms, wide], of which the first `columns` columns are used.
+    The sums of four rows stay in registers, or those of eight rows for the last blocks of columns.
     """
     # three blocks of eight rows take less time than four of four
     whole = (columns + BLOCK - 1) // WIDTH * WIDTH

@@ -1,4 +1,4 @@
-"""Verification's passes over whole rows of logits: one to find a row's head, one for its sum."""
+"""Verification's passes over rows of logits: one finds the head, one computes log-sum-exp."""
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from csd.kernels.verify.passes import Heads
 from csd.kernels.verify.reference_rows import heads_ref
 from csd.state.slots import Slots
 
-# numbers of a row at a time
+# numbers of a row that are processed at a time
 PIECE = 256
-# tokens of a head that a first look has room for
+# most tokens of a head for which the first pass has room
 MOST = 1024
 
 
@@ -26,8 +26,8 @@ def _heads(
     temperature,  # [R]
     token,  # [R, W], written
     score,  # [R, W], written
-    count,  # [R], written: the head's tokens, all of them
-    rest,  # [R], written: sum of exp of the others
+    count,  # [R], written: number of all tokens of the head
+    rest,  # [R], written: sum of exp(z) of the other tokens
     like,
 ):
     R, V, _ = shape
@@ -59,9 +59,9 @@ def row_head(
     temperature,
     token,  # [W], written
     score,  # [W], written
-    z,  # [PIECE] to work in, of the temperature's type
+    z,  # [PIECE], workspace of the temperature's type
 ):
-    """Number of tokens in a row's head, the first W of which are written, and the others' mass."""
+    """Write the first W tokens of a row's head; returns the head's size and the others' mass."""
     kind = type(temperature)
     low, zero = kind(-HEAD_WIDTH), kind(0)
     most = most / temperature
@@ -88,9 +88,9 @@ def row_head(
 def row_log_sum(
     row,  # [V]
     most,  # its `row_peak`
-    z,  # [PIECE] to work in, of the sum's type
+    z,  # [PIECE], workspace of the sum's type
 ):
-    """log sum exp of a row."""
+    """log-sum-exp of a row."""
     total = type(z[0])(0)
     for offset in range(0, row.shape[0], PIECE):
         width = min(PIECE, row.shape[0] - offset)
@@ -106,7 +106,7 @@ def row_log_sum(
 
 @loop
 def row_peak(row, z):
-    """The largest of a row; z: [PIECE] to work in."""
+    """Maximum of a row; z: [PIECE], workspace."""
     most = read(row[0])
     for offset in range(0, row.shape[0], PIECE):
         width = min(PIECE, row.shape[0] - offset)
@@ -118,7 +118,7 @@ def row_peak(row, z):
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Logits as loops read them: those of float16 in float32, in which they are processed."""
+    """Logits as loops read them; float16 is widened to float32, in which it is processed."""
     x = x.float() if x.dtype == torch.float16 else x
     require(readable(x), "verify", x)
     return x
@@ -127,7 +127,10 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 def heads(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> Heads:
-    """`heads_ref`, of rows that have filters or long heads as it does."""
+    """Heads of rows x [R, V], as `heads_ref`, which computes rows with filters or long heads.
+
+    s: [R], slots of the rows. Heads of more than MOST tokens are long.
+    """
     x = _wide(x)
     R, V = x.shape
     token = torch.empty(R, min(MOST, V), dtype=torch.long)
@@ -158,7 +161,7 @@ def heads(
 
 
 def log_sum(x: torch.Tensor) -> torch.Tensor:
-    """`log_sum_ref`."""
+    """log-sum-exp [R] of x [R, V], at least float32, as `log_sum_ref`."""
     x = _wide(x)
     out = torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
     x = x.contiguous()

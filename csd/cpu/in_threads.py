@@ -1,4 +1,4 @@
-"""The loops of a layer for other loops, each in one thread or in several."""
+"""Loops of a layer that other loops call, each in one thread or in several."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +14,9 @@ from csd.cpu.threads import ByThreads
 
 
 def either(loops: ByThreads) -> Callable:
-    """A function that runs `loops.together` if `many`, its first argument, else `loops.alone`.
+    """A function that runs `loops.together` if its first argument, `many`, is true, else `alone`.
 
-    many: None in a process of one thread, which then does not compile the loop of several threads.
+    many: None in a process of one thread, so that the loop of several threads is not compiled.
     """
     alone, together = loops.alone, loops.together
 
@@ -38,7 +38,10 @@ attention, laid_out, as_it_lies = either(_attend), either(_product), either(_pla
 
 
 def product(plain: bool | None, many: bool | None, *args: Any) -> None:
-    """plain: None where weights are laid out for products: the other kind is not compiled then."""
+    """Product with a plain weight, or with a laid-out one if `plain` is None.
+
+    The type of `plain` decides at compile time, so that the other loop is not compiled.
+    """
     raise NotImplementedError("loops call it")
 
 

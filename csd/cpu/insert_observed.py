@@ -1,4 +1,4 @@
-"""`observe`, and `graph_insert` of what it gives, in one call."""
+"""Observation of a step and insertion of the observed rows into the graph, in one call."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 
-# the dtypes of what `ObservedTensors` and `TableTensors` name
+# dtypes of the fields of `ObservedTensors` and `TableTensors`
 OBSERVED = ObservedTensors(INT, INT, INT, INT, INT, LONG, INT, INT, INT, FLOAT, INT)
 TABLE = TableTensors(LONG, LONG, INT, INT, INT, INT, INT, LONG, INT, LONG)
 INTS, LONGS, FLOATS = np.empty(0, np.int32), np.empty(0, np.int64), LIKE[FLOAT]
@@ -43,7 +43,7 @@ def _insert_observed(
         memory(seen.top_prob, (M, TOP), FLOATS), memory(seen.accept_row, (S, A), INTS), soft, hard,
         key, context, token, weight, total, bit,
     )  # fmt: skip
-    # all rows are of groups in flight
+    # never refused: the groups of all rows are in flight
     insert_rows(
         key, context, token, weight, total, bit, group_key, orders, ways,
         memory(table.entry_group, C, LONGS), memory(table.entry_hash, C, LONGS),
@@ -57,7 +57,10 @@ def _insert_observed(
 def insert_observed(
     table: Table, pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig
 ) -> None:
-    """Observe a step and insert it, by addresses: 21 numpy arrays take longer than observing."""
+    """Runs `observe` and then `graph_insert` of its rows; writes `table` in place.
+
+    Tensors are passed by address: making 21 numpy arrays takes longer than observing.
+    """
     given, held = observed_tensors(pool, slots, verdict), table_tensors(table)
     plain = on_host(*given, *held) and all(
         x.dtype is dtype and x.is_contiguous()
@@ -65,7 +68,7 @@ def insert_observed(
         for x, dtype in zip(tensors, dtypes, strict=True)
     )
     if not plain:
-        # one after another
+        # two calls, one after the other
         seen = observe(pool, slots, verdict, config)
         graph_insert(table, *seen, slots.group_key, config.orders)
         return

@@ -1,4 +1,4 @@
-"""The instruction that multiplies in the loops of products and of attention."""
+"""Choice of the multiply instruction for the loops of products and of attention."""
 
 import platform
 from functools import cache
@@ -10,11 +10,12 @@ from csd.cpu.threads import threads
 
 
 def instruction(dtype: torch.dtype) -> str | None:
-    """The instruction that the loop multiplies by here, of `tiles.ISA`; None: oneDNN multiplies.
+    """The loops' instruction for a dtype on this CPU, a name of `tiles.ISA`; None: oneDNN is used.
 
-    By the CPU's kind, and never by a measurement: tokens must not depend on one. AVX512-BF16's
-    multiplies twice as many numbers as an FMA does on AMD's CPUs; Intel's take as long for them.
-    bfloat16 is oneDNN's where it can use AMX's tiles, which the loop does not.
+    The CPU's kind decides, never a measurement: tokens must not depend on one. On AMD's CPUs the
+    instruction of AVX512-BF16 multiplies twice as many numbers as an FMA; on Intel's it takes as
+    long per number. oneDNN multiplies bfloat16 where it can use AMX's tiles, which the loop
+    does not.
     """
     has = instructions(dtype)
     if dtype == torch.bfloat16 and has_amx():
@@ -26,7 +27,7 @@ def instruction(dtype: torch.dtype) -> str | None:
 
 @cache
 def instructions(dtype: torch.dtype) -> tuple[str, ...]:
-    """Instructions of `tiles.ISA` that multiply numbers of a dtype on this CPU."""
+    """Names in `tiles.ISA` of the instructions that multiply a dtype on this CPU."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     if not compiles() or not x86 or dtype not in (torch.bfloat16, torch.float32):
         return ()
@@ -37,13 +38,13 @@ def instructions(dtype: torch.dtype) -> tuple[str, ...]:
 
 @cache
 def has_amx() -> bool:
-    """True if the CPU has AMX's tiles and the system lets this process use them."""
+    """True if the CPU has AMX's tiles and the operating system lets this process use them."""
     return torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """True if the loop of products (`products.py`) is to be taken here.
+    """True if products of a dtype should run in the loop of `products.py` on this machine.
 
-    Where numba has as many threads as PyTorch, and the loop has an instruction for this CPU.
+    It needs an instruction for this CPU, and as many threads of numba as PyTorch has.
     """
     return instruction(dtype) is not None and threads() >= torch.get_num_threads()

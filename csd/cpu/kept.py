@@ -1,8 +1,8 @@
-"""The files in which numba keeps compiled loops: one that cannot be read or written ends no call.
+"""numba's on-disk cache of compiled loops; a file that cannot be read or written ends no call.
 
-A file may be torn, as where a machine stopped or a disk was full, and what it holds is unpickled
-and run. So each begins with a digest, and another user's, as in a folder that all can write to, is
-not read.
+A file may be incomplete, for example after a crash or on a full disk, and its content is unpickled
+and run. So each file begins with a digest, and files of other users, which may lie in a folder that
+all can write to, are not read.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ from typing import Any
 
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-# in the names of the files that this process writes
+# part of the names of the files that this process writes
 PROCESS = uuid.uuid4().hex[:12]
 
 
 class Once:
-    """Logs a warning the first time that it is called."""
+    """Logs a warning the first time that it is called, and nothing afterwards."""
 
     def __init__(self, text: str):
         self.text, self.done = text, False
@@ -35,7 +35,10 @@ UNKEPT = Once("csd cannot keep the loops that it compiles, so each process compi
 
 
 class Kept(FunctionCache):
-    """numba's cache of one function, without its errors. stamp: of all sources of its code."""
+    """numba's on-disk cache of one function, whose errors are logged and ignored.
+
+    stamp: digest of all sources that the function depends on; None for numba's own stamp.
+    """
 
     def __init__(self, function: Any, stamp: str | None):
         super().__init__(function)
@@ -46,7 +49,7 @@ class Kept(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        # numba, LLVM and the linker raise what they raise where they take code up
+        # numba, LLVM and the linker raise exceptions of any class when they load code
         except Exception as error:
             UNREAD(error)
             return None
@@ -59,12 +62,12 @@ class Kept(FunctionCache):
 
 
 class Files(IndexDataCacheFile):
-    """The index of a function's compiled forms, and a file for each, as numba numbers them."""
+    """The index of a function's compiled overloads, and a file for each, numbered by numba."""
 
     def __init__(self, folder: str, name: str, stamp: Any, owner: int | None):
         super().__init__(folder, f"{name}.digest", stamp)
-        # numba numbers what it writes by an index that it has read before: of two processes that
-        # compile for different dtypes at once, one would replace the other's code under one number
+        # numba numbers files by an index that it has read earlier: of two processes that compile
+        # for different dtypes at once, one would replace the other's code under the same number
         self._data_name_pattern = f"{name}.{PROCESS}.{{number:d}}.nbc"
         self._owners = {0, os.geteuid(), owner}
 
@@ -72,7 +75,7 @@ class Files(IndexDataCacheFile):
         data = self._read(self._index_path)
         if data is None:
             return {}
-        # another version's objects may be unknown, and so may classes of other sources
+        # pickles of another numba version or of other sources may name classes that do not exist
         version, stamp, overloads = _parts(data)
         if version != self._version or stamp != self._source_stamp:
             return {}
@@ -90,7 +93,7 @@ class Files(IndexDataCacheFile):
         self._write(self._data_path(name), self._dump(data))
 
     def _read(self, path: str) -> bytes | None:
-        """Data of a file; None where there is no such file or it may not be used."""
+        """A file's data without the digest; None if the file does not exist or may not be used."""
         try:
             with open(path, "rb") as file:
                 owner, data = os.fstat(file.fileno()).st_uid, file.read()
@@ -113,11 +116,11 @@ class Files(IndexDataCacheFile):
 
 
 def _parts(index: bytes) -> tuple[Any, Any, bytes]:
-    """An index's version, stamp and overloads; None of each where it is of another layout."""
+    """An index's version, stamp and pickled overloads; (None, None, b"") for another layout."""
     found = pickle.loads(index)
     return found if len(found) == 3 else (None, None, b"")
 
 
 def _digest(path: str, data: bytes) -> bytes:
-    # with the name: one loop's file in place of another's is not as it was written
+    # includes the name, so that one loop's file in place of another's is detected
     return hashlib.sha256(os.path.basename(path).encode() + data).digest()

@@ -1,4 +1,4 @@
-"""The contexts that rows update, and where they are: keys of one context, found by their hash."""
+"""The contexts that rows update and their entries; equal keys are grouped by hash."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.lanes import fetch
 from csd.cpu.lookup import find_entry, hash_prefix
 
-# int64s of a line of the cache, and contexts from asking for lines to reading them
+# int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
 LONGS, AHEAD = 8, 8
 
 
@@ -20,20 +20,20 @@ def gather(
     entry_hash,  # [C]
     entry_total,  # [C]
     entry_stamp,  # [C]
-    code,  # [K], written, and so are the others
+    code,  # [K], written, and so are all below: hash of a context
     before,  # [K], the key of the same context before each, or -1
-    first,  # [K]
-    last,  # [K]
-    count,  # [K]
+    first,  # [K], a context's first key
+    last,  # [K], its last key
+    count,  # [K], number of its keys
 ):
-    """Contexts in the order of their first keys, and how many there are; asks for their buckets.
+    """Group keys by context, in the order of first keys; returns the number of contexts.
 
-    Key r O + o is of row r's order o.
+    Key r O + o is row r's context of order orders[o]. Prefetches the buckets of the contexts.
     """
     O, contexts, size = orders.shape[0], 0, 1
     while size < 2 * code.shape[0]:
         size *= 2
-    # contexts by hash
+    # hash table of contexts
     table, hashes = np.full(size, -1, np.int32), np.empty(O, np.int64)
     for r in range(group_key.shape[0]):
         if group_key[r] < 0:
@@ -74,8 +74,9 @@ def find(
     entry_group,  # [C]
     entry_hash,  # [C]
     entry_tokens,  # [C, N]
-    place,  # [K], written: the entries of contexts, or -1
+    place,  # [K], written: the entry of each context, or -1
 ):
+    """Look up the entries of the first `contexts` contexts, which `gather` has written."""
     O, N = orders.shape[0], entry_tokens.shape[1]
     for c in range(contexts):
         if c + AHEAD < contexts:
@@ -92,7 +93,7 @@ def find(
 
 @loop
 def _same(group_key, context, orders, key, other):
-    """True if two keys are of one context."""
+    """True if two keys have the same group, order and tokens."""
     O = orders.shape[0]
     r, q, order = key // O, other // O, orders[key % O]
     same = group_key[r] == group_key[q] and order == orders[other % O]

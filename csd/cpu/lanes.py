@@ -1,7 +1,7 @@
-"""Several numbers in one value, as LLVM's vectors: what numba's own loops do not keep in registers.
+"""LLVM vectors as numba values: numba's own loops do not keep such sums in registers.
 
-LLVM makes instructions of the CPU at hand of them, on any CPU. Arrays are flat, in one piece, and
-an index is taken as it is: a negative one is not from the end.
+LLVM compiles them to instructions of the CPU at hand, on any CPU. Arrays are flat and contiguous,
+and a negative index does not count from the end.
 """
 
 from typing import Any
@@ -14,18 +14,18 @@ from numba.extending import intrinsic, register_model
 
 from csd.cpu.vectors import BYTE, add_product, prefetch, splat
 
-# numbers side by side: four rows of sums of as many fill the registers
 FEATURES = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
 CPU: str = llvm.get_host_cpu_name()
+# numbers per row of sums: the sums of four rows fill the registers
 WIDTH = 64 if "+avx512f" in FEATURES else 16
-# keys and numbers of a head that are transposed at once
+# numbers per block: a block of BLOCK keys by BLOCK numbers of a head is transposed at once
 BLOCK = 16
 
 FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 
 
 class Lanes(types.Type):
-    """`count` numbers of a dtype."""
+    """numba type of a vector of `count` numbers of a dtype."""
 
     def __init__(self, dtype: types.Type, count: int):
         self.dtype, self.count = dtype, count
@@ -40,13 +40,13 @@ class LanesModel(models.PrimitiveModel):
 
 @intrinsic
 def lanes(typing_context, x, offset):
-    """x[at : at + WIDTH]"""
+    """x[offset : offset + WIDTH] as a vector"""
     return _lanes(x, WIDTH)
 
 
 @intrinsic
 def block(typing_context, x, offset):
-    """x[at : at + BLOCK]"""
+    """x[offset : offset + BLOCK] as a vector"""
     return _lanes(x, BLOCK)
 
 
@@ -61,7 +61,7 @@ def _lanes(x: types.Array, count: int) -> tuple[Any, Any]:
 
 @intrinsic
 def put(typing_context, value, x, offset):
-    """x[at : at + WIDTH] = value"""
+    """x[offset : offset + n] = value, a vector of n numbers"""
 
     def generate(context, builder, signature, args):
         store(context, builder, x, *args[1:], args[0])
@@ -72,7 +72,7 @@ def put(typing_context, value, x, offset):
 
 @intrinsic
 def add_multiple(typing_context, total, x, row):
-    """total + x row for a number x, rounded once."""
+    """total + x row for vectors total and row and a number x, rounded once"""
 
     def generate(context, builder, signature, args):
         number = splat(builder, args[1], total.count)
@@ -83,13 +83,13 @@ def add_multiple(typing_context, total, x, row):
 
 @intrinsic
 def fetch(typing_context, x, offset):
-    """Asks for the cache line of x[at], which is read next."""
+    """Prefetch the cache line of x[offset], which is read next, into the first level."""
     return _fetch(x, level=1)
 
 
 @intrinsic
 def fetch_early(typing_context, x, offset):
-    """`fetch` of more than a first level of caches keeps until it is read."""
+    """Prefetch the line of x[offset] into the second level: the first is too small for the data."""
     return _fetch(x, level=2)
 
 
@@ -102,14 +102,17 @@ def _fetch(x: types.Array, level: int) -> tuple[Any, Any]:
 
 
 def load(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, vector: Any) -> Any:
+    """Code that loads a value of type `vector` from x[offset]; kind: numba type of x."""
     return builder.load(pointer(context, builder, kind, x, offset, vector), align=_bytes(kind))
 
 
 def store(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, value: Any) -> None:
+    """Code that stores a value at x[offset]; kind: numba type of x."""
     builder.store(value, pointer(context, builder, kind, x, offset, value.type), align=_bytes(kind))
 
 
 def pointer(context: Any, builder: Any, kind: types.Array, x: Any, offset: Any, vector: Any) -> Any:
+    """Pointer to x[offset] as a value of type `vector`; kind: numba type of x."""
     array = context.make_array(kind)(context, builder, x)
     return builder.bitcast(builder.gep(array.data, [offset]), vector.as_pointer())
 

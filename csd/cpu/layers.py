@@ -1,7 +1,7 @@
 """RMS norm, rotary embedding and SwiGLU, one call each; the formulas are in `csd/kernels`.
 
-Not in float64: there a norm's statistics, which are float32 in any dtype, are what differs most
-from transformers', and the reference adds them up as transformers does.
+They do not support float64: there a norm's statistics, which are float32 in any dtype, cause the
+largest difference from transformers, and the reference sums them as transformers does.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ from csd.cpu.threads import by_threads
 from csd.kernels.swiglu import CUBIC, LINEAR
 
 LOW = (torch.bfloat16, torch.float32)
-# of GELU
+# coefficients of GELU's tanh approximation
 _LINEAR, _CUBIC = np.float32(LINEAR), np.float32(CUBIC)
-# an exponential takes as long as so many other numbers
+# cost of an exponential, in other numbers that a loop computes
 EXP = 4
 
 
@@ -43,13 +43,14 @@ def _rms_norm(
     like,
     plus_one,
 ):
+    """Write norms of R rows; x, residual, weight, y and total are addresses."""
     for m in prange(R):
         row = m * F * like.itemsize
         x_m, y_m = memory(x + row, F, like), memory(y + row, F, like)
         scale, wide = memory(weight, F, like), np.empty(F, np.float32)
         if residual:
             r_m, total_m = memory(residual + row, F, like), memory(total + row, F, like)
-            # `total` may be `residual`: a loop that writes what it reads does not become vectors
+            # `total` may be `residual`, and a loop that writes what it reads is not vectorized
             for j in range(F):
                 wide[j] = read(rounded(read(x_m[j]) + read(r_m[j]), like))
             for j in range(F):
@@ -67,7 +68,7 @@ def _rms_norm(
 
 
 def reads_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *others: Any) -> bool:
-    """True if the loop reads `rms_norm`'s tensors; others: the residual, and what is no tensor."""
+    """True if the loop reads `rms_norm`'s tensors; others: the residual, and non-tensors."""
     residual = next((y for y in others if isinstance(y, torch.Tensor)), None)
     return x.dtype in LOW and readable(x, weight, residual)
 
@@ -77,11 +78,14 @@ def rms_norm(
     weight: torch.Tensor,  # [F]
     eps: float,
     residual: torch.Tensor | None = None,  # [.., F]
-    rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
+    rows: torch.Tensor | None = None,  # [M] int32, rows of x [V, F]; without a residual
     *,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm_ref`. Raises TypeError for tensors that loops do not read."""
+    """RMS norm y and its input r, x + residual, both [.., F], as `rms_norm_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     require(reads_norm(x, weight, eps, residual), "rms_norm", x, weight, residual)
     if rows is not None:
         x = torch.nn.functional.embedding(rows.clamp(min=0), x)
@@ -103,15 +107,16 @@ def _rotary(
     q,  # [M, H, D]
     k,  # [M, K, D]
     v,  # [M, K, D]
-    strides,  # of a row of each
+    strides,  # numbers between rows of q, of k and of v
     position,  # [M] int32
     cos,  # [positions, R]
     sin,  # [positions, R]
     out,  # [M, H, D], written
     node_k,  # [M, K, D], written
-    node_v,  # [M, K, D], written
+    node_v,  # [M, K, D], written: v
     like,
 ):
+    """Rotate queries and keys and copy values; tensors but `position` are addresses."""
     M, H, K, D, R = shape
     size = like.itemsize
     for m in prange(M):
@@ -131,6 +136,7 @@ def _rotary(
 
 @loop
 def _rotate(D, x, cos, sin, y, like):
+    """Write a head x [D] to y with its first R numbers rotated; x and y are addresses."""
     R, half = cos.shape[0], cos.shape[0] // 2
     kept, left = memory(x, D, like), memory(y, D, like)
     for j in range(R, D):
@@ -154,7 +160,7 @@ def reads_rotary(
     position: torch.Tensor,
     *dense: torch.Tensor,
 ) -> bool:
-    """True if the loop reads `rotary`'s tensors: a row's heads lie side by side."""
+    """True if the loop reads `rotary`'s tensors; a row's heads must be adjacent in memory."""
     rows = all(x.stride()[1:] == (x.shape[2], 1) or not x.numel() for x in (q, k, v))
     whole = rows and all(x.is_contiguous() for x in (position, *dense))
     return q.dtype in LOW and whole and readable(q, k, v, *dense)
@@ -170,7 +176,10 @@ def rotary(
     node_k: torch.Tensor,
     node_v: torch.Tensor,
 ) -> torch.Tensor:
-    """`rotary_ref`. Raises TypeError for tensors that loops do not read."""
+    """Rotated queries [M, H, D]; writes rotated keys to node_k and values to node_v.
+
+    See `rotary_ref`. Raises TypeError for tensors that loops do not read.
+    """
     given = q, k, v, position, cos, sin, node_k, node_v
     require(reads_rotary(*given), "rotary", *given)
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -185,6 +194,7 @@ def rotary(
 
 @by_threads
 def _swiglu(R, F, gate_up, y, like, gelu):
+    """y [R, F] = SiLU(gate) up, or GELU(gate) up with `gelu`, of gate_up [R, 2 F]; addresses."""
     size = F * like.itemsize
     for m in prange(R):
         given = gate_up + 2 * m * size
@@ -203,7 +213,10 @@ def reads_swiglu(gate_up: torch.Tensor, gelu: bool = False) -> bool:
 
 
 def swiglu(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
-    """`swiglu_ref`. Raises TypeError for a tensor that loops do not read."""
+    """SwiGLU of gate_up [.., 2F], as `swiglu_ref`; returns [.., F]. gelu: GELU in place of SiLU.
+
+    Raises TypeError for a tensor that loops do not read.
+    """
     require(reads_swiglu(gate_up), "swiglu", gate_up)
     F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
     y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)

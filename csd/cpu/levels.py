@@ -1,6 +1,7 @@
-"""The nodes of all slots' draft trees, level by level; see `csd/kernels/draft_tree`.
+"""Growth of all slots' draft trees level by level; see `csd/kernels/draft_tree`.
 
-They lie in one list in the order in which they were found: [n, 6] numbers and [n, N] contexts.
+All nodes are in one list: roots, then level after level, each sorted; numbers [n, 6] and contexts
+[n, N].
 """
 
 import numpy as np
@@ -13,31 +14,31 @@ from csd.kernels.draft_tree.constants import MAX_COST
 from csd.state.context_table import ANY, SAMPLE_BITS
 from csd.state.pool import MAX_CHILDREN, MAX_NODES, ROOT
 
-# of a node: cost, token, slot, depth, parent's place in the list, source
+# columns of a node's numbers; the parent is given by its index in the list
 COST, TOKEN, SLOT, DEPTH, PARENT, SOURCE = range(6)
-# places in a list of nodes at first
+# initial capacity of the list beyond the roots
 SOME = 256
 
 
 @loop
 def grow(
     live,  # [L], slots
-    budget,
+    budget,  # most drafted nodes of the pool
     penalty,  # [S]
-    path,  # most that a path costs
-    level,  # [S], what a level costs
+    path,  # highest cost of a path
+    level,  # [S], cost of a level
     max_depth,
-    frontier,
-    table,
+    frontier,  # most nodes of a slot to expand in a level
+    table,  # `Entries`
     ways,
     orders,
     betas,
-    config,
+    config,  # smoothing, trust, own_weight, uncoupled
     slots,  # sampled, key, sample, generated, max_new, context, stop_ids, key of the group
 ):
-    """The list, its contexts and how many nodes it has: the roots, then what may enter the pool.
+    """Returns the list's numbers, its contexts and its length: roots and candidates for the pool.
 
-    A root's parent is -1. Costs have penalties in them.
+    A root's parent is -1. Costs include the slots' penalties.
     """
     sampled, key, sample, generated, max_new, contexts, stop_ids, owner = slots
     L, S, N, E = live.shape[0], sampled.shape[0], contexts.shape[1], table.succ_token.shape[1]
@@ -64,7 +65,7 @@ def grow(
     )  # fmt: skip
     order, chosen = np.empty(OF_NODE, np.int64), np.empty((2, MAX_CHILDREN), np.int64)
     work = np.empty((2, E)), np.empty(orders.shape[0], np.int64)
-    # of nodes dearer than the budget's last one so far, none can enter the pool
+    # nodes that cost more than the last one within the budget so far cannot enter the pool
     ceiling, stamp, mark = MAX_COST, 0, 0
     cheapest_level = MAX_COST
     for cost in level:
@@ -110,7 +111,7 @@ def grow(
 
 @loop
 def _with_room(node, context, count):
-    """The lists, twice as long where they have no room for `count` nodes."""
+    """Returns numbers and contexts, copied to twice the capacity if `count` nodes do not fit."""
     if count <= node.shape[0]:
         return node, context
     more = np.empty((2 * node.shape[0], node.shape[1]), np.int64)
@@ -122,6 +123,7 @@ def _with_room(node, context, count):
 
 @loop
 def _copy(node, context, i, to_node, to_context, j):
+    """Copy node i of one list to index j of another."""
     for field in range(node.shape[1]):
         to_node[j, field] = node[i, field]
     for n in range(context.shape[1]):
@@ -130,7 +132,7 @@ def _copy(node, context, i, to_node, to_context, j):
 
 @loop
 def _sort(node, context, first, count):
-    """Puts a level in order of cost and token, then of the parents' places."""
+    """Sorts a level in place by cost and token; ties keep their order, that of the parents."""
     key = np.empty(count - first, np.int64)
     for i in range(first, count):
         key[i - first] = node[i, COST] << 31 | node[i, TOKEN]
@@ -145,14 +147,14 @@ def _sort(node, context, first, count):
 
 @loop
 def _threshold(node, first, count, budget, slots):
-    """Cost of the pool's last node if no more came than those of the list."""
+    """Cost of the pool's last node if no more nodes follow; MAX_COST below `budget` nodes."""
     order = cheapest(node, first, count, slots)
     return MAX_COST if order.shape[0] < budget else node[order[budget - 1], COST]
 
 
 @loop
 def cheapest(node, first, count, slots):
-    """Places of each slot's MAX_NODES - 1 cheapest nodes, by cost, slot and place."""
+    """Indices of each slot's MAX_NODES - 1 cheapest nodes, sorted by cost, slot and index."""
     key = np.empty(count - first, np.int64)
     for i in range(first, count):
         key[i - first] = node[i, COST] << 16 | node[i, SLOT]
@@ -169,14 +171,14 @@ def cheapest(node, first, count, slots):
 
 @loop
 def _front(node, first, count, most, frontier, slots):
-    """Nodes of a sorted level to expand, by slot, the cheapest of each slot first."""
+    """Indices of a sorted level's nodes to expand, by slot, the cheapest of each slot first."""
     held = np.zeros(slots, np.int64)
     while count > first and node[count - 1, COST] > most:
         count -= 1
     for i in range(first, count):
         s = node[i, SLOT]
         held[s] = min(held[s] + 1, frontier)
-    # where those of each slot begin
+    # index of each slot's first node in the result
     start, total = np.empty(slots, np.int64), 0
     for s in range(slots):
         start[s] = total

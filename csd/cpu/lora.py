@@ -1,4 +1,4 @@
-"""LoRA beside the products of all layers (`csd/models/lora_stacks.py`), for the loop over them."""
+"""LoRA terms of all layers' products (`csd/models/lora_stacks.py`), for the loop over layers."""
 
 from collections import namedtuple
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ from csd.cpu.products import in_loops, numbers
 from csd.cpu.threads import many, threads
 from csd.cpu.tiles import ISA
 
-# addresses [L, 4, 2] of A and B of each layer's products, their rows [L, 4], 0 for none; whether
-# products with them run in several threads, [4, 2] or None; buffers of x in their dtype, A x, B A x
+# addresses [L, 4, 2] of each layer's A and B by product; A's rows [L, 4], 0 for none; many [4, 2]:
+# whether products with A and B run in several threads, or None; wide, inner, delta: addresses of
+# buffers for x in the adapters' dtype, A x and B A x; like: array of it; isa: one of `tiles.ISA`
 Lora = namedtuple("Lora", "addresses rows many wide inner delta like isa")
 
 
@@ -67,6 +68,7 @@ def _in_threads(lora, i, index, which, shape, x, transposed, y):
 
 @loop
 def _cast(count, x, y, like_x, like_y):
+    """y = x, rounded to the dtype of `like_y`; x and y are addresses of `count` numbers."""
     given, to = memory(x, count, like_x), memory(y, count, like_y)
     for j in range(count):
         to[j] = rounded(read(given[j]), like_y)
@@ -74,13 +76,14 @@ def _cast(count, x, y, like_x, like_y):
 
 @loop
 def _add(count, x, y, like_x, like_y):
+    """y += x, rounded to the dtype of `like_y`; x and y are addresses of `count` numbers."""
     given, to = memory(x, count, like_x), memory(y, count, like_y)
     for j in range(count):
         to[j] = rounded(read(to[j]) + read(given[j]), like_y)
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """y += x in one pass, rounded to y's dtype; False, with nothing done, for other tensors."""
+    """y += x in one pass, rounded to y's dtype; False, with no change, for unsuitable tensors."""
     whole = x.is_contiguous() and y.is_contiguous() and x.shape == y.shape
     if not (whole and readable(x) and readable(y)):
         return False
@@ -89,18 +92,18 @@ def add(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 class Stacks(NamedTuple):
-    """LoRA of a decoder as the loop reads it; nothing changes from step to step but its numbers."""
+    """A decoder's adapters as the loop reads them; only values change from step to step."""
 
     addresses: np.ndarray  # [L, 4, 2]
     rows: np.ndarray  # [L, 4]
-    each: list[Any]  # of each product a layer's stack, or None
-    wide: int  # numbers of a row of the widest x
-    most: int  # and of the widest B A x
-    dtype: torch.dtype | None  # None where there are none
+    each: list[Any]  # for each product the stack of one layer, or None
+    wide: int  # numbers in a row of the widest x
+    most: int  # numbers in a row of the widest B A x
+    dtype: torch.dtype | None  # None without adapters
 
     @classmethod
     def of(cls, decoder: Any, products: tuple[str, ...]) -> "Stacks | None":
-        """None where the loop does not run a decoder's adapters."""
+        """Stacks of a decoder's adapters; None if the loop cannot run them."""
         found = [layer.lora.get(name, []) for layer in decoder.layers for name in products]
         given = [stack for stacks in found for stack in stacks]
         if not given:
@@ -115,7 +118,7 @@ class Stacks(NamedTuple):
         rows = [s[0].ranks if s else 0 for s in found]
         each = [next((s[0] for s in found[i :: len(products)] if s), None)
                 for i in range(len(products))]  # fmt: skip
-        # as `products.by_columns` lays them out
+        # shapes are those of `products.by_columns`
         wide = max(stack.a.shape[1] for stack in given)
         most = max(stack.b.shape[0] * stack.b.shape[2] for stack in given)
         shape = -1, len(products)
@@ -125,7 +128,7 @@ class Stacks(NamedTuple):
         )  # fmt: skip
 
     def for_rows(self, M: int) -> tuple[Lora | None, list[torch.Tensor]]:
-        """Arguments of the loop for M rows, with its workspaces."""
+        """The loop's argument for M rows, None without adapters, and the buffers it points to."""
         if self.dtype is None:
             return None, []
         widths = self.wide, int(self.rows.max()), self.most

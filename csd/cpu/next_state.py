@@ -1,4 +1,4 @@
-"""`csd.kernels.advance_state` as a loop, and one chunk of it for the loops that read states."""
+"""`csd.kernels.advance_state` as a loop; loops that read states use its step of one chunk."""
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from csd.state.recurrent import CHUNK, TAIL
 
 @loop
 def add_chunk(shape, state, moved, wide, first, key, update, decay, gaps):
-    """moved[i, :Dv] = the state one chunk on, of the tail's tokens from place `first` on.
+    """moved[i, :Dv] = row i of the state after CHUNK more tokens of the tail, from `first` on.
 
-    All are flat. state: [Dk, Dv]; moved: rows `wide` numbers apart, or `state` itself; key, update
-    and decay: a head's of the tail, of which tokens are `gaps` apart.
+    All arrays are flat. state: [Dk, Dv]; moved: rows `wide` numbers apart, or `state` itself; key,
+    update and decay: one head's of a tail, with tokens `gaps` numbers apart.
     """
     Dk, Dv = shape
     of_key, of_update, of_decay = gaps
@@ -47,7 +47,7 @@ def add_chunk(shape, state, moved, wide, first, key, update, decay, gaps):
 
 @loop
 def head_of_tail(shape, row, g, h, key, update, decay, like):
-    """Flat keys, updates and decays of slot `row`'s tail from a head's first number on."""
+    """Flat keys, updates and decays of slot `row`'s tail, from key head g or head h on."""
     H, Hk, Dk, Dv = shape
     size = like.itemsize
     keys = memory(key + (row * TAIL * Hk + g) * Dk * size, (TAIL * Hk - g) * Dk, like)
@@ -57,6 +57,7 @@ def head_of_tail(shape, row, g, h, key, update, decay, like):
 
 @by_threads
 def _advance(shape, state, key, update, decay, base, target, like):
+    """Advance all layers' states [L, S, H, Dk, Dv] in place from base to target, chunk by chunk."""
     L, S, H, Hk, Dk, Dv = shape
     for task in prange(L * S * H):
         row, h = task // H, task % H
@@ -74,7 +75,7 @@ def _advance(shape, state, key, update, decay, base, target, like):
 
 
 def reads_states(*tensors: torch.Tensor) -> bool:
-    """True if loops read the memory of all: float32, since float64 is there to compare with."""
+    """True if loops read all tensors: float32 only, since float64 serves for comparisons."""
     return all(
         x.dtype == torch.float32 and type(x) in PLAIN and x.is_cpu and x.is_contiguous()
         for x in tensors
@@ -89,7 +90,10 @@ def advance_state(
     base: torch.Tensor,
     target: torch.Tensor,
 ) -> None:
-    """`advance_state_ref`. Raises TypeError for tensors that loops do not read."""
+    """Advances the states from base to target in place, as `advance_state_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     given = state, key, update, decay
     require(reads_states(*given), "advance_state", *given)
     L, S, H, Dk, Dv = state.shape

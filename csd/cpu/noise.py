@@ -1,4 +1,4 @@
-"""The keyed noise of `csd.kernels.noise`, a word at a time."""
+"""The keyed noise of `csd.kernels.noise`, one word per call."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @loop
 def philox_word(key, token, position, sample, stream):
-    """The uint32 word of (key, token, position, sample, stream), as uint64."""
+    """Philox word of (key, token, position, sample, stream): a uint32 value as uint64."""
     low, high = np.uint64(key) & LOW, np.uint64(key) >> HALF
     a, b, c, d = np.uint64(token >> 2), np.uint64(position), np.uint64(sample), np.uint64(stream)
     for r in range(BUMPS.shape[0]):
@@ -24,7 +24,7 @@ def philox_word(key, token, position, sample, stream):
 
 @loop
 def gumbel(word, kind):
-    """The Gumbel value of a word, in float32 or float64."""
+    """Gumbel value of a word; kind: np.float32 or np.float64, the type of the result."""
     half, scale, one = kind(0.5), kind(2.0**-32), kind(1)
     v, u = (kind(word) + half) * scale, (kind(LOW - word) + half) * scale
     if v < kind(2.0**-10):

@@ -1,7 +1,7 @@
-"""Numbers in numba's loops: what they are read as, how they are rounded, and exp.
+"""Numbers in numba's loops: reading and rounding of dtypes, exp, maximum and sum.
 
-numba has no bfloat16. Its bits are the upper half of a float32's, so tensors of it are read as
-uint16 and rounded to the nearest, ties to even, as PyTorch does.
+numba has no bfloat16. Its bits are the upper half of a float32's bits, so loops read bfloat16
+tensors as uint16, and round to the nearest, ties to even, as PyTorch does.
 """
 
 from typing import Any
@@ -14,19 +14,19 @@ from numba.extending import intrinsic, overload, register_jitable
 from csd.cpu.compiled import any_order, loop
 from csd.cpu.exponential import exponential
 
-# by the dtypes that loops read, an array of it
+# for each dtype that loops read, an empty array of the type by which they read it
 LIKE = {
     torch.bfloat16: np.empty(0, np.uint16),
     torch.float32: np.empty(0, np.float32),
     torch.float64: np.empty(0, np.float64),
 }
 
-# tensors with memory; others stand for some that is elsewhere, or not there yet
+# types of tensors that have memory; other types may stand for a tensor elsewhere, or not made yet
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """True if loops read the memory of all tensors as one dtype."""
+    """True if loops read all tensors: in the CPU's memory, of one dtype of `LIKE`."""
     given = (x, *(y for y in others if y is not None))
     return x.dtype in LIKE and all(
         y.dtype == x.dtype and type(y) in PLAIN and y.is_cpu for y in given
@@ -34,7 +34,7 @@ def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
 
 
 def require(served: bool, name: str, *tensors: torch.Tensor | None) -> None:
-    """Raises TypeError where a loop does not read the tensors of its operation."""
+    """Raises TypeError, which describes the tensors of operation `name`, unless `served`."""
     if not served:
         given = ", ".join(_described(x) for x in tensors if x is not None)
         raise TypeError(
@@ -50,15 +50,15 @@ def _described(x: torch.Tensor) -> str:
 
 
 def on_host(*tensors: torch.Tensor) -> bool:
-    """True if loops read the memory of all tensors, whatever their dtypes."""
+    """True if loops can read the memory of all tensors, of any dtypes."""
     return all(type(x) in PLAIN and x.is_cpu for x in tensors)
 
 
 @register_jitable
 def memory(address, shape, like):
-    """The array at an address, of a shape and of the dtype of the array `like`.
+    """The array at an address, with a shape and the dtype of the array `like`.
 
-    Loops are given addresses: numpy's array of a tensor takes longer to make than a row's norm.
+    Loops take addresses, because making a numpy array of a tensor takes longer than a row's norm.
     """
     return carray(_pointer(address, like), shape)
 
@@ -74,19 +74,19 @@ def _pointer(typing_context, address, like):
 
 
 def read(x: Any) -> Any:
-    """A number of an array: float32, or float64 where the array is."""
+    """An array's element as a number: bits of bfloat16 as float32, other elements unchanged."""
 
 
 def rounded(value: Any, like: Any) -> Any:
-    """`value` as a number of the array `like`."""
+    """`value` rounded to the element type of the array `like`; bfloat16 as its bits in uint16."""
 
 
 def exp(x: Any) -> Any:
-    """e^x; of float32 as `exponential.py` has it."""
+    """e^x, for float32 by the code of `exponential.py`."""
 
 
 def ordered(x: Any) -> Any:
-    """An integer for each number, larger for larger ones: a compiler makes vectors of these."""
+    """Maps numbers to integers in the same order: compilers vectorize maxima of integers."""
 
 
 def number(x: Any) -> Any:
@@ -152,7 +152,7 @@ def _exp_single(typing_context, x):
 
 @loop
 def peak(x):
-    """The largest of x, or NaN where there is one that is positive."""
+    """Maximum of x, or NaN if x has a NaN whose sign is positive."""
     most = ordered(x[0])
     for j in range(1, x.shape[0]):
         value = ordered(x[j])
@@ -162,7 +162,7 @@ def peak(x):
 
 @any_order
 def added(x):
-    """The sum of x, in an order that its length decides."""
+    """Sum of x, in an order that depends on its length alone."""
     total = x[0]
     for j in range(1, x.shape[0]):
         total += x[j]

@@ -1,4 +1,4 @@
-"""Observations of a step, in one call; the reference is `observe_ref`."""
+"""Observation of a step in one call; the reference is `observe_ref`."""
 
 from collections import namedtuple
 
@@ -28,13 +28,14 @@ def observe_rows(
     accept_row,  # [S, A]
     soft,
     hard,
-    out_key,  # [M + S], written, and so are the others
+    out_key,  # [M + S], written, and so are all below
     out_context,  # [M + S, N]
     token,  # [M + S, SUCCESSORS]
     weight,  # [M + S, SUCCESSORS]
     total,  # [M + S]
     bit,  # [M + S]
 ):
+    """Write the observed rows: those of the pool, then one per slot for its group."""
     M, S = slot.shape[0], group.shape[0]
     for r in range(M):
         s = max(slot[r], 0)
@@ -56,7 +57,7 @@ def observe_rows(
         total[r] = drawn + (soft if has_top else 0)
         _whose(r, s, group, group_key, sample_index, total, out_key, bit)
 
-    # slots of each group that have a path, and those of them that came before; -1 is a group too
+    # slots of each group that have a path, and those of them before each slot; -1 is a group too
     mates, before = np.zeros(group_key.shape[0] + 1, np.int64), np.zeros(S, np.int64)
     for s in range(S):
         before[s] = mates[group[s] + 1]
@@ -77,11 +78,12 @@ def observe_rows(
 
 @loop
 def _whose(r, s, group, group_key, sample_index, total, key, bit):
+    """Writes row r's group key, -1 if its total is 0, and the source bit of slot s's sample."""
     key[r] = group_key[max(group[s], 0)] if total[r] > 0 else -1
     bit[r] = sample_index[s] % SAMPLE_BITS
 
 
-# what the loop reads of a step, in the order of its arguments
+# the tensors of a step that the loop reads, in the order of its arguments
 ObservedTensors = namedtuple(
     "ObservedTensors",
     "slot depth row_context group sample group_key step drawn top_token top_prob accept_row",
@@ -89,7 +91,7 @@ ObservedTensors = namedtuple(
 
 
 def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> ObservedTensors:
-    """The tensors that the loop reads of a step."""
+    """The tensors of a step that the loop reads."""
     return ObservedTensors(
         pool.slot, pool.depth, pool.context, slots.group, slots.sample, slots.group_key,
         slots.step, verdict.sample, verdict.top_token, verdict.top_prob, verdict.accept_row,
@@ -97,7 +99,7 @@ def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> ObservedTens
 
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
-    """`observe_ref`."""
+    """Rows observed in a step, for `graph_insert`, as `observe_ref`."""
     given = observed_tensors(pool, slots, verdict)
     require(on_host(*given), "observe", *given)
     out, read = observed_rows(pool, slots), (x.contiguous().numpy() for x in given)

@@ -1,4 +1,4 @@
-"""The loops as implementations of the public operations: `csd.kernels` runs them on a CPU."""
+"""Registration of the loops as CPU implementations of the public operations of `csd.kernels`."""
 
 from collections.abc import Callable
 from functools import partial, wraps
@@ -29,6 +29,7 @@ from csd.kernels.verify import verify_ref
 
 
 def _register(name: str, takes: Callable[..., bool], loop: Callable) -> None:
+    """Sets an operation's loop; takes: predicate of the arguments that the loop reads."""
     found = OPERATIONS[name]
     found.takes, found.loop = takes, loop
 

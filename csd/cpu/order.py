@@ -1,16 +1,16 @@
-"""Stable sorting in loops: numba's own takes seconds to compile for each kind of array."""
+"""Stable sort for loops; numba's own sort takes seconds to compile for each type of array."""
 
 import numpy as np
 
 from csd.cpu.compiled import loop
 
-# places that are sorted one by one before they are merged
+# length of runs that are sorted by insertion before they are merged
 RUN = 8
 
 
 @loop
 def places_in_order(key):
-    """[n] places of key [n] int64, smallest first, equal ones as they come."""
+    """Stable ascending argsort of key [n] int64; returns indices [n] int64."""
     n = key.shape[0]
     order, merged = np.empty(n, np.int64), np.empty(n, np.int64)
     for first in range(0, n, RUN):

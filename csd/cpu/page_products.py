@@ -1,6 +1,6 @@
-"""A head's rows times all pages of a table, each of which is fetched while the one before is read.
+"""Products of a head's rows with a table's pages; each page is prefetched during the one before.
 
-All heads of a token lie side by side, so a page's are taken one after another.
+All heads of a token are adjacent in memory, so a page's heads are processed one after another.
 """
 
 import numpy as np
@@ -16,14 +16,14 @@ BYTES = np.empty(0, np.uint8)
 
 @loop
 def of_head(h, heads, rows):
-    """First row of head h, and the row behind its last; rows: both of the first head, its count."""
+    """Begin and end of head h's rows; rows: begin and end in the first head, and rows per head."""
     before = (h - heads[0]) * rows[2]
     return before + rows[0], before + rows[1]
 
 
 @loop
 def page_of(pages, table, length, offset):
-    """Rows of a page from token `offset` on, of the first `length` tokens; empty behind them."""
+    """Rows of a page from token `offset` on, up to token `length`; empty if offset >= length."""
     if offset >= length:
         return pages[0, :0]
     within = offset % PAGE
@@ -32,7 +32,7 @@ def page_of(pages, table, length, offset):
 
 @loop
 def _fetch(lines, h):
-    """Asks for the lines of a head's keys or values: a page's bytes."""
+    """Prefetch head h's keys or values; lines: a page's bytes [tokens, K, size]."""
     count, K, size = lines.shape
     for t in range(count):
         for byte in range(0, size, LINE):
@@ -41,10 +41,10 @@ def _fetch(lines, h):
 
 @loop
 def score_pages(keys, tokens, then, heads, rows, offset, query, score, work, isa):
-    """`score_keys` of tokens: a table of pages, the first token, and the one behind the last.
+    """Run `score_keys` on a range of tokens: a table of pages, the first token and the end.
 
-    keys: pages, and their bytes; then: bytes of the page that is read after these; rows: as
-    `of_head` takes them; at: of token 0. `add_pages` has the same.
+    keys: pages as numbers and as bytes; then: bytes of the page that is read after these, to
+    prefetch; heads: begin and end; rows: as `of_head` takes them; offset: column of token 0.
     """
     table, done, last = tokens
     while done < last:
@@ -59,7 +59,7 @@ def score_pages(keys, tokens, then, heads, rows, offset, query, score, work, isa
 
 @loop
 def add_pages(values, tokens, then, heads, rows, offset, weight, sums, work, isa):
-    """`add_values` of them."""
+    """Run `add_values` on a range of tokens; arguments as for `score_pages`."""
     table, done, last = tokens
     while done < last:
         page, follows = page_of(values[0], table, last, done), (done // PAGE + 1) * PAGE

@@ -1,4 +1,4 @@
-"""The loops that verification is made of."""
+"""The loops of verification, as `csd.kernels.verify.passes.Passes`."""
 
 from csd.cpu.draws import draw
 from csd.cpu.heads import heads, log_sum

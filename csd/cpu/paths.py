@@ -1,4 +1,4 @@
-"""The accepted paths of all slots, in one call; the reference is `descend_ref`."""
+"""The accepted paths of all slots in one call; the reference is `descend_ref`."""
 
 import torch
 
@@ -23,6 +23,7 @@ def _descend(
     accept_count,  # [S], written
     finish,  # [S], written
 ):
+    """Write the accepted path of each slot and its state."""
     for s in range(slot_start.shape[0]):
         accept_row[s] = -1
         left, behind = max_new[s] - generated[s], slot_start[s] + slot_nodes[s]
@@ -41,10 +42,10 @@ def child(
     token,  # [M]
     parent,  # [M]
     row,
-    behind,  # the row behind the slot's last one
+    behind,  # the row after the slot's last one
     drawn,
 ):
-    """The child of a row that is the token it drew, or -1."""
+    """Child of `row` whose token is `drawn`, or -1."""
     # a parent precedes its children, which have different tokens
     for other in range(row + 1, behind):
         if parent[other] == row and token[other] == drawn:
@@ -54,7 +55,7 @@ def child(
 
 @loop
 def ends(drawn, stop_ids):
-    """True if a token ends its sample; -1 is none."""
+    """True if the token `drawn` is one of `stop_ids`; -1 is no token."""
     found = False
     for i in range(stop_ids.shape[0]):
         found |= drawn >= 0 and drawn == stop_ids[i]
@@ -63,12 +64,12 @@ def ends(drawn, stop_ids):
 
 @loop
 def finished(end, full):
-    """State of a slot: stopped by an end token, at its last token, or running."""
+    """State of a slot: STOP at an end token, LENGTH at its last token, else RUNNING."""
     return STOP if end else LENGTH if full else RUNNING
 
 
 def descend(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
-    """`descend_ref`."""
+    """Accepted rows [S, A], their numbers [S] and the slots' states [S], as `descend_ref`."""
     S = slots.count
     shapes = (S, ACCEPT), (S,), (S,)
     out = tuple(torch.empty(shape, dtype=torch.int32) for shape in shapes)

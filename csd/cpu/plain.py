@@ -1,7 +1,7 @@
-"""x W^T + b of a few rows and a plain weight [N, K], as a user's module has it: nothing is copied.
+"""x W^T + b for a few rows and a plain weight [N, K] of a user's module, which is not copied.
 
-As in `products.py` a row's bits depend neither on other rows nor on the threads; but sums are taken
-in another order than there, so weights that are laid out have other bits.
+As in `products.py` a row's bits depend neither on other rows nor on the threads. Sums are taken in
+another order than there, so laid-out weights give other bits.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from csd.cpu.threads import by_threads
 from csd.cpu.tiles import COLUMNS, LANES, in_pairs
 
 DTYPES = (torch.bfloat16, torch.float32)
-# rows that are multiplied with a block of columns before the next one is read
+# most rows that are multiplied with a block of columns before the next block is read
 MOST = 12 * ROWS
 
 
@@ -23,13 +23,14 @@ MOST = 12 * ROWS
 def _product(
     shape,  # M, N, K
     x,  # [M, K]
-    apart,  # [M, K] float32, written
+    apart,  # [M, K] float32, written: x of bfloat16 by `_lay_apart`, for "fma"
     weight,  # [N, K]
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
     like,
     isa,  # one of `tiles.ISA`
 ):
+    """y = x W^T + bias; all tensors are addresses, like an array of the dtype of x, weight, y."""
     M, N, K = shape
     row = K * like.itemsize
     steps = row // (4 * LANES)
@@ -68,7 +69,7 @@ def _lay_apart(count, x, y):
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """True if the loop multiplies a weight [N, K] as it lies in memory."""
+    """True if the loop can multiply a weight [N, K] in its present memory layout."""
     if weight.dtype not in DTYPES or not readable(weight) or weight.layout != torch.strided:
         return False
     N, K = weight.shape

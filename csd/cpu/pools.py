@@ -1,4 +1,4 @@
-"""Pools of roots, node costs and pruned pools; the references are in `csd.state.pool_builder`."""
+"""Pools of roots, node costs and pruning of pools; references: `csd.state.pool_builder`."""
 
 from dataclasses import fields
 
@@ -17,21 +17,22 @@ FIELDS = tuple(f.name for f in fields(Pool))
 
 
 def arrays(pool: Pool) -> tuple[np.ndarray, ...]:
+    """A pool's fields as arrays that share its memory, in the order of `FIELDS`."""
     return tuple([getattr(pool, name).numpy() for name in FIELDS])
 
 
 @loop
 def fill(
-    live,  # [L], by group
-    chosen,  # places of nodes, best first
-    node,
-    context,
-    penalty,
+    live,  # [L], slots by group
+    chosen,  # indices of nodes, best first
+    node,  # [n, 6], columns as in `levels.py`
+    context,  # [n, N]
+    penalty,  # [S], subtracted from the nodes' costs
     group,  # [S]
     position,  # [S], of the roots
     pool,  # the fields of a Pool, written
 ):
-    """Puts the roots, which are the first nodes, and the chosen nodes into a pool."""
+    """Write the roots, which are the first L nodes, and the chosen nodes to a pool."""
     token, parent, slot, depth, node_position, ancestors, cost, source, contexts = pool[:9]
     slot_start, slot_nodes, group_start = pool[9:]
     L, used = live.shape[0], live.shape[0] + chosen.shape[0]
@@ -51,7 +52,7 @@ def fill(
     while g < group_start.shape[0]:
         group_start[g] = row
         g += 1
-    # rows of nodes, roots' first
+    # rows of nodes, roots first
     row_of, filled = np.empty(node.shape[0], np.int64), np.zeros(slot_start.shape[0], np.int64)
     for k in range(used):
         i = k if k < L else chosen[k - L]
@@ -77,12 +78,12 @@ def fill(
 
 
 def root_positions(slots: Slots) -> np.ndarray:
-    """[S], of each slot's last committed token."""
+    """Position of each slot's last committed token, [S]."""
     return slots.prompt_len.numpy()[slots.group.numpy()] + slots.generated.numpy()
 
 
 def roots(slots: Slots, rows: int) -> Pool:
-    """`csd.state.pool_builder.roots`, in `rows` >= live rows."""
+    """Pool of the live slots' roots only, in `rows` >= live rows; see `pool_builder.roots`."""
     given = slots.live, slots.group, slots.generated, slots.prompt_len, slots.context
     require(on_host(*given), "roots", *given)
     live = live_by_group(slots)
@@ -103,7 +104,7 @@ def roots(slots: Slots, rows: int) -> Pool:
 
 @loop
 def _progress_penalties(live, generated, progress_penalty):
-    """[S] int64: `csd.state.pool_builder.progress_penalties` of the slots `live`, else 0."""
+    """`pool_builder.progress_penalties` of the slots `live`, 0 for others: [S] int64."""
     found, fewest = np.zeros(generated.shape[0], np.int64), np.int64(1) << 40
     for s in live:
         fewest = min(fewest, np.int64(generated[s]))
@@ -115,7 +116,7 @@ def _progress_penalties(live, generated, progress_penalty):
 
 @loop
 def slot_penalties(live, group, generated, step, progress_penalty, sampled, group_penalty):
-    """[S] int64: `csd.state.pool_builder.slot_penalties` of the slots `live`, else 0."""
+    """`pool_builder.slot_penalties` of the slots `live`, 0 for others: [S] int64."""
     found = _progress_penalties(live, generated, progress_penalty)
     together = True
     for s in live:
@@ -148,7 +149,10 @@ def _node_costs(live, slot, depth, cost, generated, progress_penalty, penalised,
 
 
 def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
-    """`csd.state.pool_builder.node_costs`."""
+    """Costs by which a step's nodes are selected, with penalties; see `pool_builder.node_costs`.
+
+    Returns those of all rows [M] int32, those of drafted nodes, and each slot's penalty or None.
+    """
     given = pool.slot, pool.depth, pool.cost, slots.generated, slots.progress_penalty
     require(on_host(slots.live, *given), "node_costs", *given)
     penalised, costs = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
@@ -161,12 +165,12 @@ def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[
 
 @loop
 def _prune(rows, cost, given, out):
-    """Fields of a Pool; those of `out` are written, in `rows` rows."""
+    """Write the `rows` cheapest rows of a pool to `out`; given, out: fields of a Pool."""
     token, parent, slot, depth, position, ancestors, own, source, context = given[:9]
     M, key = slot.shape[0], np.empty(slot.shape[0], np.int64)
     for m in range(M):
         key[m] = cost[m] if slot[m] >= 0 else np.int64(1) << 40
-    # of each row, how many before it are kept
+    # number of kept rows before each row
     before = np.zeros(M + 1, np.int64)
     for m in places_in_order(key)[:rows]:
         before[m + 1] = 1
@@ -194,7 +198,7 @@ def _prune(rows, cost, given, out):
 
 
 def prune(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
-    """`csd.state.pool_builder.prune`."""
+    """Pool of the `rows` cheapest rows by cost [M] int32; see `pool_builder.prune`."""
     if rows >= pool.rows:
         return pool
     require(on_host(cost, pool.token), "prune", cost, pool.token)

@@ -1,11 +1,11 @@
-"""x W^T + b of a few rows, in a loop that reads a weight once and holds several rows' sums.
+"""x W^T + b for a few rows, in a loop that reads a weight once and holds several rows' sums.
 
-A sum of a row and a column is taken in the order of k: its bits depend neither on how many rows
-there are nor on the threads. By "fma" each product is rounded once, whatever the CPU's vectors are;
+The sum of a row and a column is taken in the order of k, so its bits depend neither on the number
+of rows nor on the threads. "fma" rounds once per product, whatever the width of the CPU's vectors;
 "dot", an instruction for bfloat16, has an order of its own (`tiles.py`).
 
-A step's rows are few, so its time is that of reading the weights; those of a block of columns lie
-in the order in which they are read. `python -m bench products` compares.
+A step has few rows, so its time is that of reading the weights; the numbers of a block of columns
+are stored in the order in which they are read. `python -m bench products` compares speeds.
 """
 
 import numpy as np
@@ -22,9 +22,9 @@ from csd.cpu.plain import fits as plain_fits
 from csd.cpu.threads import by_threads
 from csd.cpu.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile
 
-# rows that are multiplied with a block of columns before the next one is read
+# most rows that are multiplied with a block of columns before the next block is read
 MOST = 6 * ROWS
-# bytes between what is multiplied and what is asked for
+# bytes from the numbers that are multiplied to those that are prefetched
 AHEAD = 4096
 
 
@@ -32,16 +32,17 @@ AHEAD = 4096
 def _product(
     shape,  # M, N, K
     x,  # [M, K]
-    transposed,  # [scratch_size(M, K)] float32, written: of the rows of each tile, [K, rows]
+    transposed,  # [scratch_size(M, K)] float32, written: each tile's rows as [K, rows]
     weight,  # [N / COLUMNS, K, COLUMNS], as `by_columns` lays it out
     bias,  # [N] float32, or 0 for none
     y,  # [M, N], written
     like,
     isa,  # one of `tiles.ISA`
 ):
+    """y = x W^T + bias; all tensors are addresses, like an array of the dtype of x, weight, y."""
     M, N, K = shape
     pairs = in_pairs(isa)
-    # a row as numbers of float32, which is what pairs of bfloat16 are moved as
+    # float32 words of a row; pairs of bfloat16 are moved as float32
     words = K // 2 if pairs else K
     passes = -(-M // MOST)
     most = -(-M // passes)
@@ -62,7 +63,7 @@ def _product(
             for t in range(tiles):
                 first = t * each
                 rows = min(each, left - first)
-                # the lines further on in this block, or of each tile its share of the next one's
+                # prefetch later lines of this block, or in each tile a share of the next block
                 step = size // words // tiles
                 ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
                 out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
@@ -72,7 +73,7 @@ def _product(
 
 @loop
 def _transpose_rows(rows, each, K, x, transposed, like):
-    """Transpose rows in blocks of `each`, to [K, each] in float32."""
+    """Transpose rows in blocks of `each`, to [K, each] float32; x and transposed are addresses."""
     given = memory(x, rows * K, like)
     to = memory(transposed, rows * K + BLOCK, np.empty(0, np.float32))
     for first in range(0, rows, each):
@@ -82,12 +83,12 @@ def _transpose_rows(rows, each, K, x, transposed, like):
 
 
 def scratch_size(rows: int, K: int, is_plain: bool) -> int:
-    """Numbers of float32 that the product of so many rows works in."""
+    """Size of the workspace, in float32 numbers, of a product of `rows` rows."""
     return (rows if is_plain else min(rows, MOST)) * K + BLOCK
 
 
 def fits(weight: torch.Tensor, isa: str | None = None) -> bool:
-    """True if the loop multiplies a weight [N, K]; isa: an instruction, else this CPU's."""
+    """True if the loop can multiply a weight [N, K]; isa: an instruction, else this CPU's."""
     isa = isa or instruction(weight.dtype)
     if isa is None or not readable(weight):
         return False
@@ -96,16 +97,16 @@ def fits(weight: torch.Tensor, isa: str | None = None) -> bool:
 
 
 def in_loops(weight: torch.Tensor) -> bool:
-    """True if the loop multiplies a weight: one laid out by `by_columns`, or a plain one."""
+    """True if a loop multiplies a weight: laid out by `by_columns`, or plain and fitting."""
     if weight.dim() == 3:
         return True
     return weight.is_cpu and multiplies(weight.dtype) and plain_fits(weight)
 
 
 def by_columns(weight: torch.Tensor, isa: str | None = None) -> torch.Tensor:
-    """weight: [N, K]. Returns [N / COLUMNS, K, COLUMNS], as the loop reads it.
+    """Lay out a weight [N, K] as the loop reads it, [N / COLUMNS, K, COLUMNS].
 
-    In bfloat16 two numbers lie side by side: by "fma" those of columns c and c + LANES, else those
+    In bfloat16 two numbers are paired: for "fma" those of columns c and c + LANES, for "dot" those
     of k and k + 1.
     """
     K, isa = weight.shape[1], isa or instruction(weight.dtype)
@@ -124,7 +125,10 @@ def product(
     bias: torch.Tensor | None = None,  # [N]
     isa: str | None = None,
 ) -> torch.Tensor:
-    """[M, N] in the dtype of x and weight, sums in float32. isa: an instruction, or this CPU's."""
+    """x W^T + bias, [M, N] in the dtype of x and weight, with sums in float32.
+
+    isa: an instruction, by default this CPU's.
+    """
     (M, K), N = x.shape, weight.numel() // x.shape[1]
     y, x = torch.empty(M, N, dtype=x.dtype), x.contiguous()
     if M == 0:
@@ -141,5 +145,5 @@ def product(
 
 
 def numbers(weight: torch.Tensor, rows: int) -> int:
-    """Cost of a product with a weight, as numbers that a loop computes."""
+    """Cost of a product of `rows` rows with a weight, in numbers that a loop computes."""
     return weight.numel() * (1 + rows // COLUMNS)

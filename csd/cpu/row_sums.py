@@ -1,4 +1,4 @@
-"""Sums of several rows with a tile of numbers, kept in the CPU's registers."""
+"""Products of several rows with a tile of numbers; sums are kept in the CPU's registers."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from csd.cpu.lanes import BLOCK, FLOATS, WIDTH, load, pointer, store
 from csd.cpu.tiles import is_dot
 from csd.cpu.vectors import add_product, for_rows, splat
 
-# of WIDTH columns
+# blocks of WIDTH columns
 BLOCKS = WIDTH // BLOCK
 
 
@@ -19,7 +19,7 @@ BLOCKS = WIDTH // BLOCK
 def add_four_rows(typing_context, x, i, end, x_offset, terms, tile, wide, offset, y, y_offset, isa):
     """y[r, y_offset + j] += sum over t of x[r, x_offset + t] tile[t wide + offset + j], in order.
 
-    For r from i to i + 3 and j < WIDTH; from `end` on the last row is done again. By "dot" of
+    For r from i to i + 3 and j < WIDTH; rows from `end` on repeat the last one. With "dot" of
     `tiles.ISA` x and tile hold pairs of bfloat16.
     """
 
@@ -35,7 +35,7 @@ def add_four_rows(typing_context, x, i, end, x_offset, terms, tile, wide, offset
 def add_eight_rows(
     typing_context, blocks, x, i, end, x_offset, terms, tile, wide, offset, y, y_offset, isa
 ):
-    """`add_four_rows` of eight rows and so many times BLOCK columns, fewer than WIDTH."""
+    """`add_four_rows` for eight rows and `blocks` times BLOCK columns, fewer than WIDTH."""
 
     def generate(context, builder, signature, args):
         def some_blocks(count):
@@ -51,7 +51,7 @@ def add_eight_rows(
 def _add_rows(
     context: Any, builder: Any, kinds: tuple[types.Array, ...], args: Any, rows: int, blocks: int
 ) -> None:
-    """Code for a number of rows and of blocks of columns."""
+    """Emit the code for `rows` rows and `blocks` blocks of columns."""
     x, tile, y, isa = kinds
     x_, first, end, x_offset, terms, tile_, wide, offset, y_, y_offset, _ = args
     vector, pairs = ir.VectorType(FLOATS[y.dtype], BLOCK), is_dot(isa)

@@ -1,7 +1,7 @@
-"""A row's weights where a call has a window, a chunk, a cap or sinks.
+"""Attention weights of a row if a call has a window, a chunk, a cap or sinks.
 
-The formula is `csd/kernels/tree_attention/properties.py`'s. A row's first key is where its sums
-begin: the earlier ones get weights of zero, and do not decide where a later one is added.
+The formula is in `csd/kernels/tree_attention/properties.py`. A row's sums begin at its first key:
+earlier keys get weights of zero and do not affect the order in which later ones are added.
 """
 
 import math
@@ -16,7 +16,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.numbers import exp
 from csd.cpu.softmax import weights
 
-# tanh(x) = x + x z P(z), z = x^2, by least squares of the relative error up to 0.625
+# tanh(x) = x + x z P(z), z = x^2, P by least squares of the relative error up to 0.625
 NEAR = 0.6
 FACTORS = tuple(
     np.float32(x) for x in (-5.71705e-3, 2.0650593e-2, -5.37435e-2, 0.13331491, -0.33333284)
@@ -24,7 +24,7 @@ FACTORS = tuple(
 
 
 class Properties(NamedTuple):
-    """Properties of a call as a loop takes them; None for a plain call."""
+    """Properties of a call in the form in which a loop takes them."""
 
     # 0 where there is none
     window: int
@@ -37,7 +37,7 @@ def properties_of(
     kind: type, window: int | None, chunk: int | None, softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> Properties | None:  # fmt: skip
-    """kind: numpy's type of the scores."""
+    """A call's properties, None for a plain call; kind: numpy's type of the scores."""
     if window is chunk is softcap is sinks is None:
         return None
     given = np.empty(0, kind) if sinks is None else sinks.detach().double().numpy().astype(kind)
@@ -45,7 +45,7 @@ def properties_of(
 
 
 def first_key(properties: Any, old: int, word: int) -> int:
-    """Position of the first key that a row sees, behind `old` tokens, its path's bits in word."""
+    """Position of the first key that a row sees, after `old` tokens; word: bits of its path."""
 
 
 @overload(first_key)
@@ -66,15 +66,16 @@ def _first_key(properties, old, word):
 
 @loop
 def first_own(properties, prompt, length):
-    """First committed token that a tree's root sees; no other row sees an earlier one."""
+    """Index of the first committed token that a tree's root sees; other rows see no earlier one."""
     return min(max(first_key(properties, prompt + length, 1) - prompt, 0), length)
 
 
 @loop
 def weigh(x, scale, old, nodes, word, sums, first, properties, head):
-    """`softmax` of the keys from column `first` on; those before get weights of zero.
+    """`softmax` over the keys from column `first` on; earlier keys get weights of zero.
 
-    first may be behind the `old` keys: the earliest nodes of a row's path are hidden then.
+    first may exceed `old`, the number of keys before the nodes: then the earliest nodes of the
+    row's path are hidden. Returns the sum of the weights, with that of the head's sink.
     """
     hidden = min(first, old)
     for _ in range(first - hidden):
@@ -92,12 +93,13 @@ def weigh(x, scale, old, nodes, word, sums, first, properties, head):
 
 @loop
 def _cap(x, scale, cap):
+    """x = cap tanh(x scale / cap), in place."""
     for j in range(x.shape[0]):
         x[j] = cap * tanh(x[j] * scale / cap)
 
 
 def tanh(x: Any) -> Any:
-    """tanh x, in float32 within two units of the last place."""
+    """tanh x; in float32 within two ulp."""
 
 
 @overload(tanh)
@@ -119,7 +121,7 @@ def _tanh(x):
 
 @intrinsic
 def count(typing_context, word):
-    """The number of set bits of a word."""
+    """Number of set bits of a word."""
 
     def generate(context, builder, signature, args):
         return builder.ctpop(args[0])

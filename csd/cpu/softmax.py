@@ -1,4 +1,4 @@
-"""A row's weights for its keys, e^(score - the largest), and their sum, in the CPU's vectors."""
+"""Softmax weights of a row's keys, e^(score - maximum), and their sum, in vector registers."""
 
 import numpy as np
 from llvmlite import ir
@@ -15,20 +15,20 @@ from csd.cpu.vectors import INT, halves, splat
 
 @loop
 def softmax(x, scale, old, nodes, word, sums):
-    """Writes a row's weights in place of its scores; returns their sum, by which none is divided.
+    """Overwrites a row's scores with its weights, not yet normalised; returns their sum.
 
-    The arguments are those of `weights`.
+    Arguments as for `weights`.
     """
     return weights(x, scale, old, nodes, word, sums)[0]
 
 
 @loop
 def weights(x, scale, old, nodes, word, sums):
-    """`softmax`, and the largest score that is seen.
+    """Like `softmax`, but returns the sum and the largest visible score, which is not scaled.
 
-    x: scores of `old` keys and then `nodes` nodes, to be multiplied by scale > 0, and room for a
-    block; word: bits of the nodes that it attends to; sums: [WIDTH] to work in. A key's position
-    decides where it is added, whether it is a node or committed.
+    x: scores of `old` keys and then `nodes` nodes, to be multiplied by scale > 0, with room for
+    another block; word: bits of the nodes that the row attends to; sums: [WIDTH], workspace. A
+    key's position decides in which lane it is added, whether it is a node or committed.
     """
     zero, one = type(sums[0])(0), type(sums[0])(1)
     least = type(zero)(-np.inf)
@@ -67,7 +67,7 @@ def weights(x, scale, old, nodes, word, sums):
 
 @intrinsic
 def lowest(typing_context, word):
-    """The place of the lowest bit of a word that is not zero."""
+    """Index of the lowest set bit of a word that is not zero."""
 
     def generate(context, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -77,7 +77,7 @@ def lowest(typing_context, word):
 
 @intrinsic
 def kept(typing_context, x, bits, other):
-    """Lanes of x whose bit is set, and of `other`, or that number, where it is not."""
+    """Lanes of x where the bit is set, else those of `other`, a vector or a number."""
 
     def generate(context, builder, signature, args):
         given, bits, value = args
@@ -92,7 +92,7 @@ def kept(typing_context, x, bits, other):
 
 @intrinsic
 def larger(typing_context, x, other):
-    """The larger of each two lanes, where none is NaN."""
+    """Maximum of each pair of lanes, if none is NaN."""
 
     def generate(context, builder, signature, args):
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -102,7 +102,7 @@ def larger(typing_context, x, other):
 
 @intrinsic
 def largest(typing_context, x):
-    """The largest lane, where none is NaN."""
+    """Maximum of the lanes, if none is NaN."""
 
     def generate(context, builder, signature, args):
         (value,) = args
@@ -116,7 +116,7 @@ def largest(typing_context, x):
 
 @intrinsic
 def exponentials(typing_context, x, most, scale):
-    """e^((x - most) scale) of each lane, as `numbers.exp` has it to the bit."""
+    """e^((x - most) scale) of each lane, equal to `numbers.exp` to the bit."""
 
     def generate(context, builder, signature, args):
         given, *others = args

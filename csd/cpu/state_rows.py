@@ -1,13 +1,13 @@
-"""The rows of a slot at one key head and its value heads, for `tree_states.py`.
+"""Outputs of a slot's rows for one key head and its value heads, for `tree_states.py`.
 
-The formula's sums as products of matrices, with the same terms in the same order for every row:
+The formula's sums are matrix products with the same terms in the same order for every row:
 
     y_j = D(j) S^T x_j + sum over i of D(i, j) (k_i . x_j) u_i,    x_j = k_j or q_j
 
-D(i, j) is the product of the decays behind token i, multiplied from row j backwards, so that the
+D(i, j) is the product of the decays after token i, multiplied from row j backwards, so that the
 bits of a term depend on the text between i and j alone. A term is added with one rounding, whether
-its token is one of the slot's tail or a node; terms of other paths are not added, and those that a
-row's state holds already are zeros.
+its token is in the slot's tail or a node. Terms of other paths are not added, and terms that a
+row's state contains already are zeros.
 """
 
 import numpy as np
@@ -24,12 +24,13 @@ from csd.state.recurrent import CHUNK, TAIL
 
 @loop
 def _whole_blocks(count):
+    """`count` rounded up to a multiple of BLOCK."""
     return -(-count // BLOCK) * BLOCK
 
 
 @loop
 def _turned(x, offset, stride, count, Dk, tile, to, wide):
-    """tile[d, to + i] = x[at + i stride + d] for i < count, in whole blocks."""
+    """tile[d wide + to + i] = x[offset + i stride + d] for i < count, in whole blocks; d < Dk."""
     whole = Dk // BLOCK * BLOCK
     for j in range(0, count, BLOCK):
         for d in range(0, whole, BLOCK):
@@ -43,7 +44,10 @@ def _turned(x, offset, stride, count, Dk, tile, to, wide):
 
 @loop
 def _of_blocks(numbers, count, stride, size, spare):
-    """Rows of `size` numbers as whole blocks: as they lie where they are such, else a copy."""
+    """Rows of `size` numbers, padded to whole blocks; returns a flat array and its stride.
+
+    No copy is made if BLOCK divides `size`; else the rows are copied to `spare`.
+    """
     if size % BLOCK == 0:
         return numbers, stride
     wide = _whole_blocks(size)
@@ -55,7 +59,7 @@ def _of_blocks(numbers, count, stride, size, spare):
 
 @loop
 def _add_node(y, to, c, u, offset, wide):
-    """y[to : to + wide] += c u[at : at + wide], of whole blocks; each number with one rounding."""
+    """y[to : to + wide] += c u[offset : offset + wide], whole blocks, with one rounding each."""
     whole = wide // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):
         put(add_multiple(lanes(y, to + i), c, lanes(u, offset + i)), y, to + i)
@@ -68,13 +72,18 @@ def slot_head(
     shape, s, g, nodes, start, base, q, value, strength, node_key, node_decay,
     node_update, state, key, update, decay, position, path, out, solve, like, isa,
 ):  # fmt: skip
+    """Write the outputs of slot s's rows for key head g, and with `solve` their updates.
+
+    shape: H, Hk, Dk, Dv; nodes, start: number and first of the slot's rows; base: position of its
+    stored state. Tensors are addresses, as `_tree_states` takes them.
+    """
     H, Hk, Dk, Dv = shape
     size, each, kinds = like.itemsize, H // Hk, 2 if solve else 1
     # clamped: a wrong base must not move writes beyond the tail
     tail = max(0, min(position[start] - base, TAIL))
     wide, columns = _whole_blocks(Dv), TAIL + _whole_blocks(nodes)
     rows = kinds * nodes
-    # rows that read the stored state come first: keys, then queries
+    # rows that read the stored state come before those that read the next one; keys, then queries
     first, depth = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     at_k, at_q = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     near = 0
@@ -96,7 +105,7 @@ def slot_head(
         x[at_q[j]] = memory(q + offset, Dk, like)
         if solve:
             x[at_k[j]] = memory(node_key + offset, Dk, like)
-    # the keys of tail and nodes as columns
+    # the keys of the tail and of the nodes as columns
     tile = np.zeros(Dk * columns, like.dtype)
     tails, _, _ = head_of_tail(shape, s, g, g * each, key, update, decay, like)
     for b in range(2):
@@ -107,7 +116,7 @@ def slot_head(
     _turned(of_nodes, 0, Hk * Dk, nodes, Dk, tile, TAIL, columns)
     score = np.zeros((rows, columns), like.dtype)
     _add_product(x, 0, rows, 0, Dk, tile, columns, columns, score, 0, isa)
-    # a copy of what is no whole blocks
+    # workspace for rows that are not whole blocks
     spare = np.zeros(max(Dk, CHUNK) * wide if Dv % BLOCK else 0, like.dtype)
     y, u = np.empty((rows, wide), like.dtype), np.zeros(nodes * wide, like.dtype)
     sums = y.reshape(-1)
@@ -136,8 +145,8 @@ def slot_head(
             if solve:
                 whole[at_k[j]] = product
         y[:] = 0
-        # of the stored state, of the next one, and of both blocks of the tail: one place in the
-        # code, since a product is much of it
+        # products with the stored state, the next one, and both chunks of the tail; they share one
+        # call, since a product is much of the compiled code
         for part in range(4):
             low, high, terms, column = 0, rows, Dk, 0
             given, numbers, stride = x, flat, Dv

@@ -1,4 +1,4 @@
-"""The successors of a context, old and new, merged as in `csd.kernels.graph_insert`."""
+"""Merge of a context's old and new successors, as in `csd.kernels.graph_insert`."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ MOST_TOKEN = np.int64((1 << 31) - 1)
 def merge(
     entry,
     last,  # the last key of the context
-    count,  # of them
+    count,  # number of its keys
     before,  # [K], the key before each, or -1
-    orders,  # of a row
+    orders,  # number of orders, i.e. of keys per row
     token,  # [R, U]
     weight,  # [R, U]
     row_total,  # [R]
@@ -24,14 +24,14 @@ def merge(
     succ_token,  # [C, E]
     succ_weight,  # [C, E]
     succ_source,  # [C, E]
-    found,  # tokens to work on, E and those of all keys at least
-    mass,  # their weights
-    source,  # their sources
-    index,  # where they are found, twice as many or more, rounded up to a power of two
-    best,  # [E] to work in
-    who,  # [E] to work in
+    found,  # workspace for tokens: E and those of all keys at least
+    mass,  # workspace for their weights
+    source,  # workspace for their sources
+    index,  # hash table of `found`, at least twice as long, rounded up to a power of two
+    best,  # [E], workspace
+    who,  # [E], workspace
 ):
-    """Adds the rows of a context's keys to its entry."""
+    """Adds the rows of a context's keys to its entry, in place."""
     U, E = token.shape[1], succ_token.shape[1]
     size = 1
     while size < 2 * (E + count * U):
@@ -57,7 +57,7 @@ def merge(
 
     kept = 0
     for i in range(n):
-        # the heavier one is larger, of equals the smaller token
+        # larger for heavier tokens, and of equal weights for smaller ones
         rank = mass[i] << TOKEN_BITS | (MOST_TOKEN - found[i])
         if kept == E and rank < best[E - 1]:
             continue
@@ -79,7 +79,7 @@ def merge(
 
 @loop
 def _add(token, weight, source_bits, found, mass, source, index, size, n):
-    """Adds to a token's weight and sources; how many tokens there are then."""
+    """Add weight and sources to a token, inserting it if new; returns the number of tokens."""
     h = (np.int64(token) * 0x9E3779B1 >> 16) & (size - 1)
     while index[h] >= 0 and found[index[h]] != token:
         h = (h + 1) & (size - 1)

@@ -1,4 +1,4 @@
-"""Loops in as many threads as PyTorch has."""
+"""Loops that run in PyTorch's number of threads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ import torch
 
 from csd.cpu.compiled import compiled, loop
 
-# numbers that a loop computes, below which a second thread gains little, and loses much where
-# another process has its core
+# numbers that a loop must compute to run in several threads: below, a second thread gains little,
+# and loses much where another process uses its core
 LEAST = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class ByThreads:
-    """A loop compiled twice: for one thread, and for as many as PyTorch has."""
+    """A loop compiled twice: for one thread, and for several."""
 
     alone: Any
     together: Any
 
     def __call__(self, numbers: int, *args: Any) -> Any:
-        """numbers: how many it computes."""
+        """Run the version that suits `numbers`, the amount of numbers that the call computes."""
         return self.together(*args) if many(numbers) else self.alone(*args)
 
 
 def by_threads(function: Callable) -> ByThreads:
-    """`function` with its `prange` in PyTorch's number of threads, where it computes enough."""
+    """`function` with its `prange` in PyTorch's number of threads in calls that compute enough."""
     # numba's cache identifies functions by their names, not by how they are compiled
     twin = FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = f"{function.__name__}_together"
@@ -37,9 +37,9 @@ def by_threads(function: Callable) -> ByThreads:
 
 
 def many(numbers: int) -> bool:
-    """True if so many numbers are worth a second thread; sets the number that numba takes.
+    """True if a call that computes `numbers` numbers should use several threads; sets numba's.
 
-    Asked before each call of a loop that may run in several threads, or that calls one.
+    Call it before each call of a loop that may run in several threads, or that calls such a loop.
     """
     _begin()
     if numbers < LEAST or (count := threads()) == 1:
@@ -50,11 +50,11 @@ def many(numbers: int) -> bool:
 
 @cache
 def _begin() -> None:
-    """Links the functions of numba's threads.
+    """Links the functions of numba's threading layer, once.
 
-    numba does so where it loads a loop of several threads from its cache, and not where it loads
-    one that was compiled while the loops that it calls came from there: its calls would go to 0.
-    As it begins, it gives OpenMP, and with it PyTorch, as many threads as there are cores.
+    numba does so when it loads a parallel loop from its cache, but not when it loads one that was
+    compiled while the loops that it calls came from the cache: its calls would jump to address 0.
+    Linking sets the threads of OpenMP, and so of PyTorch, to the number of cores; they are reset.
     """
     count = torch.get_num_threads()
     numba.get_num_threads()
@@ -62,14 +62,14 @@ def _begin() -> None:
 
 
 def threads() -> int:
-    """PyTorch's threads, or one where numba has none that several callers may use at once."""
+    """Number of threads: PyTorch's, at most numba's; 1 if callers cannot share numba's threads."""
     most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     return min(torch.get_num_threads(), most) if _shared() else 1
 
 
 @cache
 def _shared() -> bool:
-    """True if numba was built with OpenMP or TBB; its own threads end a process that two share."""
+    """True if numba has OpenMP or TBB; two callers of its own thread pool abort the process."""
     from importlib.util import find_spec
 
     return any(find_spec(f"numba.np.ufunc.{name}") for name in ("omppool", "tbbpool"))

@@ -1,4 +1,4 @@
-"""The sums of a few rows with a block of a weight's columns, held in the CPU's registers."""
+"""Products of a few rows with a block of a weight's columns; sums are held in registers."""
 
 from typing import Any
 
@@ -24,25 +24,25 @@ from csd.cpu.vectors import (
 
 WIDE = "+avx512f" in FEATURES
 # numbers of a register, columns of a block, and the most rows whose sums leave registers for the
-# block's numbers and for one of a row
+# block's numbers and for one number of a row
 LANES = 16 if WIDE else 8
 COLUMNS = 2 * LANES
 ROWS = 14 if WIDE else 6
 
 
 # Instructions by name: "fma" multiplies numbers of float32, "dot" (AVX512-BF16) pairs of bfloat16.
-# A loop is compiled for one of them, so each is an argument's type: an empty array's, since numba
-# hands no namedtuple from one loop of several threads to another.
+# A loop is compiled for one of them, so the type of an argument selects it: that of an empty array,
+# since numba cannot pass a namedtuple from one loop of several threads to another.
 ISA = {"fma": np.empty(0, np.float32), "dot": np.empty(0, np.uint16)}
 
 
 def in_pairs(isa: Any) -> bool:
-    """True if an instruction multiplies pairs; known when a loop is compiled."""
+    """True if an instruction of `ISA` multiplies pairs; a constant when a loop is compiled."""
     return isa.dtype == np.uint16
 
 
 def is_dot(isa: types.Type) -> bool:
-    """The same of an argument's type."""
+    """True if an instruction, given as an argument's numba type, multiplies pairs."""
     return isa.dtype == types.uint16
 
 
@@ -58,12 +58,12 @@ INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, like, isa):
     """y[r stride + c] = start[c] + sum over k of x[r, k] weight[k, c]
 
-    For r < rows, one to ROWS of them, and c < COLUMNS. Every sum is taken over
-    `steps` steps in the order of k, whatever `rows` is: of one k by "fma" and with one rounding a
-    product, of two by "dot", the odd one first. Addresses; start is float32, y of the dtype of
-    `like`, weight as `products.by_columns` lays it out, and x of float32 [K, rows] by "fma", of
-    pairs of bfloat16 [K / 2, rows] by "dot".
-    Asks for the lines at ahead + k step of what is multiplied next.
+    For r < rows (1 to ROWS) and c < COLUMNS. Every sum is taken over `steps` steps in the order of
+    k, whatever `rows` is: "fma" takes one k per step, with one rounding per product, "dot" two, the
+    odd one first. x, weight, start, y and ahead are addresses: start of float32, y of the dtype of
+    `like`, weight as `products.by_columns` lays it out, and x float32 [K, rows] for "fma", pairs of
+    bfloat16 [K / 2, rows] for "dot". Each step prefetches the lines at ahead + (number of the step)
+    times `step` bytes, which are multiplied later.
     """
     low = like.dtype == types.uint16
 
@@ -86,13 +86,14 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
 
 
 class _Tile:
-    """Code for a number of rows. low: bfloat16; pairs: two of them are multiplied at once."""
+    """Code for a fixed number of rows. low: bfloat16; pairs: numbers are multiplied in pairs."""
 
     def __init__(self, builder: Any, rows: int, low: bool, pairs: bool):
         self.builder, self.rows, self.low, self.pairs = builder, rows, low, pairs
         self.sums = [[cgutils.alloca_once(builder, FLOATS) for _ in "lr"] for _ in range(rows)]
 
     def begin(self, start: Any) -> None:
+        """Sets the sums of all rows to the COLUMNS float32 numbers at `start`."""
         pointer = self._at(start, FLOATS)
         for half in range(2):
             first = self.builder.load(self.builder.gep(pointer, [INT(half)]), align=4)
@@ -100,6 +101,7 @@ class _Tile:
                 self.builder.store(first, sums[half])
 
     def add(self, x: Any, weight: Any, k: Any) -> None:
+        """Adds the products of step k."""
         builder = self.builder
         x_k = builder.gep(self._at(x, FLOAT), [builder.mul(k, k.type(self.rows))])
         columns = self._columns(weight, k)
@@ -111,6 +113,7 @@ class _Tile:
                 builder.store(added, total)
 
     def _columns(self, weight: Any, k: Any) -> tuple[Any, Any]:
+        """The weight's columns at step k, as two vectors of float32, or of pairs."""
         builder = self.builder
         if not self.low or self.pairs:
             offset = builder.gep(self._at(weight, FLOATS), [builder.mul(k, k.type(2))])
@@ -123,12 +126,14 @@ class _Tile:
         return builder.bitcast(left, FLOATS), builder.bitcast(right, FLOATS)
 
     def fetch(self, ahead: Any, step: Any, k: Any) -> None:
+        """Prefetches the lines of a step at ahead + k step."""
         offset = self.builder.gep(self._at(ahead, BYTE), [self.builder.mul(k, step)])
         size = COLUMNS * (2 if self.low and not self.pairs else 4)
         for line in range(0, size, LINE):
             prefetch(self.builder, self.builder.gep(offset, [INT(line)]))
 
     def end(self, y: Any, stride: Any) -> None:
+        """Rounds the sums and stores them in y."""
         builder, size = self.builder, 2 if self.low else 4
         for r, sums in enumerate(self.sums):
             for half, total in enumerate(sums):

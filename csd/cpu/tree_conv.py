@@ -1,4 +1,4 @@
-"""`csd.kernels.tree_conv` as a loop: a row's channels side by side."""
+"""`csd.kernels.tree_conv` as a loop, vectorized over a row's channels."""
 
 import numpy as np
 import torch
@@ -12,15 +12,16 @@ from csd.cpu.threads import by_threads
 
 @loop
 def _add_input(y, x, weight, like):
-    """y += weight x, of one input of all channels."""
+    """y += weight x for one tap of the convolution, over all channels; y [C] float32."""
     for c in range(y.shape[0]):
         y[c] = y[c] + read(weight[c]) * read(x[c])
 
 
 @by_threads
 def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like):
+    """Write the convolution's outputs y [M, C], zeros in padding; W: width of the convolution."""
     M, C, W = shape
-    # by input: a channel's weights lie side by side, which no vector reads
+    # [W, C]: vectors read adjacent channels, but a channel's weights are adjacent in memory
     given, turned = memory(weight, (C, W), like), np.empty((W, C), like.dtype)
     for c in range(C):
         for step in range(W):
@@ -77,7 +78,10 @@ def tree_conv(
     path: torch.Tensor,
     silu: bool,
 ) -> torch.Tensor:
-    """`tree_conv_ref`. Raises TypeError for tensors that loops do not read."""
+    """Convolution along the trees' paths, [M, C], as `tree_conv_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     require(reads_conv(x, weight, bias, tail), "tree_conv", x, weight, bias, tail)
     (M, C), W = x.shape, weight.shape[1]
     y = torch.empty_like(x)

@@ -15,11 +15,15 @@ def _tree_states(
     shape, q, value, strength, node_key, node_decay, node_update, state, key, update, decay, base,
     slot, position, path, slot_start, slot_nodes, out, solve, like, isa,
 ):  # fmt: skip
+    """Write `out` and, with `solve` (the delta rule), node_update.
+
+    Slots and key heads run in parallel. Tensors up to `decay` and `out` are addresses.
+    """
     S, H, Hk, Dk, Dv = shape
     for task in prange((S + 1) * Hk):
         s, g = task // Hk, task % Hk
         if s == S:
-            # the padding, of as many heads
+            # padding rows, for the value heads of key head g
             each, size = H // Hk, like.itemsize
             for m in range(slot.shape[0]):
                 if slot[m] < 0:
@@ -58,6 +62,7 @@ def _run(
     q: torch.Tensor, value: torch.Tensor | None, strength: torch.Tensor | None,
     tensors: tuple[torch.Tensor, ...],
 ) -> torch.Tensor:  # fmt: skip
+    """Outputs [M, H, Dv]; with `value` and `strength` it solves for and writes node_update."""
     floats, (base, slot, position, path, slot_start, slot_nodes) = tensors[:7], tensors[7:]
     node_update, state = floats[2:4]
     S, H, Dk, Dv = state.shape
@@ -76,14 +81,20 @@ def _run(
 def tree_delta_rule(
     q: torch.Tensor, value: torch.Tensor, strength: torch.Tensor, *nodes_and_states: torch.Tensor
 ) -> torch.Tensor:
-    """`tree_delta_rule_ref`. Raises TypeError for tensors that loops do not read."""
+    """Outputs [M, H, Dv] of the gated delta rule; writes node_update. See `tree_delta_rule_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     given = q, value, strength, *nodes_and_states[:7]
     require(reads_states(*given), "tree_delta_rule", *given)
     return _run(q, value, strength, nodes_and_states)
 
 
 def tree_ssm(q: torch.Tensor, *nodes_and_states: torch.Tensor) -> torch.Tensor:
-    """`tree_ssm_ref`. Raises TypeError for tensors that loops do not read."""
+    """Outputs [M, H, Dv] of the state space model, as `tree_ssm_ref`.
+
+    Raises TypeError for tensors that loops do not read.
+    """
     given = q, *nodes_and_states[:7]
     require(reads_states(*given), "tree_ssm", *given)
     return _run(q, None, None, nodes_and_states)

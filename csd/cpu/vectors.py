@@ -1,4 +1,4 @@
-"""LLVM code that the loops share: of vectors, of a case for each number of rows, of prefetching."""
+"""LLVM code that loops share: vectors, code for each number of rows, rounding, prefetching."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,35 +6,36 @@ from typing import Any
 from llvmlite import binding, ir
 from numba.core import cgutils
 
-# for what is written as assembly
+# for inline assembly
 binding.initialize_native_asmparser()
 
 INT, BYTE, FLOAT = ir.IntType(32), ir.IntType(8), ir.FloatType()
-# bytes of a line of the cache
+# bytes of a cache line
 LINE = 64
 # pairs of bfloat16 in a register
 WORDS = 16
 
 
 def ints(count: int, value: int) -> ir.Constant:
+    """A constant vector of `count` 32-bit integers of one value."""
     return ir.Constant(ir.VectorType(INT, count), [value] * count)
 
 
 def places(values: Iterable[int]) -> ir.Constant:
-    """Indices of a shuffle of two vectors."""
+    """Indices for a shuffle of two vectors, as a constant."""
     values = list(values)
     return ir.Constant(ir.VectorType(INT, len(values)), values)
 
 
 def splat(builder: Any, number: Any, count: int) -> Any:
-    """A vector of `count` times a number."""
+    """A vector of `count` copies of a number."""
     nothing = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     first = builder.insert_element(nothing, number, INT(0))
     return builder.shuffle_vector(first, nothing, places([0] * count))
 
 
 def halves(builder: Any, value: Any) -> list[Any]:
-    """The lower and the upper half of a vector."""
+    """The lower and the upper half of a vector, as two vectors."""
     half = value.type.count // 2
     return [
         builder.shuffle_vector(value, value, places(range(first, first + half)))
@@ -43,9 +44,9 @@ def halves(builder: Any, value: Any) -> list[Any]:
 
 
 def add_product(builder: Any, total: Any, x: Any, y: Any, pairs: bool = False) -> Any:
-    """total + x y, rounded once, of vectors of numbers.
+    """total + x y for vectors, rounded once.
 
-    pairs: x and y are pairs of bfloat16 in the place of float32, which AVX512-BF16 multiplies: the
+    pairs: x and y hold pairs of bfloat16 in the place of float32, which AVX512-BF16 multiplies: the
     product of the odd ones is added and rounded, then that of the even ones; denormals are zero.
     """
     kind = total.type
@@ -55,12 +56,12 @@ def add_product(builder: Any, total: Any, x: Any, y: Any, pairs: bool = False) -
         name = f"llvm.fma.v{kind.count}f{bits}"
         fma = cgutils.get_or_insert_function(builder.module, function, name)
         return builder.call(fma, [x, y, total])
-    # LLVM's intrinsic takes other types in each version, so it is written as assembly
+    # the types of LLVM's intrinsic differ between versions, so this is inline assembly
     return builder.call(ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0"), [x, y, total])
 
 
 def for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
-    """Code of `emit` for each number of rows from 1 to `most`; `rows` picks one of them."""
+    """Emit code for each number of rows from 1 to `most`; at run time `rows` selects a case."""
     done = builder.append_basic_block("done")
     found = builder.switch(rows, done)
     for count in range(1, most + 1):
@@ -73,9 +74,9 @@ def for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) ->
 
 
 def rounded(builder: Any, value: Any) -> Any:
-    """The upper halves of a vector of float32, rounded to the nearest, ties to even.
+    """A vector of float32 rounded to bfloat16, to the nearest, ties to even, as 16-bit integers.
 
-    NaNs stay such: those that a sum has of bfloat16 have no bits in their lower halves.
+    NaNs remain NaNs: in a sum of bfloat16 products their lower halves have no set bits.
     """
     count = value.type.count
     bits = builder.bitcast(value, ir.VectorType(INT, count))
@@ -85,9 +86,10 @@ def rounded(builder: Any, value: Any) -> Any:
 
 
 def rounded_words(builder: Any, low: Any, high: Any) -> Any:
-    """`rounded` of two vectors of WORDS, low's numbers in the lower words, by AVX512-BF16.
+    """Two vectors of WORDS float32 rounded to bfloat16 by AVX512-BF16, packed in WORDS words.
 
-    Denormals are zero, as they are to its products. A word's lower half is the number before.
+    low's numbers are in the lower words; a word's lower half is the earlier number. Denormals
+    become zero, as in products of AVX512-BF16.
     """
     kind = low.type
     code = ir.InlineAsm(ir.FunctionType(kind, [kind] * 2), "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v")
@@ -95,7 +97,7 @@ def rounded_words(builder: Any, low: Any, high: Any) -> Any:
 
 
 def prefetch(builder: Any, pointer: Any, level: int = 2) -> None:
-    """Asks for the line at a pointer to a byte, into the first or the second level of caches."""
+    """Prefetch the cache line at a pointer to a byte into the cache of `level`, 1 or 2."""
     kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT])
     function = builder.module.declare_intrinsic("llvm.prefetch", kind.args[:1], kind)
     read, locality, data = INT(0), INT(4 - level), INT(1)

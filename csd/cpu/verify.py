@@ -1,9 +1,10 @@
-"""Verification along the accepted paths in one call: what `verify_on_path` decides of their rows.
+"""Verification along the accepted paths in one call, with the results of `verify_on_path` there.
 
-A slot's root is sampled, then the row below it that has the token it drew, until there is none or
-the sample ends. A row is sampled as the passes sample it (`passes.py`), to the bit. Where it draws
-the rest, or its head is too long for the list, the slot waits until the passes have sampled it, and
-goes on. Filters, penalties, banned end tokens and bad rows are left to the passes, for all slots.
+A slot's root is sampled, then its child whose token it drew, and so on until there is no such child
+or the sample ends. A row's sample equals that of the passes (`passes.py`) to the bit. If a row
+draws the rest, or its head is too long for the list, its slot waits until the passes have sampled
+the row, and then continues. If any slot has filters, penalties, banned end tokens or bad rows, the
+passes verify all slots.
 """
 
 from collections import namedtuple
@@ -27,7 +28,7 @@ from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict, empty_verdict
 
 I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
-# what the loop reads and writes, by its name in the records
+# fields that the loop reads, with their dtypes, and fields of the verdict that it writes
 POOL = dict(token=I32, parent=I32, depth=I32, slot_start=I32, slot_nodes=I32)
 SLOTS = dict(
     key=I64, sample=I32, generated=I32, max_new=I32, min_new=I32, temperature=F64, top_k=I32,
@@ -37,9 +38,9 @@ PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("Sl
 RowAddresses = namedtuple("RowAddresses", "sample logprob raw_logprob top_token top_prob")
 PathAddresses = namedtuple("PathAddresses", "accept_row accept_count finish bad")
 
-# where a slot's path is decided, and where the passes have to
+# values of `resume`: the slot's path is complete, or the passes must verify all slots
 DONE, LEFT = -1, -2
-# arrays of the types in which loops read memory
+# empty arrays of the dtypes in which loops read memory
 INT, LONG = np.empty(0, np.int32), np.empty(0, np.int64)
 SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
 BOOL = np.empty(0, np.bool_)
@@ -49,9 +50,9 @@ BOOL = np.empty(0, np.bool_)
 def _follow(
     sizes,  # M, S, V, I
     live,  # [L] slots that have rows
-    resume,  # [L] the row of each to go on at; written: the row that waits, `DONE` or `LEFT`
-    drawn,  # [L] what that row drew, or -1
-    chance,  # [L] the log-probability of it
+    resume,  # [L] the row at which each slot continues; written: the row that waits, `DONE`, `LEFT`
+    drawn,  # [L] the token that this row drew, or -1
+    chance,  # [L] that token's log-probability
     x,  # [M, V]
     pool,  # `PoolAddresses`
     slots,  # `SlotAddresses`
@@ -59,6 +60,7 @@ def _follow(
     paths,  # `PathAddresses`, [S, ..], written
     like,
 ):
+    """Follow each live slot's path, slots in parallel; x is an address."""
     for i in prange(live.shape[0]):
         resume[i] = _path(
             live[i], resume[i], drawn[i], chance[i], sizes, x, pool, slots, rows, paths, like,
@@ -68,14 +70,14 @@ def _follow(
 
 @loop
 def _begin(
-    sizes,  # as `_follow`, and so are the others
+    sizes,  # arguments as in `_follow`
     live,
     slots,
     rows,
     paths,
-    wide,
+    wide,  # array of the log-probabilities' dtype
 ):
-    """A verdict of which no row is sampled; false where a slot needs the passes."""
+    """Write a verdict without sampled rows; returns False if a slot needs the passes."""
     for i in range(live.shape[0]):
         if not _is_plain(live[i], sizes, slots):
             return False
@@ -94,7 +96,7 @@ def _begin(
 
 @loop
 def _is_plain(s, sizes, slots):
-    """True if slot s draws from whole rows as they are."""
+    """True if slot s samples unchanged logits: no filter, penalty or banned end token applies."""
     S = sizes[1]
     early = memory(slots.generated, S, INT)[s] < memory(slots.min_new, S, INT)[s]
     if early or memory(slots.penalty, S, DOUBLE)[s] != 1:
@@ -106,7 +108,10 @@ def _is_plain(s, sizes, slots):
 
 @loop
 def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide):
-    """Samples the rows of slot s's path from `row` on, which has drawn `drawn` if not -1."""
+    """Samples slot s's path from `row` on; drawn: the token that this row drew, or -1.
+
+    Returns `DONE`, `LEFT`, or the row at which the slot waits for the passes.
+    """
     M, S, V, I = sizes
     token, parent = memory(pool.token, M, INT), memory(pool.parent, M, INT)
     depth = memory(pool.depth, M, INT)
@@ -154,13 +159,13 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
 
 
 def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
-    """`verify_on_path` with the loops' passes."""
+    """Verdict of the accepted paths, by the loop or else by `verify_on_path` with its passes."""
     followed = _followed(logits, pool, slots)
     return verify_on_path(logits, pool, slots, PASSES) if followed is None else followed
 
 
 def _followed(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict | None:
-    """None where the paths need the passes."""
+    """Verdict by the loop; None if it does not read the tensors, or a slot needs the passes."""
     if not readable(logits) or not logits.is_contiguous():
         return None
     of_pool = addresses(PoolAddresses, pool, POOL)
