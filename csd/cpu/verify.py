@@ -127,7 +127,7 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
     accept_row = memory(paths.accept_row, (S, ACCEPT), INT)
 
     kind, greedy = wide.dtype.type, temperature == 0
-    isa = kind(1) if greedy else kind(temperature)
+    divisor = kind(1) if greedy else kind(temperature)
     z, top = np.empty(PIECE, wide.dtype), np.empty(TOP, wide.dtype)
     head, score = np.empty(min(MOST, V), np.int64), np.empty(min(MOST, V), wide.dtype)
     accept_count = memory(paths.accept_count, S, INT)
@@ -136,7 +136,7 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
         logits = memory(x + row * V * like.itemsize, V, like)
         most = row_peak(logits, z)
         if drawn < 0:
-            found, rest = row_head(logits, most, isa, head, score, z)
+            found, rest = row_head(logits, most, divisor, head, score, z)
             if found > head.shape[0]:
                 return row
             drawn, chance, total = draw_row(
