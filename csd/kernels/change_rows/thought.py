@@ -54,7 +54,7 @@ def _begun(prefix: Prefixes, close: torch.Tensor) -> torch.Tensor:
 
 
 def only(x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Makes token [R], unless it is -1, the only one of its row of x [R, V], in place; returns x."""
+    """Makes token [R], unless it is -1, the only one of its row of x [R, V], in place."""
     forced = (token >= 0)[:, None]
     x.masked_fill_(forced, -torch.inf)
     place = token.clamp(min=0)[:, None]
