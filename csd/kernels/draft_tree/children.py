@@ -26,7 +26,7 @@ from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
 
 
 class Children(NamedTuple):
-    """Children of all nodes of a level, [n]; those of one slot and token are in order of parents."""
+    """Children of all nodes of a level [n]; those of one slot and token are in order of parents."""
 
     parent: np.ndarray  # index in the level
     token: np.ndarray
