@@ -1,8 +1,8 @@
 """Recurrent layers of a step's rows, as the decoder calls them, layer by layer.
 
-The counterpart of `csd.kernels.layer_attention`; a prompt's tokens are in `prompt_states.py`. Calls
-are numbered by kind, as `csd.state.recurrent.StateSizes` lists them. The values computed from a
-call's inputs are written to the node rows of the state memory, from which `commit_states` copies
+The counterpart of `csd.kernels.layer_attention`; `prompt_states.py` computes a prompt's tokens.
+Calls are numbered by kind, as `csd.state.recurrent.StateSizes` lists them. The values computed from
+a call's inputs are written to the node rows of the state memory, from which `commit_states` copies
 the rows that a step has accepted.
 """
 

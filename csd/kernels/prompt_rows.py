@@ -1,4 +1,4 @@
-"""Rows of a pass over chunks of prompts, and their places in the pages: once per pass, not layer.
+"""Rows of a pass over chunks of prompts and their places in the pages, computed once per pass.
 
 Place p of prompt g is token p % 64 of page prompt_pages[g, p // 64]; `index` counts the tokens of
 all pages.

@@ -38,7 +38,7 @@ def _free_entries(
         live = tl.load(live_groups_ptr + offs_g, mask=offs_g < groups, other=-1)
         found |= (groups_of == live).to(tl.int32)
     alive = (tl.reshape(tl.max(found, 0), group.shape) > 0) & (group >= 0)
-    # empty and dead entries first, then the lightest, then the oldest; touched ones stay
+    # empty and dead entries first, then the lightest, then the oldest; touched ones are kept
     age = tl.minimum(now - stamp, MAX_AGE).to(tl.int64)
     busy = tl.full((), 1 << 62, tl.int64)
     cost = (total.to(tl.int64) << 30) | ((tl.full((), MAX_AGE, tl.int64) - age) << 4)

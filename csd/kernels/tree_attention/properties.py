@@ -4,7 +4,7 @@
     out[m, h] = sum of w(m, t) v[t, h // (H / K)] over the keys t that row m sees, where
     w(m, t) = exp(s(m, t)) / (sum over these of exp(s(m, .)) + exp(sink[h]))
 
-A row sees the keys of P(m), C(m) and N(m) (`csd/kernels/tree_attention/`) that are fewer than
+A row attends to the keys of P(m), C(m) and N(m) (`csd/kernels/tree_attention/`) that are fewer than
 `window` positions before it and in its own chunk: position // chunk equals the row's.
 
 Plain PyTorch on every device; `place_keys` reads the step's layout on the host.
