@@ -6,7 +6,7 @@ from itertools import accumulate
 from csd.graph.history import PastSample
 from csd.state.context_table import GraphConfig
 
-# contexts: 41 and 330 MB with the sizes of `GraphConfig`
+# contexts of a table, which take 41 and 330 MB with the sizes of `GraphConfig`
 MIN_CAPACITY, MAX_CAPACITY = 1 << 17, 1 << 20
 
 
@@ -19,7 +19,7 @@ def capacity_for(tokens: int, config: GraphConfig) -> int:
 def max_history(history: Sequence[PastSample], groups: int, config: GraphConfig) -> int:
     """Number of a prompt's past samples that fit, newest first.
 
-    Past samples take half of the largest table at most, in equal parts for the groups in flight.
+    Past samples take at most half of the largest table, in equal parts for the groups in flight.
     """
     room = MAX_CAPACITY // (2 * len(config.orders) * groups)
     return sum(tokens <= room for tokens in accumulate(map(len, history)))

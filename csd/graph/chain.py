@@ -16,7 +16,7 @@ from csd.state.slots import Slots
 
 
 class ConsensusChain(ConsensusGraph):
-    """Chains of the likeliest child of each node, ties to smaller tokens. On the host, in numpy.
+    """Chains of each node's likeliest child, of equal ones the smaller token; in numpy on the host.
 
     The likeliest nodes over all slots fill the pool, so a slot's chain may end early.
     """
@@ -29,7 +29,7 @@ class ConsensusChain(ConsensusGraph):
 
 
 def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
-    """The `budget` cheapest nodes of the slots' chains, best first; None where there are none."""
+    """The `budget` cheapest nodes of the slots' chains, cheapest first; None if there are none."""
     config = state.config
     limit = np.minimum(state.max_new - 1 - state.generated, min(config.max_depth, MAX_DEPTH))
     path = max_path_cost(config)

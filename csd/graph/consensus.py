@@ -20,11 +20,12 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-# tokens of a prompt per insert, independent of the prefill chunks: bounds how long a step waits,
-# keeps what a call adds to a context below 2^30, and makes the graph the same for every chunk size
+# tokens of a prompt per insert, independent of the prefill chunks: bounds the time that a step
+# waits and the weight that a call adds to a context (below 2^30), and makes the graph the same for
+# every chunk size
 PIECE = 512
 
-# a past sample that matches goes on matching: deeper trees from the start
+# a past sample that matches continues to match: deeper trees from the start
 WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, group_penalty=0, trust=0.85)
 
 
@@ -46,7 +47,7 @@ def insert_prompt(
         back = tokens[max(at + 1 - N, 0) : at + rows]
         back = torch.nn.functional.pad(back, (rows + N - 1 - back.shape[0], 0), value=-1)
         piece = back.unfold(0, N, 1).flip(1)
-        # the context of the whole group takes SUCCESSORS tokens a row
+        # the context of the whole group takes SUCCESSORS tokens per row
         many = torch.nn.functional.pad(after, (0, -rows % SUCCESSORS), value=-1)
         many = many.view(-1, SUCCESSORS)
         one = torch.nn.functional.pad(after[:, None], (0, SUCCESSORS - 1), value=-1)
@@ -122,7 +123,7 @@ class ConsensusGraph(StaticDrafter):
         self._deferred.clear()
 
     def suits(self, tokens: int, history: bool) -> bool:
-        """True if it is as large as a new one, and configured for history if needed."""
+        """True if the graph is as large as a new one, and configured for history if needed."""
         if self._custom:
             return True
         fits = capacity_for(tokens, self.config) <= self.config.capacity
@@ -153,7 +154,7 @@ class ConsensusGraph(StaticDrafter):
     def enter_history(
         self, group_key: int, prompt: list[int], history: Sequence[PastSample], slots: Slots
     ) -> Iterator[int]:
-        """Insert past samples, a piece at each `next`."""
+        """Insert past samples, one piece per `next`, which returns its rows."""
         for rows in pieces(prompt, history, self.config, PIECE):
             insert_history(
                 self.table, group_key, rows, slots.group_key, self.config, self._ops.graph_insert
@@ -165,7 +166,7 @@ class ConsensusGraph(StaticDrafter):
     ) -> Pool:
         """Draft trees of all live slots in `rows` rows.
 
-        noise: in place of the slots' own, for the reference only. nodes: drafted nodes at most.
+        noise: in place of the slots' own, for the reference only. nodes: most drafted nodes.
         """
         if noise is not None:
             return draft_tree_ref(self.table, slots, rows, self.config, noise, nodes=nodes)

@@ -1,4 +1,4 @@
-"""Deferred inserts: updates of steps without drafts wait until the graph is read again.
+"""Deferred inserts: the updates of steps without drafts are inserted before the next read.
 
 So a step without drafts is as fast as one without a graph, and one insert serves many steps.
 """
@@ -14,9 +14,9 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-# rows of all deferred steps at most; observation needs memory by their square
+# most rows of all deferred steps; the memory of observation grows with their square
 MOST_ROWS = 256
-# slot fields that `observe` reads, copied because the slots go on changing
+# slot fields that `observe` reads, copied because the slots change later
 COPIED = ("group", "sample", "group_key", "step")
 
 

@@ -18,26 +18,26 @@ class Drafter:
     context: int = 1  # tokens of context that `Slots` must keep
 
     def suits(self, tokens: int, history: bool) -> bool:
-        """True if it serves a call of `tokens` tokens of prompts, past and new samples.
+        """True if the drafter is fit for a call with `tokens` tokens of prompts and samples.
 
-        history: whether there are past samples.
+        tokens: those of past samples included. history: whether there are past samples.
         """
         return True
 
     def max_history(self, history: Sequence[PastSample], groups: int) -> int | None:
-        """Number of a prompt's past samples that fit, with `groups` in flight.
+        """Number of a prompt's past samples that fit, with `groups` groups in flight.
 
-        None if it does not draft from history.
+        None if the drafter does not draft from history.
         """
         return None
 
     @property
     def dropped(self) -> torch.Tensor | None:
-        """[1] int64: contexts without room since it was made; None if nothing is ever dropped."""
+        """[1] int64: number of dropped contexts so far; None if nothing is ever dropped."""
         return None
 
     def cache_bytes(self, pages: int) -> int:
-        """Bytes of its own keys and values for `pages` pages of the target's cache."""
+        """Bytes of the drafter's own keys and values for `pages` pages of the target's cache."""
         return 0
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
@@ -96,7 +96,7 @@ class Drafter:
 class StaticDrafter(Drafter):
     """A drafter of fixed shapes that never reads the device, for static steps.
 
-    nodes: drafted nodes at most; the other `rows` are padding.
+    nodes: most drafted nodes; the other `rows` are padding.
     """
 
     def propose(

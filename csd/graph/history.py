@@ -1,7 +1,8 @@
 """Past samples of a prompt, as rows of its group's graph.
 
-A sample enters like a prompt's text: each of its tokens follows those before it, the prompt's last
-ones at its start. With y the token and p_u the target's top 8 probabilities, if recorded:
+A sample is inserted like a prompt's text: each of its tokens is a successor of the tokens before
+it, at its start of the prompt's last ones. With y the token and p_u the target's top 8
+probabilities, if recorded:
 
     without top    weight(y) = history_weight
     with top       weight(u) = round(p_u * soft_weight) + hard_weight * [u = y]
@@ -17,7 +18,7 @@ from csd.kernels.observe import SUCCESSORS
 from csd.state.context_table import ANY, GraphConfig
 from csd.state.verdict import TOP
 
-# weights of an older sample round down to 0
+# the weights of an older sample would be rounded down to 0
 MAX_AGE = 16
 # longest context of another prompt's sample, in tokens
 OTHER_PROMPT_CONTEXT = 2
@@ -30,7 +31,7 @@ class PastSample:
     tokens: np.ndarray  # [T] int32
     top: tuple[np.ndarray, np.ndarray] | None = None  # [T, 8] int32, -1 is none, and [T, 8] float16
     age: int = 0  # halvings of its weight
-    # another prompt's sample, which enters contexts of at most OTHER_PROMPT_CONTEXT tokens
+    # a sample of another prompt, inserted after contexts of at most OTHER_PROMPT_CONTEXT tokens
     other_prompt: bool = False
 
     @classmethod
@@ -84,7 +85,7 @@ class Rows:
 
 
 def history_rows(prompt: Sequence[int], sample: PastSample, config: GraphConfig) -> Rows:
-    """Rows of one sample: one for each position, then those of the context of any token."""
+    """Rows of one sample: one per position, then those of the context of any token."""
     N, T, age = config.context, len(sample.tokens), sample.age
     y = sample.tokens
     before = [] if sample.other_prompt else prompt[-N:]
@@ -107,7 +108,7 @@ def history_rows(prompt: Sequence[int], sample: PastSample, config: GraphConfig)
         weight[:, :TOP] = top + drawn * hard[:, None]
         weight[:, TOP] = np.where(drawn.any(1), 0, hard)
         total = hard + has_top * config.soft_weight
-    # the context of any token: SUCCESSORS tokens a row
+    # the context of any token: SUCCESSORS tokens per row
     anywhere_token = np.pad(y, (0, -T % SUCCESSORS), constant_values=-1).reshape(-1, SUCCESSORS)
     anywhere = (anywhere_token >= 0) * config.history_weight
     any_context = np.full((len(anywhere_token), N), -1)

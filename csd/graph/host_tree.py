@@ -14,7 +14,7 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Tree:
-    """Draft of one sample: at most `nodes` nodes of depth at most `depth`, without duplicates."""
+    """Draft tree of one sample: at most `nodes` nodes, at most `depth` deep, without duplicates."""
 
     nodes: int
     depth: int
@@ -30,7 +30,7 @@ class Tree:
         return len(self.token) >= self.nodes
 
     def add(self, parent: int, token: int, probability: float, source: int) -> int:
-        """The child of `parent` (-1 is the root) with `token`, new or not; -1 without room."""
+        """Return the child of `parent` (-1: the root) with `token`, new or old; -1 without room."""
         children = self._children.setdefault(parent, {})
         if token in children:
             return children[token]
@@ -57,10 +57,10 @@ class Tree:
 
 
 class Row(NamedTuple):
-    """A node of a slot's tree, as far as its place does not determine it."""
+    """A node of a slot's tree, without the fields that follow from its place."""
 
     token: int
-    parent: int  # place in the slot's list, -1 for a root's child
+    parent: int  # index in the slot's list, -1 for a root's child
     depth: int
     cost: int
     source: int
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 def pool_of_rows(trees: Mapping[int, Sequence[Row]], slots: Slots, rows: int) -> Pool:
     """Make the pool of the live slots' nodes.
 
-    trees: by slot, without roots; parents first, at most 63 a slot. `rows` rows hold all.
+    trees: by slot, without roots; parents first, at most 63 per slot. All must fit into `rows`.
     """
     columns: list[tuple] = []
     for s, tree in trees.items():
@@ -83,7 +83,7 @@ def pool_of_rows(trees: Mapping[int, Sequence[Row]], slots: Slots, rows: int) ->
 
 
 def pool_of_trees(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
-    """Make the pool of the live slots' trees, likeliest nodes first; `rows` rows hold them all."""
+    """Make the pool of the live slots' trees, likeliest nodes first; all must fit into `rows`."""
     return pool_of_rows({s: _ranked(tree) for s, tree in trees.items()}, slots, rows)
 
 

@@ -1,8 +1,8 @@
-"""The source paper's method on the device: suffix matches, and the graph in layers, every step.
+"""The source paper's method on the device: suffix matches and the layered graph in every step.
 
-Nothing of it is kept from step to step but the texts (`csd.state.texts`): each step finds the
-candidates of every live slot anew, makes their graph and extracts the drafts into the same pool as
-the default's. Shapes are fixed and nothing is read back, so a static step can hold it.
+Only the texts (`csd.state.texts`) are stored from step to step: each step finds the candidates of
+every live slot anew, makes their graph and extracts the drafts into the same kind of pool as the
+default drafter's. Shapes are fixed and nothing is read on the host, so static steps can include it.
 """
 
 import torch
@@ -30,13 +30,13 @@ class LayeredDag(StaticDrafter):
         self.context = self.config.k
         self.device = torch.device(device)
         self.texts: Texts | None = None
-        # the public operators take what fits the device
+        # the public operators choose the implementation by device
         self._match, self._extract = IMPLEMENTATIONS.get(ops.name, (suffix_match, layered_dag))
 
     def observe_prompt(
         self, group_key: int, prompt: list[int], observed: int, read: int, slots: Slots
     ) -> int:
-        """Make room; the prompt's end is each slot's context when its sample begins."""
+        """Allocate the texts; the prompt's end is in each slot's context when its sample begins."""
         if self.texts is None:
             self.texts = Texts.empty(slots.count, slots.tokens.shape[1], self.config.k, self.device)
         return read
@@ -44,7 +44,7 @@ class LayeredDag(StaticDrafter):
     def propose(
         self, slots: Slots, rows: int, noise: object = None, *, nodes: int | None = None
     ) -> Pool:
-        """Drafts of all live slots in `rows` rows, of at most `nodes` nodes. Noise is not used."""
+        """Draft all live slots in `rows` rows, with at most `nodes` nodes. Noise is not used."""
         assert self.texts is not None, "observe_prompt was not called"
         config = self.config
         found = self._match(
@@ -53,6 +53,6 @@ class LayeredDag(StaticDrafter):
         return self._extract(found, slots, rows, config, nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
-        """The committed tokens, with the probabilities that the target drew them with."""
+        """Append the committed tokens to the texts, with the target's probabilities of them."""
         assert self.texts is not None, "observe_prompt was not called"
         self.texts.append(pool, slots, verdict.accept_count, self.config.k)

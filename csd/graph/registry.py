@@ -34,7 +34,7 @@ _MAKERS: dict[str, Maker] = {
 def register(name: str, make: Maker) -> None:
     """Register a drafter. make: a function (operations, device) that makes a new one.
 
-    For a name "x:PATH", `make` gets a caller's text after "x:" as a third argument.
+    For a name "x:PATH", `make` gets the text after "x:" of the caller's name as a third argument.
 
     Raises ValueError for a name that is registered already.
     """
@@ -63,7 +63,7 @@ def check_known(name: Any) -> None:
 
 
 def _makes(name: Any) -> bool:
-    """True if it is callable with (operations, device), and no class other than a drafter's."""
+    """True if `name` takes (operations, device), and is not a class other than a drafter's."""
     return takes(name, 2) and (not isinstance(name, type) or issubclass(name, Drafter))
 
 
@@ -86,7 +86,7 @@ def make_drafter(
 ) -> Drafter:
     """Make a drafter without any text; `name` may be a function (ops, device) -> Drafter.
 
-    tokens, history: as of `Drafter.suits`.
+    tokens, history: as in `Drafter.suits`.
     """
     if isinstance(name, DraftSpec):
         return name.make(ops, device, tokens, history)

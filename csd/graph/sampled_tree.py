@@ -10,7 +10,7 @@ each step new words, since the graph depends on the drafts of previous ones.
 
 Nodes are expanded in order of their own cost, by the blended probability of their path, over all
 slots (ties: slot, then row). A node takes K rows: all of its draws in order, duplicates included,
-or none. So neither the expansion of a node nor the pool's size depends on its draws: `budget` gets
+or none. So neither the expansion of a node nor the pool's size depends on its draws: `budget` takes
 the expected acceptance of a node before the draw. Only the first of equal draws is expanded.
 """
 
@@ -45,10 +45,10 @@ class Node:
     context: list[int]  # latest first
     parent: int = -1  # number among the slot's nodes
     rank: int = 0  # among the slot's nodes of this depth
-    row_cost: int = 0  # of Pool: by the row's expected acceptance
+    row_cost: int = 0  # `Pool.cost`, by the row's expected acceptance
     children: list[int] = field(default_factory=list)  # numbers of its K draws, in order
     drafts: list[int] = field(default_factory=list)  # indices of its draws in `kept`
-    # successors, and the words that draw from them; None until looked up
+    # successors, and the noise words of the draws from them; None until looked up
     kept: Any = None  # Successors
     words: Any = None  # [K] array
 
@@ -193,7 +193,7 @@ class _State:
     """Slot state on the host."""
 
     context: np.ndarray
-    limit: list[int]  # depth of each slot's tree at most
+    limit: list[int]  # largest depth of each slot's tree
     key: np.ndarray
     sample: np.ndarray
     generated: np.ndarray

@@ -2,16 +2,16 @@
 
     from csd.kernels import rms_norm, tree_attention
 
-and modules of a layer for a model of one's own: `RMSNorm`, `GatedMLP`, `Rotary`.
+and modules of a layer for your own model: `RMSNorm`, `GatedMLP`, `Rotary`.
 
 One file holds one operation: its formula, a plain PyTorch reference (`<op>_ref`), the Triton
 kernel, the launcher (`<op>_triton`), the operator (`torch.ops.csd.<op>`) and the public function
 (`<op>`). A large operation is a package in the same order: `__init__` holds the formula, the
-operator and the public function, `launch` the launcher, `reference` the reference, `constants` what
-kernels and reference share, and a file each of the kernels' steps. Nothing here imports anything of
-csd but `csd.state` and `csd.schema`. The names of operations are the functions; their modules, of
-the same names, are imported by `from csd.kernels.rms_norm import ...`. Other modules are imported
-when they are first named.
+operator and the public function, `launch` the launcher, `reference` the reference, `constants` the
+constants that kernels and reference share, and one file each the steps of the kernels. Of csd, this
+package imports only `csd.state` and `csd.schema`. The name of an operation is its function; the
+module of the same name is imported by `from csd.kernels.rms_norm import ...`. Other modules are
+imported on first access.
 
 Dimensions have one letter each, the same in every file:
 
@@ -27,7 +27,7 @@ The sentinel is -1: a padding row of the pool has slot -1, an absent token or pa
 
 from typing import TYPE_CHECKING
 
-# a function replaces the module of its name, which importing it has put here
+# an import of a module binds its name in this package; the function then replaces the module
 from csd.kernels.advance_slots import advance_slots
 from csd.kernels.advance_state import advance_state
 from csd.kernels.commit_kv import commit_kv

@@ -1,4 +1,4 @@
-"""Append a step's committed tokens to their slots and move the slots on.
+"""Append a step's committed tokens to their slots and advance the slots.
 
 For slot s with c = accept_count[s] and committed tokens y_0 .. y_{c-1}:
 
@@ -7,7 +7,7 @@ For slot s with c = accept_count[s] and committed tokens y_0 .. y_{c-1}:
     seen[s] |= bits of y where the slot has a penalty
     generated += c,  step += 1,  live &= finish is RUNNING
 
-All in place; a slot without rows in the pool stays as it is.
+All tensors are updated in place; a slot without rows in the pool does not change.
 """
 
 from typing import Any
@@ -65,8 +65,8 @@ def mark_seen(seen: torch.Tensor, token: torch.Tensor) -> None:
 @triton.jit
 def advance_slot(
     s,
-    row,  # [BLOCK_A]: the path's rows, any behind `count`
-    token,  # [BLOCK_A]: their samples, any behind `count`
+    row,  # [BLOCK_A]: the path's rows, arbitrary from index `count` on
+    token,  # [BLOCK_A]: their samples, arbitrary from index `count` on
     count,
     finish,
     logprob_ptr,  # [M]
@@ -85,7 +85,7 @@ def advance_slot(
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Moves slot s on."""
+    """Appends `count` tokens to slot s and updates its other fields, in place."""
     generated = tl.load(generated_ptr + s)
     step, live = tl.load(step_ptr + s), tl.load(live_ptr + s) != 0
     # [BLOCK_A]
@@ -97,14 +97,14 @@ def advance_slot(
     raw = tl.load(raw_logprob_ptr + row, mask=mask, other=0)
     tl.store(raw_logprobs_ptr + at, raw, mask=mask)
 
-    # [BLOCK_N]: the last of old and new, latest first
+    # [BLOCK_N]: the last N of old and new tokens, latest first
     offs_n = tl.arange(0, BLOCK_N)
     stays = (offs_n >= count) & (offs_n < N)
     old = tl.load(context_ptr + s * N + offs_n - count, mask=stays, other=-1)
     # [BLOCK_N, BLOCK_A]
     fresh = offs_a[None, :] == (count - 1 - offs_n)[:, None]
     new = tl.sum(tl.where(fresh, token[None, :], 0), 1)
-    # every thread has read before any writes
+    # all threads have read the old context before any writes
     tl.debug_barrier()
     tl.store(context_ptr + s * N + offs_n, tl.where(offs_n < count, new, old), mask=offs_n < N)
 
@@ -173,7 +173,7 @@ def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:
 
 
 def slot_arguments(slots: Slots) -> dict[str, Any]:
-    """Arguments of `advance_slot` that are the slots'."""
+    """Keyword arguments of `advance_slot` that are fields and sizes of the slots."""
     N = slots.context.shape[1]
     return dict(
         penalty_ptr=slots.penalty,

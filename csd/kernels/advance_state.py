@@ -1,11 +1,11 @@
-"""Chunks of exactly 16 tokens into slots' states.
+"""Advance the slots' recurrent states by chunks of exactly 16 tokens.
 
     S <- d_t S + k_t u_t^T    for the tokens t = base .. base + 15 of a slot's tail, in this order
 
-as often as slots' checkpoints move on: while base < target, 16 tokens further each time. Multiples
-of 16 are the only positions at which a state is stored, so its bits are a function of the text,
-wherever steps began and ended. (The recurrence of Yang et al., "Gated Delta Networks", 2024, and of
-Dao and Gu, "Transformers are SSMs", 2024, with the updates u_t that it was given.)
+repeated while base < target, with base 16 larger each time. A state is stored only at positions
+that are multiples of 16, so its bits are a function of the text and do not depend on where steps
+begin and end. (The recurrence of Yang et al., "Gated Delta Networks", 2024, and of Dao and Gu,
+"Transformers are SSMs", 2024, with given updates u_t.)
 """
 
 import torch
@@ -16,7 +16,7 @@ from csd.kernels.checks import check_tensor
 from csd.kernels.operator import operator
 from csd.state.recurrent import CHUNK, TAIL
 
-# chunks that one call can add: a step keeps 17 tokens at most
+# most chunks that one call can add: a step commits 17 tokens at most
 MOST = TAIL // CHUNK
 
 
@@ -27,7 +27,7 @@ def next_state(
     decay: torch.Tensor,  # [L, S, TAIL, H]
     base: torch.Tensor,  # [S] int32
 ) -> torch.Tensor:
-    """[L, S, H, Dk, Dv], the states one chunk behind `base`."""
+    """Returns the states [L, S, H, Dk, Dv] after the CHUNK tokens that follow `base`."""
     each, s = state.shape[2] // key.shape[3], torch.arange(base.shape[0], device=base.device)
     for t in range(CHUNK):
         place = (base.long() + t) % TAIL
@@ -43,22 +43,22 @@ def advance_state_ref(
     update: torch.Tensor,  # [L, S, TAIL, H, Dv]
     decay: torch.Tensor,  # [L, S, TAIL, H]
     base: torch.Tensor,  # [S] int32, multiples of 16
-    target: torch.Tensor,  # [S] int32, multiples of 16, at most 32 behind base
+    target: torch.Tensor,  # [S] int32, multiples of 16, at most base + 32
 ) -> None:
-    """Plain PyTorch. `base` is left as it is: the caller moves it."""
+    """Plain PyTorch. `base` is not changed: the caller advances it."""
     for i in range(MOST):
         at = base + CHUNK * i
         moved = next_state(state, key, update, decay, at)
-        # what is not there yet may be anything, so it is chosen and not multiplied
+        # unwritten tokens of a tail may hold any value: select, since 0 * NaN is not 0
         state.copy_(torch.where((at < target)[:, None, None, None], moved, state))
 
 
 @triton.jit
 def add_chunk(
     S,  # [BLOCK_K, BLOCK_V]
-    key_ptr,  # [TAIL, Hk, Dk] of a slot, at its key head
-    update_ptr,  # [TAIL, H, Dv] of a slot, at its head
-    decay_ptr,  # [TAIL, H] of a slot, at its head
+    key_ptr,  # [TAIL, Hk, Dk] of a slot, from the program's key head on
+    update_ptr,  # [TAIL, H, Dv] of a slot, from the program's head on
+    decay_ptr,  # [TAIL, H] of a slot, from the program's head on
     base,
     offs_k,
     offs_v,
@@ -69,7 +69,7 @@ def add_chunk(
     TAIL: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The state one chunk on. Operations are not left to be fused: all callers get equal bits."""
+    """Returns the state S after one more chunk. The fma is explicit: all callers get equal bits."""
     for t in range(CHUNK):
         place = (base + t) % TAIL
         # [BLOCK_K]
@@ -103,7 +103,7 @@ def _advance_state_kernel(
     at = (slot % S).to(tl.int32)
     base, target = tl.load(base_ptr + at), tl.load(target_ptr + at)
     if base < target:
-        # a layer's slot
+        # index of (layer, slot)
         row = slot.to(tl.int64)
         offs_k = tl.arange(0, BLOCK_K)
         offs_v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -128,7 +128,7 @@ def advance_state_triton(
     base: torch.Tensor,
     target: torch.Tensor,
 ) -> None:
-    """One launch. Programs of slots that stay read two numbers."""
+    """One launch. A program of a slot that does not advance reads only base and target."""
     L, S, H, Dk, Dv = state.shape
     tiles = state_tiles(Dk, Dv)
     _advance_state_kernel[(L * S, H, triton.cdiv(Dv, tiles["BLOCK_V"]))](
@@ -151,7 +151,7 @@ def advance_state_triton(
 
 
 def state_tiles(Dk: int, Dv: int) -> dict[str, int]:
-    """A tile of a state: all of its keys, and columns so that it fits the registers."""
+    """Tile sizes of a state: all Dk rows, and as many of the Dv columns as fit the registers."""
     return dict(
         BLOCK_K=max(16, triton.next_power_of_2(Dk)),
         BLOCK_V=max(16, min(32, triton.next_power_of_2(Dv))),
@@ -165,11 +165,11 @@ _advance_state = operator(
 
 def advance_state(
     state: torch.Tensor,  # [L, S, H, Dk, Dv], float32 or float64, written in place
-    key: torch.Tensor,  # [L, S, 32, Hk, Dk], by position % 32
+    key: torch.Tensor,  # [L, S, 32, Hk, Dk], indexed by position % 32
     update: torch.Tensor,  # [L, S, 32, H, Dv]
     decay: torch.Tensor,  # [L, S, 32, H]
     base: torch.Tensor,  # [S] int32, multiples of 16
-    target: torch.Tensor,  # [S] int32, multiples of 16, at most 32 behind base
+    target: torch.Tensor,  # [S] int32, multiples of 16, at most base + 32
 ) -> None:
     """Adds the tokens base .. target - 1 of each slot's tail to its state, in all L layers."""
     check_states(state, key, update, decay, layers=True)
@@ -182,7 +182,10 @@ def check_states(
     state: torch.Tensor, key: torch.Tensor, update: torch.Tensor, decay: torch.Tensor,
     layers: bool = False,
 ) -> None:  # fmt: skip
-    """Check the states of a layer, or of all. Raises ValueError, naming the tensor."""
+    """Raises ValueError, naming the tensor, unless states and tails fit each other.
+
+    layers: True if the tensors have a first dimension L.
+    """
     if state.dim() != 4 + layers or state.dtype not in (torch.float32, torch.float64):
         sizes = "[L, S, H, Dk, Dv]" if layers else "[S, H, Dk, Dv]"
         raise ValueError(

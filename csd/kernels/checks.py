@@ -1,8 +1,8 @@
-"""Checks of public functions on their tensors, by facts that need no read of the device.
+"""Checks of the tensors that public functions are called with; none reads a device's memory.
 
-Kernels read memory by the shape and layout that they expect. A tensor of another shape, type,
-device or layout would not fail there but give wrong numbers, so each is an error with argument,
-expectation, value.
+Kernels read memory by the shape and layout that they expect. A tensor of another shape, dtype,
+device or layout would not fail there but give wrong numbers, so each is an error that names the
+argument, the expected value and the given one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,8 @@ from csd.state.verdict import TOP
 
 INT, LONG, FLOAT, WIDE = torch.int32, torch.int64, torch.float32, torch.float64
 
-# the fields of a step's records that operations take: a letter or a number a dimension, the dtype
+# fields of a step's records that operations take: a letter or number per dimension, and the dtype
+# (None: any floating-point one)
 FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] = {
     "pool": {
         **dict.fromkeys(("token", "parent", "slot", "depth", "cost", "source"), (("M",), INT)),
@@ -97,10 +98,13 @@ def check_tensor(
     rows_apart: bool = False,
     any_layout: bool = False,
 ) -> None:
-    """Raises ValueError unless `x` is as described. None in a shape is any size, as a dtype any
-    floating-point one. rows_apart: x[0] is contiguous, x need not be; any_layout: neither need."""
+    """Raises ValueError unless `x` has this shape, dtype, device and layout.
+
+    None in `shape` allows any size, None as `dtype` any floating-point dtype. x must be contiguous;
+    with rows_apart only x[0] must be, with any_layout neither.
+    """
     given = x.shape
-    # one comparison where the two are equal
+    # a single comparison in the usual case of equal shapes
     if given != shape and (
         len(given) != len(shape)
         or any(n is not None and n != m for n, m in zip(shape, given, strict=True))
@@ -114,7 +118,7 @@ def check_tensor(
         raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
     if x.device != device:
         raise ValueError(f"{name} must be on {device}, got {x.device}")
-    # a slice is dear, and all of x is contiguous in most calls
+    # slicing is slow, and x is contiguous in most calls, so that is tested first
     if any_layout or x.is_contiguous() or (rows_apart and x[:1].is_contiguous()):
         return
     what = f"rows of {name}" if rows_apart else name
@@ -129,10 +133,10 @@ def check_fields(
     device: torch.device,
     prefix: str | None = None,
 ) -> None:
-    """Check a record's fields by `check_tensor`.
+    """Checks a record's fields with `check_tensor`.
 
-    kind: a key of FIELDS, and by default the prefix of names in errors. sizes: values of the
-    dimensions' letters; a missing one is entered from the first field that has it.
+    kind: a key of FIELDS, and by default the prefix of names in errors. sizes: size by dimension
+    letter; a missing letter is added in place from the first field that has it.
     """
     prefix = f"{kind}." if prefix is None else prefix
     for name in names:

@@ -2,8 +2,8 @@
 
     out[r, h] = sum over t <= start + r of softmax(scale * q[r, h] . k[t, h // (H / K)]) v[t, ..]
 
-PyTorch's own attention computes it, on every device: a prompt is read once, and its kernels are
-hard to beat at that.
+PyTorch's own attention computes it on every device: a prompt is read only once, and PyTorch's
+kernels are hard to beat there.
 """
 
 import torch
@@ -20,17 +20,17 @@ def attend_chunk(
     start: int,
     scale: float,
 ) -> torch.Tensor:
-    """Row r is the prompt's token start + r. Returns [R, H, D]."""
+    """Returns the attention [R, H, D] of rows r that are the prompt's tokens start + r."""
     rows, end = q.shape[0], k.shape[0]
     # [1, heads, tokens, D]
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     mask = None
     if takes_flash(q, k, v):
-        # its causal mask ends where queries and keys do
+        # its causal mask is aligned to the last query and the last key
         out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
         return out[0].transpose(0, 1)
     if start:
-        # imports the compiler, over a second: not with csd, but with the first long prompt
+        # loads PyTorch's compiler, over a second: at the first long prompt, not at csd's import
         from torch.nn.attention.bias import causal_lower_right
 
         mask = causal_lower_right(rows, end)
@@ -47,15 +47,20 @@ def attend_chunk(
 
 
 def takes_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """True if flash attention is asked for by name: left to itself, PyTorch may take cuDNN's, which
-    prepares for each length that is new to it."""
+    """True if flash attention supports the operands, and so is called directly.
+
+    PyTorch's own choice may be cuDNN's attention, which prepares for each new length.
+    """
     if not q.is_cuda or q.shape[-1] % 8:
         return False
     return backend.can_use_flash_attention(backend.SDPAParams(q, k, v, None, 0.0, False, True))
 
 
 def tokens_of(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """[tokens, K, D] of the pages in table. The table is read on the host on CPU only."""
+    """Tokens [tokens, K, D] of the pages in `table`, a view if a CPU's page ids are consecutive.
+
+    The host reads the table only if the cache is on a CPU.
+    """
     if cache.device.type == "cpu":
         ids = table.tolist()
         if ids == list(range(ids[0], ids[0] + len(ids))):

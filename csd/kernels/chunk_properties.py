@@ -1,4 +1,7 @@
-"""Attention of a chunk of a prompt with properties (`csd/kernels/tree_attention/properties.py`)."""
+"""Attention of a chunk of a prompt with a window, a chunk size, a cap on scores or sinks.
+
+The formula is in `csd/kernels/tree_attention/properties.py`.
+"""
 
 from typing import NamedTuple
 
@@ -12,10 +15,10 @@ from csd.state.kv_cache import PAGE
 
 
 class VisibleKeys(NamedTuple):
-    """Keys of a prompt that some row of a chunk sees, in order of position."""
+    """Keys of a prompt that at least one row of a chunk attends to, in order of position."""
 
-    places: torch.Tensor  # [T] int64, among the tokens of all pages
-    visible: torch.Tensor  # [R, T] bool
+    places: torch.Tensor  # [T] int64, indices among the tokens of all pages
+    visible: torch.Tensor  # [R, T] bool: the row attends to the key
 
 
 def visible_keys(
@@ -25,7 +28,7 @@ def visible_keys(
     window: int | None,
     chunk: int | None,
 ) -> VisibleKeys:
-    """Keys of rows at positions start .. start + rows - 1, without those that no row sees."""
+    """Keys that at least one row at positions start .. start + rows - 1 attends to."""
     end = start + rows
     first = 0 if window is None else max(0, start - window + 1)
     if chunk is not None:
@@ -44,7 +47,7 @@ def attend_visible(
     properties: Properties,
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """Attention over visible keys, which are in the pages. Returns [R, H, Dv]."""
+    """Returns the attention [R, H, Dv] over the visible keys, which are read from the pages."""
     p, (places, visible) = properties, keys
     k, v = (x.flatten(0, 1)[places] for x in (k_pages, v_pages))
     if p.softcap is None and sinks is None:

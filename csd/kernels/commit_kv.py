@@ -1,11 +1,11 @@
-"""Keys and values behind the tokens already in the pages: accepted nodes, and prompt chunks.
+"""Append keys and values to the pages: those of accepted nodes, and of prompt chunks.
 
     commit_kv      pages[l, place slot_len[s] + i of slot s] = node[l, accept_row[s, i]]
                    for i < accept_count[s] and every layer l; with `moved`, slot_len counts the
                    accepted rows already
     write_prompt   pages[.., place start + r of a page list] = chunk[.., r]
 
-Place p of a page table is token p % 64 of page table[p // 64]. Nodes live in a scratch of their
+Place p of a page table is token p % 64 of page table[p // 64]. Nodes are stored in buffers of their
 own, so source and target never overlap.
 """
 
@@ -17,7 +17,7 @@ from csd.kernels.checks import check_tensor
 from csd.kernels.operator import operator
 from csd.state.kv_cache import PAGE
 
-# accepted rows of a slot that one program moves: most steps accept fewer
+# accepted rows of a slot that one program copies: most steps accept fewer
 BLOCK_A = 4
 
 
@@ -32,7 +32,7 @@ def commit_kv_ref(
     accept_count: torch.Tensor,  # [S] int32
     moved: bool = False,
 ) -> None:
-    """Plain PyTorch. `slot_len` is left as it is: the caller moves it, before this or later."""
+    """Plain PyTorch. `slot_len` is not changed: the caller does so, before (`moved`) or after."""
     if moved:
         slot_len = slot_len - accept_count
     step = torch.arange(accept_row.shape[1], device=accept_row.device)
@@ -42,7 +42,7 @@ def commit_kv_ref(
     row = accept_row[slot, i].long()
     for node, pages in ((node_k, k_pages), (node_v, v_pages)):
         tokens = pages.view(pages.shape[0], -1, *pages.shape[3:])
-        # `index_select` would copy all of a tensor whose layers lie apart
+        # `index_select` would copy all of a tensor whose layers are not contiguous to each other
         tokens.index_copy_(1, page * PAGE + place % PAGE, node[:, row])
 
 
@@ -56,7 +56,7 @@ def _commit_kv_kernel(
     slot_len_ptr,  # [S] int32
     accept_row_ptr,  # [S, A] int32
     accept_count_ptr,  # [S] int32
-    node_k_stride,  # from a layer to the next
+    node_k_stride,  # elements from a layer to the next
     node_v_stride,
     k_pages_stride,
     v_pages_stride,
@@ -151,9 +151,9 @@ def commit_kv(
     accept_count: torch.Tensor,  # [S] int32
     moved: bool = False,
 ) -> None:
-    """Moves the accepted rows of all layers behind their slots' tokens.
+    """Copies the accepted rows of all layers to the pages, after their slots' tokens.
 
-    moved: whether slot_len counts the accepted rows already, as after `advance_slots`.
+    moved: True if slot_len already counts the accepted rows, as after `advance_slots`.
     """
     if node_k.dim() != 4:
         raise ValueError(f"node_k must be [L, M, K, D], got {tuple(node_k.shape)}")
@@ -186,7 +186,7 @@ def write_prompt(
     pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
     start: int,
 ) -> None:
-    """Puts rows 0..R-1 of a prompt chunk at places start.. of a page list; one layer or all."""
+    """Writes rows 0..R-1 of a prompt chunk to places start.. of a page list; one layer or all."""
     place = torch.arange(start, start + k.shape[-3], device=k.device)
     index = pages[place // PAGE].long() * PAGE + place % PAGE
     write_rows(k, v, k_pages, v_pages, index)
@@ -199,7 +199,7 @@ def write_rows(
     v_pages: torch.Tensor,  # [.., n_pages, 64, K, Dv], written in place
     index: torch.Tensor,  # [R] int64
 ) -> None:
-    """Puts row r at place index[r] of all pages' tokens; one layer or all."""
+    """Writes row r to token index[r] of all pages' tokens; one layer or all."""
     for rows, target in ((k, k_pages), (v, v_pages)):
         tokens = target.view(*target.shape[:-4], -1, *target.shape[-2:])
         tokens.index_copy_(tokens.dim() - 3, index, rows)

@@ -1,9 +1,9 @@
-"""Accepted nodes' numbers into their slots' tails, rings by position.
+"""Copy accepted nodes' features to their slots' tails, ring buffers indexed by position.
 
     tail[l, s, p % R] = node[l, accept_row[s, i]]    with p = slot_len[s] - accept_count[s] + i
 
-for i < accept_count[s] and every layer l; of tokens with one place the last one stays. slot_len
-counts a slot's tokens with the accepted ones, as after `csd.kernels.advance_slots`.
+for i < accept_count[s] and every layer l; of tokens with the same place the last one is stored.
+slot_len counts a slot's tokens including the accepted ones, as after `csd.kernels.advance_slots`.
 """
 
 import torch
@@ -23,10 +23,10 @@ def commit_tail_ref(
     accept_row: torch.Tensor,  # [S, A] int32
     accept_count: torch.Tensor,  # [S] int32
 ) -> None:
-    """Plain PyTorch: fixed shapes, nothing read on the host."""
+    """Plain PyTorch with fixed shapes; nothing is read on the host."""
     R = tail.shape[2]
     last = slot_len[:, None] - 1
-    # the last position of each place
+    # [S, R]: the last position of each place
     p = last - (last - torch.arange(R, device=tail.device)) % R
     i = p - (slot_len - accept_count)[:, None]
     row = accept_row.gather(1, i.clamp(0, accept_row.shape[1] - 1).long()).clamp(min=0).long()
@@ -97,7 +97,7 @@ def commit_tail(
     accept_row: torch.Tensor,  # [S, A] int32, -1 padded
     accept_count: torch.Tensor,  # [S] int32
 ) -> None:
-    """Moves the accepted rows of all layers to the places of their positions."""
+    """Copies the accepted rows of all layers to the places of their positions in the tails."""
     device = node.device
     check_tensor("node", node, (None, None, None), None, device, rows_apart=True)
     L, _, F = node.shape

@@ -1,10 +1,10 @@
-"""Programmatic dependent launch: a kernel begins while the one before it ends.
+"""Programmatic dependent launch: a kernel starts while the previous one is still running.
 
-On sm_90 a kernel that is launched so starts as soon as every program of its predecessor has called
-`launch_next` or ended. What the predecessor writes may be read, and anything be written, behind
-`wait_for_previous` only, which waits until all of it is in memory. Weights depend on no
-predecessor: `prefetch` asks for them before the wait. It moves them to the L2 cache and not to
-registers, so weights that an optimiser's kernel has just written are not read too early.
+From sm_90 on, a kernel with this launch option starts as soon as every program of its predecessor
+has called `launch_next` or ended. It may read the predecessor's results, and write anything, only
+after `wait_for_previous`, which waits until all of the results are in memory. Weights do not depend
+on the predecessor: `prefetch` requests them before the wait. It moves them to the L2 cache and not
+to registers, so weights that an optimiser's kernel has just written are not read too early.
 (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".)
 """
 
@@ -30,8 +30,10 @@ def wait_for_previous():
 
 @triton.jit
 def prefetch(row_ptr, K, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr):
-    """The first AHEAD blocks of BLOCK_K numbers of rows [N] that begin at row_ptr, or what is
-    there of them."""
+    """Prefetches the first AHEAD blocks of BLOCK_K numbers of each row, at most its K numbers.
+
+    row_ptr: [N] pointers to the beginnings of rows of K numbers.
+    """
     EACH: tl.constexpr = LINE * 8 // row_ptr.dtype.element_ty.primitive_bitwidth
     for i in tl.static_range(AHEAD * BLOCK_K // EACH):
         at = row_ptr + tl.minimum(i * EACH, K - 1)
@@ -42,13 +44,13 @@ def prefetch(row_ptr, K, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr):
 
 
 def dependent_options(kernel: Any) -> dict[str, Any]:
-    """PDL and launch options of a kernel that has the constant PDL."""
+    """Returns the constant PDL and the launch option of a kernel that has this constant."""
     on = has_dependent_launch(kernel)
     return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
 
 
 def has_dependent_launch(kernel: Any) -> bool:
-    """True if the chip that `kernel` is launched on has it; the interpreter has not."""
+    """True if the current GPU has programmatic dependent launch; False for the interpreter."""
     if not isinstance(kernel, triton.JITFunction):
         return False
     target = driver.active.get_current_target()

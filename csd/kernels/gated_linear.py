@@ -1,10 +1,10 @@
-"""SwiGLU of a product with exact rows, in one launch where K is not split.
+"""SwiGLU of a batch-invariant matrix product, in one launch if K is not split.
 
     y[m, f] = silu(g[m, f]) * u[m, f],    g = x Wg^T,  u = x Wu^T
 
-The weight's first F rows are Wg, the others Wu. A program has the same columns of both, each in a
-sum of its own: what `row_linear` gives, added in the same order and rounded, goes through the
-activation before it leaves the program. So the result has the bits of `swiglu` of `row_linear`
+The weight's first F rows are Wg, the others Wu. A program computes the same columns of both
+products, each in its own accumulator and in the order of `row_linear`, rounds them and applies the
+activation before it stores. So the result has the bits of `swiglu` of `row_linear`
 (`csd/kernels/swiglu.py`, `csd/kernels/row_linear.py`).
 """
 
@@ -50,7 +50,7 @@ def _gated_linear_kernel(
     offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_f = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     offs_k = tl.arange(0, BLOCK_K)
-    # what lies behind the last row is read as the last one, and not written
+    # rows past the last one are read as the last one, and not written
     # [BLOCK_T, BLOCK_K]
     x_at = x_ptr + tl.minimum(offs_t, M - 1).to(tl.int64)[:, None] * x_stride + offs_k[None, :]
     # [BLOCK_F, BLOCK_K]
@@ -59,7 +59,7 @@ def _gated_linear_kernel(
     up_at = w_ptr + (F + row)[:, None] * K + offs_k[None, :]
     if PDL:
         launch_next()
-        # [2 BLOCK_F]: rows of both halves, one a thread
+        # [2 BLOCK_F]: rows of both halves, one per thread
         both = tl.arange(0, 2 * BLOCK_F)
         first = tl.minimum(tl.program_id(1) * BLOCK_F + both % BLOCK_F, F - 1)
         first += both // BLOCK_F * F
@@ -80,7 +80,7 @@ def _gated_linear_kernel(
             w_up = tl.load(up_at + k, mask=mask_k, other=0.0).to(DTYPE)
         gate = tl.dot(w_gate, tl.trans(x), gate, input_precision=PRECISION)
         up = tl.dot(w_up, tl.trans(x), up, input_precision=PRECISION)
-    # rounded as a product that is written and read again
+    # rounded as if the product were written to memory and read again
     kind = y_ptr.dtype.element_ty
     y = silu_times(gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32))
     y_at = y_ptr + offs_t.to(tl.int64)[:, None] * F + offs_f[None, :]
@@ -91,7 +91,7 @@ def _gated_linear_kernel(
 def gated_linear_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Weight contiguous, x's rows; bias None. One launch, three where `splits_of` splits K."""
+    """One launch, or three if `splits_of` splits K. weight and x's rows: contiguous; bias: None."""
     (M, K), F = x.shape, weight.shape[0] // 2
     if bias is not None:
         raise ValueError("gated_linear has no bias")
@@ -129,9 +129,9 @@ _gated_linear = operator(
 
 def gated_linear(
     x: torch.Tensor,  # [M, K], rows contiguous
-    weight: torch.Tensor,  # [2F, K]: the gate's rows, then the others
+    weight: torch.Tensor,  # [2F, K]: rows of the gate, then of up
 ) -> torch.Tensor:
-    """silu(x Wg^T) * (x Wu^T), [M, F], of one dtype: float16, bfloat16 or float32."""
+    """Returns silu(x Wg^T) * (x Wu^T) [M, F]; all of one dtype: float16, bfloat16 or float32."""
     check_product(x, weight, None)
     if weight.shape[0] % 2:
         raise ValueError(f"weight must be [2F, K], got {tuple(weight.shape)}")

@@ -7,12 +7,12 @@ arithmetic shifts:
     z = group A_0 + sum over i = 1 .. n of (t_i + 2) A_i
     z = (z ^ (z >> 32)) B,    hash = z ^ (z >> 29)
 
-Its bucket is hash mod buckets. The first of the bucket's entries with this hash is the context's
-if group and tokens agree; if they do not, or no entry has the hash, the context is absent.
+Its bucket is hash mod buckets. The first of the bucket's entries with this hash holds the context
+if group and tokens agree; if they do not, or if no entry has the hash, the context is absent.
 
-The references of the graph compute in numpy, on the tensors' own memory: on the few elements of a
-step an operation costs a quarter of torch's. Tiles of the kernels are [B, O, ..]: B rows with one
-context for each of O orders, O rounded up to a power of two.
+The references of the graph compute in numpy, on the tensors' own memory: for the few elements of a
+step a numpy operation takes a quarter of torch's time. Tiles of the kernels are [B, O, ..]: B rows
+with one context for each of O orders, O rounded up to a power of two.
 """
 
 from functools import lru_cache
@@ -39,7 +39,7 @@ FINAL_FACTOR = np.int64(_odd(MAX_ORDER + 1))
 
 @lru_cache
 def order_masks(orders: tuple[int, ...], N: int) -> tuple[np.ndarray, np.ndarray]:
-    """Index of each order's oldest token [O], and which tokens are its [O, N]."""
+    """Index [O] of each order's oldest token, and mask [O, N] of the tokens in its context."""
     last = np.array(orders) - 1
     return last, np.arange(N) <= last[:, None]
 
@@ -49,7 +49,7 @@ def hash_contexts(
     context: np.ndarray,  # [R, N], latest first
     orders: tuple[int, ...],
 ) -> np.ndarray:
-    """[R, O] int64."""
+    """Hashes [R, O] int64 of the rows' contexts of all orders."""
     last, _ = order_masks(orders, context.shape[1])
     z = ((context + 2) * TOKEN_FACTORS[: context.shape[1]]).cumsum(1)[:, last]
     z += (group_key * GROUP_FACTOR)[:, None]
@@ -61,9 +61,9 @@ def find_contexts(
     table: Any,  # csd.state.context_table.Table of arrays
     group_key: np.ndarray,  # [K] int64
     tokens: np.ndarray,  # [K, N], latest first, -1 beyond the context's order
-    code: np.ndarray,  # [K] int64
+    code: np.ndarray,  # [K] int64, hashes
 ) -> np.ndarray:
-    """Entry [K] of each context, -1 when absent."""
+    """Entry [K] of each context, -1 if it is absent."""
     bucket = code & (table.buckets - 1)
     # [K, ways]
     same = table.entry_hash.reshape(-1, table.ways).take(bucket, 0) == code[:, None]
@@ -75,14 +75,14 @@ def find_contexts(
 
 
 def hash_factors(N: int) -> tuple[int, ...]:
-    """HASH of the kernels: group factor, final factor, token factors of up to N tokens."""
+    """Constant HASH of the kernels: group factor, final factor, factors of up to N tokens."""
     factors = TOKEN_FACTORS[:N].tolist()
     return (int(GROUP_FACTOR), int(FINAL_FACTOR), *factors)
 
 
 @triton.jit
 def order_sizes(ORDERS: tl.constexpr, O: tl.constexpr):
-    """[O] int32: tokens of each order, 0 beyond."""
+    """[O] int32: number of tokens of each order, 0 beyond the last order."""
     offs_o = tl.arange(0, O)
     size = tl.zeros([O], tl.int32)
     for i in tl.static_range(len(ORDERS)):
@@ -100,7 +100,7 @@ def load_context(context_ptr, row, mask, N: tl.constexpr, BLOCK_N: tl.constexpr)
 
 @triton.jit
 def cut_context(context, size):
-    """[B, O, BLOCK_N]: the tokens of each order, -1 beyond; size: [O]."""
+    """[B, O, BLOCK_N]: the last size[o] tokens of each row, -1 beyond; size: [O]."""
     offs_n = tl.arange(0, context.shape[1])
     inside = offs_n[None, None, :] < size[None, :, None]
     return tl.where(inside, context[:, None, :], -1)
@@ -108,7 +108,7 @@ def cut_context(context, size):
 
 @triton.jit
 def hash_tokens(tokens, group, size, HASH: tl.constexpr):
-    """[B, O] int64 of tokens [B, O, BLOCK_N] in groups [B]; size: [O]."""
+    """[B, O] int64: hashes of tokens [B, O, BLOCK_N] in groups [B]; size: [O]."""
     offs_n = tl.arange(0, tokens.shape[2])
     factor = tl.zeros([tokens.shape[2]], tl.int64)
     for i in tl.static_range(len(HASH) - 2):
@@ -128,7 +128,7 @@ def probe_entries(
     buckets,
     WAYS: tl.constexpr,
 ):
-    """[B, O] int32: the first entry of each hash's bucket that has it, and whether one has."""
+    """[B, O] int32: the first entry with each hash in its bucket; [B, O] bool: if there is one."""
     offs_w = tl.arange(0, WAYS)[None, None, :]
     base = (code & (buckets - 1)).to(tl.int32) * WAYS
     # [B, O, WAYS]
@@ -148,10 +148,10 @@ def holds_context(
     entry_tokens_ptr,  # [C, N] int32
     N: tl.constexpr,
 ):
-    """[B, O]: whether the entry is the context's."""
+    """[B, O] bool: True if the entry holds this context, not another with the same hash."""
     offs_n = tl.arange(0, tokens.shape[2])[None, None, :]
     at = entry_tokens_ptr + entry[:, :, None].to(tl.int64) * N + offs_n
-    # [B, O], [B, O, BLOCK_N]: neither waits for the other
+    # [B, O], [B, O, BLOCK_N]: neither load waits for the other
     held_group = tl.load(entry_group_ptr + entry, mask=found, other=-1)
     held_tokens = tl.load(at, mask=found[:, :, None] & (offs_n < N), other=-1)
     equal = tl.min((held_tokens == tokens).to(tl.int32), 2) > 0
@@ -171,7 +171,7 @@ def find_entries(
     N: tl.constexpr,
     WAYS: tl.constexpr,
 ):
-    """[B, O] int32: entry of each context, -1 where it is absent."""
+    """[B, O] int32: entry of each context, -1 if it is absent."""
     entry, found = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
     held = holds_context(entry, found, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
     return tl.where(held, entry, -1)

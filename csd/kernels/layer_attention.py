@@ -1,8 +1,8 @@
-"""Attention as the decoder calls it, a layer at a time: of a step's rows, and of a prompt's.
+"""Attention as the decoder calls it, layer by layer: for a step's rows, and for a prompt's.
 
-A call may have properties of its own, as the module decoder's have: windows, caps, sinks, other
-sizes (`csd/kernels/tree_attention/properties.py`). A step's rows take the backend's attention for
-all of these, with a work list for each size and reach that its layers have.
+A call may have properties of its own, as the calls of the module decoder do: windows, caps, sinks,
+other sizes (`csd/kernels/tree_attention/properties.py`). For a step's rows the backend's attention
+computes all of these, with one work list for each combination of heads and reach of the layers.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,18 @@ class LayerAttention:
     """`tree_attention` over a step's layout and the keys and values of all layers."""
 
     tree_attention: Callable
-    # as a `KVCache` has them: a tensor, or one for each layer
+    # stored as in a `KVCache`: one tensor, or one per layer
     node_k: Any  # [L, M, K, D]
     node_v: Any  # [L, M, K, Dv]
     k: Any  # [L, n_pages, 64, K, D]
     v: Any  # [L, n_pages, 64, K, Dv]
     where: dict[str, torch.Tensor]
-    work: Any  # what `plan_attention` made of the layout
+    work: Any  # `plan_attention`'s work list of the layout
     scale: float
     plan: Callable | None = None  # `plan_attention`, for calls with properties
-    # what it made, by heads, key-value heads, window and chunk
+    # work lists of `plan`, by heads, key-value heads, window and chunk
     works: dict[tuple, Any] = field(default_factory=dict, repr=False)
-    states: Any = None  # `csd.kernels.layer_states` of the same rows, of models that have some
+    states: Any = None  # `csd.kernels.layer_states` of the same rows, if the model has states
 
     def __call__(
         self,
@@ -43,7 +43,7 @@ class LayerAttention:
         properties: Properties | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q: [M, H, D]. Returns [M, H, D], or [M, H, Dv] of a call with properties."""
+        """q: [M, H, D]. Returns [M, H, D], or [M, H, Dv] for a call with properties."""
         found = self.node_k[layer], self.node_v[layer], self.k[layer], self.v[layer]
         if properties is None:
             scale = self.scale if scale is None else scale
@@ -66,16 +66,16 @@ class LayerAttention:
 
 @dataclass(slots=True)
 class PromptAttention:
-    """`prompt_attention` of chunks of prompts, whose keys and values go to the prompts' pages.
+    """`prompt_attention` of chunks of prompts, whose keys and values are written to the pages.
 
-    late: whether no layer has properties and the pages get all layers' rows at `end`, where no
-    chunk needs what is in them.
+    late: True if `end` writes all layers' rows to the pages at once, which is possible if no layer
+    has properties and no chunk reads the pages.
     """
 
-    of_prompt: ClassVar[bool] = True  # nobody samples from these rows
+    of_prompt: ClassVar[bool] = True  # no token is sampled from these rows
 
     prompt_attention: Callable
-    # as a `KVCache` has them: a tensor, or one for each layer
+    # stored as in a `KVCache`: one tensor, or one per layer
     node_k: Any  # [L, R, K, D]
     node_v: Any  # [L, R, K, Dv]
     k: Any  # [L, n_pages, 64, K, D]
@@ -84,7 +84,7 @@ class PromptAttention:
     scale: float
     states: Any = None  # `csd.kernels.layer_states` of the same tokens
     late: bool = False
-    # keys that calls of a window and a chunk see
+    # visible keys by window and chunk
     _visible: dict[tuple, VisibleKeys] = field(default_factory=dict, repr=False)
 
     def __call__(
@@ -95,9 +95,9 @@ class PromptAttention:
         properties: Properties | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q: [R, H, D]. Returns [R, H, D], or [R, H, Dv] of a call with properties.
+        """q: [R, H, D]. Returns [R, H, D], or [R, H, Dv] for a call with properties.
 
-        Calls with properties are of one prompt.
+        A call with properties takes rows of one prompt only.
         """
         node_k, node_v, k, v = self.node_k[layer], self.node_v[layer], self.k[layer], self.v[layer]
         rows = self.rows
@@ -114,13 +114,13 @@ class PromptAttention:
         return self.prompt_attention(q, *keys, rows.chunks, scale)
 
     def end(self) -> None:
-        """Called behind the last layer."""
+        """Writes all layers' rows to the pages if `late`; called after the last layer."""
         if self.late:
             write_rows(self.node_k, self.node_v, self.k, self.v, self.rows.index)
 
 
 def _positive(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
-    """q and a scale of the same scores: the largest score is found before it is scaled."""
+    """q and a positive scale with the same scores: the maximum is taken before scaling."""
     if scale > 0:
         return q, scale
     return (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)

@@ -1,8 +1,9 @@
-"""Layers with a state as a decoder calls them, one after another, over a step's rows.
+"""Recurrent layers of a step's rows, as the decoder calls them, layer by layer.
 
-Beside `csd.kernels.layer_attention`; a prompt's tokens are `prompt_states.py`'s. Calls are numbered
-by kind, as `csd.state.recurrent.StateSizes` lists them. What comes of a call's inputs goes to the
-rows of the state memory, from which `commit_states` moves what a step has accepted.
+The counterpart of `csd.kernels.layer_attention`; `prompt_states.py` computes a prompt's tokens.
+Calls are numbered by kind, as `csd.state.recurrent.StateSizes` lists them. The values computed from
+a call's inputs are written to the node rows of the state memory, from which `commit_states` copies
+the rows that a step has accepted.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,8 @@ class DeltaRule:
     v: torch.Tensor  # [M, H, Dv]
     log_decay: torch.Tensor  # [M, H]
     strength: torch.Tensor  # [M, H]
-    normalize: bool  # whether q and k are divided by their lengths
-    # rows, a state [1, H, Dk, Dv] -> their outputs [M, H, Dv], the state behind them
+    normalize: bool  # whether q and k are divided by their norms
+    # (rows, state [1, H, Dk, Dv]) -> (their outputs [M, H, Dv], the state after them)
     own: Callable | None = None
 
     def split(self, rows: slice) -> "DeltaRule":
@@ -37,7 +38,7 @@ class DeltaRule:
     def inputs(
         self, ops: Any, kind: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Scaled queries, keys and decays."""
+        """Returns scaled queries, keys and decays, of dtype `kind`."""
         q, k = self.q.to(kind), self.k.to(kind)
         if self.normalize:
             q, k = _unit(ops, q), _unit(ops, k)
@@ -45,8 +46,11 @@ class DeltaRule:
 
 
 def _unit(ops: Any, x: torch.Tensor) -> torch.Tensor:
-    """x / sqrt(|x|^2 + 1e-6) as transformers has it, by the norm of rows: x / sqrt(mean + eps)
-    times Dk^-1/2. Its bits do not depend on the number of rows."""
+    """x / sqrt(|x|^2 + 1e-6), as in transformers.
+
+    Computed by the RMS norm as x / sqrt(mean + eps) times Dk^-1/2, whose bits do not depend on the
+    number of rows.
+    """
     size = x.shape[-1]
     y: torch.Tensor = ops.rms_norm(x, x.new_full((size,), size**-0.5), 1e-6 / size)[0]
     return y
@@ -54,7 +58,7 @@ def _unit(ops: Any, x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class SSM:
-    """A call of Mamba-2 over M rows; what is added of x itself is the caller's."""
+    """A call of Mamba-2 over M rows; the caller adds the term D x."""
 
     x: torch.Tensor  # [M, H, Dv]
     dt: torch.Tensor  # [M, H], positive
@@ -69,7 +73,7 @@ class SSM:
     def inputs(
         self, ops: Any, kind: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and decays."""
+        """Returns queries, keys and decays, of dtype `kind`."""
         decay = (self.dt.to(kind) * self.A.to(kind)).exp()
         return self.C.to(kind).contiguous(), self.B.to(kind), decay
 
@@ -89,8 +93,11 @@ class StepStates:
 
     @classmethod
     def of(cls, ops: Any, memory: StateMemory, pool: Any) -> "StepStates":
-        """pool: a `csd.state.pool.Pool`, or what has its slot, position, ancestors, slot_start and
-        slot_nodes."""
+        """Computes the paths of a pool's rows and returns their states.
+
+        pool: a `csd.state.pool.Pool`, or another object with its fields slot, position, ancestors,
+        slot_start and slot_nodes.
+        """
         path = tree_paths(pool.slot, pool.ancestors, pool.slot_start)
         return cls(
             ops, memory, pool.slot, pool.position, path, pool.slot_start, pool.slot_nodes,
@@ -101,7 +108,7 @@ class StepStates:
         self, call: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
         silu: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """x: [M, C], weight: [C, W]. Returns [M, C]."""
+        """Keeps x [M, C] for `commit_states` and returns its convolution [M, C]; weight: [C, W]."""
         part, layer = self.memory.conv_at[call]
         convs = self.memory.convs[part]
         node = convs.node[layer, : x.shape[0]]
@@ -111,7 +118,7 @@ class StepStates:
         )
 
     def update(self, call: int, given: DeltaRule | SSM) -> torch.Tensor:
-        """Outputs [M, H, Dv] in the states' dtype."""
+        """Returns the outputs [M, H, Dv] in the states' dtype."""
         part, layer = self.memory.state_at[call]
         states, M = self.memory.states[part], self.slot.shape[0]
         kind = states.state.dtype
@@ -139,9 +146,9 @@ def commit_states(
     accept_row: torch.Tensor,  # [S, A] int32, -1 padded
     accept_count: torch.Tensor,  # [S] int32
 ) -> None:
-    """Accepted rows' inputs move to the slots' tails, and states to the checkpoints that follow.
+    """Copies accepted rows to the slots' tails, and advances states to the next checkpoints.
 
-    States first: what a chunk adds is in the tail whole before its places are taken.
+    States first: the tail holds all tokens of the added chunks until new ones overwrite them.
     """
     target = torch.where(accept_count > 0, checkpoint(length), memory.base)
     target = torch.maximum(target, memory.base).int()

@@ -1,6 +1,6 @@
-"""Modules of a decoder layer on csd's kernels, for training and decoding a model of one's own.
+"""Modules of a decoder layer on csd's kernels, for training and decoding your own model.
 
-Their parameters have the names and shapes of transformers' Llama, so its weights load.
+Their parameters have the names and shapes of transformers' Llama, so its weights can be loaded.
 """
 
 import torch
@@ -12,9 +12,9 @@ from csd.kernels.swiglu import silu_mul
 
 
 class RMSNorm(nn.Module):
-    """y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, of `size`.
+    """y = weight * x / sqrt(mean(x^2) + eps) over the last dimension, which has `size` elements.
 
-    The statistics are in float32 whatever the dtype.
+    The statistics are computed in float32 for any dtype.
     """
 
     def __init__(self, size: int, eps: float = 1e-6):
@@ -22,14 +22,14 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [.., size]. Returns the same shape and dtype, that of the weight."""
+        """x: [.., size], of the weight's dtype. Returns y with the same shape and dtype."""
         return rms_norm(x, self.weight, self.eps)[0]
 
 
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)), the feed-forward layer of Llama and Qwen.
 
-    size: of what comes in and goes out; inner: of gate and up.
+    size: features of input and output; inner: features of gate and up.
     """
 
     def __init__(self, size: int, inner: int, bias: bool = False):
@@ -46,7 +46,7 @@ class GatedMLP(nn.Module):
 class Rotary(nn.Module):
     """Rotary position embedding of queries and keys, in the half-split form of Llama.
 
-    head_dim: D, even. base: of the frequencies base^(-2 j / D), j < D / 2.
+    head_dim: D, even. base: base of the frequencies base^(-2 j / D), j < D / 2.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0):
@@ -59,10 +59,10 @@ class Rotary(nn.Module):
         self,
         q: torch.Tensor,  # [.., H, D]
         k: torch.Tensor,  # [.., K, D]
-        position: torch.Tensor,  # [..], of each token in its text
+        position: torch.Tensor,  # [..], position of each token in its text
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rotated q and k, of their shapes and dtype."""
-        # no buffer, which a cast of the module would round: an angle of thousands needs its digits
+        # no buffer: a cast of the module would round it, and angles of thousands need all digits
         exponent = torch.arange(0, self.head_dim, 2, device=position.device) / self.head_dim
         angle = position.reshape(-1, 1).float() * self.base**-exponent
         cos, sin = (x.repeat(1, 2).to(q.dtype) for x in (angle.cos(), angle.sin()))

@@ -1,12 +1,12 @@
-"""Merge of the partial results of an attention whose keys were split.
+"""Merge the partial results of an attention whose keys were split.
 
     out[m, h] = sum of w_i o_i / (sum of w_i + s),    w_i = 2^(lse_i - max lse)
 
-over the partials i of row m, of its prompt and of its slot: merge[m] = (first row, count) of the
-prompt's, then of the slot's; a tile's partials are `stride` rows apart, and the query heads of a
-key-value head are neighbours. lse is in base 2. A row without partials gives zeros.
+over the partials i of row m, those of its prompt and those of its slot: merge[m] = (first row,
+count) of the prompt's, then of the slot's. A tile's partials are `stride` rows apart, and the query
+heads of a key-value head are adjacent. lse is in base 2. A row without partials gives zeros.
 
-s = 2^(sinks[h] log2 e - max lse) where heads have sinks, which the maximum is over too, else 0.
+s = 2^(sinks[h] log2 e - max lse) if heads have sinks, which the maximum then includes, else 0.
 """
 
 import torch
@@ -25,7 +25,7 @@ def merge_partials_ref(
     out: torch.Tensor,  # [M, H, D], written
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """Plain PyTorch, a row at a time in float64."""
+    """Plain PyTorch, row by row in float64. Writes and returns `out`."""
     K, each = o.shape[0], out.shape[1] // o.shape[0]
     for m, (prompt, prompt_splits, slot, slot_splits) in enumerate(merge.tolist()):
         places = [prompt + i * stride for i in range(prompt_splits)]
@@ -45,7 +45,7 @@ def merge_partials_ref(
 
 @triton.jit
 def _sinks(sinks_ptr, head, mask):
-    """The largest score, in base 2, and the sum of the weights before any key."""
+    """Maximum score (base 2) and sum of weights before any key: those of the sinks, if any."""
     if sinks_ptr is None:
         peak = tl.full(head.shape, float("-inf"), tl.float32)
         return peak, tl.zeros(head.shape, tl.float32)
@@ -82,12 +82,12 @@ def _merge_partials_kernel(
     for part in tl.static_range(2):
         first = kv * partial_rows + tl.load(merge_ptr + row * 4 + 2 * part)
         for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
-            # the split is in the pointer, not in a block of offsets: no reduction over splits
+            # a loop over splits, not a block of offsets, so that nothing is reduced over splits
             at = first + i * STRIDE
             lse = tl.load(lse_ptr + at + offs_e, mask=mask_e, other=float("-inf"))
             o = tl.load(o_ptr + at * D + offs, mask=mask, other=0.0)
             top = tl.maximum(peak, lse)
-            # a finite pivot keeps rows that have seen no key from computing -inf - -inf
+            # a finite pivot keeps rows without a key so far from computing -inf - -inf
             pivot = tl.where(top == float("-inf"), 0.0, top)
             shrink = tl.exp2(peak - pivot)
             weight = tl.exp2(lse - pivot)
@@ -140,7 +140,7 @@ def merge_partials(
     out: torch.Tensor,  # [M, H, D], written
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """Writes and returns out."""
+    """Writes the merged attention to `out` and returns it."""
     whole = out.dim() == 3 == o.dim() and o.shape[0] and not out.shape[1] % o.shape[0]
     if not whole or out.shape[2] != o.shape[2]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Keyed noise: Philox4x32-10 words and the exponential and Gumbel values made of them.
+"""Keyed noise: Philox4x32-10 words and the exponential and Gumbel values made from them.
 
 A word is a pure function of (key, counter). The key is a 64-bit mix of the seed and the prompt's
 token ids; the counter is (token // 4, position, sample, stream), and token % 4 picks one of the
@@ -28,7 +28,7 @@ _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 FACTORS = np.array((_M0, _M1), np.uint64)
-# what the rounds add to the keys, modulo 2^32
+# increments of the keys by round, modulo 2^32
 BUMPS = np.array([[r * w & 0xFFFFFFFF for w in (_W0, _W1)] for r in range(10)], np.uint64)
 _LOW, _HALF = np.uint64(_MASK), np.uint64(32)
 
@@ -94,7 +94,7 @@ def philox_words(key: Any, token: Any, position: Any, sample: Any, stream: Any) 
 
 
 def _round_keys(key: np.ndarray, dims: int) -> np.ndarray:
-    """[10, 2, 1 .., *key.shape], to be broadcast to `dims` dimensions behind the first two."""
+    """Keys of the 10 rounds, [10, 2, 1 .., *key.shape]: `dims` dimensions after the first two."""
     halves = np.stack([key & _MASK, (key >> 32) & _MASK]).astype(np.uint64)
     halves = halves.reshape(2, *(1,) * (dims - key.ndim), *key.shape)
     return halves + BUMPS.reshape(10, 2, *(1,) * dims) & _LOW
@@ -151,7 +151,7 @@ def gumbel64(word):
 
 @triton.jit
 def gumbel32(word):
-    """Gumbel value in float32 of uint32 words, by the parts of `exponential`."""
+    """Gumbel value in float32 of uint32 words, with the three cases of `exponential`."""
     v = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     u = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = v * (1 + v * (0.5 + v * (0.3333333333333333 + v * (0.25 + v * 0.2))))

@@ -1,4 +1,4 @@
-"""Observations of a step, as rows that `graph_insert` takes: M of the pool, and one more a slot.
+"""Observations of a step, as rows that `graph_insert` takes: M of the pool, and one per slot.
 
 Row r of slot s, with the target's top 8 tokens t_u of probability p_u and the drawn token x:
 
@@ -9,10 +9,10 @@ Row r of slot s, with the target's top 8 tokens t_u of probability p_u and the d
     weight_8  = hard * [x is none of t],   token x
     total     = hard + soft * [some top_u > 0]
 
-after the row's own context. Row M + s updates the context ANY of the whole group with the first 9
-tokens on the slot's path, WEIGHT_ONE each; where more than GROUP_SLOTS slots of a group have a path
-they take turns, since merging many updates into one context takes the square of their number. A row
-of total 0 has key -1 and is not inserted.
+as successors of the row's own context. Row M + s updates the context ANY of the whole group with
+the first 9 tokens on the slot's path, WEIGHT_ONE each; if more than GROUP_SLOTS slots of a group
+have a path they take turns, since the time to merge updates into one context grows with the square
+of their number. A row of total 0 has key -1 and is not inserted.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 
-# successors of a row: the target's top 8 and what was drawn
+# successors of a row: the target's top 8 and the drawn token
 SUCCESSORS = TOP + 1
-# slots that update the context of their whole group in one step
+# most slots that update the context of their whole group in one step
 GROUP_SLOTS = 16
 BLOCK_R, BLOCK_S = 4, 64
 
@@ -51,14 +51,14 @@ class Observed(NamedTuple):
 
 
 def any_context(rows: int, N: int, device: str | torch.device) -> torch.Tensor:
-    """[rows, N] int32, the context that every token of a group follows."""
+    """[rows, N] int32: the context ANY, which every token of a group follows."""
     context = torch.full((rows, N), -1, dtype=torch.int32, device=device)
     context[:, 0] = ANY
     return context
 
 
 def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
-    """The definition, in numpy."""
+    """Reference in numpy."""
     slot, depth, context = (x.numpy(force=True) for x in (pool.slot, pool.depth, pool.context))
     group, group_key, sample_index, step = (
         x.numpy(force=True) for x in (slots.group, slots.group_key, slots.sample, slots.step)
@@ -168,7 +168,7 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
 
 
 def observed_rows(pool: Pool, slots: Slots) -> Observed:
-    """Memory of what a kernel writes."""
+    """Allocates the rows that a kernel writes, uninitialized."""
     M, N = pool.context.shape
     return _empty(M, slots.count, N, pool.context.device)
 
@@ -176,7 +176,7 @@ def observed_rows(pool: Pool, slots: Slots) -> Observed:
 def observe_arguments(
     pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, out: Observed
 ) -> dict[str, Any]:
-    """Arguments of `observe_rows` but for the rows."""
+    """Keyword arguments of `observe_rows`, except the row indices and their block size."""
     M, N = pool.context.shape
     return dict(
         slot_ptr=pool.slot,

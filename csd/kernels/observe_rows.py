@@ -1,4 +1,4 @@
-"""The rows that `observe` describes, of one program: alone, or before their contexts are hashed."""
+"""Device function of one program of `observe`, also used before the rows' contexts are hashed."""
 
 import triton
 import triton.language as tl
@@ -40,7 +40,7 @@ def observe_rows(
     BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Writes rows r. Returns their group keys [BLOCK_R], -1 is none, and contexts [.., BLOCK_N]."""
+    """Writes rows r. Returns their group keys [BLOCK_R] (-1: none) and contexts [.., BLOCK_N]."""
     # [BLOCK_R]
     inside = r < rows + slots
     node = r < rows
@@ -75,10 +75,10 @@ def observe_rows(
 
     # a slot's own row; many slots of a group take turns
     own_group = tl.load(group_ptr + slot)
-    # [BLOCK_R, BLOCK_S]: those that have a path, and those of them before the slot
+    # [BLOCK_R, BLOCK_S]: slots of the group that have a path, and those of them before the slot
     mates = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
     before = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
-    # programs that have nodes alone look at none
+    # programs whose rows are all nodes skip the loop
     some = tl.max(r, 0) >= rows
     for start in range(0, slots * some.to(tl.int32), BLOCK_S):
         s = start + tl.arange(0, BLOCK_S)[None, :]

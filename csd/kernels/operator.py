@@ -1,9 +1,9 @@
-"""Operations as operators of PyTorch: `torch.ops.csd.<name>`.
+"""Operations as PyTorch operators: `torch.ops.csd.<name>`.
 
-An operator runs the operation's launcher on a GPU; on a CPU the loop of the backend "cpu", where
-there is one that takes the arguments, and else the reference. PyTorch's tools have the shapes
-of its results. Its arguments are tensors, lists of tensors and numbers. A record of `csd.state` is
-packed into those of its fields that the operation takes, and unpacked again within.
+An operator runs the operation's launcher on a GPU. On a CPU it runs the loop of the backend "cpu"
+if there is one that supports the arguments, else the reference. A fake implementation gives
+PyTorch's tools the shapes of its results. Its arguments are tensors, lists of tensors and numbers:
+a record of `csd.state` is packed into the fields that the operation takes, and unpacked inside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import torch
 
 from csd.kernels.checks import FIELDS, check_fields
 
-# a field's type, or its name where annotations are not evaluated
+# schema types, by a field's type or by its name where annotations are not evaluated
 NUMBERS = {
     "int": "SymInt", "float": "float", "bool": "bool", int: "SymInt", float: "float", bool: "bool",
 }  # fmt: skip
@@ -29,8 +29,8 @@ class Implementations:
 
     reference: Callable
     triton: Callable
-    loop: Callable | None = None  # of the backend "cpu"
-    takes: Callable[..., bool] | None = None  # whether the loop takes the arguments
+    loop: Callable | None = None  # the loop of the backend "cpu"
+    takes: Callable[..., bool] | None = None  # whether the loop supports the arguments
 
     def on_cpu(self, *args: Any) -> Any:
         load_loops()
@@ -39,15 +39,15 @@ class Implementations:
         return self.reference(*args)
 
 
-# by name
+# implementations by operation name
 OPERATIONS: dict[str, Implementations] = {}
 
 
 @cache
 def load_loops() -> None:
-    """Enter the loops in OPERATIONS where numba is installed.
+    """Registers the loops in OPERATIONS if numba is installed.
 
-    By name: csd.cpu imports this package.
+    Imported by name here, because csd.cpu imports this package.
     """
     if import_module("csd.cpu").compiles():
         import_module("csd.cpu.operations")
@@ -65,10 +65,10 @@ def operator(
 ) -> Any:
     """Registers csd::name and returns PyTorch's CustomOpDef.
 
-    written: arguments that are changed in place. schema: arguments and results as PyTorch writes
-    them, taken from the reference's signature where not given. fake: makes results of the right
-    shape without values; without it the operator returns nothing. unpacked: makes a function of the
-    operator's own arguments from an implementation.
+    written: arguments that are modified in place. schema: arguments and results in PyTorch's schema
+    syntax, by default inferred from the reference's signature. fake: returns results of the right
+    shape without values; without it the operator returns nothing. unpacked: wraps an implementation
+    into a function of the operator's own arguments.
     """
     found = OPERATIONS[name] = Implementations(reference, triton)
     if schema is None:
@@ -99,10 +99,10 @@ def operator(
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of a record that an operator takes: as one list, or one by one where some are written.
+    """Fields of a record that an operator takes: as one list, or one by one if some are written.
 
-    record: a key of `checks.FIELDS`. names: by default all of its fields. make: builds the record
-    that an implementation takes, from the fields.
+    record: a key of `checks.FIELDS`. names: by default all of its fields. spread: pass the fields
+    one by one. make: builds the record that an implementation takes from the fields.
     """
 
     record: str
@@ -116,7 +116,7 @@ class Fields:
         object.__setattr__(self, "spread", self.spread or bool(self.written))
 
     def arguments(self) -> list[str]:
-        """Arguments in the form of a schema; Tensor! is one that is written."""
+        """Schema declarations of the arguments; Tensor! is one that is written."""
         if not self.spread:
             return [f"Tensor[] {self.record}"]
         return [f"Tensor{'!' * (name in self.written)} {name}" for name in self.names]
@@ -126,29 +126,29 @@ class Fields:
         return tensors if self.spread else [tensors]
 
     def unpack(self, args: list) -> Any:
-        """The record, from the first of `args`, which are taken off."""
+        """Removes the record's tensors from the front of `args` and returns the record."""
         count = len(self.names) if self.spread else 1
         taken, args[:] = args[:count], args[count:]
         tensors = taken if self.spread else taken[0]
         found: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         if self.make is SimpleNamespace:
-            # what the record's own class derives from its fields
+            # attributes that the record's own class derives from its fields
             sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in found.items()}
             found |= {"rows": sizes.get("M"), "count": sizes.get("S")}
         return self.make(**found)
 
 
 def numbers(record: type, names: Sequence[str]) -> list[str]:
-    """Numbers of a dataclass, as a schema declares them."""
+    """Schema declarations of the numbers `names` of a dataclass."""
     kinds: dict[str, Any] = {f.name: f.type for f in fields(record)}
     return [f"{NUMBERS[kinds[name]]} {name}" for name in names]
 
 
 class RecordOperator:
-    """An operator that is called, and implemented, with records.
+    """An operator that is called and implemented with records.
 
-    operands: `Fields`, or other arguments as a schema declares them. returns: likewise, or the
-    class of a record of tensors. The reference, the launcher and `fake` take the operands by
+    operands: `Fields`, or schema declarations of other arguments. returns: a schema declaration, or
+    the class of a record of tensors. The reference, the launcher and `fake` take the operands by
     position.
     """
 
@@ -188,20 +188,20 @@ class RecordOperator:
             ]
             result = function(*values)
             if isinstance(self.returns, str):
-                # PyTorch takes no subclass of a tuple
+                # PyTorch does not accept a subclass of tuple
                 return tuple(result) if isinstance(result, tuple) else result
             return _tensors(result)
 
         return call
 
     def check(self, sizes: dict[str, int], device: torch.device, *records: Any) -> None:
-        """`check_fields` of the records, in the order of the operands."""
+        """Checks the records with `check_fields`; they are in the order of the operands."""
         taken = [operand for operand in self.operands if isinstance(operand, Fields)]
         for operand, record in zip(taken, records, strict=True):
             check_fields(operand.record, record, operand.names, sizes, device)
 
     def pack(self, *values: Any) -> list:
-        """The operator's own arguments."""
+        """Returns the operator's own arguments for the operands `values`."""
         args: list = []
         for operand, value in zip(self.operands, values, strict=True):
             args += [value] if isinstance(operand, str) else operand.pack(value)

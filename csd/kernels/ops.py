@@ -1,6 +1,6 @@
 """The operations of a step in one backend: the references or the Triton kernels.
 
-`csd/cpu/entry.py` has the third, a CPU's loops, and `csd/backends.py` chooses among them.
+The third backend, loops on a CPU, is in `csd/cpu/entry.py`; `csd/backends.py` chooses among them.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,8 +40,8 @@ from csd.state.pool_builder import node_costs, prune, roots
 class FusedOp:
     """A function that does the work of several operations in fewer launches.
 
-    It runs only while all of these operations are those in `replaces`; a benchmark that exchanges
-    one of them gets single operations.
+    It runs only if all of these operations are the ones in `replaces`: a benchmark that exchanges
+    one of them runs the operations separately.
     """
 
     replaces: tuple[Callable, ...]
@@ -56,26 +56,26 @@ class Ops:
     swiglu: Callable
     plan_attention: Callable
     tree_attention: Callable
-    verify: Callable  # of the rows that decide at least
-    verify_all: Callable  # of all rows
+    verify: Callable  # verifies at least the rows that decide
+    verify_all: Callable  # verifies all rows
     commit_kv: Callable
     advance_slots: Callable
-    roots: Callable  # a pool without drafts
-    node_costs: Callable  # for the selection of a step's nodes
-    prune: Callable  # the cheapest rows of a pool
+    roots: Callable  # builds a pool without drafts
+    node_costs: Callable  # computes costs for the selection of a step's nodes
+    prune: Callable  # selects the cheapest rows of a pool
     draft_tree: Callable
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
-    # of layers with a state
+    # operations of layers with a state
     tree_conv: Callable = tree_conv_ref
     tree_delta_rule: Callable = tree_delta_rule_ref
     tree_ssm: Callable = tree_ssm_ref
     advance_state: Callable = advance_state_ref
     commit_tail: Callable = commit_tail_ref
-    passes: Passes = REFERENCE  # over rows of logits, where they are read one by one
-    prompt_attention: Callable = prompt_attention  # of chunks of prompts
-    # by the method that calls it
+    passes: Passes = REFERENCE  # over rows of logits, for backends that read them row by row
+    prompt_attention: Callable = prompt_attention  # attention of chunks of prompts
+    # by name of the method that calls it
     fused: Mapping[str, FusedOp] = field(default_factory=dict, hash=False)
 
     def forward(

@@ -3,10 +3,10 @@
     out[r, h] = sum over t <= start + r of softmax(scale * q[r, h] . k[t, h // (H / K)]) v[t, ..]
 
 for row r of each chunk, which follows `start` tokens of its prompt, over the keys of that prompt.
-Rows and keys of the chunks lie one behind the other. PyTorch's own attention does this: in 16 bits
-on a GPU one launch of flash attention over ragged lengths, else a call a chunk. Both give a chunk
-the same bits whatever is beside it: neither splits keys by the number of chunks, and no block of
-queries has rows of two.
+Rows and keys of the chunks are concatenated. PyTorch's own attention computes it: in 16 bits on a
+GPU by one launch of flash attention over ragged lengths, else by one call per chunk. Both give a
+chunk the same bits whatever other chunks there are: neither splits keys by the number of chunks,
+and no block of queries has rows of two chunks.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Tokens of C prompts that are read in one pass, by prompt."""
+    """Sizes of the chunks of C prompts that are read in one pass."""
 
     starts: tuple[int, ...]  # tokens of the prompt before the chunk
     rows: tuple[int, ...]  # tokens of the chunk, at least 1
@@ -40,7 +40,7 @@ def prompt_attention(
     chunks: Chunks,
     scale: float,
 ) -> torch.Tensor:
-    """R: the sum of the chunks' rows; T: that of their keys. Returns [R, H, D]."""
+    """Returns the attention [R, H, D]. R: sum of the chunks' rows; T: sum of their keys."""
     rows, keys = chunks.rows, chunks.keys
     if q.dim() != 3 or k.dim() != 3 or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(
@@ -52,7 +52,7 @@ def prompt_attention(
     for name, x in (("k", k), ("v", v)):
         check_tensor(name, x, shape, q.dtype, q.device, rows_apart=True)
     if takes_flash(*(x.transpose(0, 1)[None] for x in (q, k, v))):
-        # lengths are upper bounds; for a longest chunk of one row the kernel would take another way
+        # upper bounds of the lengths; with a bound of one row the kernel would use other code
         longest = max(2, *rows), max(2, *keys)
         found: torch.Tensor = aten._flash_attention_forward(
             q, k, v, chunks.row_ends, chunks.key_ends, *longest, 0.0, True, False, scale=scale

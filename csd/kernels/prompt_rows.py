@@ -1,7 +1,7 @@
-"""The rows of a pass over chunks of prompts, and where they go: found once a pass, not per layer.
+"""Rows of a pass over chunks of prompts and their places in the pages, computed once per pass.
 
-Place p of prompt g is token p % 64 of page prompt_pages[g, p // 64]; index counts tokens of all
-pages.
+Place p of prompt g is token p % 64 of page prompt_pages[g, p // 64]; `index` counts the tokens of
+all pages.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from csd.kernels.prompt_attention import Chunks
 from csd.state.device import upload
 from csd.state.kv_cache import PAGE, pages_for
 
-# int32 numbers of 16 bytes, on which kernels may rely
+# int32 numbers in 16 bytes, an alignment that kernels may rely on
 ALIGNED = 4
 
 
 class PromptChunk(NamedTuple):
-    """Tokens of the prompt of group g that follow `start` of its tokens."""
+    """Tokens of a group's prompt that follow its first `start` tokens."""
 
     group: int
     tokens: Sequence[int]
@@ -39,7 +39,7 @@ class PromptRows:
 
     @classmethod
     def of(cls, parts: Sequence[PromptChunk], prompt_pages: torch.Tensor) -> "PromptRows":
-        """One copy to the device."""
+        """Builds the rows of the chunks `parts`, with one copy to the device."""
         starts = tuple(part.start for part in parts)
         rows = tuple(len(part.tokens) for part in parts)
         keys = tuple(map(sum, zip(starts, rows, strict=True)))
@@ -65,11 +65,11 @@ class PromptRows:
 
     @property
     def begin(self) -> bool:
-        """True if each chunk begins its prompt, so that its own rows are all of its keys."""
+        """True if each chunk begins its prompt, so that its own rows are all its keys."""
         return not any(self.chunks.starts)
 
     def keys_of(self, cache: torch.Tensor) -> torch.Tensor:
-        """[T, K, D] of the chunks' prompts so far, out of a layer's pages."""
+        """[T, K, D]: keys or values of the chunks' prompts so far, from a layer's pages `cache`."""
         keys = self.chunks.keys
         if len(keys) == 1:
             table = self.prompt_pages[self.groups[0], : pages_for(keys[0])]

@@ -1,4 +1,4 @@
-"""Layers with a state over a prompt's tokens, piece by piece."""
+"""Recurrent layers over a prompt's tokens, piece by piece."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +10,17 @@ from csd.kernels.tree_paths import DEPTHS, tree_paths
 from csd.state.device import upload
 from csd.state.recurrent import CHUNK, StateMemory, checkpoint
 
-# positions at which a prompt is cut into pieces for a model's own function
+# tokens of a piece for the model's own function; pieces begin at multiples of it
 PIECE = 64
 
 
 class PromptStates:
-    """Convolutions and states of a prompt's tokens from `start` on, into a group's memory.
+    """Convolutions and states of a prompt's tokens from `start` on, written to a group's memory.
 
-    Whole pieces of 64 tokens go through the model's own function, which has a form for many tokens
-    at once, as far as no row to come reads a state before their end. Pieces begin at multiples of
-    64 of the text, so a prompt's state is the same in every batch. The tokens behind them are
-    chains of at most 16 nodes.
+    Whole pieces of 64 tokens are computed by the model's own function, which takes many tokens at
+    once, up to the last checkpoint: no later row reads an earlier state. Pieces begin at multiples
+    of 64 tokens of the text, so a prompt's state is the same in every batch. The tokens after them
+    are computed as chains of at most 16 nodes.
     """
 
     def __init__(self, ops: Any, memory: StateMemory, start: int, rows: int):
@@ -29,13 +29,16 @@ class PromptStates:
         self.base = memory.prompt_base
         self._end = start + rows
         self._last = int(checkpoint(torch.tensor(self._end)))
-        self._after: int | None = None  # the checkpoint once a layer has been read
+        self._after: int | None = None  # the new checkpoint, after the first layer
 
     def convolve(
         self, call: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
         silu: bool, own: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """x: [R, C]; own: the convolution of a text [T, C] that nothing precedes. [R, C]."""
+        """Returns the convolution [R, C] of x [R, C] and updates the tail.
+
+        own: the model's convolution of a text [T, C] from its beginning.
+        """
         part, layer = self.memory.conv_at[call]
         tail = self.memory.convs[part].tail[layer, 0]
         kept = tail.shape[0]
@@ -52,7 +55,7 @@ class PromptStates:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: torch.Tensor,
         silu: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """[R, C] of rows whose nearest tokens are the rows before them, then a tail."""
+        """Returns the convolution [R, C] of rows that form one chain after `tail`."""
         row = torch.arange(self.rows, dtype=torch.int32, device=self.device)
         depth = torch.arange(DEPTHS, dtype=torch.int32, device=self.device)
         path = (row[:, None] - DEPTHS + 1).clamp(min=0) + depth
@@ -62,7 +65,7 @@ class PromptStates:
         )
 
     def update(self, call: int, given: DeltaRule | SSM) -> torch.Tensor:
-        """Outputs [R, H, Dv]."""
+        """Returns the outputs [R, H, Dv] and advances the state and the tails."""
         part, layer = self.memory.state_at[call]
         outs, at, base = [], self.start, self.base
         while at < self._end:
@@ -86,7 +89,7 @@ class PromptStates:
         return torch.cat(outs)
 
     def end(self) -> None:
-        """All layers have been read."""
+        """Sets the memory's checkpoint; called after the last layer."""
         if self._after is not None:
             self.memory.prompt_base = self._after
             self.memory.base.fill_(self._after)
@@ -114,7 +117,7 @@ class PromptStates:
         self.ops.advance_state(*one, self._whole(base), self._whole(target))
 
     def _commit(self, part: int, layer: int, length: int, rows: int, base: int) -> int:
-        """The last `rows` of a text of `length` tokens into the tail; the checkpoint then."""
+        """Copies the last `rows` of `length` tokens to the tail; returns the new checkpoint."""
         target = max(base, int(checkpoint(torch.tensor(length))))
         self._advance(part, layer, base, target)
         accepted = torch.arange(rows, dtype=torch.int32, device=self.device)[None]

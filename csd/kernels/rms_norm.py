@@ -2,17 +2,16 @@
 
     r = x + residual,    y = weight * ( r / sqrt(mean(r^2) + eps) )
 
-Gemma's weights are stored as their distance from 1 (`plus_one`): y has 1 + weight in their place.
+Gemma's weights are stored as their distance from 1 (`plus_one`): the factor is then 1 + weight.
 
-x may be what `csd.kernels.row_linear` has of a product whose K is split: float32 sums [P, .., F],
-which are added in their order and rounded first.
+x may be the partial sums [P, .., F] float32 of a product whose K is split, by
+`csd.kernels.row_linear`: they are first added in order and rounded.
 
-Before the first layer r is x[max(rows, 0)]: a padding row takes row 0.
+Before the first layer r is x[max(rows, 0)]: a padding row reads row 0.
 
-The statistics and the division are in float32 whatever the dtype, then y is cast back before the
-weight is applied, and behind it with `plus_one`: transformers' orders of casts, which its logits
-depend on. (Zhang and Sennrich,
-"Root mean square layer normalization", 2019.)
+The statistics and the division are in float32 for any dtype. Then y is cast back before the weight
+is applied, with `plus_one` after it: these are the orders of casts in transformers, on which its
+logits depend. (Zhang and Sennrich, "Root mean square layer normalization", 2019.)
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ def rms_norm_ref(
     weight: torch.Tensor,  # [F]
     eps: float,
     residual: torch.Tensor | None = None,  # [.., F]
-    rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
+    rows: torch.Tensor | None = None,  # [M] int32: rows of x [V, F], without a residual
     *,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +45,7 @@ def rms_norm_ref(
         for part in parts[1:]:
             x = x + part
         x = x.to(residual.dtype)
-    # contiguous as the kernel's: sums keep the layout of what is added
+    # contiguous like the kernel's result: a sum has the layout of its operands
     r = x if residual is None else (x + residual).contiguous()
     wide = r.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -81,7 +80,7 @@ def _rms_norm_kernel(
     PDL: tl.constexpr,
 ):
     if PDL:
-        # the product behind it may ask for its weights
+        # the product that follows may prefetch its weights
         launch_next()
     # [BLOCK_R, 1]
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
@@ -124,7 +123,7 @@ def rms_norm_triton(
     *,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One launch. x may be [M, H, F] with strides of its own: heads in a wider row."""
+    """One launch. x may be [M, H, F] with any strides of rows and heads, as in a wider row."""
     F, parts = x.shape[-1], 1
     if _in_parts(x, residual):
         assert residual is not None
@@ -164,7 +163,7 @@ def rms_norm_triton(
 
 
 def _tiles(F: int) -> dict[str, int]:
-    """Whole rows; several where they are short. At most 32 elements a thread."""
+    """Tile sizes: whole rows, several if they are short. At most 32 elements per thread."""
     block = triton.next_power_of_2(F)
     rows = max(1, 1024 // block)
     return dict(BLOCK_R=rows, BLOCK_F=block, num_warps=max(4, min(16, block // 1024)))
@@ -179,7 +178,7 @@ def _fake_sum(x, weight, eps, residual, plus_one=False):
 
 
 def first_of(run: Callable) -> Callable:
-    """`run` without a residual and its second result."""
+    """Wraps `run` without a residual; returns only its first result."""
 
     @wraps(run)
     def call(x, weight, eps, plus_one=False):
@@ -189,7 +188,7 @@ def first_of(run: Callable) -> Callable:
 
 
 def of_sum(run: Callable) -> Callable:
-    """`run` with a residual."""
+    """Wraps `run` with a residual."""
 
     @wraps(run)
     def call(x, weight, eps, residual, plus_one=False):
@@ -198,7 +197,7 @@ def of_sum(run: Callable) -> Callable:
     return call
 
 
-# an operator's result may not be one of its arguments: without a residual the sum is left out
+# an operator must not return one of its arguments: without a residual r is left out
 _rms_norm = operator(
     "rms_norm",
     first_of(rms_norm_ref),
@@ -267,15 +266,15 @@ def rms_norm(
     weight: torch.Tensor,  # [F]
     eps: float = 1e-6,
     residual: torch.Tensor | None = None,  # [.., F]
-    rows: torch.Tensor | None = None,  # [M] int32: of x [V, F], without a residual
+    rows: torch.Tensor | None = None,  # [M] int32: rows of x [V, F], without a residual
     *,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows.
 
-    plus_one: y has 1 + weight in the place of weight, and is rounded behind it.
+    plus_one: the factor is 1 + weight in place of weight, and y is rounded after it.
 
-    Has a backward, in plain PyTorch.
+    Differentiable; the backward pass is plain PyTorch.
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x must be a tensor, got a {type(x).__name__}")

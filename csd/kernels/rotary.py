@@ -1,13 +1,13 @@
-"""Rotary position embedding of queries and keys, with the write of keys and values.
+"""Rotary position embedding of queries and keys, which also stores keys and values.
 
     rot(x)_j = x_j cos(p w_j) - x_{j + R/2} sin(p w_j)                    j < R/2
                x_j cos(p w_{j - R/2}) + x_{j - R/2} sin(p w_{j - R/2})    R/2 <= j < R
                x_j                                                        j >= R
 
-R is D, or less where a part of each head is rotated.
+R is D, or less if only a part of each head is rotated.
 
-q, k and v may be what `csd.kernels.row_linear` has of a product whose K is split: float32 sums
-[P, M, ..], which are added in their order, with the product's bias, and rounded first.
+q, k and v may be the partial sums [P, M, ..] float32 of a product whose K is split, by
+`csd.kernels.row_linear`: they are first added in order, with the product's bias, and rounded.
 
 cos and sin come from tables [positions, R] computed in float32 and held in the model's dtype. (Su
 et al., "RoFormer", 2021, in the half-split form that Llama checkpoints use.)
@@ -30,7 +30,7 @@ def rotary_ref(
     sin: torch.Tensor,  # [positions, R]
     node_k: torch.Tensor,  # [M, K, D], written
     node_v: torch.Tensor,  # [M, K, D], written
-    bias: torch.Tensor | None = None,  # [(H + 2 K) D], of sums
+    bias: torch.Tensor | None = None,  # [(H + 2 K) D], only for partial sums
 ) -> torch.Tensor:
     """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v."""
     if q.dim() == 4:
@@ -74,7 +74,7 @@ def _rotate_half(x: torch.Tensor) -> torch.Tensor:
 def _added(
     x_ptr, at, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
 ):
-    """Values at `at`; of parts, their sum in order with the bias."""
+    """Loads the values at `at`; if PARTS > 1, returns the parts' sum in order with the bias."""
     x = tl.load(x_ptr + at, mask=mask)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
@@ -115,7 +115,7 @@ def _rotary_kernel(
     k_ptr,  # [M, K, D]
     v_ptr,  # [M, K, D], or None
     bias_ptr,  # [(H + 2 K) D], or None
-    position_ptr,  # [M] int32, or None: the row itself
+    position_ptr,  # [M] int32, or None: position is the row
     cos_ptr,  # [positions, R]
     sin_ptr,  # [positions, R]
     out_ptr,  # [M, H, D]
@@ -197,7 +197,7 @@ def rotary_triton(
     node_v: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One launch. A row of q, k or v is contiguous; rows may lie apart, as in a fused product."""
+    """One launch. Rows of q, k and v are contiguous but may be apart, as in a fused product."""
     (M, H, D), K = q.shape[-3:], k.shape[-2]
     parts, part_stride = (q.shape[0], q.stride(0)) if q.dim() == 4 else (1, 0)
     out = torch.empty(M, H, D, dtype=node_k.dtype, device=q.device)
@@ -250,7 +250,7 @@ def rotary(
 ) -> torch.Tensor:
     """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v.
 
-    Has no backward; `csd.kernels.rotate` has.
+    Not differentiable; `csd.kernels.rotate` is.
     """
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise RuntimeError("rotary has no backward: call it under torch.no_grad(), or use rotate")

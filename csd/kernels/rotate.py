@@ -3,8 +3,8 @@
     rot(x)_j = x_j cos_j - x_{j + D/2} sin_j           j < D/2
                x_j cos_j + x_{j - D/2} sin_j           j >= D/2
 
-The kernel is that of `csd/kernels/rotary.py`, without the write of keys and values. The gradient is
-a rotation too, by sines that are negated and have their halves exchanged.
+The kernel is that of `csd/kernels/rotary.py`, without the store of keys and values. The gradient is
+also a rotation, with the sines negated and their halves exchanged.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def rotate_ref(
 def rotate_triton(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One launch. A row of q or k is contiguous; rows may lie apart."""
+    """One launch. Each row of q and k is contiguous; rows may be apart."""
     (M, H, D), K = q.shape, k.shape[1]
     out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     out_k = torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -92,7 +92,7 @@ def rotate(
     cos: torch.Tensor,  # [M, D]
     sin: torch.Tensor,  # [M, D]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rotated q [M, H, D] and k [M, K, D]. Has a backward, except for cos and sin."""
+    """Returns the rotated q [M, H, D] and k [M, K, D]. Differentiable in q and k."""
     if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
         raise ValueError(
             "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "

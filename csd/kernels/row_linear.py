@@ -1,13 +1,13 @@
-"""Product with a weight matrix in which a row's bits do not depend on how many rows there are.
+"""Product with a weight matrix whose result for a row has the same bits for any number of rows.
 
     y[m, n] = sum over s of (sum over k of split s of x[m, k] w[n, k]) + b[n]
 
-K is cut into splits, and a split into blocks, at places that follow from N and K alone; a block's
-products are added to the split's sum by one kind of matrix instruction, block after block, and the
-splits' sums are added in their order. The weights are the instruction's rows (its M, always in
-tiles of BLOCK_N), the rows of x its columns: only how many of them a tile has changes with M.
+K is cut into splits, and a split into blocks, at places that depend only on N, K and the dtype. A
+block's products are added to the split's sum by one kind of matrix instruction, block after block,
+and the splits' sums are added in order. The weights are the instruction's rows (its M, always in
+tiles of BLOCK_N), the rows of x its columns: M changes only the number of columns of a tile.
 
-One launch, and one more where K is split. (Thinking Machines, "Defeating nondeterminism in LLM
+One launch, and one more if K is split. (Thinking Machines, "Defeating nondeterminism in LLM
 inference", 2025, has the argument for fixed tiles and fixed splits.)
 """
 
@@ -30,14 +30,17 @@ from csd.kernels.target import Chip, chip_of
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # K is split until there are this many programs, in splits of LEAST_K numbers or more
 PROGRAMS, LEAST_K, MOST_SPLITS = 128, 512, 8
-# outputs and numbers of a sum that a tile has; of float32, multiplied without tensor cores, fewer
+# outputs and numbers of K in a tile; fewer for float32, which is multiplied without tensor cores
 TILE, NARROW_TILE = (128, 64), (64, 32)
 ROW_TILES = (16, 32, 64, 128)
 SUM_BLOCK = 1024
 
 
 def splits_of(N: int, K: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Splits of K, and blocks of each but perhaps the last: a function of (N, K) and the dtype."""
+    """Number of splits of K and blocks per split, which depend only on N, K and the dtype.
+
+    The last split may have fewer blocks.
+    """
     block_n, block_k = NARROW_TILE if dtype == torch.float32 else TILE
     tiles, blocks, splits = -(-N // block_n), -(-K // block_k), 1
     while splits < MOST_SPLITS and tiles * splits < PROGRAMS and 2 * splits * LEAST_K <= K:
@@ -49,7 +52,7 @@ def splits_of(N: int, K: int, dtype: torch.dtype) -> tuple[int, int]:
 def row_linear_ref(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x: [M, K], weight: [N, K], bias: [N]. Plain PyTorch: the splits' sums, added in order."""
+    """Plain PyTorch: adds the splits' sums in order. x: [M, K], weight: [N, K], bias: [N]."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     (N, K), block_k = weight.shape, (NARROW_TILE if x.dtype == torch.float32 else TILE)[1]
     width = splits_of(N, K, x.dtype)[1] * block_k
@@ -82,7 +85,7 @@ def _row_linear_kernel(
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     split = tl.program_id(2)
-    # what lies behind the last row is read as the last one, and not written
+    # rows past the last one are read as the last one, and not written
     # [BLOCK_T, BLOCK_K]
     x_at = x_ptr + tl.minimum(offs_t, M - 1).to(tl.int64)[:, None] * x_stride + offs_k[None, :]
     # [BLOCK_N, BLOCK_K]
@@ -135,7 +138,7 @@ def _add_splits_kernel(
 
 
 def row_tile(M: int, dtype: torch.dtype) -> int:
-    """Rows of x in a tile."""
+    """Number of rows of x in a tile, for x with M rows."""
     sizes = ROW_TILES[:-1] if dtype == torch.float32 else ROW_TILES
     return next((n for n in sizes if n >= M), sizes[-1])
 
@@ -149,10 +152,10 @@ def _stages(chip: Chip, dtype: torch.dtype, rows: int) -> int:
 
 
 def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
-    """Constants for which a kernel of products with x [M, K] is compiled."""
+    """Constants and launch options of a kernel that multiplies x [M, K]."""
     narrow = x.dtype == torch.float32
     block_n, block_k = NARROW_TILE if narrow else TILE
-    # the interpreter multiplies bfloat16 wrongly, without an error
+    # the interpreter computes wrong bfloat16 products without an error: use float32 there
     wide = x.dtype == torch.bfloat16 and not isinstance(kernel, triton.JITFunction)
     block_t = row_tile(x.shape[0], x.dtype)
     return dict(
@@ -170,7 +173,7 @@ def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
 def row_linear_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Weight and bias contiguous, x's rows. One launch, two where `splits_of` splits K."""
+    """One launch, or two if `splits_of` splits K. weight, bias and x's rows: contiguous."""
     target = row_parts_triton(x, weight, bias)
     if target.dim() == 2:
         return target
@@ -192,9 +195,9 @@ def row_linear_triton(
 def row_parts_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One launch: the result [M, N], or where K is split the splits' sums [splits, M, N] float32.
+    """One launch: returns the result [M, N], or if K is split its sums [splits, M, N] float32.
 
-    What adds them up, and rounds, has the result of `row_linear_triton` but for the bias.
+    Adding the sums in order and rounding gives the result of `row_linear_triton` without the bias.
     """
     if x.dtype not in DTYPES:
         raise ValueError(f"x must be float16, bfloat16 or float32, got {x.dtype}")
@@ -236,13 +239,13 @@ def row_linear(
     weight: torch.Tensor,  # [N, K]
     bias: torch.Tensor | None = None,  # [N]
 ) -> torch.Tensor:
-    """x weight^T + bias, [M, N], of one dtype: float16, bfloat16 or float32."""
+    """Returns x weight^T + bias [M, N]; all of one dtype: float16, bfloat16 or float32."""
     check_product(x, weight, bias)
     return _row_linear(x, weight, bias)
 
 
 def check_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Raises ValueError for what `row_linear` does not multiply."""
+    """Raises ValueError for operands that `row_linear` does not support."""
     if x.dim() != 2 or weight.dim() != 2:
         raise ValueError(
             f"x and weight must be [M, K] and [N, K], got {tuple(x.shape)} and "

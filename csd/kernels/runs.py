@@ -6,8 +6,8 @@ import numpy as np
 def stable_order(key: np.ndarray, bound: int) -> np.ndarray:
     """Stable argsort of key [n], integers from 0 to `bound` - 1.
 
-    Where key and place fit into one word together, words are sorted: of 4,000 that takes a tenth
-    of an argsort's time.
+    If key and index fit into one 64-bit word together, the words are sorted: for 4,000 of them that
+    takes a tenth of an argsort's time.
     """
     bits = key.size.bit_length()
     if bound << bits > 1 << 63:
@@ -24,6 +24,6 @@ def starts(x: np.ndarray) -> np.ndarray:
 
 
 def rank_in_run(first: np.ndarray) -> np.ndarray:
-    """Place of each element in its run, given where runs begin."""
+    """Index of each element in its run; first: the flags of `starts`."""
     place = np.arange(first.size)
     return place - np.maximum.accumulate(np.where(first, place, 0))

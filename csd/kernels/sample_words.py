@@ -1,9 +1,9 @@
-"""The noise words that will sample tokens, for a drafter that couples to them on the device.
+"""Noise words that verification will sample with, for drafters on the device that couple to them.
 
     word[f, w] = philox(key[s], token[f, w], position[f], sample[s], SAMPLE),    s = slot[f]
 
-position is the number of the generated token, from 0. The words are those with which verification
-draws (`csd/kernels/noise.py`).
+position is the index of the generated token, from 0. Verification draws with the same words
+(`csd/kernels/noise.py`).
 """
 
 import torch
@@ -24,7 +24,7 @@ def sample_words_ref(
     position: torch.Tensor,  # [F] int32
     token: torch.Tensor,  # [F, W] int32
 ) -> torch.Tensor:
-    """[F, W] int64 in [0, 2^32)."""
+    """Returns the words [F, W] int64, in [0, 2^32)."""
     s = slot.long()
     place = position[:, None].long()
     return philox_words_ref(key[s][:, None], token.long(), place, sample[s][:, None].long(), SAMPLE)
@@ -94,7 +94,7 @@ def sample_words(
     position: torch.Tensor,
     token: torch.Tensor,
 ) -> torch.Tensor:
-    """Words of tokens [F, W] >= 0 at positions [F] of slots [F], each in 0..S-1. [F, W] int64.
+    """Returns words [F, W] int64 of tokens [F, W] >= 0 at positions [F] of slots [F] in 0..S-1.
 
     key: [S] int64 and sample: [S] int32, as `Slots` has them; the others are int32.
     """

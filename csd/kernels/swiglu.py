@@ -4,9 +4,10 @@
     y = gelu(gate) * up,    gelu(x) = x / (1 + exp(-x (a + b x^2))),   a = sqrt(8 / pi)
                                     = x (1 + tanh(x (a + b x^2) / 2)) / 2,   b = 0.044715 a
 
-gate and up are the two halves of one row, as one matrix product gives them, or two tensors. Both
-have a backward, in plain PyTorch. GELU is by its approximation with tanh. (Shazeer, "GLU variants
-improve transformer", 2020; Hendrycks and Gimpel, "Gaussian error linear units", 2016.)
+gate and up are the two halves of one row, as computed by one matrix product, or two tensors. Both
+forms are differentiable, with a backward pass in plain PyTorch. GELU is its tanh approximation.
+(Shazeer, "GLU variants improve transformer", 2020; Hendrycks and Gimpel, "Gaussian error linear
+units", 2016.)
 """
 
 import math
@@ -25,12 +26,12 @@ CUBIC = 0.044715 * LINEAR
 
 
 def swiglu_ref(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
-    """gate_up: [.., 2F]. Returns [.., F]; gelu: that of gate in the place of its SiLU."""
+    """gate_up: [.., 2F]. Returns [.., F]; gelu: apply GELU to gate in place of SiLU."""
     gate, up = gate_up.chunk(2, dim=-1)
     if gate.requires_grad or gate.device.type != "cpu":
         return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
-    # on a CPU, `silu` rounds what is left behind its vectors in another way: an element would
-    # depend on where it stands. `exp` does not
+    # on a CPU, `silu` rounds the elements after its last full vector differently: a result would
+    # depend on the element's index. `exp` has no such difference
     wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
     z = wide * (LINEAR + CUBIC * wide * wide) if gelu else wide
     active = wide / z.neg().exp_().add_(1)
@@ -56,7 +57,7 @@ def gelu_times(gate, up, A: tl.constexpr, B: tl.constexpr):
 @triton.jit
 def _swiglu_kernel(
     gate_ptr,  # [R, ROW]
-    up_ptr,  # [R, ROW], or None: WIDTH behind the gate
+    up_ptr,  # [R, ROW], or None: up is WIDTH elements after gate
     y_ptr,  # [R, WIDTH]
     ROW: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -164,7 +165,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
-    """gate_up: [.., 2F], contiguous. Returns [.., F]; gelu: of gate in place of its SiLU."""
+    """gate_up: [.., 2F], contiguous. Returns [.., F]; gelu: apply GELU to gate, not SiLU."""
     if gate_up.dim() < 1 or gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up must be [.., 2F], got {tuple(gate_up.shape)}")
     check_tensor("gate_up", gate_up, gate_up.shape, None, gate_up.device)

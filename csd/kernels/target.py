@@ -1,4 +1,4 @@
-"""The chip that kernels are launched on, as far as tiles and grids depend on it."""
+"""Properties of the GPU on which tile sizes and grids of kernels depend."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,7 @@ LEAST = 64
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """name: among compilers' targets. shared: bytes of shared memory that a program may use."""
+    """A GPU. name: the compiler's target. shared: bytes of shared memory that a program may use."""
 
     name: str
     shared: int
@@ -32,22 +32,24 @@ class Chip:
 
     @property
     def reads_shared(self) -> bool:
-        """True if tensor cores read their operands from shared memory, and no registers.
+        """True if tensor cores read their operands from shared memory, not from registers.
 
-        Then a loop of n stages has n copies of what it loads in shared memory, else n - 1.
+        Then a loop of n stages holds n copies of its loads in shared memory, else n - 1.
         """
         return not self.is_amd and self.shared >= 227 * KIB
 
     @property
     def half(self) -> int:
-        """Bytes for each of two programs of a multiprocessor, which has 1 KiB more than one may
-        use, and of which each takes 1 KiB."""
+        """Bytes of shared memory for each of two programs on a multiprocessor.
+
+        A multiprocessor has 1 KiB more than one program may use, and each program reserves 1 KiB.
+        """
         return (self.shared + KIB) // 2 - KIB
 
 
 @cache
 def chip_of(device: torch.device) -> Chip:
-    """The chip of a device; CPU tensors are interpreted and take sm_90's tiles."""
+    """The chip of a device; sm_90 for CPU tensors, whose kernels are interpreted."""
     if device.type != "cuda":
         return Chip.of("sm_90")
     if torch.version.hip:
@@ -58,9 +60,9 @@ def chip_of(device: torch.device) -> Chip:
 
 @cache
 def programs_of(device: torch.device) -> int:
-    """Programs of a fixed grid, in one wave; a few where they are interpreted.
+    """Number of programs of a fixed grid that run in one wave; a few if they are interpreted.
 
-    Tiles are made such that a multiprocessor runs two; of AMD's one.
+    With the chosen tiles a multiprocessor runs two programs, on AMD one.
     """
     if device.type != "cuda":
         return 4

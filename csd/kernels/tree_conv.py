@@ -2,10 +2,10 @@
 
     y_j = f(bias + sum over o = W - 1 .. 0 of weight[:, W - 1 - o] x(j, o)),    f(y) = silu(y) or y
 
-x(j, o) is the input o tokens before row j on its own path: of a node above it, then of the slot's
-tail, which holds the input of position p at place p % (W - 1); zeros before the text begins. The
-sum is float32 at least and rounded once, and f is applied to that, as PyTorch's convolution and
-activation do.
+x(j, o) is the input o tokens before row j on its own path: that of a node above it, then of the
+slot's tail, which holds the input of position p at place p % (W - 1), and zero before the text
+begins. The sum is at least float32 and rounded once, and f is applied to the rounded sum, as by
+PyTorch's convolution and activation.
 """
 
 import torch
@@ -30,7 +30,7 @@ def tree_conv_ref(
     path: torch.Tensor,  # [M, DEPTHS] int32
     silu: bool,
 ) -> torch.Tensor:
-    """[M, C]. Plain PyTorch: fixed shapes, nothing read on the host."""
+    """Returns [M, C]. Plain PyTorch with fixed shapes; nothing is read on the host."""
     W, kind = weight.shape[1], wide(x.dtype)
     s, live = slot.clamp(min=0).long(), slot >= 0
     depth = (path >= 0).sum(1) - 1
@@ -47,7 +47,7 @@ def tree_conv_ref(
         y = y + weight[:, W - 1 - back].to(kind) * found.to(kind)
     y = y.to(x.dtype)
     if silu:
-        # PyTorch's rounds by an element's place on a CPU
+        # on a CPU, the rounding of PyTorch's `silu` depends on the element's index
         y = (y.to(kind) / y.to(kind).neg().exp_().add_(1)).to(x.dtype)
     return torch.where(live[:, None], y, 0)
 
@@ -145,7 +145,7 @@ _tree_conv = operator(
 
 def tree_conv(
     x: torch.Tensor,  # [M, C]
-    weight: torch.Tensor,  # [C, W], 2 <= W <= 17, the oldest input's first
+    weight: torch.Tensor,  # [C, W], 2 <= W <= 17, the weight of the oldest input first
     bias: torch.Tensor | None,  # [C]
     tail: torch.Tensor,  # [S, W - 1, C]
     slot: torch.Tensor,  # [M] int32, -1 in padding
@@ -153,7 +153,7 @@ def tree_conv(
     path: torch.Tensor,  # [M, 17] int32, of `csd.kernels.tree_paths`
     silu: bool = False,
 ) -> torch.Tensor:
-    """[M, C] in x's dtype, that of the weights too; zeros in padding."""
+    """Returns [M, C] in x's dtype, which is also that of the weights; zeros in padding."""
     device = x.device
     check_tensor("x", x, (None, None), None, device)
     M, C = x.shape

@@ -3,7 +3,7 @@
     path[m, d] = the row of depth d at or above row m, -1 below row m and in padding
 
 A slot's nodes are ordered with parents first, so the set bits of an ancestor word are a path from
-the root down. The same on every device, and without reading it.
+the root down. Plain PyTorch on every device; nothing is read on the host.
 """
 
 import torch
@@ -19,7 +19,7 @@ def tree_paths(
     ancestors: torch.Tensor,  # [M] int64
     slot_start: torch.Tensor,  # [S] int32
 ) -> torch.Tensor:
-    """[M, MAX_DEPTH + 1] int32."""
+    """Returns the paths [M, MAX_DEPTH + 1] int32."""
     device = slot.device
     check_tensor("slot", slot, (None,), torch.int32, device)
     check_tensor("ancestors", ancestors, tuple(slot.shape), torch.int64, device)
@@ -28,7 +28,7 @@ def tree_paths(
     # [M, MAX_NODES]
     above = (ancestors[:, None] >> node) & 1
     above = torch.where(slot[:, None] >= 0, above, 0)
-    # bits that are not set go behind the last depth
+    # unset bits go to an extra column after the last depth
     depth = torch.where(above > 0, above.cumsum(1) - 1, DEPTHS).clamp(max=DEPTHS)
     row = slot_start[slot.clamp(min=0).long()][:, None] + node.int()
     path = torch.full((slot.shape[0], DEPTHS + 1), -1, dtype=torch.int32, device=device)

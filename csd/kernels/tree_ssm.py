@@ -3,7 +3,7 @@
     S_t = d_t S_{t-1} + B_t u_t^T,    u_t = dt_t x_t,    d_t = exp(dt_t A),    o_t = S_t^T C_t
 
 (Dao and Gu, "Transformers are SSMs", 2024; the output is o_t + D x_t.) It is `tree_delta_rule` with
-key B_t and query C_t, and with updates that are inputs, so nothing is solved for.
+key B_t and query C_t, and with given updates, so there is nothing to solve.
 """
 
 import torch
@@ -28,7 +28,7 @@ def tree_ssm(
     node_decay: torch.Tensor,  # [M, H]
     node_update: torch.Tensor,  # [M, H, Dv], dt x
     state: torch.Tensor,  # [S, H, Dk, Dv], at `base`
-    key: torch.Tensor,  # [S, 32, Hk, Dk], of the tokens behind `base`, by position % 32
+    key: torch.Tensor,  # [S, 32, Hk, Dk], of the tokens after `base`, by position % 32
     update: torch.Tensor,  # [S, 32, H, Dv]
     decay: torch.Tensor,  # [S, 32, H]
     base: torch.Tensor,  # [S] int32
@@ -38,7 +38,7 @@ def tree_ssm(
     slot_start: torch.Tensor,  # [S] int32
     slot_nodes: torch.Tensor,  # [S] int32
 ) -> torch.Tensor:
-    """Outputs [M, H, Dv], zeros in padding. All of one dtype, float32 or float64."""
+    """Returns outputs [M, H, Dv], zeros in padding. All of one dtype, float32 or float64."""
     check_states(state, key, update, decay)
     check_nodes(
         q, node_key, node_decay, node_update, state, key, base, slot, position, path, slot_start,

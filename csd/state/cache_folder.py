@@ -16,9 +16,9 @@ def path_of(kind: str, key: str) -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process at a time is within, for a path; all of them at once where no file can be locked.
+    """Context that one process at a time enters, per path; all at once if no file can be locked.
 
-    The lock file stays: to remove it would let two processes lock two files of its name.
+    The lock file is not removed: else two processes could lock two files of its name.
     """
     with ExitStack() as stack:
         try:
@@ -27,14 +27,14 @@ def alone(path: Path) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
             fcntl.flock(file, fcntl.LOCK_EX)
-        # some file systems lock nothing, nor does Windows
+        # some file systems have no locks, and Windows has no fcntl
         except (ImportError, OSError):
             pass
         yield
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file atomically; several processes may do so at once. Raises OSError."""
+    """Writes a file atomically; several processes may do so at once. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{uuid.uuid4().hex[:12]}")
     try:

@@ -1,12 +1,12 @@
 """The consensus graph's tensors: a set-associative hash table of contexts.
 
-A context is the last n tokens of a sample in one group. Its entry lives in the bucket that its
-hash picks, one of WAYS neighbours; a lookup reads one bucket and nothing else. An entry is alive
-while its group is in flight: freeing a group leaves its entries behind as room for others.
+A context is the last n tokens of a sample in one group. Its entry is one of the WAYS adjacent
+entries of the bucket that its hash selects; a lookup reads only one bucket. An entry is alive
+while its group is in flight: the entries of a freed group can be replaced by others.
 
-Weights are fixed point, WEIGHT_ONE a count or a probability of one, so sums are exact in any
-order. A context's total counts every observation of it; what its successors' weights leave of the
-total was seen on other tokens.
+Weights are fixed point, with WEIGHT_ONE for a count or a probability of one, so sums are exact in
+any order. A context's total counts every observation of it; the part of the total that its
+successors' weights leave was observed on other tokens.
 """
 
 import math
@@ -23,7 +23,7 @@ WEIGHT_ONE = 1 << 16
 MAX_TOTAL = 1 << 30
 # bits of `succ_source`: sample index mod 62, the prompt, or past samples of the prompt
 SAMPLE_BITS, PROMPT_BIT, HISTORY_BIT = 62, 62, 63
-# rate at which a level costs `GraphConfig.decay`, in halves of a token per step
+# rate of a sample for which a level costs `GraphConfig.decay`, in halves of a token per step
 USUAL_HALVES = 5
 # the context of the whole group, which follows any token: this token's, of order 1
 ANY = (1 << 31) - 4
@@ -38,27 +38,27 @@ class GraphConfig:
     ways: int = 16  # contexts in a bucket, a power of two
     successors: int = 16
     # weights of one observation: the target's whole distribution, or a token without it; a sampled
-    # token with its distribution; a prompt token; a past sample's token without its distribution
+    # token beside its distribution; a prompt token; a past sample's token without its distribution
     soft_weight: int = WEIGHT_ONE
     hard_weight: int = WEIGHT_ONE // 2
     prompt_weight: int = WEIGHT_ONE
     history_weight: int = WEIGHT_ONE
     # drafting
-    smoothing: int = WEIGHT_ONE * 7 // 10  # weight of what a context has not seen
-    trust: float = 0.7  # most that a context takes of what longer ones leave
-    own_weight: float = 4.0  # of a successor that the sample itself has had there
-    # how sharply noise decides in a context of order n: beta + n * beta_order
+    smoothing: int = WEIGHT_ONE * 7 // 10  # weight of unobserved successors of a context
+    trust: float = 0.7  # largest share of a context in the estimate that longer ones leave
+    own_weight: float = 4.0  # factor of a successor that the sample itself has had there
+    # sharpness of the coupling to noise in a context of order n: beta + n * beta_order
     beta: float = 0.4
     beta_order: float = 0.15
-    uncoupled: float = 0.2  # share of a context's estimate that noise does not touch
-    # factor a level on a path's probability, beside the graph's own, of a sample that commits the
-    # usual 5/2 tokens a step, and steps that this rate counts for beside the sample's own; 0: all
-    # samples have `decay`
+    uncoupled: float = 0.2  # share of a context's estimate that noise does not change
+    # decay: factor per level on a path's probability, beside the graph's own, for a sample that
+    # commits the usual 5/2 tokens per step. settle: steps at this rate that are added to the
+    # sample's own; 0: all samples have `decay`
     decay: float = 0.8
     settle: int = 8
-    # cost of a node for each token by which its sample is ahead of the last one that started with
-    # it, `csd.state.pool.MAX_GROUP_PENALTY` at most, while a step's nodes are selected; only where
-    # noise does not decide and all samples are of one prompt
+    # cost of a node per token by which its sample is ahead of the shortest one with as many steps,
+    # at most `csd.state.pool.MAX_GROUP_PENALTY`, in the selection of a step's nodes; only at
+    # temperature 0 and if all samples have the same prompt
     group_penalty: int = COST_ONE // 8
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
@@ -95,7 +95,7 @@ class GraphConfig:
             )
         if self.ways > min(self.capacity, 16):
             raise ValueError(f"ways must be at most {min(self.capacity, 16)}, got {self.ways}")
-        # what fits into the words that trees are sorted by
+        # limits of the words that trees are sorted by
         if not 1 <= self.frontier <= 16:
             raise ValueError(f"frontier must be from 1 to 16, got {self.frontier}")
         most = 128 >> len(self.orders).bit_length()
@@ -123,7 +123,7 @@ class Table:
     """C contexts in buckets of `ways`, N tokens of context at most, E successors each."""
 
     ways: int
-    entry_group: torch.Tensor  # [C] int64, the group's never-reused key, -1 when empty
+    entry_group: torch.Tensor  # [C] int64, the group's key, which is never reused; -1 if empty
     entry_hash: torch.Tensor  # [C] int64, hash of group and tokens
     entry_tokens: torch.Tensor  # [C, N] int32, latest first, -1 beyond the context's order
     entry_total: torch.Tensor  # [C] int32, weight of all observations
@@ -132,7 +132,7 @@ class Table:
     succ_weight: torch.Tensor  # [C, E] int32, 0 where absent
     succ_source: torch.Tensor  # [C, E] int64, bit b: in sample b mod 62, 62: prompt, 63: history
     step: torch.Tensor  # [1] int32, inserts so far
-    dropped: torch.Tensor  # [1] int64, contexts that found no room
+    dropped: torch.Tensor  # [1] int64, contexts for which no entry was left
 
     @classmethod
     def empty(cls, config: GraphConfig, device: str | torch.device = "cpu") -> "Table":
@@ -162,7 +162,7 @@ class Table:
         return self.entry_group.shape[0] // self.ways
 
     def arrays(self) -> Any:
-        """The same table in numpy: the tensors' own memory where it is the host's, else copies."""
+        """The same table as numpy arrays: views of CPU tensors, copies of others."""
         return self.map(lambda x: x.numpy(force=True))
 
     def copy_(self, other: "Table") -> None:

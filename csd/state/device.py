@@ -56,7 +56,7 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 def free_bytes(device: torch.device) -> int:
     """Free memory of `device`, in bytes."""
     if device.type == "cuda":
-        # torch reuses what it keeps of freed tensors
+        # torch reuses the memory of freed tensors that it has reserved
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     try:

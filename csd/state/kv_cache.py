@@ -1,4 +1,4 @@
-"""Keys and values in pages of 64 tokens: prompts stored once a group, committed tokens a slot."""
+"""Keys and values in pages of 64 tokens: prompts once per group, committed tokens per slot."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,17 +16,17 @@ def pages_for(tokens: int) -> int:
 
 
 def pages_held(pages: int, reach: int | None, ahead: int = 0) -> int:
-    """Number of a text's pages in memory at once where no row sees more than `reach` keys.
+    """Number R of a text's pages in memory at once if no row attends to more than `reach` keys.
 
-    Page i has the memory of page i - R: a token is written over the one that is 64 R before it. A
-    row sees itself and the reach - 1 tokens before it; ahead: tokens that are written before the
-    first of them attends.
+    Page i has the memory of page i - R: a token overwrites the one that is 64 R before it. A row
+    attends to itself and to the reach - 1 tokens before it; ahead: tokens that are written before
+    the first of them attends.
     """
     return pages if reach is None else min(pages, max(1, pages_for(reach - 1 + ahead)))
 
 
 class PageAllocator:
-    """Hands out pages; neighbours where it can, since a run of pages can be read as one piece."""
+    """Allocates pages, if possible adjacent ones, since a run of pages can be read as one piece."""
 
     def __init__(self, pages: int):
         self._free = list(range(pages))
@@ -35,7 +35,7 @@ class PageAllocator:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages, the first run of neighbours that is long enough if there is one."""
+        """Takes `count` free pages: the first run of adjacent ones that is long enough, if any."""
         if count == 0:
             return []
         if count > len(self._free):
@@ -57,7 +57,7 @@ class PageAllocator:
 
 
 def in_turn(pages: list[int], tokens: int) -> list[int]:
-    """A page table of `tokens` tokens that has these pages again and again."""
+    """Page table of `tokens` tokens that repeats these pages cyclically."""
     return [pages[i % len(pages)] for i in range(pages_for(tokens))]
 
 
@@ -70,12 +70,15 @@ class LayerShape(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Numbers of a token."""
+        """Numbers per token."""
         return self.kv_heads * (self.head_dim + self.value_dim)
 
 
 def layer_shapes(config: Any) -> list[LayerShape]:
-    """config: anything with layers, kv_heads and head_dim, and `shapes` where layers differ."""
+    """Returns the shape of every layer.
+
+    config: an object with layers, kv_heads and head_dim, and with `shapes` if layers differ.
+    """
     shapes: Sequence[LayerShape] | None = getattr(config, "shapes", None)
     if shapes is not None:
         return list(shapes)
@@ -83,7 +86,7 @@ def layer_shapes(config: Any) -> list[LayerShape]:
 
 
 class LayersKV(NamedTuple):
-    """Keys and values of l layers of one shape, [l, ..]: pages, and the scratch of a step."""
+    """Keys and values of l layers of one shape, [l, ..]: pages, and buffers of a step's nodes."""
 
     k: torch.Tensor  # [l, pages, 64, K, D]
     v: torch.Tensor  # [l, pages, 64, K, Dv]
@@ -95,7 +98,10 @@ class LayersKV(NamedTuple):
         cls, layers: int, shape: LayerShape, pages: int, rows: int, dtype: torch.dtype,
         device: str | torch.device,
     ) -> "LayersKV":  # fmt: skip
-        """A layer's are parts of one tensor, so that one call can gather from all of them."""
+        """Allocates a layer's buffers as parts of one tensor, so that one call can gather from all.
+
+        With Dv != D keys and values are two tensors.
+        """
         K, D, Dv = shape
         tokens = pages * PAGE + rows
         if Dv == D:
@@ -114,13 +120,13 @@ class LayersKV(NamedTuple):
 class KVCache:
     """Keys and values of all layers; page tables are int32, -1 where there is no page.
 
-    parts: those of layers of one shape together. k, v, node_k, node_v: by layer, [pages, 64, K, D]
-    and [rows, K, D], or Dv for values; one tensor with all layers where they have one shape.
+    parts: buffers by shape, each for all layers of this shape. k, v, node_k, node_v: by layer,
+    [pages, 64, K, D] and [rows, K, D], or Dv for values; one tensor if all layers have one shape.
     """
 
     def __init__(
         self,
-        config: Any,  # anything with layers, kv_heads and head_dim
+        config: Any,  # as `layer_shapes` takes it
         *,
         slots: int,
         pages: int,
@@ -129,7 +135,7 @@ class KVCache:
         rows: int,
         dtype: torch.dtype,
         device: str | torch.device,
-        reach: int | None = None,  # keys that a row of any layer sees at most
+        reach: int | None = None,  # most keys that a row of any layer attends to
     ):
         self.reach = reach
         self.pages, self.rows, self.dtype = pages, rows, dtype
@@ -153,7 +159,7 @@ class KVCache:
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
         sizes = getattr(config, "states", None)
-        # of layers whose memory of a text is not keys and values
+        # for recurrent layers, whose memory of a text is not keys and values
         self.states = StateCache(sizes, slots, rows, dtype, device) if sizes else None
 
     @staticmethod
@@ -170,9 +176,9 @@ class KVCache:
     def take(
         self, table: torch.Tensor, row: int, tokens: int, ahead: int | None = None
     ) -> list[int]:
-        """Reserve pages for `tokens` tokens and enter them in a row of a page table.
+        """Reserves pages for `tokens` tokens and writes them to a row of a page table.
 
-        ahead: as `pages_held` takes it, where pages that nobody sees any more are used again.
+        ahead: as in `pages_held`, to reuse pages that no row attends to any more; None: reuse none.
         """
         reach = None if ahead is None else self.reach
         pages = self.allocator.take(pages_held(pages_for(tokens), reach, ahead or 0))
@@ -183,11 +189,11 @@ class KVCache:
         return pages
 
     def take_for_sample(self, tokens: int) -> list[int]:
-        """Reserve pages for a sample of at most `tokens` tokens; `in_turn` is their table."""
+        """Reserves pages for a sample of at most `tokens` tokens; `in_turn` gives their table."""
         return self.allocator.take(pages_held(pages_for(tokens), self.reach))
 
     def reset(self) -> None:
-        """All pages free."""
+        """Frees all pages."""
         self.allocator = PageAllocator(self.pages)
         if self.states is not None:
             self.states.prompts.clear()

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
-# what takes less is not mentioned unless lines are shown, in seconds
+# seconds below which a phase is not printed, unless lines are shown
 LONG_ON_GPU, LONG_ON_CPU = 1.0, 10.0
-# what is no sampling
+# kinds of time that is not sampling
 KINDS = ("compile", "measure")
 
 
@@ -21,20 +21,20 @@ class _Here(threading.local):
         self.shown = False  # whether phases are printed as they begin
         self.line = ""  # the line that is being printed
         self.seconds = dict.fromkeys(KINDS, 0.0)
-        self.open: list[list] = []  # the kinds that run, outermost first, with their last begin
+        self.open: list[list] = []  # kinds that are running, outermost first, and since when
 
 
 _here = _Here()
 
 
 def wants_progress(progress: bool | None) -> bool:
-    """None asks for it on a terminal."""
+    """Returns `progress`; if it is None, True on a terminal."""
     return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
 
 
 @contextmanager
 def showing(progress: bool | None) -> Iterator[None]:
-    """Within it, each phase of this thread prints a line as it begins."""
+    """Context in which each phase of this thread prints a line as it begins."""
     before, _here.shown = _here.shown, wants_progress(progress)
     try:
         yield
@@ -53,7 +53,7 @@ def preparation() -> dict[str, float]:
 
 
 def begin(kind: str) -> None:
-    """From here on time counts as `kind`, until `end`; what it stands in does not go on."""
+    """Counts the time until `end` as `kind`, and not as the kind that is running now."""
     now = time.perf_counter()
     if _here.open:
         outer = _here.open[-1]
@@ -62,7 +62,7 @@ def begin(kind: str) -> None:
 
 
 def end() -> None:
-    """End what `begin` began last."""
+    """Ends the kind that `begin` began last."""
     now = time.perf_counter()
     kind, since = _here.open.pop()
     _here.seconds[kind] += now - since
@@ -71,7 +71,7 @@ def end() -> None:
 
 
 def note(text: str) -> None:
-    """Add a text to the line of the phase that runs, in place of the last one."""
+    """Adds a text to the line of the running phase, in place of the last text."""
     if _here.line and sys.stderr.isatty():
         print(f"\r{_here.line} {text}", file=sys.stderr, end=" ", flush=True)
 
@@ -80,10 +80,10 @@ def note(text: str) -> None:
 def phase(
     name: str, device: torch.device | None, announced: str = "", kind: str = ""
 ) -> Iterator[None]:
-    """Print the block's time if it is long.
+    """Prints the block's time if it is long.
 
-    device: None is for what is printed only where lines are shown. announced: a line to print
-    before the block. kind: counts the block's time as this one of KINDS.
+    device: None prints the time only if lines are shown. announced: a line to print before the
+    block. kind: one of KINDS, as which the block's time is counted.
     """
     start = time.perf_counter()
     if kind:

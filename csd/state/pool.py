@@ -1,6 +1,6 @@
 """The node pool: every draft tree of a step in one ragged list of at most M rows.
 
-Rows are ordered by group, then slot; within a slot by falling path probability, so a parent
+Rows are ordered by group, then slot, and within a slot by descending path probability, so a parent
 always precedes its children and any prefix of a slot's rows is a tree. A slot's first row is its
 root: the last committed token, whose keys and values are not in the cache yet. Padding rows come
 last, with slot -1.
@@ -13,17 +13,17 @@ import torch
 MAX_DEPTH = 16
 MAX_CHILDREN = 8
 MAX_NODES = 64
-# fixed point of Pool.cost: what halving a path's probability adds to it
+# fixed point of Pool.cost: halving a path's probability adds this to it
 COST_ONE = 1 << 16
 
 # A call ends with its last sample, and a step takes nearly as long for one sample as for many. So
 # while no sample waits for a slot, a node costs more for each token by which its sample is ahead of
-# the last one: a 16th of a halving of its probability, four halvings at most.
+# the shortest one: a 16th of a halving of its probability, at most four halvings.
 PROGRESS_PENALTY, MAX_PROGRESS_PENALTY = COST_ONE // 16, 4 * COST_ONE
-# of the consensus graph's penalty within a group (`csd.state.context_table.GraphConfig`)
+# largest penalty of the consensus graph within a group (`csd.state.context_table.GraphConfig`)
 MAX_GROUP_PENALTY = 2 * COST_ONE
 
-# source of a drafted token: where it was seen, or MODEL; the root was not drafted
+# source of a drafted token: where it was observed, or MODEL; ROOT: not drafted
 ROOT, OWN, SIBLING, PROMPT, HISTORY, MODEL = 0, 1, 2, 3, 4, 5
 
 
@@ -48,7 +48,7 @@ class Pool:
     def empty(
         cls, rows: int, slots: int, groups: int, context: int, device: str | torch.device = "cpu"
     ) -> "Pool":
-        """Make a pool of padding rows only."""
+        """Returns a pool of padding rows only."""
         pool = empty_pool(rows, slots, groups, context, device)
         for x in (pool.token, pool.parent, pool.slot, pool.context):
             x.fill_(-1)
@@ -64,7 +64,7 @@ class Pool:
 
 
 def rooted(pool: Pool, match: torch.Tensor) -> torch.Tensor:
-    """[M] bool, rows that are in `match` [M] bool with all of their ancestors."""
+    """[M] bool: True for rows that are in `match` [M] together with all of their ancestors."""
     live = pool.slot >= 0
     s = pool.slot.clamp(min=0).long()
     node = torch.arange(pool.rows, device=s.device) - pool.slot_start[s]
@@ -83,9 +83,9 @@ def acceptance(cost: int) -> float:
     """Probability that a drafted node of this `Pool.cost` is accepted.
 
     (p / 0.8)^0.9, at most 1, with p the path probability: fitted to recorded samples
-    (docs/experiments/drafting.md, allocation of a step's nodes). p holds a cost for each level, of
-    which one is taken out and a tenth of the others. It falls with the cost, so the order of nodes
-    is the pool's.
+    (docs/experiments/drafting.md, allocation of a step's nodes). p includes a factor 0.8 for each
+    level, of which the formula removes one, and a tenth of the others. The probability falls with
+    the cost, so it orders nodes as the pool does.
     """
     return min(1.25 * path_probability(cost), 1.0) ** 0.9
 
@@ -93,7 +93,7 @@ def acceptance(cost: int) -> float:
 def empty_pool(
     rows: int, slots: int, groups: int, context: int, device: str | torch.device
 ) -> Pool:
-    """Allocate a pool; unlike `Pool.empty`, nothing is written."""
+    """Allocates a pool; unlike `Pool.empty`, nothing is written."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -20,35 +20,35 @@ from csd.state.pool import (
 from csd.state.slots import Slots
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
-# a word that doubles its reach so often holds all ancestors
+# a word whose reach is doubled this many times has all ancestors
 ROUNDS = MAX_DEPTH.bit_length()
 
 
 class Nodes(NamedTuple, Generic[Array]):
-    """Drafted nodes [n]; those of one slot in the order of their rows, parents first."""
+    """Drafted nodes [n]; those of one slot are in the order of their rows, parents first."""
 
     cost: Array
     token: Array
     slot: Array  # -1: not in the pool
     depth: Array
-    parent: Array  # place of the parent among the nodes, -1 for a root's child
+    parent: Array  # index of the parent among the nodes, -1 for a root's child
     source: Array
 
 
 def live_by_group(slots: Slots) -> np.ndarray:
-    """The live slots [L] int64, in the order of a pool."""
+    """Live slots [L] int64, in the order of a pool."""
     live, group = slots.live.numpy(force=True).nonzero()[0], slots.group.numpy(force=True)
     return live[group[live].argsort(kind="stable")]
 
 
 def pool_of(slots: Slots, rows: int, nodes: Nodes[Any] | None = None) -> Pool:
-    """Make a pool of the live slots' roots and of nodes; `rows` rows hold them all.
+    """Returns a pool of the live slots' roots and of nodes, which all fit into its `rows` rows.
 
     A slot's rows are its root and then its nodes in their order. Shapes do not depend on values.
     """
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     device = slots.live.device
-    # what is not in the pool is written to one row more
+    # nodes that are not in the pool are written to an extra row
     pool = Pool.empty(rows + 1, S, G, N, device)
     every, zero = torch.arange(S, device=device), torch.zeros(S, dtype=torch.int64, device=device)
     found = Nodes(
@@ -64,7 +64,7 @@ def pool_of(slots: Slots, rows: int, nodes: Nodes[Any] | None = None) -> Pool:
         found = Nodes(*(torch.cat(pair) for pair in zip(found, drafted, strict=True)))
     held, owner = found.slot >= 0, found.slot.clamp(min=0)
     size = zero.index_add(0, owner, held.long())
-    # dead slots sort behind every live one; stable keeps the slots of a group in order
+    # dead slots sort after every live one; stable keeps the slots of a group in order
     rank = torch.where(slots.live, slots.group, G)
     order = rank.argsort(stable=True)
     end = size[order].cumsum(0)
@@ -115,12 +115,12 @@ def _contexts(context: torch.Tensor, nodes: Nodes, above: torch.Tensor) -> torch
 
 
 def roots(slots: Slots, rows: int) -> Pool:
-    """Make a pool of the live slots' roots only, in `rows` >= live rows."""
+    """Returns a pool of the live slots' roots only; rows: at least the number of live slots."""
     return pool_of(slots, rows)
 
 
 def progress_penalties(slots: Slots) -> torch.Tensor:
-    """[S] int32, added to the costs of each slot's nodes while a step's nodes are selected.
+    """[S] int32: added to the costs of each slot's nodes in the selection of a step's nodes.
 
     min(progress_penalty * (generated - the fewest of a live slot), MAX_PROGRESS_PENALTY)
     """
@@ -129,7 +129,7 @@ def progress_penalties(slots: Slots) -> torch.Tensor:
 
 
 def slot_penalties(slots: Slots, group_penalty: int) -> torch.Tensor:
-    """[S] int64, the larger of progress penalty and group penalty (`csd/kernels/draft_tree/`)."""
+    """[S] int64: the larger of progress penalty and group penalty (`csd/kernels/draft_tree/`)."""
     progress, live, group = progress_penalties(slots).long(), slots.live, slots.group
     mates = live & (slots.step[:, None] == slots.step)
     fewest = torch.where(mates, slots.generated, slots.generated[:, None]).amin(1)
@@ -141,8 +141,8 @@ def slot_penalties(slots: Slots, group_penalty: int) -> torch.Tensor:
 def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:
     """Costs by which a step's nodes are selected: `Pool.cost` plus the slot's progress penalty.
 
-    Returns those of all rows, [M] int32, without the penalty for roots; those of the drafted nodes;
-    and each slot's penalty, -1 without a sample, or None while samples wait for slots.
+    Returns the costs of all rows, [M] int32, without the penalty for roots; those of the drafted
+    nodes; and each slot's penalty, -1 without a sample, or None while samples wait for slots.
     """
     drafted, penalty = pool.depth > 0, progress_penalties(slots)
     cost = pool.cost + torch.where(drafted, penalty[pool.slot.clamp(min=0).long()], 0)
@@ -154,14 +154,14 @@ def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[
 
 
 def prune(pool: Pool, rows: int, cost: torch.Tensor | None = None) -> Pool:
-    """Return the `rows` cheapest rows of a pool, in the same order: a prefix of each slot's rows.
+    """Returns the `rows` cheapest rows of a pool, in the same order: a prefix of each slot's rows.
 
     cost: [M] int32, by default the pool's own. No row costs less than its parent; roots cost 0.
     """
     if rows >= pool.rows:
         return pool
     cost = pool.cost if cost is None else cost
-    # stable: ties keep the first row, so a child never stays without its parent
+    # stable: of ties the first row is kept, so a child is never kept without its parent
     order = torch.where(pool.slot >= 0, cost.long(), 1 << 40).argsort(stable=True)
     keep = torch.zeros(pool.rows, dtype=torch.bool, device=pool.token.device)
     keep[order[:rows]] = True

@@ -8,13 +8,13 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_name() -> str:
-    """The first core's model, as the system has it."""
+    """The first core's model, as reported by the system."""
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     return model(text) or platform.processor() or platform.machine()
 
 
 def model(cpuinfo: str) -> str | None:
-    """Name of the first core; an ARM core has numbers in place of one."""
+    """Name of the first core; for an ARM core, numbers of implementer and part."""
     if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
         return found[1].strip()
     numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]

@@ -1,15 +1,15 @@
-"""Memory of layers with a state: the slots', the prompts', and that of a step's nodes.
+"""Memory of recurrent layers: that of slots, of prompts, and of a step's nodes.
 
-A slot's state is kept at its last checkpoint only, an absolute position that is a multiple of
-CHUNK; of the TAIL tokens behind it, or fewer, the inputs are kept. They are ancestors of every node
-of the slot. A row at position p reads the state of checkpoint
+A slot's state is stored only at its last checkpoint, an absolute position that is a multiple of
+CHUNK; of the up to TAIL tokens after it the inputs are stored. These tokens are ancestors of every
+node of the slot. A row at position p reads the state of checkpoint
 
     c(p) = CHUNK floor(max(p - 1 - MAX_DEPTH, 0) / CHUNK)
 
 A node is at most MAX_DEPTH deep, so the tokens before c(p) are committed whatever is drafted, and a
-slot of n committed tokens needs no checkpoint before c(n). What a row computes is then a function
-of its text alone. Token p of a tail lies at place p % TAIL, token p of a convolution with W weights
-at place p % (W - 1).
+slot of n committed tokens needs no checkpoint before c(n). The result of a row is then a function
+of its text alone. Token p is stored at place p % TAIL of a tail, and at place p % (W - 1) of a
+convolution with W weights.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ import torch
 from csd.state.pool import MAX_DEPTH
 
 CHUNK = 16
-# committed tokens behind a checkpoint: 1 + MAX_DEPTH to this, fewer near the text's beginning
+# most committed tokens after a checkpoint; at least 1 + MAX_DEPTH but near the text's beginning
 TAIL = 2 * CHUNK
 
 
 def checkpoint(position: torch.Tensor) -> torch.Tensor:
-    """c(p) of positions."""
+    """Checkpoints c(p) of positions p."""
     return (position - 1 - MAX_DEPTH).clamp(min=0) // CHUNK * CHUNK
 
 
@@ -38,7 +38,7 @@ class ConvSize:
     width: int
 
     def numbers(self) -> int:
-        """Numbers of a slot."""
+        """Numbers per slot."""
         return (self.width - 1) * self.channels
 
 
@@ -52,53 +52,52 @@ class StateSize:
     value_dim: int
 
     def numbers(self) -> int:
-        """Numbers of a slot: its state and its tail."""
+        """Numbers per slot: its state and its tail."""
         return self.heads * self.key_dim * self.value_dim + TAIL * self.of_row()
 
     def of_row(self) -> int:
-        """Numbers of a node, or of a token of a tail: keys, updates and decays."""
+        """Numbers per node, or per token of a tail: keys, updates and decays."""
         return self.key_heads * self.key_dim + self.heads * (self.value_dim + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """The convolutions and the states of a model, each in the order in which it computes them."""
+    """Sizes of a model's convolutions and states, each in the order in which it computes them."""
 
     convs: tuple[ConvSize, ...]
     states: tuple[StateSize, ...]
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of a sample, and of a prompt; dtype: the model's."""
+        """Bytes per sample, and per prompt; dtype: the model's."""
         inputs = sum(size.numbers() for size in self.convs)
         states = sum(size.numbers() for size in self.states)
         return inputs * dtype.itemsize + states * wide(dtype).itemsize
 
     def row_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of a row of a step."""
+        """Bytes per row of a step."""
         inputs = sum(size.channels for size in self.convs)
         states = sum(size.of_row() for size in self.states)
         return inputs * dtype.itemsize + states * wide(dtype).itemsize
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the states of a model of a dtype: float32 at least."""
+    """Dtype of the states of a model with this dtype: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Convs:
-    """Convolutions of one size; L of them, S slots, M rows, W weights a channel."""
+    """Inputs of L convolutions of one size, for S slots and M rows; W weights per channel."""
 
     tail: torch.Tensor  # [L, S, W - 1, channels], the last inputs
-    node: torch.Tensor  # [L, M, channels], those of a step's nodes
+    node: torch.Tensor  # [L, M, channels], the inputs of a step's nodes
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """States of one size; L of them, S slots, M rows, Hk key heads, H heads, all float32 or wider.
+    """L states of one size, for S slots and M rows; Hk key heads, H heads; at least float32.
 
-    A token's update is what the rule adds to the state with the token's key: state = decay * state
-    + key update^T.
+    A token with its update changes the state to decay * state + key update^T.
     """
 
     state: torch.Tensor  # [L, S, H, key_dim, value_dim], at the slots' checkpoints
@@ -110,7 +109,7 @@ class States:
     node_decay: torch.Tensor  # [L, M, H]
 
     def tails(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Nodes' numbers with the tails that these move to."""
+        """Pairs of a nodes' tensor and the tail that accepted rows of it are copied to."""
         return (
             (self.node_key, self.key), (self.node_update, self.update),
             (self.node_decay, self.decay),
@@ -129,7 +128,7 @@ class StateMemory:
     ):  # fmt: skip
         self.convs: list[Convs] = []
         self.states: list[States] = []
-        # by call: the entry of the list that has it, and its layer there
+        # by call: index in the list `convs` or `states`, and layer there
         self.conv_at, convs = _by_size(sizes.convs)
         self.state_at, states = _by_size(sizes.states)
 
@@ -148,12 +147,12 @@ class StateMemory:
                 zeros(L, rows, Hk, Dk, kind=kind), zeros(L, rows, H, Dv, kind=kind),
                 zeros(L, rows, H, kind=kind),
             ))  # fmt: skip
-        # the slots' checkpoints; that of a prompt is decided by the host
+        # the slots' checkpoints, and the checkpoint of a prompt, which the host sets
         self.base = torch.zeros(slots, dtype=torch.int32, device=device)
         self.prompt_base = 0
 
     def of_slots(self) -> Iterator[torch.Tensor]:
-        """All tensors of slots, with these in the second dimension, the first of `base`'s."""
+        """All tensors of slots, with the slots in the second dimension, beginning with `base`."""
         yield self.base[None]
         for conv in self.convs:
             yield conv.tail
@@ -161,20 +160,20 @@ class StateMemory:
             yield from (part.state, part.key, part.update, part.decay)
 
     def copy_slot(self, slot: int, other: "StateMemory") -> None:
-        """Slot `slot` becomes as the only one of `other`."""
+        """Copies the only slot of `other` to slot `slot`."""
         for mine, theirs in zip(self.of_slots(), other.of_slots(), strict=True):
             mine[:, slot].copy_(theirs[:, 0])
 
 
 def _by_size(sizes: tuple[Size, ...]) -> tuple[list[tuple[int, int]], list[tuple[Size, int]]]:
-    """Each call's place among those of its size; the sizes, and how many calls have each."""
+    """Each call's (index of its size, index among calls of this size); each size with its count."""
     kinds = list(dict.fromkeys(sizes))
     places = [(kinds.index(size), sizes[:i].count(size)) for i, size in enumerate(sizes)]
     return places, [(kind, sizes.count(kind)) for kind in kinds]
 
 
 class StateCache:
-    """The slots' states, and those of prompts in flight, each stored once a group."""
+    """The slots' states, and those of prompts in flight, each stored once per group."""
 
     def __init__(
         self, sizes: StateSizes, slots: int, rows: int, dtype: torch.dtype,
@@ -185,14 +184,17 @@ class StateCache:
         self.prompts: dict[int, StateMemory] = {}
 
     def of_prompt(self, group: int, start: int) -> StateMemory:
-        """The memory of a group whose prompt is read from `start` on; a new one from 0 on."""
+        """Memory of a group whose prompt is read from `start` on; a new one if `start` is 0."""
         if start == 0 or group not in self.prompts:
-            # its rows are a chunk of 16 and no pool
+            # its rows hold a chunk of 16 tokens, not a pool
             self.prompts[group] = StateMemory(self.sizes, 1, CHUNK, self.dtype, self.device)
         return self.prompts[group]
 
     def begin_sample(self, slot: int, group: int) -> None:
-        """A slot begins behind its group's prompt, which may be one token and not read at all."""
+        """Sets a slot's states to those after its group's prompt.
+
+        A prompt of one token is not read at all: its memory is then empty.
+        """
         self.slots.copy_slot(slot, self.of_prompt(group, 1))
 
     def free_prompt(self, group: int) -> None:

@@ -1,34 +1,34 @@
 """Rules of samples beyond filters, as tensors: one row for each different set of rules.
 
-A slot has the row `of[s]`. Tensors keep their places from call to call where their sizes allow it,
-so that a replayed step reads the rules of the call that runs.
+Slot s has the row `of[s]`. Tensors are reused from call to call if their sizes allow it, so that a
+replayed step reads the rules of the current call.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-# in a pattern: any token
+# stands for any token in a pattern
 ANY = -2
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The changes that a call's rows can need; steps of another call may need other ones."""
+    """Kinds of changes that the rows of a call can need."""
 
-    bias: bool = False  # or bans that depend on nothing
-    words: bool = False  # of several tokens
-    ngram: int = 0  # the longest that must not come again
+    bias: bool = False  # bias, or bans that depend on nothing
+    words: bool = False  # banned sequences of several tokens
+    ngram: int = 0  # tokens of the longest n-gram that must not be repeated
     early: bool = False  # end tokens are banned before `min_new`
     penalty: bool = False  # repetition penalty
     counts: bool = False  # presence or frequency penalty
-    thought: bool = False  # a budget of it
-    functions: bool = False  # of the host
+    thought: bool = False  # a budget of thought
+    functions: bool = False  # functions that run on the host
     grammar: bool = False
 
     @property
     def host(self) -> bool:
-        """True if rows are changed by what runs on the host."""
+        """True if rows are changed by code on the host."""
         return self.functions or self.grammar
 
     @property
@@ -39,20 +39,20 @@ class Asked:
 
 @dataclass(slots=True)
 class Rules:
-    """S slots, R sets of rules, V vocabulary, P tokens of a prompt, B words of W tokens at most."""
+    """S slots, R sets of rules, V vocabulary, P tokens of a prompt, B words of at most W tokens."""
 
     of: torch.Tensor  # [S] int64, the set of the slot's sample
     prompt: torch.Tensor  # [S, P] int32, the end of its prompt, right-aligned, -1 before
-    empty: torch.Tensor  # [S] int32, 1 + the first place of the sample that had no token, else 0
+    empty: torch.Tensor  # [S] int32, 1 + the sample's first place that allowed no token, else 0
     bias: torch.Tensor  # [R, V], added to logits: -inf is a ban
     words: torch.Tensor  # [R, B, W] int32, right-aligned, ANY before; -1 where there is none
-    ngram: torch.Tensor  # [R] int64, tokens of an n-gram that must not come again, 0 is off
+    ngram: torch.Tensor  # [R] int64, tokens of an n-gram that must not be repeated, 0 is off
     presence: torch.Tensor  # [R] float64
     frequency: torch.Tensor  # [R] float64
-    thought: torch.Tensor  # [R] int64, tokens of thought at most, -1 is off
-    begin: torch.Tensor  # [R, X] int32, what begins a thought, right-aligned, ANY before
-    end: torch.Tensor  # [R, X] int32, what ends it, likewise
-    close: torch.Tensor  # [R, X] int32, what is forced to end it, left-aligned, -1 behind
+    thought: torch.Tensor  # [R] int64, most tokens of thought, -1 is off
+    begin: torch.Tensor  # [R, X] int32, tokens that begin a thought, right-aligned, ANY before
+    end: torch.Tensor  # [R, X] int32, tokens that end it, likewise
+    close: torch.Tensor  # [R, X] int32, tokens forced to end it, left-aligned, -1 after them
 
     @classmethod
     def empty_of(
@@ -67,9 +67,9 @@ class Rules:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Rules":
-        """Rules that ask for nothing; words: B and W; marks: tokens of what begins or ends thought.
+        """Returns rules that change nothing; words: B and W; marks: X.
 
-        dtype: of logits that are changed.
+        dtype: that of the changed logits.
         """
 
         def full(*shape: int, fill: float = 0, kind: torch.dtype = torch.int32) -> torch.Tensor:

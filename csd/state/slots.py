@@ -1,8 +1,8 @@
-"""State of the slots and groups: one device tensor a property, never a captured scalar.
+"""State of the slots and groups: one device tensor per property, never a captured scalar.
 
-A slot holds one sample in flight, a group one prompt. Slot s is live when `live[s]` is true; a
-dead slot has no rows in the pool. Kernels read all of a sample's state here, so a replayed step
-sees refills and new limits without a new capture.
+A slot holds one sample in flight, a group one prompt. Slot s is live if `live[s]` is true; a dead
+slot has no rows in the pool. Kernels read all of a sample's state here, so a replayed step uses
+refilled slots and new limits without a new capture.
 """
 
 from dataclasses import dataclass, field, fields
@@ -14,15 +14,15 @@ MAX_STOP_IDS = 16
 
 
 def _tensor(shape: str, dtype: torch.dtype | None = torch.int32, fill: float = 0) -> Any:
-    """A field: the letters of its shape, and what it holds where a slot is free."""
+    """A field: the letters of its shape, its dtype, and its value for a free slot."""
     return field(metadata={"shape": shape, "dtype": dtype, "fill": fill})
 
 
 @dataclass(slots=True)
 class Slots:
-    """S slots, G groups, N tokens of context, T tokens at most a sample, V vocabulary.
+    """S slots, G groups, N tokens of context, at most T tokens per sample, V vocabulary.
 
-    I = MAX_STOP_IDS, W = ceil(V / 32). A field without a dtype has that of log-probabilities.
+    I = MAX_STOP_IDS, W = ceil(V / 32). A field with dtype None has that of log-probabilities.
     """
 
     # identity
@@ -32,9 +32,9 @@ class Slots:
     sample: torch.Tensor = _tensor("S")  # sample index
     # progress
     generated: torch.Tensor = _tensor("S")  # tokens generated; also tokens in the slot's KV cache
-    context: torch.Tensor = _tensor("SN", fill=-1)  # its last tokens, latest first, -1 before them
+    context: torch.Tensor = _tensor("SN", fill=-1)  # last tokens, latest first, -1 before them
     step: torch.Tensor = _tensor("S")  # steps the slot has made
-    tokens: torch.Tensor = _tensor("ST", fill=-1)  # what it has generated
+    tokens: torch.Tensor = _tensor("ST", fill=-1)  # generated tokens
     logprobs: torch.Tensor = _tensor("ST", None)  # of the processed distribution
     raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model at temperature 1
     progress_penalty: torch.Tensor = _tensor(
@@ -49,9 +49,9 @@ class Slots:
     seen: torch.Tensor = _tensor("SW")  # bitmap of the tokens in prompt and sample
     # stopping
     max_new: torch.Tensor = _tensor("S")
-    min_new: torch.Tensor = _tensor("S")  # end tokens cannot be sampled before
+    min_new: torch.Tensor = _tensor("S")  # end tokens cannot be sampled before this many tokens
     stop_ids: torch.Tensor = _tensor("SI", fill=-1)  # -1 is unused; these end the sample
-    ban_ids: torch.Tensor = _tensor("SI", fill=-1)  # what `min_new` keeps from being sampled
+    ban_ids: torch.Tensor = _tensor("SI", fill=-1)  # tokens that are banned before `min_new` tokens
     # the groups
     prompt_len: torch.Tensor = _tensor("G")  # tokens in the prompt's pages: all but the last
     group_key: torch.Tensor = _tensor("G", torch.int64, -1)  # never reused, -1 when free
@@ -66,9 +66,9 @@ class Slots:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> "Slots":
-        """All slots free. As many groups as slots: a group in flight has at least one.
+        """Returns free slots, and as many groups: a group in flight has at least one slot.
 
-        dtype: of log-probabilities, float32 or float64.
+        dtype: that of log-probabilities, float32 or float64.
         """
         sizes = {
             "S": slots, "G": slots, "N": context, "T": max_new, "W": (vocab + 31) // 32,

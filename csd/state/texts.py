@@ -1,9 +1,9 @@
 """Token texts of a group's samples, searched by the paper's drafter.
 
-Every slot owns ROUNDS rows and writes its samples into them in turn, so that a finished sample
-stays until the slot's ROUNDS-th sample after it. A row begins with the last k tokens of the
-prompt, so that a window may begin there; k is the size of the query. Rows of groups that are gone
-are never read: keys are not used again.
+Every slot has ROUNDS rows and writes its samples to them in turn, so that a finished sample is
+stored until the slot's ROUNDS-th sample after it. A row begins with the last k tokens of the
+prompt, so that a window may begin there; k is the size of the query. Rows of freed groups are
+never read, since keys are not reused.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ CHANCE_ONE = 1 << 16
 class Texts:
     """R = S * ROUNDS rows of W = k + T places."""
 
-    group_key: torch.Tensor  # [R] int64, -1 in rows that nobody has written
+    group_key: torch.Tensor  # [R] int64, -1 in rows that are not written yet
     sample: torch.Tensor  # [R] int32
     length: torch.Tensor  # [R] int32, tokens of the row, the prompt's last k included
-    token: torch.Tensor  # [R, W] int32, -1 before the prompt and behind the length
-    chance: torch.Tensor  # [R, W] int32, with which the target drew it, times CHANCE_ONE
+    token: torch.Tensor  # [R, W] int32, -1 before the prompt and after the length
+    chance: torch.Tensor  # [R, W] int32, probability of the target's draw, times CHANCE_ONE
     begun: torch.Tensor  # [S] int32, samples that the slot has begun
 
     @classmethod
@@ -36,7 +36,7 @@ class Texts:
         cls, slots: int, tokens: int, k: int, device: str | torch.device = "cpu",
         rounds: int = ROUNDS,
     ) -> "Texts":  # fmt: skip
-        """Empty; tokens: of a sample at most."""
+        """Returns empty rows; tokens: most tokens of a sample."""
 
         def full(*shape: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full(shape, value, dtype=dtype, device=device)
@@ -56,9 +56,9 @@ class Texts:
         return self.token.shape[0]
 
     def append(self, pool: Pool, slots: Slots, count: torch.Tensor, k: int) -> None:
-        """The last count [S] tokens of each slot, in place; those of a new sample in a new row.
+        """Appends the last count [S] tokens of each slot, in place; a new sample gets a new row.
 
-        pool: of the step, whose roots have the prompt's end before them. Nothing is read back.
+        pool: the step's, whose roots' contexts have the prompt's end. Nothing is read on the host.
         """
         S, R = slots.count, self.rows
         rounds = R // S
@@ -84,7 +84,7 @@ class Texts:
         chance = torch.cat([torch.full_like(before, CHANCE_ONE), chance], 1)
         written = torch.cat([fresh[:, None].expand(S, k), place < count[:, None]], 1)
         column = torch.cat([torch.arange(k, device=at.device).expand(S, k), k + at], 1)
-        # what is not written goes where it came from, so no place is written twice with two values
+        # the other elements rewrite column 0 with its value: no element gets two different values
         column = torch.where(written, column, 0)
         first = self.token[row, 0], self.chance[row, 0]
         for field, value, kept in ((self.token, token, first[0]), (self.chance, chance, first[1])):
@@ -96,19 +96,19 @@ class Texts:
 class Candidates(NamedTuple):
     """Candidate continuations of each slot, P of at most L tokens."""
 
-    token: torch.Tensor  # [S, P, L] int32, -1 behind a text's end and in candidates that are none
-    chance: torch.Tensor  # [S, P, L] int32, probabilities times CHANCE_ONE, 0 where no token is
+    token: torch.Tensor  # [S, P, L] int32, -1 after a text's end and in absent candidates
+    chance: torch.Tensor  # [S, P, L] int32, probabilities times CHANCE_ONE, 0 without a token
 
 
 @dataclass(frozen=True, slots=True)
 class DagConfig:
-    """The paper's method: what is looked up, how edges weigh, and what is extracted."""
+    """Parameters of the paper's method: queries, weights of edges, and extraction."""
 
     k: int = 4  # tokens of the query
-    edits: int = 1  # eps, how far a match may differ from it
+    edits: int = 1  # eps, most edits between a match and the query
     alpha: float = 0.5  # share of the target's probability in an edge's weight
     tree: bool = False  # the paths of largest weight in place of the greedy chain
-    candidates: int = 64  # matches of a slot at most
+    candidates: int = 64  # most matches of a slot
     tokens: int = MAX_DEPTH  # layers
     frontier: int = 8  # nodes of a slot expanded in each level of a tree
     min_prob: float = 0.0  # paths less likely than this are not drafted
@@ -134,7 +134,7 @@ class DagConfig:
 
     @property
     def width(self) -> int:
-        """Nodes expanded in each level: of a chain, one."""
+        """Nodes expanded in each level: one for a chain."""
         return self.frontier if self.tree else 1
 
     @property

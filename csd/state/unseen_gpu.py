@@ -11,13 +11,13 @@ import torch
 
 PROC = Path("/proc/driver/nvidia/version")
 AMD = Path("/dev/kfd")
-# by which a user hides GPUs
+# variables with which a user hides GPUs
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OLDER = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
 
 
 def unseen_gpu() -> str | None:
-    """Advice on a GPU that torch does not see; None where there is none or it was hidden."""
+    """Advice on a GPU that torch cannot use; None if there is none or if it is hidden."""
     if torch.cuda.is_available() or any(_hides(os.environ.get(name)) for name in HIDING):
         return None
     driver = _driver()
@@ -65,7 +65,7 @@ def _driver() -> str | None:
 
 
 def _queried(field: str) -> str | None:
-    """A field of the first GPU by nvidia-smi, None without one."""
+    """A field of the first GPU, from nvidia-smi; None without one."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

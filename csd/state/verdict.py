@@ -6,17 +6,17 @@ import torch
 
 from csd.state.pool import MAX_DEPTH
 
-# how a slot stands after the step
+# state of a slot after the step
 RUNNING, STOP, LENGTH = 0, 1, 2
 
 TOP = 8
-# rows of an accepted path at most
+# most rows of an accepted path
 ACCEPT = MAX_DEPTH + 1
 
 
 @dataclass(slots=True)
 class Verdict:
-    """M rows of the pool, S slots, A = MAX_DEPTH + 1 rows at most on an accepted path."""
+    """M rows of the pool, S slots, at most A = MAX_DEPTH + 1 rows on an accepted path."""
 
     sample: torch.Tensor  # [M] int32, token drawn at the row from the target, -1 in padding
     logprob: torch.Tensor  # [M] of `sample`, processed distribution; the raw one if greedy
@@ -32,7 +32,7 @@ class Verdict:
 def empty_verdict(
     rows: int, slots: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Verdict:
-    """Allocate a verdict; nothing is written."""
+    """Allocates a verdict; nothing is written."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,8 +1,8 @@
 """Keys and values of a drafting network.
 
-The cache holds the committed tokens of each sample, never a draft: a step's drafts live in a
-scratch of their own, as the target's nodes do, and rejected ones go with the scratch. Before a step
-drafts, it reads the tokens committed since the last drafting step, the root included.
+The cache holds the committed tokens of each sample, never a draft: a step's drafts are in separate
+buffers, as the target's nodes are, and rejected ones are dropped with the buffers. Before a step
+drafts, the network reads the tokens committed since the last drafting step, the root included.
 """
 
 from typing import Any, Protocol
@@ -27,9 +27,9 @@ class DraftNetwork(Protocol):
     config: Any  # layers, heads, kv_heads, head_dim and vocab
     dtype: torch.dtype
     # whether it reads each token with the target's hidden state of the token before: then keys and
-    # values of a drafted token, whose hidden state was guessed, are not those of an accepted one
+    # values of a drafted token, whose hidden state was predicted, differ from an accepted one's
     wants_hidden: bool
-    state_width: int  # of the target's hidden states; 0 where it wants none
+    state_width: int  # width of the target's hidden states; 0 if it does not use them
 
     def forward(
         self,
@@ -41,7 +41,10 @@ class DraftNetwork(Protocol):
         node_v: torch.Tensor,
         ops: Ops,
     ) -> torch.Tensor:
-        """Return [M, hidden] of tokens [M] at positions [M]; hidden: of the tokens before them."""
+        """Return states [M, hidden] of tokens [M] at positions [M].
+
+        hidden: hidden states of the tokens before them. node_k, node_v: written for these rows.
+        """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [M, V], logits of the next tokens."""
@@ -69,7 +72,7 @@ class DraftCache:
             slot_pages=slot_pages, rows=0, dtype=net.dtype, device=device,
         )  # fmt: skip
         self.base = [0] * slots  # of each group, tokens of its prompt that are cached
-        self.length = [0] * slots  # of each slot, tokens behind them
+        self.length = [0] * slots  # of each slot, cached tokens after the prompt's
         self._owner: list[tuple[int, int] | None] = [None] * slots
         self._slot_pages: list[list[int]] = [[] for _ in range(slots)]
         self._group_pages: dict[int, tuple[int, list[int]]] = {}  # by group: its key, pages
@@ -112,7 +115,7 @@ class DraftCache:
     # samples
 
     def claim(self, host: HostSlots, slots: Slots) -> list[int]:
-        """Give new samples their pages; returns their slots."""
+        """Reserve pages for new samples; returns their slots."""
         new = [s for s in host.live if self._owner[s] != host.owner(s)]
         if new:
             for s in new:
@@ -127,7 +130,7 @@ class DraftCache:
     def read(
         self, recent: dict[int, list[int]], hidden: dict[int, torch.Tensor] | None, host: HostSlots
     ) -> torch.Tensor:
-        """Read committed tokens that are not cached yet, at least one a slot, in place.
+        """Read committed tokens that are not cached yet, at least one per slot, in place.
 
         recent: by slot, in the order of `host.live`. hidden: [tokens, hidden] of the tokens before
         them. Returns [slots, hidden] of each slot's last.
@@ -157,7 +160,7 @@ class DraftCache:
     def commit(
         self, node_k: torch.Tensor, node_v: torch.Tensor, rows: dict[int, list[int]]
     ) -> None:
-        """Append rows of a scratch, by slot, to the slot's tokens."""
+        """Append rows of node_k and node_v to the slots' cached tokens; rows: by slot."""
         S, most = len(self.length), max(map(len, rows.values()), default=0)
         if not most:
             return
@@ -173,7 +176,7 @@ class DraftCache:
         self, rows: SlotRows, words: list[int], at: Any, token: list[int], position: list[int],
         hidden: torch.Tensor | None, node_k: torch.Tensor, node_v: torch.Tensor, host: HostSlots,
     ) -> torch.Tensor:  # fmt: skip
-        """Forward of the rows `at`; node_k and node_v have the others' keys and values already."""
+        """Run the rows `at`; node_k and node_v already have keys and values of the others."""
         kv, config = self.kv, self.net.config
         where = rows.tensors(len(self.length), host.group, self.device) | dict(
             prompt_pages=kv.prompt_pages,
@@ -247,7 +250,7 @@ class Scratch:
         self, slot: list[int], parent: list[int], token: list[int], depth: int,
         hidden: torch.Tensor | None,
     ) -> tuple[list[int], torch.Tensor]:  # fmt: skip
-        """Read one level's nodes. parent: number of each one's parent in the slot, -1 for none.
+        """Read one level's nodes. parent: number of each node's parent in the slot, -1 for none.
 
         Returns their numbers, and [n, hidden] in the same order.
         """

@@ -1,15 +1,17 @@
 """Keys and values of a draft model on the device: fixed shapes, and no read by the host.
 
-Its pages have the numbers of the target's, so the target's page tables serve both and nothing is
-reserved or freed here. A forward pass has the same number of rows of every live slot, slot by slot:
+Its pages have the same numbers as the target's, so the target's page tables are used for both and
+nothing is reserved or freed here. A forward pass has equally many rows of every live slot, slot by
+slot:
 
     reading    up to R unread committed tokens; if that is all of them, the root is the last
     a level    the nodes of this step so far; those of previous levels have keys and no query
 
 Committed tokens are read again when the next step drafts, in one pass with the root, so a rejected
-draft leaves nothing. A slot that is more than R tokens behind, after steps without drafts, does not
-draft until it has caught up. A head reads in every step, because the target's states before unread
-tokens have room for R a slot; it has no key of a prompt's first token, which no state is before.
+draft leaves nothing. A slot with more than R unread tokens, after steps without drafts, does not
+draft until it has read them. A head reads in every step, because the target's states before unread
+tokens have room for R per slot; it has no key of a prompt's first token, which has no state before
+it.
 """
 
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Nodes:
-    """Keys and values of a step's nodes so far, the same number of every slot."""
+    """Keys and values of a step's nodes so far, equally many per slot."""
 
     k: torch.Tensor  # [L, S, n, K, D]
     v: torch.Tensor
@@ -61,8 +63,8 @@ class DeviceCache:
         # the target's states before each slot's unread tokens, and before each prompt's last
         self.states = torch.zeros(S, tokens, width, dtype=net.dtype, device=device)
         self.before = torch.zeros(G, width, dtype=net.dtype, device=device)
-        self.length = full(S, 0)  # tokens behind the prompt's, of each slot
-        self.key, self.sample = full(S, -1, torch.int64), full(S, -1)  # of the sample it is of
+        self.length = full(S, 0)  # cached tokens after the prompt's, of each slot
+        self.key, self.sample = full(S, -1, torch.int64), full(S, -1)  # the sample of `length`
         self.last = full(G, 0)  # each prompt's last token, the first that a slot reads
 
     def base(self, slots: Slots) -> torch.Tensor:
@@ -75,8 +77,8 @@ class DeviceCache:
     ) -> None:  # fmt: skip
         """Read the prompt's tokens begin .. end - 1, for which the target has pages.
 
-        hidden: the target's states of these tokens, where the network reads each token with the
-        state before it; then tokens begin + 1 .. end are read.
+        hidden: the target's states of these tokens, if the network reads each token with the state
+        before it; then tokens begin + 1 .. end are read.
         """
         group = (slots.group_key == key).int().argmax()[None]
         self.last.index_fill_(0, group, prompt[-1])
@@ -100,10 +102,10 @@ class DeviceCache:
             self.net.forward(rows.token, rows.position, states, attend, node_k, node_v, self.ops)
 
     def read(self, order: SlotOrder, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read committed tokens, up to R a slot.
+        """Read committed tokens, up to R per slot.
 
         Returns [S, hidden] at the roots and [S] bool, whether the roots were reached, both in the
-        order's places.
+        slots' `order`.
         """
         S, R = self.length.shape[0], self.tokens
         group = slots.group.clamp(min=0).long()
@@ -115,7 +117,7 @@ class DeviceCache:
         unread = slots.generated - self.length + 1
         count = torch.where(slots.live, unread.clamp(max=R), 0)
         step = torch.arange(R, dtype=torch.int32, device=self.device)
-        # [S, R], numbers of the tokens; rows behind the root's repeat it and are not kept
+        # [S, R], numbers of the tokens; rows after the root's repeat it and are not committed
         at = torch.minimum(self.length[:, None] + step, slots.generated[:, None])
         token = slots.tokens.gather(1, (at.long() - 1).clamp(min=0))
         token = torch.where(at == 0, self.last[group][:, None], token).clamp(min=0)
@@ -141,15 +143,15 @@ class DeviceCache:
         return roots, order.live & (unread[order.slot] <= R)
 
     def keep(self, hidden: torch.Tensor, path: torch.Tensor) -> None:
-        """Keep the target's states before the tokens that a step committed.
+        """Store the target's states before the tokens that a step committed.
 
-        hidden: [M, hidden] of its rows; path: [S, n], rows that were accepted, -1 behind them.
+        hidden: [M, hidden] of the step's rows; path: [S, n], accepted rows, -1 after them.
         """
         path = path[:, : self.tokens].clamp(min=0).long()
         self.states[:, : path.shape[1]].copy_(hidden[path])
 
     def nodes(self, count: int) -> Nodes:
-        """Allocate `count` nodes a slot."""
+        """Allocate `count` nodes per slot."""
         S = self.length.shape[0]
         k, v = (x.unflatten(1, (S, count)) for x in self._scratch(S * count))
         return Nodes(k, v, torch.zeros(S, 0, dtype=torch.int64, device=self.device))
@@ -161,14 +163,14 @@ class DeviceCache:
         """Read one level, F nodes of every slot; returns [S, F, hidden].
 
         token [S, F]; above: their parents' words [S, F], 0 below the root; position [S]; hidden:
-        [S, F, hidden], what the network has made of their parents.
+        [S, F, hidden], the network's states of their parents.
         """
         (S, F), begin = token.shape, nodes.words.shape[1]
         end = begin + F
         bit = torch.ones_like(above) << torch.arange(begin, end, device=self.device)
         nodes.words = torch.cat([nodes.words, above | bit], 1)
         new_k, new_v = self._scratch(S * F)
-        # by layer, once it has the keys and values of the level
+        # by layer, after it has computed the keys and values of the level
         node_k: dict[int, torch.Tensor] = {}
         node_v: dict[int, torch.Tensor] = {}
         words = nodes.words.reshape(-1)

@@ -31,9 +31,9 @@ WORDS = {"reference": sample_words_ref, "triton": sample_words_triton}
 class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
     """Drafter of a network on the device.
 
-    k: children of a node, and paths of a slot that continue. depth: levels at most.
+    k: children of a node, and paths of a slot that continue. depth: most levels.
 
-    temperature: of the drafts; None is the samples' own. name: of the network, in errors.
+    temperature: that of the drafts; None is the samples' own. name: the network's, in errors.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self._words = WORDS.get(ops.name, sample_words)
         # [S, 1 + n], of the running step's nodes, by slot; None without drafts
         self._estimate: torch.Tensor | None = None
-        # [M, hidden]: the target's states of the rows that it read last, where a head wants them
+        # [M, hidden]: the target's states of the rows that it read last, if a head uses them
         self._hidden: torch.Tensor | None = None
 
     def attach(self, decoder: DecoderLike, cache: KVCache) -> None:
@@ -75,7 +75,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
             self._hidden = self.net.states(hidden)
 
     def skip(self, slots: Slots) -> None:
-        """A head reads what was committed, whose states are kept for one step."""
+        """Read committed tokens with a head, since their states are stored for one step only."""
         if self.net.wants_hidden:
             assert self.cache is not None, "attach was not called"
             self.cache.read(SlotOrder.of(slots), slots)
@@ -101,7 +101,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         generated = slots.generated[order.slot]
         room = (slots.max_new - 1 - slots.generated)[order.slot]
         position = cache.base(slots)[order.group] + generated
-        # nodes that levels read: `k` each, until there is no more room
+        # nodes that each level reads: `k`, until there is no more room
         reads = [min(self.k, MOST_ROWS - d * self.k) for d in range(self.depth - 1)]
         reads = [n for n in reads if n > 0]
         nodes = cache.nodes(max(sum(reads), 1))
@@ -138,9 +138,9 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
     def _children(
         self, hidden: torch.Tensor, place: torch.Tensor, order: SlotOrder, slots: Slots
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `k` likeliest children of each node [S, F]: tokens and estimates [S, F, k].
+        """Returns tokens and estimates [S, F, k] of the `k` likeliest children of nodes [S, F].
 
-        hidden: [S, F, hidden]; place: [S], the number of the next token.
+        hidden: [S, F, hidden]; place: [S], the index of the next token.
         """
         S, F = hidden.shape[:2]
         slot = order.slot[:, None].expand(S, F).reshape(-1)

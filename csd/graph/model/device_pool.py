@@ -19,8 +19,8 @@ class Drafted:
 
     token: torch.Tensor  # [S, C] int32
     parent: torch.Tensor  # [S, C] int64, number of the parent, -1 below the root
-    chance: torch.Tensor  # [S, C] float64, of the path; 0 where there is no node
-    estimate: torch.Tensor  # [S, C] float64, the model's of the token
+    chance: torch.Tensor  # [S, C] float64, the path's; 0 where there is no node
+    estimate: torch.Tensor  # [S, C] float64, the model's estimate of the token
     levels: list[int]  # candidates of each level; their sum is C
 
 

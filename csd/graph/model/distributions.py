@@ -20,7 +20,7 @@ from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
 from csd.state.slots import Slots
 
 CANDIDATES = 128
-# sharpness of the noise's decision
+# sharpness of the coupling to noise
 BETA = 0.7
 
 
@@ -99,8 +99,10 @@ def expected(
 
 
 def expected_tensors(log: torch.Tensor, word: torch.Tensor, greedy: torch.Tensor) -> torch.Tensor:
-    """`expected` on the device: [F, C] of log q [F, C], the words of the tokens' noise and the
-    nodes whose samples are greedy [F]."""
+    """`expected` on the device: [F, C], from log q [F, C].
+
+    word: [F, C], noise words of the tokens. greedy: [F], nodes whose samples are greedy.
+    """
     q = log.exp()
     # as `gumbel_words`
     u = ((0xFFFFFFFF - word).double() + 0.5) * 2.0**-32

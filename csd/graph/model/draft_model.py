@@ -22,8 +22,8 @@ class DraftSpec:
     k, depth: with "match", a tree of `depth` levels, in which `k` paths of a sample continue from
     each level to the next and every node has at most `k` children; 1 is a chain. With multi-draft
     verifiers, `k` independent sequences of `depth` tokens.
-    temperature: of the drafts; None is the samples' own. Multi-draft verifiers also take one for
-    each sequence.
+    temperature: that of the drafts; None is the samples' own. Multi-draft verifiers also take one
+    for each sequence.
     graph: whether the consensus graph drafts too, into one pool by measured reliability; "match".
     """
 
@@ -67,13 +67,13 @@ class DraftSpec:
 class DraftModel(DraftSpec):
     """A draft model, with a cache of its own.
 
-    model: as of `csd.generate`: a `transformers` model, a folder, a hub name, a GGUF file or a
+    model: as in `csd.generate`: a `transformers` model, a folder, a hub name, a GGUF file or a
     `csd.models` Decoder. It is loaded once, by the first call that drafts with it. layers: use
     only its first layers, below its last norm and head. dtype, revision: of a model given by name.
     Alone and on a GPU it drafts without the host, so its steps are captured.
 
-    The other arguments are those of `DraftSpec`. Raises ValueError for what cannot be served, and
-    the call does where the vocabularies differ in size, naming both.
+    The other arguments are those of `DraftSpec`. Raises ValueError for unsupported arguments; the
+    call does if the vocabularies differ in size, naming both.
     """
 
     def __init__(

@@ -23,9 +23,9 @@ class DraftPrefill:
     def __init__(self, net: DraftNetwork, ops: Ops, device: torch.device):
         self.net, self.ops, self.device = net, ops, device
         self.cache: DraftCache | None = None
-        # [M, hidden]: the target's, of the rows that it read last
+        # [M, hidden]: the target's states of the rows that it read last
         self.hidden: torch.Tensor | None = None
-        self._key: dict[int, int] = {}  # of each group
+        self._key: dict[int, int] = {}  # key of each group
         self._last: dict[int, int] = {}  # last token of its prompt
         self._before: dict[int, torch.Tensor] = {}  # the target's state [1, hidden] before it
         self._unread: dict[int, list[torch.Tensor]] = {}  # by slot, the target's states

@@ -57,9 +57,9 @@ class NetworkDrafter(Drafter):
 class ModelDrafter(NetworkDrafter):
     """Drafter of a network on the host, with or without a consensus graph.
 
-    k: children of a node, and paths of a slot that continue. depth: levels at most. temperature: of
-    the drafts, one or one per sequence; None is the samples' own. graph: drafts beside the network.
-    name: of the network, in errors.
+    k: children of a node, and paths of a slot that continue. depth: most levels. temperature: that
+    of the drafts, one or one per sequence; None is the samples' own. graph: drafts beside the
+    network. name: the network's, in errors.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class ModelDrafter(NetworkDrafter):
     def read_nodes(
         self, front: list[tuple[int, int]], depth: int, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Read nodes (slot, number) of one depth; hidden: of their parents."""
+        """Read nodes (slot, number) of one depth; hidden: states of their parents."""
         assert self.scratch is not None
         nodes = [self.trees[s].nodes[n] for s, n in front]
         above = [

@@ -61,7 +61,7 @@ class EagleHead:
         self.qkv_bias = torch.cat([self._of(f"{x}.bias") for x in _ATTENTION]) if biased else None
         self.gate_up = torch.cat([self._of(f"mlp.{x}_proj.weight") for x in ("gate", "up")])
         self.embedding: torch.Tensor | None = weights.get("embed_tokens.weight")
-        # the target's token of each of the head's
+        # the target's token of each token of the head
         self.token: torch.Tensor | None = None
         if "d2t" in weights:
             offset = weights["d2t"].long()
@@ -180,7 +180,7 @@ def read_head(
 ) -> EagleHead:
     """Read a head from a folder with config.json and *.safetensors.
 
-    dtype: by default that of the file. Raises ValueError for a folder that is no head.
+    dtype: by default that of the file. Raises ValueError for a folder without a valid head.
     """
     from safetensors.torch import load_file
     from transformers import LlamaConfig
@@ -200,7 +200,7 @@ def read_head(
     if "fc.weight" not in weights:
         raise ValueError(f"{name} has no weights 'fc.weight': it is no EAGLE head")
     dtype = dtype or weights["fc.weight"].dtype
-    # indices of tokens keep their type
+    # indices of tokens keep their dtype
     cast = {k: x.to(dtype) if x.is_floating_point() else x for k, x in weights.items()}
     return EagleHead(config, cast, name)
 
@@ -213,7 +213,7 @@ class Eagle(DraftSpec):
     EAGLE-2's dynamic one over all samples. Alone and on a GPU it drafts without the host, so its
     steps are captured.
 
-    Raises ValueError for a folder that is no head, and the call does for one of another model.
+    Raises ValueError for a folder without a valid head; the call does for a head of another model.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class HostSlots:
     group_key: list[int]  # over the groups
     sample: list[int]
     generated: list[int]
-    room: list[int]  # depth of a tree at most
+    room: list[int]  # largest depth of a tree
 
     @classmethod
     def of(cls, slots: Slots) -> "HostSlots":
@@ -39,7 +39,7 @@ class HostSlots:
         )
 
     def owner(self, s: int) -> tuple[int, int]:
-        """The sample that slot s holds: the key of its group, and its index."""
+        """Sample of slot s: the key of its group, and its index."""
         return self.group_key[self.group[s]], self.sample[s]
 
 
@@ -53,7 +53,10 @@ class SlotRows:
 
     @classmethod
     def of(cls, slots: Iterable[int], count: dict[int, int]) -> "SlotRows":
-        """slots: by group, then slot; those without rows are left out."""
+        """Lay out count[s] rows of each slot.
+
+        slots: by group, then slot; those without rows are left out.
+        """
         start, at, with_rows = {}, 0, []
         for s in slots:
             if count.get(s):

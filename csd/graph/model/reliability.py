@@ -5,8 +5,8 @@ pool each is replaced by its measured acceptance:
 
     r(kind, p) = (hits + PRIOR p) / (seen + PRIOR)      over tokens of this kind and about this p
 
-A token counts if the sample reached its parent. Kinds: drafted by the graph, by the model, by both;
-a token of both has the larger estimate. About the last LATEST tokens of a bin count.
+A token is counted if the sample reached its parent. Kinds: drafted by the graph, by the model, by
+both; a token of both has the larger estimate. About the last LATEST tokens of a bin are counted.
 """
 
 import math
@@ -59,9 +59,9 @@ class DeviceReliability:
         return (self.hits[at] + PRIOR * p) / (self.seen[at] + PRIOR)
 
     def learn(self, p: torch.Tensor, tested: torch.Tensor, hit: torch.Tensor) -> None:
-        """Count tokens [M] that were tested, and those that were sampled.
+        """Count tested tokens [M], and those of them that were sampled (hit).
 
-        Sums of whole numbers are exact in any order.
+        Sums of integers are exact in any order.
         """
         bins = torch.arange(BINS, device=p.device)
         mine = (self._bin(p)[:, None] == bins) & tested[:, None]

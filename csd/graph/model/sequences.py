@@ -6,10 +6,10 @@ tokens, with a word of the slot:
     word(key, k, position, sample, DRAFT | step << 3)
 
 Sequences with the same tokens so far share one node of the pool, whose drafts are the next tokens
-of all of them: as in SpecInfer (arXiv 2305.09781) and SpecTr (arXiv 2310.15141), a node that was
-accepted continues with the sequences that run through it. A distribution is renormalised over the
-network's likeliest tokens. The budget fixes the numbers of sequences and levels before any draw,
-never by the draws.
+of all of them: as in SpecInfer (arXiv 2305.09781) and SpecTr (arXiv 2310.15141), an accepted node
+continues with the sequences that pass through it. A distribution is renormalised over the network's
+likeliest tokens. The budget sets the numbers of sequences and levels before any draw, so they do
+not depend on the draws.
 """
 
 import math
@@ -31,10 +31,10 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Proposal:
-    """Proposal of a node's drafts."""
+    """Distributions from which a node's drafts are drawn."""
 
     token: list[int]  # [W]
-    probs: np.ndarray  # [W] of all drafts, or [drafts, W] of each
+    probs: np.ndarray  # [W] for all drafts, or [drafts, W] for each
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Growing:
 
 
 class Sequences:
-    """Draft sequences of a step. draws: most draws of a node, which number its words."""
+    """Draft sequences of a step. draws: most draws of a node, each with its own noise word."""
 
     def __init__(self, drafter: ModelDrafter, draws: int):
         self._drafter, self.draws = drafter, draws
@@ -83,7 +83,7 @@ class Sequences:
         return pool, Drawn(flat, pool.slot_start.tolist())
 
     def _depths(self, host: HostSlots, nodes: int, choose: Callable) -> dict[int, tuple[int, int]]:
-        """Numbers of sequences and levels of each slot that drafts."""
+        """(Number of sequences, number of levels) of each slot that drafts."""
         each, over = divmod(nodes, max(len(host.live), 1))
         depths = {}
         for i, s in enumerate(host.live):
@@ -151,7 +151,7 @@ class Sequences:
     def _proposals(
         self, logits: torch.Tensor, stands: list[tuple[int, int]], step: _Growing, slots: Slots
     ) -> dict[tuple[int, int], Proposal]:
-        """The proposal of each node, of all drafts or of each."""
+        """The proposal of each node, one for all drafts or one for each."""
         slot, heat = [s for s, _ in stands], self._drafter.temperature
         if not isinstance(heat, tuple):
             dist = distributions(logits, slot, slots, heat)

@@ -9,7 +9,7 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class SlotOrder:
-    """Slots by group, then number; dead ones last."""
+    """Slots ordered by group, then number; dead ones last."""
 
     slot: torch.Tensor  # [S] int64
     live: torch.Tensor  # [S] bool

@@ -18,8 +18,8 @@ class DraftNode:
     model: float = 0.0  # 0: it did not draft the token
     graph: float = 0.0
     source: int = pool.MODEL
-    number: int = -1  # in the scratch of keys and values; -1 where the model has not read it
-    chance: float = 0.0  # of the path
+    number: int = -1  # index in the scratch of keys and values; -1 if the model has not read it
+    chance: float = 0.0  # probability of the path
 
     @property
     def kind(self) -> int:
@@ -40,7 +40,7 @@ class SlotTree:
     children: list[dict[int, int]] = field(default_factory=lambda: [{}])  # the root's first
 
     def add(self, parent: int, token: int) -> int:
-        """The child of `parent` with `token`, new or not."""
+        """Return the number of the child of `parent` with `token`, new or old."""
         children = self.children[parent + 1]
         if token not in children:
             depth = self.nodes[parent].depth + 1 if parent >= 0 else 1
@@ -81,7 +81,7 @@ def likeliest(
 ) -> dict[int, Tree]:
     """Select the `nodes` likeliest nodes over all trees, by calibrated probability.
 
-    penalty: of all slots, as `csd.state.pool_builder.progress_penalties`.
+    penalty: of all slots, as returned by `csd.state.pool_builder.progress_penalties`.
     """
     weight = [path_probability(cost) for cost in penalty]
     for tree in trees.values():

@@ -1,4 +1,4 @@
-"""Change the logits of every row of the pool as its slot's rules ask, before any filter.
+"""Change the logits of every row of the pool by its slot's rules, before any filter.
 
 At row m, with x the logits [V], y the tokens of prompt and sample up to and including the row's own
 (committed ones, then those on its path in the draft tree), and c the counts of the sample's tokens:
@@ -10,12 +10,12 @@ At row m, with x the logits [V], y the tokens of prompt and sample up to and inc
     x = x * r where x < 0, else x / r            repetition penalty, at tokens of y
     x -= frequency * c,  x -= presence * (c > 0)
 
-`forced_tokens` gives the token that a spent budget of thought leaves a row, which then has no other
-one. All of it depends on (prompt, tokens before) alone, so what is sampled of changed rows is the
-same whatever was drafted.
+`forced_tokens` returns the only token that a row may draw once the budget of thought is spent. All
+changes depend only on the prompt and the tokens before a row, so its sample does not depend on what
+was drafted.
 
-PyTorch on every device, shapes fixed, nothing read on the host: a captured step holds it. Rows are
-changed in blocks, so that what is needed beside the result stays small.
+PyTorch on every device, with fixed shapes and no read on the host, so that a captured step can
+include it. Rows are changed in blocks, so that temporary memory stays small.
 """
 
 from csd.kernels.change_rows.finish import finish_rows, keep_full, own_chance

@@ -1,4 +1,4 @@
-"""Tokens that a row's prefix forbids."""
+"""Tokens that are banned after a row's prefix."""
 
 import torch
 
@@ -16,8 +16,8 @@ def banned(
     rules: Rules,
     vocab: int,
 ) -> torch.Tensor:
-    """[R, V] bool, of rows of slots s [R] at generated positions [R]."""
-    # a column behind the vocabulary takes what is no token
+    """[R, V] bool: banned tokens of rows of slots s [R] at generated positions [R]."""
+    # an extra column after the vocabulary receives entries that are no token
     found = torch.zeros(s.shape[0], vocab + 1, dtype=torch.bool, device=s.device)
     if asked.early:
         ban = slots.ban_ids[s].long()
@@ -33,7 +33,7 @@ def banned(
 
 
 def _last_of_words(prefix: Prefixes, s: torch.Tensor, rules: Rules, vocab: int) -> torch.Tensor:
-    """[R, B]: the last tokens of sequences whose other ones end the prefix, else V."""
+    """[R, B]: last token of each banned sequence whose other tokens end the prefix, else V."""
     words = rules.words[rules.of[s]].long()
     # [R, 1, W - 1], oldest first as the words are
     before = prefix.last(words.shape[2] - 1).flip(1)[:, None]

@@ -13,10 +13,10 @@ from csd.state.verdict import Verdict
 
 
 def keep_full(x: torch.Tensor, logits: torch.Tensor, static: bool = True) -> torch.Tensor:
-    """Rows of x [M, V] without a token become those of the logits, in place; [M] bool, which.
+    """Replaces rows of x [M, V] that allow no token by those of the logits, in place.
 
-    A row off all paths may have none, which is no error, and one on a path must draw something.
-    static: whether nothing may be read.
+    Such a row is no error if it is off all paths, and on a path it must still draw a token. static:
+    whether nothing may be read on the host. Returns the replaced rows, [M] bool.
     """
     short = x.amax(-1) == -torch.inf
     if not static and not bool(short.any()):
@@ -38,8 +38,9 @@ def finish_rows(
 ) -> None:
     """Write the model's own log-probabilities and the bad slots of a verdict on changed rows.
 
-    logits: [M, V] of the model; short: [M] bool, rows without a token, which are errors on a path.
-    log_sum: of the backend. static: whether nothing may be read; else only rows on the paths are.
+    logits: [M, V] of the model; short: [M] bool, rows that allow no token, which are errors on a
+    path. log_sum: the backend's. static: whether nothing may be read on the host; else only rows on
+    the paths are computed.
     """
     kept = verdict.accept_row >= 0
     row = verdict.accept_row.clamp(min=0).long()
@@ -68,9 +69,9 @@ def finish_rows(
 def own_chance(
     logits: torch.Tensor, token: torch.Tensor, log_sum: Callable = log_sum_ref
 ) -> torch.Tensor:
-    """Log-probabilities [R] of token [R] by logits [R, V], float32 at least.
+    """Log-probabilities [R] of token [R] by logits [R, V], at least float32.
 
-    log_sum: of the backend, for the bits that it gives when it samples.
+    log_sum: the backend's, so that the bits equal those of its sampling.
     """
     total = log_sum(logits)
     found = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Penalties on tokens that a row's prefix holds already."""
+"""Penalties on tokens that a row's prefix already contains."""
 
 import torch
 
@@ -8,9 +8,9 @@ from csd.state.slots import Slots
 
 
 def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots) -> torch.Tensor:
-    """The repetition penalty, of rows x [R, V] of slots s with their paths [R, D].
+    """Returns rows x [R, V] of slots s [R] with the repetition penalty; path: [R, D].
 
-    The bitmap of a slot has the tokens of its prompt and sample.
+    A slot's bitmap `seen` has the tokens of its prompt and sample.
     """
     vocab = x.shape[1]
     bit = torch.arange(32, device=x.device)
@@ -18,7 +18,7 @@ def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots)
     seen = torch.nn.functional.pad(bits, (0, 1))
     seen.scatter_(1, torch.where(path >= 0, path, vocab), True)
     penalty = slots.penalty[s].to(x.dtype)[:, None]
-    # of a slot without a penalty no bit is kept, and 1 changes nothing
+    # a slot without a penalty stores no bits, and a penalty of 1 changes nothing
     scaled = torch.where(x < 0, x * penalty, x / penalty)
     return torch.where(seen[:, :vocab] & (penalty != 1), scaled, x)
 
@@ -26,7 +26,7 @@ def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots)
 def subtract_counts(
     x: torch.Tensor, prefix: Prefixes, s: torch.Tensor, rules: Rules
 ) -> torch.Tensor:
-    """Frequency and presence penalties, in place. The prompt's tokens do not count."""
+    """Subtracts both penalties from x [R, V] in place and returns x; the prompt does not count."""
     vocab, of = x.shape[1], rules.of[s]
     token = prefix.token[:, prefix.prompt :]
     # counts are whole numbers, so sums are the same in any order

@@ -1,4 +1,4 @@
-"""The tokens before each row: the end of its prompt, what its slot committed, and its path."""
+"""Tokens before each row: the end of its prompt, its slot's committed tokens, and its path."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Prefixes:
-    """Prefixes of R rows. Columns before a prefix and behind it hold -1; P are the prompt's."""
+    """Prefixes of R rows. The first P columns are the prompt's; unused columns hold -1."""
 
     token: torch.Tensor  # [R, L] int64
-    end: torch.Tensor  # [R] int64, the column behind the prefix
+    end: torch.Tensor  # [R] int64, the column after the prefix
     prompt: int  # P
 
     def last(self, count: int) -> torch.Tensor:
@@ -24,16 +24,16 @@ class Prefixes:
         return torch.where(place >= 0, found, -1)
 
     def shifted(self, by: int) -> torch.Tensor:
-        """[R, L], the tokens so many places before each one."""
+        """[R, L]: the token `by` places before each one, -1 if there is none."""
         if by == 0:
             return self.token
         return torch.nn.functional.pad(self.token[:, :-by], (by, 0), value=-1)
 
 
 def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
-    """[R, MAX_DEPTH] int64, the drafted tokens on each row's path, by depth from 1; -1 behind.
+    """[R, MAX_DEPTH] int64: drafted tokens on each row's path, by depth from 1; -1 after them.
 
-    A root is committed, so it is none of them.
+    A root is committed, so it is not included.
     """
     device = pool.token.device
     s = pool.slot[rows].clamp(min=0).long()
@@ -42,7 +42,7 @@ def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
     same = (pool.slot[rows, None] == pool.slot) & (pool.slot[rows, None] >= 0)
     above = (pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1
     drafted = same & (above == 1) & (pool.depth > 0)
-    # a column behind the last takes what is on no path
+    # an extra column after the last receives tokens that are not on the path
     place = torch.where(drafted, pool.depth.long() - 1, MAX_DEPTH)
     found = torch.full((s.shape[0], MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
     return found.scatter_(1, place, pool.token.long().expand_as(place))[:, :-1]
@@ -51,12 +51,12 @@ def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
 def prefixes(
     rows: slice, path: torch.Tensor, longest: int, pool: Pool, slots: Slots, rules: Rules
 ) -> Prefixes:
-    """Prefixes of the pool's `rows` with their `path`; longest: of committed tokens."""
+    """Prefixes of the pool's `rows` with their `path`; longest: most committed tokens of a slot."""
     s = pool.slot[rows].clamp(min=0).long()
     P, device = rules.prompt.shape[1], path.device
     committed = slots.tokens[s, :longest].long()
     generated = slots.generated[s].long()[:, None]
-    # what past samples left behind is none of this one's
+    # tokens that earlier samples left in the slot are not this sample's
     fresh = torch.arange(longest, device=device) < generated
     committed = torch.where(fresh, committed, -1)
     token = torch.cat([rules.prompt[s].long(), committed, torch.full_like(path, -1)], 1)

@@ -1,4 +1,4 @@
-"""Rows of logits as the rules change them, block by block."""
+"""Apply the rules to rows of logits, block by block."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,7 +19,7 @@ BLOCK = 64
 
 class Changed(NamedTuple):
     x: torch.Tensor  # [M, V], float32 at least
-    forced: torch.Tensor | None  # [M] int64, a row's only token or -1; x has all of them
+    forced: torch.Tensor | None  # [M] int64, a row's only token or -1; x still allows the others
 
 
 def blocks(rows: int) -> Iterator[slice]:
@@ -35,7 +35,7 @@ def change_rows(
     asked: Asked,
     longest: int | None = None,
 ) -> Changed:
-    """A copy of logits [M, V] with `rules`; longest: tokens that a slot has committed at most."""
+    """Copies logits [M, V] and applies `rules`; longest: most committed tokens of a slot."""
     longest = slots.tokens.shape[1] if longest is None else longest
     x = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     forced = None

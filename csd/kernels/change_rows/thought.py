@@ -1,9 +1,9 @@
-"""A budget of thought: once it is spent, what ends a thought is all that is left.
+"""Budget of thought: once it is spent, only the tokens that close the thought are allowed.
 
-A thought is open at a row where what begins one lies later in its prefix than what ends one. The
-sample's tokens within thoughts count, those that end it included. Where as many as the budget are
-spent and the thought is open, the tokens that close it are forced, one a row, behind the longest
-part of them with which the prefix ends already.
+A thought is open at a row if the last begin mark in its prefix is after the last end mark. The
+sample's tokens inside thoughts are counted, including those of the end mark. If the count has
+reached the budget and the thought is open, the closing tokens are forced, one per row, continuing
+the longest beginning of them with which the prefix already ends.
 """
 
 import torch
@@ -13,7 +13,7 @@ from csd.state.rules import ANY, Rules
 
 
 def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tensor:
-    """[R] int64, the only token of each row, -1 where it is free."""
+    """[R] int64: the only token of each row, -1 if it is free."""
     of = rules.of[s]
     close, budget = rules.close[of].long(), rules.thought[of]
     column = torch.arange(prefix.token.shape[1], device=s.device).expand_as(prefix.token)
@@ -22,7 +22,7 @@ def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tens
         for mark in (rules.begin, rules.end)
     )
     inside = began > ended
-    # the token of a column is within a thought when it is open before it
+    # the token of a column is within a thought if one is open before the column
     within = torch.nn.functional.pad(inside[:, :-1], (1, 0)) & (prefix.token >= 0)
     spent = within[:, prefix.prompt :].sum(-1)
     open_ = inside.gather(1, (prefix.end - 1).clamp(min=0)[:, None])[:, 0]
@@ -31,7 +31,7 @@ def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tens
 
 
 def _completes(prefix: Prefixes, mark: torch.Tensor) -> torch.Tensor:
-    """[R, L] bool: whether the tokens up to a column end with mark [R, X], right-aligned."""
+    """[R, L] bool: the tokens up to each column end with mark [R, X], which is right-aligned."""
     width = mark.shape[1]
     found = prefix.token >= 0
     for k in range(width):
@@ -41,10 +41,10 @@ def _completes(prefix: Prefixes, mark: torch.Tensor) -> torch.Tensor:
 
 
 def _begun(prefix: Prefixes, close: torch.Tensor) -> torch.Tensor:
-    """[R] how many tokens of close [R, X] end the prefix already, the most if there are several."""
+    """[R]: largest number of first tokens of close [R, X] with which the prefix already ends."""
     width = close.shape[1]
     last = prefix.last(max(width - 1, 1))
-    # [X, X]: of its first k tokens, token i is so far from the prefix's end
+    # [X, X]: distance of token i from the prefix's end, if the first k tokens end it
     k = torch.arange(width, device=close.device)
     back = k[:, None] - 1 - k[None, :]
     there = last[:, back.clamp(min=0).flatten()].view(-1, width, width)
@@ -54,7 +54,7 @@ def _begun(prefix: Prefixes, close: torch.Tensor) -> torch.Tensor:
 
 
 def only(x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Rows x [R, V], in place: where token [R] is one, it has no others."""
+    """Makes token [R], unless it is -1, the only one of its row of x [R, V], in place."""
     forced = (token >= 0)[:, None]
     x.masked_fill_(forced, -torch.inf)
     place = token.clamp(min=0)[:, None]

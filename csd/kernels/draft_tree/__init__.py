@@ -1,55 +1,57 @@
 """Draft every live slot's tree from the consensus graph: one pool of the likeliest nodes.
 
-A node's contexts of all orders are looked up, and last the one of the group as a whole (order
+A node's contexts of all orders are looked up, and last the context of the group as a whole (order
 0). With W_n the total of its context of order n, w_n(t) the weight of successor t, c the smoothing
-weight and L the most that is trusted, longest first:
+weight and L the largest trust in a context, longest first:
 
     lam_n = L * W_n / (W_n + c)                     0 where the context is absent
     share_n = lam_n * product of (1 - lam_m) over the longer orders m
     p(t) = sum over n of share_n * p_n(t)
 
 and the node keeps its MAX_CHILDREN likeliest tokens, ties to smaller tokens. p_n(t) = w_n(t) / W_n
-where the slot is greedy. Where it samples, a context's successors are scored with the very noise g
-that will decide, more sharply in longer contexts (beta_n):
+where the slot is greedy. Where it samples, a context's successors are scored with the same noise g
+that verification will use, more sharply in longer contexts (beta_n):
 
     c_n(t) = exp(beta_n (log v_n(t) + g_t)) / (sum over s of the same
                                              + exp(beta_n (log max(r_n, 1/1000) + 0.577)))
     p_n(t) = (1 - u) c_n(t) + u v_n(t)
 
-with r_n = 1 - sum of w_n(s) / W_n, v_n(t) the weights as shares of W_n, those of successors that
-the sample itself has had there multiplied by `own_weight` at the same sum, and u the `uncoupled`
-share. A mixture of coupled contexts guesses better than coupling their mixture: each of them
-either is where the sample stands, and then its distribution is nearly right, or it is not. So it
-is inside a context: its weights are a sum of distributions, of which the sample's may be a sharp
-one that noise would not change; u stands for those.
+with r_n = 1 - sum of w_n(s) / W_n, v_n(t) the weights as shares of W_n, in which successors that
+the sample itself has had after this context are multiplied by `own_weight` while their sum stays
+the same, and u the `uncoupled` share. A mixture of coupled contexts predicts better than coupling
+their mixture: a context either matches the sample's text, and then its distribution is nearly
+right, or it does not. The same holds inside a context: its weights are a sum of distributions, of
+which the sample's may be a sharp one that noise would not change; u accounts for those.
 
 Every term of p is rounded down to a multiple of 2^-24, so that sums are exact. An edge costs
-round(-log2(p) * 2^16) and a level's cost, a path the sum of its edges, so a child never costs less
-than its parent. Neither tokens that end the sample nor paths less likely than 2^-60 are drafted.
+round(-log2(p) * 2^16) plus the cost of a level, and a path the sum of its edges, so a child never
+costs less than its parent. Neither tokens that end the sample nor paths less likely than 2^-60 are
+drafted.
 
-A level costs D = round(-log2(decay) * 2^16) where a sample commits u = 5/2 tokens a step. A sample
-that copies commits more, and its paths may be longer. With T tokens generated in n steps, and
-`settle` = s steps at the usual rate before them,
+A level costs D = round(-log2(decay) * 2^16) where a sample commits u = 5/2 tokens per step. A
+sample that copies commits more, and its paths may be longer. With T tokens generated in n steps,
+and `settle` = s steps at the usual rate before them,
 
     level = D * u (n + s) / (T + u s)    rounded down, from D / 4 to 3 D / 2; D where s = 0
 
-so a tree is as deep as the sample's drafts so far have earned.
+so a tree is deeper the more tokens per step the sample has committed so far.
 
 Level by level, a slot's `frontier` cheapest nodes are expanded (ties: token, then the parent's
-rank). Of all nodes seen, at most MAX_NODES - 1 a slot, the cheapest fill the pool's rows that the
-roots leave, with `csd.state.pool_builder.progress_penalties` added to their costs, so that samples
-that are behind get more of them while the call waits for these alone. Where noise does not decide,
-a sample that is ahead of the others drafts from text at other places, which is accepted less often
-than its weight promises; one that is behind has its siblings' text at the very place. So while all
-live slots are of one group,
+rank). Of all nodes, at most MAX_NODES - 1 per slot, the cheapest fill the rows of the pool that the
+roots leave free. `csd.state.pool_builder.progress_penalties` are added to their costs, so that
+samples that are behind get more rows when the call waits only for them. At temperature 0, a sample
+that is ahead of the others drafts from text at other places, which is accepted less often than its
+weight suggests; one that is behind has its siblings' text at the same place. So while all live
+slots belong to one group,
 
     min(group_penalty * (generated - the fewest of a live slot with as many steps),
         MAX_GROUP_PENALTY)
 
-is added in its place, where that is more: a sample that began later may find earlier ones whole.
-Ties go by slot, depth, token and the parent's rank. Probabilities and noise are float64 before an
-edge is rounded, so that implementations whose logarithms differ in the last bit reach the same
-integers but for one edge in 10^9.
+is added instead if it is larger. Only slots with as many steps are compared, since a sample that
+began later may have complete earlier ones to draft from. Ties go by slot, depth, token and the
+parent's rank. Probabilities and noise are float64 before an edge is rounded, so that
+implementations whose logarithms differ in the last bit get the same integers except for one edge
+in 10^9.
 """
 
 from collections.abc import Callable
@@ -70,7 +72,7 @@ _SLOTS = (
     "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
     "step", "progress_penalty", "prompt_len", "group_key",
 )  # fmt: skip
-# what drafting reads of a GraphConfig beside its sizes
+# fields of a GraphConfig that drafting reads, besides its sizes
 _CONFIG = (
     "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "settle",
     "group_penalty", "frontier", "max_depth", "min_prob",
@@ -117,9 +119,10 @@ _draft_tree = RecordOperator(
 def draft_tree(
     table: Table, slots: Slots, rows: int, config: GraphConfig, nodes: int | None = None
 ) -> Pool:
-    """The likeliest nodes of all live slots' trees, in a pool of `rows` >= live rows.
+    """Returns the likeliest nodes of all live slots' trees, in a pool of `rows` rows.
 
-    nodes: drafted nodes at most, over all slots; as many as fit when not given.
+    rows: at least the number of live slots. nodes: most drafted nodes over all slots, by default as
+    many as fit.
     """
     device, sizes = slots.live.device, {"S": slots.count}
     _draft_tree.check(sizes, device, table, slots)

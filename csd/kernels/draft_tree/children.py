@@ -1,8 +1,8 @@
-"""The children of a level's nodes, as `csd/kernels/draft_tree/` estimates them, in numpy.
+"""Children of a level's nodes, estimated in numpy by the formulas of `csd/kernels/draft_tree/`.
 
-On the few elements of a level a call of numpy takes longer than its work, so a level is a fixed
-number of calls over all slots: flat lists of the contexts that are there and of the successors
-that they have, never the padding around them.
+For the few elements of a level the overhead of a numpy call exceeds its work, so a level takes a
+fixed number of calls over all slots, on flat lists of the existing contexts and of their
+successors, without padding.
 """
 
 from typing import Any, NamedTuple
@@ -26,16 +26,16 @@ from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
 
 
 class Children(NamedTuple):
-    """Children of all nodes of a level, [n]; those of one slot and token as their parents."""
+    """Children of all nodes of a level [n]; those of one slot and token are in order of parents."""
 
-    parent: np.ndarray  # place in the level
+    parent: np.ndarray  # index in the level
     token: np.ndarray
-    edge: np.ndarray  # cost
+    edge: np.ndarray  # cost of the edge
     source: np.ndarray
 
 
 class Estimates:
-    """State from which children are estimated, in numpy."""
+    """Table, noise and slots' fields from which children are estimated, as numpy arrays."""
 
     live: np.ndarray
     group: np.ndarray
@@ -73,9 +73,9 @@ class Estimates:
         slot: np.ndarray,  # [F] int64
         context: np.ndarray,  # [F, N]
         depth: int,  # the children's
-        highest: np.ndarray,  # [F], the most that an edge may cost
+        highest: np.ndarray,  # [F], largest cost of an edge
     ) -> Children | None:
-        """None where there are none."""
+        """Estimates the children of nodes with these slots and contexts; None if there are none."""
         table, F, E = self.table, slot.size, self.table.succ_token.shape[1]
         pair, entry, share, total = self._contexts(slot, context)
         if not pair.size:
@@ -86,7 +86,7 @@ class Estimates:
         weight = table.succ_weight.take(entry, 0).astype(float)
         sources = table.succ_source.take(entry, 0)
 
-        # all successors by slot, token, node and order, longest first
+        # all successors, sorted by slot, token, node and order, longest first
         held = (token >= 0).ravel().nonzero()[0]
         pair = held // E
         key = (slot << 31)[node[pair]] | token.ravel()[held]
@@ -103,10 +103,10 @@ class Estimates:
                 slot[node], order, weight, total, sources, g.reshape(token.shape)
             )
             mass = np.where(noisy[:, None], share[:, None] * coupled, mass)
-        # whole numbers, so that sums are exact
+        # integers, so that sums are exact
         mass = np.floor(mass.ravel()[held] * ONE).astype(np.int64)
 
-        # runs of one node and token; each begins where its longest context has it
+        # runs of one node and token; the first of each is from its longest context
         first = new_key | starts(node[pair])
         at = first.nonzero()[0]
         q = np.minimum(np.add.reduceat(mass, at), ONE)
@@ -126,8 +126,10 @@ class Estimates:
     def _contexts(
         self, slot: np.ndarray, context: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The P contexts in the table, by node, longest first: node * O + order, entry, share of
-        the estimate, total."""
+        """Finds the P contexts that are in the table, by node, longest first.
+
+        Returns node * O + order, entry, share of the estimate, and total, each [P].
+        """
         config, owner, F = self.config, self.owner[slot], slot.size
         orders = config.orders[::-1]
         code = hash_contexts(owner, context, orders)
@@ -139,7 +141,7 @@ class Estimates:
         there = entry >= 0
         total = np.where(there, self.table.entry_total.take(entry), 0).astype(float)
         share = total * config.trust / (total + float(config.smoothing))
-        # by what longer ones leave
+        # multiplied by the share that longer contexts leave
         share[:, 1:] *= (1 - share).cumprod(1)[:, :-1]
         pair = there.ravel().nonzero()[0]
         return pair, entry.take(pair), share.take(pair), np.maximum(total.take(pair), 1)
@@ -153,7 +155,7 @@ class Estimates:
         sources: np.ndarray,  # [P, E]
         g: np.ndarray,  # [P, E]
     ) -> np.ndarray:
-        """[P, E] p_n(t) of each successor, where noise decides."""
+        """[P, E]: p_n(t) of each successor, for slots that sample."""
         config, beta = self.config, self.betas[order]
         own = (sources >> self.bit[slot][:, None]) & 1 == 1
         mine = np.where(own, weight * config.own_weight, weight)
@@ -166,7 +168,7 @@ class Estimates:
         return ((1 - config.uncoupled) / norm)[:, None] * score + config.uncoupled * mine
 
     def _gumbel(self, key: np.ndarray, depth: int) -> np.ndarray:
-        """Gumbel noise of slots and tokens, [n] `slot << 31 | token`."""
+        """Gumbel noise [n] of children at `depth`; key: [n], slot << 31 | token."""
         slot, token = key >> 31, key & ((1 << 31) - 1)
         # the token of a node at depth d is generated token d - 1 from here
         position = self.generated[slot] + (depth - 1)
@@ -185,6 +187,6 @@ class Estimates:
 
 
 def _likeliest(parent: np.ndarray, q: np.ndarray, parents: int) -> np.ndarray:
-    """Places of each parent's MAX_CHILDREN largest q, the earlier of equal ones, by parent."""
+    """Indices of each parent's MAX_CHILDREN largest q, by parent; of equal q the earlier ones."""
     order = stable_order(parent << 24 | (ONE - q), parents << 24)
     return order[rank_in_run(starts(parent[order])) < MAX_CHILDREN]

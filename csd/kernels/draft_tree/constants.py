@@ -11,23 +11,23 @@ from csd.state.pool import COST_ONE, MAX_PROGRESS_PENALTY
 
 # probabilities are multiples of 1 / ONE
 ONE = 1 << 24
-# mean of a Gumbel: what the mass outside a context's successors scores with
+# mean of a Gumbel variable: the noise of the mass outside a context's successors
 EULER_GAMMA = 0.5772156649015329
-# the least that is left for that mass
+# lower bound of that mass
 TAIL = 1e-3
-# levels that every slot is grown before all slots' lists are cut
+# levels that every slot's tree grows before all slots' lists are cut
 FIRST_LEVELS = 4
-# the highest cost with its progress penalty; of the least likely path; of one of probability 1 / e
+# largest cost with the progress penalty; largest cost of a path; cost of probability 1 / e
 MAX_COST = (1 << 22) - 1
 MAX_PATH_COST = MAX_COST - MAX_PROGRESS_PENALTY
 UNIT = COST_ONE / math.log(2)
 
-# g [F, W] float64 of slot [F], position [F] and token [F, W], in place of the slots' keyed noise
+# (slot [F], position [F], token [F, W]) -> g [F, W] float64, in place of the slots' keyed noise
 DraftNoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def level_cost(config: GraphConfig, generated: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """[S] int64: what a level costs slots that have generated so many tokens in so many steps."""
+    """[S] int64: cost of a level for slots that have `generated` tokens after `step` steps."""
     usual = np.full(generated.shape, config.level_cost, np.int64)
     if not config.settle:
         return usual

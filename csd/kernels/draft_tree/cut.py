@@ -1,4 +1,4 @@
-"""The cost at which all slots' lists of nodes are cut, and the rows that each slot takes."""
+"""Cost at which all slots' lists of nodes are cut, and the rows that each slot gets."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ from csd.state import pool
 MAX_NODES = tl.constexpr(pool.MAX_NODES)
 # a list has less than MAX_NODES nodes
 HALVINGS = tl.constexpr(pool.MAX_NODES.bit_length() - 1)
-# the cut is found four bits at a time: so many rounds, and the first one's step
+# the cut is found four bits per round: the number of rounds, and the step of the first one
 WIDE = tl.constexpr(16)
 ROUNDS_OF_CUT = tl.constexpr(-(-constants.MAX_COST.bit_length() // 4))
 WIDE_STEP = tl.constexpr(16 ** (-(-constants.MAX_COST.bit_length() // 4) - 1))
@@ -19,7 +19,7 @@ MAX_COST = tl.constexpr(constants.MAX_COST)
 
 @triton.jit
 def _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S: tl.constexpr):
-    """[BLOCK_S, MAX_NODES] int32 of slots from `start` on, -1 where there is no node."""
+    """[BLOCK_S, MAX_NODES] int32: costs of the slots' nodes, from slot `start` on; -1: no node."""
     offs_s = start + tl.arange(0, BLOCK_S)
     live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
     at = nodes_ptr + offs_s[:, None] * MAX_NODES + tl.arange(0, MAX_NODES)[None, :]
@@ -29,7 +29,7 @@ def _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S: tl.constexpr):
-    """Number of nodes that cost less than MAX_COST, of all slots; the lists are cached then."""
+    """Number of nodes of all slots that cost less than MAX_COST; leaves the lists in the cache."""
     below = tl.zeros([BLOCK_S, MAX_NODES], tl.int32)
     for start in range(0, slots, BLOCK_S):
         costs = _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S)
@@ -39,7 +39,7 @@ def _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
-    """[W]: how many nodes of all slots cost less than each of cost [W]; lists are sorted."""
+    """[W]: number of nodes of all slots that cost less than cost [W], by bisection of the lists."""
     counts = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
     for start in range(0, slots, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)
@@ -47,7 +47,7 @@ def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
         place = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
         for i in tl.static_range(HALVINGS):
             at = nodes_ptr + offs_s[:, None] * MAX_NODES + place + ((MAX_NODES // 2 >> i) - 1)
-            # what is behind a list counts as MAX_COST, as no `cost` to compare it with is higher
+            # entries after a list's end count as MAX_COST: no `cost` to compare with is larger
             node = tl.load(at, mask=live[:, None], other=NONE)
             place += tl.where((node >> 41).to(tl.int32) < cost[None, :], MAX_NODES // 2 >> i, 0)
         counts += place
@@ -56,7 +56,7 @@ def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S: tl.constexpr):
-    """The largest cost that no more nodes than the budget stay below, and how many stay below."""
+    """Largest cost below which there are at most `budget` nodes, and the number of nodes below."""
     cut = tl.full((), MAX_COST, tl.int32)
     below = _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S)
     if below > budget:
@@ -65,7 +65,7 @@ def find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S: tl.constexpr):
         step = tl.full((), WIDE_STEP, tl.int32)
         for _ in range(0, ROUNDS_OF_CUT):
             counts = _cheaper(nodes_ptr, live_ptr, cut + offs_w * step, slots, BLOCK_S)
-            # counts rise; the first is within the budget
+            # counts are ascending; the first is within the budget
             fits = tl.sum((counts <= budget).to(tl.int32), 0) - 1
             below = tl.sum(tl.where(offs_w == fits, counts, 0), 0)
             cut += fits * step
@@ -75,8 +75,10 @@ def find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S: tl.constexpr):
 
 @triton.jit
 def share_rows(nodes_ptr, live_ptr, group_ptr, me, group, cut, left, slots, BLOCK_S: tl.constexpr):
-    """The first row of slot `me` and how many it has, the rows of groups before group `me`, and the
-    rows of all. Of nodes that cost just the cut, those of the first slots fill the `left` rows."""
+    """Slot `me`'s first row and number of rows, the rows of groups before `me`, and all rows.
+
+    Nodes that cost exactly the cut fill the `left` remaining rows, those of the first slots first.
+    """
     first = tl.zeros((), tl.int32)
     total = tl.zeros((), tl.int32)
     my_rows = tl.zeros((), tl.int32)

@@ -1,7 +1,7 @@
 """Cut all slots' lists of nodes at one cost and fill the pool: the second kernel of a draft.
 
-Every program finds the cut by itself, four bits at a time, since that is cheaper than a launch.
-Then program s writes the rows of slot s, and all of them the padding.
+Every program finds the cut by itself, four bits per round, since that is cheaper than a launch.
+Then program s writes the rows of slot s, and all programs write a part of the padding.
 """
 
 import triton
@@ -13,14 +13,14 @@ from csd.kernels.draft_tree.slots import live_slots, slot_group_penalty, slot_pr
 from csd.state import pool
 
 MAX_NODES = tl.constexpr(pool.MAX_NODES)
-# a word that doubles its reach so often holds all ancestors
+# a word whose reach is doubled this many times has all ancestors
 ROUNDS = tl.constexpr(pool.MAX_DEPTH.bit_length())
 HISTORY = tl.constexpr(pool.HISTORY)
 
 
 @triton.jit
 def _store_rows(columns, row, mask, token, parent, slot, depth, position, ancestors, cost, source):
-    """Fields of the pool at rows [W]; columns: their pointers in this order."""
+    """Writes the fields of the pool at rows [W]; columns: their pointers in this order."""
     token_ptr, parent_ptr, slot_ptr, depth_ptr = columns[:4]
     position_ptr, ancestors_ptr, cost_ptr, source_ptr = columns[4:]
     tl.store(token_ptr + row, token, mask=mask)
@@ -35,7 +35,7 @@ def _store_rows(columns, row, mask, token, parent, slot, depth, position, ancest
 
 @triton.jit
 def _store_padding(columns, context_ptr, start, rows, N: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Every row behind the drafted ones, MAX_NODES at a time and program."""
+    """Writes padding to the rows from `start` on, MAX_NODES of them per iteration and program."""
     offs_n = tl.arange(0, BLOCK_N)
     for first in range(start, rows, tl.num_programs(0) * MAX_NODES):
         row = first + tl.arange(0, MAX_NODES)
@@ -50,10 +50,10 @@ def _store_padding(columns, context_ptr, start, rows, N: tl.constexpr, BLOCK_N: 
 
 @triton.jit
 def _parents(node, depth, mask, drafted):
-    """Each row's parent [MAX_NODES] among the slot's rows, by rank among the rows of its depth."""
+    """[MAX_NODES]: index of each row's parent among the slot's rows, from its rank in its depth."""
     i = tl.arange(0, MAX_NODES)
     parent_rank = ((node >> 2) & 15).to(tl.int32)
-    # [MAX_NODES, MAX_NODES]: nodes j down, i across
+    # [MAX_NODES, MAX_NODES]: nodes j along axis 0, i along axis 1
     j_depth = tl.where(mask, depth, -1)[:, None]
     rank = tl.sum(((j_depth == depth[None, :]) & (i[:, None] < i[None, :])).to(tl.int32), 0)
     above = (j_depth == depth[None, :] - 1) & (rank[:, None] == parent_rank[None, :])
@@ -64,7 +64,7 @@ def _parents(node, depth, mask, drafted):
 def _ancestor_words(parent):
     """[MAX_NODES] int64: a bit for each row above a row, and for itself."""
     word = tl.full([MAX_NODES], 1, tl.int64) << tl.arange(0, MAX_NODES).to(tl.int64)
-    # what is above a node, then what is above that, ..
+    # `jump` is the parent, then the ancestor twice as far above in each round
     jump = parent
     for _ in range(0, ROUNDS):
         word |= tl.gather(word, jump, 0)
@@ -162,7 +162,7 @@ def _fill_kernel(
     _store_rows(
         columns, row, mask, token, parent, me + 0 * i, depth, base + depth, word, cost, source
     )
-    # a node's own token, its ancestors', the slot's
+    # a context: the node's own token, its ancestors' tokens, then the slot's
     at = i
     for n in range(0, N):
         past = tl.gather(committed, tl.maximum(n - depth, 0), 0)

@@ -1,4 +1,4 @@
-"""A level's frontier: what the graph holds of its contexts, and the frontier that follows."""
+"""Look up the contexts of a level's frontier in the graph, and select the next frontier."""
 
 import triton
 import triton.language as tl
@@ -21,9 +21,9 @@ SAMPLES = tl.constexpr((1 << table.PROMPT_BIT) - 1)
 def look_up(
     context,  # [F, BLOCK_N] int32
     group,  # [F] int64
-    front,  # contexts there are
+    front,  # number of contexts
     size,  # [O] int32, tokens of each order
-    whole,  # [O], which of them is the context of the group as a whole
+    whole,  # [O] bool: the order that stands for the context of the group as a whole
     sample,
     entries,  # pointers of the table
     buckets,
@@ -33,8 +33,11 @@ def look_up(
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Total [F, O] of each context, 0 where absent; token, weight, whether the sample itself has
-    observed it, and source [F, O, BLOCK_E] of its successors, -1 and 0 where absent."""
+    """Looks up each context; returns total, token, weight, by_self and source.
+
+    total: [F, O], 0 if absent. The others: [F, O, BLOCK_E], of the successors; token is -1 and
+    weight 0 if absent, by_self is true if the sample itself has observed the successor.
+    """
     entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, entry_total_ptr = entries[:4]
     succ_token_ptr, succ_weight_ptr, succ_source_ptr = entries[4:]
     offs_e = tl.arange(0, BLOCK_E)[None, None, :]
@@ -66,11 +69,13 @@ def look_up(
 
 @triton.jit
 def _expanded(nodes, chosen, width, level, highest, FRONTIER: tl.constexpr):
-    """Flags [F]: the cheapest children `chosen` of a level (NONE: no child) that are expanded. They
-    are those in the list `nodes` of `width` places whose children may enter it and cost no more
-    than `highest`."""
+    """Flags [F] of the children that are expanded, among a level's cheapest, `chosen` (or NONE).
+
+    Expanded are those in the list `nodes` of `width` places whose own children may enter the list
+    and cost no more than `highest`.
+    """
     last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
-    # of the list's last place; above all costs where it is empty
+    # cost at the list's last place; above all costs if that is empty
     end = tl.min(tl.where(tl.arange(0, nodes.shape[0]) == width - 1, nodes, NONE), 0) >> 41
     ahead = (chosen <= last_node) & (tl.arange(0, chosen.shape[0]) < FRONTIER)
     return ahead & ((chosen >> 41) + level <= tl.minimum(end, highest))
@@ -80,7 +85,7 @@ def _expanded(nodes, chosen, width, level, highest, FRONTIER: tl.constexpr):
 def load_frontier(
     nodes, depth, width, level, highest, FRONTIER: tl.constexpr, BLOCK_F: tl.constexpr
 ):
-    """Number of nodes of this depth in the list `nodes` to expand, and their costs [BLOCK_F]."""
+    """Number and costs [BLOCK_F] of the nodes of this depth in the list `nodes` to be expanded."""
     there = (nodes < NONE) & ((nodes >> 37 & 15) == depth - 1)
     rank = tl.cumsum(there.to(tl.int32), 0) - 1
     chosen = by_place(tl.where(there, rank, -1), nodes, BLOCK_F)
@@ -91,8 +96,7 @@ def load_frontier(
 
 @triton.jit
 def next_frontier(nodes, child, rank, context, width, level, highest, FRONTIER: tl.constexpr):
-    """The next frontier, children of this level that are expanded: their number, costs [F] and
-    contexts [F, BLOCK_N]."""
+    """Number, costs [F] and contexts [F, BLOCK_N] of the children that form the next frontier."""
     F: tl.constexpr = context.shape[0]
     offs_f = tl.arange(0, F)
     offs_n = tl.arange(0, context.shape[1])

@@ -1,17 +1,17 @@
-"""Grow one slot's tree a program: the first two launches of `csd/kernels/draft_tree/`.
+"""Grow one slot's tree per program: the first two launches of `csd/kernels/draft_tree/`.
 
 The first launch grows FIRST_LEVELS levels. The second one cuts all slots' lists where the pool
-would end if no more nodes came, and goes on from nodes whose children may be cheaper than that: no
-other could enter the pool, so the pool is the same as without the cut. What a level costs is the
-least that a child adds to its parent.
+would end if no more nodes came, and continues from nodes whose children may be cheaper than that:
+no others could enter the pool, so the pool is the same as without the cut. A child costs at least
+the cost of a level more than its parent.
 
-A drafted node is one int64, and nodes go in the order of these:
+A drafted node is one int64, by which nodes are sorted:
 
     cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
 
-the cost including the slot's penalty. The slot's cheapest nodes of all levels so far are a
-sorted list, into which each level's children are merged. Since a node of the list keeps its
-place among those of its depth, that is its rank in its level's frontier: no link is stored.
+where the cost includes the slot's penalty. The slot's cheapest nodes of all levels so far are a
+sorted list, into which each level's children are merged. The place of a node among the list's nodes
+of its depth does not change, so it is its rank in its level's frontier: no link is stored.
 """
 
 import triton
@@ -38,7 +38,10 @@ FIRST_LEVELS = tl.constexpr(constants.FIRST_LEVELS)
 
 @triton.jit
 def _one_a_thread(scratch_ptr, at, value, flat):
-    """The values, stored at `at`, as [C]: one a thread, where before many threads hold the same."""
+    """Returns the values as [C], one per thread, where before several threads hold the same.
+
+    They are stored at `at` and loaded at `flat`.
+    """
     tl.debug_barrier()
     tl.store(scratch_ptr + at, value)
     tl.debug_barrier()
@@ -47,15 +50,15 @@ def _one_a_thread(scratch_ptr, at, value, flat):
 
 @triton.jit
 def _as_nodes(
-    child,  # [C] int64: q, token and source of the children of MAX_CHILDREN a frontier's node
+    child,  # [C] int64: q, token and source of MAX_CHILDREN children per node of the frontier
     cost,  # [F] int64, of the frontier
     depth,
     highest,
     stop_ids_ptr,  # [STOPS] int32, of the slot
-    level,  # what a level costs
+    level,  # cost of a level
     STOPS: tl.constexpr,
 ):
-    """[C] int64: the children as nodes, NONE where none is or one costs more than `highest`."""
+    """[C] int64: the children as nodes; NONE if absent, an end token, or dearer than `highest`."""
     offs_c = tl.arange(0, child.shape[0])
     q, token = (child >> 33).to(tl.int32), child >> 2 & LAST_TOKEN
     some = q > 0
@@ -93,13 +96,13 @@ def _grow_kernel(
     seen_ptr,  # [S, MAX_NODES] int64: the first launch's nodes
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
     front_ptr,  # [S, BLOCK_F, BLOCK_N] int32: contexts of the frontier that the first launch leaves
-    children_ptr,  # [S, CHILDREN] int64, a level's
+    children_ptr,  # [S, CHILDREN] int64, scratch for a level's children
     slots,
     rows,
-    most,  # drafted nodes of all slots
+    most,  # most drafted nodes of all slots
     buckets,
     max_depth,
-    max_cost,  # of a path
+    max_cost,  # largest cost of a path
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ORDERS: tl.constexpr,  # longest first
@@ -120,7 +123,7 @@ def _grow_kernel(
     BLOCK_F: tl.constexpr,
     STOPS: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    RESUMED: tl.constexpr,  # whether it is the second launch
+    RESUMED: tl.constexpr,  # True in the second launch
 ):
     slot = tl.program_id(0)
     if tl.load(live_ptr + slot) == 0:
@@ -133,7 +136,7 @@ def _grow_kernel(
     key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
     sampled = tl.load(temperature_ptr + slot) > 0
     group_key = tl.load(group_key_ptr + tl.load(group_ptr + slot))
-    # longest first, then the group as a whole: what follows ANY
+    # longest first, then the group as a whole: the successors of ANY
     CONTEXTS: tl.constexpr = len(ORDERS) + 1
     offs_o = tl.arange(0, BLOCK_O)
     whole = offs_o == len(ORDERS)
@@ -204,7 +207,7 @@ def _grow_kernel(
             child, cost, depth, highest, stop_ids_ptr + slot * STOPS, level, STOPS,
         )  # fmt: skip
         child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
-        # [MAX_NODES]: the cheapest of both
+        # [MAX_NODES]: the cheapest of the list and the children
         rank, place, node_place = ranks(nodes, child)
         nodes = by_place(place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_p < width, nodes, NONE)

@@ -90,7 +90,7 @@ def draft_tree_triton(
         STOPS=MAX_STOP_IDS,
         BLOCK_S=BLOCK_S,
         num_warps=GROW_WARPS,
-        # a product and a sum in one rounding would draft other trees than the reference
+        # fused multiply-adds would draft other trees than the reference
         enable_fp_fusion=False,
     )
     grow(nodes_ptr=seen, RESUMED=False)
@@ -102,9 +102,9 @@ def draft_tree_triton(
 def fill_pool(
     lists: torch.Tensor, slots: Slots, pool: Pool, most: int, group_penalty: int = 0
 ) -> None:
-    """Launch the fill: the cheapest `most` nodes of all slots' sorted lists [S, MAX_NODES].
+    """Fills `pool` with the `most` cheapest nodes of all slots' sorted lists [S, MAX_NODES].
 
-    group_penalty: of `GraphConfig`, which the nodes' costs in the lists hold.
+    One launch. group_penalty: that of `GraphConfig`, included in the costs in the lists.
     """
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     _fill_kernel[(max(S, G + 1),)](

@@ -1,4 +1,4 @@
-"""The likeliest children of a frontier's nodes: a mixture of what their contexts hold."""
+"""The likeliest children of a frontier's nodes, by a mixture of their contexts' successors."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ SAMPLE = tl.constexpr(noise.SAMPLE)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 # doublings that reach all of a token's contexts: 16 orders and the group as a whole
 SUM_ROUNDS = tl.constexpr(5)
-# behind every node
+# sorts after every node
 NONE = tl.constexpr((1 << 63) - 1)
 
 
@@ -23,7 +23,7 @@ def masses(
     total,  # [F, O] int32, longest order first, 0 where absent
     token,  # [F, O, E] int32, -1 where absent
     weight,  # [F, O, E] int32, 0 where absent
-    by_self,  # [F, O, E]: whether the sample itself has had it there
+    by_self,  # [F, O, E]: whether the sample itself has had it after this context
     key,
     sample,
     position,
@@ -35,7 +35,7 @@ def masses(
     BETAS: tl.constexpr,
     UNCOUPLED: tl.constexpr,
 ):
-    """[F, O, E] int32: what each successor of each context adds to q of its token."""
+    """[F, O, E] int32: mass that each successor of each context adds to q of its token."""
     F: tl.constexpr = token.shape[0]
     O: tl.constexpr = token.shape[1]
     offs_o = tl.arange(0, O)
@@ -43,11 +43,11 @@ def masses(
     one = tl.full((), 1.0, tl.float64)
     trust = total * tl.full((), TRUST, tl.float64)
     trust = trust / (total + tl.full((), SMOOTHING, tl.float64))
-    # [F], [F, O], [O]; what is left for the contexts that follow, and what each takes of it
+    # [F], [F, O], [O]: share left for the following contexts, each context's share, its beta
     rem = tl.full([F], 1.0, tl.float64)
     share = tl.zeros([F, O], tl.float64)
     beta = tl.zeros([O], tl.float64)
-    # few at a time: with all of 9 unrolled, Triton 3.6 spills registers
+    # unrolled by three: with all 9 unrolled, Triton 3.6 spills registers
     for o in tl.range(CONTEXTS, loop_unroll_factor=3):
         of_order = tl.sum(tl.where(offs_o[None, :] == o, trust, 0.0), 1)
         share = tl.where(offs_o[None, :] == o, (rem * of_order)[:, None], share)
@@ -82,11 +82,11 @@ def likeliest(
     mass,  # [F, O, E] int32
     source,  # [F, O, E] int32
 ):
-    """[F, MAX_CHILDREN] int32: token, q and source of the likeliest successors; q 0 is none."""
+    """[F, MAX_CHILDREN] int32: token, q and source of the likeliest successors; q is 0 for none."""
     F: tl.constexpr = token.shape[0]
     O: tl.constexpr = token.shape[1]
     OE: tl.constexpr = O * token.shape[2]
-    # by token, then longest context first; whatever has no mass comes last
+    # by token, then longest context first; successors without mass come last
     order = tl.arange(0, O)[None, :, None].to(tl.int64)
     key = (token.to(tl.int64) << 32) | (order << 27) | (source.to(tl.int64) << 25) | mass
     key = tl.reshape(tl.where((token >= 0) & (mass > 0), key, NONE), [F, OE])
@@ -95,7 +95,7 @@ def likeliest(
     token = (key >> 32).to(tl.int32)
     source = (key >> 25).to(tl.int32) & 3
     q = tl.where(key < NONE, key.to(tl.int32) & ((1 << 25) - 1), 0)
-    # a token's masses are neighbours, one a context: sums of 2, 4, .. from each on
+    # a token's masses are adjacent, one per context: sums of 2, 4, .. from each on
     at = tl.arange(0, OE)[None, :] + tl.zeros([F, OE], tl.int32)
     before = tl.gather(token, tl.maximum(at - 1, 0), 1)
     first = (at == 0) | (before != token)

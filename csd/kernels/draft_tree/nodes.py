@@ -1,4 +1,4 @@
-"""The slot's sorted list of nodes: merges of a level's children into it."""
+"""Merge a level's children into the slot's sorted list of nodes."""
 
 import triton
 import triton.language as tl
@@ -6,19 +6,19 @@ import triton.language as tl
 
 @triton.jit
 def by_place(place, value, W: tl.constexpr):
-    """[W]: the values [C] whose places [C], all different, are 0, 1, ..; 0 where none has it."""
+    """Scatters value [C] to index place [C] of a vector [W] of zeros; places in it are distinct."""
     hit = place[:, None] == tl.arange(0, W)[None, :]
     return tl.sum(tl.where(hit, value[:, None], 0), 0)
 
 
 @triton.jit
 def ranks(nodes, child):
-    """Each child's place among the children [C], and its place and each node's [n] in both lists.
+    """Ranks [C] among the children, and places of children [C] and of nodes [n] in the merged list.
 
-    nodes: sorted. Everything is compared with everything: a sort's steps wait for each other.
+    nodes: sorted. All pairs are compared, since the steps of a sort would wait for each other.
     """
     offs_c = tl.arange(0, child.shape[0])
-    # [C, C] and [n, C]: those that come before, down
+    # [C, C] and [n, C]: along axis 0, the elements that come before
     other = child[:, None]
     before = (other < child[None, :]) | (
         (other == child[None, :]) & (offs_c[:, None] < offs_c[None, :])

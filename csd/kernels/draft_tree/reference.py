@@ -24,9 +24,9 @@ def draft_tree_ref(
     out: Pool | None = None,
     nodes: int | None = None,
 ) -> Pool:
-    """The step's pool in `rows` >= live rows; into `out` where given.
+    """Returns the step's pool of `rows` rows, written to `out` if given.
 
-    nodes: drafted nodes at most; as many as fit when not given.
+    rows: at least the number of live slots. nodes: most drafted nodes, by default as many as fit.
 
     noise(slot [F], position [F], token [F, W]) returns g [F, W] float64 in place of the slots'
     keyed noise, for replaying recorded samples.
@@ -42,14 +42,14 @@ def draft_tree_ref(
 
 
 def _grow(state: Estimates, penalty: np.ndarray, slot: np.ndarray, budget: int) -> Drafted | None:
-    """The `budget` cheapest nodes of the slots' trees, best first; None when there are none."""
+    """The `budget` cheapest nodes of the slots' trees, cheapest first; None if there are none."""
     config = state.config
     budget = min(budget, (MAX_NODES - 1) * slot.size)
     limit = np.minimum(state.max_new - 1 - state.generated, min(config.max_depth, MAX_DEPTH))
     path = max_path_cost(config) + penalty
-    # of nodes dearer than the budget's last one so far, none can enter the pool
+    # nodes dearer than the budget's last one so far cannot enter the pool
     ceiling = MAX_COST
-    # penalties are in costs until the pool's nodes are picked
+    # costs include penalties until the pool's nodes are selected
     cost, parent, context = penalty[slot], np.full_like(slot, -1), state.context[slot]
     levels: list[Drafted] = []
     count, depth = 0, 0
@@ -72,7 +72,7 @@ def _grow(state: Estimates, penalty: np.ndarray, slot: np.ndarray, budget: int) 
         cut = total.searchsorted(ceiling, "right")
         at, depths = at[:cut], np.full(cut, depth)
         levels.append(Nodes(total[:cut], token[:cut], slot[:cut], depths, parent[at], source[:cut]))
-        # a child is dearer than its parent by the level at least
+        # a child costs more than its parent by at least the level's cost
         front = np.arange(total.searchsorted(ceiling - state.level_cost.min(), "right"))
         if front.size > config.frontier:
             front = front[rank_in(slot[front]) < config.frontier]
@@ -87,7 +87,7 @@ def _grow(state: Estimates, penalty: np.ndarray, slot: np.ndarray, budget: int) 
 
 
 def _threshold(levels: list[Drafted], cost: np.ndarray, slot: np.ndarray, budget: int) -> int:
-    """Cost of the pool's last node if no more nodes came than `levels` and those given."""
+    """Cost of the pool's last node if it had only the nodes of `levels` and those given."""
     cost = np.concatenate([*(n.cost for n in levels), cost])
     if cost.size < budget:
         return MAX_COST

@@ -16,9 +16,9 @@ Drafted = Nodes[np.ndarray]
 def draft_pool(
     grow: Callable[[np.ndarray, int], Drafted | None], slots: Slots, rows: int, nodes: int | None
 ) -> Pool:
-    """The pool of the nodes that `grow` drafts for the live slots, as many as it is given.
+    """Returns the pool of the nodes that `grow(live slots, number of nodes)` drafts.
 
-    nodes: drafted nodes at most; as many as fit when not given.
+    nodes: most drafted nodes, by default as many as fit.
     """
     live = live_by_group(slots)
     most = rows - live.size if nodes is None else min(nodes, rows - live.size)
@@ -31,7 +31,7 @@ def draft_pool(
 
 
 def rank_in(slot: np.ndarray) -> np.ndarray:
-    """Numbers of earlier elements with the same slot."""
+    """Number of earlier elements with the same slot, for each element."""
     order = slot.argsort(kind="stable")
     rank = np.empty_like(slot)
     rank[order] = rank_in_run(starts(slot[order]))
@@ -39,14 +39,17 @@ def rank_in(slot: np.ndarray) -> np.ndarray:
 
 
 def cheapest(levels: list[Drafted], budget: int) -> Drafted:
-    """The `budget` cheapest nodes, best first; parents are places among all nodes of `levels`."""
+    """The `budget` cheapest nodes, cheapest first.
+
+    Parents are indices among all nodes of `levels`, and in the result indices among its nodes.
+    """
     nodes = Nodes(*(np.concatenate(x) for x in zip(*levels, strict=True)))
     # stable: equal (cost, slot) stay in order of depth, token and parent's rank
     order = stable_order(nodes.cost << 16 | nodes.slot, (MAX_COST + 1) << 16)
     if order.size >= MAX_NODES and budget >= MAX_NODES:
         order = order[rank_in(nodes.slot[order]) < MAX_NODES - 1]
     order = order[:budget]
-    # of a root's child the last place is read
+    # a root's child has parent -1, so it reads the last element, -1
     place = np.full(nodes.cost.size + 1, -1)
     place[order] = np.arange(order.size)
     nodes = Nodes(*(x[order] for x in nodes))

@@ -1,4 +1,4 @@
-"""Slot state as the drafting kernels read it."""
+"""Values that the drafting kernels compute from the slots' fields."""
 
 import triton
 import triton.language as tl
@@ -40,12 +40,12 @@ def slot_group_penalty(
     live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots,
     GROUP_PENALTY: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Group penalty of a live slot: for its lead on the last one that started with it.
+    """Group penalty of a live slot, for its lead over the shortest one with as many steps.
 
-    0 where live slots are of several groups.
+    0 if live slots belong to several groups.
     """
     cost = tl.zeros((), tl.int32)
-    # where noise decides, which it does in nearly every call, nothing more is read
+    # slots that sample, as in nearly every call, read nothing more
     if (GROUP_PENALTY > 0) and (tl.load(temperature_ptr + slot) <= 0):
         group, step = tl.load(group_ptr + slot), tl.load(step_ptr + slot)
         ahead = tl.load(generated_ptr + slot)
@@ -66,7 +66,7 @@ def slot_group_penalty(
 
 @triton.jit
 def level_cost(generated_ptr, step_ptr, slot, LEVEL_COST: tl.constexpr, SETTLE: tl.constexpr):
-    """int64, what a level costs the slot: more the fewer tokens it has committed a step."""
+    """int64: cost of a level for the slot, larger the fewer tokens it has committed per step."""
     if SETTLE == 0:
         cost = tl.full((), LEVEL_COST, tl.int64)
     else:

@@ -1,7 +1,7 @@
 """Tree attention on a GPU whose result for a row has the same bits in every step.
 
-The formula is `csd/kernels/tree_attention/`'s, and the layout is. What is fixed here is the order
-in which a row's keys are added up. With n generated keys, those on its path and its own included:
+Formula and layout are those of `csd/kernels/tree_attention/`. Here the order in which a row's keys
+are added is fixed. With n generated keys, including those on its path and its own:
 
     prompt   its pages by matrix products, cut at places that its length sets
     body     the slot's first T = 64 floor(max(n - 17, 0) / 64) tokens: whole pages, by the same
@@ -9,12 +9,12 @@ in which a row's keys are added up. With n generated keys, those on its path and
     tail     the other 1 to 80 keys, one row's alone, gathered in order of position
 
 A node is at most 16 deep, so the body is committed whatever a step drafts, and a key of the tail is
-read the same way whether it is committed or a node. Partial results are added up in order of
-position. Tiles always have as many rows, so that there is one kind of matrix instruction; keys that
-a row does not see add exact zeros.
+read the same way whether it is committed or a node. Partial results are added in order of position.
+Tiles always have the same number of rows, so that there is one kind of matrix instruction; masked
+keys add exact zeros.
 
-Two launches a layer: `pages` leaves a partial result of every cut, `tail` adds them up and goes on
-with the tail. The work list of both is made once a step (`plan.py`). The reference is
+Two launches per layer: `pages` writes a partial result for every cut, `tail` adds them up and
+continues with the tail. The work list of both is made once per step (`plan.py`). The reference is
 `csd/kernels/tree_attention/batched.py`, which cuts elsewhere: the two agree up to rounding, and
 each with itself to the bit.
 """
@@ -99,11 +99,11 @@ def exact_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """Attention of all rows, [M, H, Dv]. work: the step's `plan_exact`, made here if absent.
+    """Returns the attention of all rows [M, H, Dv]. work: the step's `plan_exact`, made if None.
 
-    window, chunk, softcap, sinks: as `tree_attention` takes them; `work` must be of the same.
+    window, chunk, softcap, sinks: as in `tree_attention`; `work` must be made for the same.
 
-    CPU tensors run the reference, which needs no work list. There is no backward. No node may be
+    CPU tensors run the reference, which needs no work list. Not differentiable. No node may be
     deeper than MAX_DEPTH.
     """
     check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)

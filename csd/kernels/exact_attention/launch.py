@@ -21,7 +21,7 @@ TAIL_KEYS = 32
 
 
 def empty_exact_partials(layout: TreeLayout, H: int, K: int, DV: int) -> Partials:
-    """Room for the partial results of all cuts of a pool."""
+    """Allocates the partial results of all cuts of a pool."""
     R = max(1, sum(cuts(layout))) * layout.slot.shape[0] * (H // K)
     device = layout.slot.device
     return Partials(
@@ -46,10 +46,10 @@ def exact_attention_triton(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """[M, H, Dv]; one or two launches more where `work`, of `plan_exact_triton`, is not given.
+    """Returns [M, H, Dv]. Two launches, and one or two more to make `work` if it is None.
 
-    programs: those of a key-value head that walk the segments; results do not depend on it.
-    Raises ValueError where q is not float16, bfloat16 or float32.
+    work: of `plan_exact_triton`. programs: per key-value head, to walk the segments; results do not
+    depend on it. Raises ValueError if q is not float16, bfloat16 or float32.
     """
     (M, H, D), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
     if q.dtype not in DTYPES:
@@ -63,7 +63,7 @@ def exact_attention_triton(
     partials = empty_exact_partials(layout, H, K, DV)
     dtype = DTYPES[q.dtype]
     tiles = _tiles(chip_of(q.device), dtype, max(D, DV))
-    # the interpreter multiplies bfloat16 wrongly, without an error
+    # the interpreter computes wrong bfloat16 products without an error: use float32 there
     wide = dtype == "bf16" and not isinstance(_pages_kernel, triton.JITFunction)
     common = dict(
         q_ptr=q,
@@ -86,7 +86,7 @@ def exact_attention_triton(
         DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
         PRECISION="ieee" if dtype == "fp32" else "tf32",
         CAP=softcap is not None,
-        # no product and sum become one rounding in one copy of a loop and two in another
+        # else a product and a sum could be fused in one copy of a loop and not in another
         enable_fp_fusion=False,
     )
     _pages_kernel[(programs * K,)](
@@ -117,7 +117,7 @@ def exact_attention_triton(
         BLOCK_E=max(16, triton.next_power_of_2(H // K)),
         BLOCK_N=TAIL_KEYS,
         num_warps=4,
-        # of float32, what one round reads fills the shared memory
+        # for float32 the loads of one iteration fill the shared memory
         num_stages=1 if dtype == "fp32" else 2,
         **common,
     )

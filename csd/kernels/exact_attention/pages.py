@@ -32,9 +32,9 @@ def _attend_segment(
     PRECISION: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """One segment for BLOCK_R packed rows of its tile, from row `packed`.
+    """Writes the partial result of a segment for BLOCK_R packed rows of its tile, from `packed` on.
 
-    limit: tokens of a prompt; of a slot, where it is -1, each row has its own.
+    limit: tokens of a prompt; -1 for a slot, where each row has its own limit.
     """
     q_ptr, k_pages_ptr, v_pages_ptr, row_ptr = pointers
     o_ptr, lse_ptr = results
@@ -47,11 +47,11 @@ def _attend_segment(
     row = first + offs_r // EACH
     head = kv * EACH + offs_r % EACH
     own = tl.load(row_ptr + row * 6 + 2, mask=mask_r & (limit < 0), other=0)
-    # [BLOCK_R, 1]: tokens that a row sees
+    # [BLOCK_R, 1]: end of the tokens that a row attends to
     sees = tl.where(limit < 0, own, limit)[:, None]
     most = tl.max(sees)
     if first_ptr is not None:
-        # [BLOCK_R, 1]: the first of them
+        # [BLOCK_R, 1]: the first token that it attends to
         part = (limit < 0).to(tl.int32)
         since = tl.load(first_ptr + row * 2 + part, mask=mask_r, other=0)[:, None]
     # [BLOCK_D]
@@ -78,7 +78,7 @@ def _attend_segment(
     page = tl.load(table_ptr + low)
     for i in range(low * SUBS, end):
         token = i * BLOCK_N + offs_n
-        # what no row sees may be NaN, and 0 * NaN is not 0
+        # tokens that no row attends to may be NaN, and 0 * NaN is not 0
         mask_n = token < most
         start = page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N
         page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
@@ -122,7 +122,7 @@ def _pages_kernel(
     slot_width,
     partial_rows,
     programs,
-    scale,  # times log2 e; with a cap, over it
+    scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
     H: tl.constexpr,
     K: tl.constexpr,
@@ -138,7 +138,7 @@ def _pages_kernel(
     CAP: tl.constexpr,
 ):
     EACH: tl.constexpr = H // K
-    # neighbours read neighbouring heads of the same tokens
+    # neighbouring programs read neighbouring heads of the same tokens
     kv = tl.program_id(0) % K
     o_ptr += kv.to(tl.int64) * partial_rows * DV
     lse_ptr += kv.to(tl.int64) * partial_rows

@@ -1,4 +1,4 @@
-"""The work list of a step's exact attention: made once on the device, walked by every layer.
+"""Work list of a step's exact attention: made once on the device, walked by every layer.
 
 Tiles are those of `csd/kernels/tree_attention/plan.py`: rows that share keys. A segment is a tile
 and one cut of its pages:
@@ -10,11 +10,12 @@ and one cut of its pages:
     tail[m]      the tail's keys: place in the pages, or -2 - (pool row) for a node's
 
 The partial result of row m at cut i begins at row (i M + m) H / K; cuts of the body follow those of
-the longest prompt. Who walks a segment changes nothing, so programs take every P-th one.
+the longest prompt. Results do not depend on which program walks a segment, so each of P programs
+takes every P-th one.
 
 With a window or a chunk (`csd/kernels/tree_attention/first_keys.py`) the cuts stay where they are.
-Those that no row of a source sees are left out, and the first one that is not begins at the page
-that a row sees: what it leaves out would add exact zeros.
+Cuts that no row of a source attends to are left out, and the first of the others begins at the
+first page that a row attends to: the pages left out would add exact zeros.
 """
 
 from functools import wraps
@@ -48,13 +49,13 @@ class ExactWork(NamedTuple):
 
 
 def cuts(layout: TreeLayout) -> tuple[int, int]:
-    """The most cuts of a prompt, and of a slot's tokens, by the widths of the page tables."""
+    """Most cuts of a prompt, and of a slot's tokens, by the widths of the page tables."""
     prompt, slot = layout.prompt_pages.shape[1], layout.slot_pages.shape[1]
     return min(PROMPT_CUTS, -(-prompt // PROMPT_PAGES)), -(-slot // SLOT_PAGES)
 
 
 def empty_exact_work(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork:
-    """Room for any work list of a pool of as many rows."""
+    """Allocates room for any work list of a pool with this layout's sizes."""
     M, S, G = layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
     full, (prompt, slot) = M // tile_rows(heads, kv_heads), cuts(layout)
     segments = min(M, full + G) * prompt + min(M, full + S) * slot
@@ -68,7 +69,7 @@ def empty_exact_work(layout: TreeLayout, heads: int, kv_heads: int) -> ExactWork
 def plan_exact_ref(
     layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor | None = None
 ) -> ExactWork:
-    """Plain Python. Entries that nobody reads are -1. page: [G + S] int32, of `first_keys`."""
+    """Plain Python. Entries that are never read are -1. page: [G + S] int32, of `first_keys`."""
     M, G, rows = layout.slot.shape[0], layout.prompt_len.shape[0], tile_rows(heads, kv_heads)
     each, before = heads // kv_heads, cuts(layout)[0]
     work = empty_exact_work(layout, heads, kv_heads)
@@ -126,7 +127,7 @@ def plan_exact_triton(
     layout: TreeLayout, heads: int, kv_heads: int, window: int | None = None,
     chunk: int | None = None,
 ) -> ExactWork:  # fmt: skip
-    """One launch, or two with a window or a chunk. Entries that nobody reads are not written."""
+    """One launch, or two with a window or a chunk. Entries that are never read are not written."""
     if window is chunk is None:
         return _planned(layout, heads, kv_heads, None)
     first = first_keys_triton(layout, window, chunk)
@@ -198,9 +199,9 @@ def plan_exact(
     layout: TreeLayout, heads: int, kv_heads: int, window: int | None = None,
     chunk: int | None = None,
 ) -> ExactWork:  # fmt: skip
-    """The work list of `exact_attention` for a model of H = heads and K = kv_heads.
+    """Returns the work list of `exact_attention` for a model of H = heads and K = kv_heads.
 
-    window, chunk: as `exact_attention` takes them.
+    window, chunk: as in `exact_attention`.
     """
     if kv_heads < 1 or heads % kv_heads or heads // kv_heads > TILE:
         raise ValueError(f"heads must be 1 to {TILE} times kv_heads, got {heads} and {kv_heads}")

@@ -1,7 +1,7 @@
-"""The kernel of the exact attention's work list (`csd/kernels/exact_attention/plan.py`).
+"""Kernel of the exact attention's work list (`csd/kernels/exact_attention/plan.py`).
 
-Every row works out for itself which tiles it is in and where their segments lie in the list; the
-first row of a tile writes the tile's segments.
+The program of a row computes which tiles the row is in and where their segments are in the list;
+that of a tile's first row writes the tile's segments.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _skipped(page_ptr, source, mask):
-    """Pages that no row reads."""
+    """Number of pages at a source's beginning that no row reads."""
     if page_ptr is None:
         return 0 * source
     else:
@@ -27,7 +27,7 @@ def _put_segments(
     segment_ptr, at, first, last, tile, source, skipped, pages, step, cut, row, M,
     EACH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Segments of the tile that begins at `row`, if one does, from number `at` on."""
+    """Writes the segments of the tile that begins at `row`, if one does, from index `at` on."""
     begin = _first_cut(skipped, pages, step)
     count = tl.where(row == tile, tl.cdiv(pages, step), 0)
     for i in range(begin, count, BLOCK):
@@ -80,7 +80,7 @@ def _plan_exact_kernel(
     start = tl.load(slot_start_ptr + slot, mask=live, other=0)
     nodes = tl.load(slot_nodes_ptr + slot, mask=live, other=0)
 
-    # a sum over all groups and slots a row is cheaper than a launch for their prefix sums
+    # summing over all groups and slots for each row is cheaper than a launch for prefix sums
     group = tl.zeros((), tl.int32)
     group_first = tl.zeros((), tl.int32)
     group_last = tl.zeros((), tl.int32)

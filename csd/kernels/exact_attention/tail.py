@@ -27,7 +27,7 @@ def _tail_kernel(
     M,
     partial_rows,
     prompt_cuts,
-    scale,  # times log2 e; with a cap, over it
+    scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
     H: tl.constexpr,
     K: tl.constexpr,
@@ -66,12 +66,12 @@ def _tail_kernel(
         first = part * prompt_cuts
         begin = first + tl.load(row_ptr + row * 6 + 4 + part)
         for i in range(begin, first + tl.load(row_ptr + row * 6 + part)):
-            # the cut is in the pointer, not in a block of offsets: no reduction over cuts
+            # a loop over cuts, not a block of offsets, so that nothing is reduced over cuts
             at = kv * partial_rows + (i * M + row) * EACH
             lse = tl.load(lse_ptr + at + offs_e, mask=mask_e, other=float("-inf"))
             o = tl.load(o_ptr + at * DV + offs_o, mask=mask_o, other=0.0)
             top = tl.maximum(peak, lse)
-            # a finite pivot keeps rows that have seen no key from computing -inf - -inf
+            # a finite pivot keeps rows without a key so far from computing -inf - -inf
             pivot = tl.where(top == float("-inf"), 0.0, top)
             shrink = tl.exp2(peak - pivot)
             weight = tl.exp2(lse - pivot)
@@ -83,7 +83,7 @@ def _tail_kernel(
     q = tl.load(head + offs, mask=mask, other=0.0).to(DTYPE)
     length = tl.load(row_ptr + row * 6 + 3)
     if first_ptr is not None:
-        # the first of the tail's keys that the row sees
+        # index of the first of the tail's keys that the row attends to
         since = tl.load(first_ptr + row * 2 + 1) - tl.load(row_ptr + row * 6 + 2)
     for j in range(0, length, BLOCK_N):
         # [BLOCK_N]

@@ -1,24 +1,24 @@
-"""Insert what a step or a prompt has shown into the consensus graph.
+"""Insert the observations of a step or a prompt into the consensus graph.
 
 Row r observed the successors `succ_token[r]` with weights `succ_weight[r]` after its context. It
-updates its contexts of all `orders` (those it has enough tokens for), so a call makes R * O keys.
+updates its contexts of all `orders` (those it has enough tokens for), so a call has R * O keys.
 With the table as it was before the call:
 
 1. Keys of equal hash are one context; its leader is the first of them in (row, order) order. A key
    whose group or tokens differ from its leader's (a collision of the hash) is dropped.
 2. A leader whose context is in the table touches its entry.
 3. The other leaders of one bucket, in order, take its replaceable entries: first the empty and
-   dead ones by place, then the live ones that this call has not touched, the lightest total first,
-   then the one touched longest ago, then by place. A leader that finds none left is dropped.
+   dead ones by place, then the live ones that this call has not touched, by smallest total, then
+   by oldest touch, then by place. A leader for which none is left is dropped.
 4. A touched context's successors become
 
        w(t) = old w(t) + sum of the call's weights on t,    the E heaviest, ties to smaller tokens
 
-   with the sources of both, its total grows by its rows' totals, and when the total passes
-   MAX_TOTAL total and weights are halved, rounding down, and successors of weight 0 leave.
+   with the sources of both, and its total grows by its rows' totals. If the total exceeds
+   MAX_TOTAL, total and weights are halved, rounding down, and successors of weight 0 are removed.
 
-Nothing depends on the order of execution. The call's weights on one context, and its totals, must
-stay below 2^30 together.
+The result does not depend on the order of execution. The sum of the call's weights on one context,
+and that of its totals, must stay below 2^30.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def graph_insert(
     live_groups: torch.Tensor,  # [G] int64, -1 is none
     orders: tuple[int, ...],
 ) -> None:
-    """Updates `table` in place with the successors that R rows have seen."""
+    """Updates `table` in place with the successors that R rows have observed."""
     device = group_key.device
     sizes: dict[str, int] = {}
     _graph_insert.check(sizes, device, table)

@@ -1,4 +1,4 @@
-"""Give out entries to contexts that are new, in the order of keys: the third launch."""
+"""Allocate entries for new contexts, in the order of keys: the third launch."""
 
 import triton
 import triton.language as tl
@@ -10,8 +10,8 @@ MAX_AGE = tl.constexpr(constants.MAX_AGE)
 
 @triton.jit
 def _free_entries(
-    want,  # [B] bucket, or -1
-    rank,  # [B] keys before this one that want room in the bucket
+    want,  # [B] bucket in which the key needs an entry, or -1
+    rank,  # [B] number of earlier keys that need an entry in this bucket
     now,
     entry_group_ptr,  # [C] int64
     entry_total_ptr,  # [C] int32
@@ -21,7 +21,7 @@ def _free_entries(
     WAYS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """[B] entry each key may take, -1 where none is left."""
+    """[B]: the entry that each key gets, -1 if none is left."""
     # [B, WAYS]
     way = tl.arange(0, WAYS)[None, :]
     wants = (want >= 0)[:, None]
@@ -29,7 +29,7 @@ def _free_entries(
     group = tl.load(entry_group_ptr + at, mask=wants, other=-1)
     total = tl.load(entry_total_ptr + at, mask=wants, other=0)
     stamp = tl.load(entry_stamp_ptr + at, mask=wants, other=0)
-    # [BLOCK_G, B * WAYS]: threads share out the entries, so that the groups are no reduction
+    # [BLOCK_G, B * WAYS]: the entries are spread over threads, so that groups need no reduction
     entries: tl.constexpr = group.shape[0] * WAYS
     groups_of = tl.reshape(group, [1, entries])
     found = tl.zeros([BLOCK_G, entries], tl.int32)
@@ -38,7 +38,7 @@ def _free_entries(
         live = tl.load(live_groups_ptr + offs_g, mask=offs_g < groups, other=-1)
         found |= (groups_of == live).to(tl.int32)
     alive = (tl.reshape(tl.max(found, 0), group.shape) > 0) & (group >= 0)
-    # the empty and dead first, then the lightest, then the oldest; what this call touched stays
+    # empty and dead entries first, then the lightest, then the oldest; touched ones are kept
     age = tl.minimum(now - stamp, MAX_AGE).to(tl.int64)
     busy = tl.full((), 1 << 62, tl.int64)
     cost = (total.to(tl.int64) << 30) | ((tl.full((), MAX_AGE, tl.int64) - age) << 4)
@@ -58,7 +58,7 @@ def _allocate_kernel(
     live_groups_ptr,  # [G] int64
     now_ptr,  # [1] int32
     dropped_ptr,  # [1] int64
-    place_ptr,  # [K] int32, out where a key wants room: its entry, -1 where none is left
+    place_ptr,  # [K] int32, out for keys that need an entry: this, -1 if none is left
     keys,
     groups,
     WAYS: tl.constexpr,
@@ -85,5 +85,5 @@ def _allocate_kernel(
     tl.store(place_ptr + key, room, mask=want >= 0)
     lost = tl.sum(((want >= 0) & (room < 0)).to(tl.int64), 0)
     if lost > 0:
-        # integers: the sum does not depend on who comes first
+        # integers: the sum does not depend on the order of programs
         tl.atomic_add(dropped_ptr, lost)

@@ -2,12 +2,12 @@
 
 A key is a row's context of one order: k = row * O + order. The launches:
 
-    claim       hash of each key, and its entry as the table is; of a step's rows, which the same
-                launch observes
+    claim       hash of each key, and its entry in the table as it is; a step's rows are observed
+                by the same launch
     lead        leader of each key: the first key of equal hash, found by comparing all pairs, which
-                needs no lock and gives the same answer on every run; each key's update is copied
-                behind those of the other keys of its hash
-    allocate    room for contexts that are new
+                needs no lock and gives the same result in every run; the updates of keys of equal
+                hash are copied next to each other
+    allocate    entries for contexts that are new
     merge       each leader adds its keys' updates to its entry
 
 A launch reads what the one before it wrote; within a launch no program reads what another writes.
@@ -44,13 +44,13 @@ def claim_rows(
     HASH: tl.constexpr,
     WAYS: tl.constexpr,
 ):
-    """Hash and entry of every key of the rows."""
+    """Writes hash and entry of every key of the rows."""
     O: tl.constexpr = len(ORDERS)
     size = order_sizes(ORDERS, BLOCK_O)
     # [BLOCK_R, BLOCK_O, BLOCK_N], then [BLOCK_R, BLOCK_O]
     tokens = cut_context(context, size)
     code = hash_tokens(tokens, group, size, HASH)
-    # the oldest token of an order that has tokens enough is not -1
+    # an order for which the row has enough tokens has an oldest token, which is not -1
     offs_n = tl.arange(0, context.shape[1])[None, None, :]
     oldest = tl.max(tl.where(offs_n == size[None, :, None] - 1, tokens, -1), 2)
     exists = (oldest >= 0) & (group >= 0)[:, None]
@@ -138,7 +138,7 @@ def _observe_claim_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """`observe`, whose rows are claimed before they leave the program."""
+    """Runs `observe` and claims its rows in the same program."""
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     group, context = observe_rows(
         r,

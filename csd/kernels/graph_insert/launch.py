@@ -1,6 +1,6 @@
-"""The four launches of an insert, and what lies between them.
+"""The four launches of an insert, and the buffers between them.
 
-What a step observed is observed and claimed by one launch; a prompt's rows are only claimed.
+A step's rows are observed and claimed by one launch; a prompt's rows are only claimed.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,19 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-# keys a program, and keys it compares them with at once
+# keys per program, and keys that it compares them with at once
 BLOCK_K = 16
 BLOCK_J = 512
 LEAD_WARPS = 8
-# successors that a program merges at once, and those it compares them with at once: with more of
-# these a sum is left in all lanes in place of one each, with fewer there are more rounds
+# successors that a program merges at once, and successors that it compares them with at once: with
+# more of the latter a sum is left in all lanes in place of one each, with fewer there are more
+# iterations
 MERGE, MERGE_J, MERGE_WARPS = 32, 8, 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Claimed:
-    """Hashes and entries [K] of the keys of R rows, and the sizes that kernels need of them."""
+    """Hashes and entries [K] of the keys of R rows, and block sizes and grid of their kernels."""
 
     code: torch.Tensor
     entry: torch.Tensor
@@ -84,7 +85,7 @@ def graph_insert_triton(
     live_groups: torch.Tensor,
     orders: tuple[int, ...],
 ) -> None:
-    """Four launches, whatever the rows."""
+    """Four launches for any number of rows."""
     R, N = context.shape
     given = (group_key, context, succ_token, succ_weight, row_total, source_bit)
     rows = Observed(*(x.contiguous() for x in given))
@@ -103,7 +104,7 @@ def graph_insert_triton(
 def insert_observed_triton(
     table: Table, pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig
 ) -> None:
-    """`observe` and `graph_insert` of what it gives, in four launches."""
+    """Runs `observe` and `graph_insert` of its rows, in four launches."""
     rows = observed_rows(pool, slots)
     R, N = rows.context.shape
     claimed = _Claimed.empty(R, config.orders, rows.context.device)
@@ -116,11 +117,11 @@ def insert_observed_triton(
 def _merge_claimed(
     table: Table, rows: Observed, claimed: _Claimed, live_groups: torch.Tensor
 ) -> None:
-    """The other three launches."""
+    """Runs the other three launches: lead, allocate and merge."""
     (K,), N = claimed.code.shape, rows.context.shape[1]
     U, E = rows.succ_token.shape[1], table.succ_token.shape[1]
     device = claimed.code.device
-    # each begins at a multiple of 16 bytes whatever K is: kernels are specialised on that
+    # each begins at a multiple of 16 bytes for any K, since kernels are specialised on that
     want, place, start, count, total, bit = torch.empty(
         (6, 4 * triton.cdiv(K, 4)), dtype=torch.int32, device=device
     )

@@ -17,11 +17,11 @@ def _lead_kernel(
     code_ptr,  # [K] int64
     entry_ptr,  # [K] int32
     step_ptr,  # [1] int32
-    entry_stamp_ptr,  # [C] int32, out: of entries that are touched
-    want_ptr,  # [K] int32, out: bucket in which the key wants room, or -1
-    place_ptr,  # [K] int32, out: a leader's entry where the context has one, else -1
-    start_ptr,  # [K] int32, out: of a leader, where the updates of its hash begin
-    count_ptr,  # [K] int32, out: how many they are
+    entry_stamp_ptr,  # [C] int32, out for entries that are touched
+    want_ptr,  # [K] int32, out: bucket in which the key needs an entry, or -1
+    place_ptr,  # [K] int32, out: a leader's entry if the context has one, else -1
+    start_ptr,  # [K] int32, out: for a leader, where the updates of its hash begin
+    count_ptr,  # [K] int32, out: number of these updates
     update_token_ptr,  # [K, U] int32, out: updates in order of hash, then key
     update_weight_ptr,  # [K, U] int32, out
     update_total_ptr,  # [K] int32, out

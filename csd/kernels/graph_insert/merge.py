@@ -1,6 +1,6 @@
 """Merge the updates of each context into its entry: the last of the four launches.
 
-One program a context compares all pairs of its successors, old and new, in tiles. Sums are of
+One program per context compares all pairs of its successors, old and new, in tiles. Sums are of
 integers, so their order does not matter.
 """
 
@@ -17,7 +17,7 @@ LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 
 @triton.jit
 def _or_last(x):
-    """Bitwise or over the last axis of [A, B], by halves: the interpreter reduces much slower."""
+    """Bitwise or over the last axis of [A, B], by halving: much faster in the interpreter."""
     A: tl.constexpr = x.shape[0]
     B: tl.constexpr = x.shape[1]
     if B == 1:
@@ -29,7 +29,7 @@ def _or_last(x):
 
 @triton.jit
 def _successors(
-    i,  # elements: the entry's own successors, from BLOCK_E on the updates
+    i,  # indices of elements: the entry's own successors, from BLOCK_E on the updates
     held_token_ptr,
     held_weight_ptr,
     update_token_ptr,
@@ -38,7 +38,7 @@ def _successors(
     updates,
     BLOCK_E: tl.constexpr,
 ):
-    """Token, -1 where there is none, and weight of elements i."""
+    """Loads token (-1 if there is none) and weight of the elements i."""
     own = i < held
     new = (i >= BLOCK_E) & (i - BLOCK_E < updates)
     token = tl.load(update_token_ptr + i - BLOCK_E, mask=new, other=-1)
@@ -126,7 +126,7 @@ def _merge_kernel(
             same = token == other_token
             weights += tl.where(same, other_weight, 0)
             again |= (same & (j < i)).to(tl.int32)
-        # [BLOCK]: a token counts where it comes first
+        # [BLOCK]: a token counts only at its first occurrence
         tokens = tl.reshape(token, [BLOCK])
         code = (tl.sum(weights, 0).to(tl.int64) << 31) | (last_token - tokens)
         code = tl.where((tokens >= 0) & (tl.max(again, 0) == 0), code, -1)

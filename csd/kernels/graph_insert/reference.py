@@ -1,4 +1,4 @@
-"""The insertion described in `csd/kernels/graph_insert/`, in numpy."""
+"""Reference in numpy of the insertion described in `csd/kernels/graph_insert/`."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def graph_insert_ref(
     live_groups: torch.Tensor,  # [G] int64, -1 is none
     orders: tuple[int, ...],
 ) -> None:
-    """Update `table` in place."""
+    """Updates `table` in place."""
     arrays = table.arrays()
     _insert(
         arrays,
@@ -75,7 +75,7 @@ def _insert(
     table.entry_stamp[place[place >= 0]] = table.step
     new = (place < 0).nonzero()[0]
     if new.size:
-        # owners are in hash order; room is given out in update order
+        # owners are in hash order; entries are allocated in update order
         new = new[leader[new].argsort()]
         spot = _take(table, code[leader[new]], live_groups)
         place[new] = spot
@@ -96,7 +96,7 @@ def _insert(
 
 
 def _take(table: Any, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
-    """Entries for new contexts with these hashes, in order; -1 where a bucket has none left."""
+    """Allocates entries for new contexts with these hashes, in order; -1 if a bucket has none."""
     ways = table.ways
     bucket = code & (table.buckets - 1)
     by_bucket = stable_order(bucket, table.buckets)
@@ -114,7 +114,7 @@ def _take(table: Any, code: np.ndarray, live_groups: np.ndarray) -> np.ndarray:
     age = np.minimum(table.step - stamp, MAX_AGE)
     live = (total.astype(np.int64) << 30) | ((MAX_AGE - age) << 4) | way
     live[stamp == table.step] = _BUSY
-    # the way is in the last bits
+    # the way is in the low bits
     cost = np.sort(np.where(alive, live, way - ways), 1)
     cost = cost[np.arange(bucket.size), np.minimum(rank, ways - 1)]
     fits = (rank < ways) & (cost < _BUSY)
@@ -132,9 +132,9 @@ def _merge(
     row_total: np.ndarray,
     bit: np.ndarray,
 ) -> None:
-    """Add updates [K, U] to the successors of entries `owner` [K], and totals to theirs.
+    """Adds updates [K, U] to the successors of entries `owner` [K], and row totals to entry totals.
 
-    Updates of one entry are neighbours.
+    Updates of one entry are adjacent.
     """
     U, E = token.shape[1], table.succ_token.shape[1]
     first = starts(owner)
@@ -144,13 +144,13 @@ def _merge(
     # int64: the sum may pass 2^31 before it is halved
     total = table.entry_total[place] + np.add.reduceat(row_total.astype(np.int64), at)
 
-    # one list of (entry's number, token): the call's updates and what the entries hold
+    # one list of (entry's number, token): the call's updates and the entries' own successors
     new = ((token >= 0) & (weight > 0)).ravel().nonzero()[0]
     row = new // U
     held = table.succ_token.take(place, 0).ravel()
     old = (held >= 0).nonzero()[0]
     p = old // E
-    # where the entries hold it
+    # flat index of the entries' own successors
     spot = place[p] * E + old % E
     code = np.concatenate([mine[row], p]) << 31
     code |= np.concatenate([token.ravel()[new], held[old]])

@@ -1,20 +1,20 @@
-"""Draft every live slot's tree from its candidates: the paper's graph in layers, extracted.
+"""Draft every live slot's tree from its candidates, by the layered graph of the paper.
 
 Candidate c has the tokens c_1 .. c_L. Equal tokens of one layer are one node, so that a node is a
-pair (layer, token) however its candidates came there. With n(u, v) the candidates that go from
-token u in layer d - 1 to v in layer d, n(u) their sum over v and P_c the probability with which the
-target drew c_d, an edge weighs
+pair (layer, token) whatever path its candidates took. With n(u, v) the number of candidates that go
+from token u in layer d - 1 to v in layer d, n(u) its sum over v and P_c the probability with which
+the target drew c_d, an edge weighs
 
     w(u, v) = alpha mean of P_c over the n(u, v)  +  (1 - alpha) n(u, v) / n(u)
 
-and the root is before every candidate's first token. As a chain the heaviest edge is followed layer
+and the root precedes every candidate's first token. As a chain the heaviest edge is followed layer
 by layer (ties: smaller token); as a tree a node keeps its MAX_CHILDREN heaviest edges, and the
 `frontier` cheapest nodes of a layer are expanded. Tokens that end the sample are not drafted.
 
-Weights are whole numbers, rounded down to multiples of 2^-24: alpha and P_c come as multiples of
-2^-16, so nothing is lost before that. An edge costs round(-log2(w) * 2^16), and a path the sum of
-its edges. Of all slots' nodes the cheapest fill the pool, just as `csd/kernels/draft_tree/` fills
-it: the paper's drafts and the default's share one budget rule and one pool.
+Weights are integers, rounded down to multiples of 2^-24: alpha and P_c are multiples of 2^-16, so
+nothing is lost before that. An edge costs round(-log2(w) * 2^16), and a path the sum of its edges.
+Of all slots' nodes the cheapest fill the pool, as in `csd/kernels/draft_tree/`: the paper's drafts
+and the default ones share one budget rule and one pool.
 
 Li et al., "Speculative decoding for multi-sample inference", 2503.05330: consensus extraction.
 """
@@ -90,7 +90,7 @@ _SLOTS = (
 )  # fmt: skip
 
 
-# what extraction reads of a DagConfig
+# fields of a DagConfig that extraction reads
 _CONFIG = ("alpha", "tree", "frontier", "min_prob")
 
 
@@ -128,10 +128,10 @@ _layered_dag = RecordOperator(
 def layered_dag(
     candidates: Candidates, slots: Slots, rows: int, config: DagConfig, nodes: int | None = None
 ) -> Pool:
-    """The nodes of all live slots' drafts, in a pool of `rows` >= live rows.
+    """Returns the nodes of all live slots' drafts, in a pool of `rows` rows.
 
-    nodes: drafted nodes at most, over all slots; as many as fit when not given. Of `config` alpha,
-    tree, frontier and min_prob matter here.
+    rows: at least the number of live slots. nodes: most drafted nodes over all slots, by default as
+    many as fit. config: only alpha, tree, frontier and min_prob are used.
     """
     _layered_dag.check({"S": slots.count}, slots.live.device, candidates, slots)
     _, P, L = candidates.token.shape

@@ -1,4 +1,4 @@
 """Constants that the reference and the kernel of the layered graph share."""
 
-# from multiples of 2^-32 to those of 1 / ONE
+# right shift from multiples of 2^-32 to multiples of 1 / ONE
 SHIFT = 8

@@ -1,7 +1,7 @@
-"""Every slot's list of nodes from its candidates: the first kernel of `csd/kernels/layered_dag/`.
+"""Make every slot's list of nodes from its candidates: first kernel of `csd/kernels/layered_dag/`.
 
-A list is what `csd/kernels/draft_tree/fill.py` takes: nodes as words of cost, depth, token, the
-parent's rank in its level and source, sorted.
+A list has the form that `csd/kernels/draft_tree/fill.py` takes: nodes as sorted words of cost,
+depth, token, the parent's rank in its level, and source.
 """
 
 import triton
@@ -22,23 +22,23 @@ SIBLING = tl.constexpr(pool.SIBLING)
 def _edges(
     token,  # [P] int32, of the layer, -1 where a candidate has ended
     chance,  # [P] int32
-    through,  # [P]: candidates that go through the node and on
-    same,  # [P, P]: whether two candidates have one token here
+    through,  # [P]: candidates that pass through the node and continue
+    same,  # [P, P]: whether two candidates have the same token here
     offs_p,
     SHARE: tl.constexpr,
     CHANCE: tl.constexpr,
     KEPT: tl.constexpr,
 ):
-    """[MAX_CHILDREN] int64: weight and token of the node's KEPT heaviest edges, 0 behind them."""
-    # of each candidate, those that take the same edge, down
+    """[MAX_CHILDREN] int64: weight and token of the node's KEPT heaviest edges, 0 after them."""
+    # along axis 0, the candidates that take the same edge as each candidate
     both = same & through[:, None] & through[None, :]
     count = tl.sum(both.to(tl.int32), 0).to(tl.int64)
     mass = tl.sum(tl.where(both, chance[:, None], 0), 0).to(tl.int64)
     total = tl.sum(through.to(tl.int32), 0).to(tl.int64)
-    # a 64-bit division branches; in float64 this quotient of 2^48 and 2^16 at most is as exact
-    # one candidate stands for an edge
+    # the first candidate of each edge stands for the edge
     earlier = tl.sum((both & (offs_p[:, None] < offs_p[None, :])).to(tl.int32), 0)
     stands = through & (earlier == 0)
+    # a 64-bit division branches; in float64 this quotient of 2^48 and 2^16 at most is as exact
     weight = SHARE * mass * total + ((CHANCE - SHARE) * CHANCE) * count * count
     weight = weight.to(tl.float64) / tl.maximum(count * total, 1).to(tl.float64)
     weight = weight.to(tl.int64) >> SHIFT
@@ -64,11 +64,11 @@ def _layer_kernel(
     token_ptr,  # [S, P, L] int32
     chance_ptr,  # [S, P, L] int32
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
-    children_ptr,  # [S, CHILDREN] int64, a level's
+    children_ptr,  # [S, CHILDREN] int64, scratch for a level's children
     slots,
     rows,
-    most,  # drafted nodes of all slots
-    max_cost,  # of a path
+    most,  # most drafted nodes of all slots
+    max_cost,  # largest cost of a path
     P: tl.constexpr,
     BLOCK_P: tl.constexpr,
     L: tl.constexpr,
@@ -128,12 +128,12 @@ def _layer_kernel(
         node |= (offs_c // MAX_CHILDREN << 2) | SIBLING
         child = tl.where(some, node, NONE)
 
-        # [MAX_NODES]: the cheapest of both
+        # [MAX_NODES]: the cheapest of the list and the children
         rank, place, node_place = ranks(nodes, child)
         nodes = by_place(place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_n < width, nodes, NONE)
 
-        # the next frontier: this level's cheapest, as far as the list holds them
+        # the next frontier: this level's cheapest nodes that are in the list
         last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
         # [BLOCK_F]
         chosen = by_place(rank, child, BLOCK_F)

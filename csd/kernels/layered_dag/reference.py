@@ -1,4 +1,4 @@
-"""The drafts described in `csd/kernels/layered_dag/`, one node after another."""
+"""Reference of the drafts described in `csd/kernels/layered_dag/`, node by node."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
 
 class _Node(NamedTuple):
-    """A node; fields in the order in which nodes of a slot are compared."""
+    """A node; a slot's nodes are compared by the fields in this order."""
 
     cost: int
     depth: int
     token: int
-    rank: int  # the parent's, among the nodes that were expanded with it
+    rank: int  # rank of the parent among the nodes that were expanded with it
     above: "_Node | None"
 
 
@@ -29,7 +29,7 @@ def layered_dag_ref(
     config: DagConfig,
     nodes: int | None = None,
 ) -> Pool:
-    """The step's pool in `rows` >= live rows."""
+    """Returns the step's pool of `rows` rows, at least the number of live slots."""
     live, ahead = live_by_group(slots).tolist(), progress_penalties(slots).tolist()
     most = rows - len(live) if nodes is None else min(nodes, rows - len(live))
     trees = {s: _grow(candidates, slots, s, config, ahead[s]) for s in live}
@@ -49,7 +49,7 @@ def layered_dag_ref(
 def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens that follow a node, ascending, and the weights of its edges in multiples of 1 / ONE.
 
-    token, chance: [n], of the candidates that go through the node, those that end there left out.
+    token, chance: [n], of the candidates that pass through the node and do not end there.
     """
     found, place = np.unique(token, return_inverse=True)
     count = np.bincount(place, minlength=found.size)

@@ -2,13 +2,13 @@
 
 Fields of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in order:
 
-    tokens, logprobs, raw_logprobs [S, A]   of row a_i; -1, 0 and 0 behind the path
+    tokens, logprobs, raw_logprobs [S, A]   of row a_i; -1, 0 and 0 after the path
     sources [S, A]                          of row a_{i+1}, which drafted token i; 0 for the last
     cost [M]                                of drafted rows, -1 of roots and padding
 
-beside counts, rows, finish and bad of every slot [S]; with `top` the target's top 8 [S, A, 8] at
-the path's rows, -1 and 0 behind them; with `trees` the pool's trees and all accepted rows. `layout`
-(`layout.py`) gives the place of each.
+and counts, rows, finish and bad of every slot [S]; with `top` also the target's top 8 [S, A, 8] at
+the path's rows, -1 and 0 after them; with `trees` also the pool's trees and all accepted rows.
+`layout` (`layout.py`) gives the place of each.
 """
 
 import torch
@@ -40,9 +40,9 @@ _snapshot = RecordOperator(
 def snapshot(
     pool: Pool, verdict: Verdict, top: bool = False, trees: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result of a step, as int32 and as floats; `layout` gives the place of each field.
+    """Returns a step's result as int32 and as floats; `layout` gives the place of each field.
 
-    top: with the top 8 of the path's tokens. trees: with what was drafted.
+    top: include the top 8 at the path's rows. trees: include the drafted trees.
     """
     _snapshot.check({"M": pool.token.shape[-1]}, verdict.sample.device, pool, verdict)
     return _snapshot(pool, verdict, top, trees)

@@ -22,7 +22,7 @@ def snapshot_rows(
     BLOCK_R: tl.constexpr,
 ):
     """Write the fields of BLOCK_R rows of the pool."""
-    # behind the fields that are always there, and behind the top
+    # offset of the optional fields, after those that are always present
     more = 4 * S + 2 * S * A + M
     r = me * BLOCK_R + tl.arange(0, BLOCK_R)
     in_pool = r < M
@@ -40,8 +40,8 @@ def snapshot_rows(
 @triton.jit
 def snapshot_slot(
     s,
-    row,  # [BLOCK_A]: the path's rows, -1 behind them
-    token,  # [BLOCK_A]: their samples, any behind them
+    row,  # [BLOCK_A]: the path's rows, -1 after them
+    token,  # [BLOCK_A]: their samples, arbitrary after them
     count,
     finish,
     bad,
@@ -71,7 +71,7 @@ def snapshot_slot(
     a = tl.arange(0, row.shape[0])
     mask, kept = a < A, a < count
     to = s * A + a
-    # the row below each
+    # the next row on the path
     following = tl.sum(tl.where(a[None, :] == a[:, None] + 1, row[None, :], 0), 1)
     source = tl.load(source_ptr + following, mask=a + 1 < count, other=0)
     tl.store(ints_ptr + 4 * S + to, tl.where(kept, token, -1), mask=mask)

@@ -10,7 +10,7 @@ from csd.kernels.snapshot.layout import empty_snapshot
 from csd.state.pool import Pool
 from csd.state.verdict import TOP, Verdict
 
-# rows of the pool that one program takes
+# rows of the pool that one program copies
 BLOCK_R = 64
 
 
@@ -52,7 +52,7 @@ def snapshot_arguments(
     top: bool,
     trees: bool,
 ) -> dict[str, Any]:
-    """Arguments of `snapshot_rows` and `snapshot_slot` that a verification does not have."""
+    """Arguments of `snapshot_rows` and `snapshot_slot` that the verification's kernel lacks."""
     return dict(
         cost_ptr=pool.cost,
         source_ptr=pool.source,

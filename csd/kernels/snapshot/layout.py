@@ -12,7 +12,7 @@ Places = tuple[tuple[str, tuple[int, ...], int], ...]
 
 
 def layout(S: int, M: int, A: int, top: bool, trees: bool) -> tuple[Places, Places]:
-    """Fields of the integers and of the floats, of S slots, M rows and paths of A rows at most."""
+    """Fields of the int32 and of the float tensor, for S slots, M rows and paths of <= A rows."""
     ints: dict[str, tuple[int, ...]] = {name: (S,) for name in ("count", "nodes", "finish", "bad")}
     ints |= {"tokens": (S, A), "sources": (S, A), "cost": (M,)}
     floats: dict[str, tuple[int, ...]] = {"logprobs": (S, A), "raw_logprobs": (S, A)}
@@ -36,7 +36,7 @@ def _places(shapes: dict[str, tuple[int, ...]]) -> Places:
 def empty_snapshot(
     pool: Pool, verdict: Verdict, top: bool, trees: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two tensors, of which nothing is written."""
+    """Allocates the int32 and the float tensor, uninitialized."""
     S, A = verdict.accept_row.shape
     ends = (places[-1] for places in layout(S, pool.token.shape[0], A, top, trees))
     ints, floats = (at + prod(shape) for _, shape, at in ends)

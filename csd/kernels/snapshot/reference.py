@@ -1,4 +1,4 @@
-"""The snapshot described in `csd/kernels/snapshot/`, in plain PyTorch."""
+"""Reference in plain PyTorch of the snapshot described in `csd/kernels/snapshot/`."""
 
 import torch
 
@@ -9,7 +9,7 @@ from csd.state.verdict import Verdict
 def snapshot_ref(
     pool: Pool, verdict: Verdict, top: bool, trees: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns int32 and floats, in the dtype of the log-probabilities."""
+    """Returns the int32 tensor, and the float tensor in the dtype of the log-probabilities."""
     row = verdict.accept_row.clamp(min=0).long()
     kept = verdict.accept_row >= 0
     # token i of the path was drafted as row i + 1; the last one was sampled off the tree

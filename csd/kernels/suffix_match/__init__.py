@@ -1,16 +1,17 @@
-"""Occurrences of a sample's last k tokens in its siblings' texts, and the tokens behind them.
+"""Occurrences of a sample's last k tokens in its siblings' texts, and the tokens after them.
 
 The query of slot s is its last k tokens; a window is k tokens of another sample's text in the same
-group, with at least one token behind it. With d the edit distance (insertions, deletions and
+group, with at least one token after it. With d the edit distance (insertions, deletions and
 substitutions cost 1) and q', w' all but the last token of query and window:
 
     D(q, w) = d(q', w') + [last of q is not last of w]
 
 so that a window ends where the query ends. Every window with D <= edits is a match; its candidate
-is the up to L tokens behind it, each with the probability with which the target drew it. A slot
-keeps P candidates at most: the smallest D first, then by row of the texts, then by place.
+is the up to L tokens after it, each with the probability with which the target drew it. A slot
+keeps at most P candidates: the smallest D first, then by row of the texts, then by place.
 
-D is found in a band: of the table's cells (i, j) only those with |i - j| <= edits can matter.
+D is computed in a band of the table of edit distances: only cells (i, j) with |i - j| <= edits can
+matter.
 
 Li et al., "Speculative decoding for multi-sample inference", 2503.05330: the pool C_t of candidate
 continuations with fuzzy suffix matching.
@@ -29,7 +30,7 @@ from csd.state.texts import Candidates, Texts
 
 __all__ = ["match_ends", "suffix_match", "suffix_match_ref", "suffix_match_triton"]
 
-# places of a text looked at at once, rows whose counts are summed at once
+# places of a text compared at once, rows whose counts are summed at once
 BLOCK_T, BLOCK_R = 256, 256
 COUNT_WARPS, TAKE_WARPS = 2, 4
 
@@ -45,7 +46,7 @@ def _empty(S: int, P: int, L: int, device: torch.device) -> Candidates:
 def suffix_match_triton(
     texts: Texts, slots: Slots, k: int, edits: int, most: int, tokens: int
 ) -> Candidates:
-    """Two launches: the first counts matches, from which the second has the place of each."""
+    """Two launches: the first counts matches, the second computes places from the counts."""
     S, N, R = slots.count, slots.context.shape[1], texts.token.shape[0]
     device = slots.live.device
     levels = triton.next_power_of_2(edits + 1)
@@ -109,9 +110,9 @@ _suffix_match = RecordOperator(
 def suffix_match(
     texts: Texts, slots: Slots, k: int, edits: int, most: int, tokens: int
 ) -> Candidates:
-    """Candidates of every live slot: `most` of `tokens` tokens at most.
+    """Returns at most `most` candidates of at most `tokens` tokens for every live slot.
 
-    k: tokens of the query, 1 to N, the context that slots keep. edits: 0 to k - 1.
+    k: tokens of the query, 1 to N, the length of the slots' context. edits: 0 to k - 1.
     """
     sizes = {"S": slots.count}
     _suffix_match.check(sizes, slots.live.device, texts, slots)

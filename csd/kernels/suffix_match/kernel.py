@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-# beyond every distance; wide, so that distances stay 32-bit numbers
+# larger than every distance, and small enough that distances fit 32 bits
 FAR = tl.constexpr(1 << 20)
 
 
@@ -12,7 +12,7 @@ def _searched(
     slot, row, live_ptr, group_ptr, slot_sample_ptr, context_ptr, group_key_ptr, text_key_ptr,
     text_sample_ptr, length_ptr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """The places of the row where a window of the slot's may end: below so many, 0 for none."""
+    """End of the row's places where a window for the slot may end; 0 if there are none."""
     live = tl.load(live_ptr + slot) != 0
     group = tl.load(group_ptr + slot, mask=live, other=0)
     key = tl.load(group_key_ptr + tl.maximum(group, 0))
@@ -26,7 +26,7 @@ def _searched(
 @triton.jit
 def _cell(above, row, window, last, far, I: tl.constexpr, B: tl.constexpr, K: tl.constexpr,
           EDITS: tl.constexpr):  # fmt: skip
-    """The table's cell (I, J); above: the band of row I - 1, row: that of row I so far."""
+    """Cell (I, J) of the table; above: the band of row I - 1; row: the band of row I so far."""
     J: tl.constexpr = I + B - EDITS
     if J < 0 or J > K:
         best = far
@@ -34,7 +34,7 @@ def _cell(above, row, window, last, far, I: tl.constexpr, B: tl.constexpr, K: tl
         best = far * 0 + I
     else:
         best = tl.where(window[J - 1] == last, above[B], above[B] + 1)
-        # the last tokens are aligned with each other
+        # the last tokens are aligned with each other, so they are neither deleted nor inserted
         if not (I == K and J == K):
             if B < 2 * EDITS:
                 best = tl.minimum(best, above[B + 1] + 1)
@@ -45,16 +45,16 @@ def _cell(above, row, window, last, far, I: tl.constexpr, B: tl.constexpr, K: tl
 
 @triton.jit
 def _distance(
-    text_ptr,  # of the row
+    text_ptr,  # tokens of the row
     query_ptr,  # the slot's context, latest first
     ends,  # [BLOCK_T]
     inside,  # [BLOCK_T]
     K: tl.constexpr,
     EDITS: tl.constexpr,
 ):
-    """[BLOCK_T] int32: D of the query and the windows that end there; more than EDITS is no match.
+    """[BLOCK_T] int32: D of the query and the windows that end at `ends`; above EDITS: no match.
 
-    Number b of a band is the table's cell (i, i + b - EDITS); those outside the table are far.
+    Element b of a band is the table's cell (i, i + b - EDITS); cells outside the table are FAR.
     """
     BAND: tl.constexpr = 2 * EDITS + 1
     far = tl.zeros_like(ends) + FAR
@@ -64,7 +64,7 @@ def _distance(
         at = ends - (K - 1 - j)
         token = tl.load(text_ptr + at, mask=inside & (at >= 0), other=-1)
         whole = whole & (token >= 0)
-        # Triton unpacks no tuple into another
+        # Triton does not support unpacking a tuple into another
         window = window + (token,)  # noqa: RUF005
     if EDITS == 0:
         for i in tl.static_range(K):
@@ -152,10 +152,10 @@ def _take_kernel(
     slot, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     level, offs_l = tl.arange(0, LEVELS), tl.arange(0, BLOCK_L)
     own = tl.load(counts_ptr + (slot * LEVELS + level) * text_rows + row)
-    # the first row's program also writes what no match fills
+    # the program of row 0 also writes the places that no match fills
     if (tl.sum(own, 0) == 0) & (row > 0):
         return
-    # [LEVELS]: matches of the slot, and those in rows before
+    # [LEVELS]: matches of the slot, and those in earlier rows
     total, before = tl.zeros([LEVELS], tl.int32), tl.zeros([LEVELS], tl.int32)
     for start in range(0, text_rows, BLOCK_R):
         r = start + tl.arange(0, BLOCK_R)
@@ -181,7 +181,7 @@ def _take_kernel(
         distance = _distance(
             text_ptr + row * width, context_ptr + slot * N, ends, ends < end, K, EDITS
         )
-        # [BLOCK_T]; a scan for each distance, because Triton 3.6 compiles none of few columns
+        # [BLOCK_T]; one scan per distance, because Triton 3.6 compiles no scan over few columns
         to = tl.zeros([BLOCK_T], tl.int32)
         for near in tl.static_range(EDITS + 1):
             hit = (distance == near).to(tl.int32)

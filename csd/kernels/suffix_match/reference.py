@@ -1,4 +1,4 @@
-"""The matches described in `csd/kernels/suffix_match/`, in numpy."""
+"""Reference in numpy of the matches described in `csd/kernels/suffix_match/`."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from csd.state.texts import Candidates
 
 
 def window_distance(text: np.ndarray, query: list[int], edits: int) -> np.ndarray:
-    """[T] int, D of the query and the window that ends at each place of `text` [T].
+    """[T] int: D of the query and the window that ends at each place of `text` [T].
 
-    More than `edits` where it is more, where the text is too short, and where a window has a gap
-    (-1). The table is filled for all windows at once, in a band.
+    A value above `edits` means no match: D is larger, the text is too short, or the window has a
+    gap (-1). The table is filled for all windows at once, in a band.
     """
     T, k = text.shape[0], len(query)
     if not T:
@@ -35,7 +35,7 @@ def window_distance(text: np.ndarray, query: list[int], edits: int) -> np.ndarra
 
 
 def match_ends(text: np.ndarray, query: list[int], edits: int) -> np.ndarray:
-    """[T] bool, where a window of `text` [T] ends that is the query but for `edits` edits."""
+    """[T] bool: True where a window of `text` [T] within `edits` edits of the query ends."""
     return window_distance(text, query, edits) <= edits
 
 
@@ -47,7 +47,7 @@ def suffix_match_ref(
     most: int,
     tokens: int,
 ) -> Candidates:
-    """Candidates of every live slot."""
+    """Returns the candidates of every live slot, filled up with tokens -1 and chances 0."""
     S, device = slots.count, slots.live.device
     names = ("group_key", "sample", "length", "token", "chance")
     key, sample, length, text, chance = (getattr(texts, n).numpy(force=True) for n in names)
@@ -61,7 +61,7 @@ def suffix_match_ref(
         found = []
         for row in ((key == group) & (sample != int(slots.sample[s]))).nonzero()[0].tolist():
             tokens_of = text[row, : length[row]]
-            # something must follow
+            # at least one token must follow
             distance = window_distance(tokens_of[:-1], query, edits)
             found += [(distance[e], row, e) for e in (distance <= edits).nonzero()[0].tolist()]
         for i, (_, row, end) in enumerate(sorted(found)[:most]):

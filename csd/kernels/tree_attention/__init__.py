@@ -7,17 +7,17 @@
                 over t in P(m), C(m) and N(m) together
 
 Rows are ordered by group, then slot; rows of no slot give zeros. The mask is the ancestor word,
-and it is looked at for nodes only.
+which is applied to nodes only.
 
-A call may have a window or a chunk, which leave the first of these keys out (`first_keys.py`), a
-cap on scores, sinks, and values of another size (`properties.py` has the formula).
+A call may have a window or a chunk, which exclude the first of these keys (`first_keys.py`), a cap
+on scores, sinks, and values of another size (`properties.py` has the formula).
 
 Two launches. The first walks the step's work list (`plan.py`): a segment is a tile of rows
 that share keys, packed with the query heads of a key-value head into one matrix product, and a run
-of those keys. A prompt's tiles hold rows of all its samples. Scores are in base 2 (scale times
-log2 e); a segment leaves a normalised partial result o and its lse = log2(sum of 2^score). The
-second launch adds them up for each row: sum of 2^(lse - max lse) o over the sum of the weights. A
-head's sink is one more of these, without a value.
+of those keys. A prompt's tiles have rows of all its samples. Scores are in base 2 (scale times
+log2 e); a segment writes a normalised partial result o and its lse = log2(sum of 2^score). The
+second launch merges them for each row: sum of 2^(lse - max lse) o over the sum of the weights. A
+head's sink is one more term, without a value.
 """
 
 from functools import wraps
@@ -42,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# what a call may have beyond a plain one, as an operator declares it
+# optional properties of a call, as schema declarations
 PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks"
 
 
@@ -96,13 +96,13 @@ def tree_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of all rows, [M, H, Dv]. work: the step's `plan_attention`, made here if absent.
+    """Returns the attention of all rows [M, H, Dv]. work: of `plan_attention`, made if None.
 
-    window: a row sees so many keys at most, its own included. chunk: a row sees the keys whose
-    position // chunk is its own. softcap: scores are softcap * tanh(score / softcap). sinks: [H],
-    a score more for each head, without a value. `work` must be of the same window and chunk.
+    window: most keys that a row attends to, its own included. chunk: a row attends to keys with
+    its own position // chunk. softcap: scores are softcap * tanh(score / softcap). sinks: [H], one
+    more score per head, without a value. `work` must be made for the same window and chunk.
 
-    CPU tensors run the reference, which needs no work list. There is no backward.
+    CPU tensors run the reference, which needs no work list. Not differentiable.
     """
     check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
     check_properties(q, window, chunk, softcap, sinks)
@@ -130,8 +130,10 @@ def next_layer_attention(
     scale: float,
     work: Work | None = None,
 ) -> torch.Tensor:
-    """`tree_attention` of a step's other layers, whose pages and layout its first layer, or who
-    made them, has checked. q, node_k and node_v are checked here."""
+    """`tree_attention` for a step's other layers, without checks of pages and layout.
+
+    These were checked for the first layer or when they were made. q, node_k and node_v are checked.
+    """
     _refuse_grad(q, node_k, node_v, k_pages, v_pages)
     _check_rows(q, node_k, node_v)
     return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work)
@@ -165,14 +167,14 @@ def check_operands(
     layout: TreeLayout,
     scale: float,
 ) -> None:
-    """Raises as `tree_attention` does for its operands."""
+    """Raises the errors of `tree_attention` for its operands."""
     _refuse_grad(q, node_k, node_v, k_pages, v_pages)
     _check_rows(q, node_k, node_v)
     M, K, device = q.shape[0], node_k.shape[1], q.device
     for name, x, size in (("k_pages", k_pages, q.shape[2]), ("v_pages", v_pages, node_v.shape[2])):
         check_tensor(name, x, (k_pages.shape[0], PAGE, K, size), q.dtype, device)
     check_layout(layout, M, device)
-    # the largest score is found before it is scaled
+    # kernels take the maximum of scores before they scale it
     if not scale > 0:
         raise ValueError(f"scale must be positive, got {scale}")
 
@@ -181,7 +183,7 @@ def check_properties(
     q: torch.Tensor, window: int | None, chunk: int | None, softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Raises ValueError for a property of a call that is none."""
+    """Raises ValueError for an invalid window, chunk, softcap or sinks."""
     check_reach(window, chunk)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive or None, got {softcap}")
@@ -190,7 +192,7 @@ def check_properties(
 
 
 def check_reach_of(work: Any, window: int | None, chunk: int | None) -> None:
-    """Raises ValueError where a work list has first keys and the call none, or the reverse."""
+    """Raises ValueError if only the work list or only the call has a window or a chunk."""
     if (work.first is None) != (window is chunk is None):
         raise ValueError(
             f"work must be made with window={window} and chunk={chunk}, as the call has"

@@ -1,17 +1,17 @@
 """Tree attention in a handful of PyTorch calls, whose result for a row has the same bits always.
 
 The formula is in `csd/kernels/tree_attention/`. All keys and values that a step attends to are
-copied to one place, the prompt's once a group and the generated ones once a tile (`batched_work`).
-A row's scores are one line of a matrix, [prompt | body | tail]; its weights are exp(score - m) with
-m the largest of the line, and hidden ones are exact zeros. Values have a column of ones, so that
-the sum of the weights comes from the same products.
+copied to one buffer, the prompt's once per group and the generated ones once per tile
+(`batched_work`). A row's scores are one line of a matrix, [prompt | body | tail]; its weights are
+exp(score - m) with m the largest of the line, and masked ones are exact zeros. Values have a column
+of ones, so that the sum of the weights comes from the same products.
 
 The result is a function of the row's own query, keys and values, to the bit: it does not depend on
-the other rows of the step, nor on which of its keys are nodes and which are committed. Products
-that add up their terms in order need no more than that a row's terms stand in the same order, among
-any zeros; libraries do so for up to some number of terms, more than `BLOCK` and a tail's keys, so
-the prompt's values, each block of the body's at its fixed place, and the tail's are products of
-their own, added in that order. `check_products` tries all this on the machine at hand.
+the other rows of the step, nor on which of its keys are nodes and which are committed. For products
+that add their terms in order, it suffices that a row's terms are in the same order, with any zeros
+between them. Libraries add in order up to some number of terms, more than `BLOCK` and a tail's
+keys, so the values of the prompt, of each block of the body at its fixed place, and of the tail are
+separate products, added in that order. `check_products` tests all this on the current machine.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ import torch
 from csd.kernels.tree_attention.batched_work import LEAST_KEYS, BatchedWork, batched_work
 from csd.kernels.tree_attention.reference import without_autocast
 
-# generated keys of a product at most
+# most generated keys of a product
 BLOCK = 128
-# columns behind a value, the first one of ones: a whole vector
+# columns added after a value, a whole vector; the first has ones
 BEHIND = 8
 
 
@@ -49,10 +49,9 @@ def tree_attention_batched(
     work: BatchedWork | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`tree_attention` in the inputs' dtype but at least float32. work: `batched_work` of the step.
+    """Returns `tree_attention`, computed in at least float32. work: the step's `batched_work`.
 
-    Fastest where the pages and the nodes, keys and values, are parts of one tensor, as a
-    `KVCache`'s are.
+    Fastest if pages and nodes, keys and values, are parts of one tensor, as in a `KVCache`.
     """
     H, D = q.shape[1:]
     K = node_k.shape[1]
@@ -111,16 +110,16 @@ class _Part:
     queries: torch.Tensor  # [B, n, D]
     keys: torch.Tensor  # [B, D, P]
     values: torch.Tensor  # [B, P, D + BEHIND]
-    product: torch.Tensor  # [B, n, P]: in one piece, which is faster and adds in the same order
-    score: torch.Tensor  # where the scores go, those of keys that are there
+    product: torch.Tensor  # [B, n, P]: contiguous, which is faster and adds in the same order
+    score: torch.Tensor  # view to which the scores of existing keys are copied
     weight: torch.Tensor  # [B, n, P]
     sums: torch.Tensor  # [B, n, D + BEHIND]
 
 
 class _Layers:
-    """The memory that a step's layers share, and every view of it that they need.
+    """Buffers that a step's layers share, and every view of them that the layers need.
 
-    Fresh memory costs more than the arithmetic, and views as much as a small operation.
+    Allocating memory costs more than the arithmetic, and a view as much as a small operation.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class _Layers:
             )  # fmt: skip
 
     def apart(self, places: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Places in `found` of the rows of each part of the memory, and rows within the part."""
+        """Indices in `found` of the rows of each part of the memory, and rows within the part."""
         if self._apart is None:
             part = torch.bucketize(self.index, self.index.new_tensor(places), right=True) - 1
             at = [(part == i).nonzero()[:, 0] for i in range(len(places))]
@@ -199,12 +198,12 @@ class _Layers:
 
 
 def _filled(tokens: np.ndarray, row: int) -> np.ndarray:
-    """Tokens of a prompt; of a short one as many as a product needs, a node for those missing."""
+    """Tokens of a prompt, padded with the node `row` to the LEAST_KEYS that a product needs."""
     return np.pad(tokens, (0, max(LEAST_KEYS - tokens.size, 0)), constant_values=-1 - row)
 
 
 def _index(token: np.ndarray, places: tuple[int, ...], K: int) -> np.ndarray:
-    """Rows of the memory, [2, K, *token.shape]: the keys' and the values', by key-value head."""
+    """[2, K, *token.shape]: rows of the memory with keys and with values, by key-value head."""
     k, v, node_k, node_v = places
     heads = np.arange(K).reshape(-1, *[1] * token.ndim)
     is_node, row = token < 0, np.where(token < 0, -1 - token, token) * K
@@ -212,9 +211,9 @@ def _index(token: np.ndarray, places: tuple[int, ...], K: int) -> np.ndarray:
 
 
 def _memory(*parts: torch.Tensor) -> tuple[torch.Tensor | None, tuple[int, ...]]:
-    """The parts' last dimension as rows of one matrix, and the row that each begins with.
+    """One matrix whose rows are the parts' last dimension, and the first row of each part.
 
-    None where they are not parts of one tensor; the rows are then those of one behind the other.
+    The matrix is None if they are not parts of one tensor; rows then count the parts in sequence.
     """
     D = parts[0].shape[-1]
     storage = {x.untyped_storage().data_ptr() for x in parts}
@@ -232,8 +231,8 @@ def _memory(*parts: torch.Tensor) -> tuple[torch.Tensor | None, tuple[int, ...]]
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """out = a b, [B, n, k] times [B, k, m].
 
-    One matrix alone is multiplied twice: its rows may be split among threads, and those of several
-    are not.
+    A single matrix is multiplied twice, in a batch of two: its rows alone may be split among
+    threads, those of several matrices are not.
     """
     if a.shape[0] > 1:
         torch.bmm(a, b, out=out)
@@ -242,7 +241,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _add_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """out += a b"""
+    """out += a b, in place; a single matrix is multiplied twice, as in `_product`."""
     if a.shape[0] > 1:
         out.baddbmm_(a, b)
     else:

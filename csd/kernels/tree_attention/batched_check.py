@@ -1,4 +1,4 @@
-"""Checks that this machine's products let the batched attention give the same bits."""
+"""Check that the batched attention gets the same bits from this machine's matrix products."""
 
 import torch
 
@@ -13,8 +13,10 @@ ROWS = (1, 2, 3, 5, 8, 9, 14, 17, 31, 33, 64, 65, 100, 129)
 
 
 def check_products(head_dim: int) -> None:
-    """Raises ValueError where a row's products have other bits among other rows, among other keys,
-    or with zeros between its terms."""
+    """Raises ValueError if the bits of a row's products depend on other operands.
+
+    Tested are other rows, other keys, and zeros between the row's terms.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -45,7 +47,7 @@ def _same_rows(a: torch.Tensor, b: torch.Tensor, terms: str) -> None:
 
 
 def _same_among_zeros(a: torch.Tensor, b: torch.Tensor, generator: torch.Generator) -> None:
-    """The sum of some of the terms is that with zeros in the others' places."""
+    """Raises ValueError unless a sum of some terms equals that with zeros for the others."""
     count = a.shape[2]
     for share in (0.3, 0.9):
         kept = torch.rand(count, generator=generator) < share

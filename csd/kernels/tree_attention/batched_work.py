@@ -1,13 +1,13 @@
-"""The host's work list for `batched.py`, made once a step for all layers.
+"""Work list of `batched.py`, made on the host once per step for all layers.
 
 A row's keys are its prompt's tokens, then what its sample generated: the slot's committed tokens
 and the nodes on the row's path, in order of position. With p the position of the row among the
 generated tokens, those before 64 floor(max(p - MAX_DEPTH, 0) / 64) are its **body**, the others its
 **tail**. A node is at most MAX_DEPTH deep, so the body is committed whatever the step drafted; the
-tail has 17 to 80 keys, or all.
+tail has 17 to 80 keys, or all keys if there are fewer.
 
-A slot's rows are cut into **tiles** of as many rows, the last one padded. A tile is a matrix whose
-columns are the keys of its slot: the body, padded to the longest of the step, then the tail's
+A slot's rows are cut into **tiles** of equally many rows, the last one padded. A tile is a matrix
+whose columns are the keys of its slot: the body, padded to the longest of the step, then the tail's
 committed keys and all nodes, padded likewise.
 """
 
@@ -21,20 +21,20 @@ import torch
 from csd.state.kv_cache import PAGE
 from csd.state.pool import MAX_DEPTH
 
-# query rows of a matrix at least, a head's being one each: fewer are multiplied in other ways
+# fewest query rows of a matrix, one per head: fewer are multiplied by other code
 LEAST_ROWS = 4
-# a product of fewer columns likewise
+# fewest columns of a product, for the same reason
 LEAST_KEYS = 32
-# rows of a tile, of which the cheapest for a step is taken
+# numbers of rows of a tile, of which the cheapest for a step is used
 TILE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# to read the keys of a tile takes about as long as to multiply them with so many rows; which tile
-# is taken changes the time alone
+# reading the keys of a tile takes about as long as multiplying them with this many rows; the choice
+# of tile changes only the time
 READING = 1.6
 
 
 @dataclass(slots=True)
 class Group:
-    """Tiles of a group, and where its prompt's tokens are."""
+    """First and last tile (exclusive) of a group, and places of its prompt's tokens."""
 
     first: int
     last: int
@@ -43,15 +43,15 @@ class Group:
 
 @dataclass(slots=True)
 class BatchedWork:
-    """A step's T tiles of r rows. `kept` is for what attention makes of it once."""
+    """A step's T tiles of r rows. kept: objects that the attention makes of it once."""
 
-    rows: int  # R, those of slots; rows behind them are padding
+    rows: int  # R, those of slots; rows after them are padding
     tile_rows: int  # r
     tiles: int  # T
     groups: list[Group]
     row: np.ndarray  # [T * r] the row at each place, the tile's first row in padding
-    place: np.ndarray  # [R] where each row stands in `row`
-    token: np.ndarray  # [T, W] place of each key in the pages, or of a node behind them: -1 - row
+    place: np.ndarray  # [R] index of each row in `row`
+    token: np.ndarray  # [T, W] place of each key in the pages; -1 - row for a node
     body: int  # columns of W that are the body's, whole pages
     hidden: np.ndarray  # [T, r, W] bool: the row does not attend to the key
     kept: dict[Any, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def batched_work(
     slot_nodes: torch.Tensor,
     group_start: torch.Tensor,
 ) -> BatchedWork:
-    """heads, kv_heads: of the model; the others as of `tree_attention_batched`."""
+    """Returns the work list. heads, kv_heads: the model's; rest as in `tree_attention_batched`."""
     bounds, prompts = group_start.tolist(), prompt_len.tolist()
     rows = bounds[-1]
     of_row, start, nodes, lens, pages, words = (
@@ -105,27 +105,27 @@ def batched_work(
 
 
 def _tile_rows(nodes: np.ndarray, each: int) -> int:
-    """Rows of a tile for slots with so many, each of `each` query heads a key-value head."""
+    """Rows of a tile for slots with `nodes` rows; each: query heads per key-value head."""
     least = -(-LEAST_ROWS // each)
     sizes = [r for r in TILE_ROWS if r > least and r <= nodes.max(initial=0)]
     return min((least, *sizes), key=lambda r: int((-(-nodes // r)).sum()) * (r + READING))
 
 
 def _keys(
-    words: np.ndarray,  # [T, r] of the rows of each tile
+    words: np.ndarray,  # [T, r] ancestor words of the rows of each tile
     committed: np.ndarray,  # [T]
     pages: np.ndarray,  # [T, SP]
     start: np.ndarray,  # [T] first row of the tile's slot
     nodes: np.ndarray,  # [T] of the tile's slot
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """`BatchedWork`'s token, hidden and body."""
+    """Returns token, hidden and body of `BatchedWork`."""
     if not committed.size:
         return np.zeros((0, 0), np.int64), np.ones((0, *words.shape[1:], 0), bool), 0
     # [T, r, 64]
     on_path = (words[:, :, None] >> np.arange(64)) & 1 == 1
     position = committed[:, None] + on_path.sum(2) - 1
     ends = np.maximum(position - MAX_DEPTH, 0) // PAGE * PAGE
-    # a path may be longer than csd's own, and is then read by other rules, not wrongly
+    # a caller's path may be longer than MAX_DEPTH: its keys are then cut elsewhere, not wrongly
     ends = np.minimum(ends, committed[:, None] // PAGE * PAGE)
     first, body = ends.min(1), int(ends.max())
     # [T], keys of the tail that are committed
@@ -145,7 +145,7 @@ def _keys(
     )
 
     some = -1 - start[:, None]
-    # what is hidden must be finite: a node of the slot stands for it
+    # masked keys must be finite: a node of the slot takes their place
     body_token = np.where(key < ends.max(1)[:, None], _in_pages(pages, key[None]), some)
     at = np.where(is_old, first[:, None] + i, 0)
     old_token = _in_pages(pages, at)

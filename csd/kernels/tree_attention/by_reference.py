@@ -1,4 +1,4 @@
-"""The tree attention of the backend "reference": in few calls, or with all properties of a call."""
+"""Tree attention of the backend "reference": batched, or with all properties of a call."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def plan_reference(
     heads: int, kv_heads: int, window: int | None = None, chunk: int | None = None,
     **layout: torch.Tensor,
 ) -> BatchedWork:  # fmt: skip
-    """`batched_work`, of any window and chunk."""
+    """`batched_work` of the layout; it does not depend on window and chunk."""
     return batched_work(heads, kv_heads, **layout)
 
 
@@ -34,7 +34,7 @@ def tree_attention_reference(
     sinks: torch.Tensor | None = None,
     **layout: Any,
 ) -> torch.Tensor:
-    """[M, H, Dv]; `layout` and `work` as `tree_attention_batched` takes them."""
+    """Returns [M, H, Dv]; `layout` and `work` as in `tree_attention_batched`."""
     operands = q, node_k, node_v, k_pages, v_pages
     (K, D), Dv = node_k.shape[1:], node_v.shape[2]
     if window is chunk is softcap is sinks is None and Dv == D:

@@ -1,12 +1,12 @@
-"""The first keys that rows see with a window or a chunk: made once a step for all such layers.
+"""First keys that rows attend to with a window or a chunk: once per step for all such layers.
 
 A key's position is its place in its sample: of prompt token t it is t, of committed token j it is
 P + j with P the prompt's tokens, of a node it is P + C + depth with C the committed ones. A row at
-position x sees the keys on its path from position
+position x attends to the keys on its path from position
 
     first(x) = max(0, x - window + 1, x - x mod chunk)
 
-on. Positions on a path follow one another, so two integers a row and a word are enough:
+on. Positions on a path are consecutive, so two integers and a word per row are enough:
 
     row[m]    first - of the prompt's tokens; first - P of the committed ones, at least 0
     seen[m]   the bits of ancestors[m] without the first(x) - P - C lowest, where these are any
@@ -23,12 +23,12 @@ from csd.kernels.operator import Fields, RecordOperator
 from csd.kernels.tree_attention.layout import TreeLayout, check_layout
 from csd.state.kv_cache import PAGE
 
-# beyond every position: where there is no window, or no chunk
+# larger than every position: stands for no window, and for no chunk
 NONE = 1 << 30
 
 
 class FirstKeys(NamedTuple):
-    row: torch.Tensor  # [M, 2] int32; of rows of no slot, anything
+    row: torch.Tensor  # [M, 2] int32; arbitrary for rows of no slot
     seen: torch.Tensor  # [M] int64
     page: torch.Tensor  # [G + S] int32
 
@@ -44,7 +44,7 @@ def empty_first_keys(layout: TreeLayout) -> FirstKeys:
 
 
 def first_keys_ref(layout: TreeLayout, window: int | None, chunk: int | None) -> FirstKeys:
-    """Plain Python. Entries that nobody reads are 0."""
+    """Plain Python. Entries that are never read are 0."""
     made = empty_first_keys(layout)
     for x in made:
         x.zero_()
@@ -101,7 +101,7 @@ def _first_keys_kernel(
     BLOCK: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """A program for each source."""
+    """Writes row and seen of a slot's rows, and page of the source; one program per source."""
     source = tl.program_id(0)
     if source < G:
         tokens = tl.load(prompt_len_ptr + source)
@@ -153,7 +153,7 @@ def _first_keys_kernel(
 
 
 def first_keys_triton(layout: TreeLayout, window: int | None, chunk: int | None) -> FirstKeys:
-    """One launch. Entries that nobody reads are not written."""
+    """One launch. Entries that are never read are not written."""
     made = empty_first_keys(layout)
     S, G = layout.slot_len.shape[0], layout.prompt_len.shape[0]
     _first_keys_kernel[(G + S,)](
@@ -196,8 +196,10 @@ _first_keys = RecordOperator(
 def first_keys(
     layout: TreeLayout, window: int | None = None, chunk: int | None = None
 ) -> FirstKeys:
-    """The first keys of all rows: with a window of so many keys, the row's own included, or with
-    chunks of so many positions."""
+    """Returns the first keys of all rows.
+
+    window: most keys that a row attends to, its own included. chunk: positions per chunk.
+    """
     check_reach(window, chunk)
     check_layout(layout, layout.slot.shape[0], layout.slot.device)
     return FirstKeys(*_first_keys(layout, window, chunk))

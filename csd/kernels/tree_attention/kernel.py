@@ -35,12 +35,12 @@ def _attend_tile(
     PRECISION: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """One segment for BLOCK_R packed rows of its tile, from row `packed`."""
+    """Writes the partial result of a segment for BLOCK_R packed rows of its tile, from `packed`."""
     q_ptr, node_k_ptr, node_v_ptr, k_pages_ptr, v_pages_ptr, ancestors_ptr = pointers
     o_ptr, lse_ptr = results
     q_stride, node_stride, node_v_stride = strides
     first, rows, low, high, base = segment
-    # the source's row of its page table and its tokens; nodes is 0 where none are in the segment
+    # row of the page table and tokens of the source; nodes is 0 if none are in the segment
     table_ptr, length, node_first, nodes, part = keys
     EACH: tl.constexpr = H // K
     SUBS: tl.constexpr = PAGE // BLOCK_N
@@ -73,10 +73,10 @@ def _attend_tile(
     end = tl.minimum(high, pages) * SUBS
     # the page of the next step is loaded a step ahead, so that its latency is not in the loop
     page = tl.load(table_ptr + low, mask=low < pages, other=0)
-    # pages that are full need no mask, which is a quarter of a page's instructions
+    # full pages need no mask, which takes a quarter of a page's instructions
     whole = tl.maximum(tl.minimum(length // PAGE, high), low) * SUBS
     if first_ptr is not None:
-        # [BLOCK_R, 1]: the first key of this source that a row sees
+        # [BLOCK_R, 1]: the first key of this source that a row attends to
         since = tl.load(first_ptr + row * 2 + part, mask=mask_r, other=0)[:, None]
         whole = low * SUBS
     for i in range(low * SUBS, whole):
@@ -105,7 +105,7 @@ def _attend_tile(
 
     # [BLOCK_R, 1]
     word = tl.load(ancestors_ptr + row, mask=mask_r & (nodes > 0), other=0)[:, None]
-    # seldom more than one step, so that stages only take code
+    # seldom more than one iteration, so more stages would only add code
     for j in tl.range(0, nodes, BLOCK_N, num_stages=2):
         node = j + offs_n
         mask_n = node < nodes
@@ -122,8 +122,8 @@ def _attend_tile(
         score = tl.where(seen & mask_n[None, :], score, float("-inf"))
         acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
 
-    # a row without a key (only sub-blocks of other branches, or all before its window) weighs
-    # nothing in the merge
+    # a row without a key (only sub-blocks of other branches, or all before its window) has weight 0
+    # in the merge
     total = tl.where(total > 0.0, total, 1.0)
     at = base + offs_r
     tl.store(
@@ -145,7 +145,7 @@ def _tree_attention_kernel(
     prompt_len_ptr,  # [G] int32
     slot_pages_ptr,  # [S, SP] int32
     slot_len_ptr,  # [S] int32
-    ancestors_ptr,  # [M] int64; with a window, the nodes that a row sees
+    ancestors_ptr,  # [M] int64; with a window, the nodes that a row attends to
     first_ptr,  # [M, 2] int32 of `first_keys`, or None
     slot_start_ptr,  # [S] int32
     slot_nodes_ptr,  # [S] int32
@@ -160,7 +160,7 @@ def _tree_attention_kernel(
     prompt_width,
     slot_width,
     partial_rows,
-    scale,  # times log2 e; with a cap, over it
+    scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
     H: tl.constexpr,
     K: tl.constexpr,
@@ -177,7 +177,7 @@ def _tree_attention_kernel(
     CAP: tl.constexpr,
 ):
     EACH: tl.constexpr = H // K
-    # neighbours read neighbouring heads of the same tokens
+    # neighbouring programs read neighbouring heads of the same tokens
     pid = tl.program_id(0) // K
     kv = tl.program_id(0) % K
     o_ptr += kv.to(tl.int64) * partial_rows * DV
@@ -197,7 +197,7 @@ def _tree_attention_kernel(
         length = tl.where(is_slot, slot_len, prompt_len)
         node_first = tl.load(slot_start_ptr + slot, mask=is_slot, other=0)
         nodes = tl.load(slot_nodes_ptr + slot, mask=is_slot, other=0)
-        # the unit behind the last page is the slot's nodes
+        # the unit after the last page is the slot's nodes
         nodes = tl.where(high > tl.cdiv(length, PAGE), nodes, 0)
         if is_slot:
             table_ptr = slot_pages_ptr + slot.to(tl.int64) * slot_width

@@ -16,7 +16,7 @@ from csd.kernels.tree_attention.plan import PAGE, Work, plan_attention_triton, t
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # rows of the tiles of slots with few rows: the smallest tile of the tensor cores
 SMALL = 16
-# keys of a tile and stages of its loop: the first of which two programs fit on a multiprocessor
+# keys of a tile and stages of its loop: the first pair with which two programs fit a multiprocessor
 KEY_TILES = ((64, 3), (64, 2), (32, 2))
 
 
@@ -28,7 +28,7 @@ class Partials(NamedTuple):
 
 
 def empty_partials(M: int, H: int, K: int, D: int, programs: int, device: torch.device) -> Partials:
-    """Room for the partials of a pool of M rows walked by `programs` programs a KV head."""
+    """Allocates the partials of a pool of M rows, for `programs` programs per KV head."""
     R = (2 * M + programs * tile_rows(H, K)) * (H // K)
     return Partials(
         torch.empty(K, R, D, dtype=torch.float32, device=device),
@@ -41,17 +41,17 @@ def _tiles(chip: Chip, dtype: str, D: int) -> dict[str, int]:
     if dtype == "fp32":
         return dict(BLOCK_M=16, BLOCK_N=32 if D <= 128 else 16, num_warps=4, num_stages=1)
     if D > 128:
-        # half a page a step: two stages of it fit into 64 KiB
+        # half a page per iteration: two stages of it fit into 64 KiB
         warps = 4 if chip.is_amd else 8
         return dict(BLOCK_M=64, BLOCK_N=32, num_warps=warps, num_stages=2)
-    # on AMD's one program fits
+    # on AMD one program fits
     fitting = (n for n in KEY_TILES if _shared(*n, D) <= chip.half)
     block_n, stages = KEY_TILES[1] if chip.is_amd else next(fitting, KEY_TILES[-1])
     return dict(BLOCK_M=64, BLOCK_N=block_n, num_warps=4, num_stages=stages)
 
 
 def _shared(block_n: int, stages: int, D: int) -> int:
-    """Bytes of 64 rows of queries, and of keys and values of as many stages, in 16 bits."""
+    """Bytes of 64 rows of queries and of `stages` blocks of keys and values, in 16 bits."""
     return 2 * D * (64 + 2 * stages * block_n)
 
 
@@ -71,7 +71,7 @@ def tree_attention_triton(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Two launches; one or two more where `work`, the step's `plan_attention`, is not given."""
+    """Returns [M, H, Dv]. Two launches, and one or two more to make `work` if it is None."""
     (M, H, D), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
     if q.dtype not in DTYPES:
         raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
@@ -85,7 +85,7 @@ def tree_attention_triton(
         partials = empty_partials(M, H, K, DV, programs, q.device)
     dtype = DTYPES[q.dtype]
     tiles = _tiles(chip_of(q.device), dtype, max(D, DV))
-    # the interpreter multiplies bfloat16 wrongly, without an error
+    # the interpreter computes wrong bfloat16 products without an error: use float32 there
     wide = dtype == "bf16" and not isinstance(_tree_attention_kernel, triton.JITFunction)
     _tree_attention_kernel[(programs * K,)](
         q_ptr=q,

@@ -1,4 +1,4 @@
-"""Places of the keys of every pool row: operands of the attention that all layers share."""
+"""Places of every pool row's keys: operands of the attention that all layers share."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -8,7 +8,7 @@ import torch
 
 from csd.kernels.checks import check_fields
 
-# the slot and group of every row; the work list is made of these
+# fields that give the slot and group of every row, from which the work list is made
 ROWS = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
 
 
@@ -27,12 +27,12 @@ class TreeLayout(NamedTuple):
 
 
 def check_rows(layout: Any, device: torch.device, sizes: dict[str, int] | None = None) -> None:
-    """Raises ValueError unless the fields of ROWS fit each other. sizes: "M" or empty."""
+    """Raises ValueError unless the fields of ROWS fit each other. sizes: as in `check_fields`."""
     check_fields("layout", layout, ROWS, sizes if sizes is not None else {}, device, prefix="")
 
 
 def check_layout(layout: Any, rows: int, device: torch.device) -> None:
-    """Raises ValueError unless it is a layout of a pool of `rows` rows."""
+    """Raises ValueError unless `layout` fits a pool of `rows` rows."""
     sizes: dict[str, int] = {}
     check_rows(layout, device, sizes)
     names = ("slot", "ancestors", "prompt_pages", "slot_pages")
@@ -40,7 +40,7 @@ def check_layout(layout: Any, rows: int, device: torch.device) -> None:
 
 
 def with_layout(function: Callable) -> Callable:
-    """A function that takes a TreeLayout as one that takes its tensors by name."""
+    """Wraps a function that takes a TreeLayout so that it takes the layout's tensors by name."""
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One step of attention in a tile of rows: keys that are read, their scores, the online softmax."""
+"""One step of attention in a tile of rows: load of keys, their scores, the online softmax."""
 
 import triton
 import triton.language as tl
@@ -9,13 +9,13 @@ def _tokens(
     pages_ptr, start, kv, offs_n, mask_n,
     K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_D]: a head's numbers of the tokens from place `start` on, 0 where masked.
+    """[BLOCK_N, BLOCK_D]: a head's keys or values from place `start` on, 0 where masked.
 
-    What lies behind the last valid token may be NaN, and 0 * NaN is not 0. mask_n: None for none.
+    Memory after the last valid token may be NaN, and 0 * NaN is not 0. mask_n: None for no mask.
     """
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
-    # [BLOCK_N, BLOCK_D]: of 32 bits, behind a pointer that all share
+    # [BLOCK_N, BLOCK_D]: 32-bit offsets from one pointer that all elements share
     offs = offs_n[:, None] * (K * D) + offs_d[None, :]
     at = pages_ptr + (start * (K * D) + kv * D) + offs
     if mask_n is not None:
@@ -29,7 +29,7 @@ def _tokens(
 
 @triton.jit
 def _tanh(x):
-    """tanh to two units of the last place, which 1 - 2 / (e^2x + 1) misses near zero."""
+    """tanh to two units in the last place, which 1 - 2 / (e^2x + 1) does not reach near zero."""
     z = x * x
     # least squares of the relative error up to 0.625
     p = tl.fma(z, -5.71705e-3, 2.0650593e-2)
@@ -41,7 +41,7 @@ def _tanh(x):
 
 @triton.jit
 def _scores(q, k, scale, cap, CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """[R, N]; with a cap they are scaled, and in base 2 where `cap` is times log2 e."""
+    """[R, N]: unscaled scores; with CAP scaled and capped, in base 2 if `cap` is times log2 e."""
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAP:
         return cap * _tanh(score * scale)
@@ -53,13 +53,13 @@ def _scores(q, k, scale, cap, CAP: tl.constexpr, PRECISION: tl.constexpr):
 def _add_keys(acc, peak, total, score, v, scale, PRECISION: tl.constexpr):
     """One step of the online softmax: acc [R, D], peak [R], total [R], score [R, N], v [N, D].
 
-    Scores and their peak are before `scale`, which is one instruction with the difference of both.
+    Scores and their peak are unscaled: one fma subtracts the peak and applies `scale`.
     """
     top = tl.maximum(peak, tl.max(score, 1))
-    # a finite pivot keeps a row that has seen no key yet from computing -inf - -inf
+    # a finite pivot keeps a row without a key so far from computing -inf - -inf
     pivot = tl.where(top == float("-inf"), 0.0, top)
     p = tl.exp2(tl.fma(score, scale, (-pivot * scale)[:, None]))
-    # where the peak stays this is 1, without a rounding
+    # exactly 1 if the peak does not change
     shrink = tl.exp2((peak - pivot) * scale)
     total = total * shrink + tl.sum(p, 1)
     acc = acc * shrink[:, None]

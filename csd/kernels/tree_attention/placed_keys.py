@@ -1,11 +1,11 @@
-"""Positions of the keys that a step's rows attend to, worked out on the host once a step.
+"""Positions of the keys that a step's rows attend to, computed on the host once per step.
 
-A window and a chunk are matters of position. The position of a key is its place in its sample's
-sequence: of a prompt's token t it is t, of a slot's committed token j it is P + j with P the
-prompt's tokens, and of a node it is P + C + depth with C the slot's committed tokens.
+Windows and chunks are defined by positions. The position of a key is its index in its sample's
+sequence: t for a prompt's token t, P + j for a slot's committed token j with P the prompt's tokens,
+and P + C + depth for a node with C the slot's committed tokens.
 
 A group's T slots are laid out side by side, each padded to r rows, the most nodes of a slot, and
-to the committed tokens of the longest.
+to the committed tokens of the longest slot.
 """
 
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ class PlacedGroup:
     there: torch.Tensor  # [T, r] bool, not padding
     prompt: torch.Tensor  # [P] places in the pages
     committed: torch.Tensor  # [T, C] places in the pages
-    absent: torch.Tensor  # [T, C] bool: the slot has fewer
-    position: torch.Tensor  # [T, r] of rows
+    absent: torch.Tensor  # [T, C] bool: the slot has fewer tokens
+    position: torch.Tensor  # [T, r] positions of rows
     key_position: torch.Tensor  # [T, n]
     on_path: torch.Tensor  # [T, r, n] bool: the key is the row's or before it
     _visible: dict[tuple, torch.Tensor] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class PlacedGroup:
 def in_reach(
     row: torch.Tensor, key: torch.Tensor, window: int | None, chunk: int | None
 ) -> torch.Tensor:
-    """True if rows at these positions see keys at those, which are not behind them."""
+    """True if the key's position is at most the row's, and within its window and chunk."""
     seen = row - key >= 0
     if window is not None:
         seen &= row - key < window
@@ -62,7 +62,7 @@ def place_keys(
     slot_nodes: torch.Tensor,  # [S] int32
     group_start: torch.Tensor,  # [G + 1] int32
 ) -> list[PlacedGroup]:
-    """Keys of each group that has rows; the arguments are a layout's of `tree_attention_ref`."""
+    """Returns rows and keys of each group that has rows; arguments as in `tree_attention_ref`."""
     device, bounds = ancestors.device, group_start.tolist()
     starts, nodes, prompts = slot_start.tolist(), slot_nodes.tolist(), prompt_len.tolist()
     live = sorted((start, s) for s, start in enumerate(starts) if nodes[s])
@@ -100,8 +100,8 @@ def place_keys(
 
 
 def _places(pages: torch.Tensor, count: int) -> torch.Tensor:
-    """[T, count] among all tokens of the pages, of the first tokens of page lists [T, pages]."""
+    """[T, count]: places, among all pages' tokens, of the first tokens of page lists [T, pages]."""
     at = torch.arange(count)
-    # a list that is shorter than another's ends with -1, and nobody attends there
+    # a list that is shorter than another's ends with -1, and no row attends there
     ids = pages.long().clamp(min=0)[:, at // PAGE]
     return ids * PAGE + at % PAGE

@@ -1,15 +1,15 @@
-"""The work list of a step's attention: made once on the device, walked by every layer.
+"""Work list of a step's attention: made once on the device, walked by every layer.
 
-Rows that share keys are tiles of `rows` pool rows, with the H / K query heads of a key-value head
-that is at most 64 rows of a matrix product. A tile's keys are units of 64 tokens (a page):
+Rows that share keys form tiles of `rows` pool rows, at most 64 rows of a matrix product with the
+H / K query heads of a key-value head. A tile's keys are units of 64 tokens (a page):
 
     a group's tile    ceil(prompt_len / 64) units: its prompt
     a slot's tile     ceil(slot_len / 64) + 1 units: its committed tokens, then its nodes
 
 All units in one line, group tiles first, both in the order of pool rows, are cut into `programs`
-equal shares. Where tile n meets program p there is one segment of work. Tile and program only
-ever grow along the line, so n + p names the segment, and a tile's or a program's segments follow
-one another. A coincidence of cuts leaves a gap that nobody reads.
+equal shares. The part of tile n in program p's share is one segment of work. Tile and program
+numbers do not decrease along the line, so n + p identifies the segment, and the segments of a tile
+or a program are consecutive. Where cuts coincide there is a gap that is never read.
 
     segment[n + p]  = first pool row, pool rows, source (g, or G + s), first unit, last unit + 1,
                       first row of the partial result
@@ -18,8 +18,8 @@ one another. A coincidence of cuts leaves a gap that nobody reads.
 
 A tile's partials are `rows` * H / K rows apart.
 
-With a window or a chunk a source's units begin at the first page that any of its rows sees, and the
-list has for each row its first keys and the nodes that it sees (`first_keys.py`).
+With a window or a chunk a source's units begin at the first page that any of its rows attends to,
+and the list has for each row its first keys and the nodes that it attends to (`first_keys.py`).
 """
 
 from functools import wraps
@@ -49,17 +49,17 @@ class Work(NamedTuple):
 
 
 def _sizes(layout: TreeLayout) -> tuple[int, int, int]:
-    """Rows, slots and groups."""
+    """Numbers of rows, slots and groups."""
     return layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
 
 
 def tile_rows(heads: int, kv_heads: int) -> int:
-    """Pool rows of a tile: what fits into TILE rows with the query heads of a key-value head."""
+    """Pool rows of a tile: as many as fit TILE rows with the query heads of a key-value head."""
     return TILE // (heads // kv_heads)
 
 
 def programs_for(device: torch.device, kv_heads: int) -> int:
-    """Programs for each of the KV heads, so that all of them fill the device."""
+    """Programs per KV head, so that those of all heads fill the device."""
     return max(1, programs_of(device) // kv_heads)
 
 
@@ -72,7 +72,7 @@ def empty_work(
     programs: int,
     device: torch.device,
 ) -> Work:
-    """Room for any work list of a pool of `rows` rows."""
+    """Allocates room for any work list of a pool of `rows` rows."""
     full = rows // tile_rows(heads, kv_heads)
     tiles = min(rows, full + groups) + min(rows, full + slots)
 
@@ -90,7 +90,7 @@ def plan_attention_ref(
     page: torch.Tensor | None = None,  # [G + S] int32, of `first_keys`
     out: Work | None = None,
 ) -> Work:
-    """Plain Python. Entries that nobody reads are -1."""
+    """Plain Python. Entries that are never read are -1."""
     M, S, G = _sizes(layout)
     programs = programs or programs_for(layout.slot.device, kv_heads)
     each, rows = heads // kv_heads, tile_rows(heads, kv_heads)
@@ -148,7 +148,7 @@ def plan_attention_triton(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Work:
-    """One launch, or two with a window or a chunk. Entries without a reader keep `out`'s value."""
+    """One launch, or two with a window or a chunk. Entries that are never read are not written."""
     if window is chunk is None:
         return _planned(layout, heads, kv_heads, programs, None, out)
     first = first_keys_triton(layout, window, chunk)
@@ -233,9 +233,9 @@ def plan_attention(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Work:
-    """The work list for a model of H = heads and K = kv_heads; programs: those of one KV head.
+    """Returns the work list for a model of H = heads and K = kv_heads; programs: per KV head.
 
-    window, chunk: as `tree_attention` takes them.
+    window, chunk: as in `tree_attention`.
     """
     if kv_heads < 1 or heads % kv_heads or heads // kv_heads > TILE:
         raise ValueError(f"heads must be 1 to {TILE} times kv_heads, got {heads} and {kv_heads}")

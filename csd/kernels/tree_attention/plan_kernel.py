@@ -1,6 +1,6 @@
-"""The kernel of the attention's work list, described in `csd/kernels/tree_attention/plan.py`.
+"""Kernel of the attention's work list, described in `csd/kernels/tree_attention/plan.py`.
 
-Every row works out for itself which tiles it is in and where they lie in the line of units; the
+For every row it is computed which tiles the row is in and where they are in the line of units; the
 first row of a tile writes the tile's segments.
 """
 
@@ -30,7 +30,7 @@ def _put_tiles(
     ROWS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    # [BLOCK]: each row's tile and its place in the line; skipped: units before its first one
+    # [BLOCK]: each row's tile and its place in the line; skipped: units left out before it
     t = (row - first) // ROWS
     tile_first = first + t * ROWS
     n = tiles_before + t
@@ -70,7 +70,7 @@ def _put_tiles(
 
 @triton.jit
 def _skipped(page_ptr, source, mask):
-    """Pages that no row reads."""
+    """Number of pages at a source's beginning that no row reads."""
     if page_ptr is None:
         return tl.zeros(source.shape, tl.int32)
     else:
@@ -110,7 +110,7 @@ def _plan_attention_kernel(
     slot_skipped = _skipped(page_ptr, G + slot, live)
     slot_units -= slot_skipped
 
-    # a sum over all groups and slots a row is cheaper than a launch for their prefix sums
+    # summing over all groups and slots for each row is cheaper than a launch for prefix sums
     group = tl.zeros([BLOCK], tl.int32)
     group_first = tl.zeros([BLOCK], tl.int32)
     group_last = tl.zeros([BLOCK], tl.int32)

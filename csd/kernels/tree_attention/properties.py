@@ -4,10 +4,10 @@
     out[m, h] = sum of w(m, t) v[t, h // (H / K)] over the keys t that row m sees, where
     w(m, t) = exp(s(m, t)) / (sum over these of exp(s(m, .)) + exp(sink[h]))
 
-A row sees the keys of P(m), C(m) and N(m) (`csd/kernels/tree_attention/`) that are fewer than
-`window` positions before it, and those of its own chunk: position // chunk is the row's.
+A row attends to the keys of P(m), C(m) and N(m) (`csd/kernels/tree_attention/`) that are fewer than
+`window` positions before it and in its own chunk: position // chunk equals the row's.
 
-Plain PyTorch on every device; `place_keys` of the step is read on the host.
+Plain PyTorch on every device; `place_keys` reads the step's layout on the host.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from csd.kernels.tree_attention.reference import without_autocast
 
 
 class Properties(NamedTuple):
-    """Properties of one attention call: its sizes, and how it scores keys."""
+    """Properties of one attention call: its sizes, and its rules for scores."""
 
     kv_heads: int
     head_dim: int
@@ -41,7 +41,7 @@ def tree_attention_properties(
     properties: Properties,
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
-    """[M, H, Dv], in the inputs' dtype but at least float32. Rows of no slot give zeros."""
+    """Returns [M, H, Dv], computed in at least float32. Rows of no slot give zeros."""
     K, window, chunk = properties.kv_heads, properties.window, properties.chunk
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = q.new_zeros(*q.shape[:2], properties.value_dim)
@@ -52,7 +52,7 @@ def tree_attention_properties(
         prompt_k, prompt_v = (x[group.prompt].to(dtype) for x in (k_tokens, v_tokens))
         # [T, C + r, K, ..]
         own_k = torch.cat((k_tokens[group.committed], node_k[group.row]), 1).to(dtype)
-        # a weight of zero does not hide what memory held before
+        # unwritten memory may be NaN, and a weight of zero does not hide it
         old_v = v_tokens[group.committed].masked_fill(group.absent[..., None, None], 0)
         own_v = torch.cat((old_v, node_v[group.row]), 1).to(dtype)
         score = torch.cat(
@@ -77,7 +77,7 @@ def weights(
     softcap: float | None,
     sinks: torch.Tensor | None,  # [H]
 ) -> torch.Tensor:
-    """Shares of the keys; a row that sees none has NaN, or zeros where there are sinks."""
+    """Weights of the keys; a row without visible keys has NaN, or zeros if there are sinks."""
     if softcap is not None:
         score = softcap * torch.tanh(score / softcap)
     score = score.masked_fill(~visible, float("-inf"))

@@ -13,7 +13,7 @@ from csd.state.kv_cache import PAGE
 
 
 def without_autocast(function: Callable) -> Callable:
-    """Products stay in their operands' dtype: autocast would round them, and these are exact."""
+    """Wraps a function to run without autocast, which would round its products."""
 
     @wraps(function)
     def call(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -45,7 +45,7 @@ def tree_attention_ref(
     scale: float,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The definition, in the inputs' dtype but at least float32. Reads the layout on the host."""
+    """Returns [M, H, D], computed in at least float32. Reads the layout on the host."""
     K, D = node_k.shape[1:]
     dtype = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q) if out is None else out.zero_()

@@ -6,19 +6,19 @@ value v_t, a decay d_t in (0, 1] and a strength b_t, and
     S_t = d_t S_{t-1} + k_t u_t^T,    u_t = b_t (v_t - d_t S_{t-1}^T k_t),    o_t = S_t^T q_t
 
 (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024.) No node needs a state of its own. With
-S the state at the checkpoint of row j (`csd/state/recurrent.py`) and the tokens i behind it in
+S the state at the checkpoint of row j (`csd/state/recurrent.py`) and the tokens i after it in
 order, those of the slot's tail and then the nodes above j,
 
     a <- S^T k_j,    a <- d_i a + (k_i . k_j) u_i for all i < j,    u_j = b_j (v_j - d_j a)
     o <- S^T q_j,    o <- d_i o + (k_i . q_j) u_i for all i <= j
 
-which is the recurrence applied to one vector: decays are multiplied as it multiplies them, and no
-two logarithms are subtracted. The updates u_i of a tail are kept, so that its tokens take no second
+which is the recurrence applied to one vector: decays are multiplied in the same order, and no two
+logarithms are subtracted. The updates u_i of a tail are stored, so that its tokens need no second
 product with a state. A row's sums run over its own text in order of position, from a state that
 is a function of that text: its bits depend on nothing else.
 
-A checkpoint may be one chunk behind the slot's stored one (`base`); the state is then carried on
-by `add_chunk` as `csd.kernels.advance_state` does it.
+A row's checkpoint may be one chunk after the slot's stored one (`base`); the state is then advanced
+by `add_chunk`, as in `csd.kernels.advance_state`.
 """
 
 import torch
@@ -46,7 +46,7 @@ def tree_delta_rule(
     node_decay: torch.Tensor,  # [M, H]
     node_update: torch.Tensor,  # [M, H, Dv], written
     state: torch.Tensor,  # [S, H, Dk, Dv], at `base`
-    key: torch.Tensor,  # [S, 32, Hk, Dk], of the tokens behind `base`, by position % 32
+    key: torch.Tensor,  # [S, 32, Hk, Dk], of the tokens after `base`, by position % 32
     update: torch.Tensor,  # [S, 32, H, Dv]
     decay: torch.Tensor,  # [S, 32, H]
     base: torch.Tensor,  # [S] int32
@@ -56,7 +56,7 @@ def tree_delta_rule(
     slot_start: torch.Tensor,  # [S] int32
     slot_nodes: torch.Tensor,  # [S] int32
 ) -> torch.Tensor:
-    """Outputs [M, H, Dv]; node_update gets the nodes' updates. Both are zeros in padding.
+    """Returns outputs [M, H, Dv] and writes the updates to node_update; both are 0 in padding.
 
     All of one dtype, float32 or float64. Head h has the query and key of head h // (H / Hk).
     """
@@ -79,7 +79,7 @@ def check_nodes(
     state: torch.Tensor, key: torch.Tensor, base: torch.Tensor, slot: torch.Tensor,
     position: torch.Tensor, path: torch.Tensor, slot_start: torch.Tensor, slot_nodes: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Raises ValueError, naming the tensor."""
+    """Raises ValueError, naming the tensor, unless the operands fit the states."""
     S, H, Dk, Dv = state.shape
     kind, device, M = state.dtype, state.device, slot.shape[0]
     keys = M, key.shape[2], Dk

@@ -1,7 +1,7 @@
 """The Triton kernel of `tree_delta_rule` and `tree_ssm`.
 
-A program has one head of a slot and a block of its value's columns, so each state is read once. It
-goes over the slot's rows 16 at a time, parents first, and within a block by depth.
+A program computes one head of a slot and a block of its value's columns, so each state is read
+once. It processes the slot's rows 16 at a time, parents first, and within a block by depth.
 """
 
 import triton
@@ -12,8 +12,11 @@ from csd.kernels.advance_state import add_chunk
 
 @triton.jit
 def _add_token(x, decay, rows, key, update):
-    """decay x + (key . rows) update. The second product is rounded with the sum wherever a token
-    lies, which the compiler would not see to."""
+    """decay x + (key . rows) update.
+
+    An explicit fma rounds the second product and the sum once, for tokens of tails and for nodes;
+    the compiler does not guarantee that.
+    """
     weight = tl.sum(rows * key, 1)[:, None]
     return tl.fma(tl.broadcast_to(weight, x.shape), tl.broadcast_to(update, x.shape), decay * x)
 
@@ -23,7 +26,7 @@ def _read_state(
     state,  # [Dk, Dv] of a head
     k_ptr,  # [M, Hk, Dk]
     q_ptr,  # [M, Hk, Dk]
-    at,  # [BLOCK_M], of the rows in both
+    at,  # [BLOCK_M], offsets of the rows in both
     live,  # [BLOCK_M]
     key, update, decay, base,  # as `add_chunk` takes them
     offs_v,
@@ -31,7 +34,7 @@ def _read_state(
     CHUNK: tl.constexpr, LATER: tl.constexpr, SOLVE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_V: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """Products of keys and queries with a state, or with the one a chunk later."""
+    """Products of keys and queries with a state, or with the state one chunk later if LATER."""
     a = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
     o = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
     for first in range(0, Dk, TILE_K):
@@ -99,7 +102,7 @@ def _tree_state_kernel(
     BLOCK_D: tl.constexpr,
     TILE_K: tl.constexpr,
 ):
-    # the last program of a head has the padding
+    # the last program of a head writes the padding
     s, head = tl.num_programs(0) - 1, tl.program_id(1)
     offs_v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     if tl.program_id(0) == s:

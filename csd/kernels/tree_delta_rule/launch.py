@@ -8,8 +8,8 @@ from csd.kernels.tree_delta_rule.kernel import _tree_state_kernel
 from csd.kernels.tree_paths import DEPTHS
 from csd.state.recurrent import CHUNK, TAIL
 
-# rows, and keys of a state that a program multiplies at once: the sums of float32 products, which
-# no tensor core has, are all in registers
+# rows, and keys of a state, that a program multiplies at once: float32 products have no tensor
+# cores, and their sums are all in registers
 BLOCK_M, TILE_K = 16, 16
 
 
@@ -19,12 +19,12 @@ def tree_delta_rule_triton(
     strength: torch.Tensor,
     *nodes_and_states: torch.Tensor,
 ) -> torch.Tensor:
-    """Outputs [M, H, Dv]; arguments as `tree_delta_rule` has them."""
+    """Returns outputs [M, H, Dv]; arguments as in `tree_delta_rule`."""
     return _launch(q, value, strength, *nodes_and_states)
 
 
 def tree_ssm_triton(q: torch.Tensor, *nodes_and_states: torch.Tensor) -> torch.Tensor:
-    """Outputs [M, H, Dv]; arguments as `tree_ssm` has them."""
+    """Returns outputs [M, H, Dv]; arguments as in `tree_ssm`."""
     return _launch(q, None, None, *nodes_and_states)
 
 

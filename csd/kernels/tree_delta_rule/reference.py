@@ -1,4 +1,4 @@
-"""`tree_delta_rule` in plain PyTorch: fixed shapes, and nothing is read on the host."""
+"""`tree_delta_rule` and `tree_ssm` in plain PyTorch: fixed shapes, nothing is read on the host."""
 
 import torch
 
@@ -21,10 +21,10 @@ def tree_delta_rule_ref(
     slot: torch.Tensor,  # [M] int32
     position: torch.Tensor,  # [M] int32
     path: torch.Tensor,  # [M, DEPTHS] int32
-    slot_start: torch.Tensor,  # [S] int32, as slot_nodes of no use here
+    slot_start: torch.Tensor,  # [S] int32, not used here, nor is slot_nodes
     slot_nodes: torch.Tensor,  # [S] int32
 ) -> torch.Tensor:
-    """Outputs [M, H, Dv]."""
+    """Returns outputs [M, H, Dv] and writes the updates to node_update."""
     where = slot, position, path
     kept = state, key, update, decay, base
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
@@ -53,10 +53,10 @@ def tree_ssm_ref(
     slot: torch.Tensor,  # [M] int32
     position: torch.Tensor,  # [M] int32
     path: torch.Tensor,  # [M, DEPTHS] int32
-    slot_start: torch.Tensor,  # [S] int32, as slot_nodes of no use here
+    slot_start: torch.Tensor,  # [S] int32, not used here, nor is slot_nodes
     slot_nodes: torch.Tensor,  # [S] int32
 ) -> torch.Tensor:
-    """Outputs [M, H, Dv]: the same with updates that are given."""
+    """Returns outputs [M, H, Dv], with given updates `node_update`."""
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
     live, _ = _rows(slot, path)
     read = _behind_tails(q[None], state, key, update, decay, base, slot, position, path)
@@ -70,7 +70,7 @@ def _each_head(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _rows(slot: torch.Tensor, path: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[M] whether a row is none of padding, and its depth."""
+    """[M] bool: True if a row is not padding; [M]: its depth."""
     return slot >= 0, (path >= 0).sum(1) - 1
 
 
@@ -79,7 +79,7 @@ def _behind_tails(
     state: torch.Tensor, key: torch.Tensor, update: torch.Tensor, decay: torch.Tensor,
     base: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, path: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """[.., M, H, Dv], the state behind each row's slot's tokens, applied to x."""
+    """[.., M, H, Dv]: x times the state after the committed tokens of each row's slot."""
     s, H = slot.clamp(min=0).long(), state.shape[1]
     _, depth = _rows(slot, path)
     first = torch.maximum(checkpoint(position), base[s])
@@ -92,7 +92,7 @@ def _behind_tails(
         k = _each_head(key[s, place], H)
         added = (k * x).sum(-1, keepdim=True) * update[s, place]
         moved = decay[s, place][..., None] * read + added
-        # what lies behind a tail may be anything, so it is chosen and not multiplied
+        # entries after a tail may hold any value: select, since 0 * NaN is not 0
         read = torch.where((first + i < committed)[:, None, None], moved, read)
     return read
 
@@ -101,7 +101,7 @@ def _behind_node(
     read: torch.Tensor, x: torch.Tensor, key: torch.Tensor, update: torch.Tensor,
     decay: torch.Tensor, row: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """`read` behind the node `row` [M] of each row's path, where there is one."""
+    """`read` after the node `row` [M] of each row's path, or unchanged where it is -1."""
     r = row.clamp(min=0).long()
     added = (key[r] * x).sum(-1, keepdim=True) * update[r]
     moved = decay[r][..., None] * read + added

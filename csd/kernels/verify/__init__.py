@@ -1,4 +1,4 @@
-"""Sample the target at every row of the pool and descend each tree along what was sampled.
+"""Sample the target at every row of the pool and descend each tree along the samples.
 
 At row m, with x the logits [V] after repetition penalty and banned end tokens, z = x / T and
 top = max z:
@@ -8,17 +8,17 @@ top = max z:
     rest   the other kept tokens, one atom with token id V and mass sum exp(z)
     sample = argmax( z_t + G_t  for t in head,  log(mass of rest) + G_V )
 
-G is the Gumbel of the word of (key, token, generated position, sample index). Equal scores go to
-the smaller token id. If the rest wins, it is resolved by inverse CDF in token order with a word of
-its own. So a sample is a fixed function of the row's prefix and noise, whatever was drafted.
-Temperature 0 takes the largest x.
+G is the Gumbel of the word of (key, token, generated position, sample index). Of equal scores the
+smaller token id wins. If the rest wins, its token is drawn by inverse CDF in token order with a
+word of its own. So a sample is a fixed function of the row's prefix and noise, whatever was
+drafted. Temperature 0 takes the largest x.
 
 A row is accepted when it is a root, or its parent is accepted and sampled this row's token. The
 samples at accepted rows are the committed tokens, cut after an end token and at `max_new`.
 
-On a GPU, four launches: maxima and log-sum-exp (`scan.py`, the first read of the logits), the
-head's list from the groups of 64 that hold some of it (`compact.py`), sampling (`sample.py`), and
-the descent (`descend.py`), which in an engine's step also advances the slots and writes the
+On a GPU, four launches: maxima and log-sum-exp (`scan.py`, the first read of the logits), the list
+of the head from the groups of 64 with some of its tokens (`compact.py`), sampling (`sample.py`),
+and the descent (`descend.py`), which in an engine's step also advances the slots and writes the
 snapshot (`finish.py`). A row whose head is too long for its list, or whose top-p cut falls
 below it, is sampled from the logits by the same passes.
 """
@@ -59,9 +59,9 @@ _verify = RecordOperator(
 
 
 def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
-    """Samples at every row of `pool` and the paths that they accept.
+    """Returns samples at every row of `pool` and the paths that they accept.
 
-    logits: [M, V], contiguous; float64 too on a CPU. 16-bit logits are processed in float32.
+    logits: [M, V], contiguous; float64 only on a CPU. 16-bit logits are processed in float32.
     """
     if logits.dim() != 2 or logits.shape[0] != pool.rows:
         raise ValueError(f"logits must have shape [{pool.rows}, V], got {tuple(logits.shape)}")

@@ -1,6 +1,6 @@
 """List the tokens of every row's head in token order: the second read of the logits.
 
-Of a row's chunk a program reads the groups of 64 tokens that hold one of the head.
+A program takes a chunk of a row and reads its groups of 64 tokens that contain some of the head.
 """
 
 import triton
@@ -15,7 +15,7 @@ MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
 
 @triton.jit
 def kth_distance(d, k):
-    """Bits of the k-th smallest of distances d, INF_BITS when there are fewer."""
+    """Bits of the k-th smallest of distances d, INF_BITS if there are fewer."""
     bits = d.to(tl.int32, bitcast=True)
     kth = tl.zeros((), tl.int32)
     for i in range(0, 31):
@@ -45,8 +45,8 @@ def _compact_kernel(
     group_sum_ptr,  # [M, groups] float32
     head_token_ptr,  # [M, SPLITS, CAP] int32, out
     head_distance_ptr,  # [M, SPLITS, CAP] float32, out
-    head_count_ptr,  # [M, SPLITS] int32, out: beyond CAP where a chunk has more
-    rest_ptr,  # [M, SPLITS] float32, out: mass of what is not listed
+    head_count_ptr,  # [M, SPLITS] int32, out: above CAP if a chunk has more
+    rest_ptr,  # [M, SPLITS] float32, out: mass of tokens that are not listed
     vocab,
     words,
     chunk,
@@ -70,12 +70,12 @@ def _compact_kernel(
     greedy = tl.load(temperature_ptr + slot) == 0
     k = tl.where(greedy, 0, tl.load(top_k_ptr + slot))
     if (k > 0) & (k < vocab) & (k <= MAX_HEAD):
-        # k groups hold a logit this high, so the k-th highest token is not below
+        # k groups have a maximum at least this high, so the k-th highest token is not below it
         offs_g = tl.arange(0, BLOCK_G)
         at = group_top_ptr + m.to(tl.int64) * groups + offs_g
         tops = tl.load(at, mask=offs_g < groups, other=float("-inf"))
         width = kth_distance(distance(tops, top, temperature), k).to(tl.float32, bitcast=True)
-    # where top-p cuts, the rest is dropped as a whole or the list is not used
+    # with top-p, either the rest is dropped as a whole or the list is not used
     min_p = tl.load(min_p_ptr + slot).to(tl.float32)
     cut = tl.load(top_p_ptr + slot).to(tl.float32) < 1
     min_p = tl.where(cut | greedy, 0.0, min_p)
@@ -87,8 +87,8 @@ def _compact_kernel(
     count = tl.zeros((), tl.int32)
     rest = tl.zeros((), tl.float32)
     base = (m * SPLITS + c).to(tl.int64) * CAP
-    # a chunk's groups by tiles; only those that hold a token to be listed are read again. Where
-    # min-p cuts, a group's mass counts token by token if at all
+    # a chunk's groups by tiles; only those with a token to be listed are read again. With min-p, a
+    # group's mass is added token by token or not at all
     floor, whole = tl.where(min_p > 0, min_p, 2.0), tl.where(min_p > 0, 0.0, 1.0)
     GROUPS: tl.constexpr = BLOCK // GROUP
     first = c * chunk // GROUP
@@ -108,7 +108,7 @@ def _compact_kernel(
             # [GROUPS, TILE], then [GROUPS, GROUP], then [BLOCK]
             wanted = batch + tl.arange(0, GROUPS)[:, None]
             found = near[None, :] & (rank[None, :] == wanted)
-            # behind the row where there are no more
+            # after the end of the row if there are no more
             which = tl.min(tl.where(found, g[None, :], groups), 1)
             offs = which[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
             _raw, x = load_logits(row, offs, STOPS)

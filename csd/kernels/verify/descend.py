@@ -1,4 +1,4 @@
-"""Follow one slot's accepted path a program: the last kernel of a verification."""
+"""Follow one slot's accepted path per program: the last kernel of a verification."""
 
 import triton
 import triton.language as tl
@@ -35,8 +35,11 @@ def descend_slot(
     BLOCK_A: tl.constexpr,
     STOPS: tl.constexpr,
 ):
-    """Follows the path of slot s. Returns its rows and their samples [BLOCK_A], the rows -1 and the
-    samples any behind what is committed; how much that is; how it ends; whether a row is bad."""
+    """Follows the accepted path of slot s and writes its results.
+
+    Returns rows [BLOCK_A] of the path (-1 after the committed ones), their samples [BLOCK_A]
+    (arbitrary after them), number of committed tokens, finish, and whether a row is bad.
+    """
     nodes = tl.load(slot_nodes_ptr + s)
     # [MAX_NODES]
     i = tl.arange(0, MAX_NODES)

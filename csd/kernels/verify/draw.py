@@ -1,4 +1,4 @@
-"""Draws of one row: the winner among its head, and a token of the rest."""
+"""Draws of one row: the winner of its head, and a token of the rest."""
 
 import triton
 import triton.language as tl
@@ -26,8 +26,10 @@ def draw_head(
     STOPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mass of the head and of the rest, the winner's noisy score, token and score, and the TOP
-    likeliest as codes [TOP] of distance, then token: the larger the likelier."""
+    """Returns masses of head and rest, the winner's noisy score, token and score, and the leaders.
+
+    Leaders are the TOP likeliest tokens as codes [TOP] of distance, then token; larger: likelier.
+    """
     kth, cut, cut_token, min_p = cuts
     key, position, index, greedy = at
     head = tl.zeros((), tl.float32)
@@ -77,7 +79,10 @@ def draw_rest(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Token and score by inverse CDF in token order, clamped to the last token of the rest."""
+    """Returns a token of the rest and its score, by inverse CDF in token order.
+
+    The token is clamped to the last one of the rest.
+    """
     kth, cut, cut_token, min_p = cuts
     key, position, index, _ = at
     row, _, _, temperature, top = source
@@ -112,7 +117,7 @@ def draw_rest(
 
 @triton.jit
 def likeliest(leaders, log_total, greedy):
-    """Tokens and probabilities [TOP] of `draw_head`'s leaders, -1 and 0 where there are fewer."""
+    """Tokens and probabilities [TOP] of `draw_head`'s leaders, -1 and 0 if there are fewer."""
     near = (leaders >> 31).to(tl.int32)
     d = (tl.full((), INF_BITS, tl.int32) - near).to(tl.float32, bitcast=True)
     prob = tl.where(leaders >= 0, tl.exp(-d - log_total), 0.0)

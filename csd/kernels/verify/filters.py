@@ -1,7 +1,7 @@
-"""Tokens of one row by tiles, and where top-k and top-p cut them.
+"""Tokens of one row by tiles, and the cuts of top-k and top-p among them.
 
-The tiles are of the row's list, or of all its logits where the list is not used. A cut is found a
-bit at a time: distances are not negative, so their bits order as integers.
+Tiles are read from the row's list, or from all its logits if the list is not used. A cut is found
+bit by bit: distances are not negative, so their bits have the order of integers.
 """
 
 import triton
@@ -15,7 +15,7 @@ LAST = tl.constexpr((1 << 31) - 1)
 @triton.jit
 def load_tile(
     start,
-    listed,  # how many tokens the list holds, -1 where it is not used
+    listed,  # number of tokens in the list, -1 if it is not used
     source,  # a row as `load_logits` takes it, its list's tokens and distances, temperature, top
     STOPS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -53,7 +53,7 @@ def head_mass(listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def kth_smallest(k, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Bits of the k-th smallest distance, INF_BITS where there are fewer."""
+    """Bits of the k-th smallest distance, INF_BITS if there are fewer."""
     kth = tl.zeros((), tl.int32)
     for i in range(0, 31):
         larger = kth | (1 << (30 - i))
@@ -67,7 +67,7 @@ def kth_smallest(k, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def kept_mass(rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Mass of what top-k keeps with `rest`, and the last of the likeliest tokens."""
+    """Mass of the tokens that top-k keeps plus `rest`, and the last of the likeliest tokens."""
     total = rest
     last = tl.zeros((), tl.int32)
     for start in range(0, size, BLOCK):
@@ -80,8 +80,10 @@ def kept_mass(rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def tail_cut(tail, rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Bits of the distance of the last token that top-p keeps, and the first token as far as that
-    which it keeps: all below them have a mass of at most `tail`."""
+    """Bits of the largest distance that top-p keeps, and the first token kept at that distance.
+
+    All less likely tokens have a mass of at most `tail` together.
+    """
     total, last = kept_mass(rest, kth, size, listed, source, STOPS, BLOCK)
     cut = tl.zeros((), tl.int32)
     for i in range(0, 31):
@@ -97,7 +99,7 @@ def tail_cut(tail, rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: 
         _, d = load_tile(start, listed, source, STOPS, BLOCK)
         bits = d.to(tl.int32, bitcast=True)
         below += tl.sum(tl.where((bits > cut) & (bits <= kth), tl.exp(-d), 0.0), 0)
-    # the last of the likeliest stays whatever the rounding
+    # the last of the likeliest tokens is kept, however sums are rounded
     cut_token = tl.where(cut == 0, last, LAST)
     for start in range(0, size, BLOCK):
         token, d = load_tile(start, listed, source, STOPS, BLOCK)

@@ -1,8 +1,8 @@
-"""The end of a step's verification, in one launch: descend, advance and snapshot, slot by slot.
+"""End of a step's verification in one launch: descend, advance and snapshot, slot by slot.
 
-A program follows its slot's path, moves the slot on and writes what the host reads of both. Each of
-the three reads what the one before it found in registers; log-probabilities of the path's rows are
-read as they are, since the descent clears those off the path alone.
+A program follows its slot's path, advances the slot and writes what the host reads of both. Each of
+the three gets the results of the previous one in registers. Log-probabilities of the path's rows
+are read from memory, since the descent clears only those off the path.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""The four launches of a verification, and what lies between them."""
+"""The four launches of a verification, and the buffers between them."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from csd.state.verdict import ACCEPT, Verdict, empty_verdict
 
 # chunks of a row, tokens read at once, tokens that a chunk and a row can list
 SPLITS, BLOCK, CAP, LIST = 16, 1024, 512, 2048
-# tokens that the first read has on their way at once; groups that the list's maker looks at, and
-# the tokens of near ones that it reads
+# tokens that a program of the scan loads at once; groups that one of `compact` tests at once, and
+# tokens of near groups that it loads at once
 SCAN = 4096
 COMPACT_TILE, COMPACT, COMPACT_WARPS = 128, 256, 1
 SAMPLE_WARPS = 8
@@ -30,7 +30,7 @@ SAMPLE_WARPS = 8
 def verify_triton(
     logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict | None = None
 ) -> Verdict:
-    """Four launches over logits [M, V], float32, float16 or bfloat16; into `out` where given."""
+    """Four launches over logits [M, V], float32, float16 or bfloat16; writes to `out` if given."""
     out = out or empty_verdict(pool.rows, slots.count, logits.device)
     bad_rows = _sample_triton(logits, pool, slots, out)
     _descend_kernel[(slots.count,)](**_descent(pool, slots, out, bad_rows))
@@ -40,7 +40,7 @@ def verify_triton(
 def decide_triton(
     logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
 ) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
-    """`verify`, `advance_slots` and `snapshot` in four launches."""
+    """Runs `verify`, `advance_slots` and `snapshot` in four launches."""
     verdict = empty_verdict(pool.rows, slots.count, logits.device)
     bad_rows = _sample_triton(logits, pool, slots, verdict)
     snapshot = empty_snapshot(pool, verdict, top, trees)

@@ -1,8 +1,9 @@
-"""Verification of the rows that decide: on a CPU, where every row costs what it reads.
+"""CPU verification that samples the likely rows, and then the rows that an accepted path reaches.
 
-Most drafted rows are off the accepted paths, and nothing of them is committed. Rows that are likely
-to be accepted are sampled at once, and then, as long as a path goes on in a row that was not, that
-row: a batch of rows costs little more than one.
+On a CPU a row costs the time to read it, and most drafted rows are off the accepted paths, so that
+nothing of them is committed. Rows that are likely to be accepted are sampled at once. Then, as long
+as a path reaches a row that is not sampled, such rows are sampled: a batch of rows costs little
+more than one.
 """
 
 import torch
@@ -13,17 +14,17 @@ from csd.state.pool import COST_ONE, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 
-# rows that are sampled at once: those that are accepted about as often as not
+# largest cost of rows that are sampled at once: they are accepted about as often as not
 LIKELY = 3 * COST_ONE // 2
 
 
 def verify_on_path(
     logits: torch.Tensor, pool: Pool, slots: Slots, passes: Passes = REFERENCE
 ) -> Verdict:
-    """The verdict of `verify_ref`, but that rows beside the accepted paths may not be sampled.
+    """Verdict of `verify_ref`, except that rows off the accepted paths may not be sampled.
 
     Those have token -1, no likeliest tokens and log-probability 0, and bad logits there are not
-    seen.
+    detected.
     """
     M, device = pool.rows, logits.device
     live = pool.slot >= 0

@@ -1,4 +1,4 @@
-"""The functions that verification on a CPU is made of: references, or loops in their place."""
+"""Functions of which verification on a CPU consists: references, or loops in their place."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from csd.state.slots import Slots
 
 
 class Heads(NamedTuple):
-    """Heads of rows of scores z, 0 at a row's maximum: tokens of large z, and the others' mass.
+    """Heads of rows of scores z, 0 at a row's maximum: tokens with large z, and the others' mass.
 
     W is the longest head.
     """
 
-    token: torch.Tensor  # [R, W] in order, V in padding
+    token: torch.Tensor  # [R, W] in ascending order, V in padding
     score: torch.Tensor  # [R, W] their z, -inf in padding
     rest_mass: torch.Tensor  # [R] sum of exp(z) of the others that the filters keep
 
@@ -24,17 +24,17 @@ class Rows(NamedTuple):
     """R rows of a pool."""
 
     slot: torch.Tensor  # [R] int64, 0 in padding
-    position: torch.Tensor  # [R] of the token that is drawn
+    position: torch.Tensor  # [R] generated position of the token that is drawn
     greedy: torch.Tensor  # [R] bool
     live: torch.Tensor  # [R] bool, false in padding
 
 
 class Draws(NamedTuple):
-    """Draws of R rows, each alone."""
+    """Draws of R rows, each independent of the others."""
 
     token: torch.Tensor  # [R] int64
     logprob: torch.Tensor  # [R] of the token
-    log_total: torch.Tensor  # [R] log of the row's mass behind the filters
+    log_total: torch.Tensor  # [R] log of the row's mass after the filters
     top_token: torch.Tensor  # [R, 8] int64, the likeliest tokens
     top_prob: torch.Tensor  # [R, 8] float32
 
@@ -44,7 +44,7 @@ Paths = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Passes(NamedTuple):
-    """Functions that verification is made of."""
+    """Functions of which verification consists."""
 
     # x [R, V], temperature [R], slots, slot [R], greedy [R]
     heads: Callable[[torch.Tensor, torch.Tensor, Slots, torch.Tensor, torch.Tensor], Heads]

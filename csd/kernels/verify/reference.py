@@ -10,7 +10,7 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-# numbers of a block of rows: its passes stay in a CPU's cache, and its memory is used again
+# numbers in a block of rows: passes over it stay in a CPU's cache, and its memory is reused
 BLOCK = 1 << 19
 
 
@@ -20,7 +20,7 @@ REFERENCE = Passes(heads_ref, log_sum_ref, draw_ref, descend_ref)
 def verify_ref(
     logits: torch.Tensor, pool: Pool, slots: Slots, passes: Passes = REFERENCE
 ) -> Verdict:
-    """Sample at every row and follow the accepted paths.
+    """Samples at every row and follows the accepted paths; returns the verdict.
 
     logits: [M, V]; 16-bit logits are processed in float32, float64 stays float64.
     """
@@ -42,7 +42,7 @@ def sample_blocks(
 def verdict_of(
     sampled: Draws, logits: torch.Tensor, pool: Pool, slots: Slots, passes: Passes
 ) -> Verdict:
-    """The accepted paths, of rows that have been sampled; others have token -1."""
+    """Returns the verdict of rows that have been sampled; others must have token -1."""
     live = pool.slot >= 0
     greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
     sample = torch.where(live, sampled.token, -1)
@@ -72,7 +72,7 @@ def _raw_logprob(
     slots: Slots,
     passes: Passes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of the committed samples at temperature 1, and which slots went bad."""
+    """[M]: log-probabilities of committed samples at temperature 1; [S] bool: slots gone bad."""
     rows = accept_row[accept_row >= 0].long()
     raw = torch.zeros_like(log_total)
     chosen = logits[rows]

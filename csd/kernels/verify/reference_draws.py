@@ -1,4 +1,4 @@
-"""A draw among a row's head and the rest of it, and the likeliest tokens."""
+"""Draws from rows' heads and rests, and the likeliest tokens."""
 
 import torch
 
@@ -9,7 +9,7 @@ from csd.state.verdict import TOP
 
 
 def draw_ref(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
-    """The Gumbel maximum, where the rest of a row is token `vocab`; the likeliest of the head."""
+    """Draws by the Gumbel maximum, a row's rest being token `vocab`; with the head's likeliest."""
     token, score, rest_mass = heads
     s, position, greedy, live = rows
     log_total = (head_sum(score.exp()) + rest_mass).log()
@@ -30,14 +30,14 @@ def draw_ref(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
 
 
 def head_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sums of x [M, W], one after another: W is the longest row's, zeros at the end are free."""
+    """Sums [M] of x [M, W], added in order, so that zeros at a row's end do not change the bits."""
     return x.cumsum(-1)[:, -1]
 
 
 def draw_rest(
     rest: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
 ) -> torch.Tensor:
-    """A token of the rest by inverse CDF in token order, clamped to its last token."""
+    """Draws a token of the rest [R, V] by inverse CDF in token order, clamped to its last token."""
     cdf = rest.cumsum(-1)
     word = philox_words_ref(
         slots.key[s], torch.zeros_like(position), position, slots.sample[s], REST
@@ -55,7 +55,7 @@ def _likeliest(
     greedy: torch.Tensor,
     live: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Top 8 of the processed distribution; of a greedy row, the one token it takes."""
+    """Top 8 tokens and probabilities after the filters; for a greedy row, only the token drawn."""
     width = min(TOP, token.shape[1])
     # stable: equal scores stay in token order
     top, order = score.sort(dim=-1, descending=True, stable=True)

@@ -9,7 +9,7 @@ from csd.state.verdict import LENGTH, RUNNING, STOP
 
 
 def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
-    """Rows whose parents drew them, from the root on, cut by the slot's stop rules.
+    """Returns the rows whose parents drew them, from the root on, cut by the slot's stop rules.
 
     sample: [M], -1 where no token was drawn.
     """
@@ -20,7 +20,7 @@ def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
     accepted = rooted(pool, (pool.parent < 0) | (sample[parent] == pool.token))
 
     width = MAX_DEPTH + 1
-    # rows that are not accepted write to a place of their own behind the table
+    # rows that are not accepted write to an extra element after the table
     place = torch.where(accepted, s * width + pool.depth, n_slots * width)
     table = torch.full((n_slots * width + 1,), -1, dtype=torch.int32, device=device)
     rows = torch.arange(pool.rows, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""The part of `verify_ref` that takes each row alone: penalties and filters, then a draw."""
+"""Part of `verify_ref` that computes each row by itself: penalties and filters, then a draw."""
 
 import math
 
@@ -10,7 +10,7 @@ from csd.kernels.verify.reference_draws import draw_rest, head_sum
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 
-# tokens of a piece of a row
+# tokens per piece of a row
 PIECE = 64
 
 
@@ -59,7 +59,7 @@ def _heads(
 ) -> tuple[torch.Tensor, Heads, torch.Tensor]:
     """z [R, V], the heads, and exp(z) of the rest [R, V], 0 elsewhere."""
     z = x.to(temperature.dtype) / temperature[:, None]
-    # [R, V / PIECE]: maxima of pieces of a row, few of which hold any of its head
+    # [R, V / PIECE]: maxima of pieces of a row, few of which have tokens of its head
     pieces = z.unflatten(1, (-1, math.gcd(z.shape[1], PIECE))).amax(-1)
     most = pieces.amax(-1, keepdim=True)
     return _compact(z.sub_(most), pieces.sub_(most), slots, s, greedy)
@@ -72,9 +72,9 @@ def log_sum_ref(x: torch.Tensor) -> torch.Tensor:
 
 
 def row_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sums over the vocabulary, of x [M, V]. The order of a row's does not depend on the others.
+    """Sums [M] of x [M, V] over the vocabulary, in an order that does not depend on other rows.
 
-    A row alone is added up by several threads, each a part of it; two rows never are.
+    PyTorch splits a single row among several threads, but never a row of two, so one is doubled.
     """
     if x.shape[0] == 1:
         return x.expand(2, -1).sum(-1)[:1]
@@ -84,7 +84,7 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
 def _penalise(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
 ) -> torch.Tensor:
-    """Repetition penalty over prompt, sample and the row's own path."""
+    """Applies the repetition penalty to tokens of the prompt, the sample and the row's own path."""
     if bool((slots.penalty == 1).all()):
         return logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -105,7 +105,7 @@ def _penalise(
 def _ban_end_tokens(
     x: torch.Tensor, slots: Slots, s: torch.Tensor, position: torch.Tensor
 ) -> torch.Tensor:
-    """End tokens cannot be sampled before `min_new` tokens."""
+    """Sets end tokens to -inf at positions before `min_new`."""
     early = position < slots.min_new[s]
     if not bool(early.any()):
         return x
@@ -120,10 +120,10 @@ def _ban_end_tokens(
 def _compact(
     z: torch.Tensor, pieces: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> tuple[torch.Tensor, Heads, torch.Tensor]:
-    """`_heads`, of z [R, V] and the maxima of its pieces."""
+    """Returns the results of `_heads`, from z [R, V] and the maxima of its pieces."""
     vocab = z.shape[1]
     top_k = slots.top_k[s]
-    # filters could only choose among equals of a greedy row
+    # in a greedy row filters could only choose among equal tokens
     top_k = torch.where((top_k > 0) & (top_k < vocab) & ~greedy, top_k, 0)[:, None]
     # [R, 1] smallest score of the head; comparisons with numbers, not masks, for their speed
     low = torch.full_like(z[:, :1], -HEAD_WIDTH)
@@ -166,7 +166,7 @@ def _find_head(
 def _line_up(
     z: torch.Tensor, m: torch.Tensor, t: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_compact`'s tokens and scores, of tokens t in rows m."""
+    """Token and score [R, W] of the heads, from tokens t in rows m."""
     count = torch.zeros_like(z[:, 0], dtype=torch.long).index_add_(0, m, torch.ones_like(m))
     place = torch.arange(m.shape[0], device=z.device) - (count.cumsum(0) - count)[m]
     shape = (z.shape[0], max(int(count.max()), 1))
@@ -184,11 +184,11 @@ def _top_p(
     rest_mass: torch.Tensor,
     top_p: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Drop what lies in the lower tail of mass 1 - top_p.
+    """Drops the tokens in the lower tail of mass 1 - top_p; returns score, rest and rest_mass.
 
-    A token goes when the mass up to and including it, in ascending order, is at most 1 - top_p.
+    A token is dropped if the mass up to and including it, in ascending order, is at most 1 - top_p.
     Equal values ascend in token order, as in a stable sort. The cut usually falls into the head;
-    a row where it falls below sorts the whole row.
+    if it falls below, the whole row is sorted.
     """
     tail = 1 - top_p
     total = head_sum(score.exp()) + rest_mass

@@ -1,6 +1,7 @@
 """A row's logits as they are sampled, and distances below their maximum.
 
-Distances below the row's maximum, d = top - z >= 0, stand for scores: their bits order as integers.
+Distances below the row's maximum, d = top - z >= 0, are used in place of scores: their bits have
+the order of integers.
 """
 
 import triton
@@ -13,7 +14,7 @@ INF_BITS = tl.constexpr(0x7F800000)
 
 @triton.jit
 def load_logits(row, offs, STOPS: tl.constexpr):
-    """A row's logits as the model gives them, and as they are sampled; -inf beyond the row.
+    """Returns a row's logits as the model computed and as they are sampled; -inf beyond the row.
 
     row: pointers to logits [M, V], token and parent [M], seen [S, words], ban_ids [S, STOPS]; m,
     slot, vocab, words, penalty, early.

@@ -1,7 +1,7 @@
-"""Sample one row a program, from its listed head or from all its logits.
+"""Sample one row per program, from its listed head or from all its logits.
 
-The list is used where it suffices: no chunk of it is cut off, top-k ends within it, and top-p
-does too. Else the same passes go over the row's logits, as often as it takes.
+The list is used if it suffices: no chunk's list is truncated, and the cuts of top-k and top-p fall
+within it. Else the same passes read the row's logits, as often as needed.
 """
 
 import triton
@@ -24,9 +24,9 @@ def _pack(
     head_token_ptr, head_distance_ptr, head_count_ptr, list_token_ptr, list_distance_ptr,
     SPLITS: tl.constexpr, CAP: tl.constexpr, LIST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Put the lists of a row's chunks behind each other."""
+    """Concatenates the lists of a row's chunks into list_token and list_distance."""
     for start in range(0, listed, BLOCK):
-        # which chunk's list a place is in, and how many places come before it
+        # the chunk whose list a place is in, and the number of places before that list
         offs = start + tl.arange(0, BLOCK)
         chunk = tl.zeros([BLOCK], tl.int32)
         before = tl.zeros([BLOCK], tl.int32)
@@ -41,7 +41,7 @@ def _pack(
         d = tl.load(head_distance_ptr + at, mask=mask, other=0.0)
         tl.store(list_token_ptr + m * LIST + offs, token, mask=mask)
         tl.store(list_distance_ptr + m * LIST + offs, d, mask=mask)
-    # what a thread stored others load
+    # threads load what other threads have stored
     tl.debug_barrier()
 
 
@@ -100,7 +100,7 @@ def _sample_kernel(
     # NaN and +inf make the sum NaN, a row of -inf too
     good = (raw_sum > 0) & (tl.abs(top) < float("inf"))
     if (slot < 0) | (good == 0):
-        # of a padding row the first kernel wrote nothing
+        # for a padding row the first kernel wrote nothing
         tl.store(sample_ptr + m, tl.where(slot < 0, -1, 0))
         tl.store(logprob_ptr + m, 0.0)
         tl.store(raw_logprob_ptr + m, 0.0)
@@ -112,13 +112,13 @@ def _sample_kernel(
 
     greedy = tl.load(temperature_ptr + slot) == 0
     k = tl.load(top_k_ptr + slot)
-    # filters could only choose among equals of a greedy row
+    # in a greedy row filters could only choose among equal tokens
     k = tl.where((k < vocab) & (greedy == 0), k, 0)
     top_p = tl.where(greedy, 1.0, tl.load(top_p_ptr + slot).to(tl.float32))
     min_p = tl.where(greedy, 0.0, tl.load(min_p_ptr + slot).to(tl.float32))
     key, index = tl.load(key_ptr + slot), tl.load(index_ptr + slot)
     tail = 1 - top_p
-    # a head of top-k's tokens has no rest
+    # a head that has all of top-k's tokens has no rest
     width = tl.where((k > 0) & (k <= MAX_HEAD), float("inf"), HEAD_WIDTH)
 
     row = (

@@ -1,4 +1,4 @@
-"""The first read of the logits: maxima and sums of every chunk, and of every 64 tokens.
+"""First read of the logits: maxima and sums of every chunk, and of every 64 tokens.
 
 A row is cut into SPLITS chunks of neighbouring tokens, one program each.
 """
@@ -10,7 +10,7 @@ from csd.kernels.verify.row import GROUP, load_logits, load_row
 
 # exp(x) is 2^(x log2 e), for which a GPU has one instruction
 LOG2E = tl.constexpr(1.4426950408889634)
-# neighbours that one lane reads at once
+# neighbouring tokens that one lane reads at once
 OCTET = tl.constexpr(8)
 
 
@@ -18,13 +18,13 @@ OCTET = tl.constexpr(8)
 def _scan_chunk(
     row, begin, end, of_groups, STOPS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr
 ):
-    """Largest logit as sampled, largest of the model's, sum of exp(logit - that).
+    """Returns the largest logit as sampled, the model's largest, and its sum of exp(logit - that).
 
-    PLAIN: the model's logits are what is sampled, and the loop has room for many of them.
+    PLAIN: the model's logits are sampled unchanged, and the loop has room for many of them.
     """
     logits_ptr, m, vocab = row[0], row[5], row[7]
     group_top_ptr, group_sum_ptr, groups, per_unit = of_groups
-    # lanes keep what they have read to themselves: no load waits for a reduction
+    # each lane has its own maxima and sums, so that no load waits for a reduction
     LANES: tl.constexpr = BLOCK // OCTET
     tops = tl.full([LANES], float("-inf"), tl.float32)
     raw_tops = tl.full([LANES], float("-inf"), tl.float32)
@@ -88,7 +88,7 @@ def _scan_kernel(
     STOPS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCK_X: tl.constexpr,  # of rows whose logits are changed
+    BLOCK_X: tl.constexpr,  # BLOCK for rows whose logits are changed
 ):
     m, c = tl.program_id(0), tl.program_id(1)
     slot, _, early, temperature, penalty = load_row(
