@@ -58,8 +58,9 @@ class Live:
             for i, (n, text) in enumerate(zip(self.added, self.texts, strict=True))
         ]
         rate = self.tokens / (self.drawn - self.start)
-        print(f"{up}{''.join(rows)}\x1b[K  {self.tokens} tokens, {rate:.0f} a second, "
-              f"{self.tokens / max(self.turns, 1):.2f} a step of a sample", flush=True)  # fmt: skip
+        print(f"{up}{''.join(rows)}\x1b[K  {self.tokens} tokens, "
+              f"{rate:.0f} per second, {self.tokens / max(self.turns, 1):.2f} per step of a sample",
+              flush=True)  # fmt: skip
 
 
 def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples, float]:

@@ -62,8 +62,8 @@ def main(
     for row in log[:: max(1, len(log) // 8)]:
         print(
             f"step {row['step']:3}: loss {row['loss']:7.4f}, share of vowels {row['reward']:.3f}, "
-            f"{row['csd/tau']:.2f} tokens a step of a sample, "
-            f"{row['csd/tokens_per_second']:.0f} tokens a second"
+            f"{row['csd/tau']:.2f} tokens per step of a sample, "
+            f"{row['csd/tokens_per_second']:.0f} tokens per second"
         )
     return trainer
 

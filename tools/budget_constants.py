@@ -2,8 +2,8 @@
 
     python tools/budget_constants.py
 
-Each row changes one constant and gives tokens a second relative to the constant as it is: the mean
-over all scenarios and the worst one's. A scenario is a load (steady, noisy, drifting) and drafts
+Each row changes one constant and gives tokens per second relative to the constant as it is: the
+mean over all scenarios and the worst one's. A scenario is a load (steady, noisy, drifting) and drafts
 (copying, agreeing, marginal, diverging, and agreeing for the middle half of a call).
 """
 
@@ -49,7 +49,7 @@ def seconds(rows: int) -> float:
 
 
 def rates() -> dict[tuple[str, str, str], float]:
-    """Tokens a second of each scenario, relative to steps without drafts."""
+    """Tokens per second of each scenario, relative to steps without drafts."""
     found = {}
     for drafts, (live, chain, true) in DRAFTS.items():
         for load, (noise, factor) in LOADS.items():

@@ -15,7 +15,7 @@ same samples on one engine, in alternating order:
 transformers[serving]`) or llama (`pip install 'llama-cpp-python[server]'`). `--beside` names one
 that runs already (http://host:port/v1, the model's name there). All of them get the clients'
 requests in the same rounds: one that does not draw n choices gets n requests for one. Reported are
-tokens a second, medians over the rounds, and the median of the paired ratios with its bootstrap
+tokens per second, medians over the rounds, and the median of the paired ratios with its bootstrap
 interval.
 """
 

@@ -1,4 +1,4 @@
-"""A real checkpoint, where the machine has one: tokens a second and tau on the recorded prompts.
+"""A real checkpoint, where the machine has one: tokens per second and tau on the recorded prompts.
 
 Forced traces time a shape; here the model's own answers decide how much is drafted.
 """

@@ -44,7 +44,7 @@ def refusal(model) -> str | None:
 
 
 def measured(section: Section, model, ids: list[int], samples: int, new: int) -> dict:
-    """Seconds of a whole call, and tokens a second from the last first token on: a call captures
+    """Seconds of a whole call, and tokens per second from the last first token on: a call captures
     its graphs anew. Raises RuntimeError where other than `samples` answers of `new` tokens come.
     """
     config = transformers.GenerationConfig(

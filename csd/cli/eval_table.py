@@ -32,8 +32,8 @@ def shown(figures: dict, args: Namespace) -> str:
         )
     lines.append(
         f"{figures['problems']} problems, {figures['tokens']:,} tokens in "
-        f"{figures['seconds']:.1f} s: {figures['tokens_per_second']:.0f} a second, "
-        f"{figures['tau']:.2f} a step of a sample; {figures['answered']:.0%} of the samples "
+        f"{figures['seconds']:.1f} s: {figures['tokens_per_second']:.0f} per second, "
+        f"{figures['tau']:.2f} per step of a sample; {figures['answered']:.0%} of the samples "
         "have an answer"
     )
     cut = figures["limited"]

@@ -44,14 +44,14 @@ class Summary(TypedDict):
     finish_reasons: Annotated[dict[str, float], "shares of the samples"]
     by_k: Annotated[list[AtK], "accuracy and cost for k = 1, 2, 4, ... samples"]
     tokens: int
-    tau: Annotated[float, "tokens a step of a sample"]
+    tau: Annotated[float, "tokens per step of a sample"]
     seconds: float
     tokens_per_second: float
 
 
 class ReplayRow(TypedDict):
     nodes: Annotated[int, "drafted tokens a sample and step, at most"]
-    tau: Annotated[float, "tokens a step of a sample"]
+    tau: Annotated[float, "tokens per step of a sample"]
     nodes_used: Annotated[float, "what was drafted of them"]
     speedup: Annotated[float | None, "over one token a step; null without step times"]
 

@@ -12,7 +12,7 @@ def no_token_left(live: LiveSample, tokens: list[int], vocab: int) -> ValueError
     request = live.request
     names = " and ".join(_names(request.params, request.prompt, tokens, vocab))
     return ValueError(
-        f"{names} left no token to draw behind {len(tokens)} tokens of sample {live.index} of "
+        f"{names} left no token to draw after {len(tokens)} tokens of sample {live.index} of "
         f"prompt {request.index}"
     )
 

@@ -64,8 +64,8 @@ def _sentence(stats: Stats) -> Iterator[str]:
     yield f"{stats.tokens:,} tokens"
     if stats.sampling_seconds:
         yield f"in {stats.sampling_seconds:.1f} s of sampling,"
-        yield f"{stats.tokens_per_second:.0f} a second"
-    yield f"and {stats.tokens_per_step:.2f} a step of a sample;"
+        yield f"{stats.tokens_per_second:.0f} per second"
+    yield f"and {stats.tokens_per_step:.2f} per step of a sample;"
     if not stats.nodes_proposed:
         yield "nothing was drafted"
     else:
@@ -78,4 +78,4 @@ def _sentence(stats: Stats) -> Iterator[str]:
         if stats.seconds.get(kind, 0.0) >= 0.05
     ]
     if before:
-        yield f"behind {' and '.join(before)}"
+        yield f"after {' and '.join(before)}"

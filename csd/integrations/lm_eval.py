@@ -130,7 +130,7 @@ class CSDLM(HFLM):
 def _log(samples: list[Sample], seconds: float) -> None:
     tokens, steps = sum(len(s.tokens) for s in samples), sum(len({*s.steps}) for s in samples)
     LOG.info(
-        "csd drew %d samples: %d tokens in %.1f s, %.2f a step of a sample",
+        "csd drew %d samples: %d tokens in %.1f s, %.2f per step of a sample",
         len(samples), tokens, seconds, tokens / max(steps, 1),
     )  # fmt: skip
 

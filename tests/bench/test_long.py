@@ -24,7 +24,7 @@ class Tokenizer:
 
 
 class Side:
-    """Draws n samples of rising tokens with an end, at so many tokens a second."""
+    """Draws n samples of rising tokens with an end, at so many tokens per second."""
 
     def __init__(self, speed, log, name):
         self.speed, self.log, self.name = speed, log, name

@@ -1,4 +1,4 @@
-"""Whole calls of "auto" on simulated machines: what it loses and gains in tokens a second."""
+"""Whole calls of "auto" on simulated machines: what it loses and gains in tokens per second."""
 
 from statistics import mean
 

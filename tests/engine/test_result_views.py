@@ -47,13 +47,13 @@ def test_stats_are_one_sentence():
         seconds={"compile": 61.0, "measure": 2.0, "forward": 30.0, "verify": 10.0},
     )  # fmt: skip
     assert str(stats) == (
-        "3,912 tokens in 40.0 s of sampling, 98 a second and 2.00 a step of a sample; 1,956 of "
-        "4,000 drafted tokens were accepted (sibling 1,900, prompt 56) behind 61.0 s of compiling "
+        "3,912 tokens in 40.0 s of sampling, 98 per second and 2.00 per step of a sample; 1,956 of "
+        "4,000 drafted tokens were accepted (sibling 1,900, prompt 56) after 61.0 s of compiling "
         "and 2.0 s of measuring"
     )
     assert stats.sampling_seconds == 40 and stats.tokens_per_second == pytest.approx(97.8)
     plain = Stats(tokens=3, sample_steps=3, seconds={"forward": 1.0, "compile": 0.01})
-    assert str(plain).endswith("1.00 a step of a sample; nothing was drafted")
+    assert str(plain).endswith("1.00 per step of a sample; nothing was drafted")
     assert "0 tokens" in str(Stats())
 
 

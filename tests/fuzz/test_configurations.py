@@ -20,7 +20,7 @@ from csd.engine.engine import Engine
 
 # some prompts and their new tokens do not fit
 CONTEXT = 34
-EMPTY = re.compile(r"left no token to draw behind (\d+) tokens of sample (\d+)")
+EMPTY = re.compile(r"left no token to draw after (\d+) tokens of sample (\d+)")
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 # few different ones, so that n-grams come again
 TOKENS = st.one_of(st.integers(3, 8), st.integers(0, VOCAB - 1))

@@ -26,7 +26,7 @@ class Drawn:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return sum(map(len, self.tokens)) / self.seconds
 
 

@@ -1,4 +1,4 @@
-"""The picture of a result: tokens a second by the length of the answers, and what the gain is of.
+"""The picture of a result: tokens per second by the length of the answers, and what the gain is of.
 
 An SVG without a background, whose colours follow the reader's light or dark mode.
 """
@@ -54,11 +54,11 @@ def _style() -> str:
 
 def _title(result: dict) -> str:
     model, cores = result["model"].removesuffix(".gguf"), result["machine"]["cores"]
-    return f"Tokens a second, {SAMPLES} samples of one prompt, {model}, {cores} CPU cores"
+    return f"Tokens per second, {SAMPLES} samples of one prompt, {model}, {cores} CPU cores"
 
 
 def _points(result: dict) -> dict[str, list[tuple[float, float, bool]]]:
-    """Points (mean length, tokens a second, whether the text counts) by side, of each row at 8
+    """Points (mean length, tokens per second, whether the text counts) by side, of each row at 8
     samples of the headline's task."""
     task = headline(result)["task"]
     rows = [r for r in result["rows"]

@@ -15,7 +15,7 @@ TASKS, LIMITS, SAMPLES = (
     (100, 300, 1000, 3000),
     (4, 8, 16),
 )
-# tokens a second at 8 samples; what a side takes to start, in seconds
+# tokens per second at 8 samples; what a side takes to start, in seconds
 RATES = {
     "csd": 500, "csd without drafts": 500, "vLLM": 460, "vLLM ngram": 460, "llama.cpp": 220,
     "llama.cpp, csd's dtype": 220, "transformers generate": 140,

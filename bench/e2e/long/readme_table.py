@@ -47,7 +47,7 @@ def block(result: dict) -> str:
             _named(engine, side), f"{speed:,.0f}", f"{SAMPLES * length / speed:.1f} s",
             _ratio(row["csd / other"].get(side)),
         ])  # fmt: skip
-    head = ["engine", "tokens a second", job, "csd against it, median of pairs"]
+    head = ["engine", "tokens per second", job, "csd against it, median of pairs"]
     return "\n".join([BEGIN, "", markdown(head, lines), "", *_text(result, row), END])
 
 
@@ -73,9 +73,9 @@ def _text(result: dict, row: dict) -> list[str]:
 
 
 def all_rows(result: dict) -> str:
-    """A table of every row: csd's tokens a second, and its ratio to each engine's fastest side."""
+    """Table of all rows: csd's tokens per second, and its ratio to each engine's fastest side."""
     engines = [name for name in ENGINES if name != "csd"]
-    head = ["row", "mean tokens", "ended", "distinct 8-grams", "tau", "csd, tokens a second",
+    head = ["row", "mean tokens", "ended", "distinct 8-grams", "tau", "csd, tokens per second",
             *(f"/ {name}" for name in engines)]  # fmt: skip
     lines = []
     for row in result["rows"]:

@@ -41,7 +41,7 @@ def picture(rows: list[dict]) -> str:
     width, height = 2 * (LABEL + PLOT + GAP), sum(lines)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
-        f"<title>Tokens a step of a sample by drafter, at {NODES} drafted nodes</title>",
+        f"<title>Tokens per step of a sample by drafter, at {NODES} drafted nodes</title>",
         f"<style>{STYLE}</style>",
     ]
     for i, (name, drafters) in enumerate(found):

@@ -10,8 +10,8 @@ float32, so such a copy has the drafts of an integer one and not its speed.
 
 pool       tau, tokens committed per sample and step, with `--nodes` drafted tokens a sample: the
            graph alone, the model alone, both in one pool. Samples are the same for all of them.
-sequences  block efficiency, which is tau, and tokens a second of K sequences of 5 tokens under the
-           verifiers that draw, at temperature 1.0 and top-p 0.95: Khisti et al.'s Table 1; also
+sequences  block efficiency, which is tau, and tokens per second of K sequences of 5 tokens under
+           the verifiers that draw, at temperature 1.0 and top-p 0.95: Khisti et al.'s Table 1; also
            with drafts at another temperature, all at 1.2 or the first of two. The rate is also
            given without the time of drafting, as a share of one draft's: on a CPU a draft model of
            the target's size takes as long as the target.

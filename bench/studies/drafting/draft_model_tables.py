@@ -54,5 +54,5 @@ def _with_interval(row: dict) -> str:
 
 
 def _rate(row: dict, drafting: bool) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     return sum(row["tokens"]) / (row["seconds"] - (0 if drafting else row["draft_seconds"]))

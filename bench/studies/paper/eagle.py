@@ -16,7 +16,7 @@ pool         graph and head in one pool, by measured reliability
 
 tau, tokens committed per sample and step; accepted drafts of a sample and step; their share of the
 nodes; all with 95% intervals over problems. A drafter's milliseconds of a step are the median over
-problems; they and tokens a second are shown of a machine with nothing else to do, with `--times`.
+problems; they and tokens per second are shown of a machine with nothing else to do, with `--times`.
 Rows replace those in F, so a run can be split. `--table F` prints its tables instead.
 """
 

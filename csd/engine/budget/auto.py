@@ -55,7 +55,7 @@ class Controller:
 
 
 class AutoBudget(FixedBudget):
-    """Picks the number of nodes of most expected tokens a second, 0 where none pays."""
+    """Picks the number of nodes of most expected tokens per second, 0 where none pays."""
 
     def __init__(self, table: StepTimeTable):
         super().__init__(0)
@@ -96,7 +96,7 @@ class AutoBudget(FixedBudget):
 
 
 class AutoPool(FixedPool):
-    """Picks the pool size of most expected tokens a second; drafts fill it.
+    """Picks the pool size of most expected tokens per second; drafts fill it.
 
     The last step that drafted shows what nodes bring: as many a live slot are accepted, and nodes
     beyond those that it drafted count half as much as its last.

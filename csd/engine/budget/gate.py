@@ -21,7 +21,7 @@ class SpeculationGate:
 
     def __init__(self) -> None:
         self._credit = CREDIT
-        self._gain = 1.0  # tokens a second of drafted steps, relative to steps without drafts
+        self._gain = 1.0  # tokens per second of drafted steps, relative to steps without drafts
         self._since = 0  # steps since the last one without drafts
         self._measured = 0  # steps without drafts
         self._outliers = 0  # in a row

@@ -44,7 +44,7 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
     facts = {name: settings[name] for name in _FACTS if settings.get(name) is not None}
     lead = (
         f"{figures['tokens']:,} tokens in {figures['seconds']:.1f} s, "
-        f"{figures['tau']:.2f} a step of a sample; {figures['answered']:.0%} of the samples have "
+        f"{figures['tau']:.2f} per step of a sample; {figures['answered']:.0%} of the samples have "
         "an answer"
     )
     if figures["limited"]:
@@ -53,7 +53,7 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
         style=(files("csd.evaluate.report") / "report.css").read_text("utf-8"),
         headline=f"{len(rows)} problems, {settings['num_samples']} samples each: vote "
         f"{whole['maj_at_k'][0]:.1%}, one sample {by_k[0]['maj_at_k'][0]:.1%}, "
-        f"{figures['tokens_per_second']:.0f} tokens a second, {figures['seconds']:.1f} s",
+        f"{figures['tokens_per_second']:.0f} tokens per second, {figures['seconds']:.1f} s",
         lead=lead + ".",
         facts="".join(
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"

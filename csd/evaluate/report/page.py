@@ -76,7 +76,9 @@ def _headline(result: dict) -> str:
     count, stats = len(result["tokens"]), result["stats"]
     samples = "1 sample" if count == 1 else f"{count} samples of one prompt"
     seconds = sampling_seconds(stats.get("seconds", {}))
-    speed = f", {stats['tokens'] / seconds:.0f} tokens a second, {seconds:.1f} s" if seconds else ""
+    speed = (
+        f", {stats['tokens'] / seconds:.0f} tokens per second, {seconds:.1f} s" if seconds else ""
+    )
     return f"{samples}: {stats['tokens_per_step']:.2f} tokens a step{speed}"
 
 
