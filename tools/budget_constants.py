@@ -3,8 +3,8 @@
     python tools/budget_constants.py
 
 Each row changes one constant and gives tokens per second relative to the constant as it is: the
-mean over all scenarios and the worst one's. A scenario is a load (steady, noisy, drifting) and drafts
-(copying, agreeing, marginal, diverging, and agreeing for the middle half of a call).
+mean over all scenarios and the worst one's. A scenario is a load (steady, noisy, drifting) and
+drafts (copying, agreeing, marginal, diverging, and agreeing for the middle half of a call).
 """
 
 import math
