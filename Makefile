@@ -125,7 +125,7 @@ test-families: install
 		$(BIN)/pip install --quiet --no-deps --target build/transformers-5.21 transformers==5.21.0 \
 			httpx httpcore h11 anyio idna certifi
 	for place in . build/transformers-5.21; do \
-		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' \
 			tests/models/test_modules.py tests/models/test_decoder_choice.py tests/models/test_module_passes.py \
 			tests/models/test_hybrids.py || exit 1; \
 	done

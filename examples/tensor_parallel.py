@@ -42,7 +42,7 @@ def main(model: str | None = None, num_samples: int = 8, max_new_tokens: int = 4
         )
     if dist.get_rank() == 0:
         print(*out.texts, sep="\n---\n")
-        print(f"\n{out.stats.tokens_per_step:.2f} tokens a step, {dist.get_world_size()} ranks")
+        print(f"\n{out.stats.tokens_per_step:.2f} tokens per step, {dist.get_world_size()} ranks")
     if alone:
         dist.destroy_process_group()
     return out

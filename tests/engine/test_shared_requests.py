@@ -80,16 +80,16 @@ def test_equal_samples_of_one_owner_are_drawn_once():
             "another seed": service.submit([1, 2], owner="a", **options | dict(seed=2)),
             "whole": service.submit([1, 2], owner="a", stream=False, **options),
         }  # fmt: skip
-        told = {i: [[], ""] for i in range(3)}
+        received = {i: [[], ""] for i in range(3)}
         for piece in later["the same"]:
-            told[piece.index][0] += piece.tokens
-            told[piece.index][1] += piece.text
+            received[piece.index][0] += piece.tokens
+            received[piece.index][1] += piece.text
         results = {name: handle.result(60) for name, handle in later.items()}
         assert first.result(60).tokens == want.tokens
         for name in ("the same", "another owner", "no owner", "whole"):
             assert results[name].tokens == want.tokens and results[name].texts == want.texts
         assert results["some of them"].tokens[:2] == want.tokens[1:]
-        assert [told[i] for i in range(3)] == [
+        assert [received[i] for i in range(3)] == [
             [t, x] for t, x in zip(want.tokens, want.texts, strict=True)
         ]
         assert results["another seed"].tokens != want.tokens

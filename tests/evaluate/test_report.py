@@ -184,7 +184,7 @@ getComputedStyle(document.body).backgroundColor]"
     )  # fmt: skip
     assert shown.locator("#step-shown").inner_text() == str(-best[1])
     assert re.search(
-        r"tokens a step, \d+ tokens per second, [\d.]+ s", shown.locator("h1").inner_text()
+        r"tokens per step, \d+ tokens per second, [\d.]+ s", shown.locator("h1").inner_text()
     )
     assert seen.errors == []
     seen.context.close()

@@ -5,21 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from faults import OPTIONS, PROMPTS, Never, fresh
+from faults import OPTIONS, PROMPTS, Never
 
 import csd
 from csd.engine.traces.traces import read_traces
 from csd.evaluate.resumed import ResumedFile
-
-
-@pytest.fixture(scope="module")
-def e():
-    return fresh()
-
-
-@pytest.fixture(scope="module")
-def expected(e):
-    return [out.tokens for out in csd.generate(e, PROMPTS, **OPTIONS)]
 
 
 @pytest.fixture

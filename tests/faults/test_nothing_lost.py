@@ -5,22 +5,12 @@ import shutil
 from dataclasses import dataclass
 
 import pytest
-from faults import OPTIONS, PROMPTS, assert_usable, fresh
+from faults import OPTIONS, PROMPTS, assert_usable
 from scripted import Letters
 
 import csd
 from csd.engine.traces.traces import read_traces
 from csd.integrations.groups import draw
-
-
-@pytest.fixture(scope="module")
-def e():
-    return fresh()
-
-
-@pytest.fixture(scope="module")
-def expected(e):
-    return [out.tokens for out in csd.generate(e, PROMPTS, **OPTIONS)]
 
 
 @pytest.fixture

@@ -13,13 +13,7 @@ import csd
 from csd.models.load import config_of
 
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def released():
-    yield
-    csd.release()
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("released")]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_moe", "qwen3_5_text"])

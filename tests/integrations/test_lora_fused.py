@@ -9,13 +9,7 @@ import csd
 from csd.models.adapters import tuner_layers
 
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def released():
-    yield
-    csd.release()
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("released")]
 
 
 # what a LoRA may have, beside one rank for all projections

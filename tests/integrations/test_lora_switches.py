@@ -5,13 +5,7 @@ from lora_models import PROMPT, TOKENS, adapted, drawn, loop
 
 import csd
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def released():
-    yield
-    csd.release()
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("released")]
 
 
 def switch_to(model, change):

@@ -28,7 +28,8 @@ def test_products_whose_last_bits_depend_on_the_rows_pass(monkeypatch):
     monkeypatch.setattr(run, "check_machine", lambda: [Check("compiler", 1)])
     sizes = Sizes(prompt=70, prefill_chunk=64, tokens=24, rows=16)
     with Gpu():
-        device = torch.device("cuda")
+        # torch without CUDA has no current device to take an index from
+        device = torch.device("cuda", 0)
         options = dict(kernels="triton", exact=False, sizes=sizes, ops=triton())
         runs = run._Runs(SMALL, device, torch.bfloat16, **options)
         pair: list = []

@@ -39,8 +39,6 @@ def check(
     kernels, exact: as of `Engine`. sizes: of what is drawn.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    # with its index, as a tensor's is
-    device = torch.empty(0, device=device).device
     start = time.perf_counter()
     config = replace(config, layers=2, context=1024)
     ops = choose(kernels, device, dtype)

@@ -79,7 +79,7 @@ def _headline(result: dict) -> str:
     speed = (
         f", {stats['tokens'] / seconds:.0f} tokens per second, {seconds:.1f} s" if seconds else ""
     )
-    return f"{samples}: {stats['tokens_per_step']:.2f} tokens a step{speed}"
+    return f"{samples}: {stats['tokens_per_step']:.2f} tokens per step{speed}"
 
 
 def _lead(stats: dict) -> str:
