@@ -9,6 +9,7 @@ from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, Step
 from csd.engine.call import RunSettings
 from csd.engine.changes import Changes
 from csd.engine.cross_prompt_history import max_graph_tokens
+from csd.engine.kernel_compile import compile_kernels
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
 from csd.engine.rules import asked_by, changed_bytes, sizes_of
@@ -41,6 +42,7 @@ class Resources:
     memory: float
     prefill_chunk: int
     static: bool
+    exact: bool
     _ops: Ops
     _drafter_name: Any  # what the drafter at hand was made from
     _cost: StepTimeTable | None
@@ -145,6 +147,8 @@ class Resources:
             tables = room.slot_pages, room.prompt_pages
             step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
             made.attach(self.decoder, step.cache)
+        if isinstance(step, StaticStep) and step.slots.live.is_cuda:
+            compile_kernels(replace(step, drafter=made), self.exact)
         # only now: the next call makes anew what a drafter that does not fit the model has left
         self._step = step
         return step

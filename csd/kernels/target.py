@@ -1,5 +1,7 @@
 """Properties of the GPU on which tile sizes and grids of kernels depend."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,9 +49,27 @@ class Chip:
         return (self.shared + KIB) // 2 - KIB
 
 
-@cache
+_launching_for: Chip | None = None
+
+
+@contextmanager
+def launching_for(chip: Chip) -> Iterator[None]:
+    """Context in which every device has this chip, for launches that are recorded and not run."""
+    global _launching_for
+    before, _launching_for = _launching_for, chip
+    try:
+        yield
+    finally:
+        _launching_for = before
+
+
 def chip_of(device: torch.device) -> Chip:
     """The chip of a device; sm_90 for CPU tensors, whose kernels are interpreted."""
+    return _launching_for or _chip_of(device)
+
+
+@cache
+def _chip_of(device: torch.device) -> Chip:
     if device.type != "cuda":
         return Chip.of("sm_90")
     if torch.version.hip:

@@ -108,6 +108,20 @@ class ModelConfig:
         shape = LayerShape(self.kv_heads, self.head_dim, self.head_dim)
         return [shape] * self.delta.layers.count(False)
 
+    @property
+    def unlike_layers(self) -> int:
+        """Number of first layers among which each kind of layer is; one more than the first
+        of a kind, since a model's first layer reads the embedding."""
+        kinds = [
+            (
+                self.is_local(i),
+                self.rotated and self.rotated[i],
+                self.delta and self.delta.layers[i],
+            )
+            for i in range(self.layers)
+        ]
+        return min(self.layers, 2 + max(kinds.index(kind) for kind in kinds))
+
     def is_local(self, layer: int) -> bool:
         return self.local is not None and self.local[layer]
 

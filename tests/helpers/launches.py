@@ -1,13 +1,15 @@
 """Prints what a static step launches on a GPU, without one: python launches.py SLOTS ROWS
 
-Triton's own launch path runs, up to the binary for sm_90, with a driver that has no device; then
-nothing is launched, and what kernels would have written is zero. One JSON object a launch.
+Child processes compile the step's kernels first. Then Triton's own launch path runs, up to the
+binary for sm_90, with a driver that has no device; nothing is launched, and what kernels would have
+written is zero. One JSON object per launch. TRITON_CACHE_DIR must name a folder.
 """
 
 import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "0"
@@ -20,6 +22,7 @@ from triton.runtime.jit import JITFunction
 from bench.gpu.aot.record import TARGETS, jobs_of
 from bench.lib.kernel_shape import Shape
 from bench.lib.shapes import SHAPES, random_model
+from csd.engine.kernel_compile import compile_in_children
 from csd.engine.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import triton
@@ -46,11 +49,16 @@ class Zeros(TorchDispatchMode):
         return found.zero_() if func.overloadpacket.__name__ in FILLED else found
 
 
+def binaries() -> int:
+    return sum(1 for _ in Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin"))
+
+
 def watch(ahead: set) -> None:
     """ahead: the keys of the jobs that `make aot` compiles."""
     launch = JITFunction.run
 
     def run(kernel, *args, grid, warmup, **options):
+        before = binaries()
         compiled = launch(kernel, *args, grid=grid, warmup=True, **options)
         meta, source = compiled.metadata, compiled.src
         row = {
@@ -64,6 +72,7 @@ def watch(ahead: set) -> None:
             "constants": str(source.constants),
             "shared": meta.shared,
             "scratch": meta.global_scratch_size,
+            "kept": binaries() == before,
         }
         print(json.dumps(row), flush=True)
 
@@ -79,6 +88,8 @@ def main(slots: int, rows: int) -> None:
     )  # fmt: skip
     state = Slots.empty(slots, SHAPE.vocab, 64, graph.context)
     step = StaticStep(random_model(CONFIG, dtype=dtype), graph, cache, state, triton())
+    if not compile_in_children(step, TARGETS["sm_90"], processes=2):
+        raise RuntimeError("not every kernel was compiled")
     driver.set_active(NO_DEVICE)
     watch({job.key for job in jobs_of("sm_90", SHAPE, "fp16")})
     with Zeros():

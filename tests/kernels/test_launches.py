@@ -22,12 +22,15 @@ ROOT = Path(__file__).parents[2]
         pytest.param((5, 64), id="five slots", marks=slow),
     ],
 )
-def launches(request):
+def launches(request, tmp_path_factory):
     """Launches of two equal steps, a list each."""
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/helpers/launches.py"), *map(str, request.param)],
-        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path},
+        env=os.environ | {
+            "TRITON_INTERPRET": "0", "PYTHONPATH": path,
+            "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+        },
         capture_output=True, text=True,
     )  # fmt: skip
     assert not done.returncode, done.stderr[-3000:]
@@ -54,6 +57,10 @@ def test_what_is_launched_is_what_is_compiled_ahead_of_time(launches):
     # types, alignment, constexprs, warps: a launch finds the binary in Triton's cache
     other = [row for row in launches[0] if not row["ahead"]]
     assert not other
+
+
+def test_a_launch_finds_the_binary_that_child_processes_compiled(launches):
+    assert all(row["kept"] for row in launches[0])
 
 
 def test_a_step_that_ran_once_compiles_nothing_more(launches):

@@ -16,12 +16,12 @@ from targets import slow
 from bench.gpu import compile as compile_ahead
 from bench.gpu import drafters, equality, exact_products, outside, parity
 from bench.gpu.aot import Shape
-from bench.gpu.aot.record import named
 from bench.gpu.aot.run import OutOfTime
 from bench.gpu.plan import box
 from bench.gpu.section import Section
 from bench.micro import attention_rivals, kernels, timing
 from bench.micro.attention_job import JobShape
+from csd.kernels.compile_jobs import named
 from csd.models import row_blocks
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")

@@ -1,7 +1,7 @@
 """Every kernel compiled for GPUs that are not there, and what each of them uses.
 
 launches    a step's operations at a model's shape, on tensors without memory
-record      what Triton would compile for these launches on a target: the jobs
+record      the compilation jobs that these launches give Triton for a target
 compile     one job compiled down to the binary
 run         all jobs of some targets, dtypes and shapes, in processes
 """

@@ -7,7 +7,8 @@ import tempfile
 import time
 from typing import Any
 
-from bench.gpu.aot.record import TARGETS, CompileJob, named
+from bench.gpu.aot.record import TARGETS
+from csd.kernels.compile_jobs import CompileJob, named
 
 
 def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict:

@@ -1,0 +1,167 @@
+"""Parallel compilation of a step's kernels, once per machine, model and version.
+
+Triton compiles a kernel when it is first launched, one after another. Forked children of this
+process run the step on tensors without memory instead, record what its launches compile, and each
+compile a share. Binaries stay in Triton's cache on disk, where this process's launches find them; a
+kernel that a child has not compiled is compiled by its launch.
+"""
+
+import json
+import logging
+import os
+import selectors
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from triton import knobs
+from triton.runtime import driver
+
+from csd.engine.static_step import StaticStep, sizes_for
+from csd.kernels.compile_jobs import CompileJob, Target, recording
+from csd.kernels.target import chip_of
+from csd.models.decoder import Decoder
+from csd.state.cache_folder import alone, path_of, save
+from csd.state.phases import note, phase
+from csd.state.version import __version__
+
+LOG = logging.getLogger("csd")
+# children at most; each needs some 100 MB beside what it shares with this process
+MOST = 16
+# after so long the children are ended
+SECONDS = 300.0
+
+
+def compile_kernels(step: StaticStep, exact: bool) -> None:
+    """Compile the kernels of a GPU's step, unless this machine has done so before.
+
+    exact: whether rows have the same bits in every pool, for which other kernels are launched.
+    """
+    if knobs.runtime.interpret or not hasattr(os, "fork"):
+        return
+    device = step.slots.live.device
+    found = driver.active.get_current_target()
+    target = Target(found.backend, found.arch, found.warp_size, chip_of(device))
+    versions = __version__, torch.__version__, triton.__version__, knobs.cache.dir
+    config = step.decoder.config
+    sizes = target, step.cache.dtype, config, exact, type(step.drafter).__name__
+    key = json.dumps([*map(str, versions + sizes)])
+    try:
+        path = path_of("kernels", key)
+    # a user may have no home
+    except RuntimeError:
+        return
+    if path.exists():
+        return
+    with alone(path):
+        # another process, a rank of the same job perhaps, may have done it meanwhile
+        if path.exists():
+            return
+        announced = f"compiling kernels for {target.chip.name}, once per machine and version:"
+        with phase("compile", device, announced, kind="compile"):
+            complete = compile_in_children(step, target, len(os.sched_getaffinity(0)))
+        if complete:
+            with suppress(OSError):
+                save(path, key)
+
+
+def compile_in_children(step: StaticStep, target: Target, processes: int) -> bool:
+    """Compile the step's kernels for a target in up to `processes` processes; True if all are."""
+    parts = min(processes, MOST)
+    reader, writer = os.pipe()
+    children: list[int] = []
+    try:
+        with warnings.catch_warnings():
+            # about threads of this process, whose locks a child does not take
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for part in range(parts):
+                children.append(os.fork() or _child(step, target, part, parts, writer))
+        os.close(writer)
+        return _watched(reader)
+    finally:
+        os.close(reader)
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _watched(reader: int) -> bool:
+    """Read what children report until all have ended; True if every job was compiled."""
+    done, jobs, rest, late = 0, 1, b"", time.monotonic() + SECONDS
+    with selectors.DefaultSelector() as selector:
+        selector.register(reader, selectors.EVENT_READ)
+        while selector.select(max(late - time.monotonic(), 0)):
+            read = os.read(reader, 4096)
+            if not read:
+                break
+            *lines, rest = (rest + read).split(b"\n")
+            for line in map(json.loads, lines):
+                if "error" in line:
+                    LOG.warning("a kernel was not compiled beforehand: %s", line["error"])
+                else:
+                    done, jobs = done + 1, line["jobs"]
+                    note(f"{done} of {jobs}")
+    return done == jobs
+
+
+def _child(step: StaticStep, target: Target, part: int, parts: int, writer: int) -> Any:
+    """Compile every `parts`-th job and end this process."""
+
+    def report(**line: Any) -> None:
+        # of a pipe, writes of at most 4096 bytes are not mixed
+        os.write(writer, json.dumps(line).encode()[:2000] + b"\n")
+
+    try:
+        jobs = jobs_of(step, target)
+        for job in jobs[part::parts]:
+            triton.compile(job.source, target=target.gpu, options=job.options)
+            report(jobs=len(jobs))
+    except BaseException as error:
+        report(error=f"{type(error).__name__}: {error}"[:500])
+    finally:
+        os._exit(0)
+
+
+def jobs_of(step: StaticStep, target: Target) -> list[CompileJob]:
+    """The compilation jobs of a step's launches, each once.
+
+    The step is of no use afterwards: layers like those before them are left out.
+    """
+    # tensors of a GPU are neither made nor read
+    torch.cuda._lazy_init = lambda: None
+    if isinstance(step.decoder, Decoder):
+        step.decoder.layers = step.decoder.layers[: step.decoder.config.unlike_layers]
+    found: dict[tuple, CompileJob] = {}
+    with recording(target) as jobs, WithoutMemory():
+        for rows in sizes_for(step.slots.count):
+            for nodes in (0, rows):
+                step.body(rows, nodes)
+    for job in jobs:
+        found.setdefault(job.key, job)
+    return list(found.values())
+
+
+class WithoutMemory(TorchDispatchMode):
+    """Operations compute shapes only: their tensors are replaced by tensors without memory."""
+
+    def __torch_dispatch__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        args, kwargs = tree_map_only(torch.Tensor, _without_memory, (args, kwargs or {}))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
+
+
+def _without_memory(x: torch.Tensor) -> torch.Tensor:
+    if x.is_meta:
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
