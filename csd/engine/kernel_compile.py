@@ -95,7 +95,8 @@ def compile_in_children(step: StaticStep, target: Target, processes: int) -> boo
 
 def _watched(reader: int) -> bool:
     """Read what children report until all have ended; True if every job was compiled."""
-    done, jobs, rest, late = 0, 1, b"", time.monotonic() + SECONDS
+    done, jobs, rest, errors = 0, 1, b"", set()
+    late = time.monotonic() + SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
         while selector.select(max(late - time.monotonic(), 0)):
@@ -105,10 +106,12 @@ def _watched(reader: int) -> bool:
             *lines, rest = (rest + read).split(b"\n")
             for line in map(json.loads, lines):
                 if "error" in line:
-                    LOG.warning("a kernel was not compiled beforehand: %s", line["error"])
+                    errors.add(line["error"])
                 else:
                     done, jobs = done + 1, line["jobs"]
                     note(f"{done} of {jobs}")
+    for error in sorted(errors):
+        LOG.warning("kernels were not compiled beforehand: %s", error)
     return done == jobs
 
 

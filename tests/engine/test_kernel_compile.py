@@ -53,6 +53,15 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_launch(compiled, monkeypa
     assert "RuntimeError: no such instruction" in caplog.text
 
 
+def test_an_error_of_all_children_is_logged_once(monkeypatch, caplog):
+    def no_jobs(step, target):
+        raise TypeError("a tensor has no values")
+
+    monkeypatch.setattr(kernel_compile, "jobs_of", no_jobs)
+    assert not kernel_compile.compile_in_children(None, TARGET, 3)
+    assert caplog.text.count("TypeError: a tensor has no values") == 1
+
+
 def test_children_that_do_not_end_are_ended(monkeypatch):
     monkeypatch.setattr(kernel_compile, "jobs_of", lambda step, target: time.sleep(60))
     monkeypatch.setattr(kernel_compile, "SECONDS", 0.3)
