@@ -78,12 +78,16 @@ def compile_in_children(step: StaticStep, target: Target, processes: int) -> boo
     reader, writer = os.pipe()
     children: list[int] = []
     try:
-        with warnings.catch_warnings():
-            # about threads of this process, whose locks a child does not take
-            warnings.simplefilter("ignore", DeprecationWarning)
-            for part in range(parts):
-                children.append(os.fork() or _child(step, target, part, parts, writer))
-        os.close(writer)
+        try:
+            with warnings.catch_warnings():
+                # about threads of this process, whose locks a child does not take
+                warnings.simplefilter("ignore", DeprecationWarning)
+                for part in range(parts):
+                    children.append(os.fork() or _child(step, target, part, parts, writer))
+        except OSError as error:
+            LOG.warning("too few processes compile kernels: %s", error)
+        finally:
+            os.close(writer)
         return _watched(reader)
     finally:
         os.close(reader)

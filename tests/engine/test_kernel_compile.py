@@ -53,6 +53,15 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_launch(compiled, monkeypa
     assert "RuntimeError: no such instruction" in caplog.text
 
 
+def test_a_machine_without_room_for_processes_compiles_at_each_launch(monkeypatch, caplog):
+    def no_room():
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(kernel_compile.os, "fork", no_room)
+    assert not kernel_compile.compile_in_children(None, TARGET, 2)
+    assert "too few processes compile kernels: Resource temporarily unavailable" in caplog.text
+
+
 def test_an_error_of_all_children_is_logged_once(monkeypatch, caplog):
     def no_jobs(step, target):
         raise TypeError("a tensor has no values")
