@@ -2,6 +2,8 @@
 
 README, DESIGN and CONTRIBUTING become pages. Links work on a code host as they stand in the files;
 here they are rewritten for the site, and a linked file (a result, an example) is copied into it.
+A line may end at the dots of a long name in a table, and not within a flag of a command. A picture
+is a link to its file, which a browser shows at any size.
 """
 
 import posixpath
@@ -15,6 +17,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "DESIGN.md": "design.md", "CONTRIBUTING.md": "contributing.md"}
 # the target of a link without its fragment, when it is no address
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+# a dotted name at the beginning of a cell
+NAME = re.compile(r"(?<=<td>)\w+(?:\.\w+){2,}(?=[<:])")
+CODE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
+PICTURE = re.compile(r'(?<=<p>)<img alt="[^"]*" src="([^"]*)" ?/?>(?=</p>)')
+FLAG = re.compile(r"--\w[\w-]*")
 
 
 def rewrite(text: str, folder: str) -> tuple[str, set[str]]:
@@ -52,3 +59,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if files.get_file_from_path(path) is None and (ROOT / path).is_file():
                 files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
+
+
+def on_page_content(html: str, **kwargs: object) -> str:
+    html = NAME.sub(lambda match: match[0].replace(".", ".<wbr>"), html)
+    html = PICTURE.sub(r'<a href="\1">\g<0></a>', html)
+    return CODE.sub(lambda match: FLAG.sub(r'<span class="flag">\g<0></span>', match[0]), html)

@@ -148,10 +148,12 @@ def draw(found: list[dict], path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(1, 2, figsize=(9, 3.5))
+    # the same file for the same figures
+    matplotlib.rcParams["svg.hashsalt"] = "csd"
+    fig, axes = plt.subplots(1, 2, figsize=(9.4, 4.2))
     for ax, key, label in zip(
         axes, ("tau", "rollout_seconds"),
-        ("tokens a sample and step", "seconds of rollouts"), strict=True,
+        ("tokens per sample and step", "seconds of rollouts"), strict=True,
     ):  # fmt: skip
         for n, rate in enumerate(sorted({r["learning_rate"] for r in found})):
             for history in sorted({r["history"] for r in found}):
@@ -159,11 +161,12 @@ def draw(found: list[dict], path: str) -> None:
                 ax.plot([r["epoch"] for r in line], [r[key] for r in line], "-:"[n % 2],
                         color=f"C{history}", marker="o",
                         label=f"history {history}, rate {rate:g}")  # fmt: skip
-        ax.set(xlabel="epoch", ylabel=label, ylim=(0, None))
+        ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.08 * max(r[key] for r in found)))
+        ax.set_xticks(sorted({r["epoch"] for r in found}))
         ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
-    fig.tight_layout()
-    fig.savefig(path)
+    fig.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="lower center")
+    fig.tight_layout(rect=(0, 0.14, 1, 1))
+    fig.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def _style() -> str:
     fixed = "path { fill: none !important; stroke-width: 2 } .bold { font-weight: 600 }"
     dark = colours(1, "#e6e9ed", "#4a525c")
     light = colours(0, "#1c2127", "#d4d9df")
-    return f"{light} {fixed} @media (prefers-color-scheme: dark) {{ {dark} }}"
+    # opened alone, the picture has the ground of its scheme
+    scheme = ":root { color-scheme: light dark }"
+    return f"{scheme} {light} {fixed} @media (prefers-color-scheme: dark) {{ {dark} }}"
 
 
 def _title(result: dict) -> str:

@@ -35,18 +35,27 @@ def main() -> None:
                 shown[f"{trace}, {at} {fixed}"] = of
         if not shown:
             continue
-        fig, axes = plt.subplots(1, len(shown), figsize=(6 * len(shown), 4.5), squeeze=False)
+        size = (4.7 * len(shown), 5.4)
+        fig, axes = plt.subplots(1, len(shown), figsize=size, squeeze=False)
+        drafters = sorted({r["drafter"] for r in rows})
+        labels = {}
         for ax, (title, of) in zip(axes[0], shown.items(), strict=True):
-            for drafter in sorted({r["drafter"] for r in of}):
+            for i, drafter in enumerate(drafters):
                 line = sorted((r[name], r["tau"]) for r in of if r["drafter"] == drafter)
                 if len(line) > 1:
                     wide = 2.5 if drafter == "consensus" else 1
-                    ax.plot(*zip(*line, strict=True), marker="o", label=drafter, linewidth=wide)
-            ax.set(title=title, xlabel=label, ylabel="tokens a sample and step")
+                    # ten colours, and then the same ones dashed
+                    (labels[drafter],) = ax.plot(
+                        *zip(*line, strict=True), f"C{i % 10}", marker="os"[i // 10],
+                        linestyle=("-", "--")[i // 10], linewidth=wide,
+                    )  # fmt: skip
+            ax.set(xlabel=label, xticks=sorted({r[name] for r in of}))
+            ax.set_title(title, fontsize=10)
             ax.grid(alpha=0.3)
-            ax.legend(fontsize=7)
-        fig.tight_layout()
-        fig.savefig(Path(args.out) / f"replay_{name}.png", dpi=90)
+        axes[0][0].set_ylabel("tokens per sample and step")
+        fig.legend(labels.values(), labels, ncols=5, loc="lower center")
+        fig.tight_layout(rect=(0, 0.045 * -(-len(labels) // 5), 1, 1))
+        fig.savefig(Path(args.out) / f"replay_{name}.png", dpi=100)
         plt.close(fig)
 
 

@@ -27,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -196,7 +197,11 @@ def plot(found: dict[str, dict], path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(1, len(found), figsize=(5 * len(found), 4), squeeze=False)
+    # the same file for the same figures
+    matplotlib.rcParams["svg.hashsalt"] = "csd"
+    size = (3.2 * len(found), 3.6)
+    fig, axes = plt.subplots(1, len(found), figsize=size, squeeze=False)
+    labels: dict[str, Any] = {}
     for ax, (name, result) in zip(axes[0], found.items(), strict=True):
         rows = [r for r in result["rows"] if r["drafter"] == "consensus"]
         for nodes in sorted({r["nodes"] for r in rows}):
@@ -207,13 +212,17 @@ def plot(found: dict[str, dict], path: str) -> None:
                 if line:
                     x, y = [r["history"] for r in line], [r["tau"] for r in line]
                     colour = f"C{sorted({r['nodes'] for r in rows}).index(nodes)}"
-                    ax.plot(x, y, style, color=colour, marker="o", label=f"{nodes} nodes, {kind}")
-        ax.set(title=f"{name}, {rows[0]['live']} live", xlabel="past samples of the prompt",
-               ylabel="tokens a sample and step", ylim=(1, None))  # fmt: skip
+                    (labels[f"{nodes} nodes, {kind}"],) = ax.plot(
+                        x, y, style, color=colour, marker="o"
+                    )
+        ax.set(xlabel="past samples of the prompt", ylim=(1, None))
+        ax.set_title(f"{name},\n{rows[0]['live']} live", fontsize=10)
+        ax.set_xticks(sorted({r["history"] for r in rows}))
         ax.grid(alpha=0.3)
-        ax.legend(fontsize=7)
-    fig.tight_layout()
-    fig.savefig(path)
+    axes[0][0].set_ylabel("tokens per sample and step")
+    fig.legend(labels.values(), labels, ncols=3, loc="lower center")
+    fig.tight_layout(rect=(0, 0.06 * -(-len(labels) // 3), 1, 1))
+    fig.savefig(path, metadata={"Date": None})
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -16,8 +16,7 @@ def draw(sections: dict[str, list[dict]], folder: Path) -> list[str]:
         rows = sections.get(name)
         if rows:
             figure = plot(plt, rows)
-            figure.tight_layout()
-            figure.savefig(folder / f"study_{name}.png", dpi=80)
+            figure.savefig(folder / f"study_{name}.png", dpi=100)
             plt.close(figure)
             made.append(f"study_{name}.png")
     return made
@@ -26,38 +25,56 @@ def draw(sections: dict[str, list[dict]], folder: Path) -> list[str]:
 def _strictness(plt, rows):
     knobs = list(dict.fromkeys(r["knob"] for r in rows if r["knob"]))
     traces = list(dict.fromkeys(r["trace"] for r in rows))
-    size = (3.2 * max(len(knobs), 1), 3.2 * len(traces))
-    figure, axes = plt.subplots(len(traces), max(len(knobs), 1), figsize=size, squeeze=False)
-    for line, trace in zip(axes, traces, strict=True):
-        for ax, knob in zip(line, knobs, strict=False):
-            for shape, colour in (("chain", "C0"), ("tree", "C1")):
+    across = min(4, max(len(knobs), 1))
+    down = max(1, -(-len(knobs) // across))
+    size = (2.4 * across, 2.3 * down + 0.9)
+    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False)
+    labels = {}
+    for i, ax in enumerate(axes.flat):
+        if i >= len(knobs):
+            ax.set_axis_off()
+            continue
+        for colour, trace in enumerate(traces):
+            for shape, style in (("chain", "-"), ("tree", "--")):
                 found = [r for r in rows if (r["trace"], r["drafter"], r["knob"]) ==
-                         (trace, shape, knob)]  # fmt: skip
-                x = [r["value"] for r in found]
-                ax.plot(x, [r["tau"] for r in found], "o-", color=colour, label=f"{shape}: tau")
-                share = [r["nodes"] / 10 for r in found]
-                ax.plot(x, share, "x:", color=colour, label=f"{shape}: nodes / 10")
-            ax.set(title=knob)
-            ax.grid(alpha=0.3)
-        line[0].set_ylabel(trace, fontsize=8)
-    axes[0][0].legend(fontsize=6)
+                         (trace, shape, knobs[i])]  # fmt: skip
+                x, y = [r["value"] for r in found], [r["tau"] for r in found]
+                (labels[f"{trace}, {shape}"],) = ax.plot(
+                    x, y, style, color=f"C{colour}", marker="o", markersize=4
+                )
+        ax.set_title(knobs[i], fontsize=10)
+        ax.grid(alpha=0.3)
+    for line in axes:
+        line[0].set_ylabel("tau")
+    _legend(figure, labels, 2)
     return figure
+
+
+def _legend(figure, labels, across):
+    """A legend below the panels."""
+    figure.legend(labels.values(), labels, ncols=across, loc="lower center")
+    below = (0.1 + 0.22 * -(-len(labels) // across)) / figure.get_size_inches()[1]
+    figure.tight_layout(rect=(0, below, 1, 1))
 
 
 def _agreement(plt, rows):
     kinds = list(dict.fromkeys(r["what"] for r in rows))
     labels = {"temperature": "temperature", "foreign": "siblings of other prompts, of 7",
               "samples": "samples"}  # fmt: skip
-    figure, axes = plt.subplots(1, len(kinds), figsize=(4.5 * len(kinds), 3.6), squeeze=False)
+    figure, axes = plt.subplots(1, len(kinds), figsize=(3.2 * len(kinds), 3.6), squeeze=False)
+    lines: dict = {}
     for ax, kind in zip(axes[0], kinds, strict=True):
         for drafter in dict.fromkeys(r["drafter"] for r in rows):
             found = [r for r in rows if (r["what"], r["drafter"]) == (kind, drafter)]
-            ax.plot([r["value"] for r in found], [r["tau"] for r in found], "o-", label=drafter)
+            x, y = [r["value"] for r in found], [r["tau"] for r in found]
+            (lines[drafter],) = ax.plot(x, y, "o-")
         if kind == "samples":
             ax.set_xscale("log", base=2)
-        ax.set(xlabel=labels[kind], ylabel="tokens a sample and step")
+            ax.xaxis.set_major_formatter("{x:.0f}")
+        ax.set(xlabel=labels[kind])
         ax.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=7)
+    axes[0][0].set_ylabel("tokens per sample and step")
+    _legend(figure, lines, 3)
     return figure
 
 
@@ -66,15 +83,17 @@ def _tasks(plt, rows):
     rows = [r for r in rows if r["K"] == nodes]
     sets = list(dict.fromkeys((r["task"], r["temperature"]) for r in rows))
     drafters = list(dict.fromkeys(r["drafter"] for r in rows))
-    figure, ax = plt.subplots(figsize=(8, 3.6))
+    figure, ax = plt.subplots(figsize=(9, 4.2))
+    bars = {}
     for i, drafter in enumerate(drafters):
         found = {(r["task"], r["temperature"]): r for r in rows if r["drafter"] == drafter}
         x = [j + i * 0.8 / len(drafters) for j in range(len(sets))]
         y = [found[s]["tau"] for s in sets]
         error = [[found[s]["tau"] - found[s]["low"] for s in sets],
                  [found[s]["high"] - found[s]["tau"] for s in sets]]  # fmt: skip
-        ax.bar(x, y, 0.8 / len(drafters), yerr=error, label=drafter, error_kw={"lw": 0.7})
-    ax.set_xticks(range(len(sets)), [f"{task}, T={t}" for task, t in sets])
-    ax.set(ylabel="tokens a sample and step", ylim=(1, None), title=f"{nodes} nodes, 8 samples")
-    ax.legend(fontsize=7)
+        bars[drafter] = ax.bar(x, y, 0.8 / len(drafters), yerr=error, error_kw={"lw": 0.7})
+    middle = [j + 0.4 - 0.4 / len(drafters) for j in range(len(sets))]
+    ax.set_xticks(middle, [f"{task}, T={t}" for task, t in sets])
+    ax.set(ylabel="tokens per sample and step", ylim=(1, None), title=f"{nodes} nodes, 8 samples")
+    _legend(figure, bars, 4)
     return figure

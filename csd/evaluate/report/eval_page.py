@@ -21,8 +21,9 @@ _PAGE = Template("""<!doctype html>
 <h1>$headline</h1>
 <p class="lead">$lead</p>
 <dl>$facts</dl>
-<div class="pair">
-<section><h2>Accuracy of the vote by tokens a problem</h2>$curve</section>
+<div class="pair table">
+<section><h2>Accuracy of the vote by tokens per problem</h2>
+<div class="scroll">$curve</div></section>
 <section><h2>By the number of samples</h2><div class="scroll">$table</div></section>
 </div>
 <h2>The problems</h2>

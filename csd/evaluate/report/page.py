@@ -84,7 +84,7 @@ def _headline(result: dict) -> str:
 
 def _lead(stats: dict) -> str:
     if not stats["nodes_proposed"]:
-        return "Nothing was drafted: plain sampling, one token of a sample a step."
+        return "Nothing was drafted: plain sampling, one token per sample and step."
     return (
         "csd drafts each sample from the other samples of its prompt and accepts a draft only "
         "where it equals the model's own sample: the texts are plain sampling's. "
