@@ -43,7 +43,7 @@ class Decision:
         voted = sum(answer is not None for answer in self.answers)
         share = f"{_amount(self.count)} of {_amount(self.total)}"
         if self.tied:
-            return f"no majority: {share} for {self.answer}, as many for another answer"
+            return f"no majority: {self.answer} has {share} votes, and so has another answer"
         silent = len(self.answers) - voted
         rest = f", {silent} of {len(self.answers)} samples without an answer" if silent else ""
         part = self.count / self.total if self.total else 1.0
