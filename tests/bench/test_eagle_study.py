@@ -65,3 +65,21 @@ def test_every_drafter_commits_the_same_tokens(place, monkeypatch):
     figures, pooled = eagle_tables.tables({"rows": [r | {"load": 0.0} for r in rows]}, times=True)
     assert figures.count("\n") == 1 + len(rows) and pooled.count("\n") == 3
     assert "draft, ms" in figures and "draft, ms" not in eagle_tables.tables({"rows": rows})[0]
+
+
+def test_the_plot_has_the_curve_and_a_bar_for_each_drafter(place, capsys):
+    rows = [
+        dict(task=task, samples=n, temperature=0.7, nodes=nodes, drafter=d, tokens=[6], steps=[3],
+             accepted=[1], proposed=[9])
+        for task in ("word problems", "MATH") for n in (1, 8) for d in ("eagle", "rest")
+        for nodes in (16, 60)
+    ]  # fmt: skip
+    (place / "eagle.json").write_text(json.dumps({"rows": rows}))
+    asked = ["--table", str(place / "eagle.json"), "--plot", str(place / "eagle.svg")]
+    eagle.main([*asked, "--trained", str(place / "head.json")])
+    assert capsys.readouterr().out.count("word problems") == 8
+    # a bar is a path with a name of its own in matplotlib's file
+    picture = (place / "eagle.svg").read_text()
+    assert picture.count('<g id="patch_') >= 2 * 2 * 2 and 'id="line2d_' in picture
+    with pytest.raises(SystemExit):
+        eagle.main(asked)

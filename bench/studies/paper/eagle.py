@@ -17,7 +17,8 @@ pool         graph and head in one pool, by measured reliability
 tau, tokens committed per sample and step; accepted drafts of a sample and step; their share of the
 nodes; all with 95% intervals over problems. A drafter's milliseconds of a step are the median over
 problems; they and tokens per second are shown of a machine with nothing else to do, with `--times`.
-Rows replace those in F, so a run can be split. `--table F` prints its tables instead.
+Rows replace those in F, so a run can be split. `--table F` prints its tables instead, and
+`--plot PICTURE --trained FILE` draws them beside the curve of `bench eagle_head --json FILE`.
 """
 
 import argparse
@@ -26,18 +27,22 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import csd
 from bench.lib.common import finish, machine, merged, write
 from bench.studies.paper.eagle_head import PROBLEMS
+from bench.studies.paper.eagle_plot import draw
 from bench.studies.paper.eagle_tables import tables, tau
 from csd.models.demo import smollm2_path
 
 DRAFTERS = ("eagle", "paper", "rest", "consensus", "pool")
 # samples, temperature, nodes of a sample
 CELLS = [(n, t, 16) for n in (1, 8) for t in (0.0, 0.7)] + [(1, t, 60) for t in (0.0, 0.7)]
+# arguments that change no row
+VIEWS = ("json", "table", "times", "plot", "trained")
 FIELDS = ("task", "samples", "temperature", "nodes", "drafter")
 
 
@@ -107,9 +112,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", help="write here, and keep what is there of other rows")
     parser.add_argument("--times", action="store_true", help="with --table: times and rates too")
     parser.add_argument("--table", metavar="FILE", help="print this file's tables instead")
+    parser.add_argument("--plot", metavar="PICTURE", help="with --table and --trained")
+    parser.add_argument("--trained", metavar="FILE", help="result of `bench eagle_head`")
     args = parser.parse_args(argv)
+    result: dict[str, Any]
     if args.table:
-        print("\n\n".join(tables(json.loads(Path(args.table).read_text()), args.times)))
+        result = json.loads(Path(args.table).read_text())
+        print("\n\n".join(tables(result, args.times)))
+        if args.plot:
+            if args.trained is None:
+                parser.error("--plot needs --trained FILE")
+            draw(result, json.loads(Path(args.trained).read_text()), args.plot)
         return
     if args.datastore is None:
         parser.error("give HEAD and DATASTORE, or --table FILE")
@@ -118,10 +131,14 @@ def main(argv: list[str] | None = None) -> None:
     prompts = {
         task: problems_of(path, skip, args.problems) for task, (path, skip) in files.items() if path
     }
-    result: dict = {"bench": "eagle", "runs": [], "rows": []}
+    result = {"bench": "eagle", "runs": [], "rows": []}
     if args.json and Path(args.json).exists():
         result |= json.loads(Path(args.json).read_text())
-    arguments = {k: str(v) for k, v in vars(args).items() if k not in ("json", "table", "times")}
+    arguments = {
+        k: str(v)
+        for k, v in vars(args).items()
+        if k not in ("json", "table", "times", "plot", "trained")
+    }
     result["runs"].append({"machine": machine(), "arguments": arguments})
     engine = csd.Engine(smollm2_path())
     # compiles loops, outside every figure
