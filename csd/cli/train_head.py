@@ -4,19 +4,24 @@ import sys
 from argparse import Namespace, _SubParsersAction
 
 from csd.cli.commands import add_command
-from csd.training.run import Recipe
+from csd.training.draft_vocab import MOST
+from csd.training.recipe import OWN, Recipe
 from csd.training.train_head import DTYPES, train_head
 
-# flags of the recipe, with what they are
-FLAGS = {
-    "epochs": "how often a text is read",
-    "batch": "tokens of a step; a longer text is cut there",
-    "learning_rate": "of AdamW, at its highest",
-    "token_weight": "of the cross-entropy beside the states' loss",
-    "noise": "uniform noise on the states that are read, at most",
-    "held_out": "share of the prompts that are not learnt",
-    "every": "steps between two measures of the held-out texts, which also save the run",
-    "seed": "of the weights, the order of the texts and the noise",
+# flags of the recipe: their type, and what they are
+FLAGS: dict[str, tuple[type, str]] = {
+    "eagle": (int, "2 for EAGLE-2, whose files are EAGLE-1's, or 3 for EAGLE-3"),
+    "epochs": (int, "how often a text is read"),
+    "batch": (int, "tokens of a step; a longer text is cut there"),
+    "learning_rate": (float, "of AdamW, at its highest"),
+    "held_out": (float, "share of the prompts that are not learnt"),
+    "every": (int, "steps between two measures of the held-out texts, which also save the run"),
+    "seed": (int, "of the weights, the order of the texts and the noise"),
+    "token_weight": (float, "of the cross-entropy beside the states' loss"),
+    "noise": (float, "uniform noise on the states that are read, at most"),
+    "depth": (int, "tokens of a chain that is drafted while the head learns"),
+    "decay": (float, "the loss of a chain's token j counts decay^j times"),
+    "draft_vocab": (int, "tokens that the head can draft, the most frequent ones of the samples"),
 }
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -24,21 +29,30 @@ NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
         commands, "train-head", "train an EAGLE head on recorded samples",
-        ["csd train-head MODEL TRACES.jsonl -o head"], "draft_models.md",
+        ["csd train-head MODEL TRACES.jsonl -o head",
+         "csd train-head MODEL TRACES.jsonl -o head --eagle 3"], "draft_models.md",
     )  # fmt: skip
     parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
     parser.add_argument("traces", nargs="+", help="as csd record writes them")
     parser.add_argument("-o", "--out", required=True, help="folder without a head; a run that was "
                         "interrupted goes on")  # fmt: skip
-    for name, text in FLAGS.items():
-        default = getattr(Recipe, name)
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(default), default=default, help=text)
+    for name, (kind, text) in FLAGS.items():
+        flag, default = "--" + name.replace("_", "-"), getattr(Recipe, name)
+        parser.add_argument(flag, type=kind, default=default, help=text + _own(name))
     parser.add_argument("--dtype", choices=NAMES, help="of the head; by default the model's")
     parser.add_argument("--device", help="by default a GPU if there is one")
     parser.add_argument("--revision", help="of a hub name")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_train)
+
+
+def _own(name: str) -> str:
+    """The kind of head that has a flag of its own, and the flag's default."""
+    for eagle, own in OWN.items():
+        if name in own:
+            default = f"{MOST:,} or all" if own[name] is None else own[name]
+            return f"; with --eagle {eagle} alone, by default {default}"
+    return ""
 
 
 def _train(args: Namespace) -> int:

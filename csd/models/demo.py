@@ -19,7 +19,7 @@ def smollm2_path() -> str:
     return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
 
 
-def toy(seed: int = 0) -> tuple[Any, Any]:
+def toy(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
     """A Qwen3 with 0.1 million random weights and a tokenizer of one printable character a token.
 
     Returns (model, tokenizer), float32. Its text is meaningless; a token takes a millisecond.
@@ -42,7 +42,7 @@ def toy(seed: int = 0) -> tuple[Any, Any]:
         "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     )
     config = Qwen3Config(
-        vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192,
         bos_token_id=None, eos_token_id=1, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip

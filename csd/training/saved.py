@@ -34,7 +34,8 @@ class Folder:
             return None
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            have = state["settings"]
+            # heads of EAGLE-2 were once the only ones
+            have = {"eagle": 2} | state["settings"]
         except Exception as error:
             raise ValueError(f"{path} is no state of a training run: {error}") from error
         keys = [k for k in {**have, **settings} if have.get(k) != settings.get(k)]

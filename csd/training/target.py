@@ -21,6 +21,8 @@ class Target:
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.ops = choose(None, self.device, self.dtype)
         self.scale = scale_of(self.config)
+        # of the last norm, by which rows are multiplied
+        self.norm = decoder.norm.detach() + self.config.plus_one
 
     @torch.no_grad()
     def states(self, batch: list[Text]) -> torch.Tensor:
@@ -41,6 +43,13 @@ class Target:
         return self.decoder.forward(
             token.to(self.device), position.to(self.device), attend, k, v, self.ops
         )
+
+    def states_and_taps(self, batch: list[Text]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states as `states` has them, and inputs [tokens, taps * hidden] of the taps."""
+        states, kept = self.states(batch), self.decoder.tapped
+        joined = torch.cat([kept[layer] for layer in self.decoder.taps], -1)
+        kept.clear()
+        return states, joined
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V]."""

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,14 @@ from csd.models.decoder import Decoder
 from csd.models.load import load
 from csd.schema.arguments import check_path, each
 from csd.schema.check import shown
-from csd.training.run import Recipe, Run
+from csd.training.by_chains import ByChains
+from csd.training.by_states import ByStates
+from csd.training.method import Method
+from csd.training.recipe import Recipe
+from csd.training.run import Run
 from csd.training.saved import Folder
 from csd.training.target import Target, refuse_attention
-from csd.training.texts import digest, read_texts, split
+from csd.training.texts import Text, digest, read_texts, split
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
@@ -29,18 +32,22 @@ def train_head(
     epochs: int = Recipe.epochs,
     batch: int = Recipe.batch,
     learning_rate: float = Recipe.learning_rate,
-    token_weight: float = Recipe.token_weight,
-    noise: float = Recipe.noise,
     held_out: float = Recipe.held_out,
     every: int = Recipe.every,
     seed: int = Recipe.seed,
+    eagle: int = Recipe.eagle,
+    token_weight: float | None = None,
+    noise: float | None = None,
+    depth: int | None = None,
+    decay: float | None = None,
+    draft_vocab: int | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
     revision: str | None = None,
     progress: bool = False,
     callback: Callable[[dict[str, Any]], object] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train an EAGLE-1 or 2 head, whose folder `csd.Eagle` reads.
+    """Train an EAGLE head, whose folder `csd.Eagle` reads.
 
     model: a `transformers` model, a local folder, a hub name or a GGUF file, of a family that the
         fused decoder runs; its weights are not changed.
@@ -51,11 +58,20 @@ def train_head(
         again, so that they are never stored.
     batch: tokens of a step; a longer text is cut there.
     learning_rate: of AdamW, at its highest, after the first twentieth of the steps.
-    token_weight: of the cross-entropy beside the states' smooth L1 loss.
-    noise: what is added to the states that the head reads is uniform in (-noise, noise).
     held_out: share of the prompts, at least one, whose samples are not learnt, in [0, 0.5]; with 0
         nothing is known of tokens that were not learnt.
     every: steps between two measures of the held-out texts, each of which also saves the run.
+    eagle: 2 trains a head of EAGLE-2, whose files are EAGLE-1's, and 3 one of EAGLE-3, for a model
+        of 4 layers or more. The next two arguments belong to eagle=2, the three behind them to
+        eagle=3.
+    token_weight: of the cross-entropy beside the states' smooth L1 loss; 0.1 by default.
+    noise: numbers uniform in (-noise, noise) are added to the states that the head reads; 0.1 by
+        default.
+    depth: tokens of a chain that the head drafts from its own states while it learns; 5 by
+        default, as `csd.Eagle` drafts.
+    decay: the loss of a chain's token j, from 0, counts decay^j times; 0.8 by default.
+    draft_vocab: tokens that the head can draft, the most frequent ones of the samples that are
+        learnt; by default all of a vocabulary up to 32,000, else 32,000.
     dtype: of the head and its products: torch.bfloat16 (whose weights are kept in float32 until
         the end), float32 or float64; by default the model's, float32 for float16.
     device, revision: of a model given by name.
@@ -64,12 +80,16 @@ def train_head(
 
     Returns the curve, which is also the folder's `curve.jsonl`: at each measure the step, the
     tokens that were read, and `loss`, `held_out_loss` and `acceptance`, the share of held-out
-    tokens that are the head's likeliest one, where the model's own states are before them.
+    tokens that are the head's likeliest one, where the model's own states are before them; of
+    eagle=3 also `by_step`, the same for each token of a chain behind the sample's own.
 
     Raises ValueError or TypeError, naming the argument, for what cannot be served, and OSError for
     a folder that cannot be written.
     """
-    recipe = Recipe(epochs, batch, learning_rate, token_weight, noise, held_out, every, seed)
+    recipe = Recipe(
+        epochs, batch, learning_rate, held_out, every, seed, eagle, token_weight, noise, depth,
+        decay, draft_vocab,
+    )  # fmt: skip
     check_path("out", out)
     one = isinstance(traces, str | os.PathLike)
     paths: list[Any] = [traces] if one else [*each("traces", traces, "a path or a list of paths")]
@@ -86,17 +106,24 @@ def train_head(
     refuse_attention(target.config, max(len(text.tokens) for x in prompts for text in x))
     learnt, kept = split(prompts, held_out, seed)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
-    settings = {"model": name, "texts": digest(prompts), "dtype": str(dtype)}
+    settings = {"model": name, "texts": digest(prompts), "dtype": str(dtype)} | recipe.settings()
+    method = _method_of(target, recipe, learnt, dtype)
     folder = Folder(out)
     try:
-        run = Run(target, recipe, learnt, kept, dtype)
-        run.restore(folder.state(settings | asdict(recipe)))
-        run.train(folder, settings | asdict(recipe), progress, callback)
+        run = Run(method, recipe, learnt, kept)
+        run.restore(folder.state(settings))
+        run.train(folder, settings, progress, callback)
         curve = "".join(f"{json.dumps(row)}\n" for row in run.curve)
         folder.finish(*run.head.published(), curve.encode())
     finally:
         folder.close()
     return run.curve
+
+
+def _method_of(target: Target, recipe: Recipe, learnt: list[Text], dtype: torch.dtype) -> Method:
+    if recipe.eagle == 3:
+        return ByChains(target, recipe, learnt, dtype)
+    return ByStates(target, recipe, dtype)
 
 
 def _target_of(model: Any, device: Any, revision: str | None) -> Target:

@@ -13,6 +13,8 @@ from csd.models.demo import toy
 NUMBERS = [str(v) for v in ODD if isinstance(v, int) and abs(v) < 2**99] + ["9" * 5000]
 TEXTS = ["", "no", "nan", "inf", "-inf", "1e999", "5e-324", "0.5", "1_0", "\u0663", "0x10", "auto",
          "None", "True", "\udcff", "a b", "rest:", "rest:none", "gpu", "cuda:99"]  # fmt: skip
+# values of other flags, without which a flag is refused
+BESIDE = {("train-head", flag): ["--eagle=3"] for flag in ("--depth", "--decay", "--draft-vocab")}
 FILES = {"-o", "--out", "--record", "--history", "--cost"}
 
 
@@ -20,7 +22,7 @@ FILES = {"-o", "--out", "--record", "--history", "--cost"}
 def places(tmp_path_factory):
     """Positional arguments of each command."""
     folder = tmp_path_factory.mktemp("flags")
-    for part in toy():
+    for part in toy(layers=4):
         part.save_pretrained(folder / "model")
     row = {"prompt": "a b", "answer": "1"}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
@@ -99,6 +101,7 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     served = 0
     for value in TEXTS + (NUMBERS if flag not in FILES else []):
         given = [x for x in places[name] if not x.startswith(flag + "=")]
+        given += BESIDE.get((name, flag), [])
         try:
             code = main([name, *given, f"{flag}={value}"])
         except SystemExit as stopped:

@@ -11,22 +11,22 @@ from checkpoints import VOCAB, build
 from eagle_heads import EPS, HEADS, INTER, KV_HEADS, THETA, D, PlainHead
 from targets import slow
 from trace_file import trace_file
+from training_runs import files, recorded, tau_of
 
 import csd
 from csd.models.config import ModelConfig
 from csd.models.fuse import fuse
 from csd.training import losses as losses_module
-from csd.training import run as module
+from csd.training.by_chains import ByChains
+from csd.training.by_states import ByStates
 from csd.training.eagle_head import TrainedHead
 from csd.training.target import Target
 from csd.training.texts import Text, batches, read_texts, split
 
-PROMPTS = [[5, 17, 3], [60, 9, 9, 31, 4], [8, 2]]
-
 
 @pytest.fixture(scope="module")
 def target():
-    return build("llama", dtype=torch.float64)
+    return build("llama", dtype=torch.float64, num_hidden_layers=4)
 
 
 def normal(*shape, seed=0):
@@ -119,21 +119,9 @@ def test_a_batch_has_room_for_its_texts():
     assert found == batches(texts, 12, random.Random(0)) != batches(texts, 12)
 
 
-def recorded(model, path, **options):
-    """Samples of `PROMPTS`, by `csd.generate`."""
-    options = dict(num_samples=2, max_new_tokens=20, temperature=0.8, seed=3) | options
-    with csd.Engine(model, kernels="reference") as engine:
-        engine.generate(PROMPTS, record=str(path), ignore_eos=True, **options)
-    return path
-
-
 @pytest.fixture(scope="module")
 def traces(target, tmp_path_factory):
     return recorded(target, tmp_path_factory.mktemp("traces") / "traces.jsonl")
-
-
-def files(folder):
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 @slow
@@ -146,19 +134,17 @@ def test_a_head_that_has_learnt_the_samples_drafts_them(target, traces, tmp_path
             token_weight=1.0, noise=0, held_out=0,
         )  # fmt: skip
         assert curve[-1]["acceptance"] is None
-        drafter = csd.Eagle(tmp_path / name, k=1, depth=3)
-        options = dict(num_samples=2, max_new_tokens=20, temperature=0.8, seed=3)
-        with csd.Engine(target, kernels="reference") as e:
-            out = e.generate(PROMPTS, drafter=drafter, budget=32, ignore_eos=True, **options)
-            plain = e.generate(PROMPTS, speculate=False, ignore_eos=True, **options)
-        assert [r.tokens for r in out] == [r.tokens for r in plain]
-        tau[name] = sum(r.stats.tokens for r in out) / sum(r.stats.sample_steps for r in out)
+        tau[name] = tau_of(target, tmp_path / name)
     assert tau["first"] < 1.5 and tau["last"] > 3.4, tau
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_interrupted_run_ends_with_the_same_bits(dtype, target, traces, tmp_path, monkeypatch):
-    options = dict(epochs=4, batch=64, every=2, held_out=0.3, dtype=dtype)
+@pytest.mark.parametrize("eagle", [2, 3])
+def test_an_interrupted_run_ends_with_the_same_bits(
+    eagle, dtype, target, traces, tmp_path, monkeypatch
+):
+    options = dict(epochs=4, batch=64, every=2, held_out=0.3, dtype=dtype, eagle=eagle)
+    options |= dict(depth=3, draft_vocab=50) if eagle == 3 else {}
     curve = csd.train_head(target, traces, tmp_path / "whole", **options)
     assert len(curve) > 3
     whole = files(tmp_path / "whole")
@@ -174,7 +160,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(dtype, target, traces, tmp_p
     with pytest.raises(KeyboardInterrupt):
         csd.train_head(target, traces, tmp_path / "part", callback=stop, **options)
     assert {*files(tmp_path / "part")} == {"training.pt"}
-    real, calls = module.losses, []
+    method = ByChains if eagle == 3 else ByStates
+    real, calls = method.losses, []
 
     def fail(*args):
         calls.append(None)
@@ -182,7 +169,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(dtype, target, traces, tmp_p
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(module, "losses", fail)
+    monkeypatch.setattr(method, "losses", fail)
     with pytest.raises(KeyboardInterrupt):
         csd.train_head(target, traces, tmp_path / "part", **options)
     steps = []
@@ -202,6 +189,8 @@ def test_other_settings_do_not_continue_a_run(target, traces, tmp_path):
         csd.train_head(target, traces, callback=stop, **options)
     with pytest.raises(ValueError, match="was written with seed 0, now 1; choose another folder"):
         csd.train_head(target, traces, seed=1, **options)
+    with pytest.raises(ValueError, match=r"eagle 2, now 3, token_weight 0\.1, now None"):
+        csd.train_head(target, traces, eagle=3, **options)
     with pytest.raises(ValueError, match=r"with texts '.*', now '.*'"):
         csd.train_head(target, recorded(target, tmp_path / "t.jsonl", seed=4), **options)
     (tmp_path / "training.pt").write_bytes(b"no")
@@ -222,6 +211,16 @@ def test_other_settings_do_not_continue_a_run(target, traces, tmp_path):
     (dict(noise=-1), "noise must lie in"),
     (dict(token_weight="a"), "token_weight must be a number"),
     (dict(seed=None), "seed must be a whole number"),
+    (dict(eagle=1), "eagle must be 2, whose heads are EAGLE-1's too, or 3, got 1"),
+    (dict(eagle="3"), "eagle must be a whole number, got '3'"),
+    (dict(eagle=3, noise=0), "noise belongs to eagle=2, got noise=0 with eagle=3"),
+    (dict(eagle=3, token_weight=1.0), "token_weight belongs to eagle=2"),
+    (dict(depth=3), "depth belongs to eagle=3, got depth=3 with eagle=2"),
+    (dict(draft_vocab=9), "draft_vocab belongs to eagle=3"),
+    (dict(eagle=3, depth=0), "depth must be at least 1"),
+    (dict(eagle=3, decay=1.5), r"decay must lie in \(0, 1\]"),
+    (dict(eagle=3, draft_vocab=0), "draft_vocab must be at least 1"),
+    (dict(eagle=3, draft_vocab=98), "draft_vocab must be at most the model's vocabulary of 97"),
     (dict(dtype=torch.float16), "dtype must be one of torch.bfloat16"),
     (dict(out=3), "out must be a path"),
     (dict(traces=3), "traces must be a path or a list of paths"),

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.draft_model import DraftSpec
 from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
+from csd.graph.model.eagle_layers import FEWEST, read_layers
 from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
@@ -116,9 +117,11 @@ class EagleHead:
             self.embedding = decoder.embedding
         if self.version == 3:
             layers = decoder.config.layers
-            if layers < 4:
-                raise ValueError(f"{self.name} needs a model of at least 4 layers, got {layers}")
-            decoder.taps = (2, layers // 2, layers - 3)
+            if layers < FEWEST:
+                raise ValueError(
+                    f"{self.name} needs a model of at least {FEWEST} layers, got {layers}"
+                )
+            decoder.taps = read_layers(layers)
 
     def start_call(self) -> None:
         pass

@@ -1,0 +1,125 @@
+"""Parts that the heads of all versions have: a Llama layer's products, with gradients."""
+
+import json
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save
+from torch import nn
+
+from csd.models.config import ModelConfig
+from csd.models.rope import rope_tables
+
+
+class Attention(nn.Module):
+    """Projections of rows of width `read`, without biases."""
+
+    def __init__(self, c: ModelConfig, read: int, **kept: Any):
+        super().__init__()
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        self.q_proj = nn.Linear(read, q, bias=False, **kept)
+        self.k_proj = nn.Linear(read, kv, bias=False, **kept)
+        self.v_proj = nn.Linear(read, kv, bias=False, **kept)
+        self.o_proj = nn.Linear(q, c.hidden, bias=False, **kept)
+
+
+class FeedForward(nn.Module):
+    """Projections of SwiGLU, `wide` in between."""
+
+    def __init__(self, c: ModelConfig, wide: int, **kept: Any):
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden, wide, bias=False, **kept)
+        self.up_proj = nn.Linear(c.hidden, wide, bias=False, **kept)
+        self.down_proj = nn.Linear(wide, c.hidden, bias=False, **kept)
+
+
+class Layer(nn.Module):
+    """Llama's, without its first norm; its attention reads rows of width `read`."""
+
+    def __init__(self, c: ModelConfig, wide: int, read: int, **kept: Any):
+        super().__init__()
+        self.self_attn = Attention(c, read, **kept)
+        self.mlp = FeedForward(c, wide, **kept)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden, c.norm_eps, **kept)
+
+
+class DraftHead(nn.Module):
+    """One decoder layer of the target's sizes; its attention is scaled by head_dim^-0.5.
+
+    Weights are kept in `dtype`, bfloat16 ones in float32; products and files are in `dtype`.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        c, self.config, self.dtype = config, config, dtype
+        kept = torch.promote_types(dtype, torch.float32)
+        self.kept: dict[str, Any] = dict(dtype=kept, device=device)  # of parameters
+        # a mixture of experts has as wide a feed-forward part as a token sees
+        self.intermediate = c.intermediate * max(c.experts_per_token, 1)
+        self.scale = c.head_dim**-0.5
+        self.cos, self.sin = rope_tables(rotary_of(c).rope, c.head_dim, c.context, dtype, device)
+
+    @torch.no_grad()
+    def _begin(self, seed: int) -> None:
+        """Draw weights; the parts that add to a residual begin at 0."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                drawn = torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5
+                weight.copy_(drawn * (not name.endswith(("o_proj.weight", "down_proj.weight"))))
+
+    def _times(self, product: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, product.weight.to(self.dtype))
+
+    def _normed(self, norm: nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+        y = F.rms_norm(x.to(norm.weight.dtype), norm.normalized_shape, norm.weight, norm.eps)
+        return y.to(self.dtype)
+
+    def _heads(
+        self, product: nn.Linear, x: torch.Tensor, position: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Products [M, heads, head_dim] of x [M, read], rotated where positions [M] are given."""
+        y = self._times(product, x).unflatten(-1, (-1, self.config.head_dim))
+        if position is None:
+            return y
+        a, b = y.chunk(2, -1)
+        turned = torch.cat([-b, a], -1)
+        return y * self.cos[position][:, None] + turned * self.sin[position][:, None]
+
+    def _after(self, layer: Any, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """The layer's output [M, hidden], of its residual and attention [M, heads, head_dim]."""
+        x = residual + self._times(layer.self_attn.o_proj, mixed.flatten(1))
+        y, mlp = self._normed(layer.post_attention_layernorm, x), layer.mlp
+        y = F.silu(self._times(mlp.gate_proj, y)) * self._times(mlp.up_proj, y)
+        return x + self._times(mlp.down_proj, y)
+
+    def published(self) -> tuple[bytes, bytes]:
+        """config.json and model.safetensors, without the target's embedding."""
+        weights = {k: x.detach().to("cpu", self.dtype) for k, x in self.named_parameters()}
+        config = json.dumps(self._settings(), indent=1).encode() + b"\n"
+        return config, save(weights | self._maps())
+
+    def _settings(self) -> dict[str, Any]:
+        c = self.config
+        return dict(
+            architectures=["LlamaForCausalLM"], model_type="llama", bias=False,
+            hidden_size=c.hidden, intermediate_size=self.intermediate, num_hidden_layers=1,
+            num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim,
+            rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta, hidden_act="silu",
+            max_position_embeddings=c.context, vocab_size=c.vocab, tie_word_embeddings=c.tied,
+            torch_dtype=str(self.dtype).removeprefix("torch."),
+        )  # fmt: skip
+
+    def _maps(self) -> dict[str, torch.Tensor]:
+        """Tensors of the file that are no weights."""
+        return {}
+
+
+def rotary_of(config: ModelConfig) -> ModelConfig:
+    """The head's config, whose rotary embedding is the default one of the target's theta."""
+    return ModelConfig(
+        family="llama", vocab=config.vocab, hidden=config.hidden, intermediate=config.intermediate,
+        layers=1, heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim,
+        context=config.context, norm_eps=config.norm_eps, rope_theta=config.rope_theta,
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Settings of a head's training, and those that only one kind of head has."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from csd.schema.arguments import check_number, check_seed, check_whole
+from csd.schema.check import shown
+
+# the order of all epochs is made before the first step
+MOST_EPOCHS = 10_000
+# a chain of as many tokens is a row of attention of its own
+DEEPEST = 64
+# of each kind of head, its own arguments and their defaults
+OWN: dict[int, dict[str, Any]] = {
+    2: {"token_weight": 0.1, "noise": 0.1},
+    3: {"depth": 5, "decay": 0.8, "draft_vocab": None},
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The arguments of `train_head` of these names; None for those of the other kind of head."""
+
+    epochs: int = 4
+    batch: int = 2048
+    learning_rate: float = 5e-4
+    held_out: float = 0.05
+    every: int = 100
+    seed: int = 0
+    eagle: int = 2
+    token_weight: float | None = None
+    noise: float | None = None
+    depth: int | None = None
+    decay: float | None = None
+    draft_vocab: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("epochs", self.epochs, 1, MOST_EPOCHS)
+        for name in ("batch", "every"):
+            check_whole(name, getattr(self, name), 1)
+        check_number("learning_rate", self.learning_rate, 0, above=True)
+        check_number("held_out", self.held_out, 0, 0.5)
+        check_seed(self.seed)
+        check_whole("eagle", self.eagle, 0)
+        if self.eagle not in OWN:
+            raise ValueError(
+                f"eagle must be 2, whose heads are EAGLE-1's too, or 3, got {shown(self.eagle)}"
+            )
+        self._check_own()
+        for name in ("token_weight", "noise"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0)
+        if self.depth is not None:
+            check_whole("depth", self.depth, 1, DEEPEST)
+        if self.decay is not None:
+            check_number("decay", self.decay, 0, 1, above=True)
+        if self.draft_vocab is not None:
+            check_whole("draft_vocab", self.draft_vocab, 1)
+
+    def _check_own(self) -> None:
+        """Put defaults of this kind's arguments in; raises ValueError for one of another kind."""
+        for eagle, own in OWN.items():
+            for name, default in own.items():
+                given = getattr(self, name)
+                if eagle == self.eagle:
+                    object.__setattr__(self, name, default if given is None else given)
+                elif given is not None:
+                    raise ValueError(
+                        f"{name} belongs to eagle={eagle}, got {name}={shown(given)} with "
+                        f"eagle={self.eagle}"
+                    )
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that this kind of head has."""
+        return {name: value for name, value in asdict(self).items() if value is not None}

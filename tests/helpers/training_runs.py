@@ -1,0 +1,28 @@
+"""Recorded samples to train a head on, the files of a run, and what a head's drafts are worth."""
+
+import csd
+
+PROMPTS = [[5, 17, 3], [60, 9, 9, 31, 4], [8, 2]]
+SAMPLING = dict(num_samples=2, max_new_tokens=20, temperature=0.8, seed=3)
+
+
+def recorded(model, path, **options):
+    """Samples of `PROMPTS`, by `csd.generate`."""
+    with csd.Engine(model, kernels="reference") as engine:
+        engine.generate(PROMPTS, record=str(path), ignore_eos=True, **SAMPLING | options)
+    return path
+
+
+def files(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def tau_of(model, folder, **options):
+    """Tokens of a step with chains of three from a head, whose samples are plain sampling's."""
+    options = SAMPLING | options | dict(ignore_eos=True)
+    with csd.Engine(model, kernels="reference") as e:
+        drafter = csd.Eagle(folder, k=1, depth=3)
+        out = e.generate(PROMPTS, drafter=drafter, budget=32, **options)
+        plain = e.generate(PROMPTS, speculate=False, **options)
+    assert [r.tokens for r in out] == [r.tokens for r in plain]
+    return sum(r.stats.tokens for r in out) / sum(r.stats.sample_steps for r in out)
