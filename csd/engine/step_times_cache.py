@@ -48,7 +48,9 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
 
         isa = instruction(dtype)
     layer, product = decoder.layers[0], getattr(decoder.linear, "product", decoder.linear)
-    weights = (layer.qkv, layer.out, layer.gate_up, layer.down, decoder.head)
+    # a layer of experts has no products of its own
+    feed_forward = (w for w in (layer.gate_up, layer.down) if w is not None)
+    weights = (layer.qkv, layer.out, *feed_forward, decoder.head)
     parts = {
         "csd": __version__, "torch": torch.__version__, "cpu": cpu_name(),
         "capability": torch.backends.cpu.get_cpu_capability(), "ops": ops, "loops": compiles(),

@@ -60,6 +60,14 @@ def test_its_tokens_are_plain_samplings(name):
                 assert sample.raw_logprobs == pytest.approx(raw, abs=2e-5)
 
 
+@few(4)
+@pytest.mark.parametrize("name", each("smollm3", "qwen3_moe", "gemma2", "olmo3"))
+def test_it_draws_by_default(name):
+    """In the dtype of loops, with the number of drafts that measured steps decide."""
+    with csd.Engine(build(name, torch.float32)) as engine:
+        assert drawn(engine, "auto").tokens == drawn(engine, 0).tokens
+
+
 # what a decoder without the property would compute
 LEFT_OUT = {
     "no rotary in all layers": ("smollm3", dict(rotated=None)),
