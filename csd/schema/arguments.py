@@ -1,6 +1,7 @@
 """Checks of arguments that several functions take; each names the argument.
 
-They return the value as plain Python has it: numbers of numpy are taken, True and False are none.
+They return the value as a plain Python type: numpy's numbers are accepted, True and False are not
+accepted as numbers.
 """
 
 import inspect
@@ -14,10 +15,10 @@ import numpy as np
 
 from csd.schema.check import shown
 
-# what 32 bits hold
+# largest signed integer of 32 bits
 LARGEST = 2**31 - 1
-# logits are multiplied with at most, by the penalty and by the temperature each: with both,
-# products of logits up to 1e8 are numbers of 32 bits
+# largest factor of logits by the penalty, and by the temperature: with both, logits up to 1e8 stay
+# within the range of float32
 STEEPEST = 1e15
 
 
@@ -90,14 +91,14 @@ def check_temperature(value: Any, name: str = "temperature") -> float:
 
 
 def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> list[int]:
-    """Token ids, at most `most`: None is none, a whole number one; else a list, array or tensor.
+    """At most `most` token ids: None is no id, a whole number one; or a list, array or tensor.
 
     Raises TypeError or ValueError for another value, and for an id outside of `vocab`.
     """
     if value is None:
         return []
     if hasattr(value, "tolist"):
-        # of numpy and torch
+        # numpy and torch
         value = value.tolist()
     if isinstance(value, Integral):
         value = [value]
@@ -116,14 +117,14 @@ def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> lis
 
 
 def check_strings(name: str, value: Any) -> tuple[str, ...]:
-    """Texts that are not empty: None is none, a str one of them.
+    """Tuple of strings that are not empty: None is no string, a str is one.
 
     Raises TypeError or ValueError for another value.
     """
     if value is None:
         return ()
     if hasattr(value, "tolist"):
-        # of numpy
+        # numpy
         value = value.tolist()
     if isinstance(value, str):
         value = (value,)
@@ -135,7 +136,7 @@ def check_strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_path(name: str, value: Any) -> None:
-    """Raises TypeError or ValueError for what no file can be named."""
+    """Raises TypeError or ValueError for a value that cannot be the name of a file."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {shown(value)}")
     try:
@@ -147,7 +148,7 @@ def check_path(name: str, value: Any) -> None:
 
 
 def each(name: str, value: Any, expected: str) -> Iterator:
-    """Entries of `value`, read once. Raises TypeError where nothing is in it."""
+    """Iterator over `value`. Raises TypeError if it is not iterable."""
     try:
         return iter(value)
     except TypeError as error:
@@ -155,7 +156,7 @@ def each(name: str, value: Any, expected: str) -> Iterator:
 
 
 def takes(value: Any, arguments: int) -> bool:
-    """True if it is callable with `arguments` arguments; True if it has no signature."""
+    """True if `value` is callable with `arguments` arguments, or callable without a signature."""
     if not callable(value):
         return False
     try:
