@@ -63,7 +63,7 @@ class Group:
 
 
 class Paper(HostDrafter):
-    """k: tokens of the query; edits: eps, most edits of a match; alpha: share of P in the weights.
+    """k: tokens of the query; edits: eps, most edits of a match; alpha: factor of P in w.
 
     shrink: whether exact matches are tried before inexact ones, and fewer tokens if k have no
     match; edits are then allowed in a match of at least 2 * edits + 2 tokens.
@@ -121,7 +121,7 @@ class Paper(HostDrafter):
         ]
 
     def _extract(self, candidate: np.ndarray, chance: np.ndarray, tree: Tree) -> None:
-        """Fill `tree` from candidates [n, depth], -1 after their ends, drawn with `chance`."""
+        """Fill `tree` from candidates [n, depth], -1 after their ends; chance: [n, depth]."""
         layers = {}
 
         def edges(layer: int, token: int) -> list[tuple[float, int]]:

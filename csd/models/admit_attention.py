@@ -154,5 +154,5 @@ def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
 
 
 def without_work(*args: Any, work: None = None, **named: Any) -> torch.Tensor:
-    """Reference tree attention, which takes no work list."""
+    """Reference tree attention for a step that has no work list."""
     return tree_attention_reference(*args, **named)

@@ -19,7 +19,7 @@ from csd.models.linear import linear
 def reads_together(decoder: Any) -> bool:
     """True if one pass over several prompts gives each the bits of its own pass, and saves time.
 
-    On a CPU the time of a product is that of its rows, so only exact products save time. Experts
+    On a CPU the time of a product grows with its rows, so only exact products save time. Experts
     take the rows of all prompts in one product; adapters, and drafters that read a layer's inputs,
     take one prompt at a time.
     """

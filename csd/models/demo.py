@@ -20,7 +20,7 @@ def smollm2_path() -> str:
 
 
 def toy(seed: int = 0) -> tuple[Any, Any]:
-    """A Qwen3 with 0.1 million random weights and one printable character per token.
+    """Qwen3 of 0.1 million random weights, and a tokenizer of one printable character per token.
 
     Returns (model, tokenizer), in float32. Its text is meaningless; a token takes a millisecond.
     """

@@ -38,7 +38,7 @@ class _Shapes:
 
 @torch.no_grad()
 def host_read_of(base: nn.Module, parts: Parts) -> str | None:
-    """Text on the operation in a pass that reads values on the host; None if there is none."""
+    """Description of the operation in a pass that reads values on the host, or None."""
     tensors = [*base.named_parameters(), *base.named_buffers()]
     ids = torch.zeros(1, ROWS, dtype=torch.long, device="meta")
     named = dict(

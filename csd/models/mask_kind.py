@@ -34,7 +34,7 @@ def window_and_chunk(
     if first == 0:
         mask.check(None, None)
         return None, None
-    # number of rows from FAR on that see the key: one with a window, with chunks the chunk's rest
+    # number of rows from FAR on that see the key: 1 for a window, the rest of the chunk for chunks
     rows = int(mask.seen(range(FAR, 2 * FAR), [first]).int().cumprod(0).sum())
     window, chunk = FAR - first + 1, FAR - first + rows
     if rows == 1 and mask.is_like(window, None):

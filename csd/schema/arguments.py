@@ -23,38 +23,38 @@ STEEPEST = 1e15
 
 
 def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """Raises TypeError or ValueError unless a whole number in [low, high]."""
+    """Raises TypeError or ValueError unless `value` is a whole number in [low, high]."""
     return _bounded(name, _integer(name, value, "a whole number"), low, high)
 
 
 def check_seed(value: Any) -> int:
-    """Raises TypeError or ValueError unless a whole number of 64 bits, as torch has it."""
+    """Raises TypeError or ValueError unless `value` is a whole number of 64 bits, as in torch."""
     return _bounded("seed", _integer("seed", value, "a whole number or None"), -(2**63), 2**64 - 1)
 
 
 def check_budget(value: Any) -> str | int:
-    """Raises TypeError or ValueError unless "auto" or a whole number from 0."""
+    """Raises TypeError or ValueError unless `value` is "auto" or a whole number from 0."""
     if isinstance(value, str) and value == "auto":
         return "auto"
     return _bounded("budget", _integer("budget", value, "'auto' or a whole number"), 0, None)
 
 
 def check_share(value: Any) -> str | None:
-    """Raises ValueError unless None or "call"."""
+    """Raises ValueError unless `value` is None or "call"."""
     if value is None or (isinstance(value, str) and value == "call"):
         return value
     raise ValueError(f"share must be None or 'call', got {shown(value)}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Raises TypeError unless True or False."""
+    """Raises TypeError unless `value` is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
 def check_one_of(name: str, value: Any, names: Collection[str]) -> str:
-    """Raises ValueError unless one of `names`."""
+    """Raises ValueError unless `value` is one of `names`."""
     if not isinstance(value, str) or value not in names:
         quoted = [*map(repr, names)]
         expected = " or ".join(quoted) if len(quoted) < 3 else f"one of {', '.join(quoted)}"
@@ -65,7 +65,7 @@ def check_one_of(name: str, value: Any, names: Collection[str]) -> str:
 def check_number(
     name: str, value: Any, low: float, high: float = math.inf, above: bool = False
 ) -> float:
-    """Raises TypeError or ValueError unless a finite number in [low, high]; above: (low, high]."""
+    """Raises TypeError or ValueError unless finite, in [low, high]; above: in (low, high]."""
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not is_real:
         raise TypeError(f"{name} must be a number, got {shown(value)}")
@@ -83,7 +83,7 @@ def check_number(
 
 
 def check_temperature(value: Any, name: str = "temperature") -> float:
-    """Raises TypeError or ValueError unless a number above 0 that logits can be divided by."""
+    """Raises TypeError or ValueError unless `value` is above 0 and can divide logits."""
     value = check_number(name, value, 0, STEEPEST, above=True)
     if value < 1 / STEEPEST:
         raise ValueError(f"{name} above 0 must be at least {1 / STEEPEST}, got {value}")

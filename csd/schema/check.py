@@ -40,7 +40,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """`Annotated[list[int], AtLeast(1)]`: at least this number of entries."""
+    """`Annotated[list[int], AtLeast(1)]`: a list of at least one entry."""
 
     entries: int
 
@@ -60,7 +60,7 @@ def check(value: Any, kind: Any) -> None:
 
 @cache
 def _check_of(kind: Any) -> Callable[[list], bool]:
-    """Predicate: all values of a list fit. By level, since a trace has millions of numbers."""
+    """Predicate that all values of a list fit; by level, since a trace has millions of numbers."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda values: True

@@ -28,7 +28,7 @@ class WholeFile:
         # a pipe or a device is not replaced
         self._replaces = not given.exists() or given.is_file()
         self.path = Path(os.path.realpath(given)) if self._replaces else given
-        # in the same folder, where a rename is atomic. A rest of a killed run is overwritten
+        # in the same folder, where a rename is atomic. A file left by a killed run is overwritten
         self._part = Path(f"{self.path}.new") if self._replaces else given
         self._open()
 
