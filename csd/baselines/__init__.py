@@ -1,4 +1,4 @@
-"""Drafters that others have published, for comparison: `drafter=` takes them by these names.
+"""Published drafters, for comparison; `drafter=` takes them by these names.
 
     prompt-lookup           the continuation of the latest match in the sample's own text
     suffix, suffix-tree     SuffixDecoding (arXiv 2411.04975)
@@ -6,8 +6,8 @@
     recycling               token recycling (arXiv 2408.08696)
     paper-shrinking(-tree)  the source paper's (arXiv 2503.05330), with exact matches that shrink
 
-They live on the host and take neither history nor `share`. All draft for the samples of a prompt,
-one tree for each, in the pool that the consensus graph fills.
+They run on the host and take neither history nor `share`. Each drafts one tree per sample of a
+prompt, in the same pool as the consensus graph.
 """
 
 from functools import partial
@@ -21,12 +21,12 @@ from csd.graph.registry import register
 
 
 def _shrinking(ops: object, device: object, tree: bool) -> Paper:
-    # exact matches of fewer tokens, which commit more
+    # exact matches, also of fewer tokens: they commit more
     return Paper(tree=tree, edits=0, shrink=True)
 
 
 def _suffix_tree(ops: object, device: object) -> Suffix:
-    # with what made it best on recorded samples
+    # with the settings that were best on recorded samples
     return Suffix(True, factor=4, offset=4, least=0)
 
 

@@ -1,4 +1,4 @@
-"""Base of host drafters: one tree of Python lists per sample, converted to a pool.
+"""Base class of host drafters: one tree of Python lists per sample, converted to a pool.
 
 They reproduce published methods, for comparison. A step's spare rows are shared equally, as if the
 drafter served one request at a time.
@@ -16,7 +16,7 @@ from csd.state.verdict import Verdict
 
 
 class HostDrafter(Drafter):
-    """Base of the drafters below: manages groups and samples; a subclass drafts.
+    """Base class that manages groups and samples; a subclass drafts.
 
     A group's state is what `open` returns; it is dropped when the group is no longer in flight.
     """
@@ -25,7 +25,7 @@ class HostDrafter(Drafter):
         self._groups: dict[int, Any] = {}
 
     def open(self, prompt: list[int]) -> Any:
-        """State of a new group."""
+        """Returns the state of a new group."""
         raise NotImplementedError
 
     def draft(self, group: Any, sample: int, tree: Tree) -> None:

@@ -7,17 +7,17 @@ the edge from u to v has weight
 
     w(u, v) = alpha P(v | u) + (1 - alpha) Freq(u -> v)
 
-with Freq the share of the candidates through u in one layer that go on with v, and P the mean
-probability with which the target drew v there. The draft is the chain of heaviest edges; as a tree
-it is the paths with the largest products of weights.
+with Freq the share of the candidates through u in one layer that continue with v, and P the mean
+probability with which the target drew v there. The draft is the chain of heaviest edges; a tree
+draft has the paths with the largest products of weights.
 
 The paper does not define P or which matches count. Here P is the target's probability when the
 other sample drew v, and every match counts. A window ends where the query ends: their last tokens
 are equal or substituted, so a continuation of the window fits the query. With the query's last
 token deleted, a sibling at the same place would draft it once more.
 
-`shrink` is an addition: only the strictest matches count, and fewer tokens are looked up where k
-are not found.
+`shrink` is an addition: only the strictest matches count, and fewer tokens are looked up if k have
+no match.
 """
 
 import heapq
@@ -30,7 +30,7 @@ from csd.graph.host_tree import Tree
 from csd.kernels.suffix_match.reference import match_ends
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, SIBLING
 
-# behind each text: no match and no candidate reaches from one text into the next
+# after each text, so that no match and no candidate reaches into the next text
 _GAP = [-1] * (MAX_DEPTH + 1)
 
 
@@ -52,7 +52,7 @@ class Group:
         self._flat = None
 
     def flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All texts end to end: token, probability and sample of each place; -1 in gaps."""
+        """Token, probability and sample at each index of all texts end to end; token -1 in gaps."""
         if self._flat is None:
             texts = [t for text in self.tokens.values() for t in (*text, *_GAP)]
             chances = [p for text in self.probabilities.values() for p in (*text, *_GAP)]
@@ -63,11 +63,11 @@ class Group:
 
 
 class Paper(HostDrafter):
-    """k: tokens of the query; edits: eps, how far a match may differ; alpha: of the weights.
+    """k: tokens of the query; edits: eps, most edits of a match; alpha: factor of P in w.
 
-    shrink: whether exact matches go before inexact ones, and fewer tokens are looked up where k are
-    not found; edits are then allowed in a match of at least 2 * edits + 2 tokens.
-    least: weight that an edge must have to be followed. siblings: how many other samples are
+    shrink: whether exact matches are tried before inexact ones, and fewer tokens if k have no
+    match; edits are then allowed in a match of at least 2 * edits + 2 tokens.
+    least: smallest weight of an edge that is followed. siblings: number of other samples that are
     searched, those of the lowest indices; None for all.
     """
 
@@ -121,7 +121,7 @@ class Paper(HostDrafter):
         ]
 
     def _extract(self, candidate: np.ndarray, chance: np.ndarray, tree: Tree) -> None:
-        """Fill `tree` from candidates [n, depth], -1 behind their ends."""
+        """Fill `tree` from candidates [n, depth], -1 after their ends; chance: [n, depth]."""
         layers = {}
 
         def edges(layer: int, token: int) -> list[tuple[float, int]]:

@@ -10,7 +10,7 @@ from csd.state.pool import OWN, PROMPT
 
 @dataclass(slots=True)
 class Text:
-    """A text, and the last continuation of its n-grams of each size."""
+    """A text, and the latest continuation of each of its n-grams up to `size` tokens."""
 
     size: int
     tokens: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Text:
 
 
 class PromptLookup(HostDrafter):
-    """size: the longest n-gram that is looked up; shorter ones when it is not found."""
+    """size: tokens of the longest n-gram that is looked up; shorter ones if it has no match."""
 
     def __init__(self, size: int = 4):
         super().__init__()

@@ -1,9 +1,9 @@
 """Token recycling (arXiv 2408.08696): each token's latest likely successors, as a tree.
 
-A matrix keeps, for every token, the target's likeliest tokens after it, at its latest verified
-node. The tree takes the successors' successors by rank: a node's worth is the product of
-fixed chances of its ranks. Without the target's probabilities, a drawn token counts as likeliest,
-before previous ones.
+A matrix has, for every token, the target's likeliest tokens after its latest verified node. The
+tree adds successors of successors by rank: a node's score is the product of the fixed probabilities
+(RANKS) of the ranks on its path. Without the target's probabilities, a drawn token counts as
+likeliest, before previous ones.
 """
 
 import heapq
@@ -16,12 +16,12 @@ from csd.state.pool import SIBLING, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 
-# how often the target drew its r-th likeliest token when the matrix was last filled
+# share of draws in which the target drew the r-th likeliest token of the matrix's last update
 RANKS = (0.5, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02, 0.02)
 
 
 class Recycling(HostDrafter):
-    """One matrix a group, shared by its samples."""
+    """One matrix per group, shared by its samples."""
 
     def open(self, prompt: list[int]) -> tuple[dict, dict[int, list[int]]]:
         successors: dict[int, list[int]] = {}

@@ -1,7 +1,7 @@
 """REST (arXiv 2311.08252): continuations of the longest match in a fixed datastore, as a tree.
 
 The datastore is a text of tokens with a suffix array. Continuations of the longest matching end of
-the sample form a trie, whose nodes are drafted by the number of continuations through them.
+the sample form a trie; the nodes with the most continuations through them are drafted.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from csd.schema.read import read_lines
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
 
-# separator of documents; tokens by which the suffix array is sorted
+# separator of documents; number of tokens by which suffixes are sorted
 _END, _SORTED = -1, 32
 
 
@@ -29,7 +29,7 @@ class Texts(TypedDict):
 
 
 class Datastore:
-    """Documents end to end and the order of their suffixes."""
+    """Documents end to end, and the sorted order of their suffixes."""
 
     def __init__(self, documents: list[list[int]]):
         self.tokens = [t for d in documents for t in (*d, _END)] + [_END] * _SORTED
@@ -37,9 +37,9 @@ class Datastore:
 
     @classmethod
     def load(cls, path: str | Path) -> "Datastore":
-        """A `.npy` file of tokens, -1 between documents, or a trace file: its samples.
+        """Read a `.npy` file of tokens, -1 between documents, or the samples of a trace file.
 
-        Raises ValueError naming the file for any other.
+        Raises ValueError, naming the file, for any other file.
         """
         path = Path(path)
         if path.suffix == ".npy":
@@ -49,7 +49,7 @@ class Datastore:
         return cls([text for _, row in read_lines(path, Texts) for text in row["samples"]])
 
     def find(self, query: list[int], longest: int) -> list[int]:
-        """Positions after matches of the longest end of `query`, of at most `longest` tokens."""
+        """Positions after the matches of the longest suffix of `query` up to `longest` tokens."""
         places: list[int] = []
         for n in range(1, min(longest, len(query)) + 1):
             end = query[-n:]
@@ -67,14 +67,14 @@ class Datastore:
 
 def _array(path: Path) -> np.ndarray:
     try:
-        # a header may promise more than there is: a map of the file allocates nothing
+        # a header may state more data than the file has: a memory map allocates nothing
         with warnings.catch_warnings():
-            # of headers as old versions wrote them
+            # warnings about headers of old versions
             warnings.simplefilter("ignore")
             tokens = np.load(path, mmap_mode="r")
     except OSError:
         raise
-    # a header is read as Python, and raises what its reader does
+    # a header is parsed as Python, which may raise any exception
     except Exception as error:
         raise ValueError(f"{path} is not a .npy file of tokens: {error}") from error
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -85,7 +85,7 @@ def _array(path: Path) -> np.ndarray:
 
 
 def _suffix_order(tokens: np.ndarray) -> np.ndarray:
-    """Suffixes sorted by their first _SORTED tokens, by doubling."""
+    """Indices of suffixes, sorted by their first _SORTED tokens, by doubling."""
     rank = np.unique(tokens, return_inverse=True)[1]
     width = 1
     while width < _SORTED:
@@ -96,7 +96,7 @@ def _suffix_order(tokens: np.ndarray) -> np.ndarray:
 
 
 class Rest(HostDrafter):
-    """datastore: a `Datastore` or its path. longest: of a match. most: continuations read."""
+    """datastore: one or its path. longest: tokens of a match. most: continuations that are read."""
 
     def __init__(self, datastore: Datastore | str | Path, longest: int = 16, most: int = 1000):
         super().__init__()
@@ -129,7 +129,7 @@ class Rest(HostDrafter):
 
 
 def grow(tree: Tree, texts: list[list[int]], source: int) -> None:
-    """The likeliest nodes of the trie of `texts`, by the share of them that go through a node."""
+    """Fill `tree` with the nodes of the trie of `texts` through which the most texts go."""
     waiting = [(-1, texts)]
     total = max(len(texts), 1)
     ready: list[tuple[float, int, int, list]] = []

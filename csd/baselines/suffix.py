@@ -18,7 +18,10 @@ def _cache_class() -> Any:
 
 
 class Suffix(HostDrafter):
-    """tree, factor, offset and least: its use_tree_spec, max_spec_factor and so on."""
+    """Drafts with the package's cache.
+
+    tree, factor, offset, least: use_tree_spec, max_spec_factor, max_spec_offset, min_token_prob.
+    """
 
     def __init__(
         self, tree: bool = False, factor: float = 1.0, offset: float = 0.0, least: float = 0.1

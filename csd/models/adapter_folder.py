@@ -1,4 +1,4 @@
-"""A folder with an adapter of peft alone, as `PeftModel.save_pretrained` writes it."""
+"""Folders that hold only a peft adapter, as `PeftModel.save_pretrained` writes them."""
 
 import json
 import os
@@ -10,12 +10,12 @@ FILE = "adapter_config.json"
 
 
 def base_name(name: str) -> str | None:
-    """The base model that a folder's adapter names; None of what is no such folder.
+    """Base model that the adapter in folder `name` names; None if it is not an adapter folder.
 
-    Raises ValueError for an adapter that names none.
+    Raises ValueError for an adapter that names no base model.
     """
     path = os.path.join(name, FILE)
-    # beside a model in the same folder, its base is ambiguous
+    # if the folder also holds a model, the adapter's base is ambiguous
     if not os.path.exists(path) or os.path.exists(os.path.join(name, "config.json")):
         return None
     try:
@@ -32,12 +32,12 @@ def base_name(name: str) -> str | None:
 
 
 def with_adapter(model: Any, folder: str) -> Any:
-    """The model within a PeftModel that has the folder's adapter, unmerged."""
+    """`model` wrapped in a PeftModel with the folder's adapter, unmerged, in evaluation mode."""
     check_installed("peft", "lora", f"the adapter in {folder}")
     import peft
 
     try:
         return peft.PeftModel.from_pretrained(model, folder).eval()
-    # peft raises what its readers raise
+    # peft passes on any exception of its file readers
     except Exception as error:
         raise ValueError(f"the adapter in {folder} cannot be loaded: {error}") from error

@@ -1,8 +1,8 @@
-"""Adapters of the package peft: which of a module's are at work.
+"""Active adapters of the package peft in a module.
 
-peft is not imported. Its layers are found by their base class's name, and what they do in a pass is
-decided by attributes of theirs, so a training step is in the next pass, and a pass can have the
-adapters that were active earlier.
+peft is not imported. Its layers are recognised by the name of their base class, and their
+attributes decide which adapters a pass applies. So a training step takes effect in the next pass,
+and a pass can apply the adapters that were active earlier.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-# one holds a layer's adapters, the other copies of a layer that are trained whole
+# base classes of layers with adapters, and of wrappers with copies of a layer trained in full
 LAYERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper")
 GONE = (
     "adapters were merged or removed while samples were drawn, whose keys and values are of the "
@@ -24,7 +24,7 @@ def tuner_layers(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def state_of(layers: list[Any]) -> tuple:
-    """The adapters of each layer that are active, off, or merged into its weight."""
+    """Per layer: names of active adapters, whether all are disabled, names of merged ones."""
     return tuple(
         (
             tuple(layer.active_adapters),
@@ -36,7 +36,7 @@ def state_of(layers: list[Any]) -> tuple:
 
 
 def settle(layers: list[Any]) -> None:
-    """Take merged adapters that are off out of their weights, as peft does in a layer's pass."""
+    """Unmerge disabled adapters from the weights in place, as peft does in a layer's forward."""
     for layer in layers:
         if getattr(layer, "disable_adapters", False) and getattr(layer, "merged", False):
             layer.unmerge()
@@ -44,19 +44,19 @@ def settle(layers: list[Any]) -> None:
 
 T = TypeVar("T")
 
-# of a layer, in place: what is active, and whether all are off
+# attributes of a layer: its active adapters, and whether all adapters are disabled
 _SWITCHES = ("_active_adapter", "_disable_adapters")
 
 
 class Adapters:
-    """The adapters of a module that were active when a call began, for all of its passes."""
+    """Runs all passes of a call with the adapters that were active when the call began."""
 
     def __init__(self, modules: Iterable[nn.Module]):
         self._layers = tuner_layers(modules)
         self.begin()
 
     def begin(self) -> None:
-        """The passes to come are of the adapters that are active now."""
+        """Use the adapters that are active now in all following passes."""
         settle(self._layers)
         self.state = self.now()
         self._switches = [_switches(layer) for layer in self._layers]
@@ -66,9 +66,9 @@ class Adapters:
         return state_of(self._layers)
 
     def run(self, once: Callable[[], T]) -> T:
-        """Result of `once` with these adapters; a pass in which another thread switches is redone.
+        """Result of `once()` with these adapters; repeated if another thread switches meanwhile.
 
-        Raises RuntimeError where they are no longer there.
+        Raises RuntimeError if the adapters were merged or removed.
         """
         while True:
             with self._as_they_were():
@@ -92,24 +92,24 @@ class Adapters:
             yield
         finally:
             for layer, own, switches in zip(self._layers, self._switches, later, strict=True):
-                # what was switched meanwhile is newer
+                # a switch made during the pass is newer, and stays
                 if _switches(layer) == own:
                     vars(layer).update(switches)
 
 
 def _switches(layer: Any) -> dict[str, Any]:
-    # a list is changed in place
+    # copies of lists, which peft changes in place
     found = {name: getattr(layer, name) for name in _SWITCHES if hasattr(layer, name)}
     return {name: [*x] if isinstance(x, list) else x for name, x in found.items()}
 
 
 def _present(layer: Any) -> set[str]:
-    """Active adapters that a layer has; layers may lack one that others have."""
+    """Active adapters that exist in the layer; an adapter may exist in some layers only."""
     parts = getattr(layer, "adapter_layer_names", ())
     return {*layer.active_adapters} & {name for part in parts for name in getattr(layer, part, ())}
 
 
 def base_of(model: Any) -> Any:
-    """The transformers model within a PeftModel; another model is its own."""
+    """The transformers model inside a PeftModel; any other model is returned as it is."""
     kinds = {c.__name__ for c in type(model).__mro__}
     return model.get_base_model() if "PeftModel" in kinds else model

@@ -1,15 +1,15 @@
-"""Admission of a module: what csd computes with it is compared with what the module computes alone.
+"""Admission of a module: csd's results with it are compared with the module's own results.
 
-**attention**: each call's result on the same queries, keys and values, against the function that
-the module has beside csd, with the module's own mask, at lengths beyond the call's window or chunk.
-Final logits would not show a window: the last rows of a short text see all of it.
-**states**: each call's of a layer with a state, over a text that passes stored states.
-**mixing**: rows of one sequence, while the other rows' tokens and positions change. What moves them
-lets samples depend on each other: convolutions, rotary embeddings by the longest sequence,
-activations that are scaled by tensor. The maximum counts; a median hides few rows that are wrong.
+**attention**: the result of each call, against the function that the module uses without csd, on
+the same queries, keys and values and with the module's own mask, at lengths beyond the call's
+window or chunk. Final logits would not show a window: the last rows of a short text see all of it.
+**states**: the result of each call of a layer with a state, over a text that passes stored states.
+**mixing**: rows of one sequence, while tokens and positions of the other rows change. If the rows
+change, samples depend on each other, through convolutions, rotary embeddings by the longest
+sequence, or activations scaled per tensor. The maximum counts; a median hides a few wrong rows.
 **text**: the same rows against the module's own pass over the sequence alone, which shows positions
-that are not the ones csd gave. Below 32 bits the median counts there, since rounding alone sends
-rows to other experts; the other two comparisons are not of final logits.
+that differ from csd's. Below 32 bits the median counts, since rounding alone routes rows to other
+experts; the comparisons of attention and states do not use final logits.
 """
 
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ from csd.models.probe import NotAdmitted, refusing
 from csd.state.kv_cache import KVCache
 from csd.state.recurrent import StateMemory, checkpoint
 
-# of the largest number of a result; measured are 4e-7 and, of attention, 1e-6, against 0.1 and more
-# where something is wrong
+# largest change of a row with the other rows, as a share of the largest number; key: whether the
+# dtype has 32 bits. Measured are 4e-7 (attention: 1e-6), and 0.1 and more with a fault
 MOVED = {True: 1e-3, False: 3e-2}
-# and of the module's own pass, whose products have other numbers of rows
+# the same against the module's own pass, whose products have other numbers of rows
 OFF = {True: 1e-3, False: 0.15}
-# rows of the three sequences, of which the second is observed, and padding behind them
+# rows of the three sequences, the second being compared, and padding rows after them
 ROWS, PADDING = (5, 8, 6), 3
-# the second is a tree of two paths, whose rows have positions in common
+# rows of the second sequence's two paths: a tree, in which several rows share a position
 PATHS = [0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The largest differences that were measured, each as a share of the largest number."""
+    """Largest measured differences, each as a share of the largest number of the result."""
 
     attention: float
     mixing: float
@@ -56,12 +56,15 @@ class Admission:
 
 
 def admit(decoder: ModuleDecoder) -> Admission:
-    """Raises NotAdmitted, naming what differs and where."""
+    """Compare csd's results with the module's own, then drop the recorded arguments of the calls.
+
+    Raises NotAdmitted, which names the difference and its place.
+    """
     try:
         attention = max(attention_difference(call) for call in decoder.calls)
     finally:
         normal_operands.cache_clear()
-    # calls that differ in their parameters alone are computed alike
+    # one call of each kind: calls that differ only in their tensors are computed alike
     kinds = {call.kind(): call for call in decoder.mixers}
     states = max(map(state_difference, kinds.values()), default=0.0)
     wide = decoder.dtype.itemsize >= 4
@@ -102,13 +105,13 @@ def _tokens(vocab: int, seed: int) -> list[torch.Tensor]:
 
 
 def _apart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """[R] the largest difference of a row, as a share of the largest number."""
+    """[R]: largest difference in each row, as a share of the largest number of y."""
     x, y = x.double(), y.double()
     return (x - y).abs().amax(-1) / y.abs().max().clamp(min=1e-30)
 
 
 def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torch.Tensor:
-    """Logits of the second sequence's rows; far: the others' positions are at the context's end."""
+    """Logits [8, V] of the second sequence; far: the others' positions are at the context's end."""
     c, device, dtype = decoder.config, decoder.device, decoder.dtype
     shift = max(0, min(c.context - max(ROWS), 1 << 16)) if far else 0
     words = [2 ** (torch.arange(n) + 1) - 1 for n in ROWS]
@@ -141,9 +144,9 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
     states = None
     if c.states is not None:
         memory = StateMemory(c.states, S, rows, dtype, device)
-        # the references: the backend is not chosen yet
+        # reference implementations, since the backend is not chosen yet
         states = StepStates.of(reference(), memory, SimpleNamespace(**where, position=at))
-        # a row of positions elsewhere has a text of its own before it, which is not given here
+        # a far sequence follows a text that is not given here: set the checkpoint before it
         memory.base.copy_(checkpoint(whole([0] * S) + at[start].int()))
     attend = LayerAttention(
         without_work, node_k, node_v, cache.k, cache.v, where, None, c.head_dim**-0.5, states=states
@@ -156,7 +159,7 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
 
 @torch.no_grad()
 def _alone(decoder: ModuleDecoder, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits of a sequence by the module without csd, in evaluation mode."""
+    """Logits [T, V] of one sequence from the module without csd, in evaluation mode."""
     training = [module for module in decoder.parts.modules if module.training]
     ids = tokens[None].to(decoder.device)
     position = torch.arange(ids.shape[1], device=ids.device)[None]

@@ -1,8 +1,8 @@
-"""One attention call of a module, computed by csd and by the module's own function.
+"""Comparison of one attention call of a module between csd and the module's own function.
 
-Queries, keys and values are random, in float32 at least: 16 bits would hide a wrong border of a
-window behind rounding. They are tried twice. Scores of about 1 give every key a share, which shows
-a border that is off by one; scores of about 6 reach into the bend of a cap.
+Queries, keys and values are random, in float32 at least: the rounding of 16 bits would hide a wrong
+border of a window. Two sizes of scores are tried. Scores of about 1 give every key a share, which
+shows a border that is off by one; scores of about 6 reach the nonlinear part of a cap.
 """
 
 from functools import lru_cache
@@ -17,26 +17,26 @@ from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.models.probe import Call, NotAdmitted, by_own_function
 from csd.state.kv_cache import PAGE, pages_for
 
-# rows that are compared, as a chain of nodes or a prompt's last tokens; of the keys before them so
-# many are committed
+# number of compared rows, a chain of nodes or a prompt's last tokens; number of committed keys
+# right before them
 ROWS, COMMITTED = 6, 9
-# keys of a call that has no window, and keys beyond a window
+# keys for a call without a window; keys beyond the window for a call with one
 KEYS, BEYOND = 96, 12
-# longer windows are tried with the heads of one key-value head alone
+# longer texts are tried with the query heads of a single key-value head
 LONG = 8192
-# spread of the scores, and how far a result may be off, as a share of the largest number
+# standard deviation of the scores -> allowed difference, as a share of the largest number
 SPREADS = {1.0: 3e-5, 6.0: 1e-3}
 
 
 def attention_difference(call: Call) -> float:
-    """The largest difference, as a share of what is allowed. Raises NotAdmitted."""
+    """Largest difference as a share of the largest number. Raises NotAdmitted if too large."""
     module, spec = call.module(), call.spec
     assert module is not None
     length = KEYS
     if spec.window is not None:
         length = spec.window + BEYOND
     if spec.chunk is not None:
-        # the rows lie on both sides of a border
+        # the rows lie on both sides of a chunk's border
         length = max(spec.chunk + ROWS // 2, COMMITTED + ROWS + 1)
     length = max(length, COMMITTED + ROWS + 1)
     worst = 0.0
@@ -72,7 +72,7 @@ def _operands(
     H, K = spec.heads, spec.kv_heads
     if length > LONG and sinks is None:
         H, K = H // K, 1
-    # a sum of D products of two normal numbers has a spread of sqrt(D)
+    # a sum of D products of two normal numbers has standard deviation sqrt(D)
     size = spread / (spec.scale * spec.head_dim**0.5)
     q, k, v = normal_operands(length, H, K, spec.head_dim, spec.value_dim, call.device)
     return q * size, k, v, named
@@ -82,7 +82,7 @@ def _operands(
 def normal_operands(
     length: int, H: int, K: int, D: int, Dv: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Standard normal q, k and v. Kept, since to draw them takes longer than to attend."""
+    """Standard normal q, k and v; cached, since drawing them takes longer than the attention."""
     generator = torch.Generator().manual_seed(length)
     shapes = (ROWS, H, D), (length, K, D), (length, K, Dv)
     q, k, v = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
@@ -90,7 +90,7 @@ def normal_operands(
 
 
 def _visible(call: Call, rows: torch.Tensor, length: int) -> torch.Tensor:
-    """[1, 1, R, T] by the module's own mask function."""
+    """Mask [1, 1, R, T] from the module's own mask function: True where a row sees a key."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=rows.device)
     keys = torch.arange(length, device=rows.device)
     assert call.mask_function is not None
@@ -99,7 +99,7 @@ def _visible(call: Call, rows: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _paged(x: torch.Tensor, tokens: int) -> torch.Tensor:
-    """[pages, 64, K, D] of the first tokens, the last page filled with NaN."""
+    """The first `tokens` tokens of x [T, K, D] as pages [pages, 64, K, D], padded with NaN."""
     pages = x.new_full((max(1, pages_for(tokens)) * PAGE, *x.shape[1:]), float("nan"))
     pages[:tokens] = x[:tokens]
     return pages.unflatten(0, (-1, PAGE))
@@ -146,7 +146,7 @@ def _of_prompt(
 
 
 def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
-    """Arguments by which the decoder makes the call: scale, properties, sinks."""
+    """Arguments of the call as the decoder passes them: scale, properties, sinks."""
     if call.spec.is_plain:
         return call.spec.scale, None, None
     sinks = named["s_aux"] if call.spec.sinks else None
@@ -154,5 +154,5 @@ def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
 
 
 def without_work(*args: Any, work: None = None, **named: Any) -> torch.Tensor:
-    """The tree attention of a step that has no work list."""
+    """Reference tree attention for a step that has no work list."""
     return tree_attention_reference(*args, **named)

@@ -1,8 +1,8 @@
-"""One call of a layer with a state, computed by csd and by the module's own function.
+"""Comparison of one call of a layer with a state between csd and the module's own function.
 
-Over a random text in float32, whose first tokens are read as a prompt and the last ones as a chain
-of nodes, past positions at which states are stored. The module's own pass over a short text would
-not show a state that is lost.
+The text is random, in float32. Its first tokens are read as a prompt and the last ones as a chain
+of nodes, beyond positions at which states are stored. The module's own pass over a short text would
+not show a lost state.
 """
 
 from types import SimpleNamespace
@@ -18,15 +18,16 @@ from csd.models.own_mixers import CONVOLUTION
 from csd.models.probe import NotAdmitted
 from csd.state.recurrent import ConvSize, StateMemory, StateSizes
 
-# tokens of a prompt, and nodes: a piece for the module's own function, and a chunk of the rest
+# tokens of the prompt, which has a piece for the module's own function and a chunk after it; number
+# of nodes
 PROMPT, ROWS = 105, 6
-# of the largest number of a result. References differ by 1e-6, and a GPU's kernels for prompts may
-# round factors to ten bits; a state that is lost or not decayed makes 0.1 and more
+# allowed difference, as a share of the largest number. References differ by 1e-6, and a GPU's
+# kernels for prompts may round factors to ten bits; a lost or undecayed state gives 0.1 and more
 OFF = 1e-2
 
 
 def state_difference(call: MixerCall) -> float:
-    """The largest difference, as a share of the largest number. Raises NotAdmitted."""
+    """Largest difference as a share of the largest number. Raises NotAdmitted if too large."""
     assert call.own is not None
     given = _text(call)
     with torch.no_grad():
@@ -65,12 +66,12 @@ def _by_csd(call: MixerCall, given: dict[str, Any]) -> torch.Tensor:
 
 
 def _rows(call: MixerCall, result: Any) -> torch.Tensor:
-    """[T, ..] of what a call gives."""
+    """Result of a call as [T, ..] in float32."""
     result = result[0] if isinstance(result, tuple) else result
     return (result[0].T if call.function == CONVOLUTION else result[0]).float()
 
 
-# the arguments of a text
+# arguments with one entry per token
 OF_TEXT = ("hidden_states", "query", "key", "value", "g", "beta", "dt", "B", "C")
 
 
@@ -83,11 +84,11 @@ def _part(call: MixerCall, given: dict[str, Any], first: int, last: int) -> dict
 
 
 def _text(call: MixerCall) -> dict[str, Any]:
-    """The arguments that were noted, with a random text in the place of theirs."""
+    """The recorded arguments, with random values for those that have one entry per token."""
     generator, found = torch.Generator().manual_seed(0), dict(call.named)
     for name, x in found.items():
         if not torch.is_tensor(x) or name not in OF_TEXT:
-            # parameters: those of a rule are small, and float32 in some families already
+            # parameters; a rule's stay as they are: small, and in some families float32 already
             wide = torch.is_tensor(x) and x.is_floating_point() and call.function == CONVOLUTION
             found[name] = x.float() if wide else x
             continue

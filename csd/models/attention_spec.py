@@ -1,4 +1,4 @@
-"""The needs of one attention call of a module, and the place of its keys."""
+"""Properties of one attention call of a module."""
 
 from dataclasses import dataclass
 
@@ -7,30 +7,30 @@ from csd.kernels.tree_attention.properties import Properties
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Properties of a call, as `csd.models.probe` finds them."""
+    """Properties of a call, as `csd.models.probe` determines them."""
 
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
     scale: float
-    window: int | None = None  # keys that a row sees at most, its own included
-    chunk: int | None = None  # a row sees keys whose position // chunk is its own
+    window: int | None = None  # most keys that a row sees, its own included
+    chunk: int | None = None  # a row sees keys with the same position // chunk
     softcap: float | None = None  # scores are softcap * tanh(score / softcap)
-    sinks: bool = False  # one more score a head, without a value
-    shares: int | None = None  # the earlier call whose keys and values it attends to
+    sinks: bool = False  # one more score per head, without a value
+    shares: int | None = None  # index of an earlier call whose keys and values are used
 
     @property
     def width(self) -> int:
-        """Numbers of a token's keys, or of its values where they are more."""
+        """Numbers of a token's keys or of its values, whichever are more."""
         return self.kv_heads * max(self.head_dim, self.value_dim)
 
     @property
     def is_plain(self) -> bool:
-        """True if every backend's tree attention has all of its properties."""
+        """True if the tree attention of every backend supports all of the call's properties."""
         of_positions = self.window is not None or self.chunk is not None
         of_scores = self.softcap is not None or self.sinks
-        # the largest score is found before it is scaled
+        # the maximum is taken before scores are scaled, so the scale must be positive
         same = self.value_dim == self.head_dim
         return same and self.scale > 0 and not (of_positions or of_scores)
 

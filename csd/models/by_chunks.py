@@ -1,8 +1,8 @@
-"""Prompts that are read together: each row keeps the bits that it has where its prompt is alone.
+"""Joint prefill of prompts, in which each row has the bits of a prefill of its prompt alone.
 
-A library picks a product's kernel by its number of rows. So a product is either exact, and takes
-the rows of all prompts at once, or is taken of one prompt's rows at a time. Everything else of a
-layer is per row, and takes all rows.
+A library selects a product's kernel by the number of rows. So an exact product multiplies the rows
+of all prompts at once, and any other product one prompt's rows at a time. All other operations of a
+layer are per row, and take all rows.
 """
 
 import copy
@@ -17,16 +17,16 @@ from csd.models.linear import linear
 
 
 def reads_together(decoder: Any) -> bool:
-    """True if prompts of one pass have the bits of a pass of their own, and gain by it.
+    """True if one pass over several prompts gives each the bits of its own pass, and saves time.
 
-    On a CPU a product takes the time that its rows take, so only exact ones gain. Experts choose
-    rows of all prompts for a product; adapters, and drafters that read a layer's inputs, take one
-    prompt at a time.
+    On a CPU the time of a product grows with its rows, so only exact products save time. Experts
+    take the rows of all prompts in one product; adapters, and drafters that read a layer's inputs,
+    take one prompt at a time.
     """
     if type(decoder) is not Decoder or decoder.adapters is not None or decoder.taps:
         return False
     if not decoder.config.is_plain:
-        # attention with windows and caps reads one prompt
+        # attention with windows and caps takes one prompt at a time
         return False
     if isinstance(decoder.linear, ExactProducts):
         return True
@@ -35,7 +35,7 @@ def reads_together(decoder: Any) -> bool:
 
 
 def by_chunks(decoder: Decoder, rows: Sequence[int]) -> Decoder:
-    """`decoder` with products of rows[0] rows, then rows[1], ..; as it is where these are exact."""
+    """A copy with products of rows[0] rows, then rows[1], ..; `decoder` itself if exact."""
     if decoder.linear is not linear:
         return decoder
 
@@ -44,7 +44,7 @@ def by_chunks(decoder: Decoder, rows: Sequence[int]) -> Decoder:
     ) -> torch.Tensor:
         """x: [M, in], weight: [out, in], bias: [out]. Returns [M, out]."""
         out = x.new_empty(x.shape[0], weight.shape[0])
-        # in place: to put results together would move all of them once more
+        # written in place, since concatenation would copy all results once more
         for part, target in zip(x.split(rows), out.split(rows), strict=True):
             if bias is None:
                 torch.mm(part, weight.T, out=target)

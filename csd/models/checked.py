@@ -1,4 +1,4 @@
-"""The sizes of a `transformers` model for the fused decoder, or what rules that one out."""
+"""Sizes of a `transformers` model for the fused decoder, and checks that rule a model out."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from csd.models.refuse import refuse_prompt_learning
 from csd.models.scattered import refuse_absent, refuse_scattered
 from csd.models.unchanged import refuse_changed
 
-# ends of the names of layers that are parts of a fused product
+# suffixes of the names of layers that are parts of a fused product
 _PRODUCTS = ("_proj", "lm_head", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def checked_config(model: nn.Module) -> ModelConfig:
-    """The sizes of a model; raises as `fuse` does for what csd does not run."""
+    """The sizes of a model. Raises TypeError or ValueError if the fused decoder does not run it."""
     _refuse_wrapped(model)
     model = base_of(model)
     if not hasattr(model, "config"):
@@ -52,8 +52,8 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _refuse_sizes(model: Any, config: ModelConfig) -> None:
-    """Raises ValueError where a weight has another shape than the config's."""
-    # the embedding first: it is what users resize
+    """Raises ValueError if the embedding or head has another shape than the config's."""
+    # the embedding first, since that is the one that users resize
     wanted = {
         "model.embed_tokens": (config.vocab, config.hidden),
         "lm_head": (config.vocab, config.hidden),

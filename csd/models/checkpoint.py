@@ -1,4 +1,4 @@
-"""A checkpoint as a `transformers` model and tokenizer, with errors for the checkpoint's owner."""
+"""Loading of a checkpoint's `transformers` model and tokenizer, with errors for its owner."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,21 +13,21 @@ from csd.models.config import ModelConfig
 from csd.models.config_checks import SUPPORTED
 from csd.models.refuse import refuse_config
 
-# buffers of old checkpoints, which the module makes from its config
+# buffers in old checkpoints that the module computes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
 
 
-# is called with the config and the dtype of weights that are not read yet, None where unknown
+# called with the config and the dtype of the weights before these are read; None if unknown
 OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
 
 
 def read_config(
     name: str, place: str, options: dict, wanted: str = "fused"
 ) -> tuple[Any, ModelConfig | None]:
-    """The config of a checkpoint, as transformers and as csd have it.
+    """Config of a checkpoint: transformers', and csd's for the fused decoder.
 
-    wanted: a name of `csd.models.choose_decoder`. None is what the fused decoder does not run, and
-    its module has not been refused.
+    The second is None if the fused decoder does not run the model or `wanted` is "module", and the
+    module is not refused. wanted: a name in `csd.models.choose_decoder.DECODERS`.
     """
     from transformers import AutoConfig
 
@@ -39,7 +39,7 @@ def read_config(
         raise ValueError(_no_model(name, error)) from error
     except ImportError:
         raise
-    # a file may make its readers raise anything
+    # a malformed file may make its readers raise any exception
     except Exception as error:
         raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
     try:
@@ -66,8 +66,11 @@ def _sizes(config: Any, wanted: str) -> ModelConfig | None:
 
 
 def _of_text(config: Any) -> Any:
-    """The config of what AutoModelForCausalLM loads: of a model that reads images too, that of its
-    text model where the family has one of its own."""
+    """Config of the model that AutoModelForCausalLM loads.
+
+    For a model that also reads images, this is the config of its text model if the family has a
+    separate one.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = config.get_text_config()
@@ -82,7 +85,7 @@ def read_model(
     name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig,
     wanted: str = "fused",
 ) -> Any:  # fmt: skip
-    """The transformers model. What csd cannot run is refused before gigabytes are read."""
+    """The transformers model. One that csd cannot run is refused before gigabytes are read."""
     from transformers import AutoModelForCausalLM
 
     config, sizes = read_config(name, place, options, wanted)
@@ -98,12 +101,12 @@ def read_model(
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     except Exception as error:
         raise ValueError(_no_model(name, error)) from error
-    # transformers would go on with random weights
+    # transformers would continue with random weights
     if seen["missing_keys"]:
         raise ValueError(
             f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
         )
-    # nor warn at length about weights that its module does not compute with
+    # and it accepts weights that its module does not compute with
     unread = sorted(key for key in seen["unexpected_keys"] if not key.endswith(_DERIVED))
     if unread:
         raise ValueError(
@@ -116,7 +119,7 @@ def read_model(
 def read_gguf(
     name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig
 ) -> Any:
-    """The transformers model of a GGUF file; "auto" is float32, as it has no dtype of its own."""
+    """The transformers model of a GGUF file; dtype "auto" is float32, as the file has none."""
     path = os.path.join(place, options["gguf_file"])
     made_in = torch.float32 if isinstance(dtype, str) else dtype
     before(gguf_config(name, path), made_in)
@@ -135,7 +138,7 @@ def _reading_gguf(name: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
-    # a file may make its reader raise anything
+    # a malformed file may make its reader raise any exception
     except Exception as error:
         raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {_brief(error)}") from error
 
@@ -150,7 +153,7 @@ def _no_model(name: str, error: Exception) -> str:
 
 
 def _brief(error: Exception) -> str:
-    """An error's reason for the model's owner, without advice for others."""
+    """Message of an error for the model's owner, shortened and without advice for others."""
     if isinstance(error, UnpicklingError):
         return "its weights are a pickle that runs code, or a torn one; save them as *.safetensors"
     text = str(error)
@@ -187,14 +190,14 @@ _TOKENIZER_FILES = {
 def read_tokenizer(place: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
-    # transformers makes an empty tokenizer for some families where there is none
+    # for some families transformers makes an empty tokenizer if the folder has none
     local = os.path.isdir(place) and "gguf_file" not in options
     if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError):
-        # a checkpoint without a tokenizer serves token ids
+        # without a tokenizer, a checkpoint still serves prompts of token ids
         return None
     except ImportError:
         raise

@@ -1,7 +1,8 @@
-"""The decoder that runs a model: csd's fused one, or the model's own module.
+"""Choice of the decoder that runs a model: csd's fused one, or the model's own module.
 
-"auto" takes the fused one where csd has the family and the module is plain, else the module, with a
-warning that names what ruled out the fused one. The other names force one, and raise its reason.
+"auto" takes the fused one if csd has the family and the module is plain, else the module, with a
+warning that names the reason. The other names force one decoder, and raise the reason for which it
+does not run the model.
 """
 
 import warnings
@@ -23,7 +24,7 @@ def check_decoder(value: Any) -> None:
 
 
 def decoder_of(model: Any, wanted: str) -> DecoderLike:
-    """Raises TypeError or ValueError for a model that none of the wanted decoders runs."""
+    """The decoder `wanted` of a model. Raises TypeError or ValueError if it does not run it."""
     why = None if wanted == "module" else rules_out_fused(model)
     if wanted == "fused" or (wanted == "auto" and why is None):
         return fuse(model)
@@ -43,17 +44,17 @@ def decoder_of(model: Any, wanted: str) -> DecoderLike:
 
 
 def module_decoder(model: Any, why: str | None = None) -> ModuleDecoder:
-    """The admitted decoder of a module. Raises TypeError or ValueError where it is refused."""
+    """Decoder of an admitted module. Raises TypeError or ValueError if the module is refused."""
     made = ModuleDecoder(model, why)
     made.admission = admit(made)
     return made
 
 
 def rules_out_fused(model: Any) -> str | None:
-    """The property of a model that the fused decoder does not run, None where it runs the model."""
+    """Reason why the fused decoder does not run a model; None if it does."""
     try:
         checked_config(model)
-    # a class of the user's own may have other parts than its family
+    # a user's own class may have other parts than its family
     except (AttributeError, TypeError, ValueError) as error:
         return str(error)
     return None

@@ -21,7 +21,7 @@ from csd.state.recurrent import StateSizes
 
 
 class ModelSizes(Protocol):
-    """Sizes that an engine reads of any model."""
+    """Sizes of any model that an engine reads."""
 
     @property
     def family(self) -> str: ...
@@ -53,35 +53,35 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    context: int  # positions it was made for, or for which its rotary embedding is one
+    context: int  # positions it was made for, or up to which it has one rotary embedding
     norm_eps: float
     rope_theta: float
     rope_scaling: tuple[float, float, float, int] | None = None  # llama3: factor, low, high, old
-    rope_type: str = "default"  # frequencies of "linear" and "yarn" are the module's
-    rope_attention: float = 1.0  # cosines and sines are multiplied by it
+    rope_type: str = "default"  # "linear" and "yarn" take the module's frequencies
+    rope_attention: float = 1.0  # factor of cosines and sines
     qkv_bias: bool = False
-    qk_norm: bool = False  # of each head
+    qk_norm: bool = False  # norms of queries and keys, per head
     tied: bool = False
-    whole_qk_norm: bool = False  # of all heads at once
-    norms: str = "before"  # of what a layer's parts get; "behind", of what they give; or "both"
-    plus_one: bool = False  # norms have 1 + weight in the place of weight
-    gelu: bool = False  # in the place of SiLU
+    whole_qk_norm: bool = False  # these norms span all heads at once
+    norms: str = "before"  # of the inputs of a layer's parts; "behind": of their outputs; or "both"
+    plus_one: bool = False  # norms multiply by 1 + weight in place of weight
+    gelu: bool = False  # GELU in place of SiLU
     joined: bool = False  # in the checkpoint, qkv is one matrix, and so are gate and up
-    rotated: tuple[bool, ...] | None = None  # by layer; None rotates in all
-    scale: float | None = None  # of attention; None is head_dim^-0.5
+    rotated: tuple[bool, ...] | None = None  # per layer, whether it rotates; None: all do
+    scale: float | None = None  # of attention scores; None: head_dim^-0.5
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what a layer adds to the residual
+    residual_scale: float = 1.0  # factor of each addend to the residual
     logit_divisor: float = 1.0
-    experts: int = 0  # of a layer; `intermediate` is the width of each
+    experts: int = 0  # per layer; `intermediate` is the width of each
     experts_per_token: int = 0
-    experts_sum_to_one: bool = False  # whether the weights of a token's experts are made to
-    local: tuple[bool, ...] | None = None  # by layer, whether it is; None: none is
+    experts_sum_to_one: bool = False  # whether a token's weights are normalised to sum 1
+    local: tuple[bool, ...] | None = None  # per layer, whether it is local; None: none is
     softcap: float | None = None  # scores s of attention become softcap * tanh(s / softcap)
-    final_cap: float | None = None  # and logits likewise
-    rotary_dim: int | None = None  # numbers of a head that are rotated, the first; None: all
-    window: int | None = None  # keys that a row of a local layer sees at most; None: all
-    local_rope: Rope | None = None  # of local layers, where it is another one
-    gated: bool = False  # what attention gives is multiplied by the sigmoid of a gate beside q
+    final_cap: float | None = None  # cap of the logits, by the same function
+    rotary_dim: int | None = None  # how many first numbers of a head rotate; None: all
+    window: int | None = None  # most keys that a row of a local layer sees; None: all
+    local_rope: Rope | None = None  # of local layers, if it differs
+    gated: bool = False  # sigmoid of a gate, computed with q, multiplies attention's output
     delta: DeltaLayers | None = None  # layers with a state
 
     @property
@@ -97,12 +97,12 @@ class ModelConfig:
 
     @property
     def states(self) -> StateSizes | None:
-        """Shape of layers whose memory of a text is a state."""
+        """Sizes of the layers with a state; None if there are none."""
         return None if self.delta is None else self.delta.sizes
 
     @property
     def shapes(self) -> list[LayerShape] | None:
-        """Keys and values of the layers that attend, None where all do."""
+        """Shapes of keys and values of the layers with attention; None if all layers have it."""
         if self.delta is None:
             return None
         shape = LayerShape(self.kv_heads, self.head_dim, self.head_dim)
@@ -110,8 +110,10 @@ class ModelConfig:
 
     @property
     def unlike_layers(self) -> int:
-        """Number of first layers among which each kind of layer is; one more than the first
-        of a kind, since a model's first layer reads the embedding."""
+        """Number of first layers that include every kind of layer, plus one.
+
+        One more, since a model's first layer reads the embedding.
+        """
         kinds = [
             (
                 self.is_local(i),
@@ -131,7 +133,7 @@ class ModelConfig:
 
     @property
     def reach(self) -> int | None:
-        """Keys that a row of any layer sees at most; None where a layer's see all."""
+        """Most keys that a row of any layer sees; None if the rows of some layer see all."""
         every = self.local is not None and all(self.local[: self.layers])
         return self.window if every else None
 
@@ -141,7 +143,7 @@ class ModelConfig:
         return self.softcap is None and (self.local is None or self.window is None)
 
     def properties(self, layer: int) -> Properties | None:
-        """Properties of a layer's attention; None where it has none beyond a scale."""
+        """Properties of a layer's attention; None if it has neither a window nor a cap."""
         window = self.window if self.is_local(layer) else None
         if window is None and self.softcap is None:
             return None
@@ -152,7 +154,7 @@ class ModelConfig:
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
-        """Raises ValueError naming what the model has that csd does not run."""
+        """Read a `transformers` config. Raises ValueError naming what the decoder does not run."""
         family = getattr(config, "model_type", None)
         if getattr(config, "is_encoder_decoder", False):
             raise ValueError(f"{family!r} is an encoder-decoder; csd runs decoders: {SUPPORTED}")
@@ -180,7 +182,7 @@ class ModelConfig:
         local = None if "delta" in differs else local_layers(config)
         window = getattr(config, "sliding_window", None)
         if local is None or window is None or window >= context_of(config):
-            # with a rotary embedding of their own, layers are local without a window
+            # layers with their own rotary embedding are local without a window
             local, window = local if local_rope else None, None
         own = {name: x(config) if callable(x) else x for name, x in differs.items()}
         if "rotated" in own:
@@ -209,12 +211,12 @@ class ModelConfig:
 
 
 def scale_of(config: ModelSizes) -> float:
-    """Factor of the products of queries and keys in attention."""
+    """Factor of the products of queries and keys in attention; head_dim^-0.5 by default."""
     own = getattr(config, "scale", None)
     return config.head_dim**-0.5 if own is None else own
 
 
 def properties_of(config: ModelConfig, layer: int) -> dict[str, Any]:
-    """Arguments of `attend` for a layer, beside its queries."""
+    """Keyword arguments of `attend` for a layer."""
     found = config.properties(layer)
     return {} if found is None else dict(properties=found)

@@ -4,7 +4,7 @@ from typing import Any
 
 from csd.models.rope_config import FULL, LOCAL
 
-# a window of these is one of all layers, whatever their layer_types are
+# families in which a window applies to all layers, whatever their layer_types are
 ALL_LOCAL = ("mistral", "phi3", "qwen3_moe")
 SUPPORTED = (
     "supported are Llama 2/3, Mistral, Qwen2/2.5, Qwen3 (dense and experts), Qwen3.5 (dense), "
@@ -13,7 +13,7 @@ SUPPORTED = (
 
 
 def rotated_layers(layers: Any, attention: float) -> tuple[bool, ...] | None:
-    """Flags of the layers that have a rotary embedding; None where all have."""
+    """Per layer, whether it has a rotary embedding; None if all have."""
     found = tuple(map(bool, layers))
     if all(found):
         return None
@@ -26,7 +26,7 @@ def rotated_layers(layers: Any, attention: float) -> tuple[bool, ...] | None:
 
 
 def refuse_dense_layers(config: Any) -> None:
-    """Raises ValueError for layers without experts among those with them."""
+    """Raises ValueError if some layers have experts and others do not."""
     dense = getattr(config, "mlp_only_layers", None)
     if dense or getattr(config, "decoder_sparse_step", 1) != 1:
         raise ValueError(
@@ -47,16 +47,16 @@ def is_dequantised(quantization: Any) -> bool:
 
 
 def refuse_field(config: Any, name: str, allowed: tuple) -> None:
-    """Raises ValueError for a field of another value."""
+    """Raises ValueError if a field is set to a value that is not in `allowed`."""
     value = getattr(config, name, allowed[0])
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is not supported, only {allowed[0]!r}; {SUPPORTED}")
 
 
 def local_layers(config: Any) -> tuple[bool, ...] | None:
-    """Flags of the layers that attend within the config's window; None where none does.
+    """Per layer, whether it attends within the config's window; None if none does.
 
-    Raises ValueError for another kind of layers, and for a window that is not given.
+    Raises ValueError for other kinds of layers, and for local layers without a window.
     """
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)

@@ -1,4 +1,4 @@
-"""A minimal decoder over the rows of a pool, of a family in `csd/models/config.py`."""
+"""A minimal decoder over the rows of a pool, for the families in `csd/models/families.py`."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +16,7 @@ from csd.models.rope import rope_tables
 
 
 class DecoderLike(Protocol):
-    """Interface of a model to an engine: a `Decoder`, one split over devices, or your own."""
+    """Interface of a decoder to an engine: a `Decoder`, one split over devices, or your own."""
 
     @property
     def config(self) -> ModelSizes: ...
@@ -47,28 +47,28 @@ class Decoder(Norms):
         layers: list[Layer],
         norm: torch.Tensor,  # [hidden]
         head: torch.Tensor,  # [V, hidden]
-        frequencies: torch.Tensor | None = None,  # [D / 2], the config's when not given
-        local_frequencies: torch.Tensor | None = None,  # of local layers, where they have others
+        frequencies: torch.Tensor | None = None,  # [D / 2]; None: the config's
+        local_frequencies: torch.Tensor | None = None,  # of local layers, if they differ
     ):
         self.config = config
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
-        # copies: the module's own may be changed in place
+        # copies, since the module's own may be changed in place
         self.frequencies, self.local_frequencies = (
             None if w is None else w.clone() for w in (frequencies, local_frequencies)
         )
-        # layers whose inputs a drafter reads, and these of the last forward pass, by layer
+        # layers whose inputs a drafter reads, and these inputs in the last forward pass, by layer
         self.taps: tuple[int, ...] = ()
         self.tapped: dict[int, torch.Tensor] = {}
-        # x, weight, bias -> x weight^T + bias; `csd.models.exact` puts another in its place
+        # x, weight, bias -> x weight^T + bias; `csd.models.exact` replaces it
         self.linear: Callable = linear
-        # x, weight, bias -> the same, or splits of it that the norm or rotary behind it adds up
+        # x, weight, bias -> the same, or splits of it that the following norm or rotary adds up
         self.parts: Callable | None = None
-        # x, gate_up -> SwiGLU of their product, where one function has both
+        # x, gate_up -> SwiGLU of their product, if one function computes both
         self.gated: Callable | None = None
-        # of rows of the embedding, where a module has one; else the config's
+        # factor of the embedding's rows in a module that has one; None: the config's
         self.embedding_scale: float | None = None
         self.adapters: FusedAdapters | None = None
         self.head_lora: list[Stack] = []
@@ -83,14 +83,13 @@ class Decoder(Norms):
 
     @property
     def is_plain(self) -> bool:
-        """True if a Llama's layers run, without windows and other products, and no layer's input
-        is kept."""
+        """True for a Llama's layers without windows, replaced products and recorded inputs."""
         given = getattr(self.linear, "product", self.linear)
         changed = given is not linear or self.parts or self.gated or self.taps
         return self.config.is_llamas and self.config.is_plain and not changed
 
     def add_adapters(self, adapters: FusedAdapters) -> None:
-        """Put LoRA beside the products of all layers and of the head."""
+        """Add LoRA to the products of all layers and of the head."""
         self.adapters, stacks = adapters, iter(adapters.stacks)
         for layer in self.layers:
             found = {name: next(stacks) for name in PRODUCTS}
@@ -98,14 +97,14 @@ class Decoder(Norms):
         self.head_lora = next(stacks)
 
     def begin_call(self) -> None:
-        """Called before the first step of a call, whose samples are of the adapters active now."""
+        """Called before the first step of a call, which uses the adapters that are active now."""
         if self.adapters is not None:
             self.adapters.begin_call()
 
     def follow(self) -> None:
-        """Called before each pass on the host: reads adapters that were trained meanwhile.
+        """Called on the host before each pass: reads adapters that were trained meanwhile.
 
-        Raises RuntimeError where they were merged or removed since the call began.
+        Raises RuntimeError if they were merged or removed since the call began.
         """
         if self.adapters is not None:
             self.adapters.follow()
@@ -115,15 +114,15 @@ class Decoder(Norms):
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Callable,  # `csd.kernels.layer_attention`'s
+        attend: Callable,  # from `csd.kernels.layer_attention`
         node_k: torch.Tensor,  # [L, M, K, D], written
         node_v: torch.Tensor,  # [L, M, K, D], written
-        ops: Ops,  # csd.kernels.ops.Ops, or anything with rms_norm, rotary and swiglu
+        ops: Ops,  # csd.kernels.ops.Ops, or an object with rms_norm, rotary and swiglu
     ) -> torch.Tensor:
         """Hidden states [M, hidden] after the last norm.
 
-        attend(layer, q [M, H, D]) gives [M, H, D], and takes `properties` where a layer has some;
-        when it is called, the layer's keys and values of all rows are in node_k and node_v.
+        attend(layer, q [M, H, D]) returns [M, H, D], and takes `properties` if a layer has some.
+        Before it is called, the layer's keys and values of all rows are written to node_k, node_v.
         """
         self.follow()
         c = self.config
@@ -134,13 +133,13 @@ class Decoder(Norms):
             x = F.embedding(token.clamp(min=0), x) * scale
             nowhere = torch.zeros_like(position)
         for i, layer in enumerate(self.layers):
-            # a padding row computes token 0, and nobody looks
+            # a padding row computes token 0, and its result is not used
             rows = dict(rows=token) if i == 0 and c.is_llamas else {}
             x, residual = self._normed(ops, x, layer.input_norm, residual, **rows)
             if i in self.taps:
                 self.tapped[i] = residual
             lora = layer.lora
-            # norms of heads take whole ones
+            # norms of heads take the product, not its splits
             parts = None if c.qk_norm or "qkv" in lora else self.parts
             qkv = (parts or linear)(x, layer.qkv, layer.qkv_bias)
             if "qkv" in lora:
@@ -154,7 +153,7 @@ class Decoder(Norms):
                 q, _ = self._norm(ops, q, layer.q_norm)
                 k, _ = self._norm(ops, k, layer.k_norm)
             added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
-            # at position 0 nothing is rotated
+            # position 0 rotates nothing
             at = position if c.rotated is None or c.rotated[i] else nowhere
             tables = (self.local_cos, self.local_sin) if c.is_local(i) else (self.cos, self.sin)
             q = ops.rotary(q, k, v, at, *tables, node_k[i], node_v[i], **added)
@@ -166,7 +165,7 @@ class Decoder(Norms):
         return self._norm(ops, x, self.norm, residual)[0]
 
     def _fed(self, ops: Ops, x: torch.Tensor, layer: Layer) -> torch.Tensor:
-        """The feed-forward part of normed x [M, hidden]."""
+        """Feed-forward part of normed x [M, hidden]: [M, hidden], or splits of it."""
         linear, lora = self.linear, layer.lora
         if layer.experts is not None:
             return layer.experts(linear, ops.swiglu, x)
@@ -183,9 +182,9 @@ class Decoder(Norms):
     def _summed(
         self, x: torch.Tensor, weight: torch.Tensor, lora: list[Stack] | None
     ) -> torch.Tensor:
-        """A product that the norm behind it adds to the residual, or splits of it."""
+        """The product with `weight` and `lora`, or splits of it that the following norm adds up."""
         if lora is None:
-            # splits are for a norm of the sum
+            # splits need a norm of their sum right after, which only a Llama's layers have
             return (self.parts if self.parts and self.config.is_llamas else self.linear)(x, weight)
         return beside(self.linear, x, self.linear(x, weight), lora)
 

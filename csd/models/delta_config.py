@@ -1,4 +1,4 @@
-"""Layers with a state among those of a fused decoder, from a `transformers` config."""
+"""Layers with a state in a fused decoder, read from a `transformers` config."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from csd.state.recurrent import ConvSize, StateSize, StateSizes
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayers:
-    """Layers that are gated delta nets, and the sizes of each."""
+    """Flags of the layers that are gated delta nets, and the sizes of one."""
 
     layers: tuple[bool, ...]
     conv: ConvSize
@@ -16,7 +16,7 @@ class DeltaLayers:
 
     @classmethod
     def of(cls, config: Any) -> "DeltaLayers":
-        """Raises ValueError for layers of other kinds."""
+        """Read a `transformers` config. Raises ValueError for layers of other kinds."""
         kinds = {"linear_attention": True, "full_attention": False}
         other = sorted(set(config.layer_types) - set(kinds))
         if other:

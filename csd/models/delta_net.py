@@ -1,11 +1,11 @@
-"""A layer's gated delta net behind its first product, and its attention's gate.
+"""Gated delta net of a layer, between the layer's two products, and the sigmoid of gates.
 
     x = conv(qkv),    o = gated delta rule(x, b, a),    y = norm(o) silu(z)
 
 with q, k, v, z, b and a the parts of one product, strengths sigmoid(b) and decays
 exp(-exp(A) softplus(a + bias)). (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024, in the
-order of casts of transformers' `Qwen3_5GatedDeltaNet`.) A row's bits depend on no other row: of a
-CPU's functions only those are called that give a number the same bits at every place.
+order of casts of transformers' `Qwen3_5GatedDeltaNet`.) A row's bits depend on no other row: on a
+CPU, only functions are called that give a number the same bits at every index of a tensor.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Parameters = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class DeltaNet:
-    """Weights of a layer beside its two products."""
+    """Weights of a gated delta net other than those of its two products."""
 
     size: StateSize
     conv: torch.Tensor  # [channels, W]
@@ -31,8 +31,10 @@ class DeltaNet:
     eps: float
 
     def __call__(self, ops: Any, product: torch.Tensor, states: Any, number: int) -> torch.Tensor:
-        """product: [M, channels + H Dv + 2 H]; states: `csd.kernels.layer_states` of the rows;
-        number: of the layer among those with a state. Returns [M, H Dv].
+        """Returns the gated and normed rows [M, H Dv], the input of the second product.
+
+        product: [M, channels + H Dv + 2 H], the first product. states: the rows' states, from
+        `csd.kernels.layer_states`. number: index of the layer among those with a state.
         """
         M, (Hk, H, Dk, Dv) = product.shape[0], self._sizes
         parts = self.conv.shape[0], H * Dv, H, H
@@ -56,12 +58,12 @@ class DeltaNet:
         return size.key_heads, size.heads, size.key_dim, size.value_dim
 
     def tensors(self) -> Parameters:
-        """In the order of `delta_parameters`."""
+        """The parameters in the order of `delta_parameters`."""
         return self.conv, self.decay, self.bias, self.norm
 
 
 def delta_parameters(module: Any) -> Parameters:
-    """Parameters of a `transformers` gated delta net beside its products."""
+    """Parameters of a `transformers` gated delta net other than its products' weights."""
     conv = module.conv1d.weight.data[:, 0]
     return conv, module.A_log.data, module.dt_bias.data, module.norm.weight.data
 
@@ -72,5 +74,5 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    # beyond 20 as PyTorch's
+    # linear above 20, as PyTorch's
     return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())

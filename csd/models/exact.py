@@ -1,7 +1,7 @@
-"""The exact decoder: a row's logits have the same bits whatever else the step holds.
+"""Exact decoder: a row's logits have the same bits whatever other rows the step has.
 
 Its products do not depend on the number of rows (`csd/models/row_blocks.py`), nor does its
-attention on other rows' keys; all else is done row by row.
+attention on other rows' keys; all other operations are per row.
 """
 
 import copy
@@ -16,17 +16,16 @@ from csd.models.load import Loaded
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HALVES = (torch.bfloat16, torch.float16)
-# blocks of so many rows, and of two at least, take no time that can be measured
+# exact products cost no measurable time if rows agree in blocks from two rows to this many
 FREE_ROWS = 32
 
 
 def exact(decoder: Decoder, products: ExactProducts | None = None) -> Decoder:
     """`decoder` over the same weights, with products that do not depend on the number of rows.
 
-    products: of an earlier call, with the row blocks found for its shapes.
+    products: those of an earlier call, with the row blocks of its shapes.
 
-    Raises ValueError where no number of rows is found that gives a row the same bits at every
-    place in it.
+    Raises ValueError if no number of rows gives a row the same bits at every index among them.
     """
     made = copy.copy(decoder)
     made.linear = products = products or ExactProducts()
@@ -43,11 +42,11 @@ def exact(decoder: Decoder, products: ExactProducts | None = None) -> Decoder:
 def choose_exact(
     wanted: bool | str | None, loaded: Loaded, kernels: str, products: ExactProducts
 ) -> tuple[DecoderLike, bool]:
-    """The decoder that an engine runs, and whether it is exact. wanted: None takes what is free.
+    """The decoder that an engine runs, and whether it is exact.
 
-    Raises as `exact_decoder` where `wanted` is true.
+    wanted: None takes the exact one if it costs no time. Raises as `exact_decoder` if it is true.
     """
-    # a library takes for two rows the time of one in 16 bits, and not in float32
+    # in 16 bits, but not in float32, a library multiplies two rows in the time of one
     free = loaded.dtype in HALVES or _any_rows(loaded.decoder)
     if wanted is False or (wanted is None and not free):
         return loaded.decoder, False
@@ -64,9 +63,9 @@ def choose_exact(
 
 
 def exact_decoder(loaded: Loaded, kernels: str, products: ExactProducts) -> Decoder:
-    """The loaded decoder by `exact`; kernels: the backend.
+    """`exact` of the loaded decoder; kernels: name of the backend.
 
-    Raises ValueError for what `exact` does not serve and on a machine where nothing is exact.
+    Raises ValueError if the model or backend cannot be exact, and on a machine where no product is.
     """
     if products.on_cpu and loaded.device.type != "cpu":
         where = loaded.device.type
@@ -91,7 +90,7 @@ def exact_decoder(loaded: Loaded, kernels: str, products: ExactProducts) -> Deco
 def _weights(decoder: Decoder) -> list[torch.Tensor]:
     layers = [w for x in decoder.layers for w in (x.qkv, x.out, x.gate_up, x.down)]
     experts = [x.experts for x in decoder.layers if x.experts is not None]
-    # all of a layer's have one shape
+    # all experts of a layer have the same shapes
     chosen = [w for x in experts for w in (x.router, x.gate_up[0], x.down[0])]
     stacks = [w for x in decoder.layers for found in x.lora.values() for s in found for w in s]
     head = [decoder.head, *(w for stack in decoder.head_lora for w in stack)]

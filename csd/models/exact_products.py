@@ -1,4 +1,4 @@
-"""Products in blocks of rows that agree, which `csd/models/row_blocks.py` finds by shape."""
+"""Products in blocks of rows that agree bit for bit (`csd/models/row_blocks.py`)."""
 
 from collections.abc import Callable
 
@@ -16,18 +16,18 @@ from csd.models.row_blocks import (
     row_blocks,
 )
 
-# rows of cuBLAS's blocks
+# rows of each block for cuBLAS
 CUBLAS_ROWS = 64
 
 
 class ExactProducts:
-    """A product in blocks of rows that agree; finds them for a shape that is new to it.
+    """A product in blocks of rows that agree bit for bit, determined at the first use of a shape.
 
-    rows: of every block, where it is not to be found out.
+    rows: of every block; None determines them by trial.
     """
 
-    on_cpu = True  # whether attention on a CPU goes with it
-    gated: "ExactProducts | None" = None  # of gate and up, through their activation
+    on_cpu = True  # whether it is used with attention on a CPU
+    gated: "ExactProducts | None" = None  # product of gate and up with their activation
 
     def __init__(self, product: Product = linear, rows: int | None = None):
         self.product = product
@@ -37,7 +37,7 @@ class ExactProducts:
 
     @classmethod
     def of(cls, kind: str) -> "ExactProducts":
-        """kind: "library", that of the CPU, "triton", or "cublas"."""
+        """Products by kind: "library" (the CPU's), "triton" or "cublas"."""
         if kind == "library":
             return cls()
         if kind not in ("triton", "cublas"):
@@ -50,7 +50,7 @@ class ExactProducts:
 
     @classmethod
     def for_kernels(cls, kernels: str, wanted: bool | str | None) -> "ExactProducts":
-        """Products that go with `kernels`; wanted: an engine's argument `exact`."""
+        """Products for the backend `kernels`; wanted: an engine's argument `exact`."""
         if wanted not in (None, True, False, "cublas"):
             raise ValueError(f"exact must be True, False or 'cublas', got {wanted!r}")
         if kernels == "triton":
@@ -67,7 +67,7 @@ class ExactProducts:
 
     @property
     def parts(self) -> "Callable | None":
-        """The product, or its splits, which what follows adds up; None has no splits."""
+        """Function for the product or splits that the next kernel adds up; None without splits."""
         return self._parts if self._own else None
 
     def _parts(
@@ -79,7 +79,7 @@ class ExactProducts:
         return self(x, weight, bias)
 
     def learn(self, weight: torch.Tensor) -> RowBlocks:
-        """The blocks of products with a matrix such as `weight`."""
+        """Blocks for matrices of the shape, dtype and layout of `weight`, tried once and cached."""
         if in_loops(weight):
             return ANY_ROWS
         key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()

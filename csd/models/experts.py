@@ -1,13 +1,13 @@
-"""A feed-forward layer of experts, of which each row has a few.
+"""A feed-forward layer of experts; each row uses k of them.
 
     p = softmax(router x),   S = the k largest of p,   y = sum over e in S of p_e down_e(swiglu_e x)
 
-with p in float32, divided by its sum over S where `sum_to_one`, and rounded to x's dtype before it
-weighs, in the order of casts of transformers' `Qwen3MoeTopKRouter`. On a CPU the experts that rows
-have chosen are multiplied one after the other, each by the rows that chose it, so the others'
-weights are not read, and the products are the decoder's: exact ones stay exact. On a GPU the rows
-lie in the order of their experts, and `torch.nn.functional.grouped_mm`, which takes bfloat16,
-multiplies each by its own: nothing is read on the host.
+with p in float32, divided by its sum over S if `sum_to_one`, and rounded to x's dtype before it is
+multiplied, in the order of casts of transformers' `Qwen3MoeTopKRouter`. On a CPU the chosen experts
+run one after the other, each on its rows, so the weights of other experts are not read; the
+products are the decoder's, so exact ones stay exact. On a GPU the rows are sorted by expert, and
+`torch.nn.functional.grouped_mm`, which takes bfloat16, multiplies each row by its expert's matrix:
+nothing is read on the host.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 @dataclass(slots=True)
 class Experts:
-    """Weights of a layer's E experts, each F wide."""
+    """Weights of a layer's E experts, each of width F."""
 
     router: torch.Tensor  # [E, hidden]
     gate_up: torch.Tensor  # [E, 2 F, hidden]
@@ -33,7 +33,7 @@ class Experts:
         run = self._grouped if x.is_cuda else self._one_by_one
         each = run(product, swiglu, x, chosen).view(*chosen.shape, -1) * weight[..., None]
         total = each[:, 0].to(torch.promote_types(x.dtype, torch.float32))
-        # in the order of a row's own experts, whatever the other rows have
+        # added in the order of the row's own experts, independent of the other rows
         for k in range(1, self.per_token):
             total = total + each[:, k]
         return total.to(x.dtype)
@@ -48,7 +48,7 @@ class Experts:
     def _one_by_one(
         self, product: Callable, swiglu: Callable, x: torch.Tensor, chosen: torch.Tensor
     ) -> torch.Tensor:
-        """[M k, hidden] of the rows' experts, unweighted."""
+        """Unweighted outputs [M k, hidden] of the rows' experts, computed expert by expert."""
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self.router)).tolist()
         out = x.new_empty(order.shape[0], x.shape[1])
@@ -61,7 +61,7 @@ class Experts:
     def _grouped(
         self, product: Callable, swiglu: Callable, x: torch.Tensor, chosen: torch.Tensor
     ) -> torch.Tensor:
-        """The same without the host."""
+        """The same as `_one_by_one`, by grouped products, without reads on the host."""
         ids, order = chosen.flatten().sort(stable=True)
         each = torch.arange(len(self.router), device=x.device)
         ends = torch.searchsorted(ids, each, right=True).to(torch.int32)

@@ -15,7 +15,7 @@ def _rotary_dim(config: Any) -> int:
     return int(head_dim_of(config) * (config.rope_parameters.get("partial_rotary_factor") or 1))
 
 
-# as values, or as functions of a `transformers` config
+# fields of a family: values, or functions of a `transformers` config
 OLMO = dict(qk_norm=True, whole_qk_norm=True, norms="behind")
 GEMMA = dict(
     norms="both", plus_one=True, gelu=True, embedding_scale=lambda c: c.hidden_size**0.5,

@@ -1,19 +1,19 @@
-"""Fields of a config that its class does not define, so that its module computes without them.
+"""Refusal of config fields that the config's class does not define and its module ignores.
 
-A file that has them was made by another program, whose model is another one. No list of such names
-is ever whole, so a field is judged by the words in its name and by its value.
+A file with these fields was written by another program, for a different model. No list of their
+names is complete, so a field is judged by the words in its name and by its value.
 """
 
 from typing import Any
 
-# parts of names of what changes a decoder's logits
+# parts of the names of fields that change a decoder's logits
 _WORDS = (
     "activation", "alibi", "attention_chunk", "bias", "bidirectional", "causal", "clip",
     "cross_attention", "expert", "interleave", "logn", "lora_rank", "moe_", "multiplier", "mup",
     "norm", "ntk", "prefix_lm", "residual", "rope", "rotary", "scal", "shared_kv", "sink",
     "softcap", "temperature_tuning",
 )  # fmt: skip
-# of these, 1 changes nothing
+# names with these are factors, for which 1 changes nothing
 _FACTORS = ("multiplier", "scal", "factor", "pct", "ratio")
 _HARMLESS: dict[str, tuple] = {
     "is_causal": (True,),
@@ -22,7 +22,7 @@ _HARMLESS: dict[str, tuple] = {
     "activation_function": ("silu",),
     "norm_type": ("rmsnorm", "rms_norm"),
 }
-# what the module of a family does in any case
+# fields that state what a family's module computes in any case
 _ALWAYS: dict[str, tuple[str, ...]] = {
     "qwen2": ("attention_bias", "qkv_bias"),
     "qwen3": ("qk_norm", "use_qk_norm"),
@@ -47,7 +47,7 @@ def refuse_foreign_fields(config: Any, supported: str) -> None:
 def _changes_nothing(name: str, value: Any) -> bool:
     if name in _HARMLESS:
         return value is None or value in _HARMLESS[name]
-    # private, or of a kind of norm that the decoder does not have
+    # private, or an epsilon of a norm that the decoder does not have
     if name.startswith("_") or name.endswith(("_eps", "_epsilon")):
         return True
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,8 +1,8 @@
-"""A loaded `transformers` model as a decoder, sharing its memory.
+"""Fusion of a loaded `transformers` model into a decoder that shares its memory.
 
 Query, key and value weights become one matrix, and so do gate and up. The module's parameters are
 rebound to views of the fused tensors through `param.data`, so each Parameter object stays the same
-and there is one copy of the weights: an optimiser made earlier moves both.
+and there is one copy of the weights: an optimiser made earlier updates both.
 """
 
 from collections.abc import Iterable
@@ -34,15 +34,15 @@ from csd.models.lora_stacks import FusedAdapters, key_of
 def fuse(model: Any) -> Decoder:
     """Fuse `model` in place, layer by layer, and return the decoder over its weights.
 
-    A model that is fused already keeps its memory. Raises ValueError or TypeError for what csd does
-    not run and for weights that are not plain local tensors.
+    A model that is already fused keeps its memory. Raises ValueError or TypeError for a model that
+    csd does not run and for weights that are not plain local tensors.
     """
     config, base = checked_config(model), base_of(model)
     inner: Any = base.model
     layers = [_fuse_layer(config, layer) for layer in inner.layers]
     head = base_linear(base.lm_head).weight.data
     embedding = inner.embed_tokens.weight.data
-    # the module's own: model.to(bfloat16) rounds them, and its logits with them
+    # the module's own frequencies: model.to(bfloat16) rounds them, which changes its logits
     w = frequencies_of(inner.rotary_emb)
     kind = Decoder if config.delta is None else HybridDecoder
     decoder = kind(config, embedding, layers, inner.norm.weight.data, head, *w)
@@ -57,7 +57,7 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
     """True if the module's weights, sizes and rotary frequencies still are the decoder's.
 
     Weights are compared by address, which `model.to()` or a load that replaces tensors changes, and
-    adapters by the shapes of what lies beside the fused products.
+    adapters by their layers, ranks and dtypes.
     """
     base = base_of(model)
     inner: Any = base.model
@@ -100,7 +100,7 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
 
 
 def _products(config: ModelConfig, base: Any) -> list[list[Any]]:
-    """The modules that are the parts of each fused product: four a layer, and the head's."""
+    """Modules that make up each fused product: four products per layer, and the head's."""
     found = [parts for layer in base.model.layers for parts in products_of(config, layer).values()]
     return [*found, [base.lm_head]]
 
@@ -144,7 +144,7 @@ def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
 
 @torch.no_grad()
 def _join(modules: Iterable[nn.Module], name: str) -> torch.Tensor:
-    """One tensor of the modules' parameters, which become views of it."""
+    """Concatenation of the modules' parameters, which become views of it in place."""
     params = [getattr(base_linear(m), name) for m in modules]
     rows = [p.shape[0] for p in params]
     whole = _joined(params, sum(rows))
@@ -157,8 +157,10 @@ def _join(modules: Iterable[nn.Module], name: str) -> torch.Tensor:
 
 
 def _joined(params: list[nn.Parameter], rows: int) -> torch.Tensor | None:
-    """The one tensor that the parameters are consecutive views of, if an earlier call made it so:
-    two engines on one model share its memory."""
+    """The tensor whose consecutive views the parameters already are; None if they are not.
+
+    An earlier call made them views: two engines on one model share its memory.
+    """
     first, end = params[0].data, params[0].data_ptr()
     for p in params:
         same = p.data.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""GGUF files: where one lies, and transformers' reading of it with less repetition."""
+"""GGUF files: folder and name of one, and a cache of its parsed header while it is loaded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +24,10 @@ def folder_and_file(name: str) -> tuple[str, str]:
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Inside, a file's header is parsed once.
+    """Context in which a file's header is parsed once.
 
-    The model and transformers' tokenizer read it, each with the reader that `gguf` has then.
+    The loaders of the model and of transformers' tokenizer both call `gguf.GGUFReader`, which is
+    cached meanwhile.
     """
     import gguf
 

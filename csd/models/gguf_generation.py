@@ -1,7 +1,7 @@
-"""Generation config of a GGUF file: tokens that end a sample, and how its maker draws.
+"""Generation config of a GGUF file: end tokens, and the sampling that its maker recommends.
 
-llama.cpp ends a sample at the file's own end tokens and at tokens with the texts that models are
-known to end a turn with, whatever kind the file gives these tokens.
+llama.cpp ends a sample at the file's own end tokens and at tokens whose texts are known to end a
+turn, whatever type the file gives these tokens.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _ENDS = {
     "<｜end▁of▁sentence｜>", "[e~[",
 }  # fmt: skip
 _IDS = tuple(f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "padding"))
-# key that names the token -> the texts looked for without it
+# key of a token -> texts that are searched for if the key is missing
 _FILL_IN = {
     "fim_pad_token_id": {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"},
     "fim_rep_token_id": {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"},
@@ -28,23 +28,25 @@ _SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-# recommended ways to draw that csd does not have -> the values that mean they are off
+# recommended sampling options that csd does not have -> the values that turn them off
 _OTHER_SAMPLING: dict[str, tuple] = {
     "mirostat": (0,),
     "xtc_probability": (0,),
-    # parts of the two above
+    # parameters of the two above
     "mirostat_tau": (...,),
     "mirostat_eta": (...,),
     "xtc_threshold": (...,),
-    # tokens that a repetition penalty looks back at: csd looks at all
+    # number of last tokens that a repetition penalty counts: csd counts all
     "penalty_last_n": (-1,),
 }
 
 
 def generation_config(keys: dict[str, Any], tokens: Any) -> Any:
-    """keys: values by name; tokens: the reader's field of the vocabulary, or None.
+    """The `transformers` generation config of a GGUF file.
 
-    Raises ValueError, naming the key, for a recommended way to draw that csd does not have.
+    keys: values by name; tokens: the reader's field of the vocabulary, or None.
+
+    Raises ValueError, naming the key, for a recommended sampling option that csd does not have.
     """
     from transformers import GenerationConfig
 
@@ -62,7 +64,7 @@ def generation_config(keys: dict[str, Any], tokens: Any) -> Any:
 
 
 def _id(keys: dict[str, Any], name: str, size: int | None) -> int | None:
-    """The token's id; one that is outside of the vocabulary counts as none, as in llama.cpp."""
+    """Token id under a key; None if it is missing or outside the vocabulary, as in llama.cpp."""
     value = keys.get(f"tokenizer.ggml.{name}")
     is_token = value is not None and value >= 0 and (size is None or value < size)
     return value if is_token else None
@@ -73,7 +75,7 @@ def _ends(keys: dict[str, Any], ids: dict[str, int], tokens: Any) -> set[int]:
     if tokens is None:
         return ends
     if "eos_token_id" not in ids and keys.get("tokenizer.ggml.model") == "llama":
-        # SentencePiece's own, which the oldest files leave out
+        # SentencePiece's end token, which the oldest files leave out
         ends.add(2)
     looked_for = _ENDS.union(*(texts for key, texts in _FILL_IN.items() if key not in ids))
     known = {text.encode() for text in looked_for}
@@ -87,7 +89,7 @@ def _texts(tokens: Any) -> Iterator[tuple[int, bytes]]:
 
 
 def _turns_within(found: dict[int, str]) -> Iterator[int]:
-    """Tokens of these texts that end a part of a turn only, in the vocabularies that have both."""
+    """Ids of tokens that end only a part of a turn, if the vocabulary also has turn ends."""
     texts = set(found.values())
     calls = "<|call|>" in texts or "<|calls|>" in texts
     parts = {
@@ -113,6 +115,6 @@ def _sampling(keys: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"csd does not draw as its general.sampling.{name}={value!r} asks for")
     options = {_SAMPLING[name]: value for name, value in found.items() if name in _SAMPLING}
     for name in ("temperature", "top_k"):
-        # below 0 is greedy, and off
+        # below 0, a temperature is greedy and top_k is off
         options |= {name: max(0, options[name])} if name in options else {}
     return {"do_sample": True, **options} if options else {}

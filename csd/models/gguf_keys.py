@@ -1,7 +1,7 @@
-"""Keys of a GGUF file's model: the config they make, and the values that csd does not compute.
+"""Model keys of a GGUF file: the config that they define, and values that csd does not compute.
 
-llama.cpp's loader of an architecture gives a key its meaning. Each `<architecture>.*` key of a file
-is one of `USED`, is without a value for the computation, or must have a value that changes nothing.
+llama.cpp's loader of an architecture defines the meaning of a key. Each `<architecture>.*` key of a
+file is in `USED`, or does not enter the computation, or must have a value that changes nothing.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
-# key below the architecture -> field of the config
+# key after `<architecture>.` -> field of the config
 USED = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -25,7 +25,7 @@ USED = {
 _OPTIONAL = {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}
 _REAL = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
 
-# read by no computation of these architectures
+# keys that no computation of these architectures reads
 NO_VALUE = {
     "attention.layer_norm_epsilon",
     "rope.scaling.finetuned",
@@ -45,7 +45,7 @@ def _same_as(field: str, *others: object) -> Neutral:
     return lambda value, sizes: value in (sizes[field], *others)
 
 
-# key below the architecture -> whether a value changes nothing
+# key after `<architecture>.` -> function that is True if a value changes nothing
 NEUTRAL: dict[str, Neutral] = {
     "vocab_size": _same_as("vocab_size"),
     "attention.value_length": _same_as("head_dim"),
@@ -89,20 +89,20 @@ NEUTRAL: dict[str, Neutral] = {
     ),
 }  # fmt: skip
 
-# keys of no architecture -> the values that change nothing
+# keys outside the architecture -> the values that change nothing
 _OF_THE_FILE = {
     "general.type": ("model",),
     "split.count": (0, 1),
 }
-# of adapters, image encoders and other ways to draw, none of which a text decoder has
+# prefixes for adapters, image encoders and other ways to draw, which a text decoder lacks
 _FOREIGN = ("adapter.", "clip.", "diffusion.", "xielu.")
 
 
 def config_fields(keys: dict[str, Any], vocab: int) -> Sizes:
     """Fields of the `transformers` config of a file with these keys and `vocab` embeddings.
 
-    keys: values by whole name; of arrays that belong to the tokenizer any value will do. Raises
-    ValueError, naming keys and values, for what csd does not compute.
+    keys: values by full name; the values of the tokenizer's arrays are not read. Raises ValueError,
+    naming keys and values, for those that csd does not compute.
     """
     architecture = keys.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -116,7 +116,7 @@ def config_fields(keys: dict[str, Any], vocab: int) -> Sizes:
             raise ValueError(f"it lacks the key {architecture}.{key}")
     heads = fields["num_attention_heads"]
     fields.setdefault("num_key_value_heads", heads)
-    # the rotary embedding of all three spans the head
+    # in all three architectures, the rotary embedding spans the head
     size = own.get("rope.dimension_count", fields["hidden_size"] // heads)
     fields.setdefault("head_dim", _number(f"{architecture}.rope.dimension_count", size, False))
     theta = fields.pop("rope_theta", 10000.0)
@@ -126,7 +126,7 @@ def config_fields(keys: dict[str, Any], vocab: int) -> Sizes:
 
 
 def frequency_divisor(keys: dict[str, Any]) -> float:
-    """Number that linear scaling divides the rotary frequencies by."""
+    """Divisor of the rotary frequencies in linear scaling; 1 without scaling."""
     rope = f"{keys['general.architecture']}.rope."
     if keys.get(f"{rope}scaling.type") == "none":
         return 1.0
@@ -159,6 +159,6 @@ def _refuse(keys: dict[str, Any], architecture: str, own: dict[str, Any], fields
 def _changes_nothing(key: str, value: Any, fields: Sizes) -> bool:
     try:
         return key in NEUTRAL and NEUTRAL[key](value, fields)
-    # a list or a text in the place of a number
+    # a list or a text in place of a number
     except TypeError:
         return False

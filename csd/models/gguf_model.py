@@ -9,12 +9,12 @@ from csd.models.gguf_generation import generation_config
 from csd.models.gguf_keys import config_fields, frequency_divisor
 from csd.models.gguf_tensors import frequency_factors, weights
 
-# of the tokenizer, long, and of no value for the model
+# long arrays of the tokenizer, which the model does not need
 _LONG = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
 
 
 def read(path: str, dtype: torch.dtype) -> Any:
-    """The model in `dtype`; the sum of all keys and tensors is in it and its generation config.
+    """The model in `dtype`; it and its generation config contain all keys and tensors.
 
     Raises ValueError for a key or a tensor that csd does not compute with.
     """
@@ -34,12 +34,12 @@ def read(path: str, dtype: torch.dtype) -> Any:
 
 
 def read_config(path: str) -> ModelConfig:
-    """The sizes of the model. Raises as `read` does for its keys."""
+    """The sizes of the model. Raises ValueError for keys, as `read` does."""
     return ModelConfig.from_transformers(_header(path)[2])
 
 
 def _header(path: str) -> tuple[Any, dict[str, Any], Any]:
-    """The file's reader, its keys and the config that they make."""
+    """The file's reader, its keys and the `transformers` config that they define."""
     import gguf
     from transformers import AutoConfig
 

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file as the weights of a `transformers` module, with none left over."""
+"""Conversion of all tensors of a GGUF file to the weights of a `transformers` module."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 def weights(tensors: Any, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """State dict in `dtype`, dequantised. `rope_freqs.weight` is for `frequency_factors`.
+    """Dequantised state dict in `dtype`, without `rope_freqs.weight` (`frequency_factors`).
 
     Raises ValueError, naming tensors, for one that is missing, left over, of another shape or of a
     type that cannot be dequantised.
@@ -26,7 +26,7 @@ def weights(tensors: Any, config: Any, dtype: torch.dtype) -> dict[str, torch.Te
 
 
 def frequency_factors(tensors: Any) -> torch.Tensor | None:
-    """Factors [D / 2] that divide the rotary frequencies: those of Llama 3.1 and later."""
+    """Divisors [D / 2] of the rotary frequencies, in Llama 3.1 and later; None if absent."""
     for tensor in tensors:
         if tensor.name == "rope_freqs.weight":
             factors = torch.from_numpy(_dequantised(tensor)).float()
@@ -37,7 +37,7 @@ def frequency_factors(tensors: Any) -> torch.Tensor | None:
 
 
 def _places(config: Any, tied: bool) -> Iterator[tuple[str, tuple[str, Shape]]]:
-    """Name in the file, name in the module and shape of each weight."""
+    """Yield each weight's name in the file, name in the module and shape."""
     c, hidden, D = config, config.hidden_size, config.head_dim
     yield "token_embd.weight", ("model.embed_tokens.weight", (c.vocab_size, hidden))
     yield "output_norm.weight", ("model.norm.weight", (hidden,))
@@ -71,7 +71,7 @@ def _check(tensors: Any, places: dict[str, tuple[str, Shape]], config: Any) -> N
     want = {name: shape for name, (_, shape) in places.items()}
     if config.model_type == "llama" and any(t.name == "rope_freqs.weight" for t in tensors):
         want["rope_freqs.weight"] = (config.head_dim // 2,)
-    # the format has the innermost dimension first
+    # GGUF lists the innermost dimension first
     have = {t.name: tuple(int(n) for n in reversed(t.shape)) for t in tensors}
     model = f"a {config.model_type} model of {config.num_hidden_layers} layers"
     if missing := sorted(want.keys() - have.keys()):
@@ -92,7 +92,7 @@ def _rows(tensor: Any, config: Any) -> np.ndarray:
     rows = _dequantised(tensor)
     if config.model_type != "llama" or not tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
         return rows
-    # its rotary embedding pairs neighbours in the file, and halves in the module
+    # rotary embedding pairs neighbouring rows in the file, and two halves of a head in the module
     pairs = rows.reshape(-1, config.head_dim // 2, 2, rows.shape[-1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -101,7 +101,7 @@ def _dequantised(tensor: Any) -> np.ndarray:
     from gguf import dequantize
 
     try:
-        # in memory: the file's own numbers are mapped, and cannot be written to
+        # a copy in memory, since the file's own numbers are mapped read-only
         return np.array(dequantize(tensor.data, tensor.tensor_type))
     except NotImplementedError as error:
         kind = tensor.tensor_type.name

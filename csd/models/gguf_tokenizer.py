@@ -8,13 +8,13 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
-# kinds of text before the merges (`tokenizer.ggml.pre`) that take whole words of the vocabulary
-# unmerged, and that put the first token in front where the file has no flag for it
+# pre-tokenizers (`tokenizer.ggml.pre`) that take whole words of the vocabulary without merges, and
+# that prepend the beginning token if the file has no flag for it
 _WHOLE_WORDS = {
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
     "jina-v5-nano", "tekken",
 }  # fmt: skip
-# those that split as GPT-2 does, and those that cut out each digit before
+# pre-tokenizers that split as GPT-2 does, and those that first split off each digit
 _AS_GPT2 = {
     "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4",
     "trillion", "roberta-bpe", "modern-bert", "granite-docling",
@@ -26,7 +26,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 
 def complete(tokenizer: Any, path: str) -> None:
-    """Raises ValueError for a kind of splitting that has no splitter here."""
+    """Add the missing parts to `tokenizer`. Raises ValueError for an unsupported pre-tokenizer."""
     import gguf
 
     fields = gguf.GGUFReader(path).fields
@@ -50,7 +50,7 @@ def complete(tokenizer: Any, path: str) -> None:
 def _split(tokenizer: Any, pre: str | None) -> None:
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-    # an older transformers, whose splits are elsewhere
+    # an older transformers has its splits elsewhere
     except ImportError:
         GGUF_PRE_TOKENIZER_SPLITS = {pre: ""}
     if pre in _DIGITS:
@@ -64,8 +64,10 @@ def _split(tokenizer: Any, pre: str | None) -> None:
 
 
 def _restore_special(tokenizer: Any, fields: dict[str, Any], whole_words: bool) -> None:
-    """Special tokens with letters beyond the byte alphabet, such as DeepSeek's, as one token each:
-    transformers respells them, and then finds them no more."""
+    """Make each special token with letters beyond the byte alphabet, as DeepSeek's, one token.
+
+    transformers respells these tokens, and then no longer matches them in a text.
+    """
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type")
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     vocab = {i: text for text, i in state["model"]["vocab"].items()}
@@ -78,13 +80,13 @@ def _restore_special(tokenizer: Any, fields: dict[str, Any], whole_words: bool) 
             added[i] = {"id": i, "content": text, "special": kind == _CONTROL, **plain}
     state["model"]["vocab"] = {text: i for i, text in sorted(vocab.items())}
     state["added_tokens"] = [added[i] for i in sorted(added)]
-    # it names special tokens by the ids they had, and is made anew
+    # it refers to special tokens by their old ids; `complete` makes it again
     state["post_processor"] = None
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
 
 
 def _put_spaces(tokenizer: Any, first: bool) -> None:
-    """A space in front of a text and after each special token, also where one is there already."""
+    """If `first`, add a space before a text and after each special token, even before a space."""
     backend = tokenizer.backend_tokenizer
     spaces: list = [normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁")] * first + spaces)

@@ -1,7 +1,7 @@
-"""Detection of passes that read a tensor's values on the host, which no captured step can.
+"""Detection of passes that read a tensor's values on the host, which a captured step cannot do.
 
-The pass is run on meta tensors, which have none: what reads them raises, wherever it is in the
-module. Experts run as they do in a captured step.
+The pass runs on meta tensors, which have no values: any read raises, wherever it is in the module.
+Experts run as they do in a captured step.
 """
 
 import re
@@ -16,12 +16,12 @@ from torch.func import functional_call
 from csd.models.own_attention import Parts, calls_go_to
 
 ROWS = 5
-# of transformers' experts, the implementation whose rows and offsets stay on the device
+# implementation of transformers' experts that keeps rows and offsets on the device
 EXPERTS = "grouped_mm"
 
 
 class _Shapes:
-    """Answers attention calls with results of the right shape."""
+    """Attention without values: returns results of the right shape."""
 
     def mask(self, named: dict[str, Any]) -> None:
         pass
@@ -38,7 +38,7 @@ class _Shapes:
 
 @torch.no_grad()
 def host_read_of(base: nn.Module, parts: Parts) -> str | None:
-    """The operation of a model's pass that reads values on the host, in words; None without one."""
+    """Description of the operation in a pass that reads values on the host, or None."""
     tensors = [*base.named_parameters(), *base.named_buffers()]
     ids = torch.zeros(1, ROWS, dtype=torch.long, device="meta")
     named = dict(
@@ -49,7 +49,7 @@ def host_read_of(base: nn.Module, parts: Parts) -> str | None:
         held = {name: x.to("meta") for name, x in tensors}
         with calls_go_to(_Shapes(), parts), captured_experts(parts):
             functional_call(base, held, kwargs=named)
-    # a module may raise anything where a value is missing
+    # a module may raise any exception if a value is missing
     except Exception as error:
         text = re.sub(r"\s+", " ", str(error)).partition(". ")[0][:120]
         return f"{_place(error)} reads a tensor on the host, or is not all tensors ({text})"
@@ -58,7 +58,7 @@ def host_read_of(base: nn.Module, parts: Parts) -> str | None:
 
 @contextmanager
 def captured_experts(parts: Parts) -> Iterator[None]:
-    """Within it, experts run by grouped products, which read no offsets on the host."""
+    """Context in which experts run as grouped products, which read no offsets on the host."""
     with parts.lock:
         configs = [c for c in parts.configs if hasattr(c, "_experts_implementation")]
         before = [c._experts_implementation for c in configs]
@@ -72,7 +72,7 @@ def captured_experts(parts: Parts) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """The last function of a modeling file that an error went through."""
+    """Innermost function of a modeling or integration file in the traceback of an error."""
     place, trace = "its module", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code

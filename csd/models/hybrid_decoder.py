@@ -1,8 +1,8 @@
-"""The fused decoder of models whose layers attend or have a state (Qwen3.5).
+"""Fused decoder of models whose layers have either attention or a state (Qwen3.5).
 
 Each layer is x + mixer(norm(x)), then x + fed(norm(x)), with norms that multiply by 1 + weight. A
-mixer is a gated delta net, or attention with a gate a number beside its queries, of whose heads a
-first part is rotated.
+mixer is a gated delta net, or attention with one gate per number of its queries, in which the first
+part of each head is rotated.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ class HybridDecoder(Decoder):
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Any,  # `csd.kernels.layer_attention`'s, with `states`
-        node_k: torch.Tensor,  # [L, M, K, D] of the L layers that attend, written
+        attend: Any,  # from `csd.kernels.layer_attention`, with `states`
+        node_k: torch.Tensor,  # [L, M, K, D], L layers with attention, written
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops,
     ) -> torch.Tensor:
@@ -56,11 +56,11 @@ class HybridDecoder(Decoder):
         self, ops: Ops, product: torch.Tensor, layer: Layer, position: torch.Tensor,
         attend: Callable, at: int, nodes: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:  # fmt: skip
-        """Gated attention [M, H D]; at: the layer's number among those that attend."""
+        """Gated attention [M, H D]; at: the layer's index among those with attention."""
         c, M = self.config, product.shape[0]
         K, D = c.kv_heads, c.head_dim
         q, k, v = product.split((2 * c.heads * D, K * D, K * D), -1)
-        # of each head a query, then a gate
+        # each head has a query, then a gate
         q, gate = q.view(M, c.heads, 2, D).unbind(2)
         q, _ = self._norm(ops, q, layer.q_norm)
         k, _ = self._norm(ops, k.view(M, K, D), layer.k_norm)

@@ -1,4 +1,4 @@
-"""The modules of a `transformers` layer by what the fused decoder computes with them."""
+"""Modules of a `transformers` layer by their role in the fused decoder."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from csd.models.rope_config import FULL, LOCAL
 
 
 def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
-    """Linear layers that are the parts of each fused product; experts have none."""
+    """Linear layers that make up each fused product, by its name; none for experts."""
     mlp = layer.mlp
     if is_delta(layer):
         d = layer.linear_attn
@@ -24,12 +24,12 @@ def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
 
 
 def is_delta(layer: Any) -> bool:
-    """Returns True for a gated delta net."""
+    """True if a layer is a gated delta net."""
     return hasattr(layer, "linear_attn")
 
 
 def norms_of(config: ModelConfig, layer: Any) -> dict[str, Any]:
-    """Norms by the names of a decoder's `Layer`."""
+    """Norms of a layer by the field names of a decoder's `Layer`."""
     found = {ours: getattr(layer, theirs) for ours, theirs in NORMS[config.norms].items()}
     if is_delta(layer):
         return found
@@ -38,7 +38,7 @@ def norms_of(config: ModelConfig, layer: Any) -> dict[str, Any]:
 
 
 def experts_of(layer: Any) -> dict[str, Any]:
-    """Parameters of a layer's experts by the names of `csd.models.experts.Experts`."""
+    """Parameters of a layer's experts by the field names of `csd.models.experts.Experts`."""
     mlp = layer.mlp
     return dict(
         router=mlp.gate.weight, gate_up=mlp.experts.gate_up_proj, down=mlp.experts.down_proj
@@ -46,15 +46,15 @@ def experts_of(layer: Any) -> dict[str, Any]:
 
 
 def embedding_scale_of(embedding: Any) -> float | None:
-    """Factor by which a module's embedding multiplies its rows, where it does that itself."""
+    """Factor by which a module's embedding multiplies its rows; None if it does not."""
     scale = getattr(embedding, "embed_scale", None)
     return None if scale is None else float(scale.to(embedding.weight.dtype))
 
 
 def frequencies_of(rotary: Any) -> list[Any]:
-    """Buffers of a module's rotary embedding: of its layers, then of local ones with others."""
+    """Frequency buffers of a module's rotary embedding; a second one if local layers differ."""
     if getattr(rotary, "rope_type", None) == "longrope":
-        # those of short texts; the module exchanges the others as it runs
+        # the frequencies of short texts; the module swaps the others in as it runs
         return [rotary.original_inv_freq]
     if hasattr(rotary, "inv_freq"):
         return [rotary.inv_freq]

@@ -1,4 +1,4 @@
-"""x W^T + b, as fast for the few rows of a decoding step as the machine allows."""
+"""Products x W^T + b, as fast for the few rows of a decoding step as the machine allows."""
 
 import platform
 from functools import cache
@@ -9,13 +9,13 @@ import torch.nn.functional as F
 
 from csd.cpu import compiles
 
-# not every build of PyTorch has it, and the flag is on without it too
+# not every build of PyTorch has oneDNN, and `mkldnn.enabled` is on without it too
 ONEDNN = torch.backends.mkldnn.is_available()
 
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """True if this machine's CPU has instructions for it: AVX512-BF16, AMX, or Arm's."""
+    """True if oneDNN multiplies bfloat16 with CPU instructions: AVX512-BF16, AMX, or Arm's."""
     return onednn_multiplies(torch.bfloat16) and (
         torch.cpu._is_avx512_bf16_supported()
         or torch.cpu._is_amx_tile_supported()
@@ -25,7 +25,7 @@ def multiplies_bfloat16() -> bool:
 
 @cache
 def onednn_multiplies(dtype: torch.dtype) -> bool:
-    """True if oneDNN has products of this dtype here: ONEDNN_MAX_CPU_ISA may take them away."""
+    """True if oneDNN multiplies this dtype here; ONEDNN_MAX_CPU_ISA may disable it."""
     if not ONEDNN or dtype == torch.float64:
         return False
     x = torch.ones(2, 16, dtype=dtype)
@@ -39,8 +39,8 @@ def onednn_multiplies(dtype: torch.dtype) -> bool:
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x: [M, in], weight: [out, in], plain or `packed`, bias: [out]. Returns [M, out].
 
-    On a CPU, `F.linear` in float32 is MKL's matrix product, where PyTorch has it, and slow for a
-    few rows; oneDNN's is not, and csd's own loop is faster than both on most
+    On a CPU, `F.linear` in float32 is MKL's matrix product, if PyTorch has it, and slow for a few
+    rows; oneDNN's is not, and csd's own loop is faster than both in most cases
     (`python -m bench products`).
     """
     if in_loops(weight):
@@ -51,7 +51,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """`weight` laid out for csd's loop, or as oneDNN multiplies it; as it is where neither does."""
+    """`weight` in the layout of csd's loop or oneDNN; unchanged if neither multiplies it."""
     if weight.device.type != "cpu":
         return weight
     if compiles() and _loops().multiplies(weight.dtype) and _loops().fits(weight):
@@ -65,7 +65,7 @@ def in_loops(weight: torch.Tensor) -> bool:
 
 
 def add_rounded(total: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """total + x in the wider of their dtypes, as `dtype`; total may be written."""
+    """total + x, added in the wider of their dtypes, as `dtype`; total may be written."""
     if total.is_cpu and total.dtype == dtype and compiles() and _loops().add(x, total):
         return total
     return (total + x).to(dtype)

@@ -1,4 +1,4 @@
-"""Get a decoder, its tokenizer and its generation config from whatever the user calls a model."""
+"""Loading of a decoder, its tokenizer and its generation config from a user's `model`."""
 
 import os
 import weakref
@@ -39,28 +39,30 @@ BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
 
 @dataclass
 class Loaded:
-    """A model ready to decode. `current_*` read the user's module, which may change between calls;
-    `refresh` brings the decoder up to date with it."""
+    """A model ready to decode.
+
+    `current_*` read the user's module, which may change between calls; `refresh` brings the decoder
+    up to date with it.
+    """
 
     decoder: DecoderLike
     config: ModelSizes
-    tokenizer: Any  # None where none was given, or a folder has none
+    tokenizer: Any  # None if none was given, or a folder has none
     generation_config: Any
     device: torch.device
     dtype: torch.dtype
     # the user's module, held weakly: csd must not keep a model alive
     module: weakref.ref | None = field(default=None, repr=False)
-    wanted: str = "fused"  # a name of `csd.models.choose_decoder`
-    # a module that decodes, unless its user is to keep it
+    wanted: str = "fused"  # a name in `csd.models.choose_decoder.DECODERS`
+    # strong reference to a module that decodes, unless its user must keep it
     kept: Any = field(default=None, repr=False)
     _looked_for_tokenizer: bool = field(default=False, repr=False)
 
     def refresh(self) -> bool:
-        """Make the decoder again if it is not the module's any more.
+        """Make the decoder again if it no longer matches the module; True if it was made again.
 
-        Of a fused one, weights, sizes and rotary frequencies are compared; of a module, its parts,
-        hooks and config. Returns whether the decoder is another one. Weights changed in place need
-        nothing.
+        For a fused decoder, weights' addresses, sizes and rotary frequencies are compared; for a
+        module, its parts, hooks and config. Weights changed in place need no refresh.
         """
         model = self._module()
         if model is None or self._is_current(model):
@@ -82,7 +84,7 @@ class Loaded:
             return False
 
     def current_config(self) -> ModelSizes:
-        """The module's sizes and context. Raises as `load` does for what csd no longer runs."""
+        """The module's current sizes. Raises as `load` does if csd no longer runs it."""
         model = self._module()
         if model is None:
             return self.config
@@ -99,7 +101,7 @@ class Loaded:
         return self.generation_config if model is None else model.generation_config
 
     def own_tokenizer(self) -> Any:
-        """The tokenizer that was given, else the one of the module's folder, read once; or None."""
+        """The given tokenizer, else the one of the module's folder, read once; None without one."""
         model = self._module()
         if self.tokenizer is None and model is not None and not self._looked_for_tokenizer:
             self.tokenizer = _tokenizer_of(model)
@@ -121,15 +123,15 @@ def load(
     decoder: str = "fused",
     packed: bool = True,
 ) -> Loaded:
-    """model: a transformers model, a local folder, of a model or of an adapter of peft, a hub name,
-    a GGUF file, a `Decoder`.
+    """Load a model for decoding.
 
-    before: is called before weights are read, where the config names their dtype and the sizes.
+    model: a transformers model, a local folder with a model or a peft adapter, a hub name, a GGUF
+    file, a `Decoder`, or a `Loaded`, which is returned as it is.
+    before: called with device, dtype and sizes before weights are read, if the config names these.
     decoder: "auto", "fused" or "module" (`csd.models.choose_decoder`). packed: whether matrices of
     a model that is loaded by name get the layout in which a CPU multiplies few rows.
-
-    dtype: when not given, the checkpoint's where the device multiplies bfloat16 in hardware; on
-    such a CPU a GGUF file runs in bfloat16 and float16 becomes float32. Elsewhere float32.
+    dtype: None takes the checkpoint's if the device multiplies bfloat16 in hardware; on such a CPU
+    a GGUF file runs in bfloat16, and float16 becomes float32. Elsewhere None is float32.
     """
     check_decoder(decoder)
     if isinstance(model, Loaded):
@@ -173,7 +175,7 @@ def _place_of(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
 
 
 def _tokenizer_of(model: nn.Module) -> Any:
-    """The tokenizer where the model came from: its folder, or the hub's files on this machine."""
+    """The tokenizer from the model's folder, or from the hub's files on this machine."""
     place = getattr(model.config, "_name_or_path", None)
     return read_tokenizer(place, {"local_files_only": True}) if place else None
 
@@ -211,7 +213,7 @@ def _from_path(
         if tokenizer is None:
             tokenizer = read_tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
-        # few CPUs multiply it, and float32 holds its numbers
+        # few CPUs multiply float16, and float32 represents its numbers
         model = model.float()
     if next(model.parameters()).device != device:
         model = model.to(device)
@@ -220,7 +222,7 @@ def _from_path(
         loaded = _loaded(decoder, tokenizer, generation_config, weakref.ref(model))
         loaded.wanted, loaded.kept = wanted, model
         return loaded
-    # a plain matrix is freed when its packed one is made
+    # without the model, each plain matrix is freed when its packed one is made
     del model
     if packed:
         pack(decoder)
@@ -228,7 +230,7 @@ def _from_path(
 
 
 def config_of(name: str) -> ModelConfig:
-    """The sizes of a model of that name, path or GGUF file, without its weights."""
+    """Sizes of a model by its name, path or GGUF file; its weights are not read."""
     name = base_name(name) or name
     place, options = _place(name, None)
     if "gguf_file" in options:
@@ -239,12 +241,12 @@ def config_of(name: str) -> ModelConfig:
 
 
 def tokenizer_of(name: str, revision: str | None = None) -> Any:
-    """The tokenizer of a model by its name, without its weights; None where it has none."""
+    """Tokenizer of a model by its name; None if it has none. The weights are not read."""
     return read_tokenizer(*_place(base_name(name) or name, revision))
 
 
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
-    """Place of a model for transformers, and the options to load it with."""
+    """Folder or hub name of a model for transformers, and the options to load it with."""
     if name.endswith(".gguf"):
         folder, file = gguf_file.folder_and_file(name)
         place, options = folder, {"gguf_file": file}
@@ -277,15 +279,15 @@ def _default_dtype(device: torch.device, is_gguf: bool) -> torch.dtype | str:
 
 
 def usable(device: str | torch.device | None) -> torch.device:
-    """The device of that name; None is a GPU if there is one. Raises ValueError for no such one."""
+    """The device of that name; None: a GPU if there is one. Raises ValueError if unusable."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(device)
         torch.empty(1, device=found).item()
-    # torch raises what its back ends raise
+    # torch passes on the exceptions of its back ends
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        # without this backend, torch prints a line and then its whole table of kernels
+        # without this backend, torch's message is a line and then its whole table of kernels
         reason = str(error).partition("\n")[0]
         if BUSY in reason:
             reason += (

@@ -1,4 +1,4 @@
-"""LoRA layers of the package peft: their base layers, what works in them, and what is refused.
+"""LoRA layers of the package peft: base layers, working adapters, and refusal of other kinds.
 
 peft is not imported: a layer is recognised by its class's name.
 """
@@ -10,18 +10,18 @@ from torch import nn
 
 
 def is_lora(module: Any) -> bool:
-    """True if a module is peft's LoRA of a linear layer, and nothing derived from it."""
+    """True if a module is exactly peft's LoRA of a linear layer, not a class derived from it."""
     kind = type(module)
     return (kind.__module__, kind.__qualname__) == ("peft.tuners.lora.layer", "Linear")
 
 
 def base_linear(module: Any) -> Any:
-    """The layer that has the weight: within a LoRA its base layer, else the module."""
+    """The layer that has the weight: a LoRA's base layer, or any other module itself."""
     return module.base_layer if is_lora(module) else module
 
 
 def without_adapters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of a model as if it had no LoRA."""
+    """Yield names and modules of a model as if it had no LoRA."""
     within: str | None = None
     for name, module in model.named_modules():
         if within is not None and name.startswith(within):
@@ -31,14 +31,14 @@ def without_adapters(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def working(layer: Any) -> list[str]:
-    """Adapters of a LoRA that are added to its base layer, in the order in which they are."""
+    """Adapters that a LoRA adds to its base layer, in the order of addition."""
     if layer.disable_adapters or layer.merged:
         return []
     return [name for name in layer.active_adapters if name in layer.lora_A]
 
 
 def refuse_lora(name: str, layer: Any) -> None:
-    """Raises TypeError naming what working adapters of a LoRA do beyond two products."""
+    """Raises TypeError, with the reason, if a working adapter is more than two products."""
     if type(layer.base_layer) is not nn.Linear:
         kind = type(layer.base_layer).__name__
         raise TypeError(f"{name} is a LoRA of a {kind}, which has no fused product")

@@ -1,12 +1,12 @@
-"""LoRA of the package peft beside the fused products of a decoder.
+"""LoRA of the package peft, added to the fused products of a decoder.
 
-    y = W x + b;   for each active adapter: y = y + s B (A x), of x in A's dtype;   y in W's dtype
+    y = W x + b;   for each active adapter: y = y + s B (A x), with x in A's dtype;   y in W's dtype
 
-in the order of casts of `peft.tuners.lora.layer.Linear`. Of the parts of a fused product, such as
-queries, keys and values, the A of one adapter are stacked and the B, with s in them, lie on a block
-diagonal: two small products, however many parts there are. They are copies, made when a call begins
-and where a step finds that a weight or a scale has changed, so they stay where graphs read them and
-the user's parameters are left alone.
+in the order of casts of `peft.tuners.lora.layer.Linear`. A fused product has several parts, such as
+queries, keys and values. The A of one adapter are stacked, and its B, multiplied by s, form a block
+diagonal: two small products, however many parts there are. Both are copies. They are updated in
+place when a call begins, and when a step detects a changed weight or scale, so graphs find them at
+the same address, and the user's parameters stay as they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ from csd.models.adapters import GONE, settle, state_of
 from csd.models.linear import add_rounded, packed
 from csd.models.lora import base_linear, is_lora, working
 
-# a stack has a multiple of so many rows, as products in loops and tiles need
+# ranks of a stack are padded to a multiple of this, as products in loops and tiles need
 RANKS = 32
 
 
 class Stack(NamedTuple):
-    """Adapters beside one fused product, R of their rows in all."""
+    """Adapters of one fused product, with R ranks in all."""
 
     a: torch.Tensor  # [R, in], or `packed`
     b: torch.Tensor  # [out, R], or `packed`
@@ -37,8 +37,10 @@ class Stack(NamedTuple):
 def beside(
     product: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list[Stack]
 ) -> torch.Tensor:
-    """x: [M, in], y: [M, out] the base's result, written. Returns it with the adapters', as y's
-    dtype."""
+    """Add the adapters' results for x [M, in] to the base's result y [M, out].
+
+    y may be written. Returns the sum [M, out] in y's dtype.
+    """
     total = y
     for i, stack in enumerate(stacks, 1):
         x = x.to(stack.a.dtype)
@@ -48,9 +50,9 @@ def beside(
 
 
 def key_of(products: list[list[Any]]) -> tuple:
-    """Equal for adapters whose stacks have equal shapes and dtypes.
+    """Key that is equal for adapters whose stacks have equal shapes and dtypes.
 
-    products: of each fused product the modules that are its parts.
+    products: for each fused product, the modules that make it up.
     """
     return tuple(
         tuple(
@@ -64,21 +66,21 @@ def key_of(products: list[list[Any]]) -> tuple:
 
 @dataclass(slots=True)
 class _Copy:
-    """A stack's plain matrices and where the adapters' go in them."""
+    """Plain matrices of a stack, and views of them for the adapters' matrices."""
 
     a: torch.Tensor  # [R, in]
     b: torch.Tensor  # [out, R]
     stack: Stack
-    number: int  # of an adapter among those that work in a layer
+    number: int  # index of the adapter among a layer's working ones
     pieces: list[tuple[Any, torch.Tensor, torch.Tensor]]  # layer, views of a and b
 
 
 class FusedAdapters:
     """The stacks of a decoder's fused products, kept up to date with peft's parameters.
 
-    products: of each fused product the modules that are its parts, each a LoRA or a plain Linear.
+    products: for each fused product, the modules that make it up, each a LoRA or a plain Linear.
 
-    Raises TypeError where parts of a product have adapters of more than one dtype.
+    Raises TypeError if parts of a product have adapters of more than one dtype.
     """
 
     def __init__(self, products: list[list[Any]]):
@@ -86,7 +88,7 @@ class FusedAdapters:
         self.key = key_of(products)
         self.stacks: list[list[Stack]] = []
         self._copies: list[_Copy] = []
-        # what a call leaves for the next must not be of one caller's inference mode
+        # tensors that later calls reuse must not be made in one caller's inference mode
         with torch.inference_mode(False):
             for parts in products:
                 made = list(_copies(parts))
@@ -96,7 +98,7 @@ class FusedAdapters:
         self.begin_call()
 
     def begin_call(self) -> None:
-        """Read the adapters that are active now, whose samples a call's are."""
+        """Read the adapters that are active now; the whole call uses them."""
         settle(self._layers)
         self.state = self.now()
         self._names = [
@@ -105,17 +107,17 @@ class FusedAdapters:
         self._read()
 
     def now(self) -> tuple:
-        """The adapters that are active, of which those of a call that has begun take no notice."""
+        """State of the adapters that are active now; a call that has begun keeps its own."""
         return state_of(self._layers)
 
     def follow(self) -> None:
-        """Read weights and scales of the call's adapters that have changed, others active or not.
+        """Read the call's adapters if weights or scales changed, even if others are active now.
 
-        Raises RuntimeError where they were merged or removed.
+        Raises RuntimeError if they were merged or removed.
         """
         now = self.now()
         if now != self.state:
-            # others may be active; a merge changes the weights below
+            # others may be active; a merge changes the base weights
             merged = any(a[2] != b[2] for a, b in zip(now, self.state, strict=True))
             if merged or not all(name in layer.lora_A for layer, name in self._pairs()):
                 raise RuntimeError(GONE)

@@ -1,8 +1,8 @@
-"""The tokens that a mask of transformers hides beside those to come: none, a window, a chunk.
+"""Kind of a mask of transformers: causal alone, causal within a window, or within chunks.
 
-The function is asked at positions around 2^20, farther than any window, and at the borders of the
-window or chunk that it then seems to have. The arguments that an attention call has beside its mask
-do not decide: Llama 4 passes its chunks by none of them.
+The mask function is evaluated at positions around 2^20, farther than any window, and at the borders
+of the window or chunk that these values suggest. The other arguments of an attention call do not
+decide: Llama 4 passes its chunks in none of them.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 FAR = 1 << 20
-# tokens that are looked at on both sides of a border
+# tokens that are checked on both sides of a border
 NEAR = 70
 
 
@@ -22,9 +22,9 @@ class OtherMask(ValueError):
 def window_and_chunk(
     mask_function: Callable, device: torch.device
 ) -> tuple[int | None, int | None]:
-    """The window or chunk of a mask function of `transformers.masking_utils`, in tokens.
+    """Window and chunk, in tokens, of a mask function of `transformers.masking_utils`.
 
-    Raises OtherMask.
+    At least one of the two is None. Raises OtherMask for a mask of another kind.
     """
     mask = _Mask(mask_function, device)
     seen = mask.seen([FAR], range(FAR + 1))
@@ -34,7 +34,7 @@ def window_and_chunk(
     if first == 0:
         mask.check(None, None)
         return None, None
-    # rows from FAR on that see the key: the one with a window, those of its chunk with chunks
+    # number of rows from FAR on that see the key: 1 for a window, the rest of the chunk for chunks
     rows = int(mask.seen(range(FAR, 2 * FAR), [first]).int().cumprod(0).sum())
     window, chunk = FAR - first + 1, FAR - first + rows
     if rows == 1 and mask.is_like(window, None):
@@ -49,7 +49,7 @@ class _Mask:
     device: torch.device
 
     def seen(self, rows: "list[int] | range", keys: "list[int] | range") -> torch.Tensor:
-        """True if rows see keys, one of the two being of one element."""
+        """Flat bool tensor: whether rows see keys, one of the two having one element."""
         zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
         row, key = (
             torch.arange(x.start, x.stop, device=self.device)
@@ -59,7 +59,7 @@ class _Mask:
         )
         try:
             found = self.function(zero, zero, row[None, None, :, None], key[None, None, None])
-        # it may index a tensor of the text's length
+        # the function may index a tensor of the text's length
         except (IndexError, RuntimeError, TypeError) as error:
             raise OtherMask(f"its mask depends on more than positions: {error}") from error
         return found.expand(1, 1, row.numel(), key.numel()).flatten().cpu()

@@ -1,7 +1,7 @@
-"""Messages as clients of OpenAI's interface send them, in the form that a chat template reads.
+"""Conversion of OpenAI clients' messages to the form that a chat template reads.
 
-Templates are programs, and differ in what they read: texts or lists of parts, arguments of tools as
-objects or as JSON, a missing content or an empty one. The form is found by rendering each.
+Templates are programs that read different forms: texts or lists of parts, arguments of tools as
+objects or as JSON, a missing content or an empty one. The form is chosen by rendering each.
 """
 
 import json
@@ -23,17 +23,17 @@ class Message(TypedDict):
 
 Messages = Annotated[list[Message], AtLeast(1)]
 
-# parts of a content that hold text, and the key that has it
+# type of a content part that holds text -> key of the text
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # roles that every template reads
 _ROLES = ("user", "assistant")
-# arguments of apply_chat_template that would give something else than token ids, or fewer of them
+# arguments of apply_chat_template that would return something other than all token ids
 _OURS = ("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
 _READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+[^%]*content")
 
 
 def as_mapping(message: Any) -> Mapping | None:
-    """A message, which may be an object of OpenAI's client; None for what is none."""
+    """A mapping, or an object of OpenAI's client, as a mapping; None for any other value."""
     if isinstance(message, Mapping):
         return message
     if hasattr(message, "role") and hasattr(message, "model_dump"):
@@ -42,8 +42,10 @@ def as_mapping(message: Any) -> Mapping | None:
 
 
 def check_messages(messages: list[dict]) -> None:
-    """Raises ValueError, naming the message, for one without a role, or with nothing in it, or with
-    a part that is not text."""
+    """Raises ValueError, naming the message, if one is invalid.
+
+    A message needs a role, and a content or tool calls; all parts of a content must be text.
+    """
     check(messages, Messages)
     for i, message in enumerate(messages):
         content = message.get("content")
@@ -56,13 +58,15 @@ def check_messages(messages: list[dict]) -> None:
 
 
 def text_of(message: Mapping) -> str:
-    """The text of a checked message: its text parts in lines of their own."""
+    """Text of a checked message: its text parts, joined by newlines."""
     return "\n".join(_texts(message))
 
 
 def check_template_options(options: dict) -> dict:
-    """The arguments of a chat template, with what follows from them. Raises TypeError or ValueError
-    that names the one which cannot be served."""
+    """The arguments of a chat template, with `add_generation_prompt` set if it is missing.
+
+    Raises TypeError or ValueError, naming the argument that cannot be served.
+    """
     if not fits(list(options), list[str]):
         raise TypeError(f"chat_template_kwargs must be a dict of names, got {shown(options)}")
     for name in _OURS:
@@ -82,8 +86,9 @@ def check_template_options(options: dict) -> dict:
 
 
 def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterator[list[dict]]:
-    """Checked messages as the tokenizer's template reads them; further forms, for a template that
-    raises for the ones before.
+    """Yield checked messages in the form that the tokenizer's template reads.
+
+    Further forms follow, for a template that raises for the earlier ones.
 
     Raises ValueError for a message that the template would leave out.
     """
@@ -92,28 +97,28 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
     def render(form: list[dict]) -> str | None:
         try:
             text = tokenizer.apply_chat_template(form, **options | {"tokenize": False})
-        # a template is a program of its own, and raises what it likes
+        # a template is a program, and may raise any exception
         except Exception:
             return None
         return text if isinstance(text, str) else None
 
     found = [_without_none(m) for m in messages]
     if "developer" not in template:
-        # what OpenAI's newer models call the system's messages
+        # name of system messages for OpenAI's newer models
         found = [m | {"role": "system"} if m["role"] == "developer" else m for m in found]
     found = _with_read_contents(found, template, render)
     tried = [found, _with_contents(found)]
     if any("tool_calls" in m for m in found):
         objects = [_with_objects(form) for form in tried]
         text = next(filter(None, map(render, objects)), "")
-        # one that prints an argument as Python does wants JSON
+        # a template that prints an argument as Python's repr needs JSON
         tried = tried + objects if _shows_objects(found, text) else objects + tried
     _check_roles(tried, render)
     yield from (form for i, form in enumerate(tried) if form not in tried[:i])
 
 
 def _without_none(message: Mapping) -> dict:
-    """A message with the texts of its parts alone, and without keys whose value is None."""
+    """A message with only the texts of its parts, and without keys whose value is None."""
     found = {key: value for key, value in message.items() if value is not None}
     if found.get("content") == []:
         del found["content"]
@@ -123,7 +128,7 @@ def _without_none(message: Mapping) -> dict:
 
 
 def _with_read_contents(messages: list[dict], template: str, render: Any) -> list[dict]:
-    """Contents as texts or as lists of parts, whichever of them the template shows whole."""
+    """Messages with contents as texts or as lists of parts, whichever the template shows whole."""
     lists = any(isinstance(m.get("content"), list) for m in messages)
     if not lists and not _READS_PARTS.search(template):
         return messages
@@ -147,17 +152,17 @@ def _with_read_contents(messages: list[dict], template: str, render: Any) -> lis
         joined = wrapped
     else:
         return joined
-    # where it reads the first of several parts only, they are one
+    # join the parts if the template reads only the first of several
     return parts if _lost(texts, render(parts)) <= _lost(texts, as_part) else joined
 
 
 def _lost(texts: list[str], rendered: str | None) -> int:
-    """Number of texts that are not shown."""
+    """Number of texts that `rendered` lacks; one more than all of them for None."""
     return len(texts) + 1 if rendered is None else sum(text not in rendered for text in texts)
 
 
 def _with_objects(messages: list[dict]) -> list[dict]:
-    """The arguments of tool calls as objects, where clients send them as JSON."""
+    """Messages whose tool calls have arguments as objects, parsed from the clients' JSON."""
 
     def read(call: dict) -> dict:
         function = call.get("function")
@@ -179,7 +184,7 @@ def _with_objects(messages: list[dict]) -> list[dict]:
 
 
 def _shows_objects(messages: list[dict], rendered: str) -> bool:
-    """True if an argument is printed as Python's repr."""
+    """True if `rendered` has an argument of a tool call as Python's repr."""
     calls = (call for m in _with_objects(messages) for call in m.get("tool_calls", ()))
     functions = (call.get("function") for call in calls)
     given = (f.get("arguments") for f in functions if isinstance(f, Mapping))
@@ -190,12 +195,12 @@ def _shows_objects(messages: list[dict], rendered: str) -> bool:
 
 
 def _with_contents(messages: list[dict]) -> list[dict]:
-    """An empty content where there is none, for templates that join texts."""
+    """Messages with an empty content if they have none, for templates that join texts."""
     return [m if "content" in m else m | {"content": ""} for m in messages]
 
 
 def _check_roles(tried: list[list[dict]], render: Any) -> None:
-    """Raises ValueError for a message of a role that the template leaves out."""
+    """Raises ValueError for a message with a role that the template leaves out."""
     others = [i for i, m in enumerate(tried[0]) if m["role"] not in _ROLES and text_of(m).strip()]
     if not others:
         return
@@ -223,7 +228,7 @@ def _texts(message: Mapping) -> list[str]:
 
 
 def _text_of(part: Any, where: str) -> str:
-    """Raises ValueError for a part that is not text."""
+    """Text of a part of a content. Raises ValueError for a part that is not text."""
     if not isinstance(part, Mapping):
         raise ValueError(
             "is not what the chat template reads: it must have parts such as "
@@ -250,7 +255,7 @@ def messages_of(prompt: Any) -> list[dict] | None:
 
 
 def check_chat(prompt: Any, name: str) -> bool:
-    """True if a prompt is messages. Raises ValueError, naming it, for ones that cannot be read."""
+    """True if a prompt is messages. Raises ValueError, naming it, for invalid messages."""
     messages = messages_of(prompt)
     if messages is None:
         return False

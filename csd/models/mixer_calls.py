@@ -1,7 +1,7 @@
-"""Calls of a module's layers with a state: what each needs, and their answers by csd.
+"""Calls of a module's layers with a state: their sizes, and their results from csd.
 
-A call is one of a file's functions (`own_mixers.py`) with its arguments by name, over the rows of
-one sequence. A call with an argument that is not listed here is not admitted.
+A call is one of a modeling file's functions (`own_mixers.py`) with its arguments by name, over the
+rows of one sequence. A call with an argument that is not listed here is not admitted.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from csd.models.own_mixers import CONVOLUTION
 from csd.state.recurrent import ConvSize, StateSize
 
 MOST_WEIGHTS = 17
-# arguments that change nothing of one sequence's rows, or that are answered below
+# arguments that do not change one sequence's rows, or that are handled below
 KNOWN = {
     "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
     "torch_chunk_gated_delta_rule": {
@@ -38,9 +38,9 @@ class OtherCall(ValueError):
 
 @dataclass(slots=True)
 class MixerCall:
-    """A call of a pass, in order."""
+    """A call in a pass of a module."""
 
-    place: str  # of the module
+    place: str  # name of the module
     function: str
     size: ConvSize | StateSize
     device: torch.device
@@ -58,10 +58,10 @@ class MixerCall:
 
 
 def size_of(function: str, given: dict[str, Any]) -> ConvSize | StateSize:
-    """Raises OtherCall, naming the argument."""
+    """Sizes of a call's convolution or state. Raises OtherCall, naming an unsupported argument."""
     for name, value in given.items():
         harmless = value is None or value is False or name in KNOWN[function]
-        # what transformers passes through its layers by name
+        # arguments that transformers passes through all layers by name
         if not harmless and name not in ("use_cache", "output_router_logits"):
             raise OtherCall(f"{function} with {name}, which csd does not compute")
     if function == CONVOLUTION:
@@ -87,7 +87,7 @@ def answer(
     call: MixerCall, at: int, own: Any, given: dict[str, Any],
     states: StepStates | PromptStates,
 ) -> Any:  # fmt: skip
-    """Result of a call; at: its number among those of its kind."""
+    """Result of a call; at: its index among the convolutions or among the other calls."""
     if call.function == CONVOLUTION:
         return _convolution(at, own, given, states)
     if call.function == "mamba2_chunk_scan":
@@ -146,7 +146,7 @@ def _ssm(
 
     def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = (y[None, rows] for y in (x, dt))
-        # its states have values first
+        # the function's states have the dimension of values first
         out, behind = own(
             *parts, given["A"], B[None, rows], C[None, rows], D=None,
             initial_states=state.float().transpose(2, 3).contiguous(), return_final_states=True,
@@ -156,6 +156,6 @@ def _ssm(
     out = states.update(at, SSM(x, step, given["A"], B, C, some))
     if D is not None:
         out = out + D[:, None].to(out.dtype) * x.to(out.dtype)
-    # each family's function gives float32
+    # each family's function returns float32
     out = out[None]
     return (out, None) if given["return_final_states"] else out

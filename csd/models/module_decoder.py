@@ -1,10 +1,11 @@
-"""The user's own module as a decoder: its pass over the pool's rows, with csd's attention.
+"""Decoder that runs the user's own module over the pool's rows, with csd's attention.
 
 The rows are one sequence of token ids with explicit positions. There is no cache object, and a mask
 of one element, which transformers passes on as it is, stands for all masks. Each attention call
-leaves its keys and values in the step's scratch and is answered by csd (`own_attention.py`). All
-else is the module's: layers, hooks, adapters, quantised products, caps and multipliers of its head.
-Nothing of it is copied or rebound, so a training step or another adapter is in the next pass.
+writes its keys and values to the step's scratch, and csd computes its result (`own_attention.py`).
+All else is the module's: layers, hooks, adapters, quantised products, caps and multipliers of its
+head. Nothing of it is copied or rebound, so a training step or another adapter takes effect in the
+next pass.
 """
 
 import inspect
@@ -29,9 +30,9 @@ from csd.models.unchanged import hooks_of
 
 
 class ModuleDecoder:
-    """Decodes with a transformers model, or a PeftModel around one, which is held weakly.
+    """Decodes with a transformers model, or a PeftModel around one; holds a weak reference to it.
 
-    why: the property that ruled out the fused decoder, where that was tried.
+    why: the property that ruled out the fused decoder, if that was tried.
 
     Raises ValueError or TypeError naming the property that csd does not run.
     """
@@ -49,14 +50,14 @@ class ModuleDecoder:
         taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
         self._keeps_logits = False
         self.captured = False  # whether its steps are, or may be, recorded in graphs
-        self._places: list[int] = []  # of its tensors, where they are recorded
+        self._places: list[int] = []  # addresses of its tensors while steps are recorded
         self._mask: torch.Tensor | None = None
-        self.admission: Any = None  # what `csd.models.admit` measured
+        self.admission: Any = None  # the `Admission` that `csd.models.admit` measured
         named = NamedSizes.of(self.base)
         found = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
         self.calls: list[Call] = found.calls
         self.mixers = found.mixers
-        # layers that share keys may then leave rows of a prompt out too
+        # with logits_to_keep, layers that share keys may leave out rows of a prompt too
         shared = any(call.spec.shares is not None for call in self.calls)
         self._keeps_logits = "logits_to_keep" in taken and not shared
         self.device, self.dtype = found.device, found.dtype
@@ -72,7 +73,7 @@ class ModuleDecoder:
 
     @property
     def base(self) -> Any:
-        """The transformers model, within its PeftModel where there is one."""
+        """The transformers model; of a PeftModel, the model inside."""
         return self._there(self._base)
 
     def _there(self, held: weakref.ref) -> Any:
@@ -83,32 +84,34 @@ class ModuleDecoder:
 
     @cached_property
     def why_not_static(self) -> str | None:
-        """The operation of a pass that reads the host, so that no graph can hold it, or None."""
+        """Operation of a pass that reads on the host, which no graph can record; None if none."""
         return host_read_of(self.base, self.parts)
 
     def capture(self, captured: bool) -> None:
-        """Begin or end to record steps, which hold addresses of the module's tensors."""
+        """Begin or end the recording of steps, which hold addresses of the module's tensors."""
         self.captured, self._places = captured, _places(self.base) if captured else []
 
     @property
     def graph_key(self) -> tuple:
-        """State on which a recorded step depends beside its sizes: the active adapters."""
+        """State on which a recorded step depends in addition to its sizes: the active adapters."""
         return self.adapters.state
 
     def is_current(self) -> bool:
-        """True if the module has the parts, hooks and config that were probed and, while steps are
-        recorded, the same tensors."""
+        """True if the module still has the parts, hooks and config that were probed.
+
+        While steps are recorded, it must also have the same tensors.
+        """
         moved = self.captured and self._places != _places(self.base)
         return not moved and self._facts == _facts(self.model)
 
     def begin_call(self) -> None:
-        """Called before the first step of a call, whose samples are of the adapters active now."""
+        """Called before the first step of a call, which uses the adapters that are active now."""
         self.adapters.begin()
 
     def follow(self) -> None:
         """Called before a recorded step, in which no pass runs on the host.
 
-        Raises RuntimeError where the call's adapters were merged or removed.
+        Raises RuntimeError if the call's adapters were merged or removed.
         """
         self.adapters.run(lambda: None)
 
@@ -117,12 +120,12 @@ class ModuleDecoder:
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Callable,  # `csd.kernels.layer_attention`'s
+        attend: Callable,  # from `csd.kernels.layer_attention`
         node_k: torch.Tensor,  # [L, M, K, D], written
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops | None = None,
     ) -> torch.Tensor:
-        """Logits [M, V] of a step; of a prompt's tokens, which have no use for them, the last's."""
+        """Logits [M, V] of a step; for a prompt's tokens, where possible, only the last row's."""
         ids = token.clamp(min=0).long()[None]
         only = 1 if getattr(attend, "of_prompt", False) else None
         if self._mask is None or self._mask.device != ids.device:
@@ -140,14 +143,14 @@ class ModuleDecoder:
         return self.adapters.run(once)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: what `forward` gave, which are the logits: a module's head is a part of it."""
+        """Returns `hidden`, which are the logits of `forward`: the head is part of the module."""
         return hidden
 
     def run(
         self, ids: torch.Tensor, position: torch.Tensor, mask: torch.Tensor | None,
         only: int | None = None,
     ) -> Any:  # fmt: skip
-        """Logits [1, R, V] of the module; only: of so many last rows, if it leaves others."""
+        """Logits [1, R, V] of the module; only: number of last rows, if it can leave out others."""
         named: dict[str, Any] = dict(
             input_ids=ids, position_ids=position, attention_mask=mask, use_cache=False
         )
@@ -162,10 +165,10 @@ def _places(base: Any) -> list[int]:
 
 
 def _facts(model: Any) -> tuple:
-    """The parts that a probe depends on: hooks, replaced methods, config; not weights."""
+    """Properties that a probe depends on: parts, hooks, replaced methods, config; not weights."""
     base = base_of(model)
     parts = tuple((id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules())
     weight, config = next(base.parameters()), base.config.to_dict()
-    # trainers switch it
+    # trainers change it
     config.pop("use_cache", None)
     return parts, weight.device, weight.dtype, repr(config)

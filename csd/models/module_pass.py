@@ -1,4 +1,4 @@
-"""The attention calls of one pass of a module over the pool's rows, answered by csd's attention."""
+"""Calls of one pass of a module over the pool's rows, computed by csd."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from csd.models.probe import Call
 
 
 class Pass:
-    """Answers the attention calls of one pass, in the order that was probed."""
+    """Computes the calls of one pass, which must come in the probed order."""
 
     __slots__ = (
         "at", "attend", "calls", "convs", "mixer_at", "mixers", "node_k", "node_v", "plain",
@@ -23,12 +23,12 @@ class Pass:
         node_k: Any, node_v: Any, mixers: Sequence[MixerCall] = (),
     ):  # fmt: skip
         self.calls, self.plain, self.attend = calls, plain, attend
-        # mixers' calls so far, and those of them that were convolutions
+        # number of mixer calls so far, and of the convolutions among them
         self.mixers, self.mixer_at, self.convs = mixers, 0, 0
         self.node_k, self.node_v, self.at = node_k, node_v, 0
 
     def mask(self, named: dict[str, Any]) -> None:
-        """Asked for by a module that passes its mask's dimensions on; it is not looked at."""
+        """Called by a module that passes on its mask's dimensions. Returns None as the mask."""
 
     def attention(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -39,14 +39,14 @@ class Pass:
         if spec.shares is None:
             self.node_k[call.layer].copy_(key[0].transpose(0, 1))
             self.node_v[call.layer].copy_(value[0].transpose(0, 1))
-        # rows of q may lie apart, a row's heads may not
+        # rows of q may lie apart, the heads of a row may not
         q = query[0].transpose(0, 1).to(kind).contiguous()
         if spec.is_plain and (spec.heads, spec.kv_heads, spec.head_dim) == self.plain:
             out = self.attend(call.layer, q, spec.scale)
         else:
             sinks = named["s_aux"] if spec.sinks else None
             out = self.attend(call.layer, q, None, spec.properties, sinks)
-        # a family views it as other shapes
+        # contiguous, since a family views it in other shapes
         return out.to(query.dtype).contiguous()[None]
 
     def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
@@ -84,7 +84,7 @@ class Pass:
         self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         mask: torch.Tensor | None, named: dict[str, Any],
     ) -> None:  # fmt: skip
-        """Raises RuntimeError where a call is not as it was when it was probed."""
+        """Raises RuntimeError if a call differs from the probed one."""
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
             raise RuntimeError(f"{call.place} attends with a mask of its own, of {mask.shape}")

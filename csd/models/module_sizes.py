@@ -1,4 +1,4 @@
-"""Sizes of a module, from its config and from what a probe found."""
+"""Sizes of a module, from its config and its probe."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,36 +11,36 @@ from csd.models.refuse import refuse_module
 from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import ConvSize, StateSize, StateSizes
 
-# of models that name no context
+# context of models whose config names none
 UNBOUNDED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleConfig:
-    """Sizes of a module. Where calls differ in theirs, heads and head_dim are of the widest one."""
+    """Sizes of a module. If calls differ, heads and head_dim are those of the widest call."""
 
     family: str
     vocab: int
     hidden: int
-    layers: int  # of the cache: calls with keys and values of their own
+    layers: int  # of the cache: calls with their own keys and values
     heads: int
     kv_heads: int
     head_dim: int
     context: int
-    uniform: bool  # whether the heads are those of all calls
-    shapes: tuple[LayerShape, ...] | None = None  # of the cache's layers, where they are not alike
-    states: StateSizes | None = None  # of layers whose memory of a text is not keys and values
-    reach: int | None = None  # keys that a row sees at most; None where a layer's see all
+    uniform: bool  # whether all calls have these heads
+    shapes: tuple[LayerShape, ...] | None = None  # of the cache's layers, if they differ
+    states: StateSizes | None = None  # of layers with a state in place of keys and values
+    reach: int | None = None  # most keys that a row sees; None if a layer's rows see all
 
     @property
     def of_calls(self) -> tuple[int, int, int] | None:
-        """Heads, key-value heads and head size of all calls; None where these differ."""
+        """Heads, key-value heads and head size of all calls; None if these differ."""
         return (self.heads, self.kv_heads, self.head_dim) if self.uniform else None
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSizes:
-    """Sizes of a transformers config."""
+    """Sizes that a transformers config names."""
 
     family: str
     vocab: int
@@ -49,7 +49,7 @@ class NamedSizes:
 
     @classmethod
     def of(cls, base: Any) -> "NamedSizes":
-        """Sizes of a transformers model as it is now."""
+        """Sizes in the current config of a transformers model."""
         text = base.config.get_text_config()
         context = getattr(text, "max_position_embeddings", None) or UNBOUNDED
         family = getattr(text, "model_type", "") or type(base).__name__
@@ -57,7 +57,7 @@ class NamedSizes:
 
 
 def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
-    """Raises NotAdmitted where the logits are of another vocabulary than the config's."""
+    """Sizes of a probed module. Raises NotAdmitted if logits and config differ in vocabulary."""
     if found.vocab != named.vocab:
         raise NotAdmitted(
             f"{named.family} gives {found.vocab} logits, and vocab_size of its config is "
@@ -88,9 +88,9 @@ def _reach(specs: list[AttentionSpec]) -> int | None:
 
 
 def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
-    """Sizes of a module as it is now; before: its decoder's, for what only a probe finds.
+    """Current sizes of a module; before: its decoder's, for sizes that only a probe determines.
 
-    Raises as `ModuleDecoder` does for what the config or a module names.
+    Raises as `ModuleDecoder` does for properties of the config or module that csd does not run.
     """
     refuse_module(model)
     now = NamedSizes.of(base_of(model))

@@ -1,4 +1,4 @@
-"""Values of a module that its config may not show, beside those that the fused decoder has."""
+"""Values of a module that its config may not show, paired with the fused decoder's values."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from csd.models.rope_config import FULL, LOCAL
 
 
 def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value, and the value that the fused decoder computes with."""
+    """Yield name, the module's value, and the value that the fused decoder computes with."""
     inner = model.model
     yield "len(model.layers)", len(inner.layers), c.layers
     yield "model.embed_tokens.max_norm", inner.embed_tokens.max_norm, None

@@ -1,4 +1,4 @@
-"""Norms of a decoder's layers, by its config, and the residual that they add to."""
+"""Norms of a decoder's layers according to its config, and their residual sums."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from csd.models.config import ModelConfig
 
 
 class Norms:
-    """Methods of a decoder."""
+    """Mixin of a decoder with its norms."""
 
     config: ModelConfig
 
@@ -28,18 +28,18 @@ class Norms:
         residual: torch.Tensor | None,
         **rows: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of x + residual, and the sum; without a weight the sum is both."""
+        """Returns (norm of x + residual, x + residual); without a weight, the sum twice."""
         if weight is not None:
             return self._norm(ops, x, weight, residual, **rows)
         total = x if residual is None else residual + x
         return total, total
 
     def _left(self, ops: Ops, x: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
-        """The addend of a part of a layer to the residual."""
+        """Addend of a layer's part to the residual: x, normed if `norm` is given, and scaled."""
         if norm is not None:
             x, _ = self._norm(ops, x, norm)
         return x if self.config.residual_scale == 1 else x * self.config.residual_scale
 
     def _whole_norm(self, ops: Ops, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        """The norm of rows that lie in wider ones."""
+        """Norm of whole rows x [M, W], which may be slices of wider rows."""
         return self._norm(ops, x[:, None], weight)[0][:, 0]

@@ -1,11 +1,12 @@
-"""A module's attention calls, answered by somebody else for the length of one pass.
+"""Redirection of a module's attention calls to another function during one pass.
 
     with calls_go_to(answer, model_parts): model(...)
 
-transformers looks an attention function up by the name in the model's config, and its masks'
-likewise. For the pass that name is `NAME`, and the function of that name calls `answer` in the
-thread that began the pass. In any other thread, which may train the module meanwhile, it calls what
-the config had named. Names and training flags are as before when the pass ends, however it ends.
+transformers looks up an attention function by the name in the model's config, and a mask function
+likewise. During the pass that name is `NAME`, and the function of that name calls `answer` in the
+thread that began the pass. In any other thread, which may train the module meanwhile, it calls the
+function that the config named before. Names and training flags are restored at the end of the pass,
+also after an error.
 """
 
 import sys
@@ -22,13 +23,13 @@ from torch import nn
 NAME = "csd_rows"
 
 _thread = threading.local()
-# the names that configs have beside passes, by id, while a pass has replaced them
+# the names of configs outside of passes, by id, while a pass has replaced them
 _replaced: dict[int, str] = {}
 _locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 class Answer(Protocol):
-    """The attention that answers the calls of a pass."""
+    """Interface of an object that computes the calls of a pass."""
 
     def attention(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -44,7 +45,7 @@ class Parts:
     """The modules of a model and the configs that they read, listed once."""
 
     def __init__(self, model: nn.Module):
-        # the model itself weakly: who made it decides how long it lives
+        # a weak reference to the model itself, whose lifetime its owner decides
         self._model = weakref.ref(model)
         self._below = list(model.modules())[1:]
         found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
@@ -61,7 +62,7 @@ class Parts:
 
 @contextmanager
 def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
-    """Attention of the parts calls `answer` for a pass; training flags are off, as in `eval()`."""
+    """Context: attention of the parts calls `answer`; training flags are off, as in `eval()`."""
     _register()
     with parts.lock:
         outer = getattr(_thread, "answer", None)
@@ -78,7 +79,7 @@ def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
             yield
         finally:
             _thread.answer = outer
-            # each flag by itself: `train()` would set those of frozen parts too
+            # one flag at a time: `train()` would set those of frozen parts too
             for module in training:
                 module.training = True
             for config, name in zip(parts.configs, names, strict=True):
@@ -88,17 +89,17 @@ def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
 
 
 def _name_beside(config: Any) -> str:
-    """The name that a config has beside passes."""
-    # the pass of another thread may end between the two
+    """Attention name of a config outside of passes."""
+    # the pass of another thread may end between the two reads
     name = _replaced.get(id(config)) or getattr(config, "_attn_implementation_internal", None)
     return name if name and name != NAME else "sdpa"
 
 
 def own_function(module: Any, named: dict[str, Any]) -> tuple[str, Callable]:
-    """Name and function of the attention that a module's config names beside passes.
+    """Name and function of the attention that a module's config names outside of passes.
 
-    The attention of a flash or compiled kernel, which takes no mask of four dimensions, is stood
-    for by PyTorch's, or by the family's own in Python where the call has a cap or sinks.
+    A flash or compiled kernel, which takes no mask of four dimensions, is replaced by PyTorch's
+    attention, or by the family's own in Python if the call has a cap or sinks.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -143,7 +144,7 @@ def _attention(
 
 
 def _beside(module: Any) -> Callable:
-    """The attention of a module that another thread runs while a pass has replaced its name."""
+    """Attention for a module in another thread while a pass has replaced the name."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = _name_beside(getattr(module, "config", None))

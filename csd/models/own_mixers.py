@@ -1,10 +1,10 @@
-"""The functions by which a module's layers with a state compute, answered by somebody else.
+"""Redirection of the functions that compute a module's layers with a state.
 
 transformers' mixers call a few functions of their own file: a causal convolution, and the core of
-the layer over many tokens. The first decoder of such a module puts one in front of each, which
-calls `answer` in the thread of a pass (`own_attention.calls_go_to`) and elsewhere the file's own.
-That one takes flash-linear-attention's, mamba-ssm's or causal-conv1d's kernels where transformers
-does.
+the layer over many tokens. The first decoder of a module with mixers wraps each of these. In the
+thread of a pass (`own_attention.calls_go_to`) the wrapper calls `answer`, elsewhere the file's own
+function, which uses the kernels of flash-linear-attention, mamba-ssm or causal-conv1d if
+transformers does.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from torch import nn
 from csd.models import own_attention
 
 CONVOLUTION = "causal_conv1d_fn"
-# the cores that csd has along trees; the file's function -> what computes
+# the cores that csd computes along trees: function of the file -> name of the method
 CORES = {
     "torch_chunk_gated_delta_rule": "a gated delta rule",
     "mamba2_chunk_scan": "Mamba-2",
@@ -28,12 +28,12 @@ FUNCTIONS = (CONVOLUTION, *CORES)
 
 
 def functions_of(module: str) -> set[str]:
-    """Functions of `FUNCTIONS` that an imported file has."""
+    """Names in `FUNCTIONS` of functions that an imported file has."""
     return {name for name in FUNCTIONS if callable(vars(sys.modules[module]).get(name))}
 
 
 def put_in_front(modules: Iterable[nn.Module]) -> None:
-    """Wrap the functions in all files of these modules' classes, once for a file."""
+    """Wrap the functions in all files of these modules' classes, once per file."""
     for kind in {type(module) for module in modules}:
         for cls in kind.__mro__[:-1]:
             names = vars(sys.modules[cls.__module__])
@@ -65,7 +65,7 @@ def _in_front(name: str, own: Callable) -> Callable:
 
 
 def is_convolution(model: nn.Module, name: str) -> bool:
-    """True if the Conv1d of that name is a mixer's, which reads its weight and does not call it."""
+    """True if the Conv1d `name` is part of a mixer, which reads its weight without calling it."""
     parent = model.get_submodule(name.rpartition(".")[0])
     files = {cls.__module__ for cls in type(parent).__mro__ if cls.__module__ in sys.modules}
     return any(
@@ -74,7 +74,7 @@ def is_convolution(model: nn.Module, name: str) -> bool:
 
 
 def owner_of(model: nn.Module, weight: torch.Tensor) -> str:
-    """The name of the module whose parameter has the memory of a convolution's weight."""
+    """Name of the module whose parameter shares memory with a convolution's weight."""
     for name, parameter in model.named_parameters():
         if parameter.data_ptr() == weight.data_ptr():
             return name.rpartition(".")[0]

@@ -1,7 +1,7 @@
-"""Weights of a decoder in the layout that the CPU's library multiplies.
+"""Packing of a decoder's weights into the layout that the CPU's library multiplies.
 
-It would otherwise bring a matrix into that layout in every product. A packed matrix takes the place
-of the plain one, so only a decoder that shares its weights with nobody is packed.
+Otherwise the library would convert a matrix to that layout in every product. A packed matrix
+replaces the plain one, so only a decoder that does not share its weights is packed.
 """
 
 import torch
@@ -10,7 +10,7 @@ from csd.models.decoder import Decoder
 from csd.models.linear import packed
 from csd.state.device import free_bytes
 
-# a tied head is packed beside the embedding if free memory is this many times its size
+# a tied head is packed in addition to the embedding if free memory is this many times its size
 SPARE = 16
 
 

@@ -1,8 +1,8 @@
-"""One forward pass of a module that finds out what each of its attention calls needs.
+"""Probe of a module: one forward pass that records the properties of its attention calls.
 
-The calls are answered by the module's own attention function, and noted. What a call passes by
-name beyond scale, cap and sinks is passed on; `csd.models.admit` compares csd's attention with that
-function, so that a property that is not listed here is refused there.
+The module's own attention function computes the calls. Named arguments other than scale, cap and
+sinks are passed on to it; `csd.models.admit` compares csd's attention with that function, so a
+property that is not listed here is refused there.
 """
 
 import weakref
@@ -20,13 +20,13 @@ from csd.models.mixer_calls import MixerCall, OtherCall, size_of
 from csd.models.own_attention import Parts, calls_go_to, own_function
 from csd.models.own_mixers import CONVOLUTION, owner_of, put_in_front
 
-# of the text that is read; no window is shorter
+# length of the text that is read; no window is shorter
 TOKENS = 11
-# arguments of a call that change what it computes, and that csd has no counterpart of
+# arguments that change the result of a call and have no counterpart in csd
 UNKNOWN = ("position_bias", "cache", "head_mask", "block_mask", "cu_seq_lens_q")
 
 
-# by which a module shows that a pass is not what it is made for
+# exceptions of a module that cannot run a pass of csd
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
     TypeError, ValueError,
@@ -34,21 +34,21 @@ FAILURES = (
 
 
 class NotAdmitted(ValueError):
-    """A module that csd does not run; the message names the property, its place, what to do."""
+    """Error for a module that csd does not run, naming the property, its place and a remedy."""
 
 
 @dataclass(slots=True)
 class Call:
-    """An attention call of a pass, in order."""
+    """An attention call in a pass of a module."""
 
-    place: str  # of the module, and of the call where it has several
+    place: str  # name of the module, and number of the call if it has several
     module: weakref.ref
     spec: AttentionSpec
     mask_function: Callable | None
-    # arguments by name that do not depend on the text; dropped with the mask function when admitted
+    # named arguments that do not depend on the text; dropped with mask_function after admission
     named: dict[str, Any]
     device: torch.device
-    layer: int = 0  # of the cache that has its keys and values
+    layer: int = 0  # layer of the cache that has its keys and values
 
     def __str__(self) -> str:
         return f"{self.place}: {self.spec}"
@@ -57,7 +57,7 @@ class Call:
 @dataclass(slots=True)
 class Probed:
     calls: list[Call]
-    mixers: list[MixerCall]  # of layers with a state
+    mixers: list[MixerCall]  # calls of layers with a state
     vocab: int
     dtype: torch.dtype  # of queries
     device: torch.device
@@ -67,9 +67,10 @@ def probe(
     model: Any, parts: Parts, run: Callable[[torch.Tensor, torch.Tensor, None], Any], *,
     tokens: int, context: int,
 ) -> Probed:  # fmt: skip
-    """run: calls the model with token ids [1, T], positions [1, T] and no mask.
+    """Run one pass of a model and record its calls. Raises NotAdmitted.
 
-    tokens: in its vocabulary. context: no position is beyond it. Raises NotAdmitted.
+    run: calls the model with token ids [1, T], positions [1, T] and no mask. tokens: size of its
+    vocabulary. context: its number of positions.
     """
     device = next(model.parameters()).device
     ids, position = text(tokens, device)
@@ -96,7 +97,7 @@ def probe(
 
 @contextmanager
 def refusing(model: Any) -> Iterator[None]:
-    """Turns an error of a module in a pass of csd into a refusal, but for memory that is short."""
+    """Turns a module's error in a pass of csd into NotAdmitted, except for a lack of memory."""
     try:
         yield
     except (NotAdmitted, torch.OutOfMemoryError):
@@ -107,7 +108,7 @@ def refusing(model: Any) -> Iterator[None]:
 
 
 def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and positions, [1, T], of a short text of ids that differ where they can."""
+    """Ids and positions, both [1, T], of a short text; ids differ if the vocabulary allows it."""
     at = torch.arange(TOKENS, device=device)[None]
     return (at * 7 + 3) % tokens, at
 
@@ -122,7 +123,7 @@ def _number(calls: list[Call]) -> None:
 
 
 class _Noted:
-    """Answers calls by the module's own function."""
+    """Computes calls with the module's own functions, and records them."""
 
     def __init__(self, model: nn.Module, device: torch.device, context: int):
         self.names = {module: name for name, module in model.named_modules()}
@@ -186,7 +187,7 @@ class _Noted:
         if name == CONVOLUTION:
             place = owner_of(model, named["weight"])
         else:
-            # behind its mixer's convolution
+            # a core follows its mixer's convolution
             place = self.mixers[-1].place if self.mixers else name
         try:
             size = size_of(name, named)
@@ -217,7 +218,7 @@ class _Noted:
                 kind = window_and_chunk(function, self.device)
             except OtherMask as error:
                 raise NotAdmitted(f"{place}: {error}") from error
-            # what is longer than every text hides nothing
+            # a window or chunk longer than every text hides nothing
             window, chunk = (x if x is not None and x < self.context else None for x in kind)
             self.kinds[id(function)] = window, chunk
         return self.kinds[id(function)]
@@ -237,7 +238,7 @@ def by_own_function(
     name, own = own_function(module, named)
     mask = visible
     if name == "eager":
-        # added to scores
+        # a mask that is added to scores
         mask = torch.zeros_like(visible, dtype=query.dtype)
         mask = mask.masked_fill(~visible, torch.finfo(query.dtype).min)
     found: torch.Tensor = own(module, query, key, value, mask, **named | {"dropout": 0.0})[0]

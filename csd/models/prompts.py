@@ -1,4 +1,4 @@
-"""Prompts as users write them, turned into token ids."""
+"""Conversion of users' prompts to token ids."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,8 +34,8 @@ def parse(
     One prompt is a str (taken as it is), a list of message dicts (through the tokenizer's chat
     template), or token ids as a list or 1-D tensor. A 2-D tensor is a batch; padded rows need
     `attention_mask`. context: of the model; texts far beyond it are refused before they are
-    tokenised, which takes seconds a megabyte. errors: where given, it gets the errors of prompts by
-    index, whose token ids are then none.
+    tokenised, which takes seconds per megabyte. errors: if given, the error of a faulty prompt is
+    written to it by index, and the prompt's list of token ids is empty.
     """
     if torch.is_tensor(prompt) and prompt.dim() == 2:
         rows = _unpad(prompt, attention_mask)
@@ -65,7 +65,7 @@ def parse(
 def _each(
     prompts: Iterable, read: Callable[[Any, str], list[int]], errors: dict[int, Exception] | None
 ) -> list[list[int]]:
-    """`read` of each prompt and its name."""
+    """`read` of each prompt and its name; errors: as in `parse`."""
     found = []
     for i, prompt in enumerate(prompts):
         try:
@@ -84,7 +84,7 @@ def has_chat(tokenizer: Any) -> bool:
 
 
 def as_message(prompt: str | list[dict], chat: bool) -> str | list[dict]:
-    """A text as a user's message, where `chat`; messages, and other texts, as they are."""
+    """A text as a user's message if `chat`; messages, and texts without `chat`, unchanged."""
     return [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
 
 
@@ -112,7 +112,7 @@ def _check_template_kwargs(given: Any, prompt: Any) -> None:
 
 
 def _is_id(x: object) -> bool:
-    # numpy's are taken too
+    # numpy's integers are accepted too
     return isinstance(x, Integral) and not isinstance(x, bool)
 
 
@@ -159,7 +159,7 @@ def _encode(text: str, tokenizer: Any, name: str) -> list[int]:
 def chat_ids(
     messages: list[dict], tokenizer: Any, name: str, options: dict, context: int | None = None
 ) -> list[int]:
-    """Token ids of messages, before their vocabulary is checked. options: of the template."""
+    """Token ids of messages, not yet checked against the vocabulary. options: of the template."""
     _need(tokenizer, name)
     if not has_chat(tokenizer) and not options.get("chat_template"):
         raise ValueError(f"{name} is a list of messages, but the tokenizer has no chat template")
@@ -176,7 +176,7 @@ def chat_ids(
                 return tokenizer.apply_chat_template(
                     form, tokenize=True, return_dict=True, **options
                 )["input_ids"]
-        # a template is a program of its own, and raises what it likes
+        # a template is a program, and may raise any exception
         except Exception as error:
             raised = raised or error
     raise ValueError(
@@ -186,7 +186,7 @@ def chat_ids(
 
 @contextmanager
 def _no_panic(name: str) -> Iterator[None]:
-    """A panic of a tokenizer's own language, which is no `Exception`, as a ValueError."""
+    """Turns a panic of a tokenizer in Rust, which is no `Exception`, into a ValueError."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Loading without the lines that other libraries print about it."""
+"""Suppression of lines that other libraries print while they load."""
 
 import logging
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Within it transformers shows no bar over weights, and the hub's client logs no retries.
+    """Context in which transformers shows no bar over weights, and the hub logs no retries.
 
-    Bars over downloads stay. Where a library's own verbosity is set to INFO or lower, its lines
-    stay too.
+    Bars over downloads stay. If a library's own verbosity is set to INFO or lower, its lines stay
+    too.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers

@@ -2,8 +2,8 @@
 
     std of a matrix = 1 / sqrt(columns),    std of the head = logit_std / sqrt(hidden)
 
-Every layer then passes on values of about the size it was given, attention depends on the prefix,
-and the logits of a hidden state, whose mean square the last norm makes 1, have standard deviation
+The output of every layer then is about as large as its input, attention depends on the prefix, and
+the logits of a hidden state, which the last norm scales to mean square 1, have standard deviation
 logit_std. At 6 the likeliest of 49,152 tokens has a probability of 0.6 on average; SmolLM2 gives
 its likeliest token 0.5 on plain text.
 """
@@ -26,8 +26,8 @@ def random_decoder(
 ) -> Decoder:
     """A decoder with random weights, made on the device. The same seed gives the same weights.
 
-    The head is a tensor of its own even where the shape's is tied: as the embedding it would favour
-    the token just read.
+    The head is a separate tensor even if the config's is tied: a tied head would favour the token
+    just read.
     """
     if not config.is_llamas:
         raise ValueError(f"random weights are made of a Llama's layers, got {config.family!r}")

@@ -1,7 +1,7 @@
-"""Models that csd runs by no decoder, refused by the property that rules them out.
+"""Refusal of models that no decoder of csd runs, naming the property that rules them out.
 
-Of a config before weights are read, of a module before a pass is run. What is left over is tried
-out by `csd.models.probe` and `csd.models.admit`.
+A config is checked before weights are read, and a module before a pass is run. `csd.models.probe`
+and `csd.models.admit` test the other properties.
 """
 
 import inspect
@@ -16,8 +16,8 @@ from csd.models.adapters import base_of, tuner_layers
 from csd.models.own_mixers import CONVOLUTION, CORES, functions_of, is_convolution
 from csd.models.scattered import refuse_absent, refuse_scattered
 
-# kinds of layers whose memory of a text is not keys and values, and fields of their configs. Those
-# whose family computes them by functions that csd has along trees are run (`own_mixers.py`)
+# kinds of layers with a state in place of keys and values, and fields of their configs. They are
+# run if their family computes them with functions that csd has along trees (`own_mixers.py`)
 STATES = {
     "mamba": "a recurrent state", "mamba2": "a recurrent state", "m": "a recurrent state",
     "linear_attention": "a recurrent state", "recurrent": "a recurrent state",
@@ -34,7 +34,7 @@ OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
 
 
 def refuse_config(config: Any) -> None:
-    """Raises ValueError for a `transformers` config that names what csd does not run."""
+    """Raises ValueError for a `transformers` config with a property that csd does not run."""
     family = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{family!r} is an encoder-decoder; csd runs decoders")
@@ -104,7 +104,7 @@ def _refuse_states(family: str, config: Any) -> None:
 
 
 def _has_functions(config: Any, convolution: bool) -> bool:
-    """True if the family's file computes its states by functions that csd has along trees."""
+    """True if the family's file computes states with functions that csd has along trees."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = config.get_text_config()
@@ -120,7 +120,7 @@ def _refuse_rope(family: str, config: Any) -> None:
     found = getattr(text, "rope_parameters", None) or {}
     if not isinstance(found, dict):
         return
-    # of all layers, or by kind of layer
+    # one for all layers, or one per kind of layer
     ropes = [found, *(value for value in found.values() if isinstance(value, dict))]
     for rope in ropes:
         kind = rope.get("rope_type")
@@ -138,7 +138,10 @@ def _refuse_rope(family: str, config: Any) -> None:
 
 
 def _refuse_file(family: str, config: Any) -> None:
-    """The family's file must take its attention from the interface; a class of its own is run."""
+    """Raises ValueError if the family's file does not take its attention from the interface.
+
+    A class that transformers does not map to a family is not checked here.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -157,7 +160,7 @@ def _uses_interface(module: str) -> bool:
 
 
 def refuse_prompt_learning(model: Any) -> None:
-    """Raises ValueError for adapters that are no function of a row alone."""
+    """Raises ValueError for adapters whose result for a row depends on more than the row."""
     for name, config in _adapter_configs(model):
         kind = str(getattr(getattr(config, "peft_type", None), "value", None))
         if getattr(config, "is_prompt_learning", False):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 _LLAMA3 = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
 )  # fmt: skip
-# rope types, and what each reads; a context that was extended is no part of the default's
+# rope types -> their fields; the default type ignores the original context
 _ROPE = {
     "default": _LLAMA3[-1:],
     "llama3": _LLAMA3,
@@ -27,39 +27,41 @@ _OF_FAMILY = {
     "phi3": ("partial_rotary_factor",),
     "qwen3_5_text": ("partial_rotary_factor", "mrope_section", "mrope_interleaved"),
 }
-# kinds of layers whose rotary embeddings a config of these families may have one by one
+# kinds of layers for which a config of these families may have separate rotary embeddings
 FULL, LOCAL = "full_attention", "sliding_attention"
 _BY_KIND = ("gemma3_text", "olmo3")
 
 
 class Rope(NamedTuple):
-    """A rotary embedding."""
+    """Parameters of a rotary embedding."""
 
     theta: float
     scaling: tuple[float, float, float, int] | None  # llama3: factor, low, high, old
-    kind: str  # frequencies of other than the default and llama3 are the module's
-    attention: float  # cosines and sines are multiplied by it
+    kind: str  # frequencies of types other than default and llama3 are the module's
+    attention: float  # factor of cosines and sines
 
 
 def ropes_of(config: Any) -> tuple[Rope, Rope | None]:
-    """The rotary embedding of a model, and that of its layers with a window where it has two.
+    """Rotary embedding of a model, and a second one of its layers with a window, or None.
 
-    Raises ValueError for another kind and for a field that csd does not compute with.
+    Raises ValueError for another type and for a field that csd does not compute with.
     """
     found = dict(getattr(config, "rope_parameters", None) or {})
     for name in _OF_FAMILY.get(config.model_type, ()):
         found.pop(name, None)
     if config.model_type not in _BY_KIND or not found.keys() & {FULL, LOCAL}:
         return _rope(found, config), None
-    # those of kinds that the model has no layer of are not made
+    # only for kinds of layers that the model has
     kinds = [kind for kind in (FULL, LOCAL) if kind in config.layer_types]
     both = [_rope(dict(found[kind]), config) for kind in kinds]
     return both[0], both[1] if len(both) == 2 else None
 
 
 def context_of(config: Any) -> int:
-    """Positions of a model. Longer texts of LongRoPE rotate all their tokens by other frequencies,
-    and its context ends where these begin."""
+    """Number of positions of a model.
+
+    LongRoPE rotates all tokens of longer texts by other frequencies; its context ends before these.
+    """
     rope = config.rope_parameters
     if rope.get("rope_type") != "longrope":
         return config.max_position_embeddings
@@ -94,7 +96,7 @@ def _rope(rope: dict, config: Any) -> Rope:
 
 
 def _long_attention(rope: dict, positions: int) -> float:
-    """Factor of cosines and sines in LongRoPE, below and above its border."""
+    """Factor of cosines and sines in LongRoPE, the same below and above its border."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
     old = rope[_LLAMA3[-1]]

@@ -1,17 +1,17 @@
-"""Matrix products whose result for a row does not depend on how many rows there are.
+"""Matrix products whose result for a row does not depend on the number of rows.
 
-A CPU's library picks its kernel by the number of rows, and other kernels add in other orders. How
-far its results agree differs from machine to machine and is found out here, for each shape of a
-model's weights: a number of rows that is `least` or more and `most` or fewer gives a row the same
-bits. Fewer rows are padded, more are multiplied in blocks.
+A CPU's library selects its kernel by the number of rows, and kernels add in different orders. The
+range in which its results agree depends on the machine, and is determined here by trial for each
+shape of a model's weights: any number of rows from `least` to `most` gives a row the same bits.
+Fewer rows are padded, more are multiplied in blocks.
 
-Seen so far of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
-float32 all but 1. csd's own loop (`csd/cpu/products.py`) has this for every number of rows,
-by how it adds, and nothing is tried where weights are packed for it.
+Measured ranges of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
+float32 all but 1. csd's own loop (`csd/cpu/products.py`) agrees for every number of rows, by its
+order of summation, and nothing is tried for weights that are packed for it.
 
-Triton's product (`csd.kernels.row_linear`) is made to agree for every number of rows, and is tried
-like the others: whether an instruction for more columns adds in the same order, no manual says.
-cuBLAS picks among many kernels, so its rows are always multiplied CUBLAS_ROWS at once.
+Triton's product (`csd.kernels.row_linear`) is written to agree for every number of rows, and is
+tried like the others: no manual states whether an instruction for more columns adds in the same
+order. cuBLAS selects among many kernels, so it always multiplies CUBLAS_ROWS rows at once.
 """
 
 import sys
@@ -27,25 +27,25 @@ from csd.models.linear import packed
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-# numbers of rows that are tried, and of matrices that are too large for all of them
+# numbers of rows that are tried; fewer for matrices with more than LARGE numbers
 SIZES = (1, 2, 3, 4, 5, 8, 13, 16, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 256)
 FEW_SIZES = (1, 2, 3, 8, 16, 31, 32, 33, 64)
 LARGE = 1 << 24
 LEAST = (1, 2, 4, 8, 16, 32)
-# of Triton's product, on both sides of each of its tiles
+# numbers of rows for Triton's product, on both sides of each of its tile sizes
 GPU_SIZES = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 512)
-# on a GPU, the products that are ours
+# csd's own products on a GPU
 TRITON = (row_linear_triton, gated_linear_triton)
 
 
 class RowBlocks(NamedTuple):
-    """Numbers of rows among which a row's result has the same bits."""
+    """Smallest and largest number of rows between which a row's result has the same bits."""
 
     least: int
     most: int
 
 
-# of csd's own loop on a CPU, which adds up each row by itself
+# for csd's own loop on a CPU, which computes each row separately
 ANY_ROWS = RowBlocks(1, sys.maxsize)
 
 
@@ -66,7 +66,7 @@ def in_blocks(
 
 
 def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
-    """The largest blocks of rows whose results agree bit for bit, as tried."""
+    """Largest blocks of rows whose results agree bit for bit in trials; ValueError if none do."""
     sizes: tuple[int, ...] = SIZES
     if product in TRITON:
         sizes = GPU_SIZES
@@ -78,7 +78,7 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
     for most in reversed(sizes):
         for least in LEAST:
             tried = [n for n in sizes if least <= n <= most]
-            # blocks of less than 16 rows would multiply the time of a step
+            # blocks of fewer than 16 rows would multiply the time of a step
             if not tried or most < 16 or tried[-1] != most:
                 continue
             blocks = RowBlocks(least, most)
@@ -89,7 +89,7 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
 
 
 def fixed_blocks(product: Product, weight: torch.Tensor, rows: int) -> RowBlocks:
-    """Blocks of just so many rows; their results must agree at every place."""
+    """Blocks of exactly `rows` rows. Raises ValueError unless a row's index changes no bits."""
     blocks = RowBlocks(rows, rows)
     x, tried, order = _trial(rows, weight)
     if not _any_place(product, blocks, x, tried, order):
@@ -98,11 +98,11 @@ def fixed_blocks(product: Product, weight: torch.Tensor, rows: int) -> RowBlocks
 
 
 def _trial(rows: int, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows [rows, in], a matrix such as `weight` to multiply them with, and an order of them.
+    """Rows [rows, in], a matrix like `weight` to multiply them with, and a permutation of them.
 
-    Results that are rounded to 16 bits rarely show another order of summation. So in three rows of
-    four two large terms cancel, because the matrix has pairs of equal columns: what else was added
-    between the two has lost its low bits, which differ by the order.
+    Results that are rounded to 16 bits rarely show another order of summation. So the matrix has
+    pairs of equal columns, and in three of four rows two large terms cancel: terms that are added
+    between the two lose their low bits, and which bits depends on the order.
     """
     generator = torch.Generator().manual_seed(0)
     K = weight.shape[1]
@@ -127,7 +127,7 @@ def _nothing_agrees(weight: torch.Tensor) -> ValueError:
 
 
 def _in_pieces(product: Product, x: torch.Tensor, weight: torch.Tensor, n: int) -> torch.Tensor:
-    """Results of x's rows, n at a time; a last piece of fewer is left out."""
+    """Results of x's rows, n at a time; a last piece of fewer rows is left out."""
     return torch.cat([product(piece, weight, None) for piece in x.split(n) if len(piece) == n])
 
 
@@ -143,7 +143,7 @@ def _any_place(
     weight: torch.Tensor,
     order: torch.Tensor,
 ) -> bool:
-    """True if rows in another order have the same results."""
+    """True if the rows have the same results in another order."""
     n = blocks.most
     moved = order[order < n]
     return torch.equal(product(x[:n][moved], weight, None), product(x[:n], weight, None)[moved])

@@ -1,4 +1,4 @@
-"""Refuse models whose weights are not all here: in shards, on other devices, not loaded."""
+"""Refusal of models without complete local weights: sharded, on other devices, not loaded."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def refuse_scattered(model: Any) -> None:
-    """Raises TypeError for a model within what splits or copies it."""
+    """Raises TypeError for a model in FSDP, which shards it, or in DDP, which copies it."""
     kinds = {c.__name__ for m in [model, *model.modules()] for c in type(m).__mro__}
     if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise TypeError(
@@ -18,7 +18,7 @@ def refuse_scattered(model: Any) -> None:
 
 
 def refuse_absent(name: str, param: nn.Parameter) -> None:
-    """Raises TypeError for a weight that has no data here."""
+    """Raises TypeError for a weight without plain local data."""
     if param.is_meta:
         raise TypeError(
             f"{name} has no data here (offloaded or not loaded); load the whole model on one device"

@@ -44,13 +44,13 @@ class StopStrings:
         self._longest = max(map(len, stop))
 
     def find(self, text: str, added: int) -> tuple[int, str] | None:
-        """First stop string that ends within the last `added` characters: its start and itself."""
+        """(start, string) of the first stop string that ends in the last `added` characters."""
         start = max(0, len(text) - added - self._longest + 1)
         found = [(at, len(s), s) for s in self._stop if (at := text.find(s, start)) >= 0]
         return (min(found)[0], min(found)[2]) if found else None
 
     def open(self, text: str) -> int:
-        """Characters at the end of a text that may be the beginning of a stop string."""
+        """Number of characters at the end of a text that may be the beginning of a stop string."""
         for n in range(min(self._longest - 1, len(text)), 0, -1):
             if any(s.startswith(text[-n:]) for s in self._stop if len(s) > n):
                 return n
@@ -58,10 +58,10 @@ class StopStrings:
 
 
 class SampleText:
-    """Text of a sample while it is drawn: what is shown, and whether a stop string ended it.
+    """Text of a sample while it is drawn: the shown text, and the stop string that ended it.
 
-    Stop strings are found in the text with special tokens. Of the text that is shown, with special
-    tokens or without, they cut the same tokens' part.
+    Stop strings are searched for in the text with special tokens. The shown text, with special
+    tokens or without, is cut at the same token.
 
     streams: whether `take` is called while tokens arrive.
     """
@@ -79,11 +79,11 @@ class SampleText:
         self._include_stop = include_stop
         self._stop = StopStrings(stop) if stop else None
         self._tokens: list[int] = []
-        # with special tokens, where stop strings are looked for
+        # text with special tokens, in which stop strings are searched for
         self._full = TextStream(tokenizer, skip_special_tokens=False) if stop else None
         self._shown = TextStream(tokenizer, skip_special_tokens) if streams else None
-        self._taken = 0  # characters that `take` has given
-        self._cut: int | None = None  # of the full text
+        self._taken = 0  # number of characters that `take` has returned
+        self._cut: int | None = None  # end of the sample in the full text
         self.stop_string: str | None = None  # the one that ended the sample
 
     def push(self, token: int) -> bool:
@@ -113,13 +113,13 @@ class SampleText:
         return self._upto(self._shown.text[:end])
 
     def keep(self, count: int) -> None:
-        """Leave out the tokens behind the first `count`, in what `finish` gives."""
+        """Leave out the tokens after the first `count` in the result of `finish`."""
         del self._tokens[count:]
 
     def finish(self, by_token: bool) -> tuple[str, str]:
-        """The whole shown text, and its part that `take` has not given yet.
+        """The whole shown text, and its part that `take` has not returned yet.
 
-        by_token: whether an end token ended the sample, as the last one.
+        by_token: whether an end token, which is the last token, ended the sample.
         """
         if self._cut is not None:
             text = self._final(self._tokens)[: self._place(self._cut)]
@@ -138,14 +138,15 @@ class SampleText:
         return added
 
     def _place(self, at: int, certain: bool = False) -> int:
-        """A place of the full text as one of the shown text, or of its certain part.
+        """Index in the shown text, or in its certain part, of index `at` in the full text.
 
-        It lies in the text of one token, or of several that make up a character. Counted from that
-        text's end, since a decoder may strip the space in front of the first token that is shown.
+        `at` lies in the text of one token, or of several that make up a character. The index is
+        counted from that text's end, since a decoder may strip the space before the first shown
+        token.
         """
         assert self._full is not None
         ends = self._full.ends
-        i = bisect_right(ends, at)  # the token behind whose text `at` lies no more
+        i = bisect_right(ends, at)  # the first token whose text ends after `at`
         base = ends[i - 1] if i else 0
         first = bisect_left(ends, base) + 1 if base else 0
         low = self._length(first, certain)
@@ -155,7 +156,7 @@ class SampleText:
         return min(max(high - (ends[i] - at), low), high)
 
     def _length(self, count: int, certain: bool) -> int:
-        """Length of the shown text of the first tokens."""
+        """Length of the shown text of the first `count` tokens."""
         if certain and self._shown is not None:
             return self._shown.ends[count - 1] if count else 0
         return len(self._final(self._tokens[:count]))

@@ -1,9 +1,9 @@
-"""Refuse modules that compute something else than their class, which a fused decoder leaves out.
+"""Refusal of modules that compute other values than their class, and so than the fused decoder.
 
-A hook, a replaced `forward`, another activation or another scale changes the logits of a module and
-not its weights. Code is found by the package of its file, since `functools.wraps` copies names:
-transformers', the wrappers of accelerate (precision, device) and of TRL (a loss in chunks), csd's
-and Liger's kernels compute what the class does.
+A hook, a replaced `forward`, another activation or another scale changes the logits of a module but
+not its weights. Code is identified by the package of its file, since `functools.wraps` copies
+names. The code of transformers, the wrappers of accelerate (precision, device) and of TRL (a loss
+in chunks), and the kernels of csd and Liger compute the same values as the class.
 """
 
 import inspect
@@ -24,7 +24,7 @@ _PACKAGES = (
     "transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels", "fla",
     "causal_conv1d",
 )  # fmt: skip
-# hooks that let gradients reach the embedding, or note outputs, and change no value
+# hooks that let gradients reach the embedding, or record outputs, and change no value
 _HOOKS = ("make_inputs_require_grad", "output_capturing_hook")
 _HOOK_PACKAGES = (*_PACKAGES, "peft")
 # functions of a modeling file that its classes call by name
@@ -41,7 +41,7 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
     for hooks in (nn.modules.module._global_forward_hooks,
                   nn.modules.module._global_forward_pre_hooks):  # fmt: skip
         _refuse_hooks("torch.nn (all modules)", hooks)
-    # a family of text lies in its family's file, which may read images too
+    # a text family (`.._text`) is in the file of its family, which may read images too
     family = config.family.removesuffix("_text")
     stock = f"transformers.models.{family}.modeling_{family}"
     for name, module in model.named_modules():
@@ -88,14 +88,14 @@ def hooks_of(module: nn.Module) -> tuple[str, ...]:
 
 @cache
 def _foreign_class(cls: Any, forward: Callable, call: Callable, stock: str) -> str | None:
-    """The name of a class or method that is not one of the family's modeling file, or torch's."""
+    """Name of a class or method from outside the family's file and torch; None if there is none."""
     kind = next((c for c in cls.__mro__ if c.__module__ == stock or _is_library(c)), None)
     if kind is None:
         return f"a {cls.__qualname__}"
     if forward is not kind.forward or call is not kind.__call__:
         return f"the forward of a {cls.__qualname__}"
     own = inspect.unwrap(forward)
-    # another class's forward is of the same package
+    # the forward of another class may be from the same package
     named = getattr(own, "__qualname__", "") == f"{kind.__name__}.forward"
     if kind.__module__ == stock and _package(own) == "transformers" and not named:
         return _named(own)
@@ -103,19 +103,19 @@ def _foreign_class(cls: Any, forward: Callable, call: Callable, stock: str) -> s
 
 
 def _is_library(cls: Any) -> bool:
-    """True if a class is torch's, or of transformers outside of the models."""
+    """True if a class is torch's, Liger's, or of transformers outside of the models."""
     package, _, rest = cls.__module__.partition(".")
     library = package == "torch" or (package == "transformers" and not rest.startswith("models."))
-    # a PreTrainedModel alone is the base of every family
+    # Module and PreTrainedModel are bases of every family
     return (library and cls.__name__ not in ("Module", "PreTrainedModel")) or (
         package == "liger_kernel"
     )
 
 
 def _foreign(function: Any, stock: Any = None) -> str | None:
-    """The name of the first layer of a wrapped function that is of no known package.
+    """Name of the first layer of a wrapped function that is from no known package, or None.
 
-    stock: the function that must be the innermost one, where no kernels take its place.
+    stock: the function that must be the innermost one, unless kernels replace it.
     """
     while function is not stock:
         if isinstance(function, partial):
@@ -136,7 +136,7 @@ def _foreign(function: Any, stock: Any = None) -> str | None:
 
 
 def _wrapped(function: Any) -> Any:
-    """The function that a wrapper calls, None if that cannot be found."""
+    """Function that a wrapper calls; None if it cannot be determined."""
     free = getattr(getattr(function, "__code__", None), "co_freevars", ())
     # TRL's wrapper is named after the class's forward and calls the module's
     if "original_forward" in free:
@@ -145,7 +145,7 @@ def _wrapped(function: Any) -> Any:
 
 
 def _package(function: Any) -> str:
-    """The package in whose folder a function's, or a callable object's, code lies."""
+    """Package whose folder has the code of a function or callable object; "" if none does."""
     code = getattr(function, "__code__", None)
     if code is None:
         return type(function).__module__.partition(".")[0]
@@ -164,7 +164,7 @@ def _named(function: Any) -> str:
 
 
 def _functions(model: Any, stock: str) -> Iterator[tuple[str, Any]]:
-    """Functions that the modules' classes look up when they run."""
+    """Yield name and function of those that the modules' classes look up when they run."""
     modeling = sys.modules.get(stock)
     for name in _FUNCTIONS:
         if hasattr(modeling, name):

@@ -1,6 +1,7 @@
 """Checks of arguments that several functions take; each names the argument.
 
-They return the value as plain Python has it: numbers of numpy are taken, True and False are none.
+They return the value as a plain Python type: numpy's numbers are accepted, True and False are not
+accepted as numbers.
 """
 
 import inspect
@@ -14,46 +15,46 @@ import numpy as np
 
 from csd.schema.check import shown
 
-# what 32 bits hold
+# largest signed integer of 32 bits
 LARGEST = 2**31 - 1
-# logits are multiplied with at most, by the penalty and by the temperature each: with both,
-# products of logits up to 1e8 are numbers of 32 bits
+# largest factor of logits by the penalty, and by the temperature: with both, logits up to 1e8 stay
+# within the range of float32
 STEEPEST = 1e15
 
 
 def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """Raises TypeError or ValueError unless a whole number in [low, high]."""
+    """Raises TypeError or ValueError unless `value` is a whole number in [low, high]."""
     return _bounded(name, _integer(name, value, "a whole number"), low, high)
 
 
 def check_seed(value: Any) -> int:
-    """Raises TypeError or ValueError unless a whole number of 64 bits, as torch has it."""
+    """Raises TypeError or ValueError unless `value` is a whole number of 64 bits, as in torch."""
     return _bounded("seed", _integer("seed", value, "a whole number or None"), -(2**63), 2**64 - 1)
 
 
 def check_budget(value: Any) -> str | int:
-    """Raises TypeError or ValueError unless "auto" or a whole number from 0."""
+    """Raises TypeError or ValueError unless `value` is "auto" or a whole number from 0."""
     if isinstance(value, str) and value == "auto":
         return "auto"
     return _bounded("budget", _integer("budget", value, "'auto' or a whole number"), 0, None)
 
 
 def check_share(value: Any) -> str | None:
-    """Raises ValueError unless None or "call"."""
+    """Raises ValueError unless `value` is None or "call"."""
     if value is None or (isinstance(value, str) and value == "call"):
         return value
     raise ValueError(f"share must be None or 'call', got {shown(value)}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Raises TypeError unless True or False."""
+    """Raises TypeError unless `value` is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
 
 
 def check_one_of(name: str, value: Any, names: Collection[str]) -> str:
-    """Raises ValueError unless one of `names`."""
+    """Raises ValueError unless `value` is one of `names`."""
     if not isinstance(value, str) or value not in names:
         quoted = [*map(repr, names)]
         expected = " or ".join(quoted) if len(quoted) < 3 else f"one of {', '.join(quoted)}"
@@ -64,7 +65,7 @@ def check_one_of(name: str, value: Any, names: Collection[str]) -> str:
 def check_number(
     name: str, value: Any, low: float, high: float = math.inf, above: bool = False
 ) -> float:
-    """Raises TypeError or ValueError unless a finite number in [low, high]; above: (low, high]."""
+    """Raises TypeError or ValueError unless finite, in [low, high]; above: in (low, high]."""
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not is_real:
         raise TypeError(f"{name} must be a number, got {shown(value)}")
@@ -82,7 +83,7 @@ def check_number(
 
 
 def check_temperature(value: Any, name: str = "temperature") -> float:
-    """Raises TypeError or ValueError unless a number above 0 that logits can be divided by."""
+    """Raises TypeError or ValueError unless `value` is above 0 and can divide logits."""
     value = check_number(name, value, 0, STEEPEST, above=True)
     if value < 1 / STEEPEST:
         raise ValueError(f"{name} above 0 must be at least {1 / STEEPEST}, got {value}")
@@ -90,14 +91,14 @@ def check_temperature(value: Any, name: str = "temperature") -> float:
 
 
 def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> list[int]:
-    """Token ids, at most `most`: None is none, a whole number one; else a list, array or tensor.
+    """At most `most` token ids: None is no id, a whole number one; or a list, array or tensor.
 
     Raises TypeError or ValueError for another value, and for an id outside of `vocab`.
     """
     if value is None:
         return []
     if hasattr(value, "tolist"):
-        # of numpy and torch
+        # numpy and torch
         value = value.tolist()
     if isinstance(value, Integral):
         value = [value]
@@ -116,14 +117,14 @@ def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> lis
 
 
 def check_strings(name: str, value: Any) -> tuple[str, ...]:
-    """Texts that are not empty: None is none, a str one of them.
+    """Tuple of strings that are not empty: None is no string, a str is one.
 
     Raises TypeError or ValueError for another value.
     """
     if value is None:
         return ()
     if hasattr(value, "tolist"):
-        # of numpy
+        # numpy
         value = value.tolist()
     if isinstance(value, str):
         value = (value,)
@@ -135,7 +136,7 @@ def check_strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_path(name: str, value: Any) -> None:
-    """Raises TypeError or ValueError for what no file can be named."""
+    """Raises TypeError or ValueError for a value that cannot be the name of a file."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {shown(value)}")
     try:
@@ -147,7 +148,7 @@ def check_path(name: str, value: Any) -> None:
 
 
 def each(name: str, value: Any, expected: str) -> Iterator:
-    """Entries of `value`, read once. Raises TypeError where nothing is in it."""
+    """Iterator over `value`. Raises TypeError if it is not iterable."""
     try:
         return iter(value)
     except TypeError as error:
@@ -155,7 +156,7 @@ def each(name: str, value: Any, expected: str) -> Iterator:
 
 
 def takes(value: Any, arguments: int) -> bool:
-    """True if it is callable with `arguments` arguments; True if it has no signature."""
+    """True if `value` is callable with `arguments` arguments, or callable without a signature."""
     if not callable(value):
         return False
     try:

@@ -40,7 +40,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """`Annotated[list[int], AtLeast(1)]`: of so many entries."""
+    """`Annotated[list[int], AtLeast(1)]`: a list of at least one entry."""
 
     entries: int
 
@@ -60,7 +60,7 @@ def check(value: Any, kind: Any) -> None:
 
 @cache
 def _check_of(kind: Any) -> Callable[[list], bool]:
-    """True if all values of a list fit: level by level, since a trace has millions of numbers."""
+    """Predicate that all values of a list fit; by level, since a trace has millions of numbers."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda values: True
@@ -104,7 +104,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _are(kind: type, values: list) -> bool:
-    # a subclass, as bool is of int, is another type
+    # a subclass counts as another type, such as bool for int
     return set(map(type, values)) <= {kind}
 
 
@@ -163,7 +163,7 @@ def _parts(kind: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
     """Place, kind and value of each part of a value."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        # of several kinds, the one that has parts
+        # parts exist for at most one of several kinds
         for kind in args:
             yield from _parts(_stripped(kind), value)
     elif origin is list and isinstance(value, list):

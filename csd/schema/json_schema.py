@@ -13,7 +13,7 @@ _SCALARS: dict[Any, dict[str, Any]] = {
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
-    """The schema of values that fit `kind`; texts beside a type become descriptions."""
+    """Schema of values that fit `kind`; strings in an `Annotated` become descriptions."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is NotRequired:
         return json_schema(args[0])

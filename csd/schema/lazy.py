@@ -7,10 +7,10 @@ from types import ModuleType
 
 
 def submodules(package: str) -> Callable[[str], ModuleType]:
-    """A package's `__getattr__`: its modules, each imported when it is first asked for."""
+    """`__getattr__` of a package that imports each of its modules at the first access."""
 
     def find(name: str) -> ModuleType:
-        # a name such as __path__ is asked for while the package itself is imported
+        # a name such as __path__ is looked up while the package itself is imported
         if name.startswith("_") or find_spec(f"{package}.{name}") is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return import_module(f"{package}.{name}")
@@ -19,9 +19,9 @@ def submodules(package: str) -> Callable[[str], ModuleType]:
 
 
 def check_installed(module: str, extra: str, what: str) -> None:
-    """Raises ImportError, naming the extra of csd that brings it, where a module is missing.
+    """Raises ImportError, naming the extra of csd that installs it, if a module is missing.
 
-    what: whatever needs the module.
+    what: name of the part that needs the module, for the message.
     """
     if find_spec(module) is None:
         raise ImportError(f"{what} needs {module}: pip install 'csd[{extra}]'")

@@ -1,4 +1,4 @@
-"""Names of arguments in other libraries and clients, and their names here."""
+"""Names of arguments in other libraries and clients, and their names in csd."""
 
 import functools
 import inspect
@@ -50,7 +50,7 @@ _SAME = {
     "attention_mask": "mask",
     "device": "device_map",
     "dtype": "torch_dtype precision",
-    # of an engine
+    # arguments of an engine
     "max_slots": "max_num_seqs max_batch_size batch_size max_running_requests",
     "memory": "gpu_memory_utilization mem_fraction_static memory_fraction",
     "prefill_chunk": "chunked_prefill_size max_num_batched_tokens prefill_chunk_size",
@@ -77,9 +77,9 @@ _REMARKS = {
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """A suggestion for an unknown argument; "" where nothing is like it.
+    """Suggestion for an unknown argument; "" if no name is similar.
 
-    known: the names that would be served.
+    known: the names that are accepted.
     """
     known = set(known)
     if name in _REMARKS:
@@ -103,7 +103,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def names_arguments(function: F) -> F:
-    """A decorator: a call with an argument that the function has not is refused with a `hint`."""
+    """Decorator: a call with an unknown argument raises TypeError with a `hint`."""
     parameters = [*inspect.signature(function).parameters.values()][1:]
     known = {p.name for p in parameters}
 

@@ -1,4 +1,4 @@
-"""JSON files that others may have written: bounded before they are parsed, then checked.
+"""Reading of JSON files from others: their size is bounded before parsing, then they are checked.
 
 Every error is a ValueError that names the file, its line and the place within it.
 """
@@ -16,14 +16,14 @@ import numpy as np
 
 from csd.schema.check import check
 
-# what a line and its lists and objects may come to, before any of it is parsed
+# most bytes of a line, and depth of its lists and objects, checked before it is parsed
 MAX_LINE, MAX_DEPTH = 1 << 28, 64
 
 T = TypeVar("T")
 
 
 def read_file(path: str | Path, kind: type[T]) -> T:
-    """The JSON of a whole file."""
+    """JSON value of a whole file, which must fit `kind`."""
     with open(path, "rb") as file:
         data = file.read(MAX_LINE + 1)
     with naming(f"{path}"):
@@ -60,7 +60,7 @@ def naming(place: str) -> Iterator[None]:
 
 
 def parse(data: bytes, kind: type[T]) -> T:
-    """JSON that fits `kind`. The message of a ValueError goes on behind the name of its place."""
+    """JSON value that fits `kind`. The message of a ValueError continues its place's name."""
     if len(data) > MAX_LINE:
         raise ValueError(f"must have at most {MAX_LINE >> 20} MiB")
     _check_depth(data)
@@ -69,7 +69,7 @@ def parse(data: bytes, kind: type[T]) -> T:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8: {error}") from error
     except ValueError as error:
-        # also of numbers of thousands of digits
+        # also raised for numbers of thousands of digits
         raise ValueError(f"is not JSON: {error}") from error
     check(value, kind)
     return value
@@ -80,7 +80,7 @@ def _not_json(name: str) -> None:
 
 
 def _check_depth(data: bytes) -> None:
-    # brackets within strings count here, so that usual lines are done with
+    # a count that includes brackets within strings is enough for usual lines
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return
     outside = re.sub(rb'"(?:[^"\\]|\\.)*+"?+', b"", data, flags=re.DOTALL)

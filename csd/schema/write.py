@@ -1,4 +1,4 @@
-"""Output files of a run: tried before it begins, and complete or absent."""
+"""Output files of a run: tested before the run begins, and written completely or not at all."""
 
 import errno
 import fcntl
@@ -12,13 +12,13 @@ from typing import IO
 
 
 class WholeFile:
-    """A file that is written once, at the end of a run: there whole, or as it was before.
+    """A file that is written once, at the end of a run: completely, or it stays as it was before.
 
-    It is opened, locked against other writers and tried at once, so that what cannot be written is
-    refused before the run. A pipe or a device is written to as it is.
+    The constructor opens it, locks it against other writers and tests writing, so that a file that
+    cannot be written is refused before the run. A pipe or a device is written to directly.
 
-    Raises OSError, which names the file, where it cannot be written, and ValueError where another
-    process or call is writing it.
+    Raises OSError, which names the file, if it cannot be written, and ValueError if another process
+    or call is writing it.
     """
 
     def __init__(self, path: str | Path):
@@ -28,20 +28,20 @@ class WholeFile:
         # a pipe or a device is not replaced
         self._replaces = not given.exists() or given.is_file()
         self.path = Path(os.path.realpath(given)) if self._replaces else given
-        # in the same folder: only there is a rename one step. What a kill leaves is written over
+        # in the same folder, where a rename is atomic. A file left by a killed run is overwritten
         self._part = Path(f"{self.path}.new") if self._replaces else given
         self._open()
 
     @property
     def files(self) -> set[Path]:
-        """Files that it writes."""
+        """Paths of the file and of its temporary file."""
         return {self.path, self._part}
 
     def write(self, lines: Iterable[bytes]) -> None:
-        """Write all of it and close. An error leaves the file as it was before."""
+        """Write all lines and close. After an error the file is as it was before."""
         try:
             if self._replaces and not names(self._part, self._file):
-                # removed since
+                # removed since it was opened
                 self._file.close()
                 self._open()
             with naming_file(self.path):
@@ -55,10 +55,10 @@ class WholeFile:
             self.close()
 
     def close(self) -> None:
-        """Without `write`, the file stays as it was before."""
+        """Close and remove the temporary file. Without `write`, the file stays as it was before."""
         if not self._file.closed and self._replaces and names(self._part, self._file):
             self._part.unlink(missing_ok=True)
-        # what a full disk has refused is refused again
+        # data that a full disk has refused is refused again
         with suppress(OSError):
             self._file.close()
 
@@ -84,7 +84,7 @@ class WholeFile:
     def _take(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the name may have become another process's since
+            # the name may belong to another process's file by now
             mine = names(self._part, self._file)
         except BlockingIOError:
             mine = False
@@ -95,7 +95,7 @@ class WholeFile:
 
 
 def try_writing(file: int) -> None:
-    """Raises OSError where nothing can be written to a pipe without a reader, or a full device."""
+    """Raises OSError for a pipe without a reader, and for a full device."""
     mode = os.fstat(file).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         poll = select.poll()
@@ -107,7 +107,7 @@ def try_writing(file: int) -> None:
 
 
 def _write_and_take_back(file: int) -> None:
-    """Raises OSError where a regular file that ends in a line cannot grow."""
+    """Append a newline to a regular file that ends in a line, and remove it; raises OSError."""
     length = os.fstat(file).st_size
     try:
         os.write(file, b"\n")
@@ -116,7 +116,7 @@ def _write_and_take_back(file: int) -> None:
 
 
 def check_grows(file: IO[bytes], path: str | Path) -> None:
-    """Raises OSError, which names the file, where an open regular file cannot be appended to."""
+    """Raises OSError, which names the file, if an open regular file cannot be appended to."""
     with naming_file(path):
         _write_and_take_back(file.fileno())
 
@@ -128,9 +128,9 @@ def check_regular(path: str | Path) -> None:
 
 
 def lies_at(path: str | Path, file: IO[bytes]) -> bool:
-    """True if the name is still an open file's; False where it has been removed.
+    """True if `path` still names the open file; False if the name has been removed.
 
-    Raises ValueError where another file has the name now: it is someone else's.
+    Raises ValueError if another file has the name now.
     """
     if names(path, file):
         return True
@@ -140,7 +140,7 @@ def lies_at(path: str | Path, file: IO[bytes]) -> bool:
 
 
 def names(path: str | Path, file: IO[bytes]) -> bool:
-    """True if the name is an open file's."""
+    """True if `path` names the open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except (FileNotFoundError, NotADirectoryError):

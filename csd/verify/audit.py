@@ -5,7 +5,7 @@ so one row of logits is enough to check a claimed token. At every row of the rec
 the perturbed score of an atom (`csd.kernels.verify`):
 
     gap = s(drawn token) - s(recorded token)         0 where they are the same token
-        = distance of the word from the token's part of the tail's mass, if both are in the tail
+        = distance of the noise from the token's part of the tail's mass, if both are in the tail
         = inf if the recorded token has no probability
 
 At temperature 0 scores are logits. Rounding moves scores by as much as it moves logits, so a
@@ -28,7 +28,7 @@ from csd.verify.teacher_forcing import TeacherForcing
 
 
 class Auditor(TeacherForcing):
-    """`TeacherForcing` that records gaps: `gaps` by a sample's noise key and index."""
+    """`TeacherForcing` that records `gaps`, a list per sample, by its noise key and index."""
 
     def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
         super().__init__(tokens, ops, rows)

@@ -26,15 +26,15 @@ def optimal_acceptance(
 ) -> torch.Tensor:
     """[B] float64: the bound for k drafts of proposal [B, V] and target [B, V].
 
-    replacement: whether drafts are independent; if not, each comes from what the earlier ones left
-    of the proposal, renormalised, and V is at most 16. Raises ValueError as `Scheme.outcome`.
+    replacement: whether drafts are independent; if not, each comes from the proposal without the
+    earlier ones, renormalised, and V is at most 16. Raises ValueError as `Scheme.outcome`.
     """
     worst = _worst_set if replacement else _worst_set_of_distinct
     return (1 + worst(target, proposal, k)).clamp(0, 1)
 
 
 def can_always_accept(target: torch.Tensor, proposal: torch.Tensor, k: int) -> torch.Tensor:
-    """[B] bool: the bound is 1, that is, q(S) >= p(S)^k for all S, up to rounding."""
+    """[B] bool: True if the bound is 1, that is, q(S) >= p(S)^k for all S, up to rounding."""
     rounding = 4 * target.shape[1] * torch.finfo(torch.float64).eps
     return _worst_set(target, proposal, k) >= -rounding
 
@@ -42,7 +42,7 @@ def can_always_accept(target: torch.Tensor, proposal: torch.Tensor, k: int) -> t
 def _distributions(
     target: torch.Tensor, proposal: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both [B, V + 1]: the target, and the one proposal of all drafts."""
+    """The target and the common proposal of all drafts, both [B, V + 1] with the null atom."""
     if proposal.ndim != 2:
         raise ValueError(f"proposal must have shape [B, V], got {tuple(proposal.shape)}")
     q, p = prepare_distributions(target, proposal, k)
@@ -71,10 +71,10 @@ def _worst_set_of_distinct(target: torch.Tensor, proposal: torch.Tensor, k: int)
 def drawn_inside(p: torch.Tensor, k: int) -> torch.Tensor:
     """[B, 2^A]: probability that k draws without replacement from p [B, A] lie in a set.
 
-    Bit i of a set's number is atom i. Draws after the last atom of p are no draws.
+    Bit i of a set's index is atom i. Once p has no mass left, nothing more is drawn.
     """
     B, A = p.shape
-    # what is left of p outside each set
+    # mass of p outside each set
     rest = p @ (~_members(A, p.device)).double().mT
     chance = torch.zeros_like(rest)
     chance[:, 0] = 1
@@ -84,7 +84,7 @@ def drawn_inside(p: torch.Tensor, k: int) -> torch.Tensor:
         for i in range(A):
             without, with_it = each.view(B, -1, 2, 1 << i), chance.view(B, -1, 2, 1 << i)
             with_it[:, :, 1] += without[:, :, 0] * p[:, i, None, None]
-    # from the draws being a set to their lying in one
+    # from the probability that the draws are a set to the one that they lie in it
     for i in range(A):
         pair = chance.view(B, -1, 2, 1 << i)
         pair[:, :, 1] += pair[:, :, 0]
@@ -102,7 +102,8 @@ def joint_acceptance(
 ) -> torch.Tensor:
     """Bound for drafts of any joint distribution, by enumeration of all sets: a scalar.
 
-    target: [V], V <= 16. drafts: [N, K] tuples of tokens, -1 is null. chance: [N], their probs.
+    target: [V], V <= 16. drafts: [N, K] tuples of tokens, -1 is null. chance: [N], their
+    probabilities.
     """
     V = target.shape[0]
     if V > MAX_JOINT:

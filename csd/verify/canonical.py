@@ -8,15 +8,15 @@ accepts Y with probability min(1, q(Y) / p_I(Y)), else draws from norm((q - p_I)
 and the output is distributed as q for any weights of the choice, as p_I is computed from them.
 
 **Two drafts.** Tokens are ranked by q - p_1 p_2, largest first. Omega_0 are the first `alphabet`
-tokens, Omega_1 the first `tokens` of them. Of two drafts in Omega_1 the weights come from the
-linear program that maximises the acceptance (`flow.py`); else a token of smaller rank wins; of two
-outside Omega_0 the first draft wins unless it is null. With both at None nothing is truncated and
-the acceptance is the largest possible. Truncation loses at most
+tokens, Omega_1 the first `tokens` of them. For two drafts in Omega_1 the weights come from the
+linear program that maximises the acceptance (`flow.py`); otherwise the token of smaller rank wins;
+of two drafts outside Omega_0 the first wins unless it is null. With `alphabet` and `tokens` at None
+nothing is truncated, and the acceptance is the largest possible. Truncation loses at most
 
     sum over x outside Omega_1 of (q(x) - p_1(x) p_2(x))^+
 
 **More drafts** play a tournament: the winner so far, distributed as p_I, meets the next draft.
-Truncated rounds may lower the acceptance; a round that would is skipped, for all drafts alike.
+Truncated rounds may lower the acceptance; a round that would do so is skipped for all drafts.
 
 Khisti et al., "Multi-draft speculative sampling: canonical decomposition and theoretical limits",
 2410.18234.
@@ -37,10 +37,10 @@ MAX_TOKENS = 256
 class Choice:
     """Weights of one round for every pair of tokens."""
 
-    probs: torch.Tensor  # [B, A], of the winner
-    rank: torch.Tensor  # [B, A], place in Omega_0, its size for tokens outside
+    probs: torch.Tensor  # [B, A], distribution of the winner
+    rank: torch.Tensor  # [B, A], index in Omega_0; the size of Omega_0 for tokens outside
     weight: torch.Tensor  # [B, s, s], probability that rank i wins against rank j
-    skip: torch.Tensor | None = None  # [B] bool, where the holder stays whatever comes
+    skip: torch.Tensor | None = None  # [B] bool, where the holder stays against any rival
 
     def wins(self, holder: torch.Tensor, rival: torch.Tensor) -> torch.Tensor:
         """Probability [B] that the holder [B] stays, against the rival [B]."""
@@ -59,7 +59,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Canonical(Scheme):
-    """tokens: size of Omega_1, None for all of Omega_0; alphabet: of Omega_0, None for all."""
+    """tokens: size of Omega_1, None for all of Omega_0; alphabet: size of Omega_0, None for all."""
 
     tokens: int | None = 5
     alphabet: int | None = 40
@@ -82,7 +82,7 @@ class Canonical(Scheme):
                 f"tokens must be at most {MAX_TOKENS}, got {s}: set a smaller alphabet"
             )
         score = torch.where(p1 + p2 > 0, q - p1 * p2, -torch.inf)
-        # behind every token that can be drafted
+        # null ranks after every token that can be drafted
         score[:, -1] = torch.where(p1[:, -1] + p2[:, -1] > 0, -2.0, -torch.inf)
         top = score.topk(n, sorted=True).indices
         rank = top.new_full(q.shape, n)
@@ -96,7 +96,7 @@ class Canonical(Scheme):
         )
         won = a * b + a * after2 + after1 * b
 
-        # inside Omega_1 only what meets larger ranks beyond it is settled
+        # inside Omega_1, only pairs with larger ranks beyond it are settled
         x, y = a[:, :s], b[:, :s]
         mass = x[:, :, None] * y[:, None, :]
         mass = (mass + mass.mT) * (1 - torch.eye(s, dtype=q.dtype, device=q.device))

@@ -1,7 +1,7 @@
 """Descent of sampled trees: at every node on the path a scheme turns the drafts into a token.
 
-From each root: where the node was expanded, the scheme decides among its K draws, with words of
-the slot's own in separate streams,
+From each root: if a node was expanded, the scheme decides among its K draws, with random words of
+the slot in separate streams,
 
     word(key, index, position, sample, stream | step << 3)
 
@@ -14,9 +14,9 @@ samples the target directly. Every token on the path is distributed as the targe
 drafts.
 
 A node's proposal is over the few successors of its context, or over a draft model's likeliest
-tokens. The scheme gets these and one atom for all other tokens, which no draft can be: exact, and
-independent of the vocabulary. Nodes may have different numbers of drafts, each from a distribution
-of its own where the scheme allows it.
+tokens. The scheme gets these and one atom for all other tokens, which are never drafted. This is
+exact, and its cost does not depend on the vocabulary. Nodes may have different numbers of drafts,
+each from its own distribution if the scheme allows it.
 """
 
 import torch
@@ -34,7 +34,7 @@ def descend(
     scheme: Scheme, draws: int, logits: torch.Tensor, pool: Pool, drawn: Drawn, slots: Slots,
     verdict: Verdict,
 ) -> Verdict:  # fmt: skip
-    """Replace the samples, paths and ends of `verdict` by those of `scheme`; logits: [M, V]."""
+    """Write the samples, paths and ends of `scheme` to `verdict`; returns it. logits: [M, V]."""
     bad = verdict.bad.tolist()
     row = {s: start for s, start in enumerate(drawn.start) if pool.slot_nodes[s] > 0 and not bad[s]}
     paths: dict[int, list[int]] = {s: [] for s in row}
@@ -77,9 +77,9 @@ def descend(
 def _decide(
     scheme: Scheme, draws: int, probs: torch.Tensor, nodes: list[Node], slots: Slots
 ) -> torch.Tensor:
-    """Tokens [n] of the nodes; probs: [n, V], their targets."""
+    """Tokens [n] of the nodes; probs: [n, V], their target distributions."""
     words = _Words(nodes, slots)
-    # [n, W + 1]: the kept successors, then everything else
+    # [n, W + 1]: the kept successors, then all other tokens as one atom
     width = max([len(n.kept.token) for n in nodes if n.children], default=0)
     kept = torch.zeros((len(nodes), width), dtype=torch.int64)
     owns = torch.zeros((len(nodes), width), dtype=torch.bool)
@@ -88,7 +88,7 @@ def _decide(
             w = len(node.kept.token)
             kept[i, :w] = torch.tensor(node.kept.token)
             owns[i, :w] = True
-    # -1 in padding: the place behind the vocabulary takes it
+    # padding points to an extra index after the vocabulary
     place = torch.where(owns, kept, probs.shape[1])
     wide = torch.nn.functional.pad(probs, (0, 1))
     mass = wide.gather(1, place)
@@ -98,7 +98,7 @@ def _decide(
     select = words(SELECT, [n.rank for n in nodes])
     accept = words(ACCEPT, [[n.rank * draws + k for k in range(draws)] for n in nodes])
     residual = words(RESIDUAL, [2 * n.rank for n in nodes])
-    # batch nodes with as many drafts, of one distribution or of one each
+    # batch nodes with equal numbers of drafts, from one common distribution or one per draft
     alike: dict[tuple[int, int], list[int]] = {}
     for i, node in enumerate(nodes):
         if node.children:
@@ -116,7 +116,7 @@ def _decide(
 
 
 def _proposal(node: Node, width: int) -> torch.Tensor:
-    """[width + 1] or [K, width + 1]: a node's distribution, and no mass on everything else."""
+    """Proposal of a node, [width + 1] or [K, width + 1], without mass on all other tokens."""
     probs = torch.from_numpy(node.kept.probs)
     return torch.nn.functional.pad(probs, (0, width + 1 - probs.shape[-1]))
 
@@ -131,7 +131,7 @@ class _Words:
         self.position = slots.generated[s] + depth
 
     def __call__(self, stream: int, index: list) -> torch.Tensor:
-        """Numbers in the shape of index, [n] or [n, K]."""
+        """Uniform float64 numbers in the shape of `index`, [n] or [n, K]."""
         place = torch.tensor(index)
         at = [self.key, self.position, self.sample, stepped(stream, self.step)]
         key, position, sample, words = (x.view(-1, *[1] * (place.ndim - 1)) for x in at)

@@ -1,7 +1,7 @@
 """Optimal split of the mass of pairs between their members, by maximum flow.
 
 Each pair {i, j} of s items has mass m_ij = m_ji to be split, f_ij to i and f_ji = m_ij - f_ij to j.
-With base_i the mass that item i has already, the program is
+With base_i the mass that item i already has, the program is
 
     max  sum over i of min( limit_i, base_i + sum over j of f_ij ),    0 <= f_ij <= m_ij
 
@@ -19,7 +19,7 @@ EPS = 1e-15
 
 
 def split_pairs(base: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """Return an optimal f [B, s, s].
+    """Optimal split f [B, s, s].
 
     base, limit: [B, s] float64, not negative. mass: [B, s, s] float64, symmetric, 0 on the
     diagonal. The start gives each pair to its smaller index.

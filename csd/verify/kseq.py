@@ -3,9 +3,9 @@
     beta(rho) = sum over y of min(q(y) / rho, p(y)),   acceptance = 1 - (1 - beta)^K
     residual  = norm((q - min(q / rho, p) acceptance / beta)^+)
 
-The residual is not negative when rho beta >= acceptance; the best rho is the smallest such in
-[1, K]. It is found by bisection and rounded up, so the output is exact for this rho. All
-drafts have the same proposal.
+The residual is not negative if rho beta >= acceptance; the best rho is the smallest one in [1, K]
+that satisfies this. It is computed by bisection and rounded up, so the output is exact for this
+rho. All drafts have the same proposal.
 
 Sun et al., "SpecTr: fast speculative decoding via optimal transport", 2310.15141.
 """

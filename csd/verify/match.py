@@ -4,10 +4,9 @@
     acceptance = sum over y of q(y) (1 - prod over k of (1 - p_k(y)))        independent drafts
                = q(drafts)                                                   fixed drafts
 
-Drafts never change the token, so they may be anything that does not depend on its noise, and also
-things that do: **coupled** drafts are the K largest of log p + g with the Gumbel noise g that
-samples the target as argmax(log q + g). Where p is close to q they hit more often than any K
-independent draws.
+Drafts never change the token, so any drafts are allowed, even ones that depend on its noise:
+**coupled** drafts are the K largest of log p + g with the Gumbel noise g that samples the target as
+argmax(log q + g). If p is close to q, they hit more often than any K independent draws.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Propose and verify of a step with multi-draft verification (`csd/engine/step.py`)."""
+"""Proposal and verification of a step with a multi-draft scheme (`csd/engine/step.py`)."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from csd.state.verdict import Verdict
 from csd.verify import make_scheme
 from csd.verify.descend import descend
 
-# verifier -> drafts of a node
+# verifier -> number of drafts per node
 DRAWS = {"canonical": 2, "recursive": 2, "kseq": 2, "single": 1}
 
 
 class MultiDraftVerifier:
     """Draft trees of random draws, and their verification by one scheme.
 
-    name: one of DRAWS. drafter: the proposal, a consensus graph or a draft model alone. ops: of the
-    engine. draws: per node of a graph; a draft model has its own number.
+    name: one of DRAWS. drafter: the proposal, a consensus graph or a draft model alone. ops: the
+    engine's. draws: number per node of a graph; a draft model has its own.
     """
 
     def __init__(self, name: str, drafter: Any, ops: Ops, draws: int | None = None):

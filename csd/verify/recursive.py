@@ -5,7 +5,7 @@
     acceptance = 1 - prod over k of (1 - sum over y of min(q_k(y), p_k(y)))    with replacement
 
 Without replacement a draft is never drawn twice: p_k is the proposal without x_1 .. x_{k-1},
-renormalised; when nothing is left, the draws are null. So q_k depends on the drafts.
+renormalised; once no mass is left, the draws are null. So q_k depends on the drafts.
 
 Miao et al., "SpecInfer", 2305.09781; without replacement: Jeon et al., "Recursive speculative
 decoding", 2402.14160.

@@ -1,13 +1,13 @@
-"""Base of the verification schemes: interface, input checks and the null draw.
+"""Base class of the verification schemes: interface, input checks and the null draw.
 
 A scheme turns K drafts x_1 .. x_K of a token, drawn from p_1 .. p_K, into one token distributed as
 q. It either takes one of the drafts or draws from a residual distribution. Given the drafts, a
 scheme is a `Plan`; summed over the drafts' distribution, a plan's outcome is q, exactly.
 
 Mass that a proposal lacks is a null draw: an atom after the vocabulary with target probability 0,
-written -1 among drafts. A gap that rounding in the proposal's dtype explains is no lack: without
-replacement, once the likely tokens are drawn, it would be all that is left. Everything is computed
-in float64.
+written -1 among drafts. A gap within the rounding of the proposal's dtype does not count as lacking
+mass: without replacement, once the likely tokens are drawn, it would be all of the remaining mass.
+Everything is computed in float64.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from itertools import product
 
 import torch
 
-# allowed error of sums; in a dtype of fewer digits, as much as the rounding of its entries
+# allowed error of sums; in a dtype with fewer digits, the rounding error of its entries
 TOLERANCE = 1e-3
-# tuples of drafts that `Scheme.acceptance` enumerates at most
+# most tuples of drafts that `Scheme.acceptance` enumerates
 MAX_TUPLES = 1 << 20
 
 
@@ -60,7 +60,7 @@ class Plan:
 
 
 class Scheme:
-    """Base of the schemes. They define `_plan`, and `_acceptance` where it has a closed form."""
+    """Base of the schemes, which define `_plan`, and `_acceptance` if it has a closed form."""
 
     @property
     def name(self) -> str:
@@ -77,9 +77,9 @@ class Scheme:
         """Return the distribution of the output given the drafts.
 
         drafts: [B, K] integers, -1 is a null draw. target: [B, V] probabilities. proposal: [B, V]
-        when all drafts have the same one, else [B, K, V]. Sums of a target may be off by 1e-3, in
-        16 bits by 4 eps; a proposal may lack mass, and lacks none within its rounding: 4 V eps of
-        its dtype, of which at most 1e-3 count, and 4 eps in any case.
+        if all drafts have the same one, else [B, K, V]. The sum of a target may be off by 1e-3, in
+        16 bits by 4 eps. A proposal may lack mass; a gap within rounding does not count, which is
+        4 V eps of its dtype, but at most 1e-3 and at least 4 eps.
 
         Raises ValueError for shapes, negative or non-finite entries and sums that do not fit.
         """
@@ -106,7 +106,7 @@ class Scheme:
         return self._acceptance(q, p)
 
     def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
-        """x: [B, K] in 0 .. V, q: [B, A], p: [B, K, A], all distributions sum to 1."""
+        """Plan for drafts x [B, K] in 0 .. V, with q [B, A] and p [B, K, A], which sum to 1."""
         raise NotImplementedError
 
     def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
@@ -124,7 +124,7 @@ class Scheme:
         return Decision(token, torch.where(taken, draft, -1))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """Enumerate all tuples of drafts."""
+        """Acceptance [B], by enumeration of all tuples of drafts."""
         B, K, A = p.shape
         if A**K > MAX_TUPLES:
             raise ValueError(
@@ -156,7 +156,7 @@ class Scheme:
 
 
 def check_drafts(drafts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Drafts as int64, checked against the target's shape."""
+    """Drafts as int64. Raises ValueError if they do not fit the target's shape."""
     if target.ndim != 2:
         raise ValueError(f"target must have shape [B, V], got {tuple(target.shape)}")
     B, V = target.shape
@@ -174,7 +174,7 @@ def check_drafts(drafts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def prepare_distributions(
     target: torch.Tensor, proposal: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, A] and p [B, K, A] in float64 with the null atom, both checked and of sum 1."""
+    """q [B, A] and p [B, K, A] in float64 with the null atom, checked and normalised to sum 1."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a whole number of at least 1, got {k!r}")
     if target.ndim != 2 or not target.shape[1]:
@@ -210,8 +210,8 @@ def _eps(probs: torch.Tensor) -> float:
 def _rounding(probs: torch.Tensor) -> float:
     """Rounding error of the sum of a complete distribution [.., V], by its dtype.
 
-    Each entry is off by eps / 2 of itself, and so is their sum; a sum that was accumulated in that
-    dtype before it divided them, by V eps / 2 at worst.
+    Each entry has a relative error of eps / 2, and so has their sum. If they were divided by a sum
+    that was accumulated in that dtype, its error is V eps / 2 at worst.
     """
     eps = _eps(probs)
     return max(4 * eps, min(4 * probs.shape[-1] * eps, TOLERANCE))

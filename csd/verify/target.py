@@ -51,10 +51,10 @@ def _penalise(x: torch.Tensor, row: int, pool: Pool, slots: Slots) -> None:
 
 
 def _cut_tail(z: torch.Tensor, tail: float) -> None:
-    """Drop the least likely tokens of z [V], of mass `tail` at most, in place; z has maximum 0.
+    """Set the least likely tokens of z [V], of mass `tail` at most, to -inf; z has maximum 0.
 
-    A token goes when the mass up to and including it, in ascending order, is at most `tail`; equal
-    values ascend in token order; the likeliest token stays.
+    A token is dropped if the mass up to and including it, in ascending order, is at most `tail`;
+    equal values ascend in token order; the likeliest token stays.
     """
     mass = z.exp()
     total = mass.sum()

@@ -1,7 +1,7 @@
-"""Teacher forcing: steps that commit recorded tokens, as chains of each slot's next ones.
+"""Teacher forcing: steps that commit recorded tokens, as one chain per slot.
 
-A step runs like one with drafts, so in an exact engine a token's log-probabilities have the bits
-that sampling it gives.
+A step runs like one with drafts, so in an exact engine a token's log-probabilities have the same
+bits as when it is sampled.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,16 @@ from csd.verify.target import processed
 
 
 class TeacherForcing:
-    """Propose and verify of a step. tokens: by a sample's noise key and index. rows: per step."""
+    """Proposes and accepts recorded tokens.
+
+    tokens: by a sample's noise key and index. rows: most per step.
+    """
 
     def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
         self._tokens, self._ops, self._rows = tokens, ops, rows
 
     def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
-        """Chain each live slot's root and its next tokens but the last, as far as rows go."""
+        """Chain each live slot's next tokens but the last to its root, as far as rows allow."""
         depth = min(MAX_DEPTH, self._rows // live - 1)
         trees = {}
         for s, left in self._left(slots).items():
