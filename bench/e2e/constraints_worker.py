@@ -1,6 +1,6 @@
-"""A checkout's csd without constraints: `python constraints_worker.py MODEL SAMPLES TOKENS`.
+"""Time a checkout's csd without constraints: `python constraints_worker.py MODEL SAMPLES TOKENS`.
 
-PYTHONPATH selects the checkout. Reads lines of JSON, [seed, options], and writes CPU seconds a
+PYTHONPATH selects the checkout. Reads lines of JSON, [seed, options], and writes CPU seconds per
 token for each.
 """
 
