@@ -1,4 +1,4 @@
-"""FlashInfer and xFormers composed for the same job; each raises ImportError where it is absent."""
+"""The same job composed of FlashInfer or xFormers calls; ImportError if the package is absent."""
 
 import torch
 
@@ -7,8 +7,11 @@ from bench.micro.attention_rivals import own_of, prompt_of
 
 
 def flashinfer(job: Job):
-    """A prefill call over the prompt, a ragged one with a custom mask over each sample's own keys
-    (planned outside the measurement), merged in place."""
+    """FlashInfer: two prefill calls, merged in place.
+
+    One is over the prompt, the other ragged, with a custom mask, over each sample's own keys; it is
+    planned outside the measurement.
+    """
     import flashinfer as fi
 
     s, device = job.shape, job.q.device
@@ -49,7 +52,7 @@ def flashinfer(job: Job):
 
 
 def xformers(job: Job):
-    """Partial attention over the prompt, over committed keys and over nodes, merged in one call."""
+    """xFormers: partial attention over prompt, committed keys and nodes, merged in one call."""
     from xformers.ops import fmha
 
     s = job.shape

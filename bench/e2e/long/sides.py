@@ -104,7 +104,7 @@ class Llama:
 
 
 def transformers_sides(path: str, dtype: torch.dtype, ends: set[int]) -> dict[str, Any]:
-    # each its own module: generate_batch replaces the attention of the one it runs
+    # separate modules, since generate_batch replaces the attention of the module it runs
     return {
         "transformers generate": Generate(module(path, dtype).eval(), ends),
         "transformers generate_batch": GenerateBatch(module(path, dtype).eval(), ends),
