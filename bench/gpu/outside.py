@@ -34,12 +34,12 @@ def run(section: Section) -> None:
             step_ms=(whole - prefill) / (tokens - 1) * 1e3,
         )
 
-    # a row that is there whatever compiling takes
+    # this row exists however long the compilation takes
     draw(2, False)
     measure(new // 4 if section.cuda else new, False)
     if not section.cuda:
         return
-    # generate compiles by itself where the cache is static and the device a GPU
+    # generate compiles automatically with a static cache on a GPU
     section.facts["compiling, s"] = section.clock(lambda: draw(new, True))
     while len(section.rows) < 4 and section.left > 0:
         measure(new, True)

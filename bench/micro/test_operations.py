@@ -88,9 +88,9 @@ def test_tree_attention(benchmark, backend, shape):
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tree_attention_with_a_window(benchmark, backend, windows, window):
-    """A layer with a window beside a full one, where texts are as long as it and longer."""
+    """A layer with a window and a full layer, for texts of one window and longer ones."""
     prompt, own = 64, windows * WINDOW - 64
-    # lengths are half of the mean at least, so that all samples have pages for as many tokens
+    # lengths are at least half of the mean, so all samples have pages for `own` tokens
     shape = JobShape("smollm2-135m", 9, 3, 64, 8, nodes=9, prompt=prompt, committed=2 * own)
     job = make(shape, DEVICE, torch.float32)
     job.slot_len.fill_(own)
