@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     engine = engine_of(args.shape, getattr(torch, args.dtype))
     every, rows = list(read_traces(args.traces))[: args.prompts], []
-    # what is compiled or measured once
+    # warm-up: compile, and measure once
     measure(engine, [cut(every[0], args.samples[0], 16)], args.samples[0], args.nodes, 1)
     for samples in args.samples:
         traces = [cut(trace, samples, args.tokens) for trace in every]

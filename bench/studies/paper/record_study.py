@@ -2,9 +2,9 @@
 
     python -m bench record_study [--seconds 900]
 
-Draws what `bench/traces/study.jsonl.gz` does not hold yet; it may be stopped and started again.
-Prompts are our own: `bench/prompts/` and the word problems of `bench.e2e.cpu`. A trace's problem is
-"task/number@temperature".
+Draws the samples that `bench/traces/study.jsonl.gz` does not have yet, so the run can be stopped
+and restarted. Prompts are our own: `bench/prompts/` and the word problems of `bench.e2e.cpu`. A
+trace's problem is "task/number@temperature".
 """
 
 import argparse
@@ -29,7 +29,7 @@ SHORT, LONG = 64, 96
 
 
 def wanted() -> list[dict]:
-    """Every prompt with its temperature, number of samples and limit."""
+    """Returns every prompt with its temperature, number of samples and limit."""
     entries = []
     for task in TASKS:
         entries += _entries(task, prompts(task), 0.7, 8, SHORT)
