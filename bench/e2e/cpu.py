@@ -142,7 +142,7 @@ def measure(
 
 
 class Transformers:
-    """`generate` of transformers on the same file or folder: one batch of n rows."""
+    """`generate` of transformers on the same file or folder, with one batch of n rows."""
 
     def __init__(self, path: str, tokenizer, dtype: torch.dtype):
         self.model = module(path, dtype)

@@ -32,7 +32,7 @@ def seconds(engine: csd.Engine, prompt: str, **options) -> tuple[float, csd.Samp
 
 
 def differing(out: csd.Samples, plain: csd.Samples) -> list[int]:
-    """Numbers of equal tokens before the first difference, of samples that differ."""
+    """For each sample that differs, the number of equal tokens before its first difference."""
     found = []
     for a, b in zip(out.tokens, plain.tokens, strict=True):
         if a != b:

@@ -13,7 +13,7 @@ SAMPLES = (16, 64)
 
 
 def run(section: Section) -> None:
-    """Random weights of the Llama shape: the time of a step does not depend on them."""
+    """Time the Llama shape with random weights, on which a step's time does not depend."""
     model = build(section)
     kept = {"transformers": transformers.__version__}
     missing = refusal(model)

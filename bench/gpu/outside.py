@@ -9,7 +9,7 @@ SAMPLES = 16
 
 
 def run(section: Section) -> None:
-    """Random weights of the Llama shape: the time of a step does not depend on them."""
+    """Time the Llama shape with random weights, on which a step's time does not depend."""
     model = build(section)
     prompt, new = (1024, 128) if section.cuda else (32, 4)
     ids = torch.randint(RECORDED_VOCAB, (SAMPLES, prompt), device=section.device)

@@ -148,7 +148,7 @@ def step_row(name: str, gpu_name: str, code: dict, samples: int, rows: int) -> d
 
 
 def pool(samples: int) -> int:
-    """Rows of a step without drafts."""
+    """Number of rows of a step without drafts: the smallest pool size that holds the samples."""
     return next(size for size in SIZES if size >= samples)
 
 

@@ -1,4 +1,4 @@
-"""A section of the benchmark: its file, its deadline, its rows."""
+"""A section of the benchmark: its file, deadline and rows."""
 
 import time
 from dataclasses import dataclass, field

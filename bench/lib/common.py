@@ -87,7 +87,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[dict]:
-    """Rows of both; a new one replaces an old one that agrees in `fields`."""
+    """Returns the rows of both; a new row replaces an old one that has equal `fields`."""
     named = {tuple(r[f] for f in fields): r for r in [*old, *new]}
     return list(named.values())
 

@@ -34,7 +34,7 @@ from csd.state.verdict import RUNNING, STOP, Verdict
 
 
 def cut(trace: Trace, samples: int, tokens: int | None = None) -> Trace:
-    """The first `samples` samples of a trace, `tokens` tokens of each at most."""
+    """Returns a trace with its first `samples` samples, at most `tokens` tokens of each."""
     return replace(
         trace,
         samples=[sample[:tokens] for sample in trace.samples[:samples]],

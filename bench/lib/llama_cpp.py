@@ -39,7 +39,7 @@ def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
         writer.add_key_value(name, value, field.types[0], inner)
     for tensor in reader.tensors:
         data = dequantize(tensor.data, tensor.tensor_type)
-        # llama.cpp keeps vectors in float32
+        # llama.cpp stores vectors in float32
         own = kind if data.ndim > 1 else GGMLQuantizationType.F32
         writer.add_tensor(tensor.name, quantize(data, own), raw_dtype=own)
     writer.write_header_to_file()

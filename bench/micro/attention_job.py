@@ -160,7 +160,7 @@ def make(shape: JobShape, device="cpu", dtype=torch.bfloat16, seed: int = 0) -> 
 
 
 def _tree(nodes: int, rng: random.Random) -> list[int]:
-    """Ancestor words of a random tree, as int64."""
+    """Ancestor bit masks of a random tree, as int64."""
     words = [1]
     for j in range(1, nodes):
         words.append(words[rng.randrange(j)] | 1 << j)

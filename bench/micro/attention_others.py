@@ -18,7 +18,7 @@ def flashinfer(job: Job):
     k, v = (x.contiguous() for x in prompt_of(job))
     *own, longest = own_of(job, multiple=1)
     counts = [n + s.nodes for n in job.lengths]
-    # a sample's committed keys, then its nodes, without a gap
+    # a sample's committed keys are directly followed by its nodes'
     own_k, own_v = (
         torch.cat(
             [
@@ -59,7 +59,7 @@ def xformers(job: Job):
     each = s.H // s.K
 
     def grouped(x, batch):
-        """[tokens, K, D] as [batch, .., K, H / K, D] without a copy."""
+        """View of [tokens, K, D] as [batch, .., K, H / K, D]."""
         return x.view(batch, -1, s.K, 1, s.D).expand(-1, -1, -1, each, -1)
 
     k, v = (grouped(x.contiguous(), 1) for x in prompt_of(job))

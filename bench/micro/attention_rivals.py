@@ -19,7 +19,7 @@ FEW = 128
 
 
 def prompt_of(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the prompt, [P, K, D] each."""
+    """Returns keys and values of the prompt, [P, K, D] each."""
     pages = -(-job.shape.prompt // PAGE)
     return tuple(x[:pages].flatten(0, 1)[: job.shape.prompt] for x in (job.k_pages, job.v_pages))
 

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         for job, work in (("training", training), ("decoding", decoding)):
             sides = {name: work(model, ids) for name, model in made.items()}
             for run in sides.values():
-                # compiles
+                # the first call compiles
                 run()
             seconds = alternated(sides, args.rounds)
             pairs = zip(seconds["stock"], seconds["csd"], strict=True)

@@ -140,7 +140,7 @@ def stamped(name: str, found: dict) -> dict:
 
 
 def schema_of(name: str) -> dict:
-    """The JSON schema of a format of KINDS."""
+    """Returns the JSON schema of a format of KINDS."""
     found = json_schema(KINDS[name])
     if name == "sample":
         found["properties"] = SCHEMA["properties"] | found["properties"]

@@ -36,7 +36,7 @@ ABOUT = "Draw many samples of a prompt, faster, with the tokens of plain samplin
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
-    """The parser of the command, and its subcommands."""
+    """Returns the parser of the command, and the action that has its subcommands."""
     parser = argparse.ArgumentParser(
         prog="csd", description=ABOUT, formatter_class=Help,
         epilog="csd COMMAND --help shows a command's flags, their defaults and examples",

@@ -19,7 +19,7 @@ _CONFIG = {
     "output_hidden_states": (None, False),
 }
 
-# model_kwargs that `generate` passes on its own
+# model_kwargs that `generate` itself adds
 _PASSED = {
     "attention_mask",
     "position_ids",
@@ -30,7 +30,7 @@ _PASSED = {
     "output_hidden_states",
 }
 
-# arguments of `generate` itself that change what is drawn
+# arguments of `generate` itself that change the samples
 _ARGUMENTS = (
     "assistant_model",
     "negative_prompt_ids",
@@ -74,7 +74,7 @@ def refuse_call(
     kwargs = caller.get("kwargs", {})
     if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         _refuse("inputs_embeds: csd drafts and verifies token ids; pass input_ids")
-    # generate derives it from the model and the process group when it is not given
+    # if it is not given, generate derives it from the model and the process group
     if synced_gpus or caller.get("synced_gpus"):
         _refuse("synced_gpus: gather the weights into a plain model on each rank")
     if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):

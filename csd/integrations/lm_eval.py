@@ -97,7 +97,7 @@ class CSDLM(HFLM):
         return texts
 
     def _parse(self, context: str, kwargs: dict) -> tuple[list[int], SamplingParams, list[str]]:
-        """Token ids, parameters and stop strings of a request."""
+        """Returns token ids, parameters and stop strings of a request."""
         given = normalize_gen_kwargs(kwargs, self.max_gen_toks)
         until = [s for s in _listed(given.pop("until", None)) if s]
         longest = given.pop("max_gen_toks")

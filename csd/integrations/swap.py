@@ -149,7 +149,7 @@ def _rotary(
     B, _, T, D = q.shape
     # under autocast the tables are wider than the projections, and so is the result
     dtype = torch.promote_types(q.dtype, cos.dtype)
-    # the projections give [B, T, heads, D]: these are views
+    # views: the projections' memory is [B, T, heads, D]
     rows = (x.to(dtype).transpose(1, 2).reshape(B * T, -1, D) for x in (q, k))
     tables = (x.to(dtype).expand(B, T, D).reshape(B * T, D) for x in (cos, sin))
     rotated = rotate(*rows, *tables)

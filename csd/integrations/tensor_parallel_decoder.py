@@ -117,7 +117,7 @@ class ParallelDecoder(Norms):
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, hidden]. Returns [R, V], the same on every rank."""
+        """Logits [R, V] of hidden states [R, hidden], the same on every rank."""
         found, divisor = self._link.exchange(lambda: self._head(hidden)), self.config.logit_divisor
         return found if divisor == 1 else found / divisor
 

@@ -152,7 +152,7 @@ class TreeCache:
             self._int32(rows), counts,
         )  # fmt: skip
         self._len = [n + len(p) for n, p in zip(self._len, paths, strict=True)]
-        # in place: trees hold this tensor
+        # in place, since trees refer to this tensor
         self.slot_len += counts
 
 

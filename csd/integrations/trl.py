@@ -175,7 +175,7 @@ def _log(trainer: Any, tokens: int, sample_steps: int, seconds: float) -> None:
 
 
 def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:
-    """The sample index of each row: copies on lower ranks come first."""
+    """Sample index of each row; copies of its prompt on lower ranks come first."""
     from accelerate.utils import gather_object
 
     everywhere = gather_object([Counter(map(tuple, rows))])

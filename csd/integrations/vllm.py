@@ -52,7 +52,8 @@ class Proposer:
             raise ValueError(f"num_speculative_tokens must be from 1 to {MAX_DEPTH}, got {k}")
         model, rows = vllm_config.model_config, vllm_config.scheduler_config.max_num_seqs
         self.length: int = model.max_model_len
-        # min_prob cuts chains by their cost, so a level costs all rows the same
+        # min_prob cuts chains by their path's probability, so all samples have the same decay per
+        # level (settle=0)
         made_for = WITH_HISTORY | {"settle": 0}
         config = GraphConfig(max_depth=k, min_prob=self.min_prob, **made_for)
         config = replace(config, capacity=capacity_for(rows * self.length, config))

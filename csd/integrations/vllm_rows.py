@@ -35,7 +35,7 @@ class Sample:
     group: Group
     number: int
     text: np.ndarray  # int32, prompt and tokens, with room for the model's length
-    length: int  # of the text
+    length: int  # tokens of the text
     new: list[int] = field(default_factory=list)  # tokens added by the latest call
     calls: int = 0  # number of calls with this sample
     last: int = 0  # the latest of these calls
@@ -78,7 +78,7 @@ class Rows:
         """
         self._call += 1
         found: dict[int, Sample] = {}
-        # most rows stay where they were
+        # first the samples that are in the same row as before, which most are
         for i, (text, new) in texts.items():
             sample = self._at.get(i)
             if sample and self._goes_on(sample, text[: text.size - new]):

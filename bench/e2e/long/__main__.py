@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace, cells: list[Cell]) -> None:
-    # not needed for a plan or a picture
+    # imported here, since a plan or a picture does not need them
     from bench.e2e.long.open_sides import open_sides
     from bench.e2e.long.rows import drawn_in_turns, recorded, shown
 

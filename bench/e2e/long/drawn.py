@@ -11,7 +11,7 @@ ENDED = 0.5
 
 @dataclass(slots=True)
 class Drawn:
-    """Samples of one call."""
+    """Samples of one call, and its seconds."""
 
     tokens: list[list[int]]
     ended: list[bool]  # per sample, True if an end token ended it

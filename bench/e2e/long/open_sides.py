@@ -127,7 +127,7 @@ def _open_vllm(
         try:
             side = Vllm(python, folder, opened.dtype, opened.ends, length, most, ngram)
         except RuntimeError as error:
-            # named, and the others are measured all the same
+            # recorded as left out; the other sides are still measured
             opened.left_out[name] = str(error)
             continue
         stack.callback(side.close)

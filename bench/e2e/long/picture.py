@@ -122,7 +122,7 @@ def _apart(places: dict[str, float], least: float = 16) -> dict[str, float]:
 
 
 def _bars(row: dict) -> list[str]:
-    """Two bars: the engine's gain over transformers, and the drafts' over the engine."""
+    """SVG of two bars: the engine's gain over transformers, and the drafts' over the engine."""
     sides, plain = fastest(row), row["tok/s"]["csd without drafts"]
     rivals = {name: side for name, side in sides.items() if name not in CSD}
     bars = []

@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
         for t in args.temperature or [None]:
             at = [trace for trace in traces if t in (None, trace.temperature)]
             files[name if t is None else f"{name}, T={t}"] = at[: args.problems]
-    # a file with fewer samples is replayed with those it has
+    # a file with fewer samples is replayed with all of them
     samples = {
         name: min(args.samples, *(len(t.samples) for t in traces)) for name, traces in files.items()
     }

@@ -90,7 +90,7 @@ class _Node:
     __slots__ = ("children", "count")
 
     def __init__(self):
-        self.children: dict[int, _Node] = {}  # the latest last
+        self.children: dict[int, _Node] = {}  # in order of insertion
         self.count = 0
 
     def enter(self, tokens) -> None:

@@ -73,7 +73,7 @@ def copy_of(name: str) -> torch.nn.Module:
 
 
 def drawn(engine, prompts: list, args, **options) -> dict:
-    """Tokens and steps of each problem; seconds of the whole call by phase."""
+    """Draw `prompts`; returns tokens and steps by problem, and the call's seconds by phase."""
     start = time.perf_counter()
     out = csd.generate(
         engine, prompts, num_samples=args.samples, max_new_tokens=args.tokens, seed=1, **options

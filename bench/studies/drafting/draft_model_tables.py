@@ -1,4 +1,4 @@
-"""The tables of a result of `python -m bench draft_model`."""
+"""Markdown tables of a result of `python -m bench draft_model`."""
 
 from bench.lib.common import interval, markdown
 from bench.studies.verification.verify_tables import tau
@@ -11,7 +11,7 @@ QUIET = 2.0
 
 
 def tables(result: dict) -> list[str]:
-    """Markdown, in the order of docs/draft_models.md."""
+    """Markdown tables, in the order of docs/draft_models.md."""
     out = []
     if "pool" in result:
         base = next(r for r in result["pool"] if r["drafter"] == "consensus")

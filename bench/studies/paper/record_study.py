@@ -24,7 +24,7 @@ TRACES = FOLDER / "study.jsonl.gz"
 PROMPTS = FOLDER.parent / "prompts"
 TASKS = ("code", "commonsense", "medical", "writing")
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0, 1.3)
-# new tokens a sample: short answers, and worked solutions
+# new tokens per sample, for short answers and for worked solutions
 SHORT, LONG = 64, 96
 
 
@@ -35,7 +35,7 @@ def wanted() -> list[dict]:
         entries += _entries(task, prompts(task), 0.7, 8, SHORT)
     entries += _entries("writing", prompts("writing"), 1.3, 8, SHORT)
     for t in TEMPERATURES:
-        # one temperature has the samples to vary their number
+        # temperature 0.7 has more samples, so that studies can vary their number
         entries += _entries("sums", PROBLEMS[:5], t, 32 if t == 0.7 else 8, LONG)
     return entries
 

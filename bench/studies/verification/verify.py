@@ -57,7 +57,7 @@ PARTS = ("pairs", "trees", "time")
 
 
 def acceptance(pairs: Pairs, k: int, generator) -> dict[str, torch.Tensor]:
-    """Scheme -> acceptance [n] of every pair, with k drafts."""
+    """Returns scheme -> acceptance [n] of every pair with k drafts."""
     q, p = pairs.target, pairs.proposal
     out = {"bound": optimal_acceptance(q, p, k)}
     out["canonical, whole"] = Canonical(None, None).acceptance(q, p, k)
@@ -114,7 +114,7 @@ def chats(count: int) -> list:
 
 
 def trees(engine, setting: str, args) -> list[dict]:
-    """Block efficiency of every verifier, at the same number of drafted rows."""
+    """Rows of the block efficiency of every verifier, with equal numbers of drafted rows."""
     rows = []
     prompts = chats(args.prompts)
     several = sorted(v for v, k in multi_draft.DRAWS.items() if k > 1)

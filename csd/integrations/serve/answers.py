@@ -1,4 +1,4 @@
-"""Choices, log-probabilities and usage, as OpenAI's clients read them."""
+"""Choices, log-probabilities and usage in OpenAI's format."""
 
 import math
 import threading
@@ -53,7 +53,7 @@ class Answer:
         return place * self.asked.samples + sample - handle.request.samples.start
 
     def whole(self, results: list[Samples]) -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
+        """Returns the answer to a request that is not streamed."""
         asked = self.asked
         choices = [
             self._choice(handle, sample)

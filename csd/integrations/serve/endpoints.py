@@ -165,7 +165,7 @@ async def tokenize(server: Server, request: Request) -> Response:
 
 
 async def detokenize(server: Server, request: Request) -> Response:
-    """The text of `tokens`."""
+    """Text of the token ids in `tokens`."""
     server.clients.owner(request)
     body = await read_body(request, server.limits)
     _tokenizer(server)
@@ -175,7 +175,7 @@ async def detokenize(server: Server, request: Request) -> Response:
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:
-    """The special tokens and the chat template, for clients that render messages themselves."""
+    """Special tokens and chat template, for clients that render messages themselves."""
     server.clients.owner(request)
     tokenizer = _tokenizer(server)
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")

@@ -127,7 +127,7 @@ def _read_bias(value: Any) -> Any:
 
 
 def _read_format(value: Any) -> Any:
-    """The JSON schema of a response format; None for plain text."""
+    """Returns the JSON schema of a response format; None for plain text."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return None
