@@ -7,7 +7,7 @@ from csd.cli.commands import add_command
 from csd.training.run import Recipe
 from csd.training.train_head import DTYPES, train_head
 
-# flags of the recipe, with their help texts
+# flags of the recipe, with what they are
 FLAGS = {
     "epochs": "how often a text is read",
     "batch": "tokens of a step; a longer text is cut there",
