@@ -1,6 +1,6 @@
 """The benchmarks by name: `python -m bench` lists them, `python -m bench NAME ...` runs one.
 
-Kernels alone, by pytest-benchmark: `pytest bench/micro --benchmark-only`.
+`pytest bench/micro --benchmark-only` times the kernels alone with pytest-benchmark.
 """
 
 import ast
@@ -19,7 +19,7 @@ FLOORS = {
 
 
 def commands() -> dict[str, Path]:
-    """The files that are commands, by name, floor by floor."""
+    """Returns the files that are commands, by name, ordered by folder of FLOORS."""
     found: dict[str, Path] = {}
     for floor in FLOORS:
         for path in sorted((ROOT / "bench" / floor).rglob("*.py")):
@@ -32,12 +32,12 @@ def commands() -> dict[str, Path]:
 
 
 def _documented(path: Path) -> bool:
-    """True if it is for people: processes that a benchmark starts have no usage to show."""
+    """True if the file's docstring has its usage; scripts that only benchmarks start have none."""
     return "python -m bench" in (ast.get_docstring(ast.parse(path.read_text())) or "")
 
 
 def index() -> str:
-    """A line for each command, by floor."""
+    """Returns the index of commands, one line per command, by folder."""
     found, lines = commands(), []
     for floor, title in FLOORS.items():
         names = [n for n, p in found.items() if p.relative_to(ROOT / "bench").parts[0] == floor]

@@ -1,14 +1,14 @@
-"""The cost of constraints: seconds a token with each of them and without, drafted and plain.
+"""Cost of constraints: seconds per token with each of them and without, drafted and plain.
 
     python -m bench constraints [MODEL] [--samples 8] [--rounds 5] [--before CHECKOUT] --json F
 
-SmolLM2-135M when no model is given. The sides take turns within each round, on one thread, and are
-timed in CPU seconds of the process, which another process on the machine hardly changes. "price" is
-seconds a token over those without constraints, the median over rounds: of plain steps, where it is
-the price of a row, and of steps with drafts (budget "auto"), where texts of other lengths and other
-tau are compared. JSON needs llguidance. With --before, this checkout without constraints is timed
-against another one, such as the last before there were any, in processes that take turns: "price"
-is then what constraints cost where none is asked for.
+SmolLM2-135M when no model is given. The sides alternate within each round, on one thread, and are
+timed in CPU seconds of the process, which other processes on the machine hardly change. "price" is
+the ratio of seconds per token to those without constraints, the median over rounds: for plain
+steps, where it is the cost of a row, and for steps with drafts (budget "auto"), where the compared
+texts differ in length and tau. JSON needs llguidance. With --before, this checkout without
+constraints is timed against another one, such as the last before constraints were added, in
+alternating processes: "price" is then the cost of constraints for a call that uses none.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def run(engine: csd.Engine, samples: int, rounds: int, tokens: int) -> list[dict
                     max_new_tokens=tokens, seed=i, **asked, **options,
                 )  # fmt: skip
                 spent = (time.process_time() - start) / out.stats.tokens
-                # the first round allocates, measures and compiles
+                # warm-up: the first round allocates, measures and compiles
                 if i:
                     took.setdefault((side, how), []).append(spent)
                     tau.setdefault((side, how), []).append(out.stats.tokens_per_step)
@@ -81,7 +81,7 @@ def run(engine: csd.Engine, samples: int, rounds: int, tokens: int) -> list[dict
 
 
 class Checkout:
-    """A process that runs the csd of a folder, without constraints."""
+    """Process that runs the csd of a folder, without constraints."""
 
     def __init__(self, folder: Path, model: str, samples: int, tokens: int):
         self.folder = folder.resolve()
@@ -93,7 +93,7 @@ class Checkout:
         )  # fmt: skip
 
     def seconds(self, seed: int, options: dict) -> float:
-        """CPU seconds a token."""
+        """Returns CPU seconds per token."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps([seed, options]), file=self._process.stdin, flush=True)
         spent, file = json.loads(self._process.stdout.readline())
@@ -106,13 +106,13 @@ class Checkout:
 
 
 def run_unused(before: str, model: str, samples: int, rounds: int, tokens: int) -> list[dict]:
-    """Prices of this checkout over another one, where no constraint is asked for."""
+    """Rows with the ratio of this checkout's times to another one's, without constraints."""
     here = Path(__file__).parents[2]
     sides = [Checkout(Path(folder), model, samples, tokens) for folder in (before, here)]
     prices: dict[str, list[float]] = {how: [] for how in HOW}
     for i in range(rounds + 1):
         for how, options in HOW.items():
-            # neither is always first
+            # the two alternate in who runs first
             order = sides if i % 2 else sides[::-1]
             took = {side: side.seconds(i, options) for side in order}
             if i:

@@ -1,6 +1,6 @@
-"""A checkout's csd without constraints: `python constraints_worker.py MODEL SAMPLES TOKENS`.
+"""Time a checkout's csd without constraints: `python constraints_worker.py MODEL SAMPLES TOKENS`.
 
-PYTHONPATH selects the checkout. Reads lines of JSON, [seed, options], and writes CPU seconds a
+PYTHONPATH selects the checkout. Reads lines of JSON, [seed, options], and writes CPU seconds per
 token for each.
 """
 
@@ -13,7 +13,7 @@ PROMPT = "Describe a novel as JSON, with title, author, year, genres and a revie
 
 
 def main(model: str, samples: str, tokens: str) -> None:
-    # what prints writes to standard error
+    # answers get a copy of standard output; other prints go to standard error
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch

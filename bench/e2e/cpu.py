@@ -3,14 +3,14 @@
     python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--nodes auto 8]
         [--pairs 9] [--llama] [--json FILE]
 
-SmolLM2-135M-Instruct when no model is given; all sides in `--dtype`, or else the one that csd takes
-on this machine. Word problems and code, prompts of our own, at temperature 0.7, `--tokens` new
-tokens a sample at most. `--exact on off` runs csd with and without; by default as the engine
-chooses. Each pair draws the same samples with csd and without speculation, in alternating order,
-then `transformers` draws as many in one batch, and with `--llama` llama.cpp does
-(`pip install llama-cpp-python`; of a GGUF file). `--nodes` has the drafted tokens of a step, a row
-for each. Reported are medians over the pairs and the median of the paired ratios with its bootstrap
-interval.
+SmolLM2-135M-Instruct when no model is given; all sides run in `--dtype`, by default the one that
+csd selects on this machine. The prompts are our own word problems and code tasks, at temperature
+0.7, with at most `--tokens` new tokens per sample. `--exact on off` runs csd with exact=True and
+False; by default the engine chooses. Each pair draws the same samples with csd with and without
+speculation, in alternating order; then `transformers` draws as many in one batch, and with
+`--llama` llama.cpp does (`pip install llama-cpp-python`; needs a GGUF file). `--nodes` lists
+numbers of drafted tokens per step, with one row for each. The report has medians over the pairs and
+the median of the paired ratios with its bootstrap interval.
 """
 
 import argparse
@@ -98,7 +98,7 @@ TASKS = {"words": lambda: PROBLEMS, "code": code}
 def measure(
     engine, others: dict, prompts: list[str], n: int, nodes: list[str], pairs: int, tokens: int
 ) -> list[dict]:
-    """Tokens per second of all sides for n samples, a row for each of `nodes`."""
+    """Tokens per second of all sides for n samples, one row for each of `nodes`."""
     rates = {name: [] for name in (*nodes, "plain", *others)}
     taus, equal = {name: [] for name in nodes}, dict.fromkeys(nodes, 0)
     for i in range(pairs):
@@ -142,14 +142,14 @@ def measure(
 
 
 class Transformers:
-    """`generate` of transformers on the same file or folder: one batch of n rows."""
+    """`generate` of transformers on the same file or folder, with one batch of n rows."""
 
     def __init__(self, path: str, tokenizer, dtype: torch.dtype):
         self.model = module(path, dtype)
         self.tokenizer = tokenizer
 
     def draw(self, chat, n: int, tokens: int, seed: int) -> float:
-        """Tokens per second; a row counts up to its end token."""
+        """Returns tokens per second; tokens after a row's end token do not count."""
         torch.manual_seed(seed)
         ids = self.tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -167,7 +167,7 @@ class Transformers:
 
 
 def module(model: str, dtype: torch.dtype):
-    """The model as transformers loads it."""
+    """Load the model with transformers."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
     path, options = Path(model), {}

@@ -2,11 +2,12 @@
 
     python -m bench exact [MODEL] [--dtypes bfloat16 float32] [--samples 4 8] --json F
 
-SmolLM2-135M when no model is given, word problems at temperature 0.7. The sides take turns within
-each round, on one thread, and are timed in CPU seconds of the process, which another process on the
-machine hardly changes. "price" is exact over not exact, the median over rounds, for plain steps and
-for steps with drafts. Beside it, of the samples drawn with `budget="auto"`: the share that differs
-from plain sampling by the same engine, and after how many tokens the first of them does.
+SmolLM2-135M when no model is given, word problems at temperature 0.7. The sides alternate within
+each round, on one thread, and are timed in CPU seconds of the process, which other processes on the
+machine hardly change. "price" is the time with exact=True over that without, the median over
+rounds, for plain steps and for steps with drafts. For the samples drawn with `budget="auto"`, a row
+also has the share that differs from plain sampling by the same engine, and the number of tokens
+before the earliest difference.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from bench.e2e.cpu import PROBLEMS
 from bench.lib.common import finish, table
 from csd.models.demo import smollm2_path
 
-# drafted tokens of a step, over all samples
+# drafted tokens per step, over all samples
 NODES = 24
 
 
@@ -31,7 +32,7 @@ def seconds(engine: csd.Engine, prompt: str, **options) -> tuple[float, csd.Samp
 
 
 def differing(out: csd.Samples, plain: csd.Samples) -> list[int]:
-    """Numbers of equal tokens before the first difference, of samples that differ."""
+    """For each sample that differs, the number of equal tokens before its first difference."""
     found = []
     for a, b in zip(out.tokens, plain.tokens, strict=True):
         if a != b:
@@ -54,7 +55,7 @@ def row(engines: dict[bool, csd.Engine], samples: int, rounds: int, tokens: int)
             outs = {}
             for name, how in sides.items():
                 spent, outs[name] = seconds(engine, prompt, **options, **how)
-                # the first round allocates, measures and compiles
+                # warm-up: the first round allocates, measures and compiles
                 if i:
                     took.setdefault((exact, name), []).append(spent)
             parted[exact] += differing(outs["auto"], outs["plain"])

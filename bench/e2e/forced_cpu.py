@@ -1,12 +1,13 @@
-"""A shape without its weights on a CPU: recorded samples, committed with drafts and without.
+"""Speed of a model's shape with random weights on a CPU, which commits recorded samples.
 
     python -m bench forced_cpu TRACES [--shape qwen2.5-0.5b] [--samples 4 8] [--nodes auto 32 64]
         [--prompts 4] [--tokens 96] [--pairs 3] [--json F]
 
-Every step runs whole, with random weights, and commits what the trace recorded
-(`bench/lib/forced.py`), so its tokens and noise are the recorded ones and its time is the shape's.
-The sides take turns. Reported are medians over prompts and pairs of the paired ratios of tokens per
-second to those without drafts, with their bootstrap interval, and tau. A trace must be csd's own.
+Every step runs completely, with random weights, and commits the tokens of the trace
+(`bench/lib/forced.py`), so tokens and noise are the recorded ones and the time is that of the
+shape. Runs with and without drafts alternate. The report has tau and the ratio of tokens per second
+with drafts to those without, the median over prompts and pairs with its bootstrap interval. csd
+must have recorded the trace.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def engine_of(shape: str, dtype: torch.dtype) -> csd.Engine:
 def measure(
     engine: csd.Engine, traces: list[Trace], samples: int, nodes: list[str], pairs: int
 ) -> list[dict]:
-    """A row for each kind of budget."""
+    """Returns one row for each of `nodes`."""
     ratios: dict[str, list[float]] = {name: [] for name in nodes}
     rates: dict[str, list[float]] = {name: [] for name in ("none", *nodes)}
     taus: dict[str, list[float]] = {name: [] for name in nodes}
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     engine = engine_of(args.shape, getattr(torch, args.dtype))
     every, rows = list(read_traces(args.traces))[: args.prompts], []
-    # what is compiled or measured once
+    # warm-up: compile, and measure once
     measure(engine, [cut(every[0], args.samples[0], 16)], args.samples[0], args.nodes, 1)
     for samples in args.samples:
         traces = [cut(trace, samples, args.tokens) for trace in every]

@@ -1,12 +1,12 @@
-"""Seconds of a step's layer with a state: trees of drafts beside roots alone.
+"""Seconds of one layer with a state in a step: trees of drafts, compared to roots alone.
 
     python -m bench mixer_step [--slots N ..] [--nodes N] [--layers N] [--rounds N] [--json F]
 
-The part of a mixer that is csd's, convolution and gated delta rule, at the sizes of Qwen3-Next's
-layers in float32 on a CPU, without the projections before and behind it. Each slot is 300 tokens
-into its text. "nodes" has N rows in trees over the slots; "roots" a row a slot; "rows" as many
-roots as nodes, of as many slots. A figure is the median of alternated rounds over layers that no
-cache holds; a ratio, that of each round's.
+csd's part of a mixer, convolution and gated delta rule, at the sizes of Qwen3-Next's layers in
+float32 on a CPU, without the projections before and after it. Each slot has a text of 300 tokens.
+"nodes" has N rows in trees over the slots, "roots" one row per slot, and "rows" as many roots as
+"nodes" has rows, each in its own slot. A figure is the median over alternated rounds, with more
+layers than fit in the cache; a ratio is the median of the rounds' ratios.
 """
 
 import argparse

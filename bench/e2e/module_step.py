@@ -1,10 +1,11 @@
-"""Seconds of the module decoder's pass over a step's rows, beside the module's own forward.
+"""Seconds of the module decoder's pass over a step's rows, compared to the module's own forward.
 
     python -m bench module_step [--rows N ..] [--rounds N] [--dtype float32] [--json F]
 
-A random Qwen2.5-0.5B shape on a CPU, 8 samples in flight behind a prompt of 128 tokens. The
-module's own forward is over as many tokens, with a mask and without a cache, so it attends to fewer
-keys. A figure is the median of alternated rounds; the ratio, that of each round's.
+Qwen2.5-0.5B's shape with random weights on a CPU, 8 samples in flight after a prompt of 128 tokens.
+The module's own forward runs over as many tokens, with a mask and without a cache, so it attends to
+fewer keys. A figure is the median over alternated rounds; the ratio is the median of the rounds'
+ratios.
 """
 
 import argparse

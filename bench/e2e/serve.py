@@ -1,4 +1,4 @@
-"""csd serve on a CPU: through HTTP against `csd.generate`, and n as a group against n scattered.
+"""csd serve on a CPU: HTTP compared to `csd.generate`, and n as a group to n separate requests.
 
     python -m bench serve [MODEL] [--n 8] [--clients 16] [--pairs 9] [--tokens 100]
         [--with KIND PYTHON] [--beside URL NAME] [--json FILE]
@@ -6,17 +6,17 @@
 SmolLM2-135M-Instruct when no model is given, word problems at temperature 0.7. All sides draw the
 same samples on one engine, in alternating order:
 
-    one       one client asks for n, through HTTP and by `csd.generate`
-    clients   clients at once, each for n choices of a prompt of its own, and each of these choices
-              as a request of its own that shares with no other
+    one       one request for n choices, through HTTP and with `csd.generate`
+    clients   simultaneous clients, each with its own prompt and n choices in one request, and each
+              of these choices as a separate request that shares with no other
 
 `--with`, once or more, starts another server of the same model in the environment of a Python: vllm
 (`make .venv-vllm/.installed`: .venv-vllm/bin/python), transformers (`pip install
 transformers[serving]`) or llama (`pip install 'llama-cpp-python[server]'`). `--beside` names one
-that runs already (http://host:port/v1, the model's name there). All of them get the clients'
-requests in the same rounds: one that does not draw n choices gets n requests for one. Reported are
-tokens per second, medians over the rounds, and the median of the paired ratios with its bootstrap
-interval.
+that is already running (http://host:port/v1, the model's name there). All of them get the clients'
+requests in the same rounds; a server that does not draw n choices gets n requests for one. The
+report has tokens per second, medians over the rounds, and the median of the paired ratios with its
+bootstrap interval.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main() -> None:
 def started(
     model: csd.Engine, args: argparse.Namespace, stack: ExitStack
 ) -> dict[str, tuple[str, str]]:
-    """The servers of `--with`, by kind."""
+    """Start the servers of `--with`; returns (URL, model name) by kind."""
     if not args.start:
         return {}
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -106,12 +106,12 @@ def started(
 
 def chat(i: int) -> list[dict]:
     text = PROBLEMS[i % len(PROBLEMS)]
-    # of as many clients as there are, each has a prompt of its own
+    # each client has its own prompt; problems that repeat get a number
     return [{"role": "user", "content": f"{text} ({i})" if i >= len(PROBLEMS) else text}]
 
 
 def ask(place: tuple[str, str], i: int, n: int, tokens: int, **more) -> int:
-    """The new tokens of a request, which it waits for."""
+    """Send a request, wait for its answer, and return its number of new tokens."""
     url, name = urlsplit(place[0]), place[1]
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=3600)
     body = dict(model=name, messages=chat(i), n=n, temperature=0.7, max_tokens=tokens)
@@ -149,7 +149,7 @@ def crowds(
     own: tuple[str, str], others: dict[str, tuple[str, str]], args: argparse.Namespace
 ) -> list[dict]:
     def seed(place: tuple[str, str], i: int) -> dict:
-        # vLLM ends on a CPU where a request with a seed waits for the rest of its prompt
+        # vLLM crashes on a CPU if a request with a seed waits for the rest of its prompt
         return {"seed": i} if place == own else {}
 
     def grouped(place: tuple[str, str]) -> int:
@@ -174,7 +174,7 @@ def crowds(
     def draws_groups(place: tuple[str, str]) -> bool:
         try:
             return ask(place, 0, 2, 2) > 0
-        # a server that refuses n, or draws one choice all the same
+        # the server refuses n, or draws one choice nevertheless
         except RuntimeError:
             return False
 
@@ -189,12 +189,12 @@ def crowds(
 def compared(
     name: str, sides: dict[str, Callable[[int], int]], pairs: int, args: argparse.Namespace
 ) -> list[dict]:
-    """A row of the first side over each other one; each runs once before it is timed."""
+    """Rows that compare the first side to each other one; each side runs once as a warm-up."""
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for draw in sides.values():
         draw(0)
     for i in range(pairs):
-        # each begins in its turn
+        # each side is the first in some rounds
         turn = [*sides][i % len(sides) :] + [*sides][: i % len(sides)]
         for side in turn if i % 2 else turn[::-1]:
             rates[side].append(rate(lambda side=side, i=i: sides[side](i)))

@@ -3,13 +3,13 @@
     python -m bench step_parts [MODEL] [--samples 1 4 8 16] [--nodes 0 32 64] [--dtype D]
         [--kernels default reference] [--json F]
 
-A real generation, word problems at temperature 0.7, with a fixed number of drafted nodes a step;
-the milliseconds are medians over its steps once the first `SKIP` are over. "products" are the
-layers' matrix products, "layers" what is left of the forward pass beside them, attention and the
-head: for these operations are called one by one, as "one by one" has the whole step. "step" is that
-of an engine nobody looks into, which on a CPU may run all layers in one call, and "over products"
-that by all of its matrix products, the head's included. SmolLM2-135M when no model is given. All
-engines take turns; figures are medians of ROUNDS.
+A real generation, word problems at temperature 0.7, with a fixed number of drafted nodes per step;
+the milliseconds are medians over its steps after the first `SKIP`. "products" are the layers'
+matrix products, and "layers" is the rest of the forward pass without products, attention and head.
+To time these parts, operations are called one by one; "one by one" is the whole step in that mode.
+"step" is the step of an engine without such timing, which on a CPU may run all layers in one call,
+and "over products" its ratio to the time of all matrix products, the head's included. SmolLM2-135M
+when no model is given. All engines alternate; figures are medians of ROUNDS.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 class Timed(csd.Engine):
-    """An engine that keeps the seconds of each part of each step, or with parts=False of phases."""
+    """Engine that records each step's seconds by part, or with parts=False only by phase."""
 
     def __init__(self, *args: Any, parts: bool = True, **options: Any):
         super().__init__(*args, **options)
@@ -84,7 +84,7 @@ class Timed(csd.Engine):
         return call
 
     def milliseconds(self) -> dict[str, float]:
-        """Medians over the last call's steps; the phases are running sums."""
+        """Median milliseconds over the last call's steps, from running sums of the phases."""
         found: dict[str, list[float]] = defaultdict(list)
         for before, step in pairwise(self.steps[SKIP:]):
             for name in ("products", "head", "attention"):
@@ -95,7 +95,7 @@ class Timed(csd.Engine):
 
 
 def row(engine: Timed, whole: Timed, samples: int, nodes: int, tokens: int) -> dict:
-    """engine: timed in parts; whole: the same, in phases."""
+    """Returns one row. engine: timed by part; whole: an equal engine, timed by phase."""
     chat = [{"role": "user", "content": PROBLEMS[0]}]
     for each in (engine, whole):
         each.generate(

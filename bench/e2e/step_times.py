@@ -1,13 +1,13 @@
-"""Seconds of a step by its rows, as an engine measures them when it starts.
+"""Seconds of a step by its number of rows, as an engine measures them when it starts.
 
     python -m bench step_times [MODEL] [--rounds N] [--profile ROWS] [--json F]
 
 Forward and verify over empty caches; SmolLM2-135M when no model is given. `csd replay --cost F`
-takes the file, whose `seconds` are those of csd as it comes. Beside them on a CPU, in turns: the
-model in float32 and in bfloat16 with plain weights, as a module of the user's has them, and in
-float32 with packed ones (`csd/models/pack.py`). A side's figure is the least of all rounds, a ratio
-to float32 with plain weights the median of the rounds' ratios. --profile prints the operations of
-one step that take longest.
+reads the file, whose `seconds` are those of csd with default options. On a CPU it also has, in
+alternated rounds, the model in float32 and in bfloat16 with plain weights, as in a user's module,
+and in float32 with packed ones (`csd/models/pack.py`). A side's figure is the minimum of all
+rounds, and a ratio to float32 with plain weights is the median of the rounds' ratios. --profile
+prints the operations of one step that take longest.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def sides(model: str) -> dict[str, csd.Engine]:
-    """Engines by the name of their result; `seconds` is csd as it comes."""
+    """Engines by the name of their result; `seconds` is csd with default options."""
     engines = {"seconds": csd.Engine(model)}
     if engines["seconds"].device.type == "cpu":
         for dtype in (torch.float32, torch.bfloat16):
@@ -66,14 +66,14 @@ def sides(model: str) -> dict[str, csd.Engine]:
 
 
 def speed_ups(base: list, other: list) -> list[float]:
-    """At each number of rows, the median over the rounds of how many times as fast `other` is."""
+    """Speed-up of `other` over `base` at each number of rows, the median over rounds."""
     ratios = ([a / b for a, b in zip(x.seconds, y.seconds, strict=True)]
               for x, y in zip(base, other, strict=True))  # fmt: skip
     return [statistics.median(each) for each in zip(*ratios, strict=True)]
 
 
 def profile(engine: csd.Engine, rows: int, steps: int = 10) -> str:
-    """Operations by their own time, of steps over slots that hold nothing."""
+    """Table of operations by self time, for steps over empty slots."""
     from torch.profiler import ProfilerActivity
 
     from csd.engine.step_timing import time_steps

@@ -1,1 +1,1 @@
-"""Measurements of csd on a GPU, a file per section: `python -m bench.gpu --out DIR`."""
+"""Measurements of csd on a GPU, one file per section: `python -m bench.gpu --out DIR`."""

@@ -2,12 +2,12 @@
 
     python -m bench.gpu --out DIR [--minutes 30] [--only SECTION ..] [--vllm PYTHON] [--device cpu]
 
-Sections of falling value, each with a time box, each writing DIR/SECTION.json row by row: a run
-that is killed keeps what it has. On a GPU a section is a process of its own, so that a fault in one
-leaves the others alone, and its children end with it. The exit code is 0 where no section failed
-and parity, if it was asked for, is complete. Tokens come from `bench/traces/`: figures are
-speed-ups at those traces' tau, never of the text of the shapes' real weights. CSD_COMMIT names the
-commit in the files where there is no .git.
+The sections run in the order of their value, each with a time limit (its box), and each writes
+DIR/SECTION.json row by row, so a killed run keeps its rows. On a GPU each section is a separate
+process, so that a fault in one does not affect the others, and its children end with it. The exit
+code is 0 if no section failed and parity, if selected, is complete. Tokens come from
+`bench/traces/`: figures are speed-ups at those traces' tau, never on text of the shapes' real
+weights. CSD_COMMIT names the commit in the files where there is no .git.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from bench.gpu.processes import run_groups
 from bench.gpu.section import Section
 from bench.lib.common import finish, table, write
 
-# before its box closes, for a section to end by itself
+# seconds before its box closes at which a section should end by itself
 GRACE = 3
 SHOWN = ("shape", "N", "tau", "tokens/s", "plain tokens/s", "speedup", "ideal speedup", "step ms",
          "roofline share", "plain roofline share")  # fmt: skip
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--vllm needs --minutes 30, or --only vllm")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.section:
-        # a process of its own has spent some of its box on imports, and is ended when it closes
+        # the process has used part of its box for imports, and is killed when the box closes
         return run_here(args, args.section, args.seconds - (time.time() - args.began) - GRACE)
     start = time.perf_counter()
     apart = args.processes or args.device == "cuda"
@@ -96,19 +96,19 @@ def run_apart(args, names: list[str], seconds: float) -> None:
         path = args.out / f"{name}.json"
         found = json.loads(path.read_text()) if path.exists() else {"section": name, "rows": []}
         if code and found.get("status") != "failed":
-            # killed from outside, or by a fault that Python could not catch
+            # killed by another process, or by a fault that Python cannot catch
             found |= {"status": "failed", "error": f"the process ended with code {code}"}
             write(found, path, indent=1)
 
 
 def report(args, names: list[str], seconds: float) -> int:
-    """The table, the plots, and one JSON line; the exit code."""
+    """Print the table and one JSON line, and draw the plots; returns the exit code."""
     found = {}
     for name in names:
         path = args.out / f"{name}.json"
         found[name] = json.loads(path.read_text()) if path.exists() else {"rows": []}
     status = {
-        # what a box has cut is still "running" in its file, or has none yet
+        # a section that was cut at its box's end is "running" in its file, or has no file
         name: {"running": "cut"}.get(data.get("status", "cut"), data.get("status", "cut"))
         for name, data in found.items()
     }
@@ -143,6 +143,6 @@ def report(args, names: list[str], seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    # as an interrupt does, so that sections are ended
+    # raises SystemExit, so that sections are ended as after an interrupt
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""Measured figures beside predicted ones, so that a run shows where a prediction has failed.
+"""Comparison of measured and predicted figures, which shows where a prediction has failed.
 
 Predictions are those of bench/results/gpu_predicted.json (`python -m bench predictions`). A ratio
-is what was measured over what was predicted.
+is the measured over the predicted figure.
 """
 
 import json
@@ -11,20 +11,20 @@ PREDICTED = Path(__file__).parents[1] / "results" / "gpu_predicted.json"
 
 
 def of_gpu(name: str | None, path: Path = PREDICTED) -> list[dict]:
-    """Predicted rows of a device by its name; none of one that has no prediction."""
+    """Returns the predicted rows of a device by its name; [] for one without a prediction."""
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     return [row for row in rows if name and row["gpu"] in name]
 
 
 def compared(found: dict[str, dict], predicted: list[dict]) -> list[dict]:
-    """Rows of all sections' figures that have a prediction; found: the sections' files."""
+    """Rows of all figures that have a prediction. found: contents of the sections' files."""
     rows = []
     steps = [p for p in predicted if p["section"] == "end_to_end"]
     for row in found.get("end_to_end", {}).get("rows", []):
         near = [p for p in steps if (p["shape"], p["N"]) == (row["shape"], row["N"])]
         for figure, size in (("step ms", row.get("rows")), ("plain step ms", 0)):
             if near and size is not None and row.get(figure):
-                # the pool of a step without drafts is the smallest
+                # the smallest pool is that of a step without drafts
                 best = min(near, key=lambda p: abs(p["rows"] - size) if size else p["rows"])
                 rows.append(_row(f"{row['shape']} N={row['N']} M={best['rows']}", figure,
                                  row[figure], best["step ms"]))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Attention at twelve shapes against what others compose for the same job."""
+"""Attention at twelve shapes, compared to other libraries' operations for the same job."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from bench.gpu.section import Section
 
-# provider -> the module it imports, and how to install it beside this torch
+# provider -> the module that it imports, and how to install it with this torch
 OTHERS = {"flashinfer": ("flashinfer", "pip install flashinfer-python")}
 
 

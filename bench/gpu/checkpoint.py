@@ -1,6 +1,6 @@
-"""A real checkpoint, where the machine has one: tokens per second and tau on the recorded prompts.
+"""Tokens per second and tau of a real checkpoint, if the machine has one, on recorded prompts.
 
-Forced traces time a shape; here the model's own answers decide how much is drafted.
+Forced traces time only a shape; here the model's own answers determine how much is drafted.
 """
 
 import json
@@ -17,14 +17,14 @@ from bench.lib.record import PROMPTS
 from csd.models.config import FAMILIES
 
 SAMPLES = (16, 64, 1, 4)
-# word problems, and tokens of an answer at most
+# number of word problems, and most tokens of an answer
 COUNT, NEW = 20, 256
-# of the device's memory, for weights
+# largest share of the device's memory for weights
 SHARE = 0.6
 
 
 def run(section: Section) -> None:
-    """A row a number of samples: all prompts with drafts and without, one after the other."""
+    """Add one row per number of samples: all prompts in turn, with drafts and without."""
     found = largest(section)
     if found is None:
         section.add(note="no checkpoint of csd's families in the Hugging Face cache",
@@ -42,9 +42,9 @@ def run(section: Section) -> None:
 
 
 def largest(section: Section) -> tuple[str, Path] | None:
-    """Name and folder of the largest model in the cache that csd runs and the device holds.
+    """Name and folder of the largest model in the cache that csd runs and that fits the device.
 
-    Nothing is asked of the network.
+    Does not use the network.
     """
     try:
         repositories = scan_cache_dir().repos
@@ -73,7 +73,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def measured(section: Section, engine: csd.Engine, samples: int) -> dict:
-    """Seconds and tokens of drafted and plain calls over as many prompts as there is time for."""
+    """Rates of calls with drafts and without, over as many prompts as fit the time."""
     with PROMPTS.open() as lines:
         texts = [json.loads(line)["prompt"] for line in islice(lines, COUNT)]
     chat = getattr(engine.tokenizer, "chat_template", None) is not None
@@ -83,7 +83,7 @@ def measured(section: Section, engine: csd.Engine, samples: int) -> dict:
     steps = done = 0
 
     def draw(prompt, speculate: bool):
-        """Seconds and result, of a second call where the first captured graphs."""
+        """Seconds and result of a call; of a second call if the first captured graphs."""
 
         def once():
             outs = []
@@ -95,10 +95,10 @@ def measured(section: Section, engine: csd.Engine, samples: int) -> dict:
 
         return settled(engine, once)
 
-    # everything is compiled, measured and captured before it is timed
+    # warm-up: compile, measure and capture before the timing
     for speculate in (True, False):
         draw(prompts[0], speculate)
-    # each number of samples has an equal part of the box
+    # each number of samples gets an equal part of the remaining time
     until = section.left - section.left / (len(SAMPLES) - len(section.rows))
     for prompt in prompts:
         if done and section.left <= until:

@@ -1,6 +1,6 @@
-"""The kernels of a step at the sections' shapes, compiled by all cores before anything else.
+"""Compilation of a step's kernels at the sections' shapes, on all cores, before other sections.
 
-Triton alone compiles at the first launch, one kernel after another.
+Otherwise Triton compiles at first launches, one kernel after another.
 """
 
 import os
@@ -16,15 +16,15 @@ from bench.lib import shapes
 
 
 def run(section: Section) -> None:
-    """A row a kernel: the figures of `make aot`, by the compiler of this machine."""
+    """Add one row per kernel: the figures of `make aot`, from this machine's compiler."""
     if not section.cuda:
         section.skip("kernels are compiled for a GPU: `make aot` does so without one")
         return
-    # binaries are a chip's own: none of another's is found in the cache
+    # the cache distinguishes binaries by chip
     target = chip()
     section.facts["target"] = target
     cores = len(os.sched_getaffinity(0))
-    # in float32 the model whose generations `parity` compares, which comes next
+    # float32 for the model whose generations the next section, `parity`, compares
     tiny = Shape.of("tiny", shapes.SHAPES["tiny"])
     tasks = [(target, "fp32", tiny)] + [(target, "bf16", shape) for shape in SHAPES[:2]]
     try:
@@ -40,7 +40,7 @@ def run(section: Section) -> None:
 
 
 def chip() -> str:
-    """The device's name among compilers' targets: sm_90, sm_120, gfx942, .."""
+    """Compiler target of the device: sm_90, sm_120, gfx942, .."""
     if torch.version.hip:
         return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
     major, minor = torch.cuda.get_device_capability()

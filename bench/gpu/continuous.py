@@ -1,4 +1,4 @@
-"""`transformers` generate_batch, its continuous batching, at 16 and 64 samples of one prompt."""
+"""Continuous batching of `transformers`, generate_batch, at 16 and 64 samples of one prompt."""
 
 import inspect
 
@@ -13,7 +13,7 @@ SAMPLES = (16, 64)
 
 
 def run(section: Section) -> None:
-    """Random weights of the Llama shape: the time of a step does not depend on them."""
+    """Time the Llama shape with random weights, on which a step's time does not depend."""
     model = build(section)
     kept = {"transformers": transformers.__version__}
     missing = refusal(model)
@@ -30,12 +30,12 @@ def run(section: Section) -> None:
             section.add(N=samples, prompt=prompt, new_tokens=new, **kept,
                         **measured(section, model, ids, samples, new))  # fmt: skip
         except Exception as error:
-            # another library's: it is a result
+            # an error of another library is a result
             section.add(N=samples, note=f"{type(error).__name__}: {error}"[:300], **kept)
 
 
 def refusal(model) -> str | None:
-    """The reason for which this version of `transformers` cannot, or None."""
+    """Reason why this version of `transformers` cannot run the section, or None."""
     if not hasattr(model, "generate_batch"):
         return "this version has no generate_batch"
     known = inspect.signature(model.generate_batch).parameters
@@ -44,8 +44,10 @@ def refusal(model) -> str | None:
 
 
 def measured(section: Section, model, ids: list[int], samples: int, new: int) -> dict:
-    """Seconds of a whole call, and tokens per second from the last first token on: a call captures
-    its graphs anew. Raises RuntimeError where other than `samples` answers of `new` tokens come.
+    """Seconds of a whole call, and tokens per second after the last sample's first token.
+
+    The rate excludes the start, since each call captures its graphs again. Raises RuntimeError
+    unless there are `samples` answers of `new` tokens.
     """
     config = transformers.GenerationConfig(
         max_new_tokens=new, do_sample=True, temperature=0.7, top_k=0, eos_token_id=-1,
@@ -53,12 +55,12 @@ def measured(section: Section, model, ids: list[int], samples: int, new: int) ->
     )  # fmt: skip
     how = {}
     if not section.cuda:
-        # by itself it would take most of the memory
+        # the default would take most of the memory
         how["continuous_batching_config"] = transformers.ContinuousBatchingConfig(
             num_blocks=8, max_batch_tokens=64
         )
     found: dict = {}
-    # the same prompt many times: its pages may be shared
+    # copies of one prompt, whose pages may be shared
     seconds = section.clock(lambda: found.update(model.generate_batch(
         [ids] * samples, generation_config=config, record_timestamps=True, **how
     )))  # fmt: skip

@@ -1,6 +1,6 @@
-"""`csd doctor` at every shape and dtype that later sections draw with, before they do.
+"""`csd doctor` at every shape and dtype of later sections, before they run.
 
-Later sections do not check their kernels: a refused one would report the same error.
+Later sections do not check their kernels again, which would only repeat the same errors.
 """
 
 import json
@@ -19,9 +19,9 @@ from csd.engine.self_check import check
 
 
 def run(section: Section) -> None:
-    """A row a shape, dtype and kind of engine; raises RuntimeError where one is wrong."""
+    """Add one row per shape, dtype and kind of engine; raises RuntimeError if a check fails."""
     wanted = jobs(section)
-    # a check holds a context on the device, and its references take a core
+    # each check holds a context on the device, and its reference computations use a core
     cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(max(1, min(len(wanted), cores // 2))) as pool:
         reports = pool.map(lambda job: examined(section, job), wanted)
@@ -33,7 +33,7 @@ def run(section: Section) -> None:
 
 
 def jobs(section: Section) -> list[dict]:
-    """Checks to run: of `parity`'s float32 models, then of the other sections' models."""
+    """Checks to run: for `parity`'s float32 models, then for the other sections' models."""
     found = [dict(shape="tiny", dtype="float32", exact=False)]
     if section.cuda:
         large = list(shapes(section))
@@ -43,7 +43,7 @@ def jobs(section: Section) -> list[dict]:
 
 
 def examined(section: Section, job: dict) -> dict:
-    """The report of one check, which runs in a process of its own: a kernel may fault."""
+    """Report of one check, which runs in a separate process since a kernel may fault."""
     job = job | {"device": str(section.device)}
     command = [sys.executable, "-m", "bench.gpu.doctor", json.dumps(job)]
     try:
@@ -77,7 +77,7 @@ def main(job: str) -> None:
         exact=given["exact"],
     )  # fmt: skip
     found = asdict(report)
-    # the job has it
+    # the job has the dtype
     del found["dtype"]
     print(json.dumps(found))
 

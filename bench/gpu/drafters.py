@@ -1,7 +1,7 @@
 """Drafters in one engine on the same traces: wall clock, tau, and time spent drafting.
 
-`drafting_us_a_step` is an upper bound: steps are eager and waited for on both sides of a drafter,
-so launches count, which a captured step has not.
+`drafting_us_a_step` is an upper bound: steps are eager, with a synchronisation before and after the
+drafter, so it includes launches, which a captured step does not have.
 """
 
 import tempfile
@@ -21,12 +21,12 @@ from csd.graph.registry import make_drafter
 
 SAMPLES = 16
 BUDGET = 128
-# tokens a sample of the run before the one that is timed
+# tokens per sample of the warm-up run
 WARM = 8
 
 
 class Timed(Drafter):
-    """A drafter whose proposing and inserting is timed, the device's part included."""
+    """Drafter whose proposals and insertions are timed, including the device's work."""
 
     def __init__(self, drafter, section: Section):
         self._drafter, self._section = drafter, section
@@ -68,7 +68,7 @@ def run(section: Section) -> None:
 
 
 def measure(section: Section, engine, shape, picked, prompt_tokens: int, name: str) -> None:
-    """All in eager steps with the same budget; the tokens are the traces' for each of them."""
+    """Add the row of one drafter: eager steps, the same budget and the traces' tokens for all."""
     made: list[Timed] = []
 
     def make(ops, device):
@@ -78,7 +78,7 @@ def measure(section: Section, engine, shape, picked, prompt_tokens: int, name: s
     label = name.split(":")[0]
     options = dict(drafter=make, budget=BUDGET)
     run = forced(engine, picked, prompt_tokens, **options)
-    # a few steps bring everything up
+    # a few steps as a warm-up
     short = [replace(t, samples=[s[:WARM] for s in t.samples]) for t in picked]
     found = []
     try:
@@ -103,7 +103,7 @@ def measure(section: Section, engine, shape, picked, prompt_tokens: int, name: s
 
 
 def one_layer(section: Section, shape: str, config, samples: int) -> None:
-    """Latency of a draft model: two hidden states into one, one layer, head and sampling."""
+    """Latency of a draft model: two hidden states to one, one layer, head and sampling."""
     dtype = torch.bfloat16 if section.cuda else torch.float32
     made = random_model(replace(config, layers=1), section.device, dtype)
     join = torch.randn(config.hidden, 2 * config.hidden, dtype=dtype, device=section.device)

@@ -1,7 +1,7 @@
-"""Whole generations of both shapes, speculation on and off alternated, tokens from traces.
+"""Whole generations of both shapes with tokens from traces, speculation alternately on and off.
 
-Both sides' steps also replace their samples by the recorded ones, some forty small launches within
-the graph: `step ms` and the roofline share carry them, as `other` of the phases.
+The steps of both sides also replace their samples by the recorded ones, with some forty small
+launches within the graph: `step ms` and the roofline share include them, as phase `other`.
 """
 
 import warnings
@@ -16,12 +16,12 @@ from bench.gpu.section import Section
 from bench.gpu.timed import shortened, timed
 from bench.gpu.workload import engine_of, forced, forcing, groups, recorded, shapes
 
-# of falling value: what the project promises first; and in a long run, the sizes between
+# numbers of samples in the order of their importance; MORE: additional ones of a long run
 SAMPLES, MORE = (16, 64, 1, 4, 256), (32, 8, 128)
-# a pair is of another prompt each time, while there are new ones; at 16 samples there are twenty,
-# if the box has time for them: it gets twice the time of others
+# each pair has a new prompt, as long as there are any; 16 samples have up to twenty pairs, if there
+# is time, and twice the time of other numbers
 PAIRS, MOST_PAIRS = 5, {16: 20}
-# the share of the box for profiles
+# share of the box for profiles
 SPARE = 0.08
 
 
@@ -36,10 +36,10 @@ def run(section: Section) -> None:
     section.facts["prompt tokens"] = prompt_tokens
     named = shapes(section)
     last = list(named)[-1]
-    # of the time, kept for profiles
+    # seconds reserved for profiles
     spare = section.left * SPARE if section.cuda else 0.0
     for i, (name, config) in enumerate(named.items()):
-        # each shape has an equal part of what is left
+        # each shape gets an equal part of the remaining time
         end = section.left - (section.left - spare) / (len(named) - i)
 
         def rows(engine, name=name, end=end) -> None:
@@ -63,9 +63,9 @@ def run(section: Section) -> None:
 
 
 def with_engine(section: Section, config, traces, wanted, use: Callable) -> None:
-    """`use` an engine that commits the traces, and free it.
+    """Call `use` with an engine that commits the traces, then free the engine.
 
-    It is forced once for all rows: a graph holds the tables of one forcing.
+    One `forcing` covers all rows, since captured graphs refer to its tables.
     """
     with engine_of(section, config, max_slots=max(wanted)) as engine, forcing(engine, traces):
         use(engine)
@@ -77,7 +77,7 @@ def with_engine(section: Section, config, traces, wanted, use: Callable) -> None
 def profile(section: Section, engine, name: str, traces, prompt_tokens: int) -> None:
     """Add milliseconds of a step by phase to a shape's rows, as long as there is time.
 
-    Nothing is timed behind a profiler, which may stay in the way of launches.
+    Nothing is timed after the profiler has run, since it may keep slowing launches.
     """
     for row in section.rows:
         if row["shape"] == name and section.left > 0:
@@ -87,7 +87,7 @@ def profile(section: Section, engine, name: str, traces, prompt_tokens: int) -> 
 
 
 def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, until):
-    """One row: N samples, `pairs` pairs of runs on as many prompts where there are."""
+    """Add one row: N samples, at most `pairs` pairs of runs, each on another prompt if possible."""
     seconds = {True: [], False: []}
     runs = []
     if section.cuda:
@@ -96,7 +96,7 @@ def measure_one(section, engine, name, traces, n, pairs, prompt_tokens, rates, u
     if sum(len(t.samples) for t in sets[0]) < n:
         section.skip(f"{name}, N={n}: the traces hold fewer samples")
         return
-    # graphs are captured, costs measured and kernels compiled before anything is timed
+    # warm-up: capture graphs, measure costs and compile kernels before the timing
     for speculate in (True, False):
         forced(engine, sets[0], prompt_tokens, speculate=speculate)()
     for turn, picked in enumerate(sets):
@@ -130,7 +130,7 @@ def prefill(section: Section, engine, picked, prompt_tokens: int) -> float:
 
 
 def waits(run) -> dict:
-    """Synchronising calls that torch reports in one more run; waits on events are none of them."""
+    """Number of synchronising calls that torch reports in one more run, without event waits."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:

@@ -1,7 +1,8 @@
-"""The share of tokens that are equal with and without speculation: no traces, the model's own.
+"""Share of tokens that are equal with and without speculation, for the model's own tokens.
 
-With `exact=True` all must be, at every budget. Beside it, what its products cost: Triton's, and
-cuBLAS's in blocks of 64 rows, next to cuBLAS's own at as many rows as there are.
+With `exact=True` all must be equal, at every budget. The section also times the products of exact
+rows: Triton's, and cuBLAS's in blocks of 64 rows, compared to cuBLAS's at the actual number of
+rows.
 """
 
 import torch
@@ -16,9 +17,9 @@ BUDGETS = (0, 16, 32, "auto")
 
 
 def run(section: Section) -> None:
-    """bfloat16 on a GPU, where rounding depends on the number of rows; float32 on a CPU.
+    """Run in bfloat16 on a GPU, where rounding depends on the number of rows, else in float32.
 
-    Raises AssertionError at the end where tokens differ with `exact=True`.
+    Raises AssertionError at the end if tokens differ with `exact=True`.
     """
     samples, new = (SAMPLES, NEW) if section.cuda else (2, 12)
     for name, config in shapes(section).items():
@@ -41,7 +42,7 @@ def run(section: Section) -> None:
 
 
 def compare(section: Section, engine: csd.Engine, name: str, trace, samples: int, new: int) -> None:
-    """A row a budget, against the same samples without drafts."""
+    """Add one row per budget, compared to the same samples without drafts."""
     budgets = BUDGETS if engine.exact else (32,)
 
     def draw(**how):
@@ -58,7 +59,7 @@ def compare(section: Section, engine: csd.Engine, name: str, trace, samples: int
 
 
 def compared(plain, drafted) -> dict:
-    """Tokens before each sample's first difference, and samples without one."""
+    """Numbers of tokens before each sample's first difference, and of equal samples."""
     total = equal = whole = 0
     for a, b in zip(plain.tokens, drafted.tokens, strict=True):
         first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))

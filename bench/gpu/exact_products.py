@@ -1,7 +1,7 @@
-"""Time of matrix products with exact rows, beside cuBLAS, by the number of rows.
+"""Time of matrix products with exact rows, compared to cuBLAS, by the number of rows.
 
-"gate_up, SwiGLU" is one launch of Triton's beside cuBLAS and a launch of SwiGLU. Engines that are
-not exact take the latter: `python -m bench predict` has how much slower the former may be.
+"gate_up, SwiGLU" is one Triton launch, compared to cuBLAS and a launch of SwiGLU. Engines without
+exact=True use the latter; `python -m bench predict` shows how much slower the former may be.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ GATED = {
 
 
 def price(section: Section) -> None:
-    """A row a matrix and number of rows: microseconds, and the share of the copy bandwidth."""
+    """Add one row per matrix and number of rows: microseconds, and share of copy bandwidth."""
     bandwidth = copy_bandwidth(section.device)
     for name, config in shapes(section).items():
         for product, (n, k) in matrices(config).items():
@@ -55,7 +55,7 @@ def price(section: Section) -> None:
 def times(
     providers: dict[str, Callable], x: torch.Tensor, weights: list[torch.Tensor], bandwidth: float
 ) -> dict:
-    """Rows of each provider, over weights that together exceed the cache."""
+    """Timed rows of each provider, over weights that together exceed the cache."""
     row: dict = {}
     read = moved(x, weights[0])
     for name, run in providers.items():

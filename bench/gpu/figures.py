@@ -1,4 +1,4 @@
-"""Figures of a row of `end_to_end`: rates and ratios, and step times beside the roofline."""
+"""Figures of a row of `end_to_end`: rates, ratios, and step times compared to the roofline."""
 
 import statistics
 
@@ -11,7 +11,7 @@ def figures(seconds: dict, runs: list) -> dict:
     ratio = [p / s for s, p in zip(seconds[True], seconds[False], strict=True)]
     low, high = bootstrap(ratio)
     tokens = [sum(out.stats.tokens for out in results) for results in runs]
-    # runs alternate, plain first in the first pair
+    # runs alternate; the first pair begins with the plain one
     order = [
         s for turn in range(len(ratio)) for s in ((True, False) if turn % 2 else (False, True))
     ]
@@ -43,10 +43,10 @@ def figures(seconds: dict, runs: list) -> dict:
 
 
 def against_roofline(engine, row, picked, prompt_tokens, prefilled, rates) -> dict:
-    """Step times without prefill, beside the least they could be at the run's averages."""
+    """Step times without prefill, and their lower bound at the run's average sizes."""
     prompts = [max(prompt_tokens, len(t.prompt)) for t in picked]
     lengths = [len(s) for t in picked for s in t.samples]
-    # a sample's committed tokens, averaged over its steps
+    # average over a sample's steps of its committed tokens
     context = sum(x * x for x in lengths) / sum(lengths) / 2
     common = dict(prompts=prompts, context=context, itemsize=engine.dtype.itemsize, **rates)
     live = row["live"]
@@ -63,6 +63,6 @@ def against_roofline(engine, row, picked, prompt_tokens, prefilled, rates) -> di
         "plain roofline ms": plain * 1e3,
         "roofline share": least / step if step else None,
         "plain roofline share": plain / plain_step if plain_step else None,
-        # if both kinds of steps took what they must
+        # speed-up if both kinds of steps took their lower bound
         "ideal speedup": (row["plain steps"] * plain) / (row["steps"] * least),
     }

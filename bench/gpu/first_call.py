@@ -1,8 +1,8 @@
-"""Waiting time of a first call; host, device and memory of a step beside predictions.
+"""Duration of a first call; host and device time and memory of a step, compared to predictions.
 
-An engine's first call measures, captures and allocates; a later one captures the pool sizes that it
-is the first to choose. A call behind which there is no new graph is warm. The host's milliseconds a
-step beside the device's: where they are equal, launches are the bottleneck.
+An engine's first call measures, captures and allocates; a later call captures graphs for pool sizes
+that it is the first to choose. A call that adds no graph is warm. If the host's milliseconds per
+step equal the device's, launches are the bottleneck.
 """
 
 import time
@@ -16,7 +16,7 @@ from bench.gpu.workload import engine_of, shapes
 
 SAMPLES = (16, 64)
 PROMPT, NEW = 200, 128
-# calls until one is warm
+# most calls until one is warm
 MOST = 8
 
 
@@ -45,7 +45,7 @@ def run(section: Section) -> None:
 
 
 def calls(section: Section, engine, draw) -> dict:
-    """Seconds of the first call and of later ones, graphs, milliseconds a step, and memory."""
+    """Seconds of the first call and of later ones, graphs, milliseconds per step, and memory."""
     weights = 0
     if section.cuda:
         torch.cuda.reset_peak_memory_stats(section.device)

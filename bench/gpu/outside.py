@@ -9,7 +9,7 @@ SAMPLES = 16
 
 
 def run(section: Section) -> None:
-    """Random weights of the Llama shape: the time of a step does not depend on them."""
+    """Time the Llama shape with random weights, on which a step's time does not depend."""
     model = build(section)
     prompt, new = (1024, 128) if section.cuda else (32, 4)
     ids = torch.randint(RECORDED_VOCAB, (SAMPLES, prompt), device=section.device)
@@ -34,12 +34,12 @@ def run(section: Section) -> None:
             step_ms=(whole - prefill) / (tokens - 1) * 1e3,
         )
 
-    # a row that is there whatever compiling takes
+    # this row exists however long the compilation takes
     draw(2, False)
     measure(new // 4 if section.cuda else new, False)
     if not section.cuda:
         return
-    # generate compiles by itself where the cache is static and the device a GPU
+    # generate compiles automatically with a static cache on a GPU
     section.facts["compiling, s"] = section.clock(lambda: draw(new, True))
     while len(section.rows) < 4 and section.left > 0:
         measure(new, True)

@@ -1,7 +1,7 @@
-"""Triton kernels and static steps against the references, on the device.
+"""Triton kernels and static steps, compared to the references on the device.
 
-Every rule of sampling, a prompt of several chunks and pages, a vocabulary of 128k, a call that is
-closed midway, and captures while another thread uses the device.
+Covers every sampling rule, a prompt of several chunks and pages, a vocabulary of 128k, a call that
+is closed midway, and captures while another thread uses the device.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ from bench.lib.shapes import SHAPES, random_model
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31, 9, 8]]
 SAMPLES, NEW = 4, 24
-# more than two chunks, and than a page of new tokens
+# prompt of more than two chunks; more new tokens than a page
 LONG_PROMPT, LONG_NEW, CHUNK = [[i * i % 97 for i in range(700)]], 70, 256
 WIDE = 128256
 CASES = {
@@ -37,7 +37,7 @@ LONG = {"long prompt": dict(temperature=0.7)}
 
 
 def run(section: Section) -> None:
-    """A row a comparison; raises AssertionError at the end when one failed."""
+    """Add one row per comparison; raises AssertionError at the end if one failed."""
     engines(section, "tiny", CASES | LONG)
     engines(section, f"{WIDE} tokens", {name: CASES[name] for name in ("0.7", "top-p", "top-k")})
     interruptions(section)
@@ -58,7 +58,7 @@ def engine(section: Section, name: str, **options: Any) -> csd.Engine:
 
 
 def drawn(engine: csd.Engine, case: str, **more: Any) -> list[list[list[int]]]:
-    """Tokens of every sample of a case."""
+    """Draw a case; returns the tokens of every sample."""
     prompts, new = (LONG_PROMPT, LONG_NEW) if case in LONG else (PROMPTS, NEW)
     outs = engine.generate(
         prompts, num_samples=SAMPLES, max_new_tokens=new, seed=1, budget=10,
@@ -68,7 +68,7 @@ def drawn(engine: csd.Engine, case: str, **more: Any) -> list[list[list[int]]]:
 
 
 def engines(section: Section, name: str, cases: dict) -> None:
-    """Whole generations in float32 must have the same tokens however they run."""
+    """Compare whole generations in float32, whose tokens must not depend on how steps run."""
     fast = "triton" if section.cuda else "reference"
     sides = {"static": dict(kernels=fast, static=True)}
     if section.cuda:
@@ -91,7 +91,7 @@ def engines(section: Section, name: str, cases: dict) -> None:
 
 
 def compare(section: Section, what: str, want: Any, call: Callable[[], Any]) -> None:
-    """Add a row: whether a call returns `want`. One that fails does not, and the rest go on."""
+    """Add a row: True if `call` returns `want`. An error counts as False and is not raised."""
     try:
         section.add(what=what, same=call() == want)
     except Exception as error:
@@ -99,7 +99,7 @@ def compare(section: Section, what: str, want: Any, call: Callable[[], Any]) -> 
 
 
 def interruptions(section: Section) -> None:
-    """Tokens must not depend on other callers of the engine and the device."""
+    """Check that tokens do not depend on other users of the engine and the device."""
     if section.left <= 0:
         section.cut_off("a call that is closed midway, and a second thread")
         return
@@ -124,7 +124,7 @@ def interruptions(section: Section) -> None:
 
 @contextmanager
 def other_thread(device: torch.device) -> Iterator[None]:
-    """Within the block, another thread allocates, multiplies and waits, on a stream of its own."""
+    """During the block, another thread allocates, multiplies and waits on its own stream."""
     done, errors = threading.Event(), []
 
     def work() -> None:
@@ -149,7 +149,7 @@ def other_thread(device: torch.device) -> Iterator[None]:
 
 
 def kernels(section: Section) -> None:
-    """Each kernel's own check, where there is a bench for it."""
+    """Run the check of each kernel that has a benchmark."""
     if not section.cuda:
         section.skip("single kernels: `python -m bench kernels` on a GPU checks them")
         return
@@ -158,7 +158,7 @@ def kernels(section: Section) -> None:
     try:
         done = subprocess.run(command, timeout=max(section.left, 1), capture_output=True, text=True)
     except subprocess.TimeoutExpired:
-        # what was not finished is not known to be wrong
+        # a comparison that was not finished counts as cut, not as wrong
         section.cut_off("single kernels: not all of them")
         return
     print(done.stdout[-3000:])

@@ -1,4 +1,4 @@
-"""Log-probabilities of the large shapes in bfloat16: the kernels' errors beside PyTorch's own."""
+"""Errors of log-probabilities of the large shapes in bfloat16: csd's kernels and PyTorch's."""
 
 import statistics
 from dataclasses import fields, replace
@@ -13,10 +13,10 @@ from csd.models.layer import Layer
 
 
 def logits(section: Section) -> None:
-    """Two layers of each large shape in bfloat16: how far Triton and references are from float32.
+    """Compare Triton and references in bfloat16 with float32, for two layers of each large shape.
 
-    Compared are the log-probabilities of committed tokens. Triton's may be off by 1.5 times as much
-    as PyTorch's own bfloat16, beyond what chance does to so few tokens.
+    The errors are those of the log-probabilities of committed tokens. Triton's may be 1.5 times
+    those of PyTorch's own bfloat16, plus what chance explains with few tokens (`within`).
     """
     if not section.cuda:
         section.skip("logits of the large shapes: Triton kernels need a GPU")
@@ -54,7 +54,7 @@ def logits(section: Section) -> None:
 def within(errors: list[float], allowed: list[float], factor: float = 1.5) -> bool:
     """True if the mean of `errors` is at most `factor` times that of `allowed`.
 
-    Both are estimated from few tokens: false only where the excess is above three standard errors.
+    Both are estimated from few tokens: False only if the excess exceeds three standard errors.
     """
     excess = statistics.fmean(errors) - factor * statistics.fmean(allowed)
     variance = sum(
@@ -64,7 +64,7 @@ def within(errors: list[float], allowed: list[float], factor: float = 1.5) -> bo
 
 
 def differences(a, b) -> list[float]:
-    """Differences of log-probabilities, up to the first token at which a sample differs."""
+    """Differences of log-probabilities, up to each sample's first different token."""
     found = []
     for s, t in zip(a, b, strict=True):
         rows = zip(s.tokens, t.tokens, s.raw_logprobs, t.raw_logprobs, strict=True)
@@ -76,7 +76,7 @@ def differences(a, b) -> list[float]:
 
 
 def widened(decoder: Decoder) -> Decoder:
-    """The same weights in float32."""
+    """Returns a decoder with the same weights in float32."""
 
     def wide(x):
         return x.float() if isinstance(x, torch.Tensor) else x

@@ -11,10 +11,10 @@ from bench.gpu.timed import settled, shortened
 from bench.gpu.workload import forced
 from csd.state.phases import KINDS
 
-# of the device alone: tracing the host would slow it down
+# the device only: tracing the host would slow it down
 ACTIVITIES = [ProfilerActivity.CUDA]
 
-# csd's own kernels by their whole names, others by what their names hold: a name of PyTorch's may
+# csd's own kernels by their whole names, others by parts of their names: a name of PyTorch's may
 # contain masked_fill_kernel
 PHASES = {
     "attention": "tree_attention|plan_attention|first_keys|merge_partials|plan_exact|pages|tail",
@@ -30,7 +30,7 @@ PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECAS
 
 
 def phase_of(kernel: str) -> str:
-    """The phase of a kernel's name; "other" for what PyTorch launches around csd's kernels."""
+    """Phase of a kernel by its name; "other" for PyTorch's kernels around those of csd."""
     for phase, names in PHASES.items():
         if re.fullmatch(f"_({names})_kernel", kernel):
             return phase
@@ -38,8 +38,8 @@ def phase_of(kernel: str) -> str:
 
 
 def device_seconds(run) -> dict[str, float]:
-    """Seconds of the device by phase over one call of `run`, inside graphs too."""
-    # what was launched before may still run
+    """Device seconds by phase of one call of `run`, including kernels in graphs."""
+    # earlier launches may still run
     torch.cuda.synchronize()
     with profile(activities=ACTIVITIES) as profiler:
         run()
@@ -48,7 +48,7 @@ def device_seconds(run) -> dict[str, float]:
 
 
 def by_phase(events) -> dict[str, float]:
-    """Seconds by phase of a profile's events; the host's calls among them are left out."""
+    """Seconds by phase of a profile's events, without those of the host."""
     found: dict[str, float] = {}
     for event in events:
         if event.device_type == DeviceType.CUDA:
@@ -58,10 +58,10 @@ def by_phase(events) -> dict[str, float]:
 
 
 def phases(section: Section, engine, picked: list, prompt_tokens: int) -> dict:
-    """Milliseconds of a step by phase: the device's, or the host's clock where there is none.
+    """Milliseconds of a step by phase: the device's, or without a device the host's.
 
-    The prompts' pass is no part of it. On a device the time of a run that draws one token a sample
-    is taken off, as it is off `step ms`: that pass and the first step.
+    The prompts' pass is not included. On a device, the time of a run that draws one token per
+    sample (that pass and the first step) is subtracted, as it is from `step ms`.
     """
     run = forced(engine, picked, prompt_tokens, speculate=True)
     if not section.cuda:
@@ -69,16 +69,16 @@ def phases(section: Section, engine, picked: list, prompt_tokens: int) -> dict:
         spent = {k: v for k, v in out.stats.seconds.items() if k not in ("prefill", *KINDS)}
         return {k: 1e3 * v / out.stats.steps for k, v in spent.items()}
     first = forced(engine, shortened(picked, 1), prompt_tokens, speculate=False)
-    # the longer one first: its caches are large enough for both
+    # the longer run first, whose caches are large enough for both
     spent, results = profiled(engine, run)
     begun, _ = profiled(engine, first)
     steps = max(max(out.stats.steps for out in results) - 1, 1)
-    # a phase of nearly nothing may come out less than that
+    # a very short phase may have a negative difference
     return {k: 1e3 * max(v - begun.get(k, 0.0), 0.0) / steps for k, v in spent.items()}
 
 
 def profiled(engine, run) -> tuple[dict, list]:
-    """The device's seconds by phase, and the results, of a run behind one that nothing watches."""
+    """Device seconds by phase, and results, of a run after a warm-up without the profiler."""
     run()
 
     def once() -> tuple[dict, list]:

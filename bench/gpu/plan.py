@@ -1,10 +1,10 @@
-"""The sections in the order of their worth, and the seconds that each may take.
+"""The sections in the order of their value, and the time box of each in seconds.
 
-Sections of one step run side by side. A step's box closes when the boxes up to it have, so the
-time that a step leaves goes to those behind it, and all of them end within the minutes promised.
+Sections of one step run side by side. A step's box closes at the sum of the boxes up to it, so
+unused time goes to later steps, and all of them end within the given minutes.
 """
 
-# in a run of 10 minutes, and of 30; one without a box is left out
+# boxes in a run of 10 minutes, and of 30; a section with a box of 0 is left out
 BOXES = {
     "doctor": (120, 160),
     "compile": (120, 160),
@@ -22,17 +22,17 @@ BOXES = {
     "equality": (0, 65),
 }
 MINUTES = (10, 30)
-# to compile and to check kernels wait for different parts of a machine
+# compilation and checks of kernels use different parts of a machine
 SIDE_BY_SIDE = ("doctor", "compile")
 
 
 def box(name: str, minutes: int) -> int:
-    """Seconds of a section; one that a short run leaves out has those of a long one."""
+    """Seconds of a section's box; a section that a short run leaves out has its long box."""
     return BOXES[name][MINUTES.index(minutes)] or BOXES[name][-1]
 
 
 def chosen(minutes: int, only: list[str] | None = None) -> list[str]:
-    """Names of the sections that a run has, in their order."""
+    """Names of the sections of a run, in order."""
     return [
         name for name, boxes in BOXES.items()
         if (name in only if only else boxes[MINUTES.index(minutes)])
@@ -40,7 +40,7 @@ def chosen(minutes: int, only: list[str] | None = None) -> list[str]:
 
 
 def steps(names: list[str], minutes: int) -> list[tuple[list[str], int]]:
-    """Sections that run side by side, and the second at which their box closes."""
+    """Steps of a run: the sections that run side by side, and the second when their box closes."""
     found: list[tuple[list[str], int]] = []
     closes = 0
     for name in names:

@@ -1,10 +1,10 @@
-"""Speed-up against N and the share of the roofline, as PNG."""
+"""Plots of the speed-up and of the share of the roofline over N, as PNG."""
 
 from pathlib import Path
 
 
 def draw(rows: list[dict], out: Path) -> list[str]:
-    """Files written; none where matplotlib is missing or there is nothing to draw."""
+    """Draw the plots; returns the files, [] without matplotlib or without rows."""
     if not rows:
         return []
     try:

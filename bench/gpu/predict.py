@@ -4,15 +4,15 @@
 
 Nothing is measured here. Each launch of a step takes the longest of its bytes over BANDWIDTH, its
 products over RATE, and LEAST. The first two are an H200's data sheet times the share that large
-copies and products usually reach; LEAST is what a kernel of a CUDA graph takes that waits for the
-one before, however little it does. All three are assumptions. Drafting, inserting and sampling are
-chains of dependent work that bytes do not predict: but for the logits they count as launches only,
-so the prediction is below what a device takes. "exact ms" is the step with `exact=True`: K split
-and added up by what follows, and SwiGLU within its product. "gated ms" is the default's step with
-SwiGLU within its product alone, were that product as fast as cuBLAS's; nothing is gained once it
-takes longer by the share "gated product may be slower". With --results, the folder of
-`python -m bench.gpu --out DIR`, a column has the device's step of as many samples and about as
-many rows.
+copies and products usually reach; LEAST is the time of a small kernel in a CUDA graph that waits
+for the previous one. All three are assumptions. Drafting, inserting and sampling are chains of
+dependent work whose time bytes do not predict: except for the logits they count as launches only,
+so the prediction is below a device's time. "exact ms" is the step with `exact=True`: split K, whose
+parts the next operation adds, and SwiGLU within its product. "gated ms" is the default step with
+only SwiGLU within its product, if that product were as fast as cuBLAS's; nothing is gained if it is
+slower by more than the share "gated product may be slower". With --results, the folder of
+`python -m bench.gpu --out DIR`, a column has the device's measured step with as many samples and
+about as many rows.
 """
 
 import argparse
@@ -29,15 +29,15 @@ from bench.lib.shapes import SHAPES
 from csd.kernels.row_linear import splits_of
 from csd.models.config import ModelConfig
 
-# NVIDIA's data sheet of the H200 SXM: bytes a second, dense bfloat16 operations a second
+# NVIDIA's data sheet of the H200 SXM: bytes per second, dense bfloat16 operations per second
 BANDWIDTH, RATE = 0.9 * 4.8e12, 0.8 * 989e12
-# seconds of a kernel that does nearly nothing, behind another one in a graph
+# seconds of a kernel that does nearly nothing, after another one in a graph
 LEAST = 2e-6
-# samples of one prompt, and rows of the step
+# (samples of one prompt, rows of the step)
 STEPS = ((1, 1), (1, 16), (16, 16), (16, 64), (16, 128), (16, 192), (64, 64), (64, 256))
 PROMPT, GENERATED = 1024, 256
-# launches of a step that are of no layer: of propose, plan, commit and insert, and of verify
-# behind the read of all logits (`tests/helpers/step_kernels.py`)
+# launches of a step outside its layers: propose, plan, commit and insert, and verify after the read
+# of all logits (`tests/helpers/step_kernels.py`); bytes of a number in bfloat16
 OTHERS, ITEM = 12, 2
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")
 
@@ -47,8 +47,10 @@ Launch = tuple[float, float]  # bytes, operations
 def launches(
     c: ModelConfig, samples: int, rows: int, exact: bool, gated: bool = False, attends: bool = True
 ) -> Iterator[Launch]:
-    """Launches of a step over `rows` rows of `samples` samples of one prompt; gated: SwiGLU within
-    its product, which `exact` always has; attends: with those of the attention."""
+    """Launches of a step over `rows` rows of `samples` samples of one prompt.
+
+    gated: SwiGLU within its product, as always with `exact`. attends: True includes attention.
+    """
     for _ in range(c.layers):
         for name, (n, k) in matrices(c).items():
             if gated and name == "gate_up":
@@ -57,7 +59,7 @@ def launches(
             yield from product(n, k, rows, exact, "" if name == "qkv" and c.qk_norm else name)
         if attends:
             yield from attention(c, samples, rows)
-        # norms with their residuals, of heads too where there are any; rotary; SwiGLU
+        # norms with their residuals; norms of heads if the model has them; rotary; SwiGLU
         for _ in range(2):
             yield 4 * ITEM * rows * c.hidden, 0
         for _ in range(2 * c.qk_norm):
@@ -79,7 +81,7 @@ def product(n: int, k: int, rows: int, exact: bool, name: str = "") -> Iterator[
         partial //= 2
     read = 0
     if splits > 1 and name in ("qkv", "out", "down"):
-        # what the rotary or the norm behind it reads more than a result
+        # additional bytes that the following rotary or norm reads, compared to one result
         read = partial - result
     yield ITEM * (n * k + rows * k) + partial + read, 2 * rows * n * k
     if splits > 1 and not read:
@@ -87,7 +89,7 @@ def product(n: int, k: int, rows: int, exact: bool, name: str = "") -> Iterator[
 
 
 def attention(c: ModelConfig, samples: int, rows: int) -> Iterator[Launch]:
-    """Keys and values once, partial results of a prompt and a sample each, and their merge."""
+    """Launches of attention: keys and values once, two partial results per row, and their merge."""
     tokens = PROMPT + samples * GENERATED
     partial = 2 * 4 * rows * c.heads * (c.head_dim + 1)
     own = 4 * rows * c.heads * c.head_dim * (PROMPT + GENERATED)

@@ -2,13 +2,13 @@
 
     python -m bench predictions --json bench/results/gpu_predicted.json [--compiled F]
 
-A prediction is no measurement. It stands in the rows and under the names that `python -m
-bench.gpu` prints, which reads the file and puts the ratio beside each figure. A launch takes the
-longest of its bytes over BANDWIDTH, its products over RATE, its instructions over what
-multiprocessors issue, and LEAST. Instructions are those that Triton compiles for sm_90 (`make
-aot`): of the attention its loops over pages, of the drafter's kernels all of them, once a level of
-the trees or once, each waiting STALL cycles for the one before. Shares of a data sheet, LEAST,
-STALL and LEVELS are assumptions, and the file has them.
+A prediction is not a measurement. The file has the rows and names that `python -m bench.gpu`
+prints, which reads the file and shows the ratio next to each figure. A launch takes the longest of
+its bytes over BANDWIDTH, its products over RATE, its instructions over the issue rate of the
+multiprocessors, and LEAST. Instructions are those that Triton compiles for sm_90 (`make aot`): for
+attention its loops over pages, for the drafter's kernels all of them, once per level of the trees
+or once, each waiting STALL cycles for the previous one. Shares of a data sheet, LEAST, STALL and
+LEVELS are assumptions, and are written to the file.
 """
 
 import argparse
@@ -36,12 +36,12 @@ QWEN3_30B = ModelConfig(
 MODELS = {name: SHAPES[name] for name in ("llama-3.1-8b", "qwen2.5-7b")}
 MODELS["qwen3-30b-a3b"] = QWEN3_30B
 SAMPLES = (1, 4, 8, 16, 32, 64, 128, 256)
-# pool sizes of a step beside the smallest that holds its samples
+# pool sizes of a step in addition to the smallest that holds its samples
 POOLS = (64, 128, 256, 512)
-# cycles from an instruction to the next of its warp, and levels that a step's slowest tree grows
-# (bench/results/growth.json, two to eight nodes a sample)
+# cycles between two instructions of a warp, and levels that a step's slowest tree grows
+# (bench/results/growth.json, two to eight nodes per sample)
 STALL, LEVELS = 4, 6
-# a step's kernels of drafting: twice the growth, the second resumed, and one of the others each
+# kernels of drafting in a step: growth twice, the second time resumed, and each other kernel once
 GROW = ("draft_tree grow O=7", "draft_tree grow O=7 resumed")
 DRAFTING = ("draft_tree fill N=16", "graph_insert observe_claim O=7", "graph_insert lead O=7",
             "graph_insert allocate", "graph_insert merge O=7")  # fmt: skip
@@ -49,7 +49,7 @@ DRAFTING = ("draft_tree fill N=16", "graph_insert observe_claim O=7", "graph_ins
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """NVIDIA's data sheet, and the shares of it that large copies and products usually reach."""
+    """NVIDIA's data sheet, with the shares of it that large copies and products usually reach."""
 
     bytes: float
     operations: float
@@ -66,7 +66,7 @@ class Gpu:
 
     @property
     def issued(self) -> float:
-        """Instructions of warps a second: four a cycle and multiprocessor."""
+        """Warp instructions per second: four per cycle and multiprocessor."""
         return 4 * self.processors * self.clock
 
 
@@ -74,7 +74,7 @@ GPUS = {"H100": Gpu(3.35e12, 989e12), "H200": Gpu(4.8e12, 989e12)}
 
 
 def instructions(path: Path) -> dict[str, dict]:
-    """Rows of kernels compiled for sm_90 in bfloat16, by name."""
+    """Reads the rows of kernels compiled for sm_90 in bfloat16, by name."""
     found = json.loads(path.read_text())
     rows = found.get("rows") or found["after"]["rows"]
     return {r["kernel"]: r for r in rows if r["target"] == "sm_90" and r["dtype"] == "bf16"}
@@ -83,7 +83,7 @@ def instructions(path: Path) -> dict[str, dict]:
 def attention_seconds(
     c: ModelConfig, gpu: Gpu, code: dict, samples: int, rows: int, prompt: int, generated: int
 ) -> float:
-    """A layer's attention: pages of the prompt once a tile of rows, of samples once each."""
+    """Seconds of a layer's attention: prompt pages once per tile of rows, samples' pages once."""
     small, large = (code[f"tree_attention D={c.head_dim}"]["mma loops"][i] for i in (0, 3))
     warps = code[f"tree_attention D={c.head_dim}"]["warps"]
     tiles = -(-rows // tile_rows(c.heads, c.kv_heads))
@@ -99,27 +99,27 @@ def attention_seconds(
 
 
 def drafting_seconds(gpu: Gpu, code: dict) -> float:
-    """Propose and insert within a graph, as chains of dependent instructions."""
+    """Seconds of propose and insert within a graph, as chains of dependent instructions."""
     counts = [LEVELS / len(GROW) * code[name]["instructions"] for name in GROW]
     counts += [code[name]["instructions"] for name in DRAFTING]
     return sum(max(n * STALL / gpu.clock, LEAST) for n in counts)
 
 
 def experts(c: ModelConfig, rows: int) -> Iterator[tuple[float, float]]:
-    """Launches of a layer of experts beyond two products, a norm and SwiGLU (experts.py)."""
+    """Launches of a layer of experts besides two products, a norm and SwiGLU (experts.py)."""
     yield 2 * c.hidden * c.experts, 2 * rows * c.hidden * c.experts
     # routing, the sort by experts, and the sum of a row's experts
     yield from ((2 * rows * c.hidden, 0) for _ in range(18 + c.experts_per_token))
 
 
 def step_launches(c: ModelConfig, samples: int, rows: int) -> list[tuple[float, float]]:
-    """Bytes and operations of a step's launches but its attention and drafting."""
+    """Bytes and operations of a step's launches except attention and drafting."""
     if not c.experts:
         return [x for x in launches(c, samples, rows, False, attends=False)]
     chosen = c.experts * (1 - (1 - c.experts_per_token / c.experts) ** rows)
     dense = replace(c, family="qwen3", experts=0, experts_per_token=0, experts_sum_to_one=False)
     found = list(launches(dense, samples, rows, False, attends=False))
-    # an expert's weights are read if any row has chosen it, and each row multiplies its own
+    # an expert's weights are read once if any row uses it, and each row multiplies by its experts
     extra = 3 * c.hidden * c.intermediate
     more = [(2 * extra * (chosen - 1) * c.layers, 2 * rows * extra * c.layers
              * (c.experts_per_token - 1))]  # fmt: skip
@@ -148,7 +148,7 @@ def step_row(name: str, gpu_name: str, code: dict, samples: int, rows: int) -> d
 
 
 def pool(samples: int) -> int:
-    """Rows of a step without drafts."""
+    """Number of rows of a step without drafts: the smallest pool size that holds the samples."""
     return next(size for size in SIZES if size >= samples)
 
 

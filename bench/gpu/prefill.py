@@ -1,4 +1,4 @@
-"""Reading prompts: many short ones, as a step of reinforcement learning sends, and one long one."""
+"""Prefill of many short prompts, as in a step of reinforcement learning, and of one long prompt."""
 
 import statistics
 
@@ -8,13 +8,13 @@ from bench.gpu.roofline import measure, step_seconds
 from bench.gpu.section import Section
 from bench.gpu.workload import engine_of, shapes
 
-# prompts and their tokens
+# (number of prompts, tokens of each)
 JOBS = ((64, 200), (1, 8192), (1, 200))
 REPEATS = 3
 
 
 def run(section: Section) -> None:
-    """A row a job: seconds until each prompt has one token, beside the least they could be."""
+    """Add one row per job: seconds until each prompt has one token, and their lower bound."""
     rates = measure(section.device)
     name, config = next(iter(shapes(section).items()))
     with engine_of(section, config, max_slots=64) as engine:

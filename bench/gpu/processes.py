@@ -1,19 +1,19 @@
-"""Sections as processes, each with the leader's group: what a section began ends with it."""
+"""Sections as processes, each the leader of a process group, whose members end with it."""
 
 import os
 import signal
 import subprocess
 import time
 
-# between two looks at whether a process has ended, in seconds
+# seconds between two polls of a process
 LOOK = 0.05
 
 
 def run_groups(commands: dict[str, list[str]], seconds: float) -> dict[str, int | None]:
-    """Exit codes of processes that run side by side; None for one that time has ended.
+    """Run processes side by side; returns exit codes, None for those killed at the time limit.
 
-    Each leads a group of its own, which is killed with it: when it ends, when it is killed, when
-    the seconds are over, and when this process is interrupted.
+    Each leads its own process group, which is killed when the process ends or is killed, when the
+    seconds are over, and when this process is interrupted.
     """
     end = time.monotonic() + seconds
     running: dict[str, subprocess.Popen] = {}
@@ -33,12 +33,12 @@ def run_groups(commands: dict[str, list[str]], seconds: float) -> dict[str, int 
 
 
 def _has_ended(process: subprocess.Popen) -> bool:
-    # it is not waited for: until then its number is no other process's
+    # without `wait`: until it is called, no other process can get the id
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, process.pid, look) is not None
 
 
 def _end(process: subprocess.Popen) -> int:
-    """Kill what is left of a process's group; returns the process's exit code."""
+    """Kill the rest of a process's group; returns the process's exit code."""
     os.killpg(process.pid, signal.SIGKILL)
     return process.wait()

@@ -1,7 +1,7 @@
-"""cuBLAS by the number of rows, for the products of a layer: what drafts cost rests on it.
+"""Time of cuBLAS by the number of rows, for the products of a layer, which sets the cost of drafts.
 
-Beside the time, whether a row has the same bits as among 16 rows: where it has not, tokens of
-bfloat16 may differ with what is drafted.
+Each row also has whether results equal those among 16 rows bit by bit: if not, bfloat16 tokens may
+depend on the drafts.
 """
 
 import torch
@@ -14,12 +14,12 @@ from csd.engine.static_step import SIZES
 from csd.models.config import ModelConfig
 
 ROWS = (1, *SIZES)
-# among which a row's bits are those that others are compared with
+# number of rows of the products that others are compared with bit by bit
 COMPARED = 16
 
 
 def matrices(c: ModelConfig) -> dict[str, tuple[int, int]]:
-    """[out, in] of the products of a layer."""
+    """Shapes [out, in] of the matrices of a layer, by name."""
     return {
         "qkv": ((c.heads + 2 * c.kv_heads) * c.head_dim, c.hidden),
         "out": (c.hidden, c.heads * c.head_dim),
@@ -29,7 +29,7 @@ def matrices(c: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def run(section: Section) -> None:
-    """A row a matrix and number of rows: microseconds, and the share of the copy bandwidth."""
+    """Add one row per matrix and number of rows: microseconds, and share of copy bandwidth."""
     if not section.cuda:
         section.skip("products by rows: cuBLAS needs a GPU")
         return
@@ -56,12 +56,12 @@ def run(section: Section) -> None:
 
 
 def weights_of(n: int, k: int, device: torch.device) -> list[torch.Tensor]:
-    """Matrices of a product that do not fit into the cache together."""
+    """Random matrices of a product that together exceed the cache."""
     return [
         torch.randn(n, k, device=device).to(torch.bfloat16) for _ in range(copies_for(2 * n * k))
     ]
 
 
 def moved(x: torch.Tensor, weight: torch.Tensor) -> int:
-    """Bytes that a product reads."""
+    """Bytes of a product's operands."""
     return sum(t.numel() * t.element_size() for t in (x, weight))

@@ -4,9 +4,9 @@
     prompts    max( k sum of prompts / B, a M prompt / F )
     samples    max( k S context / B,      a M context / F )
 
-P parameters but the embedding's, M rows, S live samples, k bytes of keys and values a token, a =
-4 H D L FLOPs a row and token of context, B and F measured on this device. Nothing overlaps, and
-norms, logits, sampling and drafting are free.
+P parameters without the embedding's, M rows, S live samples, k bytes of keys and values per token,
+a = 4 H D L FLOPs per row and token of context; B and F are measured on this device. Nothing
+overlaps, and norms, logits, sampling and drafting are free.
 """
 
 import time
@@ -17,7 +17,7 @@ from csd.models.config import ModelConfig
 
 
 def parameters(c: ModelConfig) -> int:
-    """Weights a step reads."""
+    """Number of weights that a step reads."""
     qkv = c.hidden * (c.heads + 2 * c.kv_heads) * c.head_dim
     layer = qkv + c.heads * c.head_dim * c.hidden + 3 * c.hidden * c.intermediate
     return c.layers * layer + c.vocab * c.hidden
@@ -44,7 +44,7 @@ def step_seconds(
 
 
 def measure(device: torch.device, repeats: int = 5) -> dict:
-    """Bytes a second of a copy, reads and writes counted, and bfloat16 FLOPs of a product."""
+    """Bytes per second of a copy, reads and writes counted, and bfloat16 FLOP/s of a product."""
     cuda = device.type == "cuda"
     n, m = (1 << 30, 8192) if cuda else (1 << 26, 512)
     source = torch.zeros(n, dtype=torch.uint8, device=device)
@@ -57,7 +57,7 @@ def measure(device: torch.device, repeats: int = 5) -> dict:
 
 
 def _seconds(call, cuda: bool, repeats: int) -> float:
-    """The best of some calls: what the device can do."""
+    """Seconds of the fastest of `repeats` calls."""
     best = float("inf")
     for _ in range(repeats):
         if cuda:

@@ -1,4 +1,4 @@
-"""A section of the benchmark: its file, its deadline, its rows."""
+"""A section of the benchmark: its file, deadline and rows."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from bench.lib.common import write
 
 @dataclass
 class Section:
-    """Rows are on disk as soon as they are added, so a killed run keeps what it has."""
+    """A section's rows, which are written to disk when added, so that a killed run keeps them."""
 
     name: str
     out: Path
@@ -21,7 +21,7 @@ class Section:
     vllm: str | None = None  # the interpreter of an environment that has vLLM
     rows: list[dict] = field(default_factory=list)
     facts: dict = field(default_factory=dict)
-    cut: bool = False  # whether time was too short for all of it
+    cut: bool = False  # True if the time was too short for all rows
     start: float = field(default_factory=lambda: time.perf_counter())
 
     @property
@@ -38,13 +38,13 @@ class Section:
         self.write("running")
 
     def skip(self, why: str) -> None:
-        """Leave out what is missing here, and record the reason."""
+        """Record why something that this machine lacks is left out."""
         self.facts.setdefault("left out", []).append(why)
         print(f"  {self.name}: left out: {why}", flush=True)
         self.write("running")
 
     def cut_off(self, why: str) -> None:
-        """Leave out what time is too short for: the section counts as cut."""
+        """Record what is left out for lack of time; the section then counts as cut."""
         self.cut = True
         self.skip(f"no time: {why}")
 
@@ -70,7 +70,7 @@ class Section:
             torch.cuda.synchronize(self.device)
 
     def clock(self, call) -> float:
-        """Seconds of a call, the device's work included."""
+        """Seconds of a call, including the device's work."""
         self.synchronize()
         start = time.perf_counter()
         call()

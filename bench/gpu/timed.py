@@ -1,20 +1,20 @@
-"""Runs that are timed: none of them captures a graph."""
+"""Timing of runs that capture no graph."""
 
 from dataclasses import replace
 
 from bench.gpu.section import Section
 
-# tokens of a sample that are profiled
+# tokens per sample of a profiled run
 WATCHED = 48
 
 
 def shortened(picked: list, tokens: int = WATCHED) -> list:
-    """Enough steps to see where the time goes, few enough for a profile."""
+    """Traces cut to `tokens` tokens: enough steps to see the phases, few enough for a profile."""
     return [replace(t, samples=[s[:tokens] for s in t.samples]) for t in picked]
 
 
 def timed(section: Section, engine, run) -> tuple[float, list]:
-    """Seconds and results of a run; of another one, if this one met a pool size that was new."""
+    """Seconds and results of a run; of a second run if the first captured graphs."""
 
     def once() -> tuple[float, list]:
         results: list = []
@@ -26,7 +26,7 @@ def timed(section: Section, engine, run) -> tuple[float, list]:
 def settled(engine, call):
     """Result of a call; of its second run, if the first captured graphs.
 
-    It met a pool size that was new, or needed larger caches, and so all graphs anew.
+    The first captures if a pool size is new, or if it needs larger caches and so all graphs again.
     """
     before, count = engine.captured, len(engine.captured)
     found = call()

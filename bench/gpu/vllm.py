@@ -1,7 +1,8 @@
-"""vLLM on the same device, shape and prompt, out of an environment of its own: `--vllm PYTHON`.
+"""vLLM on the same device, shape and prompt, in its own environment: `--vllm PYTHON`.
 
-Weights are random (`load_format="dummy"`): the time of a step does not depend on them. Its n-gram
-drafts are tokens that such a model repeats, so their row shows what they cost, not what they gain.
+Weights are random (`load_format="dummy"`), since the time of a step does not depend on them. A
+random model repeats tokens, which its n-gram drafts exploit: their row shows their cost, not their
+gain.
 """
 
 import json
@@ -12,14 +13,14 @@ from bench.gpu.section import Section
 from bench.gpu.workload import RECORDED_VOCAB, shapes
 from csd.models.config import ModelConfig
 
-# not beside this file, which would be `vllm` to it
+# in another folder, since `import vllm` would import this file from its own
 SCRIPT = Path(__file__).parent / "others" / "time_vllm.py"
 SAMPLES = (16, 64)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 
 
 def run(section: Section) -> None:
-    """A row a number of samples, plain and drafted; each kind in a process of its own."""
+    """Add one row per number of samples, plain and drafted; each kind in a separate process."""
     if section.vllm is None:
         section.skip("vLLM: --vllm PYTHON names an interpreter with vLLM (pip install vllm)")
         return
@@ -40,12 +41,12 @@ def run(section: Section) -> None:
         for row in rows:
             section.add(shape=name, drafts=drafts and drafts["method"], **row)
         if error:
-            # another library's: it is a result
+            # an error of another library is a result
             section.add(shape=name, drafts=drafts and drafts["method"], note=error)
 
 
 def measured(section: Section, job: dict) -> tuple[list[dict], str | None]:
-    """The rows that vLLM's process printed, and what ended it, if that was an error."""
+    """Rows that vLLM's process printed, and the error that ended it, or None."""
     path = section.out / "vllm.log"
     with path.open("ab") as log:
         process = subprocess.Popen(
@@ -58,7 +59,7 @@ def measured(section: Section, job: dict) -> tuple[list[dict], str | None]:
             printed, _ = process.communicate()
             section.cut_off(f"vLLM, drafts={job['speculative']}")
         log.write(printed)
-    # others print too
+    # other output is skipped
     lines = [line for line in printed.splitlines() if line.startswith(b'{"vllm":')]
     code = process.returncode
     failed = code > 0 or (code < 0 and section.left > 0)
@@ -66,7 +67,7 @@ def measured(section: Section, job: dict) -> tuple[list[dict], str | None]:
 
 
 def llama_config(c: ModelConfig) -> dict:
-    """config.json of a Llama of this shape."""
+    """Content of config.json for a Llama of this shape."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

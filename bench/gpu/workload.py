@@ -1,4 +1,4 @@
-"""Models and traces the sections run on."""
+"""Models and traces of the sections."""
 
 from dataclasses import replace
 
@@ -15,43 +15,43 @@ from csd.engine.traces.traces import Trace, read_traces
 from csd.models.config import ModelConfig
 
 TEMPERATURE = 0.7
-# ids of the recorded tokens lie below; every shape's vocabulary must hold them
+# all recorded token ids are below this; every shape's vocabulary must be at least as large
 RECORDED_VOCAB = 49152
 
 
 def shapes(section: Section) -> dict[str, ModelConfig]:
-    """The shapes of a run: both large ones on a GPU, a tiny one on a CPU."""
+    """Shapes of a run by name: both large ones on a GPU, a tiny one on a CPU."""
     if section.cuda:
         return {name: SHAPES[name] for name in ("llama-3.1-8b", "qwen2.5-7b")}
     return {"tiny": replace(SHAPES["tiny"], vocab=RECORDED_VOCAB, context=2048)}
 
 
 def model(section: Section, config: ModelConfig):
-    """Random weights on the device; bfloat16 on a GPU, float32 on a CPU."""
+    """Returns a model with random weights on the device; bfloat16 on a GPU, float32 on a CPU."""
     dtype = torch.bfloat16 if section.cuda else torch.float32
     return random_model(config, section.device, dtype)
 
 
 def engine_of(section: Section, config: ModelConfig, **options) -> csd.Engine:
-    """An engine over `model`; the section `doctor` has checked its kernels."""
+    """Returns an engine of `model` without self-check, since `doctor` has checked its kernels."""
     return csd.Engine(model(section, config), self_check=False, **options)
 
 
 def recorded(section: Section) -> list[Trace]:
-    """The traces at temperature 0.7; on a CPU their first tokens."""
+    """Returns the traces at temperature 0.7; on a CPU only their first tokens."""
     traces = [t for t in read_traces(TRACES) if t.temperature == TEMPERATURE]
     longest = None if section.cuda else 10
     return [cut(t, len(t.samples), longest) for t in traces]
 
 
 def groups(traces: list[Trace], samples: int, turn: int = 0) -> list[Trace]:
-    """`samples` samples: of one prompt where one has as many, else of the largest prompts.
+    """Traces with `samples` samples: of one prompt that has enough, else of the largest prompts.
 
-    turn: which of the prompts that have as many.
+    turn: index among the prompts that have enough.
     """
     enough = [t for t in traces if len(t.samples) >= samples]
     if enough:
-        # the small ones first: where 4 samples are drawn, 64 recorded ones are no better
+        # prompts with fewer recorded samples first: 64 recorded ones are no better for drawing 4
         enough.sort(key=lambda t: len(t.samples))
         return [cut(enough[turn % len(enough)], samples)]
     picked, left = [], samples
@@ -63,10 +63,10 @@ def groups(traces: list[Trace], samples: int, turn: int = 0) -> list[Trace]:
 
 
 def forced(engine: csd.Engine, traces: list[Trace], prompt_tokens: int, **options):
-    """A function that runs the traces' samples through `engine`; options go to `Engine.run`.
+    """Returns a function that runs the traces' samples through `engine`.
 
-    Call it within `forcing(engine, traces)`. It returns each prompt's `Samples`, and raises
-    RuntimeError when they are not the recorded ones.
+    options: those of `Engine.run`. Call the function within `forcing(engine, traces)`. It returns
+    each prompt's `Samples`, and raises RuntimeError if they differ from the recorded ones.
     """
 
     def run(**more) -> list[Samples]:

@@ -1,4 +1,4 @@
-"""Output of every benchmark: the machine, a table, one JSON object last and in a file."""
+"""Output of every benchmark: the machine, a table, and one JSON object, printed last and saved."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 
 from bench.lib.processor import processor
 
-# of the last 1, 5 and 15 minutes, before the benchmark adds its own
+# load averages of the last 1, 5 and 15 minutes, before the benchmark's own load
 LOAD = [round(x, 2) for x in os.getloadavg()]
 
 
@@ -25,7 +25,7 @@ def machine() -> dict:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        # a copy without its history
+        # a copy of the repository without .git
         commit = os.environ.get("CSD_COMMIT")
     return {
         "gpu": gpu,
@@ -47,9 +47,9 @@ def _version(package: str) -> str | None:
 
 
 def write(result: dict, path: str | Path | None, indent: int | None = None) -> dict:
-    """`result` with this machine's entry, written to `path` where there is one; returns it.
+    """Add this machine's entry to `result` and write it to `path`, if given; returns it.
 
-    Every file of results is written here: without the entry no figure of it could be compared.
+    Every result file is written here, since its figures cannot be compared without the entry.
     """
     result = result | {"machine": machine()}
     if path:
@@ -68,7 +68,7 @@ def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[fl
 
 
 def table(rows: list[dict]) -> str:
-    """Rows as aligned text, with a column for every key; a row without it leaves it empty."""
+    """Rows as aligned text, with a column for every key, empty for rows without the key."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [names] + [[_cell(r.get(n, "")) for n in names] for r in rows]
     widths = [max(len(c[i]) for c in cells) for i in range(len(names))]
@@ -81,19 +81,19 @@ def _cell(x) -> str:
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table as the documentation has it."""
+    """Returns a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def merged(old: list[dict], new: list[dict], fields: tuple[str, ...]) -> list[dict]:
-    """Rows of both; a new one replaces an old one that agrees in `fields`."""
+    """Returns the rows of both; a new row replaces an old one that has equal `fields`."""
     named = {tuple(r[f] for f in fields): r for r in [*old, *new]}
     return list(named.values())
 
 
 def drafting(nodes: str) -> dict:
-    """Options of `csd.generate` for a number of drafted tokens of a step, "auto" or "none"."""
+    """Options of `csd.generate` for a number of drafted tokens per step, "auto" or "none"."""
     if nodes == "none":
         return {"speculate": False}
     return {"budget": nodes if nodes == "auto" else int(nodes)}

@@ -1,17 +1,17 @@
-"""Trace-forced decoding: steps run whole, but commit what a trace recorded.
+"""Trace-forced decoding: steps run completely, but commit the tokens of a trace.
 
-For timing a shape without its weights. Random weights would leave the recording after a token, and
-no draft would ever be accepted. So the model runs, its logits are sampled, and then the sample of
-every row is replaced. With y the recorded tokens of the row's sample:
+It times a model's shape without its weights. Random weights would deviate from the recording after
+one token, and no draft would be accepted. Therefore the model runs, its logits are sampled, and
+then the sampled token of every row is replaced. With y the recorded tokens of the row's sample:
 
     a row is on the trace when it is a root, or its parent is on it and its token at depth d is
         y[generated + d - 1]
     sample = y[generated + d] on the trace, -1 off it
     top 8  = the recorded ones on the trace, none off it
 
-A trace that csd recorded has its seed, so each slot keeps the noise that led to the recording and
-drafts couple to it as they did then: a job's key is that of the recorded prompt, whatever is put
-before it to make it longer. Everything here has a fixed shape and stays on the device.
+A trace that csd recorded has its seed, so each slot has the noise of the recording, and drafts
+couple to it as they did then: a request's key is that of the recorded prompt, without the tokens
+put in front to lengthen it. All tensors here have fixed shapes and stay on the device.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ from csd.state.verdict import RUNNING, STOP, Verdict
 
 
 def cut(trace: Trace, samples: int, tokens: int | None = None) -> Trace:
-    """The first `samples` samples of a trace, `tokens` tokens of each at most."""
+    """Returns a trace with its first `samples` samples, at most `tokens` tokens of each."""
     return replace(
         trace,
         samples=[sample[:tokens] for sample in trace.samples[:samples]],
@@ -44,9 +44,9 @@ def cut(trace: Trace, samples: int, tokens: int | None = None) -> Trace:
 
 
 class Forced:
-    """A step's `verify`, with the samples of `traces` in place of its own.
+    """A step's `verify` whose sampled tokens are replaced by those of `traces`.
 
-    A slot is identified by its key and its sample index. Slots of other samples sample as usual.
+    A slot is matched by its key and sample index. Slots without a match sample as usual.
     R samples over all traces, T recorded tokens of the longest.
     """
 
@@ -94,7 +94,7 @@ class Forced:
         rows, count, finish = descend_ref(sample, pool, slots)
         left = (self._length[entry] - slots.generated).clamp(min=0)
         cut = known & (pool.slot_nodes > 0) & (count >= left)
-        # where the slot's own rules end it there too, they give the reason
+        # if the slot's own rules end it at the same token, their reason is kept
         finish = torch.where(cut & (finish == RUNNING), STOP, finish)
         count = torch.where(known, torch.minimum(count, left), count)
         depth = torch.arange(MAX_DEPTH + 1, device=rows.device)
@@ -112,7 +112,7 @@ class Forced:
 
 @contextmanager
 def forcing(engine: Engine, traces: list[Trace]) -> Iterator[None]:
-    """Within the block, `engine` commits what `traces` hold for the jobs of `forced_requests`."""
+    """Within the block, `engine` commits the samples of `traces` for `forced_requests`."""
     before = engine.ops
     forced = Forced(before.verify, traces, engine.device)
     engine.ops = replace(before, verify=forced, verify_all=forced)
@@ -131,9 +131,9 @@ def forced_requests(
 ) -> list[Request]:
     """Make requests for `Engine.run`: one per trace, of its first `samples` samples.
 
-    prompt_tokens: the least length of a prompt; shorter ones get random tokens in front, of which
-        drafts can make nothing.
-    max_new_tokens: the longest sample's when not given; drafts do not reach beyond it.
+    prompt_tokens: the least length of a prompt; shorter ones get random tokens in front, which
+        drafts cannot use.
+    max_new_tokens: the length of the longest sample when None; drafts do not reach beyond it.
     """
     requests = []
     for i, trace in enumerate(traces):

@@ -1,4 +1,4 @@
-"""Graphs that are compiled ahead and timed beside the default."""
+"""Configurations of the graph that are compiled and timed in addition to the default."""
 
 from csd.state.context_table import GraphConfig
 

@@ -25,7 +25,7 @@ class Shape:
         return cls(name, *sizes)
 
 
-# the two that are benchmarked on a GPU come first
+# the first two are benchmarked on a GPU
 SHAPES = tuple(
     Shape.of(name, shapes.SHAPES[name]) for name in ("llama-3.1-8b", "qwen2.5-7b", "smollm2-135m")
 )

@@ -1,7 +1,7 @@
 """llama.cpp on the file that csd runs: N sequences in one batch, the prompt's cells shared.
 
-`pip install llama-cpp-python` builds it for the CPU at hand. A GGUF file is written anew with its
-matrices in the dtype that csd runs, so both sides multiply the same numbers.
+`pip install llama-cpp-python` builds it for this CPU. A GGUF file is rewritten with its matrices in
+the dtype that csd runs, so both sides multiply the same numbers.
 """
 
 import ctypes
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-# rows of a batch at most
+# most rows of a batch
 BATCH = 512
 
 
 def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
-    """A GGUF file with the matrices of the one at `path` in bfloat16, float16 or float32."""
+    """Copy the GGUF file at `path` with its matrices in bfloat16, float16 or float32."""
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
     from gguf.quants import dequantize, quantize
 
@@ -30,7 +30,7 @@ def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
     architecture = reader.fields["general.architecture"].contents()
     writer = GGUFWriter(to, architecture)
     for name, field in reader.fields.items():
-        # the writer has its own
+        # the writer adds these itself
         if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
             continue
         value, inner = field.contents(), None
@@ -39,7 +39,7 @@ def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
         writer.add_key_value(name, value, field.types[0], inner)
     for tensor in reader.tensors:
         data = dequantize(tensor.data, tensor.tensor_type)
-        # llama.cpp keeps vectors in float32
+        # llama.cpp stores vectors in float32
         own = kind if data.ndim > 1 else GGMLQuantizationType.F32
         writer.add_tensor(tensor.name, quantize(data, own), raw_dtype=own)
     writer.write_header_to_file()
@@ -50,10 +50,10 @@ def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
 
 
 class LlamaCpp:
-    """Draws samples of one prompt, each with a sampler of its own at temperature 0.7."""
+    """Draws samples of one prompt at temperature 0.7, each with its own seeded sampler."""
 
     def __init__(self, path: str | Path, tokenizer: Any, most: int, cells: int = 8192):
-        """most: samples at once; cells: of the cache, over all sequences."""
+        """most: number of samples drawn at once; cells: cache cells of all sequences together."""
         import llama_cpp as lib
 
         self.lib, self.tokenizer = lib, tokenizer
@@ -62,14 +62,14 @@ class LlamaCpp:
         self._quiet = quiet
         lib.llama_backend_init()
         given = lib.llama_model_default_params()
-        # read whole, the weights may be laid out as the CPU multiplies them
+        # without mmap, weights may be repacked to the layout in which the CPU multiplies them
         given.use_mmap = False
         self.model = lib.llama_model_load_from_file(str(path).encode(), given)
         params = lib.llama_context_default_params()
         threads = torch.get_num_threads()
         params.n_ctx, params.n_batch, params.n_seq_max = cells, BATCH, most
         params.n_threads = params.n_threads_batch = threads
-        # one cache for all sequences, or the prompt's cells would be copied
+        # one cache for all sequences, since otherwise the prompt's cells would be copied
         with suppress(AttributeError):
             params.kv_unified = True
         self.context = lib.llama_init_from_model(self.model, params)
@@ -79,7 +79,7 @@ class LlamaCpp:
         self.vocab = lib.llama_model_get_vocab(self.model)
 
     def draw(self, chat: list[dict], n: int, tokens: int, seed: int) -> float:
-        """Tokens per second; a sample counts up to its end token."""
+        """Returns tokens per second; samples stop at their end token."""
         prompt = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True)
         prompt = prompt["input_ids"] if hasattr(prompt, "keys") else prompt
         start = time.perf_counter()
@@ -87,7 +87,7 @@ class LlamaCpp:
         return drawn / (time.perf_counter() - start)
 
     def samples(self, prompt: list[int], n: int, tokens: int, seed: int) -> list[list[int]]:
-        """Tokens of n samples, each with its end token if it has one."""
+        """Returns the tokens of n samples, each with its end token if it has one."""
         lib, context = self.lib, self.context
         memory = lib.llama_get_memory(context)
         lib.llama_memory_clear(memory, True)
@@ -98,7 +98,7 @@ class LlamaCpp:
         for s in range(1, n):
             lib.llama_memory_seq_cp(memory, 0, s, -1, -1)
         samplers = [self._sampler(seed * n + s) for s in range(n)]
-        # the first tokens all come from the prompt's last row
+        # all samples draw their first token from the logits of the prompt's last row
         last, position = {s: len(chunks[-1]) - 1 for s in range(n)}, len(prompt)
         found: list[list[int]] = [[] for _ in range(n)]
         for _ in range(tokens):
@@ -129,7 +129,7 @@ class LlamaCpp:
         return chain
 
     def _decode(self, rows: list[tuple[int, int, int]], every: bool = False) -> None:
-        """rows: token, position, sequence; logits of the last one, or of every one."""
+        """Decode rows of (token, position, sequence), with logits of the last or of every row."""
         if len(rows) > BATCH:
             raise ValueError(f"at most {BATCH} rows go into a batch, got {len(rows)}")
         batch = self.batch

@@ -1,4 +1,4 @@
-"""The CPU that figures are taken on: its model, its instruction sets, who multiplies matrices."""
+"""The CPU of a measurement: its model, instruction sets, and libraries for matrix products."""
 
 import os
 import re
@@ -7,13 +7,13 @@ import torch
 
 from csd.state.processor import CPUINFO, cpu_name
 
-# those that choose a kernel of a product, by the kernel's names for them: x86, then ARM
+# instruction sets that select the kernel of a product, as Linux names them: x86, then ARM
 SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
     "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16",
 )  # fmt: skip
-# what changes the path that a product takes, or how many share it
+# environment variables that change the kernel of a product or its number of threads
 VARIABLES = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE",
     "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES", "OMP_NUM_THREADS",
@@ -23,7 +23,7 @@ VARIABLES = (
 
 
 def processor() -> dict:
-    """Model, cores, instruction sets, libraries, threads, and the variables that are set."""
+    """CPU model, cores, instruction sets, libraries, threads, and the VARIABLES that are set."""
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     return {
         "cpu": cpu_name(),
@@ -37,7 +37,7 @@ def processor() -> dict:
 
 
 def instructions(cpuinfo: str) -> list[str]:
-    """Instruction sets of `SETS` that the first core has."""
+    """Instruction sets of `SETS` that the first core has, from the text of /proc/cpuinfo."""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)
     have = set(found[1].split()) if found else set()
     return [name for name in SETS if name in have]

@@ -4,10 +4,10 @@ r"""Record the traces of `bench/traces/`: SmolLM2's samples of prompts of our ow
     python -m bench record --prompts bench/prompts/rewrite.jsonl \
         --traces bench/traces/rewrite.jsonl.gz
 
-Draws the prompts of one file (`bench/traces/prompts.jsonl`) that the other
-(`bench/traces/smollm2.jsonl.gz`) does not hold yet, up to 64 samples of one temperature at a time,
-and appends them: it may be stopped and started again. Probabilities have four digits; those that
-round to 0 are left out.
+Draws samples of the prompts in the prompt file (`bench/traces/prompts.jsonl`) that the trace file
+(`bench/traces/smollm2.jsonl.gz`) does not have yet, up to 64 samples of one temperature at a time,
+and appends them, so the run can be stopped and restarted. Probabilities have four digits; those
+that round to 0 are left out.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def missing(prompts_file: Path, traces: Path) -> list[dict]:
-    """The prompts that have not been recorded."""
+    """Returns the prompts that have not been recorded."""
     done = set()
     if traces.exists():
         with gzip.open(traces, "rt") as file:
@@ -59,7 +59,7 @@ def missing(prompts_file: Path, traces: Path) -> list[dict]:
 
 
 def batches(prompts: list[dict]) -> list[list[dict]]:
-    """Neighbours with the same temperature and number of samples, at most 64 samples together."""
+    """Batches of adjacent prompts with equal temperature and samples, at most 64 samples each."""
     out: list[list[dict]] = []
     for p in prompts:
         last = out[-1] if out else None
@@ -74,7 +74,7 @@ def batches(prompts: list[dict]) -> list[list[dict]]:
 def record(
     engine: csd.Engine, batch: list[dict], max_new: int = MAX_NEW, digits: int = 4
 ) -> list[dict]:
-    """Rows of a trace file, one a prompt; probabilities have `digits` digits."""
+    """Rows of a trace file, one per prompt; probabilities are rounded to `digits` digits."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "traces.jsonl"
         csd.generate(
@@ -86,7 +86,7 @@ def record(
             top_k=0,
             max_new_tokens=max_new,
             seed=SEED,
-            # 64 rows fill the machine without drafts; they would change nothing
+            # 64 rows use the machine fully, and drafts would not change the samples
             speculate=False,
             record=path,
         )

@@ -1,4 +1,4 @@
-"""Other servers of a model, each in a process of its own environment while a block runs."""
+"""Other servers of a model, each run as a process in its own environment during a block."""
 
 import http.client
 import os
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "model"
-# seconds until one answers: vLLM's first start compiles
+# seconds to wait for a server's first answer: vLLM's first start compiles
 WAIT = 900.0
 
 
@@ -18,10 +18,11 @@ def command(
     kind: str, python: str, folder: str, gguf: str | None, port: int, *, dtype: str, slots: int,
     tokens: int,
 ) -> list[str]:  # fmt: skip
-    """The command that serves a model, with the fastest options of its documentation.
+    """Returns the command that serves a model, with the fastest options of its documentation.
 
-    python: of an environment that has the package. folder: of transformers. gguf: the same numbers.
-    slots: samples at once at most; tokens: of a prompt and a sample at most.
+    python: interpreter of an environment that has the package. folder: a checkpoint of
+    transformers. gguf: a file with the same numbers. slots: most samples at once. tokens: most
+    tokens of a prompt and a sample together.
     """
     if kind == "vllm":
         return [
@@ -38,7 +39,7 @@ def command(
     if kind == "llama":
         if gguf is None:
             raise ValueError("llama reads GGUF files: name one as the model")
-        # one text at once: its server has no more
+        # its server processes one text at a time
         return [
             python, "-m", "llama_cpp.server", "--model", gguf, "--model_alias", NAME,
             "--port", str(port), "--n_ctx", str(tokens), "--n_threads", str(os.cpu_count()),
@@ -48,7 +49,10 @@ def command(
 
 @contextmanager
 def running(arguments: list[str], name: str, port: int, log: Path) -> Iterator[tuple[str, str]]:
-    """(URL, model name) while a server runs. Raises RuntimeError with what it wrote last."""
+    """Run a server during the block; yields (URL, model name).
+
+    Raises RuntimeError with the end of its log if the server exits or does not answer in time.
+    """
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "2"}
     environment.pop("PYTHONPATH", None)
     with log.open("w") as file:
@@ -76,7 +80,7 @@ def free_port() -> int:
 
 
 def _answers(port: int) -> bool:
-    # transformers' list of models needs a hub's cache, and llama's server has no health
+    # transformers' /v1/models needs a hub cache, and llama's server has no /health
     return any(_is_there(port, path) for path in ("/health", "/v1/models"))
 
 

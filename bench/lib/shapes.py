@@ -1,4 +1,4 @@
-"""Well-known shapes with random weights, for benchmarks where checkpoints cannot be had."""
+"""Well-known shapes with random weights, for benchmarks without access to checkpoints."""
 
 import torch
 
@@ -87,7 +87,7 @@ def random_model(
     logit_std: float = 6.0,
     seed: int = 0,
 ) -> Decoder:
-    """`random_decoder` of a shape by its name, or of a config."""
+    """Returns `random_decoder` of a config, or of a shape by its name."""
     config = name_or_config
     if isinstance(config, str):
         if config not in SHAPES:

@@ -1,4 +1,4 @@
-"""The forward pass of a step over chains of drafts, timed beside others in turn."""
+"""The forward pass of a step over chains of drafts, timed in alternation with others."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def filled(engine: csd.Engine) -> Step:
-    """A step whose slots have a prompt in common."""
+    """Returns a step whose slots share one prompt."""
     with torch.inference_mode(False):
         step = engine._allocate(SLOTS, 1, PROMPT // 64, SLOTS + PROMPT // 64, 1)
     step.drafting = False
@@ -35,7 +35,7 @@ def filled(engine: csd.Engine) -> Step:
 
 
 def passes(step: Step, rows: int) -> Callable[[], object]:
-    """The pass over chains of drafts, as many a slot."""
+    """Returns the call of a forward pass over `rows` rows, a chain of drafts in each slot."""
     each, groups = rows // SLOTS, step.slots.group_key.shape[0]
     chains = Pool.empty(rows, SLOTS, groups, 1)
     depth = torch.arange(each).repeat(SLOTS)
@@ -55,7 +55,7 @@ def alternated(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str,
         for name, run in sides.items():
             begun = time.perf_counter()
             run()
-            # what is compiled at first use is not timed
+            # the first round compiles and is not timed
             if i:
                 seconds[name].append(time.perf_counter() - begun)
     return seconds

@@ -1,4 +1,4 @@
-"""The attention of one step as a job: N samples of one prompt, a tree of T nodes each."""
+"""Attention of one step as a job: N samples of one prompt, each with a tree of T nodes."""
 
 import random
 from dataclasses import dataclass, fields, replace
@@ -10,7 +10,7 @@ from csd.kernels.tree_attention import TreeLayout
 from csd.state.kv_cache import PAGE
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b")
-# samples, nodes a sample, prompt, mean of the committed tokens
+# samples, nodes per sample, prompt tokens, mean of the committed tokens
 SIZES = (
     (4, 16, 512, 256),
     (8, 32, 2048, 1024),
@@ -23,7 +23,7 @@ SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """One layer's attention: H query heads, K key-value heads of size D."""
+    """Shape of one layer's attention: H query heads, K key-value heads of size D."""
 
     model: str
     H: int
@@ -46,7 +46,7 @@ class JobShape:
 
 
 def shapes(full: bool = False) -> list[JobShape]:
-    """The twelve shapes; in full every combination of at most 1,024 rows."""
+    """Returns the twelve shapes; with `full`, all combinations of at most 1,024 rows."""
     sizes = SIZES
     if full:
         sizes = [
@@ -63,7 +63,7 @@ def shapes(full: bool = False) -> list[JobShape]:
 
 @dataclass(slots=True)
 class Job:
-    """Arguments of `csd.kernels.tree_attention` for one group, and the host's view of them."""
+    """Arguments of `csd.kernels.tree_attention` for one group, with lengths on the host."""
 
     shape: JobShape
     lengths: list[int]  # committed tokens of every sample
@@ -93,18 +93,18 @@ class Job:
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values, each counted once."""
+        """Bytes of keys and values, each counted once."""
         s = self.shape
         tokens = s.prompt + sum(self.lengths) + s.rows
         return 2 * tokens * s.K * s.D * self.q.element_size()
 
     @property
     def moved_bytes(self) -> int:
-        """The least a layer can move: keys and values once, queries in, results out."""
+        """Least bytes that a layer can move: keys and values once, queries in, results out."""
         return self.kv_bytes + 2 * self.q.numel() * self.q.element_size()
 
     def copy(self) -> "Job":
-        """The same job in memory of its own; lengths, tables and trees are shared."""
+        """Copy of the job with its own queries, keys and values; other tensors are shared."""
         names = ("q", "node_k", "node_v", "k_pages", "v_pages")
         return replace(self, **{name: getattr(self, name).clone() for name in names})
 
@@ -114,10 +114,10 @@ class Job:
 
 
 def make(shape: JobShape, device="cpu", dtype=torch.bfloat16, seed: int = 0) -> Job:
-    """A random job: ragged samples with lengths of the given mean, a tree of its own each."""
+    """Returns a random job: ragged samples with lengths of the given mean and random trees."""
     rng = random.Random(seed)
     N, T, mean = shape.samples, shape.nodes, shape.committed
-    # from half the mean to one and a half, evenly
+    # evenly spaced from 0.5 to 1.5 times the mean
     lengths = [mean // 2 + (mean * i) // max(N - 1, 1) for i in range(N)] if N > 1 else [mean]
     rng.shuffle(lengths)
     counts = [-(-n // PAGE) for n in (shape.prompt, *lengths)]
@@ -141,7 +141,7 @@ def make(shape: JobShape, device="cpu", dtype=torch.bfloat16, seed: int = 0) -> 
     return Job(
         shape=shape,
         lengths=lengths,
-        # wide enough that some keys have more weight than others
+        # scaled so that some keys have more weight than others
         q=2 * normal(M, shape.H, shape.D),
         node_k=normal(M, shape.K, shape.D),
         node_v=normal(M, shape.K, shape.D),
@@ -160,7 +160,7 @@ def make(shape: JobShape, device="cpu", dtype=torch.bfloat16, seed: int = 0) -> 
 
 
 def _tree(nodes: int, rng: random.Random) -> list[int]:
-    """Ancestor words of a random tree, as int64."""
+    """Ancestor bit masks of a random tree, as int64."""
     words = [1]
     for j in range(1, nodes):
         words.append(words[rng.randrange(j)] | 1 << j)
@@ -168,7 +168,7 @@ def _tree(nodes: int, rng: random.Random) -> list[int]:
 
 
 def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """Root mean square of the error over that of the exact result; NaN counts as infinite."""
+    """RMS of the error over the RMS of the exact result; infinite for NaN."""
     error = (
         got.double() - exact.double()
     ).square().mean().sqrt() / exact.double().square().mean().sqrt()
@@ -176,5 +176,5 @@ def error_of(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def limit_for(dtype: torch.dtype) -> float:
-    """Allowed error: two roundings to the dtype, or float32's sums."""
+    """Allowed relative error: two roundings to the dtype, or float32 summation."""
     return max(2 * torch.finfo(dtype).eps, 1e-5)

@@ -1,4 +1,4 @@
-"""FlashInfer and xFormers composed for the same job; each raises ImportError where it is absent."""
+"""The same job composed of FlashInfer or xFormers calls; ImportError if the package is absent."""
 
 import torch
 
@@ -7,15 +7,18 @@ from bench.micro.attention_rivals import own_of, prompt_of
 
 
 def flashinfer(job: Job):
-    """A prefill call over the prompt, a ragged one with a custom mask over each sample's own keys
-    (planned outside the measurement), merged in place."""
+    """FlashInfer: two prefill calls, merged in place.
+
+    One is over the prompt, the other ragged, with a custom mask, over each sample's own keys; it is
+    planned outside the measurement.
+    """
     import flashinfer as fi
 
     s, device = job.shape, job.q.device
     k, v = (x.contiguous() for x in prompt_of(job))
     *own, longest = own_of(job, multiple=1)
     counts = [n + s.nodes for n in job.lengths]
-    # a sample's committed keys, then its nodes, without a gap
+    # a sample's committed keys are directly followed by its nodes'
     own_k, own_v = (
         torch.cat(
             [
@@ -49,14 +52,14 @@ def flashinfer(job: Job):
 
 
 def xformers(job: Job):
-    """Partial attention over the prompt, over committed keys and over nodes, merged in one call."""
+    """xFormers: partial attention over prompt, committed keys and nodes, merged in one call."""
     from xformers.ops import fmha
 
     s = job.shape
     each = s.H // s.K
 
     def grouped(x, batch):
-        """[tokens, K, D] as [batch, .., K, H / K, D] without a copy."""
+        """View of [tokens, K, D] as [batch, .., K, H / K, D]."""
         return x.view(batch, -1, s.K, 1, s.D).expand(-1, -1, -1, each, -1)
 
     k, v = (grouped(x.contiguous(), 1) for x in prompt_of(job))

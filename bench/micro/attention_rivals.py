@@ -1,8 +1,8 @@
 """The same attention composed of PyTorch's own operations, as fast as they allow.
 
-Each function lays a job's keys and values out as its parts want them and works out masks ahead of
-time; none of that is measured. It returns what is: a call without arguments, and a function that
-brings the result into csd's order, [M, H, D].
+Each function lays out a job's keys and values for its operations and builds masks, which is not
+measured. It returns the call to measure, without arguments, and a function that brings the call's
+result into csd's order, [M, H, D].
 """
 
 from functools import cache, lru_cache
@@ -14,19 +14,21 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from bench.micro.attention_job import PAGE, Job
 
 aten = torch.ops.aten
-# rows that flex_attention has a kernel of its own for are fewer
+# below this number of rows, flex_attention uses a separate kernel
 FEW = 128
 
 
 def prompt_of(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the prompt, [P, K, D] each."""
+    """Returns keys and values of the prompt, [P, K, D] each."""
     pages = -(-job.shape.prompt // PAGE)
     return tuple(x[:pages].flatten(0, 1)[: job.shape.prompt] for x in (job.k_pages, job.v_pages))
 
 
 def own_of(job: Job, multiple: int = 16) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Each sample's keys and values, [N, W, K, D]: the committed ones from 0, its nodes from the
-    longest sample's length on; and that length."""
+    """Returns each sample's own keys and values, [N, W, K, D], and the longest committed length.
+
+    Committed ones start at 0, those of nodes at the longest length. W is a multiple of `multiple`.
+    """
     s, longest = job.shape, max(job.lengths)
     W = -(-(longest + s.nodes) // multiple) * multiple
     own = []
@@ -41,7 +43,7 @@ def own_of(job: Job, multiple: int = 16) -> tuple[torch.Tensor, torch.Tensor, in
 
 
 def visible(job: Job, W: int, longest: int) -> torch.Tensor:
-    """Flags [N, T, W] of the W own columns of a sample that its rows see."""
+    """Bool [N, T, W]: the W own columns of a sample that its rows attend to."""
     s = job.shape
     column = torch.arange(W, device=job.q.device)
     node = column - longest
@@ -51,13 +53,13 @@ def visible(job: Job, W: int, longest: int) -> torch.Tensor:
 
 
 def packed_queries(job: Job) -> torch.Tensor:
-    """[1, K, M * H / K, D]: the query heads of a key-value head are rows, as in csd's kernel."""
+    """Queries [1, K, M * H / K, D], with the heads of a key-value head as rows, as csd's kernel."""
     s = job.shape
     return job.q.view(s.rows, s.K, -1, s.D).transpose(0, 1).reshape(1, s.K, -1, s.D)
 
 
 def merge(a, lse_a, b, lse_b) -> torch.Tensor:
-    """Attention over two sets of keys out of that over each: [.., R, D], lse [.., R] natural."""
+    """Merge attention over two sets of keys: results [.., R, D], natural-log lse [.., R]."""
     weight = torch.sigmoid(lse_b - lse_a)[..., None]
     return torch.lerp(a.float(), b.float(), weight).to(a.dtype)
 
@@ -68,7 +70,7 @@ def compiled(function):
 
 
 def _fast(function, job: Job):
-    """Compiled on a GPU, as it is on a CPU."""
+    """Returns the function compiled on a GPU, unchanged on a CPU."""
     return compiled(function) if job.q.is_cuda else function
 
 
@@ -88,7 +90,7 @@ def _masked(q, k, v, bias, scale):
 
 
 def _bias(job: Job, W: int, longest: int) -> torch.Tensor:
-    """[N, K, T * H / K, W], -inf where a row does not look."""
+    """Additive mask [N, K, T * H / K, W], -inf where a row does not attend."""
     s = job.shape
     seen = visible(job, W, longest).repeat_interleave(s.H // s.K, 1)[:, None]
     bias = torch.zeros(seen.shape, dtype=job.q.dtype, device=job.q.device)
@@ -96,14 +98,17 @@ def _bias(job: Job, W: int, longest: int) -> torch.Tensor:
 
 
 def _rows(job: Job, out: torch.Tensor) -> torch.Tensor:
-    """[N, K, T * H / K, D] in csd's order."""
+    """Reorder [N, K, T * H / K, D] to csd's [M, H, D]."""
     s = job.shape
     return out.unflatten(2, (s.nodes, -1)).permute(0, 2, 1, 3, 4).reshape(s.rows, s.H, s.D)
 
 
 def sdpa(job: Job):
-    """Two SDPA calls and a merge: the prompt once for all rows (flash), each sample's own keys
-    under a mask. (Juravsky et al., "Hydragen", 2024.)"""
+    """Two SDPA calls and a merge (Juravsky et al., "Hydragen", 2024).
+
+    One call attends to the prompt for all rows (flash), the other to each sample's own keys with a
+    mask.
+    """
     s, scale = job.shape, job.shape.D**-0.5
     k, v = (x.transpose(0, 1)[None].contiguous() for x in prompt_of(job))
     *own, longest = own_of(job)
@@ -121,14 +126,14 @@ def sdpa(job: Job):
 
 
 def sdpa_copied(job: Job):
-    """One SDPA call over a copy of the prompt for every sample, the mask dense."""
+    """One SDPA call with a dense mask, over a copy of the prompt for every sample."""
     s, scale = job.shape, job.shape.D**-0.5
     *own, longest = own_of(job)
     k, v = (
         torch.cat([p.expand(s.samples, *p.shape), x], 1).transpose(1, 2).contiguous()
         for p, x in zip(prompt_of(job), own, strict=True)
     )
-    # the prompt's columns shift what a multiple of 16 made good
+    # pad again, since prompt and own columns together need not be a multiple of 16
     k, v = (F.pad(x, (0, 0, 0, -x.shape[2] % 16)) for x in (k, v))
     own_bias = _bias(job, own[0].shape[1], longest)
     bias = own_bias.new_full((s.samples, 1, own_bias.shape[2], k.shape[2]), float("-inf"))
@@ -139,7 +144,7 @@ def sdpa_copied(job: Job):
     return lambda: _masked(q, k, v, bias, scale)[0], lambda out: _rows(job, out)
 
 
-# the copies of a job share their tables, and so their masks: flex_attention compiles once for all
+# cached, since copies of a job share their tables: one mask, and one compilation of flex_attention
 @lru_cache(maxsize=1)
 def _line_blocks(lengths, words, slots, each, prompt, start, W, longest, nodes, columns):
     def mask(b, h, line, column):
@@ -168,12 +173,14 @@ def _own_blocks(lengths, words, each, longest, nodes, columns):
 
 
 def _lines(q: torch.Tensor, job: Job) -> tuple[torch.Tensor, int, dict]:
-    """[B, R, H, D] as flex_attention takes it, [B, heads, lines, D]; lines of a row; options.
+    """Rearrange [B, R, H, D] for flex_attention.
 
-    Its kernel for few rows takes the query heads of a key-value head together where their number is
-    a power of two. Elsewhere they are lines, as in csd's kernel: a head by itself would read keys
-    and values once more. That kernel makes one tile of all lines, and fails where a block of the
-    mask is smaller: beyond 64 it gets several.
+    Returns queries [B, heads, lines, D], the number of lines per row, and options of the call.
+
+    flex_attention's kernel for few rows processes the query heads of a key-value head together if
+    their number is a power of two. Otherwise they become lines, as in csd's kernel, since separate
+    heads would each read keys and values once more. That kernel makes one tile of all lines, and
+    fails if a block of the mask is smaller; beyond 64 lines BLOCK_M makes several tiles.
     """
     each, few = job.shape.H // job.shape.K, q.shape[1] < FEW
     packs = each & (each - 1) == 0 and few
@@ -188,15 +195,17 @@ def _lines(q: torch.Tensor, job: Job) -> tuple[torch.Tensor, int, dict]:
 
 
 def _heads(x: torch.Tensor, job: Job, each: int) -> torch.Tensor:
-    """[B, heads, lines, ..] as [B, K, H / K, R, ..], a view."""
+    """View of [B, heads, lines, ..] as [B, K, H / K, R, ..]."""
     if each == 1:
         return x.unflatten(1, (job.shape.K, -1))
     return x.unflatten(2, (-1, each)).transpose(2, 3)
 
 
 def flex_one(job: Job):
-    """One flex_attention call: prompt and all samples' own keys in one line, each from a multiple
-    of its block on, so that a block belongs to one sample."""
+    """One flex_attention call over the prompt and all samples' own keys, concatenated.
+
+    Each part starts at a multiple of the mask's block, so that a block belongs to one sample.
+    """
     s, scale = job.shape, job.shape.D**-0.5
     *own, longest = own_of(job, multiple=128)
     prompt = [F.pad(x, (0, 0, 0, 0, 0, -s.prompt % 128)) for x in prompt_of(job)]
@@ -216,8 +225,7 @@ def flex_one(job: Job):
 
 
 def flex_two(job: Job):
-    """flex_attention over the prompt without a mask, over each sample's own keys with one, and a
-    merge."""
+    """Two flex_attention calls and a merge: the prompt without a mask, own keys with one."""
     s, scale = job.shape, job.shape.D**-0.5
     k, v = (x.transpose(0, 1)[None].contiguous() for x in prompt_of(job))
     *own, longest = own_of(job, multiple=128)
@@ -231,7 +239,7 @@ def flex_two(job: Job):
 
     def call():
         out, aux = flex(q, k, v, **common, **options)
-        # [N, K, H / K, T, ..] of both
+        # both as [N, K, H / K, T, ..]
         by_sample = (
             _heads(x, job, each)[0].unflatten(2, (s.samples, -1)).movedim(2, 0)
             for x in (out, aux.lse)

@@ -1,10 +1,11 @@
-"""Every kernel on a GPU: right first, then microseconds, bytes and share of the copy bandwidth.
+"""Every kernel on a GPU: correctness, then microseconds, bytes and share of copy bandwidth.
 
     python -m bench kernels [--full] [--only attention] [--beside flashinfer] [--json F]
 
-Attention runs at twelve shapes against PyTorch's own parts (`attention_rivals.py`); --full adds
-every combination of at most 1,024 rows, FlashInfer, xFormers and SuffixGPU where they import.
-Calls are replayed out of CUDA graphs over enough distinct buffers to leave the cache behind.
+Attention runs at twelve shapes and is compared to PyTorch's own operations
+(`attention_rivals.py`); --full adds every combination of at most 1,024 rows, and FlashInfer,
+xFormers and SuffixGPU if they are installed. Calls are replayed from CUDA graphs over distinct
+buffers that together exceed the cache.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from csd.kernels.tree_attention.plan import plan_attention
 
 
 def ours(job: Job):
-    """csd's kernel, its work list made and its scratch allocated before, as once a step."""
+    """csd's kernel, with work list and scratch memory made before, as is done once per step."""
     s = job.shape
     work = plan_attention(job.layout, s.H, s.K)
     out, programs = torch.empty_like(job.q), work.program.shape[0]
@@ -42,8 +43,8 @@ def ours(job: Job):
 
 
 def attention_rows(shape, providers: dict, bandwidth: float, replays: int, device="cuda") -> list:
-    """One row a provider; a provider whose result is wrong, or that cannot run, has no time."""
-    # what was compiled for other shapes counts against the limit of recompilations
+    """One row per provider; a provider that fails or whose result is wrong has no time."""
+    # compilations for other shapes count against the limit of recompilations
     torch._dynamo.reset()
     job = make(shape, device)
     exact = tree_attention_ref(**job.to(torch.float64).arguments)
@@ -69,7 +70,7 @@ def attention_rows(shape, providers: dict, bandwidth: float, replays: int, devic
 
 
 def step_row(maker, name: str, bandwidth: float, replays: int) -> dict:
-    """One row of an operation that has no rival here; no time where it is wrong or fails."""
+    """One row of an operation without a rival; it has no time if the result is wrong or fails."""
     row = {"kernel": maker.func.__name__, "provider": "csd", "shape": name}
     row |= dict.fromkeys(("us", "p20", "p80", "percent_of_copy", "megabytes", "error"))
     row |= {"note": ""}
@@ -86,13 +87,13 @@ def step_row(maker, name: str, bandwidth: float, replays: int) -> dict:
 
 
 def _why(error: Exception) -> str:
-    """For a row's note; the rest goes to stderr, and the run goes on."""
+    """Returns a short error text for a row's note, and prints the traceback to stderr."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}".splitlines()[0][:120]
 
 
 def _timed(calls, moved: int, bandwidth: float, replays: int, operations: int = 1) -> dict:
-    """operations: in each call."""
+    """Time `calls` for a row. operations: number of operations in each call."""
     us, p20, p80 = (x / operations for x in replayed(calls, replays))
     share = 100 * moved / (us * 1e-6) / bandwidth
     return {"us": us, "p20": p20, "p80": p80, "percent_of_copy": share}
@@ -118,7 +119,7 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
         if args.full:
             providers |= FULL_RIVALS | OTHERS
         providers |= {name: OTHERS[name] for name in args.beside}
-        # flex_attention is compiled anew for each shape: the others have all of theirs before
+        # flex_attention compiles for each shape, so all shapes of the other providers run first
         slow = {name: providers.pop(name) for name in list(providers) if "flex" in name}
         for some in (providers, slow):
             for shape in shapes(args.full):
@@ -129,7 +130,7 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
 
 
 def _keep(path: str | None, rows: list[dict]) -> None:
-    """The rows so far: whoever runs this may end it when time is up."""
+    """Write the rows so far, since the run may be killed at a time limit."""
     common.write({"bench": "kernels", "complete": False, "rows": rows}, path)
 
 

@@ -1,4 +1,4 @@
-"""Jobs of a decoder layer's operations on rows: norm, rotary embedding, SwiGLU."""
+"""Jobs of a decoder layer's row-wise operations: norm, rotary embedding, SwiGLU."""
 
 import torch
 
@@ -25,7 +25,7 @@ def rms_norm(ops, shape, sizes, device, dtype, seed):
 def rotary(ops, shape, sizes, device, dtype, seed):
     M, H, K, D = sizes.rows, shape.heads, shape.kv_heads, shape.head_dim
     qkv = _normal(M, (H + 2 * K) * D, device, dtype, seed)
-    # rows of the three lie in one fused row, as the engine's do
+    # a row of q, k and v is one fused row, as in the engine
     q, k, v = (
         x.view(M, -1, D) for x in qkv.split((H * D, K * D, K * D), dim=-1)
     )  # fmt: skip

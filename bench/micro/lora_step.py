@@ -1,10 +1,11 @@
-"""Seconds of the fused decoder's pass over a step's rows with a LoRA, beside those without one.
+"""Seconds of the fused decoder's pass over a step's rows with a LoRA, and without one.
 
     python -m bench lora_step [--rows N ..] [--rank R] [--rounds N] [--dtype float32] [--json F]
 
-A random Qwen2.5-0.5B shape, 8 samples in flight behind a prompt of 128 tokens, and a LoRA of all
-its projections in float32, as peft makes it. "module" is the pass of the module decoder, adapter
-included. A figure is the median of alternated rounds; a ratio, that of each round's.
+Qwen2.5-0.5B's shape with random weights, 8 samples in flight after a prompt of 128 tokens, and a
+LoRA of all its projections in float32, as peft makes it. "module" is the pass of the module
+decoder, adapter included. A figure is the median over alternated rounds; a ratio is the median of
+the rounds' ratios.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def without_adapters(decoder: Decoder) -> Decoder:
-    """The decoder over the same weights without its LoRA."""
+    """Returns a decoder with the same weights, without the LoRA."""
     made = copy.copy(decoder)
     made.layers = [replace(layer, lora={}) for layer in decoder.layers]
     made.adapters, made.head_lora = None, []

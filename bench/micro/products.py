@@ -1,15 +1,15 @@
-"""All matrix products of a forward pass on a CPU, by its rows: csd's loop beside PyTorch's.
+"""All matrix products of a forward pass on a CPU, by rows: csd's loop compared to PyTorch's.
 
     python -m bench products [--shape qwen2.5-0.5b] [--dtype bfloat16 float32]
         [--rows 1 2 4 8 14 16 28 32 64] [--rounds N] [--json F]
 
-Random weights of a known shape, the layers' and the head's. "plain" is `F.linear`, "onednn" the
-packed product of oneDNN, "fma" and "dot" the loop of `csd/cpu/products.py` by the
-instructions that this CPU has, each with weights that are laid out beforehand and with plain ones,
-as a user's module has them. In milliseconds: medians of rounds in which all take turns. "taken" is
-the instruction that csd takes on this CPU, "gain" the median of the rounds' ratios of the faster of
-"plain" and "onednn" to it, and "gain, plain" that of `F.linear` to it, both with plain weights.
-Each has its own copy of the weights, one after the other.
+Random weights of a known shape, those of the layers and the head. "plain" is `F.linear`, "onednn"
+the packed product of oneDNN, "fma" and "dot" are the loop of `csd/cpu/products.py` with those
+instructions, if this CPU has them, each with prepacked weights and with plain ones, as in a user's
+module. Times are milliseconds, medians over alternated rounds. "taken" is the instruction that csd
+selects on this CPU, "gain" the median of the rounds' ratios of the faster of "plain" and "onednn"
+to it, and "gain, plain" that of `F.linear` to it, both with plain weights. Each side has its own
+copy of the weights, one after the other.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor], None]]:
-    """Functions by side that run all products for an argument's number of rows."""
+    """Functions by side, which run all products of a pass on an input with any number of rows."""
     c = SHAPES[shape]
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     layer = (q + 2 * kv, c.hidden), (c.hidden, q), (2 * c.intermediate, c.hidden)

@@ -1,4 +1,4 @@
-"""The operations of layers with a state: what to call, what moves, what is right."""
+"""Jobs of operations of layers with a state: the call, bytes moved, and a check."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,14 +10,14 @@ from csd.kernels.layer_states import DeltaRule, StepStates, commit_states
 from csd.kernels.ops import Ops, reference
 from csd.state.recurrent import ConvSize, StateMemory, StateSize, StateSizes, checkpoint
 
-# a layer of Qwen3-Next: its convolution, and its key heads, value heads and their sizes
+# a layer of Qwen3-Next: convolution (channels, width); key heads, value heads and their sizes
 QWEN3_NEXT = StateSizes((ConvSize(8192, 4),), (StateSize(16, 32, 128, 128),))
 TINY = StateSizes((ConvSize(64, 4),), (StateSize(2, 4, 16, 16),))
 BOUND = 1e-5
 
 
 class StateStep:
-    """Slots in the middle of their texts, each with as many nodes: chains with leaves."""
+    """Slots in the middle of their texts, each with an equal number of nodes: chain and leaves."""
 
     def __init__(
         self, ops: Ops, sizes: StateSizes, slots: int, rows: int, text: int, seed: int = 0,
@@ -35,14 +35,14 @@ class StateStep:
             if x.is_floating_point():
                 x.copy_(normal(*x.shape, kind=x.dtype))
         for part in self.memory.states:
-            # of length one, and less
+            # keys of norm about 1, decays below 1
             part.key.mul_(part.key.shape[-1] ** -0.5)
             part.decay.copy_(part.decay.sigmoid())
         lengths = torch.full((slots,), text, dtype=torch.int32, device=device)
         self.memory.base.copy_(checkpoint(lengths))
         each = rows // slots
         node = torch.arange(each).repeat(slots)
-        # half a chain of at most nine, the rest its leaves
+        # half of the nodes, at most nine, are a chain, the rest are leaves of its last node
         chain = min(9, (each + 1) // 2)
         word = torch.where(node < chain, 2 ** (node + 1) - 1, 2**chain - 1 + 2**node)
         depth = torch.where(node < chain, node, chain)
@@ -68,25 +68,25 @@ class StateStep:
         return self.states.update(0, self.rule)
 
     def core(self) -> None:
-        """The mixer's part of a step that is csd's."""
+        """Run csd's part of a mixer in a step: convolution and delta rule."""
         self.convolve()
         self.update()
 
     def commit(self) -> None:
-        """Two of each slot's rows; states move on a chunk where the text is a whole one longer."""
+        """Commit two rows of each slot; states advance by a chunk when the text completes one."""
         count = torch.full_like(self.memory.base, 2)
         rows = self.pool.slot_start[:, None] + torch.arange(2, device=count.device).int()
         length = torch.full_like(count, self.text + 2)
         commit_states(self.ops, self.memory, length, rows, count)
 
     def again(self, ops: Ops, dtype: torch.dtype) -> torch.Tensor:
-        """`update` by other operations, in a dtype."""
+        """Result of `update` with other operations and another dtype."""
         other = StateStep(ops, self.sizes, self.slots, self.rows, self.text, dtype=dtype)
         return other.update()
 
 
 def makers(ops: Ops, tiny: bool, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> dict:
-    """Functions of a seed that build jobs, by the operation's name."""
+    """Builders of jobs by the operation's name; each takes a seed."""
     of = TINY if tiny else QWEN3_NEXT
     rows = sizes.rows // sizes.slots * sizes.slots
 

@@ -1,7 +1,7 @@
-"""The other operations of a step at the engine's shapes: what to call, what moves, what is right.
+"""Jobs of a step's other operations at the engine's shapes: the call, bytes moved, and a check.
 
-A job is built as often as distinct buffers are needed. Its check compares the implementation with
-the reference on copies, and raises AssertionError; it is made before anything is timed.
+A job is built once for each set of distinct buffers. Its check compares the implementation with the
+reference on copies, and raises AssertionError; it runs before the timing.
 """
 
 import random
@@ -26,13 +26,13 @@ from bench.micro.step_state import (
 from csd.kernels.ops import Ops, reference
 from csd.state.context_table import GraphConfig
 
-# what is drafted and inserted: shallow, deep, and as the engine does
+# graphs to draft from and insert into: shallow, deep, and the engine's default
 GRAPHS = {
     f"orders {', '.join(map(str, config.orders))}, depth {config.max_depth}": config
     for config in (SHALLOW, DEEP, GraphConfig())
 }
 
-# steps that a call of the insertion's job inserts
+# steps that one call of the insertion's job inserts
 STEPS = 8
 
 
@@ -43,7 +43,7 @@ def draft_tree(ops, shape, sizes, device, dtype, seed, graph):
         table, slots, _ = state.host()
         check_same(state.pool, reference().draft_tree(table, slots, sizes.rows, state.config))
 
-    # a row is written, and an entry of every order is read for it
+    # per row: the row is written, and one entry of every order is read
     entry = record_bytes(state.table) // state.table.entry_group.shape[0]
     moved = record_bytes(state.pool) + sizes.rows * len(state.config.orders) * entry
     return StepJob(
@@ -56,10 +56,11 @@ def draft_tree(ops, shape, sizes, device, dtype, seed, graph):
 
 
 def graph_insert(ops, shape, sizes, device, dtype, seed, graph):
-    """STEPS steps at different places of the texts, inserted in turn.
+    """Insertion of STEPS steps at different places of the texts, one after another.
 
-    A step that is inserted twice finds all of its contexts. So each round belongs to new groups:
-    the first slot of a group to reach a context allocates it, and its siblings merge into it.
+    A step that is inserted twice would find all of its contexts. Therefore each round has new
+    groups: the first slot of a group to reach a context allocates it, and its siblings merge into
+    it.
     """
     state = State(ops, shape, GRAPHS[graph], sizes, device, seed)
     steps = []
@@ -108,7 +109,7 @@ def verify(ops, shape, sizes, device, dtype, seed):
 
     return StepJob(
         f"M={sizes.rows} V={shape.vocab}",
-        # what lies near a row's maximum is read again, which here is little
+        # logits near a row's maximum are read twice, which is little here
         bytes_of(logits),
         bytes_of(logits),
         lambda: ops.verify(logits, state.pool, state.slots),
@@ -117,7 +118,7 @@ def verify(ops, shape, sizes, device, dtype, seed):
 
 
 def commit(ops, shape, sizes, device, dtype, seed, tokens=2):
-    """Two of every slot's rows, in all layers."""
+    """Commit of two rows of every slot, in all layers."""
     L, K, D, S, M = shape.layers, shape.kv_heads, shape.head_dim, sizes.slots, sizes.rows
     generator = torch.Generator(device).manual_seed(seed)
     node_k, node_v = (
@@ -127,7 +128,7 @@ def commit(ops, shape, sizes, device, dtype, seed, tokens=2):
     int32 = dict(dtype=torch.int32, device=device)
     slot_pages = torch.arange(S, **int32).flip(0)[:, None].contiguous()
     slot_len = torch.arange(S, **int32) % (PAGE - tokens)
-    # a root and another row of its slot
+    # the root and the last row of its slot
     each = M // S
     place = torch.arange(tokens, **int32) * (each - 1)
     accept_row = torch.full((S, 17), -1, **int32)
@@ -150,7 +151,7 @@ def commit(ops, shape, sizes, device, dtype, seed, tokens=2):
 
 
 def makers(ops: Ops, shape: Shape, sizes: Sizes, device, dtype) -> list[partial[StepJob]]:
-    """Functions of a seed; each builds one job in buffers of its own."""
+    """Builders of jobs; each takes a seed and builds one job with its own buffers."""
     common = (ops, shape, sizes, device, dtype)
     made = [partial(f, *common, graph=g) for f in (graph_insert, draft_tree) for g in GRAPHS]
     return made + [partial(f, *common) for f in (verify, commit, rms_norm, rotary, swiglu)]

@@ -17,19 +17,22 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class StepJob:
-    """moved: the least bytes an operation can move. footprint: bytes of the job's buffers."""
+    """One operation to check and time.
+
+    moved: the least bytes that the operation can move. footprint: bytes of the job's buffers.
+    """
 
     size: str
     moved: int
     footprint: int
     call: Callable[[], object]
     check: Callable[[], None]
-    operations: int = 1  # in one call
+    operations: int = 1  # number of operations in one call
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """S slots of `groups` prompts, M rows, and tokens of text behind every slot."""
+    """Sizes of a state: slots, prompts (`groups`), rows, and tokens of text of every slot."""
 
     slots: int = 64
     groups: int = 4
@@ -52,7 +55,7 @@ class State:
         for s in range(S):
             if s % each == 0:
                 text = [rng.choice(words) for _ in range(sizes.text)]
-            # a sample has its siblings' tokens except for a tenth
+            # a sample has its group's text with a tenth of the tokens replaced
             own = [t if rng.random() < 0.9 else rng.choice(words) for t in text]
             tokens = torch.tensor(own, dtype=torch.int32, device=device)
             insert_prompt(self.table, s // each, tokens, slots.group_key, config, ops.graph_insert)
@@ -68,7 +71,7 @@ class State:
         self.pool = ops.draft_tree(self.table, slots, sizes.rows, config)
 
     def ends(self, rng: random.Random) -> torch.Tensor:
-        """[S, N] int32, each slot's context at some place of its text."""
+        """Contexts [S, N] int32 at a random position of each slot's text."""
         N, ends = self.config.context, []
         for text in self.texts:
             at = rng.randrange(N, len(text))
@@ -76,7 +79,7 @@ class State:
         return torch.tensor(ends, dtype=torch.int32, device=self.slots.context.device)
 
     def logits(self, vocab: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-        """[M, V], peaked; drafted children are likely, so that paths are accepted."""
+        """Peaked logits [M, V]: drafted children are likely, so that paths are accepted."""
         pool, device = self.pool, self.pool.token.device
         generator = torch.Generator(device).manual_seed(seed)
         x = 4 * torch.randn(pool.rows, vocab, generator=generator, device=device)
@@ -87,7 +90,7 @@ class State:
         return (x + boost.clamp(max=20)).to(dtype)
 
     def host(self) -> tuple[Table, Slots, Pool]:
-        """Copies on the CPU, for the reference."""
+        """Copies of table, slots and pool on the CPU, for the reference."""
         return self.table.map(lambda x: x.cpu().clone()), on_host(self.slots), on_host(self.pool)
 
 
@@ -96,7 +99,7 @@ def on_host(record):
 
 
 def check_same(got, want) -> None:
-    """Two tables, pools or verdicts: integers equal, floats as close as two orders of summing."""
+    """Assert that two tables, pools or verdicts agree: integers exactly, floats up to rounding."""
     for f in fields(want):
         a, b = getattr(got, f.name), getattr(want, f.name)
         if not isinstance(b, torch.Tensor):

@@ -1,4 +1,4 @@
-"""SuffixGPU's drafter on texts like those the graph is measured with."""
+"""SuffixGPU's drafter, on texts like those that the graph is timed with."""
 
 import random
 
@@ -8,9 +8,9 @@ from bench.micro.step_state import Sizes
 
 
 def suffix_gpu_job(sizes: Sizes, device, tokens: int = 16):
-    """A call that drafts a chain of `tokens` for every slot out of its own text.
+    """Returns a call that drafts a chain of `tokens` for every slot from its own text.
 
-    Raises ImportError where the package suffix-gpu is absent.
+    Raises ImportError if the package suffix-gpu is absent.
     """
     from suffix_gpu import SuffixGPUDrafter
 
@@ -19,7 +19,7 @@ def suffix_gpu_job(sizes: Sizes, device, tokens: int = 16):
     texts = [[t if rng.random() < 0.9 else rng.randrange(1, 2000) for t in base]]
     texts = [texts[0] + rng.sample(texts[0], 8) + texts[0][:64] for _ in range(sizes.slots)]
     text = torch.tensor(texts, dtype=torch.int32, device=device)
-    # room for what is sampled next
+    # room for tokens to be sampled
     buffer = torch.nn.functional.pad(text, (0, 1024))
     length = torch.full((sizes.slots,), text.shape[1], dtype=torch.int32, device=device)
     drafter = SuffixGPUDrafter(k=tokens, device=device)

@@ -1,11 +1,12 @@
-"""A stock transformers model with `csd.apply_kernels` and without, training and decoding.
+"""Training and decoding of a stock transformers model, with `csd.apply_kernels` and without.
 
     python -m bench swap [--tokens N] [--rounds N] [--dtype float32] [--device cpu] [--json F]
 
-A random Qwen2.5-0.5B shape: a training step (forward and backward over `--tokens` tokens) and a
-decoding step (one token behind them), each in eager code and behind torch.compile (`--eager`
-leaves that out). A figure is the median of alternated rounds, a ratio that of each round's. On a
-CPU csd's kernels are their references, so that nothing can be gained there.
+Qwen2.5-0.5B's shape with random weights: a training step (forward and backward over `--tokens`
+tokens) and a decoding step (one token after them), each in eager mode and with torch.compile
+(`--eager` leaves that out). A figure is the median over alternated rounds, a ratio the median of
+the rounds' ratios. On a CPU csd's kernels are the reference implementations, so no gain is
+possible there.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         for job, work in (("training", training), ("decoding", decoding)):
             sides = {name: work(model, ids) for name, model in made.items()}
             for run in sides.values():
-                # compiles
+                # the first call compiles
                 run()
             seconds = alternated(sides, args.rounds)
             pairs = zip(seconds["stock"], seconds["csd"], strict=True)
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def training(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], None]:
-    """A forward and a backward pass."""
+    """Returns a call of a forward and a backward pass."""
 
     def run() -> None:
         model.zero_grad()
@@ -70,7 +71,7 @@ def training(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], None]:
 
 
 def decoding(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], None]:
-    """One token behind a text in a cache, which is cut to the text again."""
+    """Returns a call that decodes one token after a cached text, then crops the cache to it."""
     with torch.no_grad():
         cache = model(input_ids=ids, use_cache=True).past_key_values
 

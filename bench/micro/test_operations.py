@@ -2,8 +2,9 @@
 
     pytest bench/micro --benchmark-only [-k "rms_norm and smollm2"] [--benchmark-json F]
 
-pytest-benchmark times them: on a CPU "reference" and "cpu", on a GPU "triton" too. Without
---benchmark-only a call of each is made, as a test. Attention stands beside PyTorch's own parts.
+pytest-benchmark times the backends: "reference" and "cpu" on a CPU, also "triton" on a GPU. Without
+--benchmark-only each operation is called once, as a test. Attention is compared to PyTorch's own
+operations.
 """
 
 import pytest
@@ -31,15 +32,15 @@ ATTENTION = {
     "tiny": JobShape("tiny", 4, 2, 16, samples=3, nodes=5, prompt=70, committed=40),
     "smollm2-135m": JobShape("smollm2-135m", 9, 3, 64, 8, nodes=9, prompt=64, committed=300),
 }
-# tokens of a layer's window, and how many windows a sample's text has
+# tokens of a layer's window, and the length of a sample's text in windows
 WINDOW, WINDOWS = 512, (1, 8)
-# eager flex_attention keeps every score: the tests check it, and its time means nothing
+# eager flex_attention stores every score: it is checked as a test, but its time is not meaningful
 PARTS = {name: f for name, f in (RIVALS | FULL_RIVALS).items() if "flex" not in name}
 SHAPES_HERE = list(STEPS)
 
 
 def step_makers(backend: str, shape: str, sizes: Sizes, dtype=torch.float32) -> dict:
-    """Job builders, functions of a seed, by operation and graph."""
+    """Builders of jobs by operation and graph; each takes a seed."""
     ops = choose(backend, DEVICE, dtype)
     made = makers(ops, Shape.of(shape, SHAPES[shape]), sizes, DEVICE, dtype)
     found = {" ".join([m.func.__name__, *m.keywords.values()]): m for m in made}
@@ -50,7 +51,7 @@ OPERATIONS = list(step_makers("reference", "tiny", STEPS["tiny"]))
 
 
 def settled(call):
-    """The call, up to its end on a GPU."""
+    """Returns the call, followed by a synchronisation on a GPU."""
     if DEVICE.type == "cpu":
         return call
 
@@ -87,9 +88,9 @@ def test_tree_attention(benchmark, backend, shape):
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tree_attention_with_a_window(benchmark, backend, windows, window):
-    """A layer with a window beside a full one, where texts are as long as it and longer."""
+    """A layer with a window and a full layer, for texts of one window and longer ones."""
     prompt, own = 64, windows * WINDOW - 64
-    # lengths are half of the mean at least, so that all samples have pages for as many tokens
+    # lengths are at least half of the mean, so all samples have pages for `own` tokens
     shape = JobShape("smollm2-135m", 9, 3, 64, 8, nodes=9, prompt=prompt, committed=2 * own)
     job = make(shape, DEVICE, torch.float32)
     job.slot_len.fill_(own)

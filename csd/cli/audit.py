@@ -16,12 +16,12 @@ from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.audit import TIES, audit, summary
 from csd.schema.arguments import check_number
 
-# a trace has its temperature
+# without temperature, which each trace has
 FLAGS = (
     *FILTERS[1:], "min_new_tokens", "bad_words", "no_repeat_ngram_size", "frequency_penalty",
     "presence_penalty",
 )  # fmt: skip
-# drafted nodes of the runs that calibrate: a step's rows, and so its rounding, differ
+# drafted nodes of the runs for --calibrate: their steps differ in rows and therefore in rounding
 BUDGETS = (0, 8, 48)
 
 
@@ -75,7 +75,7 @@ def _audit(args: Namespace) -> int:
 
 
 def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
-    """Samples of the same prompts by this engine, under several budgets."""
+    """Draw samples of the same prompts with this engine, under each of BUDGETS; returns traces."""
     found: list[Trace] = []
     for budget in BUDGETS:
         for trace in traces:

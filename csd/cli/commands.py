@@ -5,11 +5,11 @@ from argparse import ArgumentParser, _SubParsersAction
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Shows the default of each flag that has one and whose help does not name it."""
+    """Help formatter that appends the default of a flag if its help does not name it."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        # by identity: 0 equals False, and is a default worth a word
+        # by identity: 0 equals False, but is a default to show
         silent = any(action.default is x for x in (None, True, False, argparse.SUPPRESS))
         if silent or action.default == [] or "default" in text:
             return text
@@ -19,7 +19,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 def add_command(
     commands: _SubParsersAction, name: str, summary: str, examples: list[str], page: str
 ) -> ArgumentParser:
-    """A subcommand. summary: a clause; examples: command lines; page: of docs/, that has more."""
+    """Add a subcommand. summary: a clause; examples: command lines; page: a file of docs/."""
     shown = "\n".join(f"  {example}" for example in examples)
     return commands.add_parser(
         name,

@@ -21,7 +21,7 @@ from csd.schema.arguments import check_whole
 from csd.state.unseen_gpu import unseen_gpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# what a kernel's tiles, branches and loops depend on; the largest is of any model's by far
+# sizes that a kernel's tiles, branches and loops depend on; limits far above those of any model
 LARGEST = {"heads": 1024, "kv_heads": 1024, "head_dim": 1024, "vocab": 1 << 20}
 
 
@@ -51,7 +51,7 @@ def _doctor(args: Namespace) -> int:
     if args.ops:
         print(table())
         return 0
-    # a CPU that is asked for is no surprise
+    # with --device the user has chosen, so a GPU that is not seen is no error
     unseen = unseen_gpu() if args.device is None else None
     if unseen:
         print(f"csd: {unseen}", file=sys.stderr)
@@ -59,12 +59,12 @@ def _doctor(args: Namespace) -> int:
             found = {"passed": False, "reports": [], "error": unseen}
             print(json.dumps(stamped("doctor", found)))
         return 1
-    # an error of the sizes comes before one of the device
+    # checks the sizes before the device, so that their errors come first
     config = _config(args) if args.decoder is None else None
     device = usable(args.device)
     admission = _admission(args, device)
     if admission and admission["decoder"] != "fused":
-        # its kernels are checked at sizes of the module's
+        # the kernels are checked at the module's sizes, which `_admission` has set in args
         args.model = None
     config = config or _config(args)
     if args.vocab is None and args.model is None and device.type == "cuda":
@@ -85,13 +85,13 @@ def _doctor(args: Namespace) -> int:
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:
-    """The decoder that runs the model, and what a module's attention calls need, by place."""
+    """Returns the decoder that runs the model, and the needs of a module's attention calls."""
     if args.decoder is None:
         return None
     if args.model is None:
         raise ValueError("decoder needs a model, got none")
     dtype = DTYPES[args.dtype] if args.dtype else None
-    # which keeps a module that decodes
+    # loads the module too, if it decodes
     loaded = load(args.model, device=device, dtype=dtype, decoder=args.decoder)
     decoder = loaded.decoder
     if not isinstance(decoder, ModuleDecoder):
@@ -107,7 +107,7 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
 
 
 def _config(args: Namespace) -> ModelConfig:
-    """A small model with the sizes that are given, or the named model's."""
+    """Config of a small model with the sizes of the flags, or of the named model."""
     for name, largest in LARGEST.items():
         if getattr(args, name) is not None:
             check_whole(name, getattr(args, name), 1, largest)

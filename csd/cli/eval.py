@@ -20,11 +20,11 @@ from csd.models.prompts import has_chat
 from csd.schema.write import WholeFile
 from csd.state.phases import showing
 
-# what the results of a run depend on
+# options that the results of a run depend on
 OPTIONS = (
     *FILTERS, "max_new_tokens", "max_thinking_tokens", "seed", "truncate_prompt", "on_error",
 )  # fmt: skip
-# options that came later: results of runs without them have no such setting
+# options added later: the settings of older results do not have them
 LATER = ("max_thinking_tokens",)
 
 
@@ -121,7 +121,7 @@ def _eval(args: Namespace) -> int:
 
 
 def _so_far(rows: list[dict], n: int) -> dict[str, str]:
-    """Figures beside the bar."""
+    """Figures shown next to the progress bar."""
     drawn = sum(len(row["correct"]) for row in rows)
     tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
     return {

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def named(figures: dict) -> dict:
-    """The figures of `csd.evaluate.evaluation.summary` as JSON has them."""
+    """Convert the figures of `csd.evaluate.evaluation.summary` to those of the JSON output."""
     return {
         name: [{k: _interval(v) for k, v in row.items()} for row in value]
         if name == "by_k" else value
@@ -20,7 +20,7 @@ def _interval(value: Any) -> Any:
 
 
 def shown(figures: dict, args: Namespace) -> str:
-    """Accuracy and cost by the number of samples, and what the samples were."""
+    """Table of accuracy and cost by the number of samples, then totals and cut samples."""
     lines = ["    k  maj@k (95% interval)    pass@k (95% interval)       tokens    seconds"]
     for row in figures["by_k"]:
         maj, passed = (

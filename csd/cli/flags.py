@@ -1,4 +1,4 @@
-"""Flags that are no argument of `csd.generate`."""
+"""Flags that are not arguments of `csd.generate`."""
 
 from argparse import Namespace
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from csd.schema.arguments import check_whole
 
 
 def check_counts(args: Namespace, names: Iterable[str]) -> None:
-    """Raises ValueError, naming the flag, for a count that is given and below 1."""
+    """Raises ValueError, naming the flag, if a count is below 1; None is allowed."""
     for name in names:
         if getattr(args, name) is not None:
             check_whole(name, getattr(args, name), 1)

@@ -1,4 +1,4 @@
-"""Formats of the command's JSON: each object names its own, with a version."""
+"""Formats of the command's JSON output: each object has the name of its format and a version."""
 
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -7,7 +7,7 @@ from csd.engine.traces.traces import TraceLine
 from csd.evaluate.evaluation import Row
 from csd.schema.json_schema import json_schema
 
-# raised where a key goes or changes its meaning; new keys leave it
+# incremented when a key is removed or changes its meaning, but not for a new key
 VERSION = 1
 
 
@@ -32,7 +32,7 @@ class AtK(TypedDict):
 
 
 class Summary(TypedDict):
-    """`csd eval`, and its file .summary.json."""
+    """Output of `csd eval`, also written to its file .summary.json."""
 
     problems: int
     samples: Annotated[int, "asked for, of each problem"]
@@ -57,7 +57,7 @@ class ReplayRow(TypedDict):
 
 
 class Replay(TypedDict):
-    """`csd replay --json`."""
+    """Output of `csd replay --json`."""
 
     prompts: int
     drafter: str
@@ -65,7 +65,7 @@ class Replay(TypedDict):
 
 
 class Audit(TypedDict):
-    """`csd audit --json`; counts of samples and of tokens."""
+    """Output of `csd audit --json`: counts of samples and of tokens."""
 
     samples: int
     samples_different: int
@@ -96,7 +96,7 @@ class DoctorReport(TypedDict):
 
 
 class Doctor(TypedDict):
-    """`csd doctor --json`."""
+    """Output of `csd doctor --json`."""
 
     passed: bool
     reports: list[DoctorReport]
@@ -120,7 +120,7 @@ KINDS: dict[str, Any] = {
     "sample": SampleTexts, "summary": Summary, "results": Row, "trace": TraceLine,
     "replay": Replay, "audit": Audit, "doctor": Doctor,
 }  # fmt: skip
-# what prints or writes each
+# command that prints or writes each format
 FROM = {
     "sample": "csd sample --json",
     "summary": "csd eval, on standard output and in FILE.summary.json",
@@ -130,17 +130,17 @@ FROM = {
     "audit": "csd audit --json",
     "doctor": "csd doctor --json",
 }
-# lines of files, whose kind is in their first line or their name
+# formats of a file's lines, which are identified by the file's first line or name
 UNSTAMPED = ("results", "trace")
 
 
 def stamped(name: str, found: dict) -> dict:
-    """An output with the name of its format and the version."""
+    """Returns an output with the name of its format and the version in front."""
     return {"schema": f"csd.{name}", "version": VERSION} | found
 
 
 def schema_of(name: str) -> dict:
-    """The JSON schema of a format of KINDS."""
+    """Returns the JSON schema of a format of KINDS."""
     found = json_schema(KINDS[name])
     if name == "sample":
         found["properties"] = SCHEMA["properties"] | found["properties"]

@@ -12,5 +12,5 @@ def add_history_flag(parser: ArgumentParser) -> None:
 
 
 def open_history(path: str | None) -> AbstractContextManager[History | None]:
-    """The history in a file, for as long as the block runs; None without one."""
+    """Context manager of the history in a file, or of None without a path."""
     return nullcontext() if path is None else History(path=path)

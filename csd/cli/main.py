@@ -36,7 +36,7 @@ ABOUT = "Draw many samples of a prompt, faster, with the tokens of plain samplin
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
-    """The parser of the command, and its subcommands."""
+    """Returns the parser of the command, and the action that has its subcommands."""
     parser = argparse.ArgumentParser(
         prog="csd", description=ABOUT, formatter_class=Help,
         epilog="csd COMMAND --help shows a command's flags, their defaults and examples",
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _meant(unknown: list[str], flags: Iterable[str]) -> str:
-    """A hint at the flag that the first unknown one may have been meant as."""
+    """Suggest the known flag that the first unknown one resembles; "" if there is none."""
     known = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
     names = [a[2:].partition("=")[0].replace("-", "_") for a in unknown if a.startswith("--")]
     found = hint(names[0], known) if names else ""
@@ -128,7 +128,7 @@ def _sample(args: Namespace) -> int:
                 prompt, progress=False if args.json else None, history=history, **options
             )
         except Exception as error:
-            # all but the end of what was asked for
+            # samples drawn before the error are shown
             if isinstance(drawn := getattr(error, "samples", None), Samples):
                 _show(drawn, engine.tokenizer, args)
             raise
@@ -159,7 +159,7 @@ def _json(out: Samples, tokenizer: Any, args: Namespace) -> str:
     try:
         return json.dumps(stamped("sample", to_json(out, tokenizer, args.model, args.drafts)))
     except Exception as error:
-        # a tokenizer without texts of single tokens
+        # a tokenizer may fail to decode single tokens
         path = keep(json.dumps(out.to_dict()), ".json")
         raise ValueError(f"{error}; what was drawn is in {path}") from error
 

@@ -13,7 +13,7 @@ from csd.cpu import compiles
 from csd.kernels.operator import OPERATIONS, load_loops
 from csd.kernels.ops import Ops, exact_triton, reference, triton
 
-# a weight's layout chooses its product, not `kernels=` (`csd.models.linear`)
+# the weight's layout selects the product, not `kernels=` (`csd.models.linear`)
 PRODUCT = (
     "linear", "torch.nn.functional.linear", "cpu.products.product or oneDNN", "cuBLAS",
     "kernels.row_linear.row_linear_triton",
@@ -23,7 +23,7 @@ PRODUCT = (
 def table() -> str:
     """A Markdown table: the operations of a step, those for other models, and fused ones.
 
-    A cell has a function's place within csd; "reference" where a backend runs the reference's.
+    A cell has a function's path within csd, or "reference" if a backend runs the reference.
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
@@ -58,6 +58,6 @@ def _cells(functions: list[Callable | None]) -> list[str]:
 
 def _place(function: Any) -> str:
     function = inspect.unwrap(function)
-    # a partial of a reference, with parts of its own
+    # the function of a partial
     function = getattr(function, "func", function)
     return f"{function.__module__}.{function.__qualname__}".removeprefix("csd.")

@@ -1,4 +1,4 @@
-"""Standard output of a command: tried before a model draws, and replaced where it fails."""
+"""Standard output of a command: tested before a model draws, replaced by a file if it fails."""
 
 import errno
 import os
@@ -12,40 +12,40 @@ from csd.schema.write import try_writing
 
 @contextmanager
 def naming_output() -> Iterator[None]:
-    """Name standard output in an OSError of the block, and discard further output."""
+    """Re-raise an OSError of the block with the name "standard output"; discard later output."""
     try:
         yield
     except OSError as error:
-        # what is still buffered would fail once more at the interpreter's end
+        # buffered text would fail once more when the interpreter exits
         with suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), sys.stdout.fileno())
         raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def check_output() -> None:
-    """Raises OSError where standard output is closed, has no reader or is a full device."""
+    """Raises OSError if standard output is closed, has no reader or is a full device."""
     with naming_output():
         if sys.stdout is None or sys.stdout.closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         try:
             file = sys.stdout.fileno()
         except (OSError, ValueError):
-            # an object that collects text, as of a notebook
+            # an object that collects text, such as a notebook's
             return
         try_writing(file)
 
 
 def flush_output() -> None:
-    """Raises OSError where what was printed cannot be written."""
+    """Raises OSError if buffered output cannot be written."""
     if sys.stdout is not None:
         with naming_output():
             sys.stdout.flush()
 
 
 def show(text: str, suffix: str = ".txt") -> None:
-    """Print a text that took long to make.
+    """Print a text that took long to compute.
 
-    Raises OSError where it cannot be printed, and names a file of the temporary folder that has it.
+    If that fails, writes it to a file of the temporary folder, and raises OSError with its name.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:

@@ -1,4 +1,4 @@
-"""`csd report FILE -o report.html`: of a run, or of a results file of `csd eval`."""
+"""`csd report FILE -o report.html`: report of a run, or of a results file of `csd eval`."""
 
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
@@ -42,7 +42,7 @@ def _page(path: str) -> str:
 
 
 def _is_results(path: str) -> bool:
-    """Returns True if its first line is that of a results file; a run is one object."""
+    """True if the first line is that of a results file; a run's file is one JSON object."""
     try:
         return "settings" in next(read_lines(path, dict), (0, {}))[1]
     except ValueError:

@@ -1,4 +1,4 @@
-"""`csd schema NAME`: the JSON schema of what a command prints or writes."""
+"""`csd schema NAME`: the JSON schema of a command's output."""
 
 import json
 from argparse import Namespace, _SubParsersAction

@@ -79,7 +79,7 @@ def _serve(args: Namespace) -> int:
         decoder=args.decoder,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
     )  # fmt: skip
-    # a machine's first steps compile, before any client waits for them
+    # the first steps on a machine compile, here before any client waits for them
     few = min(4, engine.longest - 1)
     engine.submit([0], num_samples=2, max_new_tokens=few, ignore_eos=True, seed=0).result()
     name = args.served_model_name or os.path.basename(os.path.normpath(args.model))

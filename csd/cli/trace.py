@@ -66,7 +66,7 @@ def add(commands: _SubParsersAction) -> None:
 
 
 def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
-    """Prompts of a JSONL file, strings as a user's message where `chat`."""
+    """Prompts of a JSONL file; with `chat`, strings become messages of a user."""
     found = []
     for number, row in read_lines(path, dict):
         names = [n for n in ("prompt", "question", "problem") if n in row]
@@ -124,7 +124,7 @@ def _replay(args: Namespace) -> int:
     check_known(args.drafter)
     for nodes in args.nodes:
         if not 0 <= nodes < MAX_NODES:
-            # a slot has no room for more
+            # a slot has at most MAX_NODES rows, the root included
             raise ValueError(f"nodes must lie in [0, {MAX_NODES - 1}], got {nodes}")
     if args.cost and args.model:
         raise ValueError("model must be left out where cost is given, got both")
@@ -156,7 +156,7 @@ def _replay(args: Namespace) -> int:
 
 
 def verdict(rows: list[dict]) -> str:
-    """A sentence on the gain of csd."""
+    """Sentence on the expected speed-up of csd at the best number of drafted nodes."""
     best = max(rows, key=lambda row: row["speedup"])
     if best["speedup"] < 1.005:
         return "csd would gain nothing on these samples here: no number of drafts pays"

@@ -24,7 +24,7 @@ def add(commands: _SubParsersAction) -> None:
 
 
 def _warmup(args: Namespace) -> int:
-    """Files on disk serve later processes: kernels or loops, step times, the check."""
+    """Fill the caches on disk for later processes: kernels or loops, step times, self-check."""
     check_flags(args, FLAGS)
     start = time.perf_counter()
     engine = engine_for(

@@ -1,4 +1,4 @@
-"""csd inside other libraries; a module is imported when it is first named."""
+"""csd inside other libraries; each module is imported on first access."""
 
 from typing import TYPE_CHECKING
 

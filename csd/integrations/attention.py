@@ -3,8 +3,9 @@
     model.set_attn_implementation("csd_tree")
     logits = model(**tree.inputs).logits[0]    # [M, V], with tree a csd.Tree
 
-A forward call without `tree=` is `sdpa`'s, masks and all. With it, the M rows of the one batch row
-are nodes of draft trees, and csd's kernel attends to their prompts, committed tokens and ancestors.
+A forward call without `tree=` runs `sdpa` with its masks. With `tree=`, the batch has one row of M
+tokens, which are nodes of draft trees: csd's kernel lets each attend to its prompt, its sample's
+committed tokens and its ancestors.
 
 `import csd` does not import transformers. The name is registered once transformers' models are
 imported, before csd or after it.
@@ -47,7 +48,7 @@ def register_when_imported() -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds one module, once, by the other finders, and registers after its execution."""
+    """Import hook that calls `register_attention` once `MODELS` is executed, and removes itself."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != MODELS:
@@ -61,7 +62,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 execute(module)
                 register_attention()
 
-            # a loader is an object of its own: this one serves this import alone
+            # the loader object belongs to this import, so the patch affects no other
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
@@ -118,10 +119,10 @@ def tree_attention_forward(
 
 @cache
 def _takes_positions(file: str) -> bool:
-    """True if the causal language models of an attention's module have an argument position_ids.
+    """True if every causal language model of the module `file` has an argument `position_ids`.
 
-    Others, as the decoders of encoder-decoder families, count positions from the cache's length,
-    and silently pass an argument that they do not have on to their layers.
+    Others, such as the decoders of encoder-decoder families, count positions from the cache's
+    length, and silently pass arguments that they do not have on to their layers.
     """
     models = [x for name, x in vars(sys.modules[file]).items() if name.endswith("ForCausalLM")]
     return all("position_ids" in inspect.signature(x.forward).parameters for x in models)

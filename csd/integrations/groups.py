@@ -1,4 +1,4 @@
-"""Draws of the integrations: prompts as groups, or rows with equal rows as one group."""
+"""Sampling for the integrations: one group per prompt, or batch rows grouped by equality."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,15 +28,15 @@ def draw(
 ) -> list[Samples]:
     """Draw samples of each (token ids, parameters, sample indices), one group per prompt.
 
-    Without sample indices a prompt is not read.
+    A prompt with an empty range of sample indices is not read.
 
-    history: as `csd.generate` has it for a list of prompts. keep: whether a `History` also gets
-        what is drawn. known: samples of each prompt that draft too, beside its history.
-    running: `budget`, `speculate`, `drafter`, `share`, `on_tokens`, as
-        `csd.engine.call.RunSettings` has them.
+    history: as in `csd.generate` for a list of prompts. keep: True adds the drawn samples to a
+        `History`. known: samples of each prompt that draft in addition to its history.
+    running: `budget`, `speculate`, `drafter`, `share`, `on_tokens`, as in
+        `csd.engine.call.RunSettings`.
 
-    Raises TypeError or ValueError for a seed, a budget, a share or a first sample that is none. An
-    error after the first step has what was drawn until then as its `samples`.
+    Raises TypeError or ValueError for an invalid seed, budget, share or first sample. An error
+    after the first step has the samples drawn so far as its attribute `samples`.
     """
     check_seed(seed)
     check_budget(running.get("budget", "auto"))
@@ -80,19 +80,19 @@ def draw_rows(
 ) -> list[Sample]:
     """Draw one sample for each row, in the order of `rows`.
 
-    rows: token ids without padding. Rows that are equal, adjacent or not, are one group: they share
-        its prompt's keys and values and its graph, and take consecutive sample indices.
-    first_sample: the index of each group's first sample; or each row's own index, where equal rows
-        whose indices are not consecutive are several groups.
-    on_tokens: as `csd.engine.call.RunSettings` has it. history, keep, share: as of `draw`. known:
-        as of `draw`, for each row.
+    rows: token ids without padding. Equal rows, adjacent or not, are one group: they share the
+        prompt's keys and values and its graph, and take consecutive sample indices.
+    first_sample: the index of each group's first sample; or a list with each row's own index, in
+        which case equal rows whose indices are not consecutive are several groups.
+    on_tokens: as in `csd.engine.call.RunSettings`. history, keep, share: as in `draw`. known: as in
+        `draw`, for each row.
     """
     indices = first_sample
     if not isinstance(indices, list):
         first = check_whole("first_sample", indices, 0)
         indices = [first + i for i in earlier_copies(rows)]
-    runs: list[list[int]] = []  # the places of each group
-    open_runs: dict[tuple, list[int]] = {}  # by row and the index that goes on with it
+    runs: list[list[int]] = []  # row indices of each group
+    open_runs: dict[tuple, list[int]] = {}  # by row and the next sample index
     for i, index in enumerate(indices):
         row = tuple(rows[i])
         run = open_runs.pop((row, index), [])
@@ -115,7 +115,7 @@ def draw_rows(
 
 
 def earlier_copies(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Numbers of rows before each one that are equal to it."""
+    """Returns, for each row, the number of equal rows before it."""
     seen: Counter = Counter()
     found = []
     for row in map(tuple, rows):

@@ -35,28 +35,31 @@ def hf_generate(
     share: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """A decoding method for the `custom_generate` argument of `transformers`' `generate`.
+    """Decoding method for the `custom_generate` argument of `transformers`' `generate`.
 
-    Not called by hand: `generate` passes everything up to `streamer` and `model_kwargs`. Batches of
-    any size are served; rows are unpadded by `attention_mask`, and equal rows are one group,
-    adjacent or not. The generation config that `generate` made applies: `do_sample`,
+    `generate` calls it with the arguments up to `streamer` and `model_kwargs`. Batches may have any
+    size; padding is removed by `attention_mask`, and equal rows are one group, adjacent or not. The
+    generation config that `generate` made applies: `do_sample`,
     temperature, top_k (50 by transformers' default), top_p, min_p, repetition_penalty,
     no_repeat_ngram_size, bad_words_ids, suppress_tokens, lengths and end tokens. Processors that
-    the caller passes get rows without padding, and must be functions of these alone.
+    the caller passes get rows without padding, and must be functions of these rows alone.
 
-    Passed through `generate`, besides its own arguments:
+    Arguments of csd, which `generate` passes through:
 
-    seed: drawn from torch's default generator when None, so `torch.manual_seed` governs it.
-    first_sample: index of each prompt's first sample: 0 and then 8 draws 16 in two calls of 8.
+    seed: drawn from torch's default generator when None, so `torch.manual_seed` determines it.
+    first_sample: index of each prompt's first sample; calls with 0 and then 8 draw 16 samples in
+        two calls of 8.
     budget, speculate, share: as in `csd.generate`; the rows of a batch are one call. history: a
-        `csd.History`, read before and added to after.
+        `csd.History`, which is read before the call and extended after it.
 
-    Returns what `generate` returns: [batch, longest] ids, padded with `pad_token_id`, or the first
-    end id; with `return_dict_in_generate` an output object. `output_scores` and `output_logits`
-    cost one more forward over the finished sequences. `past_key_values` is always None.
+    Returns ids [batch, longest] as `generate` does, padded with `pad_token_id` or, without one, the
+    first end id; with `return_dict_in_generate` an output object. `output_scores` and
+    `output_logits` cost one more forward over the finished sequences. `past_key_values` is always
+    None.
 
-    Raises ValueError or NotImplementedError naming what csd does not serve: beams,
-    `inputs_embeds`, `synced_gpus`, a passed cache, criteria, processors of more than rows, ...
+    Raises ValueError or NotImplementedError naming the option that csd does not support: beams,
+    `inputs_embeds`, `synced_gpus`, a passed cache, stopping criteria, processors that read more
+    than their row, ...
     """
     if generation_config is None:
         raise TypeError(
@@ -67,7 +70,7 @@ def hf_generate(
     streamer = caller.get("streamer") if streamer is None else streamer
     mask = model_kwargs.get("attention_mask")
     refuse_call(input_ids, mask, caller, synced_gpus, streamer, model_kwargs)
-    # min_length is served, as lengths of new tokens
+    # min_length is supported: `_lengths` turns it into a number of new tokens
     config = copy.copy(generation_config)
     config.min_length = None
     refuse_config(config)
@@ -123,10 +126,11 @@ def hf_generate(
 
 
 def _generate_frame() -> dict:
-    """Arguments of the running `generate`.
+    """Local variables, arguments included, of the running `generate`; {} if none is running.
 
-    For a callable, transformers (5.17 to 5.23) drops its own `streamer`, `synced_gpus` and
-    `assistant_model` without a warning, after it has passed the prompt to the streamer.
+    With a callable as `custom_generate`, transformers (5.17 to 5.23) drops its arguments
+    `streamer`, `synced_gpus` and `assistant_model` without a warning, after it has passed the
+    prompt to the streamer.
     """
     from transformers import GenerationMixin
 
@@ -149,7 +153,7 @@ def _rows(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]
 
 
 def _lengths(config: Any, width: int) -> dict:
-    """transformers counts padding as tokens of the prompt: max_length and min_length include it."""
+    """Limits in new tokens: transformers' max_length and min_length include the padded prompt."""
     least = max((config.min_length or 0) - width, config.min_new_tokens or 0, 0)
     return {"max_new_tokens": config.max_length - width, "min_new_tokens": least}
 

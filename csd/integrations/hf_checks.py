@@ -1,4 +1,4 @@
-"""Checks of a call of `transformers`' `generate`; refuses by name."""
+"""Checks of a call of `transformers`' `generate`; errors name the option that is refused."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _CONFIG = {
     "output_hidden_states": (None, False),
 }
 
-# model_kwargs that `generate` passes on its own
+# model_kwargs that `generate` itself adds
 _PASSED = {
     "attention_mask",
     "position_ids",
@@ -30,7 +30,7 @@ _PASSED = {
     "output_hidden_states",
 }
 
-# arguments of `generate` itself that change what is drawn
+# arguments of `generate` itself that change the samples
 _ARGUMENTS = (
     "assistant_model",
     "negative_prompt_ids",
@@ -51,8 +51,8 @@ _PROCESSORS = {
     "NoBadWordsLogitsProcessor": ("bad_word_ids", "bad_words_ids"),
     "SuppressTokensLogitsProcessor": ("suppress_tokens", "suppress_tokens"),
 }
-# processors that read more than a row's own tokens and logits: its place in the batch, a model,
-# what they saw before
+# processors that read more than a row's own tokens and logits: its index in the batch, a model,
+# state of earlier calls
 _NOT_OF_ROWS = (
     "PrefixConstrainedLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor",
     "ClassifierFreeGuidanceLogitsProcessor", "HammingDiversityLogitsProcessor",
@@ -70,11 +70,11 @@ def refuse_call(
     streamer: Any,
     model_kwargs: dict,
 ) -> None:
-    """Refuse arguments that csd does not serve. caller: arguments of the running `generate`."""
+    """Raise for arguments that csd does not support. caller: locals of the running `generate`."""
     kwargs = caller.get("kwargs", {})
     if model_kwargs.get("inputs_embeds") is not None or input_ids.shape[1] == 0:
         _refuse("inputs_embeds: csd drafts and verifies token ids; pass input_ids")
-    # generate derives it from the model and the process group when it is not given
+    # if it is not given, generate derives it from the model and the process group
     if synced_gpus or caller.get("synced_gpus"):
         _refuse("synced_gpus: gather the weights into a plain model on each rank")
     if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):
@@ -105,9 +105,10 @@ def refuse_config(config: Any) -> None:
 
 
 def check_lists(config: Any, processors: Any, criteria: Any) -> list:
-    """The processors that the caller passed; those that `generate` made are the config's.
+    """Logits processors of the caller, without those that `generate` made from the config.
 
-    Raises NotImplementedError for criteria, and for processors that are no functions of rows.
+    Raises NotImplementedError for stopping criteria of the caller, and for processors that are not
+    functions of a row alone.
     """
     seen, own = set(), []
     for p in processors or ():

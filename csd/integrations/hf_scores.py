@@ -14,11 +14,11 @@ def scores_of(
     processors: Any,
     config: Any,
 ) -> dict:
-    """The requested ones of {"scores", "logits"}: a tuple of [batch, vocab] float32 a new token.
+    """Returns the requested ones of "scores" and "logits": [batch, vocab] float32 per new token.
 
     sequences: [batch, width + new]; mask: [batch, width] or None. csd keeps no logits of a step, so
-    the model reads prompts and samples once more; processors then see each prefix in turn, as in
-    `generate`. Rows that have ended go on over padding, as they do there.
+    the model reads prompts and samples once more; processors then get each prefix in turn, as in
+    `generate`. Rows that have ended continue over padding, also as in `generate`.
     """
     if not (config.output_scores or config.output_logits):
         return {}

@@ -1,9 +1,9 @@
-"""lm-evaluation-harness: the model type `csd`, whose repeated requests are one group.
+"""Model type `csd` of lm-evaluation-harness, which draws repeated requests as one group.
 
     python -m csd.integrations.lm_eval run --model csd --model_args pretrained=FOLDER \
         --tasks gsm8k_cot_self_consistency
 
-takes what `lm_eval` takes. In Python, importing this module registers the type.
+takes the arguments of `lm_eval`. In Python, importing this module registers the type.
 """
 
 import logging
@@ -34,15 +34,15 @@ LOG = logging.getLogger("csd")
 
 @register_model("csd")
 class CSDLM(HFLM):
-    """The harness's own `hf` type, but `generate_until` draws with csd.
+    """The harness's `hf` model type, except that `generate_until` draws with csd.
 
-    pretrained and the other arguments: as `hf` takes them. seed: of the samples; drawn from torch's
-    default generator, which the harness seeds, when None. max_slots, memory: as `csd.Engine` takes
-    them; budget, speculate, share: as `csd.generate`. history: the file of a `csd.History`.
+    pretrained and the other arguments: as in `hf`. seed: of the samples; drawn from torch's default
+    generator, which the harness seeds, when None. max_slots, memory: as in `csd.Engine`; budget,
+    speculate, share: as in `csd.generate`. history: the file of a `csd.History`.
 
-    A task's generation arguments are followed: until, max_gen_toks, do_sample, temperature, top_k,
-    top_p, min_p, repetition_penalty; others are refused. A filter that neither the task nor the
-    model's generation config sets is off.
+    A task may set the generation arguments until, max_gen_toks, do_sample, temperature, top_k,
+    top_p, min_p and repetition_penalty; others raise ValueError. A filter that neither the task nor
+    the model's generation config sets is off.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CSDLM(HFLM):
         self.csd = Engine(model, tokenizer=self.tokenizer, max_slots=max_slots, memory=memory)
 
     def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
-        """A text for each request, in order. Requests with equal arguments are one group."""
+        """Returns one text per request, in order. Requests with equal arguments are one group."""
         members: dict[tuple, list[int]] = {}
         for i, request in enumerate(requests):
             context, given = request.args
@@ -97,7 +97,7 @@ class CSDLM(HFLM):
         return texts
 
     def _parse(self, context: str, kwargs: dict) -> tuple[list[int], SamplingParams, list[str]]:
-        """Token ids, parameters and stop strings of a request."""
+        """Returns token ids, parameters and stop strings of a request."""
         given = normalize_gen_kwargs(kwargs, self.max_gen_toks)
         until = [s for s in _listed(given.pop("until", None)) if s]
         longest = given.pop("max_gen_toks")
@@ -112,7 +112,7 @@ class CSDLM(HFLM):
             )
         if not sample:
             given["temperature"] = 0
-        # as `hf`: of a long context the end stays
+        # as in `hf`, a long context is truncated from the left
         ids = self.tok_encode(context, left_truncate_len=room)
         params = resolve(
             self.csd.generation_config,

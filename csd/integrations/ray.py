@@ -1,4 +1,4 @@
-"""Samples of many prompts on many machines: Ray Data's `map_batches`, one engine an actor.
+"""Sampling of many prompts on many machines with Ray Data's `map_batches`, one engine per actor.
 
 Prompts are independent, so actors exchange nothing. A row's samples are a function of (model,
 prompt, seed, sample index) alone: Ray replaces an actor that dies and runs its batch again, and
@@ -35,16 +35,16 @@ def sample(
     ray_args: dict | None = None,
     **options: Any,
 ) -> Any:
-    """A dataset with the samples of each row of `dataset`, in columns beside its own.
+    """Returns `dataset` with additional columns, which have the samples of each row.
 
     dataset: a `ray.data.Dataset` with a column of prompts: strings, messages or token ids.
     model: a folder, hub name or GGUF file that every actor can load.
     seed: None draws one from torch's default generator.
-    actors: engines, each an actor of its own. batch_size: rows an engine draws at a time. An actor
-        holds one of Ray's CPUs, and reading the dataset needs another. Raises RuntimeError where
-        Ray has too few free ones, for which it would wait without an end.
-    ray_args: more for `map_batches`, such as {"num_gpus": 1}.
-    options: the others of `Sampler`.
+    actors: number of actors, each with one engine. batch_size: rows that an engine draws at a time.
+        An actor holds one of Ray's CPUs, and reading the dataset needs another. Raises RuntimeError
+        if Ray has too few free ones, since Ray would wait for them without end.
+    ray_args: further arguments of `map_batches`, such as {"num_gpus": 1}.
+    options: the other arguments of `Sampler`.
     """
     _check(options)
     check_whole("num_samples", num_samples, 1)
@@ -68,12 +68,12 @@ def sample(
     )
 
 
-# what a dataset that has ended still holds is given back within a few
+# seconds; Ray frees the resources of a finished dataset within a few
 PATIENCE = 10.0
 
 
 def _wait_for_room(free: Callable[[], dict], actors: int, num_cpus: float, num_gpus: float) -> None:
-    """Raises as `check_room` does where there is no room within PATIENCE seconds."""
+    """Wait at most PATIENCE seconds until `check_room` passes, then raise its error."""
     start = time.monotonic()
     while True:
         try:
@@ -85,9 +85,9 @@ def _wait_for_room(free: Callable[[], dict], actors: int, num_cpus: float, num_g
 
 
 def check_room(free: dict[str, float], actors: int, num_cpus: float, num_gpus: float) -> None:
-    """Raises RuntimeError where Ray's free resources do not hold so many actors and a reader.
+    """Raises RuntimeError if Ray's free resources do not suffice for the actors and a reader.
 
-    num_cpus, num_gpus: of an actor.
+    num_cpus, num_gpus: per actor.
     """
     for name, each, more in (("CPU", num_cpus, 1), ("GPU", num_gpus, 0)):
         need, have = actors * each + more, free.get(name, 0.0)
@@ -101,20 +101,20 @@ def check_room(free: dict[str, float], actors: int, num_cpus: float, num_gpus: f
 
 
 class Sampler:
-    """The actor: maps a pyarrow table with prompts to one with their samples.
+    """Actor that maps a pyarrow table with prompts to one with their samples.
 
-    num_samples: of each row, as one group.
-    seed: one for the whole dataset; the noise of different prompts is independent all the same.
+    num_samples: samples per row, drawn as one group.
+    seed: one for the whole dataset; different prompts have independent noise nevertheless.
         Rows with equal prompts get equal samples, unless a column `first_sample` has the index
         of each row's first sample. A column `history` has past samples of each row's prompt,
         lists of token ids or texts, or None; they only draft.
     prompt: the name of the prompts' column. chat_template_kwargs: for prompts that are messages.
-    on_error: "raise", or "return": a row whose prompt cannot be served gets no samples, and the
-        reason in a column `error`, which is None for the others.
+    on_error: "raise", or "return": a row with an invalid prompt gets no samples, and the reason in
+        a column `error`, which is None for the others.
     engine: options of `csd.Engine`.
     options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, share, as
-        in `csd.generate`. With share="call" the rows of a batch draft for each other, so it is for
-        datasets that are one user's; their tokens are the same in any batch.
+        in `csd.generate`. With share="call" the rows of a batch draft for each other, so use it for
+        datasets of one user; the tokens do not depend on the batch.
 
     Adds the columns `texts` [num_samples], `tokens` and `logprobs` [num_samples, length] and
     `finish_reasons` [num_samples].
@@ -142,7 +142,7 @@ class Sampler:
         self.sampling = {k: v for k, v in options.items() if k in SAMPLING}
 
     def __call__(self, table: Any) -> Any:
-        """table: a `pyarrow.Table` with a column of prompts. Returns it with four columns more."""
+        """Draw for a `pyarrow.Table` with a column of prompts; returns it with the new columns."""
         check_installed("pyarrow", "ray", "csd.integrations.ray.Sampler")
         import pyarrow as pa
 
@@ -166,7 +166,7 @@ class Sampler:
         return table
 
     def draw(self, prompts: list, first: list[int], history: list | None = None) -> list:
-        """`Samples` of each prompt; what a row gets does not depend on the rows beside it."""
+        """Returns `Samples` per prompt; a row's samples do not depend on the other rows."""
         engine, config = self.engine, self.engine.config
         errors: dict[int, Exception] = {}
         returns = self.on_error == "return"
@@ -189,7 +189,7 @@ class Sampler:
                 **self.sampling,
             )
 
-        # what is wrong with any prompt is the dataset's error
+        # raises for options that are invalid with every prompt, also if on_error is "return"
         params = params_of([], "an empty prompt")
         requests = []
         for i, (ids, start) in enumerate(zip(rows, first, strict=True)):

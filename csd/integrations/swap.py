@@ -1,9 +1,9 @@
 """csd's RMS norm, rotary embedding and SwiGLU inside a stock `transformers` model.
 
-    csd.apply_kernels(model)     # in place, however often it is called
-    csd.remove_kernels(model)    # the stock ones are back
+    csd.apply_kernels(model)     # in place; further calls change nothing
+    csd.remove_kernels(model)    # restores the stock layers
 
-Modules get a `forward` of their own; classes, weights and other models are left alone.
+Each module gets its own `forward`; classes, weights and other models do not change.
 """
 
 import functools
@@ -25,9 +25,9 @@ ROTARY = "apply_rotary_pos_emb"
 def apply_kernels(model: nn.Module) -> bool:
     """Swap csd's kernels into a Llama, Mistral, Qwen2 or Qwen3 of transformers.
 
-    Returns True: they are in place, those of an earlier call among them. CPU tensors run the
-    references, CUDA tensors Triton. All have a backward. Raises TypeError for a model with none of
-    those layers, or with ones that csd cannot replace.
+    Returns True, also where an earlier call has swapped them in. CPU tensors run the reference
+    implementations, CUDA tensors Triton kernels. All have a backward. Raises TypeError for a model
+    with none of those layers, or with ones that csd cannot replace.
     """
     _check_model(model)
     every = ((m, _forward_for(m)) for m in model.modules())
@@ -45,15 +45,15 @@ def apply_kernels(model: nn.Module) -> bool:
                 "another library's kernels); take that off first"
             )
     for module, forward in found:
-        # a method would be pickled as an attribute of the module that is not there
+        # a bound method is pickled as an attribute of the module, which does not exist there
         module.forward = functools.partial(forward, module)
     return True
 
 
 def remove_kernels(model: nn.Module) -> bool:
-    """Put the stock layers back where `apply_kernels` has swapped csd's in.
+    """Restore the stock layers that `apply_kernels` replaced.
 
-    Returns whether there were any. Raises TypeError for what is no model.
+    Returns True if there were any. Raises TypeError if `model` is not a module.
     """
     _check_model(model)
     swapped = [m for m in model.modules() if _is_swapped(m)]
@@ -75,7 +75,7 @@ def _is_swapped(module: nn.Module) -> bool:
 
 
 def _forward_for(module: Any) -> Callable | None:
-    """csd's forward for a module, None for one that stays as it is."""
+    """csd's forward for a module, or None if csd does not replace it."""
     cls: Any = type(module)
     folder = cls.__module__.removeprefix("transformers.models.").partition(".")[0]
     name = FAMILIES.get(folder)
@@ -88,7 +88,7 @@ def _forward_for(module: Any) -> Callable | None:
             raise TypeError(f"hidden_act must be silu, got {module.config.hidden_act!r}")
         return _mlp_forward
     if cls.__name__ == f"{name}Attention":
-        # an error, if there is one, is due now
+        # raises now if the class cannot be replaced
         _rotating_forward(cls)
         return _attention_forward
     return None
@@ -98,7 +98,8 @@ def _norm_forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     weight, eps = self.weight, self.variance_epsilon
     if weight.dtype == hidden_states.dtype:
         return rms_norm(hidden_states, weight, eps)[0]
-    # under autocast: what was cast back is multiplied by the weight in the wider of their dtypes
+    # under autocast, the norm is cast back to the input's dtype, then multiplied by the weight in
+    # the wider of their dtypes
     one = torch.ones_like(weight, dtype=hidden_states.dtype, requires_grad=False)
     return weight * rms_norm(hidden_states, one, eps)[0]
 
@@ -111,21 +112,21 @@ def _attention_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _rotating_forward(type(self))(self, *args, **kwargs)
 
 
-# forward of each attention class with csd's rotary embedding. torch.compile reads a dict; it
-# traces through functools.cache into how a function is made, and fails
+# forward of each attention class with csd's rotary embedding. torch.compile can read a dict, but
+# traces through functools.cache into the construction of the function, and fails
 _rotating: dict[type, Callable] = {}
 _FORWARDS = (_norm_forward, _mlp_forward, _attention_forward)
 
 
 def _rotating_forward(cls: Any) -> Callable:
-    # a model unpickled in a process that swapped none gets here first when it runs
+    # a model unpickled in a process without `apply_kernels` first gets here in its forward
     if cls not in _rotating:
         _rotating[cls] = _with_rotary(cls)
     return _rotating[cls]
 
 
 def _with_rotary(cls: Any) -> Callable:
-    """The class's own forward, with csd's rotary embedding where it names the stock one."""
+    """Copy of the class's forward whose global name of the rotary embedding refers to csd's."""
     stock = cls.forward
     if ROTARY not in stock.__code__.co_names:
         raise TypeError(
@@ -146,9 +147,9 @@ def _rotary(
     sin: torch.Tensor,  # [B or 1, T, D]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     B, _, T, D = q.shape
-    # under autocast the tables are wider than the projections, and so is what they rotate
+    # under autocast the tables are wider than the projections, and so is the result
     dtype = torch.promote_types(q.dtype, cos.dtype)
-    # the projections give [B, T, heads, D]: these are views
+    # views: the projections' memory is [B, T, heads, D]
     rows = (x.to(dtype).transpose(1, 2).reshape(B * T, -1, D) for x in (q, k))
     tables = (x.to(dtype).expand(B, T, D).reshape(B * T, D) for x in (cos, sin))
     rotated = rotate(*rows, *tables)

@@ -3,11 +3,11 @@
     torchrun --nproc-per-node 2 examples/tensor_parallel.py
 
 Every rank makes a `ParallelEngine` and makes the same calls. Rank 0 runs csd's loop: it admits
-prompts, fills and clears slots, drafts from its graph, sets the pool's size, and stops. Once a step
-it sends its decisions to the other ranks. Forward, verify and commit run alike on all ranks, from
-the same logits, and only rank 0 has a graph, so another rank changes neither drafts nor samples.
-Where ranks are called with different arguments, or one raises, the call ends on all of them at
-once with an error that names the difference or the rank; the next call can run.
+prompts, fills and clears slots, drafts from its graph, sets the pool's size, and stops. Once per
+step it sends its decisions to the other ranks. Forward, verify and commit run alike on all ranks,
+from the same logits, and only rank 0 has a graph, so more ranks change neither drafts nor samples.
+If ranks are called with different arguments, or one raises, the call ends on all of them at once
+with an error that names the difference or the rank; the next call can run.
 """
 
 import math
@@ -41,13 +41,13 @@ class ParallelEngine(Engine):
 
     model: a whole `transformers` model, the same on every rank; it is split in place.
     mesh: one-dimensional; by default every process of the group, "nccl" on CUDA, "gloo" on CPU.
-    options: as `Engine` takes them.
+    options: as in `Engine`.
 
-    Every rank gets the results of rank 0, whose seed and drafts count; `until` and `callback` run
-    there only. Prompts, numbers of samples and how to draw them must be the same on all ranks:
-    ValueError names the first difference. Where a rank raises, it raises its own error and the
-    others RuntimeError with that rank and error. Steps run one operation at a time, never from a
-    captured graph.
+    Every rank gets the results of rank 0, which determines seed and drafts; `until` and `callback`
+    run there only. Prompts, numbers of samples and sampling options must be the same on all ranks:
+    ValueError names the first difference. A rank that fails raises its own error, and the others
+    RuntimeError with that rank and error. Steps run one operation at a time, never from a captured
+    graph.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ParallelEngine(Engine):
         super().__init__(loaded, **options | {"static": False})
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
-        """`Engine.prepare`; rank 0 alone writes a recording."""
+        """`Engine.prepare`, except that only rank 0 writes a recording."""
         call = super().prepare(prompt, **options)
         if self.link.rank:
             call.record = None
@@ -77,7 +77,7 @@ class ParallelEngine(Engine):
     def run(
         self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
     ) -> Generator[tuple[Request, Sample], None, None]:
-        """`Engine.run`; ranks other than 0 yield the samples that rank 0 has drawn."""
+        """`Engine.run`; ranks other than 0 yield rank 0's samples."""
         if feed is not None:
             raise ValueError("AsyncEngine must have an engine of one process, got a ParallelEngine")
         self._not_within_a_stream()
@@ -93,7 +93,7 @@ class ParallelEngine(Engine):
         yield from self._follow(requests) if self.link.rank else self._lead(requests, settings)
 
     def refuse(self, error: Exception) -> None:
-        """End the call on the other ranks too, which wait for this one."""
+        """End the call with `error` also on the other ranks, which wait for this one."""
         if not self._in_my_call():
             self.link.meet(None, error)
 
@@ -111,7 +111,7 @@ class ParallelEngine(Engine):
                 self._end(requests, error)
             finally:
                 if error is not None or self.link.closed:
-                    # the others' slots and caches may be behind: the next call makes new ones
+                    # slots and caches of other ranks may lag: the next call allocates new ones
                     self._drop()
 
     def _end(self, requests: list[Request], error: Exception | None) -> None:
@@ -145,8 +145,8 @@ class ParallelEngine(Engine):
         return LeaderStep(**values, link=self.link)
 
     def measure_steps(self, worth: float = math.inf) -> StepTimeTable:
-        # the same passes on every rank, so none is left out by a rank's own times; only rank 0
-        # uses them
+        # worth=inf: no rank leaves passes out because of its own times, so all run the same ones;
+        # only rank 0 uses the times
         if not self.link.rank:
             self.link.send("measure", None)
             self.link.agree(None)
@@ -164,7 +164,7 @@ class ParallelEngine(Engine):
                     yield request, sample
 
     def _execute_orders(self) -> list:
-        """Execute the orders of rank 0 until its call ends; returns what it has drawn."""
+        """Execute rank 0's orders until its call ends; returns its (seed, samples, stats)."""
         kept: BaseException | None = None  # to be reported at the next order
         while True:
             order, what = self.link.receive()
@@ -207,7 +207,7 @@ class ParallelEngine(Engine):
 
 
 def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
-    """Options that the other ranks would not compute."""
+    """Name of the first option in use that csd does not support over several ranks, or None."""
     for request in requests:
         for name, off in OFF.items():
             if getattr(request.params, name) != off:
@@ -218,7 +218,7 @@ def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
 
 
 def _shared_arguments(requests: list[Request]) -> dict[str, Any]:
-    """The arguments that must be equal on all ranks, by name."""
+    """Arguments that must be equal on all ranks, by name; prompts as a checksum."""
     prompts = "|".join(str(r.prompt) for r in requests)
     shared: dict[str, Any] = {"the number of prompts": len(requests)}
     shared["the prompts' checksum"] = zlib.crc32(prompts.encode())

@@ -1,10 +1,10 @@
 """A Llama-like decoder whose matrices are spread over a mesh by PyTorch's tensor parallel plan.
 
 Queries, keys, values, gate, up and head are split by column, output, down and embedding by row
-(`ColwiseParallel`, `RowwiseParallel` of `torch.distributed.tensor.parallel`). A rank attends with
-H / W of the heads and keeps K / W of the keys and values; the logits are gathered, the same on
-every rank. Between its two sums a layer works on the ranks' local shards, without DTensor's
-dispatch, which on a small step takes longer than the arithmetic.
+(`ColwiseParallel`, `RowwiseParallel` of `torch.distributed.tensor.parallel`). A rank computes H / W
+of the query heads and caches K / W of the key and value heads; the logits are gathered, and the
+same on every rank. Between its two all-reduces a layer uses the local shards without DTensor's
+dispatch, which takes longer than the arithmetic of a small step.
 
 Megatron-LM's split: Shoeybi et al., arXiv 1909.08053.
 """
@@ -34,7 +34,7 @@ from csd.models.linear import linear
 from csd.models.norms import Norms
 from csd.models.rope import rope_tables
 
-# differences from Llama whose parts cannot be split, or are not
+# differences from Llama that cannot be split, or whose split is not implemented
 _UNSPLIT: tuple[tuple[str, Callable[[ModelConfig], Any]], ...] = (
     ("one matrix of queries, keys and values", lambda c: c.joined),
     ("norms over all heads at once", lambda c: c.whole_qk_norm),
@@ -49,7 +49,7 @@ class ParallelDecoder(Norms):
 
     model: a whole `transformers` model, the same on every rank. Its matrices become DTensors, in
         place, on the mesh's device.
-    link: through which the ranks exchange what a pass needs.
+    link: runs the collectives of a pass.
     """
 
     def __init__(self, model: Any, mesh: DeviceMesh, link: Link):
@@ -72,7 +72,7 @@ class ParallelDecoder(Norms):
                 )
         parallelize_module(model, mesh, _plan(whole.layers))
         model.to(link.device)
-        # attention, and so the caches, see the rank's own heads
+        # attention and the caches have the rank's own heads only
         self.config = replace(whole, heads=whole.heads // ranks, kv_heads=whole.kv_heads // ranks)
         self._model, self._link = model, link
         inner = model.model
@@ -93,7 +93,7 @@ class ParallelDecoder(Norms):
         node_v: torch.Tensor,  # [L, M, K / W, D], written
         ops: Ops,
     ) -> torch.Tensor:
-        """Hidden states [M, hidden] after the last norm, the same on every rank."""
+        """Returns hidden states [M, hidden] after the last norm, the same on every rank."""
         c, M = self.config, token.shape[0]
         x, residual = self._link.exchange(lambda: self._embed(token.clamp(min=0))), None
         if c.embedding_scale != 1:
@@ -117,14 +117,14 @@ class ParallelDecoder(Norms):
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, hidden]. Returns [R, V], the same on every rank."""
+        """Logits [R, V] of hidden states [R, hidden], the same on every rank."""
         found, divisor = self._link.exchange(lambda: self._head(hidden)), self.config.logit_divisor
         return found if divisor == 1 else found / divisor
 
     def exchanges(self, rows: int, head: bool) -> list[Exchange]:
-        """Exchanges of a pass over `rows` rows, with empty content.
+        """The collectives of a pass over `rows` rows, on zeros, for a rank that has failed.
 
-        head: whether logits follow.
+        head: True if the pass computes logits.
         """
         device, dtype = self.norm.device, self.norm.dtype
 
@@ -155,13 +155,16 @@ class ParallelDecoder(Norms):
 
 
 def _arrived(x: torch.Tensor) -> torch.Tensor:
-    """The tensor of a collective, which loops read by its address; a GPU waits without the host."""
+    """Wait for a collective and return its tensor, whose address CPU loops read.
+
+    On a GPU the stream waits, not the host.
+    """
     return x.wait() if isinstance(x, AsyncCollectiveTensor) else x
 
 
 @dataclass(slots=True)
 class _Shards:
-    """A rank's own part of a layer's weights: matrices with their biases, views of the DTensors."""
+    """A rank's shards of a layer's weights: (matrix, bias) tuples, views of the DTensors."""
 
     input_norm: torch.Tensor  # [hidden]
     q: tuple  # [H D / W, hidden], [H D / W] or None

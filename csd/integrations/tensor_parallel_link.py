@@ -1,11 +1,11 @@
-"""Messages between ranks besides tensors: the orders of rank 0, and errors of any rank.
+"""Messages between ranks in addition to tensors: orders of rank 0, and errors of any rank.
 
-A call begins with `meet`: every rank sends its arguments, or the error by which it refuses them,
+A call begins with `meet`: every rank sends its arguments, or the error with which it refuses them,
 and a difference ends the call on all ranks. During the call rank 0 sends orders. The work of an
-order runs in `together`: the ranks make the exchanges of the order even if one of them raises, and
-check afterwards that none has. All ranks therefore raise at the end of the same pass, with the
-failed rank's number and error, and can run another call. Errors inside an exchange itself (a lost
-connection, no memory for what is gathered) are left to torch.distributed.
+order runs in `together`: every rank makes all exchanges (collectives) of the order even if a rank
+raises, and then checks that none has. All ranks therefore raise at the end of the same pass, with
+the failed rank's number and error, and can run another call. Errors inside an exchange itself (a
+lost connection, too little memory for a gathered tensor) are left to torch.distributed.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ Exchange = Callable[[], Any]
 
 
 class Link:
-    """The ranks of a mesh."""
+    """Connection of this rank to the other ranks of a mesh."""
 
     def __init__(self, mesh: DeviceMesh):
         self.rank, self.group = mesh.get_local_rank(), mesh.get_group()
@@ -30,13 +30,13 @@ class Link:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._source = dist.get_global_rank(self.group, 0)
         self._left: deque[Exchange] = deque()
-        # no error is exchanged any more: every rank has it, or an exchange itself failed
+        # True: no further error is exchanged, since every rank has it or an exchange itself failed
         self.closed = False
 
     def meet(self, arguments: dict | None, refused: BaseException | None = None) -> None:
-        """Begin a call. arguments: by name, those that must be equal on all ranks.
+        """Begin a call. arguments: values by name, which must be equal on all ranks.
 
-        Raises `refused` where there is one, else RuntimeError with the first rank that refused, or
+        Raises `refused` if it is given, else RuntimeError with the first rank that refused, or
         ValueError with the first difference.
         """
         self.closed = False
@@ -65,9 +65,9 @@ class Link:
     def together(self, exchanges: list[Exchange]) -> Iterator[None]:
         """Run a block in which every rank makes `exchanges`, in order, each through `exchange`.
 
-        Where a rank raises before it has made them, the rest is made for it, with whatever content
-        the tensors have. Raises the rank's own error, or RuntimeError with the first rank that has
-        one.
+        If the block raises before it has made all of them, the remaining ones run after it, as
+        `exchanges` has them. Raises the rank's own error, or RuntimeError with the first rank that
+        has one.
         """
         error = None
         self._left = deque(exchanges)
@@ -82,7 +82,7 @@ class Link:
         self.agree(error)
 
     def exchange(self, make: Exchange) -> Any:
-        """Make the next of the exchanges by `make`; returns its result."""
+        """Make the next exchange by calling `make`; returns its result."""
         try:
             result = make()
         except BaseException:
@@ -93,7 +93,7 @@ class Link:
         return result
 
     def agree(self, error: BaseException | None) -> None:
-        """Raises on all ranks when one of them has an error: on that rank its own."""
+        """Raise on all ranks if any has an error: its own, else RuntimeError with the first."""
         failed = torch.tensor(int(error is not None), device=self.device)
         self.exchange(lambda: dist.all_reduce(failed, dist.ReduceOp.MAX, self.group))
         if not int(failed):

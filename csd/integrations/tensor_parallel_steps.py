@@ -1,6 +1,6 @@
 """Steps of the ranks of a `ParallelEngine`: rank 0 sends its pool and its edits of slots.
 
-Ranks whose slots have gone other ways differ in a checksum, which is sent with each step.
+Each step also sends a checksum of the slots, from which a rank detects that its slots differ.
 """
 
 from dataclasses import dataclass, field, fields
@@ -14,10 +14,10 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
-# written by commit alone, alike on every rank
+# written by commit only, with the same values on every rank
 _COMMITTED = ("tokens", "logprobs", "raw_logprobs")
 _GROUPS = ("prompt_len", "group_key")
-# [S] each: one of these differs once the host has put another sample into a slot
+# [S] each: at least one of these changes when the host puts another sample into a slot
 _OCCUPANT = ("live", "group", "key", "sample", "generated")
 _STATE = (*_OCCUPANT, "context")
 
@@ -35,14 +35,14 @@ class LinkedStep(Step):
             return Step.forward(self, pool)
 
     def ready(self) -> None:
-        """Called before the pass, inside its exchanges."""
+        """Hook that runs before the pass, within `Link.together`."""
 
 
 @dataclass(slots=True)
 class LeaderStep(LinkedStep):
-    """A step of rank 0. It sends its pool and the slots that the host has edited to the others."""
+    """Step of rank 0, which sends its pool and the slots edited by the host to the other ranks."""
 
-    _sent: dict = field(default_factory=dict)  # the slots as the others have them
+    _sent: dict = field(default_factory=dict)  # state of the slots on the other ranks
 
     def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
         self.link.send("prompt", (g, chunk, start, self.cache.prompt_pages[g]))
@@ -74,25 +74,25 @@ class LeaderStep(LinkedStep):
 
 @dataclass(slots=True)
 class FollowerStep(LinkedStep):
-    """A step of another rank. It runs the pool of rank 0 and has no graph."""
+    """Step of another rank, which runs the pool of rank 0 and has no graph."""
 
     _order: dict = field(default_factory=dict)
     _kept: BaseException | None = None
 
     def take(self, order: dict, kept: BaseException | None) -> None:
-        """The order of the next step; kept: an error of this rank that it has yet to report."""
+        """Store the order of the next step. kept: an error of this rank, not reported yet."""
         self._order, self._kept = order, kept
 
     def propose(self, live: int, budget: Budget) -> Pool:
         return Pool(**self._order["pool"])
 
     def ready(self) -> None:
-        """Make the edits of rank 0's slots here."""
+        """Apply rank 0's edits to the slots of this rank."""
         if self._kept is not None:
             raise self._kept
         order = self._order
         if not order:
-            # a pass that is only timed
+            # a pass that is only timed has no order
             return
         here = {name: getattr(self.slots, name) for name in _STATE}
         if order["digest"] not in (None, _digest(here)):
@@ -112,7 +112,7 @@ def _vars(x: Pool | Slots) -> dict[str, torch.Tensor]:
 
 
 def _digest(state: dict[str, torch.Tensor]) -> int | None:
-    """A checksum of the slots' state: ranks that have committed different tokens differ in it."""
+    """Checksum of the slots' state, which depends on the committed tokens; None without state."""
     if not state:
         return None
     total = 0

@@ -5,9 +5,9 @@
     logits = model(**tree.inputs).logits[0]             # [M, V], sample after sample
     cache.commit(tree, tree.accepted(logits.argmax(-1)))
 
-A prompt's keys and values are kept once for all its samples, in pages of 64 tokens; what a sample
-commits goes to pages of its own; the nodes' own are scratch of the tree. A root is the last token
-of its sample (at first the prompt's last), whose keys and values are not cached yet.
+A prompt's keys and values are stored once for all its samples, in pages of 64 tokens; each sample
+commits to its own pages; those of the nodes are scratch memory of the tree. A root is the last
+token of its sample (at first the prompt's last), whose keys and values are not cached yet.
 """
 
 from collections.abc import Callable
@@ -49,8 +49,8 @@ _ATTENTION: dict[str | None, Callable[..., torch.Tensor]] = {
 class Tree:
     """One step's trees: M rows, S slots (samples), G groups (prompts), L layers.
 
-    Rows are ordered by group, then slot, a parent before its children, at most 64 rows a slot;
-    padding rows come last with slot -1 and give zeros. Everything may live on the device and be
+    Rows are ordered by group, then slot, a parent before its children, at most 64 rows per slot;
+    padding rows come last with slot -1 and give zeros. All tensors may be on the device and be
     changed in place between forward passes.
     """
 
@@ -68,11 +68,11 @@ class Tree:
     node_k: torch.Tensor  # [L, M, K, D], written by the forward pass
     node_v: torch.Tensor  # [L, M, K, D], written by the forward pass
     token: torch.Tensor  # [M] int64
-    position: torch.Tensor  # [M] int64, place in the sample's sequence, prompt included
+    position: torch.Tensor  # [M] int64, index in the sample's sequence, prompt included
     # a backend of `csd.backends`; None takes the one that fits the device and the dtype
     kernels: str | None = None
     _work: Work | None = field(default=None, repr=False)
-    _attended: int = field(default=0, repr=False)  # layers, in the pass that `inputs` began
+    _attended: int = field(default=0, repr=False)  # layers since `inputs` was read
 
     def __post_init__(self) -> None:
         kind, device = self.node_k.dtype, self.node_k.device
@@ -98,7 +98,7 @@ class Tree:
     def inputs(self) -> dict:
         """Arguments of the model's forward call; logits are [1, M, V], row by row."""
         self._attended = 0
-        # a mask of four dimensions is passed on as it is: the model builds none
+        # models pass a mask of four dimensions on unchanged and build none
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.token.device)
         return {
             "input_ids": self.token[None],
@@ -111,8 +111,11 @@ class Tree:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """One layer's attention of query [1, H, M, D] and the rows' own key and value
-        [1, K, M, D], which are kept for `TreeCache.commit`. Returns [1, M, H, D]."""
+        """Attention of one layer: query [1, H, M, D], the rows' own key and value [1, K, M, D].
+
+        Copies key and value to `node_k` and `node_v`, which `TreeCache.commit` reads. Returns
+        [1, M, H, D].
+        """
         _, M, K, D = self.node_k.shape
         if query.shape[0] != 1 or query.shape[2] != M:
             raise ValueError(
@@ -135,14 +138,14 @@ class Tree:
             )
         self.node_k[layer].copy_(key[0].transpose(0, 1))
         self.node_v[layer].copy_(value[0].transpose(0, 1))
-        # rows of q may lie apart, a row's heads may not
+        # rows of q may be strided, but the heads of a row must be contiguous
         q = query[0].transpose(0, 1).contiguous()
         planned = self.kernels == "triton" or (self.kernels is None and q.is_cuda)
         if planned and (layer == 0 or self._work is None):
             self._work = plan_attention(self.layout, q.shape[1], K)
         attention = _ATTENTION[self.kernels]
         if self.kernels is None and layer > 0:
-            # the layers share what the first has checked
+            # the first layer has checked the layout, which all layers share
             attention = next_layer_attention
         return attention(
             q,
@@ -176,12 +179,12 @@ class Tree:
             )
 
     def accepted(self, sample: torch.Tensor) -> list[list[int]]:
-        """The accepted path of every slot, as places in its list of nodes, the root first.
+        """The accepted path of every slot, as indices into its list of nodes, the root first.
 
-        sample: [M], the token drawn at each row from its logits. A row is accepted when it is a
-        root, or its parent is accepted and drew this row's token: the samples at the accepted rows
-        are what was drawn, the last of them is the next root. Reads the device. Raises RuntimeError
-        where the pass has not attended in every layer.
+        sample: [M], the token drawn at each row from its logits. A row is accepted if it is a root,
+        or its parent is accepted and drew this row's token: the tokens drawn at the accepted rows
+        are the new tokens, and the last of them is the next root. Copies from the device. Raises
+        RuntimeError if the pass has not attended in every layer.
         """
         self.check_attended()
         drawn, token = sample.tolist(), self.token.tolist()

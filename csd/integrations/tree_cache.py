@@ -1,4 +1,4 @@
-"""Keys and values that the draft trees of a `transformers` model are verified against."""
+"""Paged keys and values that the draft trees of a `transformers` model attend to."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ from csd.state.pool import MAX_NODES
 
 
 class TreeCache:
-    """Keys and values of prompts and of what their samples have committed.
+    """Keys and values of prompts and of the committed tokens of their samples.
 
-    prompts: for each prompt, the cache that a forward pass over all but its last token left: a
-        transformers cache of batch 1 (`DynamicCache`), or a (key, value) pair a layer, each
+    prompts: for each prompt, the cache after a forward pass over all but its last token: a
+        transformers cache of batch 1 (`DynamicCache`), or a (key, value) pair per layer, each
         [1, K, P, D].
-    samples: how many samples each prompt has; slots are numbered prompt after prompt.
-    max_new_tokens: tokens a sample may commit.
+    samples: number of samples of each prompt; slots are numbered prompt after prompt.
+    max_new_tokens: most tokens that a sample may commit.
     """
 
     def __init__(self, prompts: list, samples: list[int], max_new_tokens: int):
@@ -43,7 +43,7 @@ class TreeCache:
         S, width = sum(samples), pages_for(max_new_tokens)
         config = SimpleNamespace(layers=L, kv_heads=K, head_dim=D)
         pages = sum(map(pages_for, lengths)) + S * width
-        # counted before any of it is taken: a page, its place in a table, the slot's number
+        # computed before any is allocated: the pages, their table entries, the slots' numbers
         needed = pages * KVCache.bytes_per_page(config, first.dtype) + S * (4 * width + 64)
         room = free_bytes(first.device)
         if needed > room:
@@ -76,9 +76,9 @@ class TreeCache:
         return torch.tensor(values, dtype=torch.int32, device=self._kv.k.device)
 
     def append(self, slot: int, past: Any, row: int = 0, start: int = 0) -> None:
-        """Commit what a transformers cache holds of a sample: batch row `row`, tokens `start`.. .
+        """Commit the tokens of a transformers cache from `start` on, of batch row `row`, to a slot.
 
-        For samples begun elsewhere, with start the length of the prompt in that cache.
+        For samples begun elsewhere; `start` is the length of the prompt in that cache.
         """
         k, v = (x[:, start:] for x in _stack(past, row))
         self._advance(slot, k.shape[1])
@@ -95,10 +95,12 @@ class TreeCache:
     def tree(
         self, tokens: list[list[int]], parents: list[list[int]], kernels: str | None = None
     ) -> Tree:
-        """The trees of one step: for each slot its nodes' tokens and their parents' places in that
-        list, -1 for the root, which comes first. A slot that sits out has empty lists.
+        """Returns the trees of one step.
 
-        kernels: "reference", "cpu" or "triton"; by default what fits the device and the dtype.
+        tokens, parents: for each slot, the tokens of its nodes and the indices of their parents in
+            that list, -1 for the root, which comes first. Empty lists leave the slot out.
+        kernels: "reference", "cpu" or "triton"; by default the one that fits the device and the
+            dtype.
         """
         S, G = len(self._len), len(self._prompt_len)
         if len(tokens) != S or len(parents) != S:
@@ -138,7 +140,7 @@ class TreeCache:
         )
 
     def commit(self, tree: Tree, paths: list[list[int]]) -> None:
-        """Keep the keys and values of each slot's accepted path, as `Tree.accepted` gives it."""
+        """Copy keys and values of each slot's accepted path (`Tree.accepted`) to its pages."""
         tree.check_attended()
         start, width = tree.slot_start.tolist(), max(1, *map(len, paths))
         for s, path in enumerate(paths):
@@ -150,21 +152,21 @@ class TreeCache:
             self._int32(rows), counts,
         )  # fmt: skip
         self._len = [n + len(p) for n, p in zip(self._len, paths, strict=True)]
-        # in place: trees hold this tensor
+        # in place, since trees refer to this tensor
         self.slot_len += counts
 
 
 def _stack(past: Any, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one batch row of a transformers cache, each [L, P, K, D]."""
     layers = getattr(past, "layers", None)
-    # a subclass keeps more than its layers show: a recurrent state, an encoder's keys
+    # a subclass stores more than its layers: a recurrent state, an encoder's keys
     if past is None or (layers is not None and type(past).__name__ != "DynamicCache"):
         raise ValueError(
             "a prompt's cache must be a DynamicCache or a (key, value) pair a layer, got a "
             f"{type(past).__name__}"
         )
     for layer in layers or ():
-        # others keep recurrent states, a window, or room for tokens to come
+        # other types store recurrent states, a window, or room for later tokens
         if type(layer).__name__ != "DynamicLayer":
             raise ValueError(
                 "a cache must hold keys and values of all tokens in every layer (DynamicLayer), "
@@ -178,7 +180,7 @@ def _stack(past: Any, row: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _words(slot: int, tokens: list[int], parents: list[int]) -> tuple[list[int], list[int]]:
-    """Ancestor words, as int64, and depths of one slot's nodes."""
+    """Ancestor bit masks, as int64, and depths of one slot's nodes."""
     if len(tokens) != len(parents) or len(tokens) > MAX_NODES:
         raise ValueError(
             f"slot {slot} must have at most {MAX_NODES} tokens and as many parents, got "

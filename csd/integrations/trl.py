@@ -21,27 +21,28 @@ from csd.schema.lazy import check_installed
 class Rollout:
     """Draws a trainer's completions with csd; one object serves one trainer.
 
-    The copies of a prompt that a trainer hands over are one group, and where its processes share
-    the copies, each takes sample indices of its own: any number of processes draws the samples
-    that one would. The seed follows from `args.seed`, the trainer's step and the call within it,
-    so calls differ and a resumed run goes on as it would have. csd reads the trainer's own weights,
-    fresh after each optimiser step, in their dtype; adapters of peft are drawn from unmerged.
+    The copies of a prompt in a call are one group. If they are spread over several processes, each
+    process takes its own sample indices, so the samples do not depend on the number of processes.
+    The seed is derived from `args.seed`, the trainer's step and the call within it, so calls
+    differ, and a resumed run draws what the uninterrupted run would. csd reads the trainer's own
+    weights in their dtype, updated after each optimiser step; peft adapters are applied unmerged.
 
-    budget, speculate, share: as in `csd.generate`; what a process draws at once is a call.
-        history: epochs whose completions of a prompt draft for its next ones, on whichever process;
-        0 is none. Completions and losses are the same with any. Evaluation neither uses nor adds
-        any.
+    budget, speculate, share: as in `csd.generate`; a call is the rows that a process draws at once.
+        history: number of epochs whose completions of a prompt draft for its later ones, on any
+        process; 0 turns it off. It does not change completions and losses. Evaluation neither uses
+        nor extends it.
 
-    max_thinking_tokens, thinking_tags: as in `csd.generate`; forced tokens bear no loss.
-    until: "all_correct" ends a group with its first samples where these all have the full reward,
-        as its advantage is then 0. What is not drawn has a loss mask of 0 and a reward of NaN.
-    first: how many samples these are, half of `num_generations` by default. full_reward: the
-        weighted sum of the largest rewards. audit: the share of such groups that are drawn to
-        their end, to see how many have a sample without it (`ends.mixed` of `ends.audited`).
+    max_thinking_tokens, thinking_tags: as in `csd.generate`; forced tokens have no loss.
+    until: "all_correct" ends a group after its first samples if all of them have the full reward,
+        since its advantage is then 0. Other samples get a loss mask of 0 and a reward of NaN.
+    first: number of these first samples, half of `num_generations` by default. full_reward: the
+        weighted sum of the largest rewards. audit: share of the groups that could end early but are
+        drawn completely, to count those with a sample below the full reward (`ends.mixed` of
+        `ends.audited`).
 
-    tokens, sample_steps: of the last call; the one over the other is tau. The trainer's log has
-    csd/tau and csd/tokens_per_second, of its first process. `ends.sizes`: with
-    `until`, the samples drawn of each group of it.
+    tokens, sample_steps: of the last call; their ratio is tau. The trainer's log has csd/tau and
+    csd/tokens_per_second of its first process. `ends.sizes`, with `until`: the number of samples
+    drawn of each group in the last call.
 
     Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
     max_completion_length and `generation_kwargs` as far as csd implements them.
@@ -69,7 +70,7 @@ class Rollout:
         }
         self.history: History | None = None
         if check_whole("history", history, 0):
-            # as many of an epoch as the trainer draws
+            # no limit on an epoch's samples
             self.history = History(samples=1 << 20, epochs=history)
         check_installed("trl", "trl", "csd.integrations.trl.Rollout")
         self.ends: EarlyEnds | None = None
@@ -82,13 +83,14 @@ class Rollout:
         self._calls = 0
 
     def __call__(self, prompts: list, trainer: Any) -> dict[str, list]:
-        """A completion for each of `prompts`, copies included, as TRL's `rollout_func` must.
+        """Draw a completion for each of `prompts`, copies included, as TRL's `rollout_func`.
 
-        Returns lists, one entry a prompt: `prompt_ids`, `completion_ids` with the end token, and
-        `logprobs` of the completion's tokens in the distribution they were drawn from.
+        Returns lists with one entry per prompt: `prompt_ids`, `completion_ids` with the end token,
+        and `logprobs` of the completion's tokens in the distribution they were drawn from; with
+        `until` or `max_thinking_tokens` also `env_mask`, which is 0 for tokens without loss.
 
-        Raises NotImplementedError for what csd cannot roll out: sharded weights, vLLM, tools,
-        images.
+        Raises NotImplementedError for sharded weights, vLLM, tools and images, with which csd does
+        not work.
         """
         model = _model_of(trainer)
         rows, images, fields = trainer._tokenize_prompts(prompts)
@@ -143,14 +145,14 @@ class Rollout:
         _log(trainer, self.tokens, self.sample_steps, time.perf_counter() - start)
         if history is not None:
             _add_everywhere(history, rows, drawn)
-        # a padding token that bears no loss is in the place of a sample that was not drawn
+        # one padding token without loss stands for a sample that was not drawn
         found = {
             "prompt_ids": rows,
             "completion_ids": [s.tokens if s else [tokenizer.pad_token_id] for s in drawn],
             "logprobs": [s.logprobs if s else [0.0] for s in drawn],
         }
         if self.ends is not None or self.thought["max_thinking_tokens"] is not None:
-            # the trainer takes no loss of what the model did not choose
+            # tokens that the model did not choose have no loss
             found["env_mask"] = [
                 [int(not f) for f in s.forced or [False] * len(s.tokens)] if s else [0]
                 for s in drawn
@@ -158,7 +160,7 @@ class Rollout:
         return found
 
     def _seed(self, trainer: Any) -> int:
-        """Equal on all processes, new in each call; evaluating does not change training's."""
+        """Seed of a call: equal on all processes, new in each call, unaffected by evaluations."""
         step = (trainer.state.global_step, int(trainer.model.training))
         self._calls = self._calls + 1 if step == self._step else 0
         self._step = step
@@ -166,14 +168,14 @@ class Rollout:
 
 
 def _log(trainer: Any, tokens: int, sample_steps: int, seconds: float) -> None:
-    """Enter the rollout into the trainer's log: csd/tau and csd/tokens_per_second of a process."""
+    """Append csd/tau and csd/tokens_per_second of this process to the trainer's log."""
     log = trainer._metrics["train" if trainer.model.training else "eval"]
     log["csd/tau"].append(tokens / max(sample_steps, 1))
     log["csd/tokens_per_second"].append(tokens / max(seconds, 1e-9))
 
 
 def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:
-    """The sample index of each row: copies on lower ranks come first."""
+    """Sample index of each row; copies of its prompt on lower ranks come first."""
     from accelerate.utils import gather_object
 
     everywhere = gather_object([Counter(map(tuple, rows))])
@@ -184,7 +186,7 @@ def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:
 
 
 def _add_everywhere(history: History, rows: list[list[int]], drawn: list[Sample | None]) -> None:
-    """Add what all processes drew, in the order of sample indices: a prompt may move to another."""
+    """Add all processes' samples to the history, by sample index: prompts may change processes."""
     from accelerate.utils import gather_object
 
     groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
@@ -196,7 +198,7 @@ def _add_everywhere(history: History, rows: list[list[int]], drawn: list[Sample 
 
 
 def _model_of(trainer: Any) -> torch.nn.Module:
-    """The plain model inside whatever wraps it, whose parameters the optimiser moves."""
+    """The trainer's model without wrappers, whose parameters the optimiser updates."""
     if getattr(trainer, "use_vllm", False):
         raise NotImplementedError("use_vllm=True: csd takes vLLM's place; set it to False")
     if trainer.tools:

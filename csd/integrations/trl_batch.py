@@ -1,10 +1,10 @@
 """A batch of TRL's GRPO trainer in which some completions are not drawn.
 
-TRL hands a `rollout_func` the prompts alone, and takes a completion for each. Two methods of its
-trainer are therefore wrapped, for all trainers of the process: where nothing is left out they do
-as before. A completion that is not drawn is one padding token under a loss mask of 0. Its reward
-is NaN, which TRL leaves out of means and deviations, and the lengths that TRL has logged are
-logged again without it.
+TRL passes only the prompts to a `rollout_func`, and requires a completion for each. Two methods of
+its trainer are therefore wrapped, for all trainers of the process; they behave as before if every
+completion is drawn. A completion that is not drawn is one padding token with a loss mask of 0. Its
+reward is NaN, which TRL leaves out of means and deviations; the lengths that TRL has logged are
+replaced by those without it.
 """
 
 from collections.abc import Callable
@@ -17,26 +17,26 @@ import torch
 
 from csd.integrations.trl_rewards import Rewards
 
-# of the trainer that is drawing
+# batch of the trainer that is drawing
 _batch: ContextVar["Batch | None"] = ContextVar("_batch", default=None)
 
 
 @dataclass(slots=True)
 class Batch:
-    """The rows of a trainer's process, one completion each, in parts."""
+    """Rows of a trainer's process, with one completion each, which are drawn in parts."""
 
     inputs: list[dict[str, Any]]  # columns of the dataset
-    drawn: list[bool] | None = None  # which rows have been; None where all are, in one part
-    whole: bool = False  # whether no part is to come
+    drawn: list[bool] | None = None  # by row: drawn so far; None: all are, in one part
+    whole: bool = False  # True after the last part
     rewards: Rewards | None = None
-    # of all processes' rows
-    scored: torch.Tensor | None = None  # [rows, functions], NaN where it is not drawn
+    # rows of all processes
+    scored: torch.Tensor | None = None  # [rows, functions], NaN for rows that are not drawn
     drawn_everywhere: torch.Tensor | None = None  # [rows] bool
     on_end: Callable[[], None] | None = None
 
 
 def batch_of(trainer: Any) -> Batch:
-    """The batch that `trainer` asks completions for."""
+    """Returns the batch whose completions `trainer` is generating."""
     batch = _batch.get()
     if batch is None:
         raise _overridden(trainer, "_generate_and_score_completions")
@@ -44,7 +44,7 @@ def batch_of(trainer: Any) -> Batch:
 
 
 def score(trainer: Any, batch: Batch, prompts: list, completions: list, ids: list) -> torch.Tensor:
-    """Rewards of what has been drawn: [rows of all processes, functions], NaN for other rows.
+    """Rewards of the rows drawn so far: [rows of all processes, functions], NaN for others.
 
     A collective operation of the trainer's processes.
     """
@@ -64,7 +64,7 @@ def _overridden(trainer: Any, name: str) -> NotImplementedError:
 
 @cache
 def watch_trainers() -> None:
-    """Wrap TRL's trainer, once."""
+    """Wrap the two methods of TRL's `GRPOTrainer`, once per process."""
     from trl import GRPOTrainer
 
     draw, rate = GRPOTrainer._generate_and_score_completions, GRPOTrainer._calculate_rewards
@@ -105,7 +105,7 @@ def watch_trainers() -> None:
 
 
 def completion_texts(trainer: Any, prompts: list, rows: list, ids: list[list[int]]) -> list:
-    """Completions as reward functions get them: texts, or lists of messages."""
+    """Completions in the form that reward functions take: texts, or lists of messages."""
     from trl.chat_template_utils import parse_response
     from trl.data_utils import is_conversational
 
@@ -124,10 +124,10 @@ def completion_texts(trainer: Any, prompts: list, rows: list, ids: list[list[int
 
 
 def log_lengths(trainer: Any, lengths: list[tuple[int, bool]], undrawn_prompts: int) -> None:
-    """Replace what the trainer has logged of its last batch's lengths.
+    """Replace the lengths that the trainer has logged of its last batch.
 
-    lengths: of each completion that its process drew, the tokens that bear a loss, and whether an
-        end token is its last. undrawn_prompts: tokens of the prompts of its other rows.
+    lengths: for each completion that this process drew, the number of tokens with a loss, and True
+        if the last token is an end token. undrawn_prompts: prompt tokens of the other rows.
     """
     from accelerate.utils import gather_object
 

@@ -1,4 +1,4 @@
-"""Groups of a GRPO trainer that end with their first samples, where all have the full reward."""
+"""Early ends of GRPO groups: no further samples if all of the first have the full reward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,22 +17,24 @@ from csd.integrations.trl_batch import (
 from csd.kernels.noise import prompt_key
 from csd.schema.arguments import check_number, check_whole
 
-# the first release that leaves a reward of None out of its group's mean
+# the first release of TRL that leaves a reward of None out of its group's mean
 OLDEST = "1.6"
 
-# what gives rows without an advantage a gradient: the trainer's attribute, arguments, off
+# loss terms that give rows with zero advantage a gradient: (trainer's attribute, its arguments,
+# the value that turns the term off)
 _GRADIENTS = (
     ("beta", "beta", 0),
     ("_entropy_bonus_enabled", "entropy_coef and use_adaptive_entropy", False),
     ("aux_loss_enabled", "router_aux_loss_coef", False),
 )
 
-# the samples of the rows at these places; for each, samples of its group that draft for it
+# arguments: row indices, and for each row the samples of its group that draft for it; returns the
+# rows' samples
 Draw = Callable[[list[int], list[list[Sample]]], list[Sample]]
 
 
 class EarlyEnds:
-    """Draws a trainer's groups in two parts: the first samples, and where these differ the rest."""
+    """Draws a trainer's groups in two parts: first samples, then the rest of undecided groups."""
 
     def __init__(self, first: int | None, full_reward: float, audit: float):
         self.first = None if first is None else check_whole("first", first, 1)
@@ -46,7 +48,7 @@ class EarlyEnds:
     def draw(
         self, trainer: Any, prompts: list, rows: list[list[int]], seed: int, draw: Draw
     ) -> list[Sample | None]:
-        """A sample of each of a process's rows, None where it is not drawn.
+        """Returns a sample for each of the process's rows, None for those that are not drawn.
 
         A collective operation of the trainer's processes, which may share groups.
         """
@@ -87,19 +89,19 @@ class EarlyEnds:
         return first
 
     def _full(self, trainer: Any, rewards: torch.Tensor) -> torch.Tensor:
-        """Flags [rows] of rows with the full reward; rewards: [rows, functions]."""
+        """Bool [rows], True for rows with the full reward. rewards: [rows, functions]."""
         weighted = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
         full = torch.isclose(weighted, torch.full_like(weighted, self.full_reward))
         return full & ~rewards.isnan().all(1)
 
     def _audits(self, seed: int, group: int) -> bool:
-        """True if a group that could end is drawn to its end, as the share `audit` of them is."""
+        """True if a group that could end early is drawn completely, with probability `audit`."""
         return prompt_key(seed, [group]) % 2**32 < self.audit * 2**32
 
     def _report(
         self, trainer: Any, batch: Batch, audited: list[bool], rows: list, drawn: list
     ) -> None:
-        """Log the last batch, and count it."""
+        """Log group sizes and lengths of the last batch, and add it to the audit's counts."""
         assert batch.scored is not None and batch.drawn_everywhere is not None
         size = trainer.num_generations
         self.sizes = batch.drawn_everywhere.view(-1, size).sum(1).tolist()
@@ -121,7 +123,7 @@ class EarlyEnds:
 
 
 def _check_version() -> None:
-    """Raises ImportError where TRL has no way to leave a row out."""
+    """Raises ImportError if TRL is too old to leave a row out."""
     import trl
     from packaging.version import Version
 
@@ -133,7 +135,7 @@ def _check_version() -> None:
 
 
 def _check_trainer(trainer: Any) -> None:
-    """Raises NotImplementedError where leaving rows out would change more than their number."""
+    """Raises NotImplementedError if undrawn rows would have a gradient, or rewards no maximum."""
     for attribute, names, off in _GRADIENTS:
         value = getattr(trainer, attribute, off)
         if value != off:

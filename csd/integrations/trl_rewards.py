@@ -1,4 +1,4 @@
-"""Reward functions that are called once for each completion, as completions are drawn in parts."""
+"""Reward functions that are called once per completion, although it is drawn in parts."""
 
 import inspect
 from collections.abc import Callable
@@ -16,9 +16,10 @@ class Rewards:
         self.parts = [_Part(function, rows) for function in functions]
 
     def of(self, drawn: list[bool], whole: bool) -> list[Callable]:
-        """Substitutes of the functions, which call them for the rows of `drawn` that are new.
+        """Wrappers of the functions, which call them only for rows of `drawn` not yet scored.
 
-        whole: all parts are drawn; columns that the functions log go to the trainer with this one.
+        whole: True for the last part, with which the columns that the functions log go to the
+            trainer.
         """
         return [part.scorer(drawn, whole) for part in self.parts]
 
@@ -26,7 +27,7 @@ class Rewards:
 class _Part:
     def __init__(self, function: Callable, rows: int):
         self.function = function
-        # a row that is not drawn counts as one with a reward here, lest TRL warn of it
+        # rows that are not drawn get a reward here, since TRL warns of rows without one
         self.values: list[Any] = [0.0] * rows
         self.known = [False] * rows
         self.logged: dict[str, list] = {}

@@ -19,23 +19,23 @@ from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_DEPTH
 from csd.state.slots import MAX_STOP_IDS
 
-# pieces of prompts and past samples that enter the graph in one call
+# pieces of prompts and past samples that are inserted into the graph per call
 PIECES = 8
 
 
 class Proposer:
-    """vLLM's `custom_class` proposer: chains from a consensus graph of each prompt's samples.
+    """Proposer for vLLM's `custom_class`: drafts chains from a consensus graph of each prompt.
 
-    Rows with the same prompt tokens are a group. A group whose samples have ended is kept in
-    `history` for the next samples of its prompt.
+    Rows with the same prompt tokens are a group. After its samples have ended, a group is stored in
+    `history` for later samples of its prompt.
 
     Options are class attributes; `speculative_config` names a subclass to set others.
 
-    step_tokens: that a step verifies at most, a row's last token and its drafts, but no less than a
-        draft a row. The likeliest paths of all rows take them.
+    step_tokens: most tokens that a step verifies, each row's last token and its drafts, but at
+        least one draft per row. They go to the likeliest paths of all rows.
     min_prob: paths less likely than this are not drafted.
-    history_samples, history_tokens: as `csd.History` has them; without samples there is none.
-    patience: calls that do not show a sample before it counts as ended.
+    history_samples, history_tokens: limits of the `csd.History`; 0 samples turn it off.
+    patience: calls without a sample after which the sample counts as ended.
 
     Raises ValueError when `num_speculative_tokens` is not from 1 to 16.
     """
@@ -52,7 +52,8 @@ class Proposer:
             raise ValueError(f"num_speculative_tokens must be from 1 to {MAX_DEPTH}, got {k}")
         model, rows = vllm_config.model_config, vllm_config.scheduler_config.max_num_seqs
         self.length: int = model.max_model_len
-        # min_prob cuts chains by their cost, so a level costs all rows the same
+        # min_prob cuts chains by their path's probability, so all samples have the same decay per
+        # level (settle=0)
         made_for = WITH_HISTORY | {"settle": 0}
         config = GraphConfig(max_depth=k, min_prob=self.min_prob, **made_for)
         config = replace(config, capacity=capacity_for(rows * self.length, config))
@@ -60,7 +61,7 @@ class Proposer:
         self.history: History | None = None
         if self.history_samples:
             self.history = History(self.history_samples, self.history_tokens)
-        # a sample may pass the model's length by what its last step drafted
+        # a sample may exceed the model's length by the drafts of its last step
         self.rows = Rows(
             rows, self.length + ENTERED, self.patience, max(self.history_samples, 1),
             self._begin, self._release,
@@ -71,16 +72,16 @@ class Proposer:
         self._entering: deque[tuple[Group, Iterator]] = deque()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM calls it; a graph has no weights."""
+        """Does nothing: vLLM calls it, but a graph has no weights."""
 
     def propose(
         self,
         sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: np.ndarray,  # [rows], of each row, the sampled ones included
+        num_tokens_no_spec: np.ndarray,  # [rows], a row's tokens, the sampled ones included
         token_ids_cpu: np.ndarray,  # [rows, tokens]
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafted tokens of each row; none where it has sampled none, which is in its prefill."""
+        """Returns drafted tokens per row; none for a row in prefill, which has sampled none."""
         found = self.rows.find({
             i: (token_ids_cpu[i, : num_tokens_no_spec[i]], len(new))
             for i, new in enumerate(sampled_token_ids)
@@ -102,7 +103,7 @@ class Proposer:
             self.history.add(group.prompt.tolist(), [ids for _, ids in sorted(group.finished)])
 
     def _pieces(self, group: Group) -> Iterator:
-        """Enter a group's prompt, then past samples of it, a piece at each `next`."""
+        """Insert a group's prompt, then its past samples, into the graph: one piece per `next`."""
         prompt, at = group.prompt.tolist(), 0
         for read in [*range(PIECE, len(prompt), PIECE), len(prompt)]:
             at = self.graph.observe_prompt(group.key, prompt, at, read, self._slots)
@@ -113,17 +114,17 @@ class Proposer:
             yield from self.graph.enter_history(group.key, prompt, past[:fits], self._slots)
 
     def _enter(self) -> None:
-        """Insert pieces of waiting groups, round robin."""
+        """Insert at most PIECES pieces of waiting groups, round robin."""
         left = PIECES
         while self._entering and left:
             group, pieces = self._entering.popleft()
-            # a released group's text is of no use
+            # a group that has been released is dropped
             if int(self._slots.group_key[group.place]) == group.key and next(pieces, self) != self:
                 self._entering.append((group, pieces))
                 left -= 1
 
     def _observe(self, found: dict[int, Sample]) -> None:
-        """Count the new tokens of all rows."""
+        """Insert the new tokens of all rows into the graph."""
         most = max((len(s.new) for s in found.values()), default=0)
         for at in range(0, most, ENTERED):
             part = {i: s for i, s in found.items() if len(s.new) > at}
@@ -144,7 +145,7 @@ class Proposer:
         return {i: token[start[i] + 1 : start[i] + nodes[i]] for i in part}
 
     def _set_slots(self, part: dict[int, Sample]) -> None:
-        """Row i of the batch is slot i; only those of `part` are live."""
+        """Write rows to the slots: row i is slot i, and only the rows of `part` are live."""
         slots, samples = self._slots, part.values()
         slots.live.fill_(False)
         row = torch.tensor(list(part))

@@ -1,9 +1,10 @@
 """Mapping of vLLM's batch rows to samples.
 
-vLLM gives its proposer rows of token ids, without request names or ends. So a row is matched by its
-text: it continues the sample whose text it begins with, in whatever row that was before. Otherwise
-the text before its new tokens is a prompt, whose group it joins or begins. A sample ends when no
-call has shown it for `patience` calls, and a group ends with its last sample.
+vLLM passes rows of token ids to its proposer, without request names or ends. A row is therefore
+matched by its text, which is its token ids: it continues the sample whose text it begins with,
+whichever row that was before. Otherwise the text before its new tokens is a prompt, whose group it
+joins or begins. A sample ends when it has not occurred for `patience` calls, and a group ends with
+its last sample.
 """
 
 from collections import deque
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# tokens that a row may have gained unseen since the last call: vLLM skips the proposer while a row
-# of the batch is near the model's length
+# most tokens that a row may gain between two calls besides the new ones: vLLM skips the proposer
+# while a row of the batch is near the model's length
 GAP = 64
 
 
@@ -22,10 +23,10 @@ class Group:
     """The samples of one prompt."""
 
     key: int  # never reused
-    place: int  # among the groups in flight
+    place: int  # index among the groups in flight
     prompt: np.ndarray  # [P] int32
-    finished: deque  # of (number, token ids), those that ended last
-    last: int  # the latest call that showed one of its samples
+    finished: deque  # (number, token ids) of the samples that ended last
+    last: int  # the latest call with one of its samples
     begun: int = 0  # samples so far
 
 
@@ -34,10 +35,10 @@ class Sample:
     group: Group
     number: int
     text: np.ndarray  # int32, prompt and tokens, with room for the model's length
-    length: int  # of the text
-    new: list[int] = field(default_factory=list)  # tokens that the latest call has brought
-    calls: int = 0  # that showed it
-    last: int = 0  # the latest of them
+    length: int  # tokens of the text
+    new: list[int] = field(default_factory=list)  # tokens added by the latest call
+    calls: int = 0  # number of calls with this sample
+    last: int = 0  # the latest of these calls
 
     def tail(self, count: int) -> np.ndarray:
         """The last `count` tokens, or as many as there are."""
@@ -47,7 +48,8 @@ class Sample:
 class Rows:
     """The samples and groups in flight.
 
-    rows: of a batch at most. length: of a text at most. keep: finished samples of a group at most.
+    rows: most rows of a batch. length: most tokens of a text. keep: most finished samples of a
+        group.
     begin, release: called with a group when its first sample begins and when its last has ended.
     """
 
@@ -61,22 +63,22 @@ class Rows:
         release: Callable[[Group], None],
     ):
         self.length, self.patience, self.keep = length, patience, keep
-        self.places = 2 * rows  # so that one is always free of this call's groups and the last's
+        self.places = 2 * rows  # one is free even if this call's and the last's groups differ
         self.groups: dict[bytes, Group] = {}
         self.samples: list[Sample] = []  # in the order in which they began
         self._begin_group, self._release_group = begin, release
         self._free = list(range(self.places))[::-1]
-        self._at: dict[int, Sample] = {}  # of the rows of the last call
+        self._at: dict[int, Sample] = {}  # by row of the last call
         self._call = self._keys = 0
 
     def find(self, texts: dict[int, tuple[np.ndarray, int]]) -> dict[int, Sample]:
-        """The sample of each row, with the tokens that this call brings.
+        """Returns the sample of each row, updated by the row's new tokens.
 
-        texts: of each row all of its tokens, and how many of them its last step sampled.
+        texts: for each row all of its tokens, and the number of them that its last step sampled.
         """
         self._call += 1
         found: dict[int, Sample] = {}
-        # most rows stay where they were
+        # first the samples that are in the same row as before, which most are
         for i, (text, new) in texts.items():
             sample = self._at.get(i)
             if sample and self._goes_on(sample, text[: text.size - new]):
@@ -97,15 +99,15 @@ class Rows:
         return found
 
     def _goes_on(self, sample: Sample, before: np.ndarray) -> bool:
-        """True if a row with the text `before` its new tokens is this sample, one step on.
+        """True if a row, whose text is `before` and then its new tokens, continues this sample.
 
-        A row that no last call showed was not running, so it has gained nothing since.
+        A sample that was not in the last call was not running, so it has gained no tokens since.
         """
         n = sample.length
         gap = GAP if sample.last == self._call - 1 else 0
         if sample.last == self._call or not before.size - gap <= n <= before.size:
             return False
-        # texts of other samples mostly differ in their last tokens
+        # a cheap test first: texts of other samples mostly differ in the last token
         return before[n - 1] == sample.text[n - 1] and np.array_equal(before[:n], sample.text[:n])
 
     def _add(self, sample: Sample, text: np.ndarray) -> Sample:
@@ -125,7 +127,7 @@ class Rows:
             group = Group(self._keys, self._free.pop(), ids, deque(maxlen=self.keep), self._call)
             self.groups[ids.tobytes()] = group
             self._begin_group(group)
-        # pages of it are taken as they are written
+        # the system allocates its memory pages when they are written
         text = np.empty(self.length, np.int32)
         text[: ids.size] = ids
         sample = Sample(group, group.begun, text, ids.size)
@@ -134,7 +136,7 @@ class Rows:
         return sample
 
     def _retire(self) -> None:
-        """End the samples and groups that calls show no more."""
+        """End the samples and groups that have not occurred for `patience` calls."""
         oldest = self._call - self.patience
         ended = [s for s in self.samples if s.last < oldest]
         if ended:

@@ -8,21 +8,24 @@ from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import RUNNING, TOP, Verdict
 
-# tokens of a row that enter at once
+# most tokens of a row per insertion
 ENTERED = MAX_DEPTH + 1
 
 
 def windows(sample: Sample, first: int, count: int, N: int) -> np.ndarray:
-    """[count, N] int32: the N tokens before each of `count` places, latest first, -1 before all."""
+    """[count, N] int32: the N tokens before each of `count` places from `first` on, latest first.
+
+    Entries before the text's start are -1.
+    """
     text = sample.text[max(first - N, 0) : first + count - 1]
     text = np.pad(text, (N + count - 1 - text.size, 0), constant_values=-1)
     return np.lib.stride_tricks.sliding_window_view(text, N)[:, ::-1]
 
 
 def committed(part: dict[int, Sample], at: int, slots: Slots) -> tuple[Pool, Verdict]:
-    """A step that has committed each row's new tokens from `at` on, ENTERED of them at most.
+    """Pool and verdict of a step that commits each row's new tokens from `at` on, at most ENTERED.
 
-    The rows of the pool are the accepted ones, as a graph reads them; nothing else is filled in.
+    The rows of the pool are the accepted ones; only the fields that a graph reads are filled in.
     """
     new = [s.new[at : at + ENTERED] for s in part.values()]
     N, M = slots.context.shape[1], sum(map(len, new))
@@ -53,7 +56,7 @@ def committed(part: dict[int, Sample], at: int, slots: Slots) -> tuple[Pool, Ver
 
 
 def empty_slots(rows: int, groups: int, context: int) -> Slots:
-    """Make greedy slots, since vLLM's noise is unknown to the drafts."""
+    """Make slots with temperature 0, since drafts cannot use vLLM's sampling noise."""
     slots = Slots.empty(rows, vocab=1, max_new=1, context=context)
     slots.temperature.fill_(0)
     slots.group_key = torch.full((groups,), -1)

@@ -1,14 +1,14 @@
-"""Answers that end by themselves, of up to 3,000 tokens: csd, itself without drafts, its peers.
+"""Complete answers of up to 3,000 tokens: csd with and without drafts, and other engines.
 
     python -m bench.long [--model PATH] [--vllm .venv-vllm/bin/python] [--json F] [--minutes 55]
         [--pairs 3] [--full] [--recorded [TRACES]] [--dry-run]
     python -m bench.long --plot [--json F]
 
 Worked problems, programs and rewriting (`bench/e2e/long/prompts.py`), at temperature 0.7 without
-filters; the sides take turns within a row, all with the same weights and as many threads. A row is
-written as it finishes, and a rerun with the same file goes on behind the last one. Rows that do not
-fit in --minutes are left out, the first ones of the plan never. --plot makes the picture and prints
-README's table and that of all rows, of the file alone. llama.cpp needs `pip install
+filters; the sides alternate within a row, with the same weights and number of threads. A row is
+written when it is complete, and a rerun with the same file continues after the last one. Rows that
+do not fit in --minutes are left out, but never the first ones of the plan. --plot draws the picture
+and prints README's table and that of all rows, from the file alone. llama.cpp needs `pip install
 llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. The method is in
 docs/experiments/answers.md.
 """
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace, cells: list[Cell]) -> None:
-    # not needed for a plan or a picture
+    # imported here, since a plan or a picture does not need them
     from bench.e2e.long.open_sides import open_sides
     from bench.e2e.long.rows import drawn_in_turns, recorded, shown
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
             if any(r["name"] == cell.name and set(cell.sides) <= set(r["tok/s"])
                    for r in result["rows"]):  # fmt: skip
                 continue
-            # as much slower or faster as the rows so far were
+            # actual over estimated time of the rows so far
             pace = (time.perf_counter() - started) / expected if expected else 1.0
             seconds = cell.seconds(args.pairs)
             if time.perf_counter() - begun + seconds * pace > 60 * args.minutes:
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
 
 
 def continued(path: Path, head: dict) -> dict:
-    """The result so far: of the file, where it is of the same model."""
+    """Returns the result in the file, or a new one; raises ValueError for another model's file."""
     if not path.exists():
         return {"bench": "long", **head, "rows": []}
     before = json.loads(path.read_text())

@@ -1,26 +1,26 @@
-"""Samples of a side, and whether they count: most ended by themselves, few n-grams repeat."""
+"""Samples of a side. A row counts if at least half of them ended and few n-grams repeat."""
 
 from dataclasses import dataclass
 from statistics import mean
 
-# tokens of the runs whose repetition is counted, and the least share of them that differ
+# length of the n-grams whose repetition is counted, and the least share of distinct ones
 RUN, DISTINCT = 8, 0.8
-# of samples that ended by themselves
+# least share of samples that ended with an end token
 ENDED = 0.5
 
 
 @dataclass(slots=True)
 class Drawn:
-    """Samples of one call."""
+    """Samples of one call, and its seconds."""
 
     tokens: list[list[int]]
-    ended: list[bool]  # of each sample, whether an end token ended it
+    ended: list[bool]  # per sample, True if an end token ended it
     seconds: float
-    tau: float | None = None  # tokens a sample and step, where the side counts steps
+    tau: float | None = None  # tokens per sample and step, if the side counts steps
 
     @classmethod
     def cut(cls, tokens: list[list[int]], ends: set[int], seconds: float) -> "Drawn":
-        """Each sample up to its first end token."""
+        """Make a `Drawn` of samples that are cut after their first end token."""
         found = [_until_end(sample, ends) for sample in tokens]
         return cls(found, [sample[-1:] != [] and sample[-1] in ends for sample in found], seconds)
 
@@ -36,14 +36,14 @@ def _until_end(sample: list[int], ends: set[int]) -> list[int]:
 
 
 def distinct(samples: list[list[int]]) -> float:
-    """Distinct runs of RUN tokens over all of them, each sample's counted for itself."""
+    """Share of distinct RUN-grams among all, counted within each sample; 1 without any."""
     runs = [[tuple(s[i : i + RUN]) for i in range(len(s) - RUN + 1)] for s in samples]
     count = sum(map(len, runs))
     return sum(len(set(found)) for found in runs) / count if count else 1.0
 
 
 def described(samples: list[list[int]], ended: list[bool]) -> dict:
-    """Columns on the samples of a row; `counts`: whether its speed is that of real text."""
+    """Columns on the samples of a row; `counts` is True if they represent real text."""
     share, differ = mean(ended), distinct(samples)
     return {
         "mean length": mean(map(len, samples)),

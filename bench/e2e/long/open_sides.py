@@ -1,4 +1,4 @@
-"""Opens the sides that a run's rows need, each at the settings that it is fastest with."""
+"""Opens the sides that a run's rows need, each with its fastest settings."""
 
 import importlib.util
 import tempfile
@@ -20,13 +20,13 @@ from bench.lib.llama_cpp import copy_in
 from csd.models.demo import smollm2_path
 from csd.models.load import Loaded, load
 
-# a GGUF's dtypes that are no quantisation
+# dtypes of GGUF files that are not quantised
 WHOLE = ("F32", "F16", "BF16")
 
 
 @dataclass
 class Opened:
-    """The sides at hand by name, how each runs, and why others are left out."""
+    """Available sides by name, their settings, and the reasons why others are left out."""
 
     loaded: Loaded
     path: str
@@ -51,7 +51,7 @@ class Opened:
         }  # fmt: skip
 
     def of(self, cell: Cell) -> dict[str, Any]:
-        """The sides of a cell; of many prompts, engines with so many slots."""
+        """Returns the sides of a cell; for many prompts csd's, on an engine with its slots."""
         if cell.kind != "many":
             return self.sides
         engine = csd.Engine(self.loaded, max_slots=cell.slots)
@@ -63,7 +63,10 @@ class Opened:
 def open_sides(
     model: str | None, python: str | None, cells: list[Cell], stack: ExitStack
 ) -> Opened:
-    """model: a folder or a GGUF file; python: of vLLM's environment. Each has drawn once."""
+    """Open the sides of `cells`, each of which draws once as a warm-up.
+
+    model: a folder or a GGUF file. python: the interpreter of vLLM's environment.
+    """
     path = model or smollm2_path()
     opened = Opened(load(path, device="cpu"), path)
     engine = csd.Engine(opened.loaded)
@@ -124,7 +127,7 @@ def _open_vllm(
         try:
             side = Vllm(python, folder, opened.dtype, opened.ends, length, most, ngram)
         except RuntimeError as error:
-            # named, and the others are measured all the same
+            # recorded as left out; the other sides are still measured
             opened.left_out[name] = str(error)
             continue
         stack.callback(side.close)

@@ -1,4 +1,4 @@
-"""The picture of a result: tokens per second by the length of the answers, and what the gain is of.
+"""Picture of a result: tokens per second by the length of the answers, and parts of the gain.
 
 An SVG without a background, whose colours follow the reader's light or dark mode.
 """
@@ -12,7 +12,7 @@ from bench.e2e.long.readme_table import SAMPLES, fastest, headline
 WIDTH, HEIGHT = 780, 510
 LEFT, RIGHT, TOP, BOTTOM = 60, 560, 46, 330
 BARS, BAR_LEFT, BAR_RIGHT = (400, 450), 290, 690
-# of light and of dark mode, by side
+# (light mode, dark mode) by side
 COLOURS = {
     "csd": ("#0b62d6", "#5ba4ff"), "csd without drafts": ("#0e7f86", "#3fc7cf"),
     "vLLM": ("#b25400", "#f0a050"), "vLLM ngram": ("#8f6a00", "#d9b84a"),
@@ -20,12 +20,12 @@ COLOURS = {
     "transformers generate": ("#555d66", "#a9b2bc"),
     "transformers generate_batch": ("#7d4b3a", "#cf9a86"),
 }  # fmt: skip
-# of a point whose text is no measure of other text
+# style of a point whose samples do not count (`described`)
 HOLLOW = ' fill-opacity="0" stroke-width="1.5"'
 
 
 def svg(result: dict) -> str:
-    """The whole file."""
+    """Returns the content of the SVG file."""
     parts = [*_lines(result), *_bars(headline(result))]
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -49,7 +49,7 @@ def _style() -> str:
     fixed = "path { fill: none !important; stroke-width: 2 } .bold { font-weight: 600 }"
     dark = colours(1, "#e6e9ed", "#4a525c")
     light = colours(0, "#1c2127", "#d4d9df")
-    # opened alone, the picture has the ground of its scheme
+    # opened alone, the picture has the background of the colour scheme
     scheme = ":root { color-scheme: light dark }"
     return f"{scheme} {light} {fixed} @media (prefers-color-scheme: dark) {{ {dark} }}"
 
@@ -60,8 +60,10 @@ def _title(result: dict) -> str:
 
 
 def _points(result: dict) -> dict[str, list[tuple[float, float, bool]]]:
-    """Points (mean length, tokens per second, whether the text counts) by side, of each row at 8
-    samples of the headline's task."""
+    """Points of each row with 8 samples of the headline's task, by side.
+
+    A point is (mean length, tokens per second, True if the row's samples count).
+    """
     task = headline(result)["task"]
     rows = [r for r in result["rows"]
             if (r["kind"], r["samples"], r["task"]) == ("one", SAMPLES, task)]  # fmt: skip
@@ -112,7 +114,7 @@ def _lines(result: dict) -> list[str]:
 
 
 def _apart(places: dict[str, float], least: float = 16) -> dict[str, float]:
-    """Names beside the ends of their lines, `least` apart."""
+    """Vertical positions of the names at the ends of their lines, at least `least` apart."""
     found, last = {}, -1e9
     for side, place in sorted(places.items(), key=lambda x: x[1]):
         found[side] = last = max(place, last + least)
@@ -120,7 +122,7 @@ def _apart(places: dict[str, float], least: float = 16) -> dict[str, float]:
 
 
 def _bars(row: dict) -> list[str]:
-    """Two bars: the engine's gain over transformers, and the drafts' over the engine."""
+    """SVG of two bars: the engine's gain over transformers, and the drafts' over the engine."""
     sides, plain = fastest(row), row["tok/s"]["csd without drafts"]
     rivals = {name: side for name, side in sides.items() if name not in CSD}
     bars = []

@@ -1,6 +1,6 @@
-"""Rows of a run in the order of their weight, and estimates of their time.
+"""Rows of a run in the order of their importance, and estimates of their time.
 
-The estimate is of SmolLM2-135M on 2 cores; what finished rows took corrects it for the others.
+The estimate is for SmolLM2-135M on 2 cores; the times of finished rows correct it for the others.
 """
 
 from dataclasses import dataclass
@@ -15,29 +15,29 @@ TASKS, LIMITS, SAMPLES = (
     (100, 300, 1000, 3000),
     (4, 8, 16),
 )
-# tokens per second at 8 samples; what a side takes to start, in seconds
+# tokens per second at 8 samples; START: seconds to start a side
 RATES = {
     "csd": 500, "csd without drafts": 500, "vLLM": 460, "vLLM ngram": 460, "llama.cpp": 220,
     "llama.cpp, csd's dtype": 220, "transformers generate": 140,
     "transformers generate_batch": 64,
 }  # fmt: skip
 START = 40
-# of a limit, the mean length of what is drawn with it
+# mean length of a sample as a share of its limit
 LENGTH = 0.65
-# the row of many prompts: so many, samples of each
+# number of prompts in a row of kind "many", and samples of each
 PROMPTS, OF_EACH = 16, 4
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row: n samples of a prompt of a task, up to a limit, by some sides in turns."""
+    """One row: n samples of a task's prompt, up to a limit, drawn by alternating sides."""
 
     kind: str  # "one" prompt at a time, "many" at once, "recorded" samples
     task: str
     samples: int
     limit: int
     sides: tuple[str, ...] = CSD
-    slots: int = 0  # in flight, where there are many prompts
+    slots: int = 0  # samples in flight, for kind "many"
 
     @property
     def name(self) -> str:
@@ -45,9 +45,9 @@ class Cell:
         return f"{self.kind} {self.task}, N={self.samples}, limit {self.limit}{slots}"
 
     def seconds(self, pairs: int) -> float:
-        """Estimated seconds of all pairs."""
+        """Returns the estimated seconds of all pairs."""
         if self.kind == "recorded":
-            # of a shape of half a billion parameters: so many prompts, a third of the pace
+            # two prompts, and a third of the speed, for a shape of half a billion parameters
             return pairs * 2 * 2 * self.samples * self.limit * LENGTH / (RATES["csd"] / 3)
         count = self.samples * (PROMPTS if self.kind == "many" else 1)
         live = self.slots or self.samples
@@ -56,9 +56,9 @@ class Cell:
 
 
 def plan(full: bool, recorded: bool) -> list[Cell]:
-    """The peers at N = 8 up to 1,000 tokens and at N = 1 and 16, csd over the grid, many prompts.
+    """Returns the cells: peers at N = 8 up to 1,000 tokens and at N = 1, 16; csd over the grid.
 
-    full: all sides over the whole grid.
+    Rows of many prompts are included. full: all sides over the whole grid.
     """
     every = (*CSD, *PEERS)
     cells = [Cell("one", "worked problems", 8, limit, every) for limit in (1000, 300, 100)]
@@ -69,7 +69,7 @@ def plan(full: bool, recorded: bool) -> list[Cell]:
     cells.append(Cell("one", "worked problems", 8, 3000, (*CSD, "vLLM")))
     for limit in (300, 100, 1000):
         for task in TASKS:
-            # of the long ones one number of samples for each further task
+            # long answers of further tasks have one number of samples only
             counts = SAMPLES if limit < 1000 or task == "worked problems" else (8,)
             cells += [Cell("one", task, n, limit) for n in counts]
     if full:
@@ -83,7 +83,7 @@ def plan(full: bool, recorded: bool) -> list[Cell]:
 
 
 def kept(cells: list[Cell], sides: set[str]) -> list[Cell]:
-    """The cells with those of their sides that are at hand."""
+    """Returns the cells, each restricted to the available sides."""
     return [
         Cell(c.kind, c.task, c.samples, c.limit, tuple(s for s in c.sides if s in sides), c.slots)
         for c in cells
@@ -91,7 +91,7 @@ def kept(cells: list[Cell], sides: set[str]) -> list[Cell]:
 
 
 def summary(cells: list[Cell], pairs: int) -> str:
-    """The cells and their estimated minutes, for a person."""
+    """Text with the cells and their estimated minutes."""
     lines = [f"{c.seconds(pairs) / 60:6.1f} min  {c.name:45} {', '.join(c.sides)}" for c in cells]
     total = sum(c.seconds(pairs) for c in cells) + START * len({s for c in cells for s in c.sides})
     return "\n".join([*lines, f"{total / 60:6.1f} min  in all, as SmolLM2-135M takes on 2 cores"])

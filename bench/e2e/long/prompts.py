@@ -1,7 +1,7 @@
-"""Prompts whose answers end by themselves: as many problems or functions as a limit holds.
+"""Prompts whose complete answers fit a limit: as many problems or functions as it holds.
 
-A prompt asks for several things one after another, each with an answer of about the tokens in
-EACH, so that the answer to all of them is shorter than the limit it is drawn with.
+A prompt has several items, each with an answer of about EACH tokens, so that the complete answer is
+shorter than the limit that it is drawn with.
 """
 
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 from bench.e2e.cpu import PROBLEMS
 
 FOLDER = Path(__file__).parents[2] / "prompts"
-# tokens of the answer to one item, of a small model
+# tokens of a small model's answer to one item
 EACH = {"worked problems": 130, "programs": 150, "rewriting": 120}
-# of a limit's tokens, those that the prompt asks for
+# share of the limit that the expected answers fill
 FILLED = 0.3
 
 
 def prompt(task: str, limit: int, turn: int) -> str:
-    """One of `task`; turn: prompts of a limit begin at another item each."""
+    """Returns a prompt of `task`. turn: index of its first item, so that prompts differ."""
     items = ITEMS[task]()
     count = min(max(int(FILLED * limit / EACH[task]), 1), len(items))
     chosen = [items[(turn + i) % len(items)] for i in range(count)]

@@ -1,11 +1,11 @@
-"""README's table of five rows, and the documentation's table of all, of a result file."""
+"""Tables from a result file: README's with five rows, and the documentation's with all."""
 
 from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM
 from bench.lib.common import markdown
 
 SAMPLES = 8
 BEGIN, END = "<!-- bench.long: python -m bench.long --plot -->", "<!-- /bench.long -->"
-# engines of the table by their sides, of which the fastest stands for the engine
+# engines of the table and their sides; the fastest side represents the engine
 ENGINES = {
     "csd": CSD[:1], "csd without drafts": CSD[1:], "vLLM": VLLM, "llama.cpp": LLAMA,
     "transformers": TRANSFORMERS,
@@ -13,7 +13,7 @@ ENGINES = {
 
 
 def headline(result: dict) -> dict:
-    """The headline row: at 8 samples most engines, then one that counts, then the longest."""
+    """Headline row at 8 samples: most engines first, then one that counts, then the longest."""
     rows = [r for r in result["rows"] if r["kind"] == "one" and r["samples"] == SAMPLES]
     if not rows:
         raise ValueError(f"the result has no row of {SAMPLES} samples of one prompt")
@@ -21,7 +21,7 @@ def headline(result: dict) -> dict:
 
 
 def fastest(row: dict) -> dict[str, str]:
-    """Fastest side of each engine, if the row has one."""
+    """Returns the fastest side of each engine that has one in the row."""
     found = {}
     for engine, sides in ENGINES.items():
         speeds = {side: row["tok/s"][side] for side in sides if side in row["tok/s"]}
@@ -31,7 +31,7 @@ def fastest(row: dict) -> dict[str, str]:
 
 
 def block(result: dict) -> str:
-    """README's block, with its markers."""
+    """Returns README's block with its markers."""
     row = headline(result)
     sides, length = fastest(row), row["mean length"]
     job = f"{SAMPLES} answers of {length:,.0f} tokens"

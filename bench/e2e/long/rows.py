@@ -1,4 +1,4 @@
-"""A row of the result: what one cell's sides drew in turns."""
+"""Rows of the result: samples that the sides of one cell drew alternately."""
 
 from statistics import mean, median
 from typing import Any
@@ -11,7 +11,7 @@ from bench.lib.common import bootstrap
 from bench.lib.forced import cut
 from csd.engine.traces.traces import read_traces
 
-# prompts of a recorded row
+# number of prompts of a recorded row
 RECORDED = 2
 
 
@@ -22,7 +22,10 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int) -> dict:
-    """sides: by name, those of the cell among them, of which "csd" is one."""
+    """Draw a cell's samples with its sides alternately; returns the row.
+
+    sides: by name; they include those of the cell, one of which is "csd".
+    """
     found: dict[str, list[Drawn]] = {name: [] for name in cell.sides}
     for i in range(pairs):
         if cell.kind == "many":
@@ -40,7 +43,7 @@ def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int
 
 
 def row(cell: Cell, found: dict[str, list[Drawn]]) -> dict:
-    """One row; its statistics of text are of csd's samples."""
+    """Returns one row; its statistics on text are of csd's samples."""
     own = found["csd"]
     rates = {name: [drawn.rate for drawn in of] for name, of in found.items()}
     samples = [sample for drawn in own for sample in drawn.tokens]
@@ -66,7 +69,7 @@ def row(cell: Cell, found: dict[str, list[Drawn]]) -> dict:
 
 
 def recorded(cell: Cell, path: str, shape: str, dtype: Any, pairs: int) -> dict:
-    """Recorded samples through a shape with random weights (`bench/e2e/forced_cpu.py`)."""
+    """Row of recorded samples run by a shape with random weights (`bench/e2e/forced_cpu.py`)."""
     engine = engine_of(shape, dtype)
     traces = list(read_traces(path))[:RECORDED]
     measure(engine, [cut(traces[0], cell.samples, 16)], cell.samples, ["auto"], 1)
@@ -97,7 +100,7 @@ def _interval(values: list[float]) -> list[float]:
 
 
 def shown(row: dict) -> dict:
-    """A row as the screen's table has it."""
+    """Returns a row in the form of the printed table."""
     columns = ("kind", "task", "samples", "limit", "slots", "mean length", "ended",
                "distinct 8-grams", "counts", "tau")  # fmt: skip
     return {name: row[name] for name in columns} | row["tok/s"] | {

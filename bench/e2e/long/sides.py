@@ -1,7 +1,7 @@
-"""The sides in this process: csd with drafts and without, transformers, llama.cpp.
+"""Sides that run in this process: csd with drafts and without, transformers, llama.cpp.
 
-All draw from the same weights at temperature 0.7 without filters, from the same prompt's ids, up to
-the same end tokens. `draw(ids, n, limit, seed)` gives a `Drawn`.
+All draw with the same weights at temperature 0.7 without filters, from the same prompt ids, up to
+the same end tokens. `draw(ids, n, limit, seed)` returns a `Drawn`.
 """
 
 import time
@@ -27,7 +27,7 @@ def ends_of(engine: csd.Engine) -> set[int]:
 
 
 class Csd:
-    """One engine, with drafts or without."""
+    """csd's engine, with drafts or without."""
 
     def __init__(self, engine: csd.Engine, speculate: bool):
         self.engine, self.speculate = engine, speculate
@@ -52,7 +52,7 @@ class Csd:
 
 
 class Generate:
-    """`generate` of transformers: one batch of n rows."""
+    """`generate` of transformers, with one batch of n rows."""
 
     def __init__(self, model: Any, ends: set[int]):
         self.model, self.ends = model, ends
@@ -76,7 +76,7 @@ class Generate:
 
 
 class GenerateBatch(Generate):
-    """`generate_batch` of transformers: continuous batching, the prompt's pages shared."""
+    """`generate_batch` of transformers: continuous batching, with the prompt's pages shared."""
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
         torch.manual_seed(seed)
@@ -104,7 +104,7 @@ class Llama:
 
 
 def transformers_sides(path: str, dtype: torch.dtype, ends: set[int]) -> dict[str, Any]:
-    # each its own module: generate_batch replaces the attention of the one it runs
+    # separate modules, since generate_batch replaces the attention of the module it runs
     return {
         "transformers generate": Generate(module(path, dtype).eval(), ends),
         "transformers generate_batch": GenerateBatch(module(path, dtype).eval(), ends),

@@ -1,4 +1,4 @@
-"""vLLM's CPU build, in a process of its own environment (`make .venv-vllm/.installed`)."""
+"""Side of vLLM's CPU build, a process in its own environment (`make .venv-vllm/.installed`)."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from bench.e2e.long.drawn import Drawn
 from bench.e2e.long.sides import TEMPERATURE
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-# tokens drafted from the sequence's own text, as vLLM's documentation has it
+# tokens drafted from the sequence's own text, as in vLLM's documentation
 NGRAM = 5
 
 
 def as_folder(path: str, dtype: torch.dtype, tokenizer: Any, to: Path) -> str:
-    """A folder that vLLM loads: the checkpoint as it is, or a GGUF file's numbers in `dtype`."""
+    """Folder for vLLM: the checkpoint itself, or one written from a GGUF file in `dtype`."""
     if not path.endswith(".gguf"):
         return path
     loaded = module(path, dtype)
-    # the weights are no longer GGUF's: transformers would write what they were
+    # the weights are no longer quantised, but transformers would write that they are
     loaded.hf_quantizer = None
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config
@@ -34,7 +34,7 @@ def as_folder(path: str, dtype: torch.dtype, tokenizer: Any, to: Path) -> str:
 
 
 class Vllm:
-    """Without drafts, or with the n-grams of each sequence."""
+    """vLLM without drafts, or with drafts from the n-grams of each sequence."""
 
     def __init__(
         self, python: str, folder: str, dtype: torch.dtype, ends: set[int], length: int,
@@ -46,10 +46,10 @@ class Vllm:
             model=folder, dtype=name, length=length, samples=samples, ends=sorted(ends),
             temperature=TEMPERATURE, ngram=ngram,
         )  # fmt: skip
-        # as many threads as csd's side has: each side runs alone
+        # as many threads as csd, since each side runs alone
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self.process = subprocess.Popen(
-            # -P: the worker's folder is no place to import from
+            # -P: do not import from the worker's folder
             [python, "-P", str(WORKER), json.dumps(job)], env=os.environ | threads, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -59,7 +59,10 @@ class Vllm:
         self.version = self._answer()["version"]
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
-        """The engine's noise goes on from call to call: a seed of a request is slower there."""
+        """Draw n samples. `seed` is unused: per-request seeds are slower in vLLM.
+
+        The engine's generator continues from call to call.
+        """
         given = json.dumps({"ids": ids, "n": n, "limit": limit})
         self.process.stdin.write(given + "\n")
         self.process.stdin.flush()

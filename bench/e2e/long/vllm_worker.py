@@ -1,9 +1,9 @@
-"""vLLM's side, run by the Python of an environment that has vLLM's CPU build; nothing of csd.
+"""vLLM's side, run by the Python of an environment with vLLM's CPU build; does not import csd.
 
     python vllm_worker.py JOB
 
-JOB is JSON: model (a folder), dtype, length (tokens of a sequence at most), samples (at once at
-most), ends, temperature, ngram (drafted tokens, 0 for none). Answers one line of JSON when it has
+JOB is JSON: model (a folder), dtype, length (most tokens of a sequence), samples (most at once),
+ends, temperature, ngram (drafted tokens, 0 for none). Writes one line of JSON when the model is
 loaded, and one for each line of JSON on standard input: ids, n, limit.
 """
 
@@ -15,10 +15,10 @@ import time
 
 def main(arguments: list[str]) -> None:
     job = json.loads(arguments[0])
-    # vLLM writes to standard output
+    # vLLM also writes to standard output, so answers get a copy of it and 1 becomes standard error
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    # in this process: an engine of its own would wait in a loop
+    # run the engine in this process: a separate engine process would wait in a busy loop
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     import vllm
@@ -51,8 +51,10 @@ def main(arguments: list[str]) -> None:
 
 
 def expand_by_request() -> None:
-    """Gives each drafted token its request's temperature: vLLM 0.32.0 reads, on a CPU, memory that
-    nobody has written."""
+    """Patch vLLM so that each drafted token gets its request's temperature.
+
+    On a CPU, vLLM 0.32.0 reads uninitialised memory there.
+    """
     import torch
     from vllm.v1.sample import rejection_sampler
 

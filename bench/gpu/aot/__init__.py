@@ -1,9 +1,9 @@
-"""Every kernel compiled for GPUs that are not there, and what each of them uses.
+"""Compilation of every kernel for GPUs that this machine does not have, and its resource use.
 
 launches    a step's operations at a model's shape, on tensors without memory
-record      the compilation jobs that these launches give Triton for a target
-compile     one job compiled down to the binary
-run         all jobs of some targets, dtypes and shapes, in processes
+record      the compilation jobs that these launches create in Triton for a target
+compile     compilation of one job to the binary
+run         all jobs of some targets, dtypes and shapes, in several processes
 """
 
 from bench.gpu.aot.record import TARGETS

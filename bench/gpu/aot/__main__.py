@@ -1,10 +1,10 @@
-"""Compile every kernel for GPUs that are not there, and show what each of them uses.
+"""Compile every kernel for GPUs that this machine does not have, and show its resource use.
 
 python -m bench aot --json F [--targets sm_90 ..] [--dtypes bf16 ..] [--shapes smollm2-135m ..]
 
-One row a specialisation: registers, stack, spills, instructions, shared memory against the target's
+One row per specialisation: registers, stack, spills, instructions, shared memory and the target's
 limit, programs that a multiprocessor runs at once, loads from global memory of 16 bytes and of one
-or two, seconds. The exit status is 1 when one does not compile, does not fit, or spills in bf16 on
+or two, seconds. The exit status is 1 if one does not compile, does not fit, or spills in bf16 on
 sm_90.
 """
 

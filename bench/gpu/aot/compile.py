@@ -1,4 +1,4 @@
-"""One job compiled by Triton's whole pipeline, and what the binary uses."""
+"""Compilation of one job by Triton's whole pipeline, and the resource use of the binary."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from csd.kernels.compile_jobs import CompileJob, named
 def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict:
     """Registers, stack, spills, instructions, shared memory and its limit, and seconds.
 
-    disassembled: without it, what is counted in an NVIDIA GPU's machine code is "-"; to
-    disassemble a small kernel takes as long as to compile it.
+    disassembled: if False, the counts from an NVIDIA GPU's machine code are "-": disassembling a
+    small kernel takes as long as compiling it.
     """
     import triton
 
@@ -44,9 +44,10 @@ def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict
 def at_once(warps: int, registers: int, shared: int, limit: int) -> int:
     """Programs that a multiprocessor runs at once.
 
-    It has 65,536 registers, given to warps by 256; 64 warps and 32 programs, or with less than 100
-    KiB of shared memory 48 and 16 at least; and 1 KiB of shared memory more than a program may use
-    (`limit`), of which each takes 1 KiB. (CUDA C++ Programming Guide, "Compute Capabilities".)
+    It has 65,536 registers, allocated to warps in units of 256; at most 64 warps and 32 programs,
+    or, with less than 100 KiB of shared memory, at least 48 and 16; and 1 KiB more shared memory
+    than a program may use (`limit`), of which each program takes 1 KiB. (CUDA C++ Programming
+    Guide, "Compute Capabilities".)
     """
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
     most_warps, most = (64, 32) if limit > 100 * 1024 else (48, 16)
@@ -87,14 +88,14 @@ COUNTED = "spills", "instructions", "mma loops", "wide", "narrow"
 
 
 def _counted(sass: str) -> dict:
-    """COUNTED, from a disassembly."""
+    """Counts named in COUNTED, from a disassembly."""
     counts = (
         # STL stores a register to the stack: only a spill does, as kernels have no local arrays
         len(re.findall(r"\bSTL\b", sass)),
-        # without the padding behind the last one
+        # instructions without the NOP padding after the last one
         len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S", sass, re.M)),
         mma_loops(sass),
-        # loads from global memory of 16 bytes a thread, and of one or two
+        # loads from global memory of 16 bytes per thread, and of one or two
         len(re.findall(r"\bLDG(?:STS)?\.E\.(?:\w+\.)*128\b", sass)),
         len(re.findall(r"\bLDG\.E\.(?:\w+\.)*[US](?:8|16)\b", sass)),
     )
@@ -102,7 +103,7 @@ def _counted(sass: str) -> dict:
 
 
 def mma_loops(sass: str) -> list[int]:
-    """Instructions of each loop that multiplies matrices and holds no other such loop, by place."""
+    """Instruction counts of the innermost loops with matrix products, in the order of the code."""
     lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(\S.*?);", sass, re.M)
     found = [(int(at, 16), instruction) for at, instruction in lines]
     loops = []

@@ -1,8 +1,8 @@
-"""Launches of a model's steps, on tensors that have a shape and no memory.
+"""Launches of a model's steps, on tensors that have a shape but no memory.
 
-Beside a step of the default graph: steps of the other graphs that are benchmarked, the norm of
-heads that some models have, the operations that other models take (`csd.apply_kernels`), and a
-cache that 32 bits do not count.
+In addition to a step of the default graph: steps of the other benchmarked graphs, the norm of heads
+that some models have, operations that other models use (`csd.apply_kernels`), and a cache that
+needs more than 32 bits for its indices.
 """
 
 from collections.abc import Callable
@@ -35,21 +35,21 @@ from csd.state.texts import DagConfig, Texts
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 META = torch.device("meta")
-# of these kernels depend on nothing but whether they are 1, which none is
+# sizes of which kernels depend only on whether they are 1, which none is
 SLOTS, ROWS, PAGES, TOKENS, POSITIONS = 5, 64, 9, 64, 512
-# attention by what it has beyond a plain one; dv: the size of values, as a share of the keys'
+# additional properties of an attention, by name; dv: the size of keys over that of values
 PROPERTIES: dict[str, dict] = {
     "window, cap, sinks": dict(window=128, softcap=50.0, sinks=True),
     "window": dict(window=128),
     "cap": dict(softcap=50.0),
     "short values": dict(dv=2),
 }
-# of a layer's pages: more than 2^31 values, and bytes
+# size of a layer's pages with more than 2^31 values, and bytes
 LARGE = 1 << 31
 
 
 def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]:
-    """Labels of what a job's name does not show, and functions that launch."""
+    """Returns (label, function): the function launches, the label has what a job's name omits."""
     ops, model = triton(), _Model(shape, DTYPES[dtype])
     each = PAGE * shape.kv_heads * shape.head_dim
     return [
@@ -87,7 +87,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
 
 
 class _Model:
-    """Operands of the shape's layers: rows of hidden states, heads of one fused product."""
+    """Operands of the shape's layers: rows of hidden states, and heads of one fused product."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype):
         H, K, D = shape.heads, shape.kv_heads, shape.head_dim
@@ -109,14 +109,14 @@ def _places(config: GraphConfig, vocab: int) -> tuple[Pool, Slots]:
 
 
 def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
-    """All of a step but the model's own layers."""
+    """Launch all kernels of a step except those of the model's layers."""
     vocab, table = model.shape.vocab, Table.empty(config, META)
     _, slots = _places(config, vocab)
     pool = ops.draft_tree(table, slots, ROWS, config)
     logits = model.empty(ROWS, vocab)
     verdict, *_ = ops.decide(logits, pool, slots, False, False)
     ops.insert_observed(table, pool, slots, verdict, config)
-    # the same one by one, as other callers launch them
+    # the same operations one by one, as other callers launch them
     verdict = ops.verify(logits, pool, slots)
     ops.advance_slots(slots, verdict)
     observed = ops.observe(pool, slots, verdict, config)
@@ -124,12 +124,12 @@ def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
     ops.snapshot(pool, verdict, False, False)
 
 
-# key heads, value heads and the sizes of both, of Qwen3-Next's and Qwen3.5's layers
+# key heads, value heads and the sizes of both in layers of Qwen3-Next and Qwen3.5
 STATE_HEADS, CHANNELS = (16, 32, 128, 128), 8192
 
 
 def states(ops: Ops, model: _Model) -> None:
-    """A layer with a state, and what a step's end does with it."""
+    """Launch the kernels of a layer with a state, and of its commit at the end of a step."""
     Hk, H, Dk, Dv = STATE_HEADS
 
     def wide(*size: int) -> torch.Tensor:
@@ -188,7 +188,7 @@ def draft_model_words(model: _Model) -> None:
 
 
 def products(model: _Model, split: bool, bias: bool = False) -> None:
-    """A layer's products with exact rows whose K is split, or is not; all that have a bias."""
+    """Launch a layer's exact-row products, with split K or without; with `bias`, the biased one."""
     shape, empty = model.shape, model.empty
     H, K, D, hidden = shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
     biased = [((H + 2 * K) * D, hidden)]
@@ -235,7 +235,7 @@ def attention(
     ops: Ops, model: _Model, sinks: bool = False, dv: int = 1, window: int | None = None,
     **named: Any,
 ) -> None:  # fmt: skip
-    """Attention of a layer with a window, a cap, sinks or short values."""
+    """Launch the attention of a layer with a window, a cap, sinks or short values."""
     shape, empty = model.shape, model.empty
     H, K, D = shape.heads, shape.kv_heads, shape.head_dim
     layout = _layout(*_places(GraphConfig(), shape.vocab))
@@ -259,7 +259,7 @@ def _layout(pool: Pool, slots: Slots) -> dict[str, torch.Tensor]:
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:
-    """A layer, and the commit of all layers' keys and values to this many pages."""
+    """Launch a layer, and the commit of all layers' keys and values to `pages` pages."""
     shape, empty = model.shape, model.empty
     H, K, D = shape.heads, shape.kv_heads, shape.head_dim
     pool, slots = _places(GraphConfig(), shape.vocab)

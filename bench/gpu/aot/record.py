@@ -6,14 +6,14 @@ from bench.gpu.aot.launches import launches
 from bench.lib.kernel_shape import Shape
 from csd.kernels.compile_jobs import CompileJob, named, recording
 
-# those that `make aot` compiles for
+# targets of `make aot`
 TARGETS = {
     name: named(name) for name in ("sm_90", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "gfx942")
 }
 
 
 def jobs_of(target: str, shape: Shape, dtype: str) -> list[CompileJob]:
-    """Record the launches of a model's step on the target, each job once."""
+    """Record the compilation jobs of a model's step for the target, each job once."""
     found: dict[tuple, CompileJob] = {}
     for label, launch in launches(shape, dtype):
         with recording(named(target)) as jobs:

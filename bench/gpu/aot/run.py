@@ -1,4 +1,4 @@
-"""All jobs of some targets, dtypes and shapes, compiled in processes of their own."""
+"""Compilation of all jobs of some targets, dtypes and shapes in separate processes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def worker(path: str, part: int, parts: int) -> None:
-    """Compiles every `parts`-th job of the tasks at `path`; one JSON object a line."""
+    """Compile every `parts`-th job of the tasks at `path`; prints one JSON object per line."""
     with open(path) as file:
         tasks, without, disassembled = json.load(file)
     seen: set[tuple] = set()
@@ -56,11 +56,11 @@ def run(
 ) -> list[dict]:
     """Rows of all tasks (target, dtype, shape), compiled in `processes` processes.
 
-    cache: the folder for the binaries, where launches with this TRITON_CACHE_DIR find them; without
-    one they are compiled afresh and not kept. timeout: seconds after which the processes are ended,
-    and OutOfTime is raised with the rows that were finished, in the order of the tasks. without: a
-    regular expression; a kernel is left out where it is found in "TARGET NAME". disassembled:
-    targets whose rows have what only the machine code shows.
+    cache: folder for the binaries, which launches with this TRITON_CACHE_DIR reuse; without one,
+    they are compiled again and not kept. timeout: seconds after which the processes are killed, and
+    OutOfTime is raised with the finished rows, in the order of the tasks. without: a regular
+    expression; kernels whose "TARGET NAME" it matches are left out. disassembled: targets whose
+    rows have the counts from machine code.
     """
     late = []
     with tempfile.TemporaryDirectory() as folder:
@@ -68,10 +68,10 @@ def run(
         with open(path, "w") as file:
             sizes = [(target, dtype, asdict(shape)) for target, dtype, shape in tasks]
             json.dump([sizes, without, disassembled], file)
-        # the interpreter cannot share a process with the compiler
+        # Triton's interpreter and compiler cannot run in the same process
         env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache or folder}
         if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
-            # its passes for AMD's buffer operations fail on the attention; a launch needs this too
+            # older passes for AMD's buffer operations fail on the attention, also at a launch
             env["AMDGCN_USE_BUFFER_OPS"] = "0"
 
         def part(i: int) -> list[dict]:
@@ -83,7 +83,7 @@ def run(
                 )
             except subprocess.TimeoutExpired as error:
                 late.append(i)
-                # the last line may be cut
+                # the last line may be incomplete
                 return _rows((error.stdout or b"").rpartition(b"\n")[0])
             if done.returncode:
                 message = done.stderr.decode()[-2000:]
@@ -99,7 +99,7 @@ def run(
 
 
 class OutOfTime(Exception):
-    """Not all was compiled in time; `rows` are of what was."""
+    """Raised when not all jobs were compiled in time; `rows` are those of the compiled ones."""
 
     def __init__(self, rows: list[dict]):
         super().__init__(f"{len(rows)} kernels were compiled in time")
@@ -111,7 +111,7 @@ def _rows(lines: bytes) -> list[dict]:
 
 
 def problems(row: dict) -> list[str]:
-    """Problems of a row."""
+    """Problems of a row: errors, too much shared memory, spills in bf16 on sm_90."""
     if "error" in row:
         return [row["error"]]
     found = []

@@ -1,6 +1,6 @@
 """Times vLLM: python time_vllm.py JOB, in an environment that has vLLM and need not have csd.
 
-Prints a JSON object a row, behind whatever vLLM prints.
+Prints one JSON object per row, mixed with vLLM's own output.
 """
 
 import json
@@ -52,7 +52,7 @@ def main(job: dict) -> None:
 
 
 def counters(engine) -> dict:
-    """vLLM's counters of drafts so far, where it has any."""
+    """vLLM's counters of drafts so far, if it has any."""
     try:
         found = engine.get_metrics()
     except Exception:

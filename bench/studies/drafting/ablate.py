@@ -1,10 +1,10 @@
-"""The gain of each part of the consensus graph: replays with one constant changed at a time.
+"""Gain of each part of the consensus graph: replays with one constant changed at a time.
 
     python -m bench ablate TRACES [--samples 8] [--nodes 16] [--set "beta=0.5;decay=1"] [--json F]
 
-Each line is tau over all problems of a file, and its ratio to the graph as it is. Without `--set`
-every line of `CHANGES` runs. Values are Python's; weights count `WEIGHT_ONE` for one observation.
-Files that an existing F already has keep their columns, so a long run can be split by trace.
+Each line has tau over all problems of a file, and its ratio to the unchanged graph. Without `--set`
+every line of `CHANGES` runs. Values are Python literals; an observation has weight `WEIGHT_ONE`.
+Other files in an existing F keep their columns, so a long run can be split by trace.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def named(change: dict) -> str:
 
 
 def parse(text: str) -> dict:
-    """name=value[;name=value ..] as fields of `GraphConfig`."""
+    """Parse name=value[;name=value ..] to fields of `GraphConfig`."""
     change = {}
     for part in text.split(";"):
         name, equals, value = part.partition("=")
@@ -81,7 +81,7 @@ def parse(text: str) -> dict:
 
 
 def joined(old: dict, new: dict) -> dict:
-    """Columns of both; a file's new column replaces its old one. Rows are those of `new`."""
+    """Join the columns of both; a file's new column replaces its old one. Rows are `new`'s."""
     was = {row["change"]: row for row in old["rows"]}
     out = new | {"seconds": old["seconds"] + new["seconds"]}
     for name in ("samples", "problems"):
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
         for t in args.temperature or [None]:
             at = [trace for trace in traces if t in (None, trace.temperature)]
             files[name if t is None else f"{name}, T={t}"] = at[: args.problems]
-    # a file with fewer samples is replayed with those it has
+    # a file with fewer samples is replayed with all of them
     samples = {
         name: min(args.samples, *(len(t.samples) for t in traces)) for name, traces in files.items()
     }

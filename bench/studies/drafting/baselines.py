@@ -1,4 +1,4 @@
-"""Drafters that only benchmarks use: an n-gram trie as servers keep it, a datastore at hand."""
+"""Drafters that only benchmarks use: an n-gram trie as in servers, a datastore in memory."""
 
 import heapq
 from collections import deque
@@ -13,11 +13,11 @@ RIVALS = ("rest", "trie", "trie-frequency", "trie-prompt", "paper-exact", "paper
 
 
 class Trie(HostDrafter):
-    """One trie of every sample's last `depth` tokens, entered anew after every step.
+    """One trie of every sample's last `depth` tokens, which are inserted after every step.
 
-    The tree starts from all ends of the text that the trie contains, the longest first. Each is
-    followed breadth first, latest children first, with a breadth that falls with the depth; or, by
-    frequency, best first.
+    The draft tree starts from all suffixes of the text that the trie contains, the longest first.
+    Each is expanded breadth first, latest children first, with a breadth that falls with the depth;
+    or, with `frequency`, best first.
     """
 
     def __init__(self, depth=18, breadth=(1, 10), frequency=False, prompt=False):
@@ -62,7 +62,7 @@ class Trie(HostDrafter):
         while queue and not tree.full:
             parent, breadth, node = queue.popleft()
             for token, child in list(reversed(node.children.items()))[: max(1, int(breadth))]:
-                # later nodes are worth less, and never more than their parent
+                # later nodes have a lower score, never above that of their parent
                 place = tree.add(parent, token, 0.9 ** len(tree.token), SIBLING)
                 if place >= 0:
                     queue.append((place, breadth - fall, child))
@@ -90,7 +90,7 @@ class _Node:
     __slots__ = ("children", "count")
 
     def __init__(self):
-        self.children: dict[int, _Node] = {}  # the latest last
+        self.children: dict[int, _Node] = {}  # in order of insertion
         self.count = 0
 
     def enter(self, tokens) -> None:
@@ -111,7 +111,7 @@ class _Node:
 
 
 def make_rival(name: str, others: list):
-    """others: traces of other problems, for drafters that read a datastore."""
+    """Make a drafter of RIVALS. others: traces of other problems, for those with a datastore."""
     if name == "rest":
         return Rest(Datastore([text for trace in others for text in trace.samples]))
     if name == "paper-exact":

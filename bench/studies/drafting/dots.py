@@ -1,9 +1,9 @@
-"""Tau of every drafter, a dot each, from the rows of `python -m bench replay`.
+"""Dot plot of every drafter's tau, from the rows of `python -m bench replay`.
 
     python -m bench dots bench/results/replay.json --out docs/experiments/drafters.svg
 
-A panel for each trace, with all of its samples at 16 drafted nodes. The picture has a light and a
-dark scheme, and nothing but text and shapes.
+It has one panel per trace, with all of its samples at 16 drafted nodes. The SVG has a light and a
+dark colour scheme, and consists of text and shapes only.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ROW, LABEL, PLOT, TOP, GAP = 19, 172, 240, 54, 12
 
 
 def panels(rows: list[dict]) -> dict[str, list[tuple[str, float]]]:
-    """Drafters of each trace with tau, the highest first."""
+    """(drafter, tau) pairs of each trace, the highest tau first."""
     found: dict[str, list[tuple[str, float]]] = {}
     for trace in dict.fromkeys(r["trace"] for r in rows):
         of = [r for r in rows if r["trace"] == trace and r["nodes"] == NODES]
@@ -34,7 +34,7 @@ def panels(rows: list[dict]) -> dict[str, list[tuple[str, float]]]:
 
 
 def picture(rows: list[dict]) -> str:
-    """The SVG of `panels`, two beside each other."""
+    """Returns the SVG of `panels`, in two columns."""
     found = [*panels(rows).items()]
     heights = [TOP + ROW * len(drafters) + 34 for _, drafters in found]
     lines = [max(heights[i : i + 2]) for i in range(0, len(heights), 2)]

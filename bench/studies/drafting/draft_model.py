@@ -1,22 +1,22 @@
-"""Drafts of a model beside the consensus graph's, and sequences of them under every verifier.
+"""Drafts of a model compared to the consensus graph's, and sequences under every verifier.
 
     python -m bench draft_model [pool] [sequences] [--drafts first-20 rounded ...] [--json FILE]
 
-SmolLM2-135M-Instruct answers word problems, or another `--task`'s prompts, in float32. It is
-drafted by its own first layers (first-N: N of its 30, below its last norm and head, which nobody
-has trained for that), by a copy in bfloat16, and by copies whose matrices are rounded, each row
-with a scale of its own: to 8 bits (int8) or 4 (rounded). Rounded weights are kept and multiplied in
-float32, so such a copy has the drafts of an integer one and not its speed.
+SmolLM2-135M-Instruct answers word problems, or another `--task`'s prompts, in float32. The draft
+models are its own first layers (first-N: N of its 30, followed by its last norm and head, without
+training), a copy in bfloat16, and copies whose matrices are rounded, with one scale per row: to 8
+bits (int8) or 4 (rounded). Rounded weights are stored and multiplied in float32, so such a copy has
+the drafts of an integer model but not its speed.
 
-pool       tau, tokens committed per sample and step, with `--nodes` drafted tokens a sample: the
+pool       tau, tokens committed per sample and step, with `--nodes` drafted tokens per sample: the
            graph alone, the model alone, both in one pool. Samples are the same for all of them.
 sequences  block efficiency, which is tau, and tokens per second of K sequences of 5 tokens under
            the verifiers that draw, at temperature 1.0 and top-p 0.95: Khisti et al.'s Table 1; also
-           with drafts at another temperature, all at 1.2 or the first of two. The rate is also
-           given without the time of drafting, as a share of one draft's: on a CPU a draft model of
-           the target's size takes as long as the target.
+           with drafts at another temperature, all at 1.2 or the first of two. The rate without the
+           time of drafting, relative to that of one draft, is shown too, since on a CPU a draft
+           model of the target's size takes as long as the target.
 
-What is measured replaces its rows in an existing FILE. `--table FILE` prints its tables instead.
+New rows replace the same rows of an existing FILE. `--table FILE` prints its tables instead.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LENGTH = 5
 # verifier -> numbers of sequences
 RUNS = [("single", 1), *((v, k) for k in (2, 4) for v in ("canonical", "kseq", "recursive"))]
 HOT = 1.2
-# of copies whose matrices are rounded
+# bits of the copies with rounded matrices
 BITS = {"int8": 8, "rounded": 4}
 
 
@@ -57,7 +57,7 @@ def prompts_of(args) -> list:
 
 
 def draft_of(name: str, engine, **options) -> csd.DraftModel:
-    """first-N, bfloat16, int8 or rounded."""
+    """Make the draft model of a name: first-N, bfloat16, int8 or rounded."""
     if name.startswith("first-"):
         return csd.DraftModel(engine.decoder, layers=int(name[6:]), **options)
     return csd.DraftModel(copy_of(name), **options)
@@ -73,7 +73,7 @@ def copy_of(name: str) -> torch.nn.Module:
 
 
 def drawn(engine, prompts: list, args, **options) -> dict:
-    """Tokens and steps of each problem; seconds of the whole call by phase."""
+    """Draw `prompts`; returns tokens and steps by problem, and the call's seconds by phase."""
     start = time.perf_counter()
     out = csd.generate(
         engine, prompts, num_samples=args.samples, max_new_tokens=args.tokens, seed=1, **options
@@ -111,7 +111,7 @@ def sequences(engine, args) -> Iterator[dict]:
     for name in args.drafts:
         runs = [(v, k, None) for v, k in RUNS]
         if args.task == WORDS:
-            # drafts of another law than the target's, and two of different laws
+            # drafts at another temperature than the target's, and two at different temperatures
             runs += [(v, k, HOT) for v, k in RUNS if k < 4]
             runs += [(v, 2, (HOT, 1.0)) for v in ("canonical", "recursive")]
         for verifier, k, heat in [r for r in runs if r[0] in args.verifiers]:
@@ -150,7 +150,7 @@ def main() -> None:
     if args.json and Path(args.json).exists():
         result = json.loads(Path(args.json).read_text())
     engine = csd.Engine(smollm2_path(), dtype=torch.float32)
-    # reads pages and packs weights once, outside every figure
+    # warm-up: reads pages and packs weights before any figure
     drawn(engine, chats(1), argparse.Namespace(samples=1, tokens=4), speculate=False)
     arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
     ran = {"machine": machine(), "arguments": arguments}
@@ -162,7 +162,7 @@ def main() -> None:
         ways = args.drafts if part == "pool" else [*args.drafts, *args.verifiers]
         ways = ways if args.task == WORDS else [args.task, *ways]
         result.setdefault("runs", {})[" ".join([part, *ways])] = ran
-        # the first rows were all of one task
+        # rows of older files have no task: they are word problems
         result[part] = [{"task": WORDS} | row for row in result.get(part, [])]
         for row in {"pool": pool, "sequences": sequences}[part](engine, args):
             result[part] = merged(result[part], [row], fields[part])

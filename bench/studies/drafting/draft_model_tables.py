@@ -1,17 +1,17 @@
-"""The tables of a result of `python -m bench draft_model`."""
+"""Markdown tables of a result of `python -m bench draft_model`."""
 
 from bench.lib.common import interval, markdown
 from bench.studies.verification.verify_tables import tau
 
 WORDS = "word problems"
-# as papers of drafters report a drafter
+# columns as papers on drafters report them
 METRICS = ["accepted length", "acceptance", "nodes", "draft, ms"]
-# programs that ran at once, on average: above it no time is shown
+# load average above which no time is shown
 QUIET = 2.0
 
 
 def tables(result: dict) -> list[str]:
-    """Markdown, in the order of docs/draft_models.md."""
+    """Markdown tables, in the order of docs/draft_models.md."""
     out = []
     if "pool" in result:
         base = next(r for r in result["pool"] if r["drafter"] == "consensus")
@@ -37,8 +37,11 @@ def tables(result: dict) -> list[str]:
 
 
 def _metrics(row: dict) -> list[str]:
-    """Accepted drafts of a sample and step, their share of its nodes, these, and the milliseconds
-    of one sample's draft and of what the drafter keeps of it."""
+    """Cells of a row, per sample and step.
+
+    Accepted drafts, their share of the nodes, the nodes, and milliseconds of drafting, including
+    the drafter's updates.
+    """
     steps = sum(row["steps"])
     return [
         f"{row['accepted'] / steps:.2f}", f"{row['accepted'] / max(row['nodes'], 1):.0%}",
@@ -54,5 +57,5 @@ def _with_interval(row: dict) -> str:
 
 
 def _rate(row: dict, drafting: bool) -> float:
-    """Tokens per second."""
+    """Tokens per second, with or without the time of `drafting`."""
     return sum(row["tokens"]) / (row["seconds"] - (0 if drafting else row["draft_seconds"]))

@@ -1,21 +1,21 @@
-"""The drafter's own time a step, by the length and the number of the samples.
+"""The drafter's own time per step, by the length and the number of the samples.
 
     python -m bench drafter_cost --json F [--samples 4 16 64 256] [--history 512 2048 8192]
     python -m bench drafter_cost --drafters consensus --samples 8 --nodes 64 --temperature 0.7
 
 Synthetic samples: pieces of eight random texts of 512 tokens, in random order, with one token in 33
-replaced. They are put into the drafter up to a history's length; then steps are timed, with
+replaced. They are inserted into the drafter up to a history's length; then steps are timed, with
 `--nodes` drafted nodes over all samples. At a `--temperature` above 0 the graph's estimates are
-coupled to the noise that will decide, as where samples are drawn. `consensus` runs its CPU
-references, whole: look-up, trees, pool, insertion. Of the others only the calls of their own are
-timed (`draft` and `extend` of each sample), not the pool that is made of them: `suffix-tree`,
-SuffixDecoding in C++, where arctic-inference is installed; the source paper's drafter on the host,
-to the letter and with k shrinking, whose search reads all texts; prompt lookup; and REST, whose
-datastore has as many tokens as the samples.
+coupled to the sampling noise, as in a real run. `consensus` runs its CPU references completely:
+look-up, trees, pool, insertion. For the others only their own calls are timed (`draft` and `extend`
+of each sample), not the construction of the pool: `suffix-tree`, SuffixDecoding in C++, if
+arctic-inference is installed; the source paper's drafter on the host, literally and with k
+shrinking, whose search reads all texts; prompt lookup; and REST, whose datastore has as many tokens
+as the samples.
 
-Beside the graph's time stand the contexts that an insertion touches and the successors that these
-hold, which it merges with the new ones: at most `--successors` a context, fewer while history is
-short. What is measured replaces its rows in an existing F.
+The graph's rows also have the number of contexts that an insertion touches and of their
+successors, which it merges with the new ones: at most `--successors` per context, fewer while the
+history is short. New rows replace the same rows of an existing F.
 """
 
 import argparse
@@ -44,15 +44,16 @@ from csd.state.slots import Slots
 
 NODES = 256  # the default
 VOCAB, TEXTS, LENGTH, CHANGED = 32000, 8, 512, 0.03
-# tokens that are left for the timed steps
+# tokens reserved for the timed steps
 SPARE = 200
-# beyond, the paper's drafter takes seconds a step, and REST's datastore a minute to be made
+# most samples: above, the paper's drafter takes seconds per step, and building REST's datastore a
+# minute
 FEW = {"paper": 16, "paper-shrinking": 16, "rest": 16}
 DRAFTERS = ("consensus", "suffix-tree", "paper", "paper-shrinking", "prompt-lookup", "rest")
 
 
 def synthetic(samples: int, length: int, seed: int = 0) -> Trace:
-    """Samples that agree in places, of `length` tokens."""
+    """Trace of random samples of `length` tokens that share pieces of text."""
     rng = random.Random(samples + 1000 * seed)
     texts = [[rng.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(TEXTS)]
     drawn = []
@@ -69,14 +70,14 @@ def synthetic(samples: int, length: int, seed: int = 0) -> Trace:
 
 
 def observed(recording: Recording, slots: Slots, count: int) -> Pool:
-    """A pool whose chains are the next `count` - 1 recorded tokens of each sample."""
+    """Pool with a chain per sample: its root and the next `count` - 1 recorded tokens."""
     S, N = slots.count, slots.context.shape[1]
     pool = Pool.empty(S * count, S, 1, N)
     depth = torch.arange(count).repeat(S)
     slot = torch.arange(S).repeat_interleave(count)
     at = slots.generated[slot].long() + depth
     row = torch.arange(S * count)
-    # what a row's context reads: the slot's own, then what was recorded
+    # source of the rows' contexts: the slot's context, then the recorded tokens
     line = torch.cat([slots.context.flip(1), _next(recording, slots, count)], 1)
     place = N + depth[:, None] - 1 - torch.arange(N)
     pool.context.copy_(line[slot[:, None], place])
@@ -97,7 +98,7 @@ def _next(recording: Recording, slots: Slots, count: int) -> torch.Tensor:
 
 
 def touched(table: Table) -> tuple[int, int]:
-    """Contexts that the last insertion touched, and the successors they hold."""
+    """Numbers of contexts that the last insertion touched, and of their successors."""
     entry = (table.entry_stamp == table.step).nonzero()[:, 0]
     return entry.numel(), int((table.succ_token[entry] >= 0).sum())
 
@@ -110,7 +111,7 @@ def consensus(
     nodes: int = NODES,
     temperature: float = 0.0,
 ) -> list[dict]:
-    """Rows of the graph at each history."""
+    """Rows of the consensus graph at each history length."""
     drafter = ConsensusGraph(reference(), "cpu", config)
     recording = Recording(trace, len(trace.samples))
     slots = recording.slots(drafter.context)
@@ -128,7 +129,7 @@ def consensus(
     rows = []
     for history in histories:
         while (left := history - int(slots.generated.min())) > 0:
-            # samples that are ahead of the slowest stay so, by a few tokens
+            # samples may stay a few tokens ahead of the slowest one
             step(observed(recording, slots, min(left, MAX_DEPTH + 1)), 0.0)
         found, seen = [], []
         for _ in range(steps):
@@ -146,7 +147,7 @@ def consensus(
 def host(
     name: str, trace: Trace, histories: list[int], steps: int, total: int = NODES
 ) -> list[dict]:
-    """Rows of a drafter of Python lists: `draft` and `extend` of every sample, nothing else."""
+    """Rows of a drafter of Python lists, with only `draft` and `extend` of every sample timed."""
     drafter = _made(name, trace)
     group = drafter.open(trace.prompt)
     at = 0
@@ -164,7 +165,7 @@ def host(
                 drafter.draft(group, s, tree)
                 trees.append(tree)
             proposed = time.perf_counter() - start
-            # all commit as many: two tokens, as a step of tau 2 does
+            # every sample commits two tokens, as in a step with tau 2
             start = time.perf_counter()
             for s, tokens in enumerate(trace.samples):
                 drafter.extend(group, s, tokens[at : at + 2], [0.5] * 2)
@@ -193,7 +194,7 @@ def row(name: str, trace: Trace, history: int, found: list[tuple]) -> dict:
         "insert_us": 1e6 * statistics.median(insert),
         "tokens": statistics.median(tokens),
         "insert_us_a_token": 1e6 * sum(insert) / sum(tokens),
-        # of the graph alone
+        # set for the graph only
         "contexts": 0,
         "touched": 0,
         "held": 0,

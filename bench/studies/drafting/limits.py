@@ -1,12 +1,13 @@
-"""Limits of csd: the remaining gain where there is little to draft from.
+"""Limits of csd: the remaining gain if there is little to draft from.
 
     python -m bench limits --json bench/results/limits.json
 
 Replays recorded samples of SmolLM2-135M (`bench/traces/study.jsonl.gz`) under conditions that
-remove what drafts need: siblings, agreement, length, peaked probabilities, idle arithmetic. A row
-has tau with 8 drafted tokens a sample and step, with its 95% interval over prompts, and the best
-expected speed-up of all budgets by the step times of `bench/results/step_times.json`, the
-drafter's own time left out. Below them the live runs of `bench.cpu`, as its result file has them.
+remove what drafts depend on: siblings, agreement, length, peaked probabilities, idle arithmetic. A
+row has tau with 8 drafted tokens per sample and step, with its 95% interval over prompts, and the
+best expected speed-up of all budgets with the step times of `bench/results/step_times.json`,
+without the drafter's own time. A second table has the live runs from the result file of
+`bench.cpu`.
 """
 
 import argparse
@@ -31,13 +32,13 @@ NODES, BUDGETS = 8, (0, 1, 2, 4, 8, 16)
 
 
 def cut(trace: Trace, tokens: int) -> Trace:
-    """The first `tokens` tokens of each sample."""
+    """Trace with the first `tokens` tokens of each sample."""
     top = None if trace.top is None else [x[:tokens] for x in trace.top]
     return replace(trace, samples=[x[:tokens] for x in trace.samples], top=top)
 
 
 def conditions(traces: list[Trace]) -> Iterator[tuple[str, list[Trace], int]]:
-    """Cases: the reduction, the remaining traces, and numbers of samples."""
+    """Yield cases: a name of the condition, its traces, and the number of samples."""
 
     def of(kind: str, temperature: float) -> list[Trace]:
         end = f"@{temperature}"
@@ -62,7 +63,7 @@ def row(name: str, traces: list[Trace], samples: int, cost: StepTimeTable) -> di
     by_prompt = [gain([t], NODES, cost, samples) for t in traces]
     every = [gain(traces, n, cost, samples) for n in BUDGETS]
     best = max(every, key=lambda found: found["speedup"])
-    # resampling prompts: each counts by its own steps, of which tau has the inverse
+    # for the bootstrap over prompts: a prompt's steps are its tokens over its tau
     tokens = [sum(len(x) for x in t.samples[:samples]) for t in traces]
     steps = [n / found["tau"] for n, found in zip(tokens, by_prompt, strict=True)]
     low, high = interval(

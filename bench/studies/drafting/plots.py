@@ -2,8 +2,8 @@
 
 python -m bench plots bench/results/replay.json --out bench/results
 
-A picture has the traces that were replayed with several of them, at 16 nodes or all samples. Needs
-matplotlib, which nothing else here does.
+Each picture has the traces with several values on its axis, at 16 nodes or all samples. Needs
+matplotlib, which no other file here does.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
                 line = sorted((r[name], r["tau"]) for r in of if r["drafter"] == drafter)
                 if len(line) > 1:
                     wide = 2.5 if drafter == "consensus" else 1
-                    # ten colours, and then the same ones dashed
+                    # ten colours, then the same ones with dashed lines
                     (labels[drafter],) = ax.plot(
                         *zip(*line, strict=True), f"C{i % 10}", marker="os"[i // 10],
                         linestyle=("-", "--")[i // 10], linewidth=wide,

@@ -1,11 +1,11 @@
-"""Many prompts through one batch: tokens a step, by how many samples of a prompt are drawn at once.
+"""Many prompts in one batch: tokens per step, by the number of a prompt's samples drawn at once.
 
     python -m bench queue TRACES [--slots 32] [--together 1 2 4 8] [--nodes 16] [--history 4]
         [--json F]
 
-The engine itself admits, refills and drafts, with recorded samples in place of a model's. Steps are
-those of the whole batch until the last sample has ended; a model's attention would read each prompt
-in flight once a step.
+The engine itself admits, refills and drafts, with recorded samples in place of a model's. Steps
+count the whole batch until the last sample has ended; a model's attention would read each prompt in
+flight once per step.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from csd.state.verdict import ACCEPT, TOP, Verdict
 
 
 class NoModel:
-    """A decoder without layers, whose logits are not used."""
+    """Decoder without layers, whose logits are not used."""
 
     def __init__(self, vocab: int, context: int):
         self.config = ModelConfig(
@@ -49,7 +49,10 @@ class NoModel:
 
 
 class Watch:
-    """`verify` that samples nothing, for `bench.lib.forced` to fill in; and what every step had."""
+    """`verify` that samples nothing, which `bench.lib.forced` fills in; records each step's sizes.
+
+    live, rows, prompts: per step, numbers of live samples, rows, and prompts in flight.
+    """
 
     def __init__(self) -> None:
         self.live: list[int] = []
@@ -75,7 +78,7 @@ class Watch:
 
 
 class Posterior:
-    """Drafts with the noise that led to the recordings, whichever slot holds a sample."""
+    """Drafts with the noise of the recordings, looked up by a slot's key and sample index."""
 
     def __init__(self, traces: list[Trace]):
         self._recordings = {
@@ -88,7 +91,7 @@ class Posterior:
         def posterior(slot, position, token):
             g = torch.zeros(token.shape, dtype=torch.float64)
             for s in set(slot.tolist()):
-                # a slot without probabilities is greedy, and no noise touches it
+                # a slot without recorded probabilities is greedy and has no noise
                 if key[s] in self._recordings:
                     here = slot == s
                     sample = slots.sample[s].expand(int(here.sum()))
@@ -106,10 +109,10 @@ def run(
     history: int = 0,
     share: bool = False,
 ) -> dict:
-    """One pass of all samples of all traces through an engine of `slots` slots.
+    """Draw all samples of all traces once, in an engine of `slots` slots; returns a row.
 
-    history: so many of each prompt's samples, the last ones, are not drawn but known before.
-    share: whether the call has `share="call"`.
+    history: number of each prompt's last samples that are not drawn but given as history.
+    share: True runs the call with `share="call"`.
     """
     requests, watch, dropped = drawn(traces, slots, together, nodes, history, share)
     steps = len(watch.live)
@@ -132,11 +135,13 @@ def drawn(
     history: int = 0,
     share: bool = False,
 ) -> tuple[list[Request], Watch, int]:
-    """The same: its requests, what its steps had, and the contexts that the graph had no room
-    for."""
+    """Like `run`, but returns the requests, the steps' sizes, and the number of dropped contexts.
+
+    Contexts are dropped if the graph has no room for them.
+    """
     given = [[PastSample.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces]
     traces = [_without(t, history) for t in traces]
-    # other tools' recordings have no seed; without probabilities drafts couple to nothing
+    # other tools' recordings have no seed; without probabilities there is no noise to couple to
     traces = [
         replace(t, seed=t.seed or i, temperature=t.temperature * bool(t.top))
         for i, t in enumerate(traces)
@@ -166,7 +171,7 @@ def drawn(
 
 
 def _without(trace: Trace, last: int) -> Trace:
-    """Its samples but for the last ones."""
+    """Returns the trace without its last `last` samples."""
     kept = len(trace.samples) - last
     tops, indices = (x and x[:kept] for x in (trace.top, trace.indices))
     return replace(trace, samples=trace.samples[:kept], top=tops, indices=indices)

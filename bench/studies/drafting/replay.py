@@ -1,17 +1,17 @@
-"""Replay traces with several drafters: tokens a step, nodes, microseconds, where tokens came from.
+"""Replay traces with several drafters: tokens per step, nodes, microseconds, sources of tokens.
 
 python -m bench replay TRACES --drafters consensus prompt-lookup --samples 8 --nodes 4 16 --json F
 
-Samples of a problem advance together; a step drafts at most `nodes` tokens a live sample, without
+Samples of a problem advance together; a step drafts at most `nodes` tokens per live sample, without
 the roots. tau is tokens committed per sample and step, with the 95% interval of a bootstrap over
-problems; the ratios to the best other drafters have their own, over the same problems. Beside it,
-as papers of drafters report: accepted drafted tokens per sample and step (length), their share of
-the drafted nodes (accept), and the drafter's time for one sample's draft (draft, microseconds of
-the processor, which other programs change little), which is without inserting.
+problems; the ratios to the best other drafters have their own intervals, over the same problems.
+Further columns, as in papers on drafters: accepted drafted tokens per sample and step (length),
+their share of the drafted nodes (accept), and the drafter's time for one sample's draft, without
+insertion (draft, in microseconds of CPU time, which other programs change little).
 
-What is replayed replaces its rows in an existing F, row by row, so a long run can be split by
-trace, drafter, samples and nodes, and what was cut short keeps what it had. `--table F` prints the
-tables of such a file instead.
+New rows replace the same rows of an existing F one by one, so a long run can be split by trace,
+drafter, samples and nodes, and an interrupted run keeps its rows. `--table F` prints the tables of
+such a file instead.
 """
 
 import argparse
@@ -31,19 +31,19 @@ from csd.evaluate.replay import Replayed, replay
 from csd.graph.registry import make_drafter, names
 from csd.kernels.ops import reference
 
-# variants of csd's own drafter that show what a part of it is worth
+# variants of csd's own drafter that show the gain of one of its parts
 ABLATIONS = ("consensus-uncoupled", "consensus-counts")
 
 
 def make(name: str, traces: list[Trace], problem) -> object:
-    """A new drafter; one that reads a datastore gets the other problems of the traces."""
+    """Make a drafter; one that reads a datastore gets the other problems of the traces."""
     if name in RIVALS:
         return make_rival(name, [t for t in traces if t.problem != problem])
     return make_drafter(name, reference(), torch.device("cpu"))
 
 
 def run(name, traces, samples, nodes, share=False, seed=0, others=None) -> list[Replayed]:
-    """One drafter over all problems; `others` are the traces that a datastore may hold."""
+    """Replay all problems with one drafter. others: traces that a datastore may contain."""
     base = "consensus" if name in ABLATIONS else name
     out = []
     for trace in traces:
@@ -139,13 +139,13 @@ def _name(path: str) -> str:
 
 
 def _rows(path: str, args) -> Iterator[dict]:
-    """Every drafter over one file, at every number of samples that it holds and every budget."""
+    """Yield rows of one file: every drafter, budget, and number of samples that the file has."""
     traces = list(read_traces(path))
     if args.without_top:
         for trace in traces:
             trace.top = None
     stop = None if args.problems is None else args.skip + args.problems
-    # a datastore has the problems that are not replayed too
+    # a datastore also has the problems that are not replayed
     others, traces = traces, traces[args.skip : stop]
     recorded = min(len(t.samples) for t in traces)
     for samples in (n for n in args.samples if n <= recorded):

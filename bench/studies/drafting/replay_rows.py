@@ -4,7 +4,7 @@ from typing import Any
 
 from bench.lib.common import interval, markdown
 
-# drafters of this repository that nobody else has published, in some part
+# drafters of this repository that are, at least in part, not published elsewhere
 OURS = (
     "consensus", "consensus-uncoupled", "consensus-counts", "trie-prompt", "paper-tree",
     "paper-shrinking", "paper-shrinking-tree", "paper-shrinking-fuzzy",
@@ -23,8 +23,10 @@ def ratio(ours: dict, theirs: dict, pick) -> float:
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """Add to rows of `consensus`, in place, its tau over that of the best other drafter of the same
-    problems and budget, of those published and of any."""
+    """Add to rows of `consensus`, in place, the ratio of its tau to that of the best other drafter.
+
+    The others have the same problems and budget; one ratio is to published drafters, one to any.
+    """
     for row in rows:
         if row["drafter"] != "consensus":
             continue
@@ -48,7 +50,7 @@ def add_ratios(rows: list[dict]) -> None:
 
 
 def metrics(row: dict) -> str:
-    """A cell of a table: tau."""
+    """Cell of a table with tau."""
     return f"{row['tau']:.2f}"
 
 
@@ -57,8 +59,10 @@ def column(row: dict) -> tuple[str, int, int]:
 
 
 def tables(rows: list[dict], nodes: int = 16) -> list[str]:
-    """Markdown: a table of tau for every drafter and trace at `nodes` nodes, and one of the
-    ratios of `consensus` at every budget."""
+    """Markdown tables: tau of every drafter and trace at `nodes` nodes, and ratios of `consensus`.
+
+    The ratios are at every budget.
+    """
     found: dict[str, dict[tuple, Any]] = {}
     for row in rows:
         found.setdefault(row["drafter"], {})[column(row)] = row
@@ -87,7 +91,7 @@ def tables(rows: list[dict], nodes: int = 16) -> list[str]:
 
 
 def text(rows: list[dict]) -> str:
-    """Line to print while replays run."""
+    """Line that is printed for a row while replays run."""
     lines = [
         f"{'trace':28} {'drafter':20} {'N':>3} {'K':>3} {'tau':>6} {'95%':>13} {'nodes':>6} "
         f"{'length':>6} {'accept':>6} {'draft':>7} "

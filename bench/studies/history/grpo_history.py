@@ -2,8 +2,9 @@
 
     python -m bench grpo_history [--rates 1e-6 1e-5] [--json F] [--plot F.svg]
 
-The example raises where completions or losses depend on the history. The rates are an ordinary one
-for GRPO and ten times that. A result file that exists is completed: rates that it has stay.
+The example raises an error if completions or losses depend on the history. The rates are an
+ordinary learning rate for GRPO and ten times that. An existing result file is completed: rates that
+it has are kept.
 """
 
 import argparse

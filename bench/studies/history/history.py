@@ -1,22 +1,22 @@
-"""Replay traces with past samples of each prompt: what history is worth, and to whom.
+"""Replay traces with past samples of each prompt: the gain of history for each drafter.
 
     python -m bench history TRACES [--problems 12] [--history 0 1 2 4 8] [--nodes 4 8 16]
         [--workers 2] [--json F] [--plot F.svg]
 
-The first half of a prompt's samples, 8 at most, are live; those behind them are its history. Tokens
-a sample and step (tau) with the 95% interval of a bootstrap over problems, and its ratio to the
-same without history. Kinds of history:
+The first half of a prompt's samples, at most 8, are live; those after them are its history. A row
+has tokens per sample and step (tau) with the 95% interval of a bootstrap over problems, and the
+ratio to the same case without history. Kinds of history:
 
-    tokens     token ids alone: counts
-    top 8      with the target's probabilities at each token, where they are recorded
+    tokens     token ids only, as counts
+    top 8      with the target's probabilities at each token, if they are recorded
     foreign    another problem's samples, as a control
     no copies  without samples that equal a live one
-    aged       each sample an epoch older than the one before it, its weight halved
-    together   live samples beside the others, in place of history
+    aged       each sample one epoch older than the one before it, with half its weight
+    together   the same samples, but live together with the others instead of as history
 
-The other drafters get the same history: `history_rivals.py`. Propose is CPU time a step, its
-ratio the median over problems, whose replays alternate. A result file that exists is completed:
-other traces stay, and drafters and numbers of nodes that are not replayed again.
+The other drafters get the same history (`history_rivals.py`). Propose is CPU time per step, and
+its ratio is the median over problems, whose replays alternate. An existing result file is
+completed: other traces are kept, as are drafters and numbers of nodes that are not replayed again.
 """
 
 import argparse
@@ -41,13 +41,13 @@ from csd.graph.history import PastSample
 from csd.kernels.ops import reference
 
 MAX_LIVE = 8
-# where kinds and drafters are compared
+# drafted nodes at which kinds of history and drafters are compared
 NODES = 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table."""
+    """Case of one line of the table."""
 
     history: int
     nodes: int
@@ -56,7 +56,7 @@ class Case:
 
 
 def cases(traces: list[Trace], counts: list[int], nodes: list[int], rivals: list[str]) -> list:
-    """Cases of a problem's replay, neighbours next to each other."""
+    """Cases to replay for each problem, with cases to be compared next to each other."""
     most = min(len(t.samples) for t in traces) - live_of(traces)
     counts = [c for c in counts if c <= most]
     found = []
@@ -77,7 +77,7 @@ def live_of(traces: list[Trace]) -> int:
 
 
 def past_samples(trace: Trace, live: int, case: Case, other: Trace) -> list[PastSample]:
-    """The history of a problem, newest first; `other` is what foreign ones are taken from."""
+    """History of a problem, newest first. other: problem whose samples are the foreign history."""
     source = other if case.kind == "foreign" else trace
     kept = slice(live, live + case.history)
     samples = source.samples[kept]
@@ -91,7 +91,7 @@ def past_samples(trace: Trace, live: int, case: Case, other: Trace) -> list[Past
 
 
 def run(trace: Trace, live: int, case: Case, other: Trace) -> Replayed:
-    """One problem, one line."""
+    """Replay one case of one problem."""
     history = past_samples(trace, live, case, other)
     if case.kind == "together":
         live, history = live + case.history, []
@@ -106,14 +106,14 @@ def run(trace: Trace, live: int, case: Case, other: Trace) -> Replayed:
 
 
 def replay_problem(job: tuple[Trace, Trace, int, list[Case]]) -> list[Replayed]:
-    """Every case of one problem."""
+    """Replay every case of one problem, in the order of the cases."""
     torch.set_num_threads(1)
     trace, other, live, wanted = job
     return [run(trace, live, case, other) for case in wanted]
 
 
 def replay_all(traces: list[Trace], wanted: list[Case], workers: int) -> dict[Case, list[Replayed]]:
-    """Every case of every problem, problem by problem."""
+    """Replay every case of every problem, in `workers` processes; returns the results by case."""
     live = live_of(traces)
     jobs = [(trace, traces[(i + 1) % len(traces)], live, wanted) for i, trace in enumerate(traces)]
     if workers == 1:
@@ -125,7 +125,7 @@ def replay_all(traces: list[Trace], wanted: list[Case], workers: int) -> dict[Ca
 
 
 def rows_of(found: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
-    """The table's lines."""
+    """Yield the lines of the table."""
     for case, results in found.items():
         count = len(results)
         base = found[Case(0, case.nodes, drafter=case.drafter)]
@@ -179,7 +179,7 @@ def ratio_interval(ours: list[Replayed], theirs: list[Replayed]) -> tuple[float,
 
 
 def shown(row: dict) -> dict:
-    """A line on the screen."""
+    """Returns a row in the form of the printed table."""
     low, high = row["interval"]
     return {
         "drafter": row["drafter"], "live": row["live"], "history": row["history"],
@@ -191,13 +191,13 @@ def shown(row: dict) -> dict:
 
 
 def plot(found: dict[str, dict], path: str) -> None:
-    """tau against past samples, a panel a trace, a line for each number of nodes and kind."""
+    """Plot tau over past samples, one panel per trace, one line per number of nodes and kind."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    # the same file for the same figures
+    # makes the file reproducible
     matplotlib.rcParams["svg.hashsalt"] = "csd"
     size = (3.2 * len(found), 3.6)
     fig, axes = plt.subplots(1, len(found), figsize=size, squeeze=False)

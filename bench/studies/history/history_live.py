@@ -1,4 +1,4 @@
-"""A second call with another seed, with the first call's samples as history and without.
+"""Time of a second call with another seed, with the first call's samples as history or without.
 
     python -m bench history_live [--prompts 4] [--samples 4] [--tokens 64] [--pairs 5] [--json F]
 
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         budget=args.budget,
     )  # fmt: skip
     first = engine.generate(prompts, seed=0, **options)
-    # the graph for history is made here, not in what is timed
+    # allocates the graph for history before the timed calls
     engine.generate(prompts[:1], seed=2, history=first[:1], **options | {"max_new_tokens": 2})
     arms: dict[str, list] = {"without": [], "history": []}
     drawn = {}

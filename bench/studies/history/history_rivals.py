@@ -1,7 +1,7 @@
-"""Other drafters, given past samples of a prompt in the way that suits each best.
+"""Other drafters with past samples of a prompt, in the form that suits each best.
 
-A trie and a suffix tree hold them as finished samples of the group. Prompt lookup has them in front
-of the prompt, oldest first, in the text that it searches, so that what is nearer is found first.
+A trie and a suffix tree have them as finished samples of the group. Prompt lookup has them in front
+of the prompt, oldest first, in the text that it searches, so that it matches nearer text first.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def with_history(name: str, history: list[PastSample]) -> HostDrafter:
         return _Lookup(texts)
     drafter: HostDrafter
     if name == "suffix-tree":
-        # with what made it best on recorded samples
+        # the options that were best on recorded samples
         drafter = Suffix(True, factor=4, offset=4, least=0)
     else:
         drafter = Trie(frequency=name == "trie-frequency", prompt=name == "trie-prompt")
@@ -31,8 +31,8 @@ def with_history(name: str, history: list[PastSample]) -> HostDrafter:
     def opened(prompt: list[int]) -> Any:
         group = open_group(prompt)
         for i, text in enumerate(texts):
-            # as samples that have ended, of indices that no live one has; a trie takes no more
-            # at once than a step commits
+            # as finished samples, with indices that no live sample has; token by token, since a
+            # trie inserts at most as many tokens at once as a step commits
             for token in text:
                 drafter.extend(group, -1 - i, [token], [1.0])
         return group
@@ -42,7 +42,7 @@ def with_history(name: str, history: list[PastSample]) -> HostDrafter:
 
 
 class _Lookup(PromptLookup):
-    """Prompt lookup in the past samples too."""
+    """Prompt lookup that also searches past samples."""
 
     def __init__(self, texts: list[list[int]]):
         super().__init__()

@@ -1,15 +1,16 @@
-"""Gain of `share="call"`: recorded samples, drawn by the engine from a queue.
+"""Gain of `share="call"` for recorded samples, which the engine draws from a queue of prompts.
 
     python -m bench share_call TRACES [--samples 1 4 8] [--slots 8] [--nodes 8] [--problems 30]
         [--json F]
 
 The prompts of a file are one call, with the engine's own order and `together`; a prompt's graph
-gets of others only what had finished when it was admitted. `--together-files` puts all files into
-one call, their prompts in turn, which needs one tokenizer: prompts that have little in common. A
-result file that exists is completed: other calls stay.
+gets only those samples of others that had finished when it was admitted. `--together-files` also
+puts all files into one call, whose prompts alternate, as an example of prompts with little in
+common; the files must have the same tokenizer. An existing result file is completed: other calls
+are kept.
 
-    tau       tokens a sample and step; `ratio` to the call without, with the 95% interval of a
-              bootstrap over prompts
+    tau       tokens per sample and step; `ratio` to the call without sharing, with the 95%
+              interval of a bootstrap over prompts
     steps     of the whole batch, until the last sample ended
 """
 
@@ -34,13 +35,13 @@ def tau(requests: Sequence[Request]) -> float:
 
 
 def first(trace: Trace, samples: int) -> Trace:
-    """Its first samples alone."""
+    """Returns the trace with its first `samples` samples only."""
     tops, indices = (x and x[:samples] for x in (trace.top, trace.indices))
     return replace(trace, samples=trace.samples[:samples], top=tops, indices=indices)
 
 
 def compare(traces: list[Trace], samples: int, slots: int, nodes: int) -> dict:
-    """One call without sharing and one with."""
+    """Returns a row that compares one call without sharing to one with it."""
     traces = [first(t, samples) for t in traces]
     alone, before, _ = drawn(traces, slots, None, nodes)
     shared, after, dropped = drawn(traces, slots, None, nodes, share=True)

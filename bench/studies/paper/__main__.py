@@ -1,13 +1,13 @@
-"""The source paper's open checks, as one study.
+"""Checks that the source paper leaves open, as one study.
 
     python -m bench paper --json F --plots DIR [--traces FILE ..] [--prompts FILE] [--quick]
 
-Sections, each with a budget of seconds and each in F row by row: strictness of the paper's drafter;
-diversity of what is drawn; agreement taken away on purpose; other tasks; live runs beside their
-replay; families. A section that F holds whole is kept unless `--only` names it; strictness and
-agreement go on where they were cut short.
-Traces: `bench/traces/study.jsonl.gz`, and further files, whose first problems are replayed too.
-`--quick` is for tests: a toy model, a few tokens.
+The sections, each with a limit of seconds and each written to F row by row: strictness of the
+paper's drafter; diversity of the samples; reduced agreement; other tasks; live runs compared to
+their replay; families. A section that is complete in F is kept unless `--only` names it; strictness
+and agreement continue where they were cut short.
+Traces: `bench/traces/study.jsonl.gz`, and further files, whose first problems are also replayed.
+`--quick` is for tests: a toy model and a few tokens.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
         def save(box, name=name, whole=False):
             took = round(time.perf_counter() - box.start, 1)
-            # a section may be older than the file, and of another machine
+            # a section may be older than the file, and measured on another machine
             section = {"whole": whole, "seconds": took, "machine": machine(), "notes": box.notes,
                        "rows": box.rows}  # fmt: skip
             result["sections"][name] = section

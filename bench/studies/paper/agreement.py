@@ -1,4 +1,4 @@
-"""Consensus taken away on purpose: hotter samples, foreign siblings, fewer samples."""
+"""tau with reduced consensus: hotter samples, foreign siblings, fewer samples."""
 
 from dataclasses import replace
 
@@ -41,10 +41,10 @@ def run(box: Box) -> None:
 
 
 def own_tau(traces: list[Trace], drafter: str, foreign: int, samples: int) -> dict:
-    """tau of a prompt's own samples when `foreign` of its siblings answer other prompts."""
+    """tau of a prompt's own samples if `foreign` of their siblings answer other prompts."""
     tokens = steps = 0
     for i, trace in enumerate(traces):
-        # other samples of the same problem take their turn
+        # each turn has other samples of the same problem
         for turn in range(0, len(trace.samples), samples):
             own = range(turn, turn + samples - foreign)
             if own[-1] >= len(trace.samples):
@@ -65,7 +65,7 @@ def own_tau(traces: list[Trace], drafter: str, foreign: int, samples: int) -> di
 
 
 class Watch:
-    """A drafter that counts the steps of the first `count` samples."""
+    """Wrapper of a drafter that counts the steps of the first `count` samples."""
 
     def __init__(self, drafter, count: int):
         self._drafter, self._count, self.steps = drafter, count, 0

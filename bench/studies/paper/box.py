@@ -1,4 +1,4 @@
-"""A section of the study: its rows, its time, its traces."""
+"""A section of the study: its rows, time limit and traces."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ import torch
 from bench.studies.paper.record_study import TRACES
 from csd.engine.traces.traces import Trace, read_traces
 
-# tokens a recorded sample keeps with --quick
+# tokens of a recorded sample with --quick
 QUICK_TOKENS = 12
 
 
@@ -26,16 +26,16 @@ class Box:
     notes: list[str] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)
     save: Callable = lambda box: None  # called with the box after each row
-    cut_short: bool = False  # whether something was left out for want of time
+    cut_short: bool = False  # True if cases were left out for lack of time
     _engines: dict = field(default_factory=dict)
 
     @property
     def left(self) -> float:
-        """Seconds until the section begins nothing new."""
+        """Seconds until the section begins no further case."""
         return self.seconds - (time.perf_counter() - self.start)
 
     def while_time(self, what: str, cases: Iterable) -> Iterator:
-        """The cases, until the time is over; records how many were left out."""
+        """Yield cases until the time is over; records the number of those left out."""
         cases = list(cases)[: 2 if self.quick else None]
         for i, case in enumerate(cases):
             if self.left < 0:
@@ -50,7 +50,7 @@ class Box:
         print("  " + ", ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
 
     def recorded(self, start: str, end: str = "") -> list[Trace]:
-        """The study's own traces whose problem starts and ends so."""
+        """Returns the study's own traces whose problem starts with `start` and ends with `end`."""
         found = [
             t for t in read_traces(TRACES)
             if str(t.problem).startswith(start) and str(t.problem).endswith(end)
@@ -58,12 +58,12 @@ class Box:
         return self.cut(found)
 
     def further(self, problems: int) -> Iterator[tuple[str, list[Trace]]]:
-        """The first problems of each further file, by its name."""
+        """Yield (name, first problems) of each further file."""
         for path in self.files:
             yield path.name.split(".jsonl")[0], self.cut(list(read_traces(path))[:problems])
 
     def cut(self, traces: list[Trace]) -> list[Trace]:
-        """The same, or two problems with a few tokens with --quick."""
+        """Returns `traces`, with --quick cut to two problems with a few tokens."""
         if not self.quick:
             return traces
         return [
@@ -72,7 +72,7 @@ class Box:
         ]
 
     def engine(self, slots: int):
-        """SmolLM2 with so many samples in flight; with --quick a toy."""
+        """Returns an engine of SmolLM2 with `slots` samples in flight; with --quick of a toy."""
         import csd
         from csd.models.demo import smollm2_path, toy
 

@@ -1,9 +1,8 @@
-"""The control: a verifier that accepts a sibling's token with min(1, q / q_sibling).
+"""Control: a verifier that accepts a sibling's token with probability min(1, q / q_sibling).
 
-This is speculative sampling with the sibling's text taken for a draw of a draft model. Each sample
-keeps its distribution, but the samples of a prompt become copies of each other. csd never does it;
-the study
-does, to show that its measures of diversity see the difference.
+This is speculative sampling that treats the sibling's text as a draw from a draft model. Each
+sample keeps its distribution, but the samples of a prompt become copies of each other. csd never
+does this; the study does, to show that its measures of diversity detect it.
 """
 
 from collections.abc import Iterator
@@ -25,17 +24,17 @@ K = 8
 
 @dataclass(slots=True)
 class Group:
-    """The tokens of one prompt's samples, behind the prompt's last tokens."""
+    """Tokens of one prompt's samples, and the prompt's last tokens before them."""
 
     before: list[int]
     tokens: dict[int, list[int]] = field(default_factory=dict)  # by sample
-    # the target's, at each token
+    # by sample, the target's distribution at each token
     distributions: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     drafted: dict[int, tuple[int, int]] = field(default_factory=dict)  # (sibling, place) in a step
 
 
 class SiblingChain(HostDrafter):
-    """Continuation of the last K tokens, or fewer, in a sibling; the first of several."""
+    """Drafts the continuation of the last K or fewer tokens in a sibling, the first match."""
 
     def open(self, prompt):
         self.group = Group(prompt[-K:])
@@ -59,7 +58,7 @@ class SiblingChain(HostDrafter):
 
 
 class Copying:
-    """A step's `verify` over what a SiblingChain drafted, one prompt at a time."""
+    """A step's `verify` for the drafts of a SiblingChain, one prompt at a time."""
 
     def __init__(self, verify, drafter: list[SiblingChain]):
         self._verify, self._drafter = verify, drafter
@@ -70,7 +69,7 @@ class Copying:
         distributions = processed(logits, torch.arange(pool.rows), pool, slots).double()
         for s in slots.live.nonzero()[:, 0].tolist():
             first, count = int(pool.slot_start[s]), int(pool.slot_nodes[s])
-            # the chain's rows follow each other; the last has nothing below it
+            # the rows of a chain are consecutive; the last has no child
             for row in range(first, first + count - 1):
                 draft = int(pool.token[row + 1])
                 sibling, place = group.drafted[int(slots.sample[s])]
@@ -88,7 +87,7 @@ class Copying:
         return verdict
 
     def _decide(self, q, q_sibling, draft: int, slots, s: int, depth: int) -> int:
-        """The draft with probability min(1, q / q_sibling), else a draw from (q - q_sibling)+."""
+        """Returns the draft with probability min(1, q / q_sibling), else draws (q - q_sibling)+."""
         where = (slots.key[s], torch.tensor(0), slots.generated[s] + depth, slots.sample[s])
         accept, residual = (
             uniform(philox_words_ref(*where, stream), torch.float64)
@@ -101,7 +100,7 @@ class Copying:
 
 @contextmanager
 def copying(engine) -> Iterator:
-    """Within the block `engine` copies siblings; gives what to pass as its `drafter`."""
+    """Within the block, `engine` copies siblings; yields the value of its option `drafter`."""
     made: list[SiblingChain] = []
 
     def make(ops, device):

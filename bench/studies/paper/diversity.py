@@ -1,8 +1,8 @@
-"""Diversity of samples drawn live: csd against plain sampling, and the control that copies.
+"""Diversity of samples drawn live: csd, plain sampling, and the control that copies.
 
-The same prompts and seed for all. Lossless drafting gives plain sampling's tokens, so its diversity
-is the same by construction; the control's is not, and falls further when samples start late and
-find siblings that have finished: two in flight in place of all.
+All have the same prompts and seed. Lossless drafting gives the tokens of plain sampling, so its
+diversity is the same by construction. The control's is not, and it falls further if samples start
+after siblings have finished, with two samples in flight instead of all.
 """
 
 import csd
@@ -23,7 +23,7 @@ def run(box: Box) -> None:
     engine, late = box.engine(n), box.engine(2)
 
     def draw(engine, **options):
-        # one prompt after another: the control handles one at a time
+        # one prompt after another, since the control supports one at a time
         return [
             csd.generate(
                 engine, [{"role": "user", "content": p}], num_samples=n, seed=5,

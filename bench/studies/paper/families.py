@@ -1,4 +1,4 @@
-"""Model families: live, replayed, refused and unknown."""
+"""Model families: those that run live, those that are replayed, refused or unknown."""
 
 import torch
 import transformers
@@ -8,7 +8,7 @@ from bench.studies.paper.box import Box
 from bench.studies.paper.measure import figures, replayed
 
 SAMPLES, NODES, PROBLEMS = 8, 16, 12
-# tiny checkpoints of random weights: they show what a family computes, not its text
+# tiny checkpoints with random weights: they test a family's computation, not its text
 TINY = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -37,7 +37,7 @@ def run(box: Box) -> None:
 
 
 def mechanics(family: str, options: dict, tokens: int) -> tuple[float, float]:
-    """tau of a random model, and the share of its samples that equal plain sampling's."""
+    """tau of a model with random weights, and the share of samples equal to plain sampling's."""
     config = transformers.AutoConfig.for_model(
         family, vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
@@ -59,7 +59,7 @@ def mechanics(family: str, options: dict, tokens: int) -> tuple[float, float]:
 
 
 def refusal() -> str:
-    """The error that csd raises for an encoder-decoder."""
+    """Text of the error that csd raises for an encoder-decoder model."""
     config = transformers.T5Config(
         vocab_size=97, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
     )

@@ -1,9 +1,9 @@
-"""tau of live runs beside the replay of what they drew.
+"""tau of live runs compared to the replay of their samples.
 
-Each prompt is drawn by csd with a fixed number of nodes a sample and recorded. The recording is
-then replayed with the noise that drew it, which its seed gives back, and with noise from the
-posterior. A live run also learns the target's probabilities at rejected nodes, which a recording
-has not.
+csd draws each prompt with a fixed number of nodes per sample and records it. The recording is then
+replayed with the noise that drew it, which follows from its seed, and with noise from the
+posterior. A live run also has the target's probabilities at rejected nodes, which a recording does
+not have.
 """
 
 import json
@@ -42,7 +42,7 @@ def run(box: Box) -> None:
         )
         box.add(temperature=temperature, what="live", prompts=len(stats), samples=n, tau=live,
                 low=low, high=high)  # fmt: skip
-        # as many nodes as the live run had, whoever is still there
+        # share=True: as many nodes as the live run had, also after samples have ended
         truly = [
             replayed([t], "consensus", n, NODES, share=True, noise=true_noise(t))[0] for t in traces
         ]
@@ -68,7 +68,7 @@ def run(box: Box) -> None:
 
 
 def questions(box: Box) -> list[str]:
-    """The prompts: of a file when one is given, else the word problems of `bench.e2e.cpu`."""
+    """Prompts of the file `box.prompts`, or without one the word problems of `bench.e2e.cpu`."""
     found = PROBLEMS
     if box.prompts:
         rows = [json.loads(line) for line in box.prompts.read_text().splitlines()[:4]]
@@ -77,7 +77,7 @@ def questions(box: Box) -> list[str]:
 
 
 def record(engine, prompt: str, samples: int, tokens: int, temperature: float):
-    """The statistics of a run, and what it drew as a trace."""
+    """Draw a prompt; returns the statistics of the run and its trace."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         out = csd.generate(
@@ -90,7 +90,7 @@ def record(engine, prompt: str, samples: int, tokens: int, temperature: float):
 
 
 def true_noise(trace: Trace):
-    """The Gumbels that drew the trace, from its seed."""
+    """Returns a function for the Gumbel noise that drew the trace, from its seed."""
     key = torch.tensor(prompt_key(trace.seed, trace.prompt))
 
     def noise(slot, position, token):

@@ -11,14 +11,14 @@ from csd.engine.traces.traces import Trace
 from csd.evaluate.answers import answer_of
 from csd.evaluate.replay import Replayed, replay
 
-# a run this long hardly repeats by chance
+# a run of this many tokens hardly repeats by chance
 RUN = 12
 
 
 def replayed(
     traces: list[Trace], drafter: str | Callable, samples: int, nodes: int, **options
 ) -> list[Replayed]:
-    """One replay a trace. drafter: a name that `bench replay` takes, or a function."""
+    """Replay each trace. drafter: a name of `bench replay`, or a function that makes one."""
     found = []
     for trace in traces:
         new = make(drafter, traces, trace.problem) if isinstance(drafter, str) else drafter()
@@ -27,8 +27,11 @@ def replayed(
 
 
 def figures(results: list[Replayed]) -> dict:
-    """tau with its 95% interval over problems; as papers of drafters report: accepted drafts a
-    sample and step, their share of the nodes, these, and microseconds of a sample's draft."""
+    """tau with its 95% interval over problems, and figures as in papers on drafters.
+
+    length: accepted drafts per sample and step; accepted: their share of the nodes; nodes: per
+    sample and step; draft_microseconds: per sample's draft.
+    """
     nodes, steps = sum(r.nodes for r in results), sum(r.sample_steps for r in results)
     accepted = sum(sum(r.sources[1:]) for r in results)
     low, high = interval(lambda pick: tau([results[i] for i in pick]), len(results), 1000)
@@ -44,11 +47,11 @@ def figures(results: list[Replayed]) -> dict:
 
 
 def likeness(samples: list[list[int]], texts: list[str] | None = None) -> dict:
-    """Likeness of a prompt's samples.
+    """Similarity of a prompt's samples.
 
-    distinct: different samples; prefix: tokens that two of them share from the start, the mean over
-    pairs; runs: the share of a sample's runs of RUN tokens that one of the others has too; with
-    texts also answers: different ones, and entropy: of the answers, in bits.
+    distinct: number of different samples; prefix: common first tokens, the mean over pairs; runs:
+    share of a sample's runs of RUN tokens that another sample also has; with texts also answers:
+    number of different answers, and entropy: of the answers, in bits.
     """
     found = {
         "distinct": len({tuple(s) for s in samples}),
@@ -64,7 +67,7 @@ def likeness(samples: list[list[int]], texts: list[str] | None = None) -> dict:
 
 
 def mean(rows: list[dict]) -> dict:
-    """The mean of each figure over rows with the same ones."""
+    """Mean of each figure over rows, which have the same keys."""
     return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def draw(sections: dict[str, list[dict]], folder: Path) -> list[str]:
-    """One file for each section that has something to draw; their names."""
+    """Draw one file for each section that has a plot; returns their names."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,7 +51,7 @@ def _strictness(plt, rows):
 
 
 def _legend(figure, labels, across):
-    """A legend below the panels."""
+    """Draw a legend below the panels."""
     figure.legend(labels.values(), labels, ncols=across, loc="lower center")
     below = (0.1 + 0.22 * -(-len(labels) // across)) / figure.get_size_inches()[1]
     figure.tight_layout(rect=(0, below, 1, 1))

@@ -2,9 +2,9 @@
 
     python -m bench record_study [--seconds 900]
 
-Draws what `bench/traces/study.jsonl.gz` does not hold yet; it may be stopped and started again.
-Prompts are our own: `bench/prompts/` and the word problems of `bench.e2e.cpu`. A trace's problem is
-"task/number@temperature".
+Draws the samples that `bench/traces/study.jsonl.gz` does not have yet, so the run can be stopped
+and restarted. Prompts are our own: `bench/prompts/` and the word problems of `bench.e2e.cpu`. A
+trace's problem is "task/number@temperature".
 """
 
 import argparse
@@ -24,18 +24,18 @@ TRACES = FOLDER / "study.jsonl.gz"
 PROMPTS = FOLDER.parent / "prompts"
 TASKS = ("code", "commonsense", "medical", "writing")
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0, 1.3)
-# new tokens a sample: short answers, and worked solutions
+# new tokens per sample, for short answers and for worked solutions
 SHORT, LONG = 64, 96
 
 
 def wanted() -> list[dict]:
-    """Every prompt with its temperature, number of samples and limit."""
+    """Returns every prompt with its temperature, number of samples and limit."""
     entries = []
     for task in TASKS:
         entries += _entries(task, prompts(task), 0.7, 8, SHORT)
     entries += _entries("writing", prompts("writing"), 1.3, 8, SHORT)
     for t in TEMPERATURES:
-        # one temperature has the samples to vary their number
+        # temperature 0.7 has more samples, so that studies can vary their number
         entries += _entries("sums", PROBLEMS[:5], t, 32 if t == 0.7 else 8, LONG)
     return entries
 

@@ -1,10 +1,10 @@
-"""Strictness of the source paper's drafter, against tau and the drafts that it uses.
+"""Strictness of the source paper's drafter: its effect on tau and on accepted drafts.
 
-One knob at a time, as a chain, as published, and as a tree. The paper's method looks up k = 4
-tokens and no fewer, with exact matches and those within eps edits side by side: "k" with eps 0,
-"eps" with k = 4 and with k = 6. "Shrinking" is ours: exact matches, and fewer tokens where k are
-not found; from k = 4, no edits, alpha = 0.5, no minimum weight, all siblings. There edits need a
-query of 2 * edits + 2 tokens, so k is 6.
+One parameter varies at a time, with drafts as a chain, as published, and as a tree. The paper's
+method looks up exactly k = 4 tokens, with exact matches and those within eps edits: "k" with eps 0,
+"eps" with k = 4 and with k = 6. "Shrinking" is our variant: exact matches, and fewer tokens if k
+are not found; its base is k = 4, no edits, alpha = 0.5, no minimum weight, all siblings. There
+edits need a query of 2 * edits + 2 tokens, so k is 6.
 """
 
 from bench.studies.paper.box import Box
@@ -64,5 +64,5 @@ def run(box: Box) -> None:
 
 
 def _value(knob: str, options: dict) -> float:
-    """Values of the varied parameter."""
+    """Value of the varied parameter."""
     return options["edits" if knob.startswith("eps") else knob.split(",")[0]]

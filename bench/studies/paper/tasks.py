@@ -1,7 +1,7 @@
-"""Tasks other than mathematics, and text that hardly agrees, with each drafter at the same nodes.
+"""Tasks other than mathematics, and texts with little agreement, for each drafter at equal nodes.
 
-SmolLM2's answers to prompts of our own: code, common sense, medical multiple choice, open writing
-at temperature 0.7; open writing at 1.3, where samples share next to nothing.
+SmolLM2's answers to our own prompts: code, common sense, medical multiple choice, open writing at
+temperature 0.7; open writing at 1.3, where samples have almost nothing in common.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ def run(box: Box) -> None:
         for drafter in DRAFTERS:
             base, known = drafter, traces
             if drafter == "consensus-counts":
-                # without the target's probabilities, as a server's log would be
+                # without the target's probabilities, like a server's log
                 base = "consensus"
                 known = [_without_top(t) for t in traces]
             found = figures(replayed(known, base, SAMPLES, nodes))

@@ -4,17 +4,17 @@
     python -m bench verify --table FILE [--plot PICTURE]
     python -m bench verify --figures DIR
 
-Three parts, all of them when none is named. What is measured replaces its rows in an existing FILE:
+Three parts, all of them by default. New rows replace the same rows of an existing FILE:
 
 pairs  SmolLM2-135M-Instruct answers word problems; at every position of every sample the target and
-       the consensus graph's blended distribution over the successors it keeps are recorded, before
-       the graph sees the position. For K = 2, 4, 8 the mean acceptance of each scheme and the bound
-       on those pairs, exact but for two rows: drawing without replacement beyond K = 2 (64 draws a
-       pair), and `match, coupled`, what the engine itself would draft at the position and sample
-       there, under 8 keys.
+       the consensus graph's blended distribution over its stored successors are recorded, before
+       the position is inserted into the graph. For K = 2, 4, 8 the rows have the mean acceptance of
+       each scheme and the bound on those pairs, exact except for two: drawing without replacement
+       beyond K = 2 (64 draws per pair), and `match, coupled`, the engine's own drafts and samples
+       at the position, under 8 keys.
 trees  block efficiency, tokens committed per sample and step, of whole generations with `--nodes`
-       drafted rows a sample.
-time   milliseconds of one decision for 16 rows, on the few atoms the engine decides on and on a
+       drafted rows per sample.
+time   milliseconds of one decision for 16 rows, on the few atoms that the engine uses and on a
        whole vocabulary.
 
 `--table` prints the tables of docs/verifiers.md from a FILE and measures nothing. `--figures`
@@ -50,14 +50,14 @@ from csd.verify import (
     optimal_acceptance,
 )
 
-# Monte Carlo draws a pair where there is no closed form
+# Monte Carlo draws per pair where there is no closed form
 DRAWS = 64
 VERIFIERS = ("match", *sorted(multi_draft.DRAWS))
 PARTS = ("pairs", "trees", "time")
 
 
 def acceptance(pairs: Pairs, k: int, generator) -> dict[str, torch.Tensor]:
-    """Scheme -> acceptance [n] of every pair, with k drafts."""
+    """Returns scheme -> acceptance [n] of every pair with k drafts."""
     q, p = pairs.target, pairs.proposal
     out = {"bound": optimal_acceptance(q, p, k)}
     out["canonical, whole"] = Canonical(None, None).acceptance(q, p, k)
@@ -76,7 +76,7 @@ def acceptance(pairs: Pairs, k: int, generator) -> dict[str, torch.Tensor]:
 
 
 def without_replacement(q, p, k: int, generator) -> torch.Tensor:
-    """Acceptance [n] of `recursive` without replacement."""
+    """Acceptance [n] of `recursive` with drafts drawn without replacement."""
     scheme = Recursive(replacement=False)
     if k == 2 and q.shape[1] < 16:
         return scheme.acceptance(q, p, k)
@@ -93,7 +93,7 @@ def without_replacement(q, p, k: int, generator) -> torch.Tensor:
 
 
 def rows_of(name: str, pairs: Pairs, generator) -> list[dict]:
-    """Mean acceptance by scheme and K, and how many pairs break the paper's order."""
+    """Rows of mean acceptance by scheme and K, and of shares of pairs that violate ORDER."""
     every = {k: acceptance(pairs, k, generator) for k in DRAFTS}
     rows = []
     for scheme in every[DRAFTS[0]]:
@@ -114,11 +114,11 @@ def chats(count: int) -> list:
 
 
 def trees(engine, setting: str, args) -> list[dict]:
-    """Block efficiency of every verifier, at the same number of drafted rows."""
+    """Rows of the block efficiency of every verifier, with equal numbers of drafted rows."""
     rows = []
     prompts = chats(args.prompts)
     several = sorted(v for v, k in multi_draft.DRAWS.items() if k > 1)
-    # the one draft that single looks at
+    # single uses one draft only
     kinds = [("match", 0), ("single", 1)] + [(v, k) for k in args.draws for v in several]
     kinds = [(v, k) for v, k in kinds if v in args.verifiers]
     usual = dict(multi_draft.DRAWS)
@@ -141,7 +141,7 @@ def trees(engine, setting: str, args) -> list[dict]:
             "draws": draws,
             "nodes": proposed / steps,
             "accepted": accepted / max(proposed, 1),
-            # by problem
+            # per problem
             "tokens": [o.stats.tokens for o in out],
             "steps": [o.stats.sample_steps for o in out],
         })  # fmt: skip
@@ -150,7 +150,7 @@ def trees(engine, setting: str, args) -> list[dict]:
 
 
 def times(rows: int = 16, repeats: int = 9) -> list[dict]:
-    """Milliseconds of `decide` for `rows` rows, medians."""
+    """Median milliseconds of `decide` for `rows` rows."""
     out = []
     generator = torch.Generator().manual_seed(0)
     schemes = SCHEMES | {"no replacement": Recursive(replacement=False)}
@@ -176,7 +176,7 @@ def times(rows: int = 16, repeats: int = 9) -> list[dict]:
 
 
 def measure(args, result: dict) -> None:
-    """Runs the parts that `args` names and adds them to `result`."""
+    """Run the parts that `args` names and add their rows to `result`."""
     no_setting = ("json", "table", "plot", "figures")
     arguments = {k: v for k, v in vars(args).items() if k not in no_setting}
     ran = {"machine": machine(), "arguments": arguments}

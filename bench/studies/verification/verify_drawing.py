@@ -25,12 +25,12 @@ CORNERS = {"a": (-0.05, -0.05), "b": (1.02, -0.05), "c": (0.48, 0.89)}
 
 
 def _share(x: float) -> str:
-    """Three digits, without the zero in front."""
+    """Three digits after the point, without the leading zero."""
     return f"{x:.3f}".removeprefix("0")
 
 
 def tables(result: dict) -> list[str]:
-    """Markdown, in the order of docs/verifiers.md."""
+    """Markdown tables, in the order of docs/verifiers.md."""
     regions = [
         [row["moves"], row["fixed"], *(f"{row[f'K={k}']:.1%}" for k in REGION_DRAFTS)]
         for row in result["regions"]
@@ -61,7 +61,7 @@ def tables(result: dict) -> list[str]:
 
 
 def draw(result: dict, folder: Path) -> None:
-    """`verify_regions.png`, `verify_temperature.png` and `verify_truncation.png`."""
+    """Write `verify_regions.png`, `verify_temperature.png` and `verify_truncation.png`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -77,7 +77,7 @@ def draw(result: dict, folder: Path) -> None:
 
 
 def _regions(plt, result: dict):
-    """Triangles: a corner is the distribution of one certain letter."""
+    """Draw triangles, in which a corner is the distribution with one certain letter."""
     figure, axes = plt.subplots(2, len(FIXED), figsize=(3.6 * len(FIXED), 6.6))
     points = simplex()
     x, y = points[:, 1] + points[:, 2] / 2, points[:, 2] * 3**0.5 / 2
@@ -108,7 +108,7 @@ def _temperature(plt, result: dict):
             if (row["drafts"], row["K"]) == (kind, k):
                 line = {float(t[2:]): v for t, v in row.items() if t.startswith("T=")}
                 place = PLOTTED.index(row["scheme"])
-                # a scheme has one colour in all panels
+                # a scheme has the same colour in all panels
                 style = f"C{place - 1}o-" if place else "k--"
                 axis.plot(*zip(*line.items(), strict=True), style, label=NAMES[row["scheme"]],
                           markersize=3, linewidth=1)  # fmt: skip

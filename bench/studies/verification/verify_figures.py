@@ -7,8 +7,9 @@ temperature  their Figures 3 and 4: acceptance by the temperature of the drafts,
              the first draft at 1.2.
 truncation   acceptance by the size of the alphabet and by s, the tokens of the linear program.
 
-Targets are SmolLM2-135M-Instruct's at positions of recorded samples. Drafts are those of the same
-model with its matrices rounded to 4 bits: a known proposal of another model, without training one.
+Targets are SmolLM2-135M-Instruct's distributions at positions of recorded samples. Drafts are those
+of the same model with its matrices rounded to 4 bits, which gives the proposals of another model
+without training one.
 """
 
 import time
@@ -22,7 +23,7 @@ from csd.models.demo import smollm2_path
 from csd.verify import SCHEMES, Canonical, can_always_accept, optimal_acceptance
 
 TRACES = Path(bench.__file__).parent / "traces/smollm2.jsonl.gz"
-# distributions of three letters that are held fixed, by their title
+# fixed distributions of three letters, by title
 FIXED = {
     "1/3, 1/3, 1/3": (1 / 3, 1 / 3, 1 / 3),
     "0.5, 0.3, 0.2": (0.5, 0.3, 0.2),
@@ -40,7 +41,7 @@ TOKENS = (1, 2, 3, 5, 10, 15, 40)
 
 
 def simplex(grid: int = GRID) -> torch.Tensor:
-    """[n, 3] float64: distributions of three letters whose entries are multiples of 1 / grid."""
+    """All distributions of three letters with multiples of 1 / grid as entries, [n, 3] float64."""
     first, second = torch.meshgrid(torch.arange(grid + 1), torch.arange(grid + 1), indexing="ij")
     inside = first + second <= grid
     a, b = first[inside], second[inside]
@@ -48,10 +49,10 @@ def simplex(grid: int = GRID) -> torch.Tensor:
 
 
 def fewest(probs: tuple[float, ...], of: str, grid: int = GRID) -> torch.Tensor:
-    """[n]: the fewest drafts that can always be accepted, one of REGION_DRAFTS, 0 for none.
+    """Least of REGION_DRAFTS for which drafts can always be accepted, 0 for none: [n] int64.
 
-    of: "target" holds the proposal at `probs` and moves the target over the simplex; "proposal" the
-    other way round.
+    of: "target" fixes the proposal at `probs` and varies the target over the simplex; "proposal"
+    fixes the target and varies the proposal.
     """
     moved = simplex(grid)
     fixed = torch.tensor(probs, dtype=torch.float64).expand_as(moved)
@@ -63,7 +64,7 @@ def fewest(probs: tuple[float, ...], of: str, grid: int = GRID) -> torch.Tensor:
 
 
 def regions() -> list[dict]:
-    """The share of the simplex where each K can always be accepted."""
+    """Rows with the share of the simplex where K drafts can always be accepted, for each K."""
     rows = []
     for of in ("target", "proposal"):
         for name, probs in FIXED.items():
@@ -87,7 +88,7 @@ def read_model() -> torch.nn.Module:
 
 @torch.no_grad()
 def round_matrices(model: torch.nn.Module, bits: int = 4) -> None:
-    """Round every matrix of the layers in place; each row has a scale of its own."""
+    """Round every matrix of the layers in place, with one scale per row."""
     top = 2 ** (bits - 1) - 1
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and "layers" in name:
@@ -97,11 +98,11 @@ def round_matrices(model: torch.nn.Module, bits: int = 4) -> None:
 
 @torch.inference_mode()
 def logits_at(model, texts: list[tuple[list[int], list[int]]], every: int) -> torch.Tensor:
-    """[n, V]: of every `every`-th position of each (prompt, sample)."""
+    """Logits [n, V] at every `every`-th position of each (prompt, sample)."""
     found = []
     for prompt, sample in texts:
         ids = torch.tensor([prompt + sample[:-1]])
-        # every row's logits are of the whole vocabulary: only those that are kept
+        # only the rows that are used, since a row has logits for the whole vocabulary
         at = torch.arange(len(prompt) - 1, ids.shape[1], every)
         found.append(model(ids, logits_to_keep=at).logits[0])
     return torch.cat(found)
@@ -118,7 +119,7 @@ def record(problems: int, tokens: int, every: int) -> tuple[torch.Tensor, torch.
 
 
 def probs(logits: torch.Tensor, temperature: float, top_p: float = TOP_P) -> torch.Tensor:
-    """[n, V] float64: softmax at a temperature, cut to the fewest tokens of mass `top_p`."""
+    """Softmax at a temperature, cut to the fewest tokens of mass `top_p`: [n, V] float64."""
     p = (logits.double() / temperature).softmax(-1)
     values, order = p.sort(dim=-1, descending=True)
     kept = torch.where(values.cumsum(-1) - values < top_p, values, 0)
@@ -127,13 +128,13 @@ def probs(logits: torch.Tensor, temperature: float, top_p: float = TOP_P) -> tor
 
 
 def smaller(q: torch.Tensor, *p: torch.Tensor) -> list[torch.Tensor]:
-    """The same distributions without the tokens that none of them has."""
+    """Returns the distributions without the tokens whose probability is 0 in all of them."""
     kept = torch.stack([x.amax(0) for x in (q, *p)]).amax(0) > 0
     return [x[:, kept] for x in (q, *p)]
 
 
 def temperature(target: torch.Tensor, draft: torch.Tensor, steps=TEMPERATURES) -> list[dict]:
-    """Mean acceptance by draft temperature: a row for each scheme and K."""
+    """Mean acceptance by draft temperature, one row per scheme and K."""
     whole, rows = probs(target, 1.0), {}
     for t in steps:
         q, p, first = smaller(whole, probs(draft, t), probs(draft, FIRST))
@@ -171,7 +172,7 @@ def truncation(target: torch.Tensor, draft: torch.Tensor, at: float = FIRST) -> 
 
 
 def figures(problems: int = 8, tokens: int = 64, every: int = 8) -> dict:
-    """Measure all three on positions of the first sample of each problem."""
+    """Measure all three figures at positions of the first sample of each problem."""
     start = time.perf_counter()
     torch.set_num_threads(1)
     target, draft = record(problems, tokens, every)

@@ -17,16 +17,16 @@ SETTINGS = {
     "T=1.0": dict(temperature=1.0),
     "T=1.0, top-p 0.95": dict(temperature=1.0, top_p=0.95),
 }
-# keys under which a position is drafted
+# number of noise keys under which each position is drafted
 KEYS = 8
 
 
 @dataclass(slots=True)
 class Pairs:
-    """n positions where the graph had a proposal.
+    """Targets and proposals of n positions where the graph had a proposal.
 
-    A proposal lives on the successors a context keeps, so all other tokens are one atom, the last:
-    no draft can be one of them, and every scheme treats them alike.
+    A proposal covers only a context's stored successors, so all other tokens are one atom, the
+    last: none of them can be a draft, and every scheme treats them equally.
     """
 
     target: torch.Tensor  # [n, W + 1] float64
@@ -36,14 +36,14 @@ class Pairs:
 
 
 class Recorder(ConsensusGraph):
-    """A consensus graph that notes what it would have proposed, and what the target was."""
+    """Consensus graph that records its proposal and the target at each position."""
 
     def __init__(self, ops, device, logits: list):
         super().__init__(ops, device)
         self.logits, self.distributions, self.hits, self.positions = logits, [], [], 0
 
     def insert(self, pool, slots, verdict, defer=False) -> None:
-        # slots have moved on since the step was decided
+        # slots have advanced since the step was verified
         slots_then = replace(slots, generated=slots.generated - verdict.accept_count)
         rows = (pool.slot >= 0).nonzero()[:, 0]
         self.positions += len(rows)
@@ -62,7 +62,7 @@ class Recorder(ConsensusGraph):
         super().insert(pool, slots, verdict)
 
     def _coupled(self, rows, pool, slots) -> torch.Tensor:
-        """[n, W]: share of keys whose sample is among the K best of the graph's coupled drafts."""
+        """Share of keys whose sample is among the K best coupled drafts, [n, W], for K = 1 to W."""
         at = pool.slot[rows].long()
         level = Slots.empty(len(rows), 1, 1, pool.context.shape[1])
         level.live.fill_(True)
@@ -73,7 +73,7 @@ class Recorder(ConsensusGraph):
         config = replace(self.config, max_depth=1)
         hits = torch.zeros(len(rows), MAX_CHILDREN, dtype=torch.float64)
         for k in range(KEYS):
-            # key 0 is the sample's own
+            # key 0 is the one of the sample itself
             keys = slots.key + 0x9E3779B97F * k
             level.key = keys[at]
             decided = self._ops.verify_all(self.logits[-1], pool, replace(slots, key=keys))
@@ -88,7 +88,7 @@ class Recorder(ConsensusGraph):
 
 
 def record(engine, prompts: list, samples: int, tokens: int, options: dict) -> Pairs:
-    """Positions of `samples` answers to each of `prompts`, all in flight together."""
+    """Record the positions of `samples` answers to each of `prompts`, all in flight together."""
     recorder, seen = [], []
 
     def make(ops, device):
@@ -101,7 +101,7 @@ def record(engine, prompts: list, samples: int, tokens: int, options: dict) -> P
         seen[:] = [right(hidden)]
         return seen[0]
 
-    # no drafts: every position is a root, and none is left out
+    # budget=0, no drafts: every position is a root, so none is left out
     engine.decoder.logits = logits
     try:
         csd.generate(
@@ -116,6 +116,6 @@ def record(engine, prompts: list, samples: int, tokens: int, options: dict) -> P
 
 
 def flat(pairs: int, vocab: int, generator) -> Pairs:
-    """Unrelated distributions of uniform random weights: what a language model's are not."""
+    """Pairs of independent distributions with uniform random weights, unlike a language model's."""
     q, p = (torch.rand(pairs, vocab, generator=generator, dtype=torch.float64) for _ in range(2))
     return Pairs(q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True), None, pairs)

@@ -1,11 +1,11 @@
-"""The tables of docs/verifiers.md and the picture of a result of `verify.py`."""
+"""Tables of docs/verifiers.md, and the plot, from a result of `verify.py`."""
 
 from itertools import pairwise
 
 from bench.lib.common import interval, markdown
 
 DRAFTS = (2, 4, 8)
-# what the paper orders
+# schemes that the paper orders by acceptance, the highest first
 ORDER = ("bound", "canonical", "kseq", "recursive")
 FLAT = "flat, 60 tokens"
 NAMES = {
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def tables(result: dict) -> list[str]:
-    """Markdown, in the order of docs/verifiers.md; parts that were not measured are left out."""
+    """Markdown tables, in the order of docs/verifiers.md, without parts that were not measured."""
     out = []
     if "acceptance" in result:
         out += [_acceptance(result["acceptance"]), _order(result["acceptance"])]
@@ -42,7 +42,7 @@ def _three(row: dict, unit: str = "") -> list[float]:
 
 
 def _share(x: float) -> str:
-    """Three digits, without the zero in front."""
+    """Three digits after the point, without the leading zero."""
     return f"{x:.3f}".removeprefix("0")
 
 
@@ -64,7 +64,7 @@ def _acceptance(rows: list[dict]) -> str:
 
 
 def _order(rows: list[dict]) -> str:
-    """Share of the pairs that break the paper's order, and whether the means do."""
+    """Table of the share of pairs that violate ORDER; marks means that do so too."""
     found, kinds = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))
     body = []
     for better, worse in pairwise(ORDER):
@@ -83,7 +83,7 @@ def tau(row: dict, pick=None) -> float:
 
 
 def _trees(rows: list[dict]) -> str:
-    """tau, and its ratio to match's on the same problems with a 95% interval over problems."""
+    """Table of tau, and its ratio to match's on the same problems, with its 95% interval."""
     settings = list(dict.fromkeys(r["setting"] for r in rows))
     found = {(r["setting"], r["verifier"], r["draws"]): r for r in rows}
     body = []
@@ -114,7 +114,7 @@ def _times(rows: list[dict]) -> str:
 
 
 def _choice(result: dict) -> str:
-    """Advice on the choice of a verifier, at T = 0.7 unless another is given."""
+    """Text that advises on the choice of a verifier, at T = 0.7 unless stated otherwise."""
     found = _by_name(result["acceptance"])
     at = {s: found["T=0.7", s] for s in NAMES}
     far = {s: found[FLAT, s] for s in NAMES if (FLAT, s) in found}
@@ -151,13 +151,13 @@ def _choice(result: dict) -> str:
 
 
 def plot(rows: list[dict], path: str) -> None:
-    """Acceptance over K, one panel a kind of pairs."""
+    """Plot acceptance over K, one panel per kind of pairs."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    # the same file for the same figures
+    # makes the file reproducible
     matplotlib.rcParams["svg.hashsalt"] = "csd"
     shown = ("bound", "canonical", "kseq", "recursive", "match, coupled", "match, fixed", "single")
     found, names = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))

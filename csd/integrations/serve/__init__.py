@@ -1,15 +1,15 @@
 """`csd serve`: OpenAI's HTTP interface over one `csd.AsyncEngine`, in which `n` is a group.
 
-    fields.py      the fields of a request, and what each is called here
-    asked.py       a body, read and checked
+    fields.py      the fields of a request, and the engine's option for each
+    asked.py       parsing and checks of a body
     answers.py     choices, log-probabilities and usage
-    events.py      the same as they are drawn
+    events.py      the same as events, while tokens are drawn
     errors.py      errors as OpenAI's clients expect them
-    clients.py     keys, bodies and readers: what a client may take
-    endpoints.py   the paths
+    clients.py     API keys, and limits of bodies and readers
+    endpoints.py   the handlers of the paths
     metrics.py     totals for Prometheus and for the page at /
-    app.py         all of it as an ASGI application
-    connections.py uvicorn's protocol, for clients that send nothing
+    app.py         the server as an ASGI application
+    connections.py uvicorn's protocol, with a limit for clients that send nothing
     run.py         the process: signals, draining, exit
 
 It needs starlette and uvicorn: pip install 'csd[serve]'.

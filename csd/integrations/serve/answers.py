@@ -1,4 +1,4 @@
-"""Choices, log-probabilities and usage, as OpenAI's clients read them."""
+"""Choices, log-probabilities and usage in OpenAI's format."""
 
 import math
 import threading
@@ -13,12 +13,12 @@ from csd.engine.service import Handle
 from csd.engine.service.handle import Top
 from csd.integrations.serve.asked import Asked
 
-# what JSON has in place of a token that cannot be drawn, as OpenAI does
+# log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
 
 
 class Texts:
-    """The text of each token, as a part of a text; found when it is first asked for."""
+    """Text of each token as part of a longer text, decoded on first use and cached."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -26,7 +26,7 @@ class Texts:
         self._lock = threading.Lock()
 
     def of(self, ids: Sequence[int]) -> list[str]:
-        """Half a character is U+FFFD, and a token of a model without tokenizer is its number."""
+        """Texts of tokens. A partial character is U+FFFD; without a tokenizer, `token_id:N`."""
         if self._tokenizer is None:
             return [f"token_id:{i}" for i in ids]
         new = sorted({*ids} - self._pieces.keys())
@@ -40,7 +40,7 @@ class Texts:
 
 
 class Answer:
-    """The common parts of the answers to one request."""
+    """Parts common to the whole and the streamed answer to one request."""
 
     def __init__(self, asked: Asked, name: str, texts: Texts):
         self.asked, self.texts = asked, texts
@@ -48,12 +48,12 @@ class Answer:
         self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
 
     def index(self, handle: Handle, sample: int) -> int:
-        """Index of a choice: the prompt's place times n, and the sample's place."""
+        """Index of a choice: the prompt's index times n, plus the sample's index in its prompt."""
         place = self.asked.handles.index(handle)
         return place * self.asked.samples + sample - handle.request.samples.start
 
     def whole(self, results: list[Samples]) -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
+        """Returns the answer to a request that is not streamed."""
         asked = self.asked
         choices = [
             self._choice(handle, sample)
@@ -116,7 +116,7 @@ class Answer:
         echoed: Handle | None = None,
         at: int = 0,
     ) -> dict[str, Any]:
-        """Log-probabilities of a completion, behind its prompt if `echoed`; at: of its text."""
+        """Log-probabilities of a completion, after its prompt's if `echoed`; at: text offset."""
         chances: list[float | None] = [*logprobs]
         tops: list[Top | None] = [*top]
         if echoed is not None and echoed.scores is not None:
@@ -141,7 +141,7 @@ class Answer:
         }
 
     def _by_text(self, likeliest: Top, text: str, chance: float | None) -> dict[str, float]:
-        """The likeliest tokens and the drawn one; of equal texts the likelier."""
+        """Log-probabilities of likeliest and drawn tokens, by text; the larger of equal texts."""
         pairs = self._named(likeliest)
         if chance is not None:
             pairs.append((text, chance))
@@ -155,7 +155,7 @@ class Answer:
         return [(text, x) for text, (_, x) in zip(texts, likeliest, strict=True)]
 
     def usage(self) -> dict[str, int]:
-        """Tokens of the prompts, each counted once, and of all choices."""
+        """Token counts of the prompts, each counted once, and of all choices."""
         handles = self.asked.handles
         prompt = sum(len(h.prompt_ids) for h in handles)
         new = 0
@@ -166,7 +166,7 @@ class Answer:
         }  # fmt: skip
 
     def extras(self) -> dict[str, Any]:
-        """Fields that OpenAI's interface has no place for."""
+        """Fields that OpenAI's interface does not have."""
         handles = self.asked.handles
         stats = [h.request.stats for h in handles]
         steps, tokens = sum(s.sample_steps for s in stats), sum(s.tokens for s in stats)
@@ -180,7 +180,7 @@ class Answer:
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    # a part of a character has bytes of its own, which no text shows
+    # the bytes of a partial character cannot be recovered from its text
     raw = None if "\ufffd" in text else [*text.encode()]
     return {"token": text, "logprob": _finite(logprob), "bytes": raw}
 

@@ -1,4 +1,4 @@
-"""A server as an ASGI application: `uvicorn`'s, or a deployment's of Ray Serve."""
+"""The server as an ASGI application, for `uvicorn` or a deployment of Ray Serve."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ PATHS = {
 
 
 def make_app(server: Server) -> Starlette:
-    """The application; its shutdown closes the engine."""
+    """Returns the ASGI application, whose shutdown closes the engine."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""A body of a request, read and checked: prompts, how they are drawn, and what is answered."""
+"""Parsing and checks of a request's body: prompts, sampling options, contents of the answer."""
 
 import secrets
 from collections.abc import Mapping
@@ -11,33 +11,33 @@ from csd.integrations.serve import fields
 from csd.integrations.serve.errors import Refused
 from csd.schema.check import fits, shown
 
-# new tokens of a completion that names no number, as OpenAI has it
+# default max_tokens of a completion, as in OpenAI's interface
 COMPLETION_TOKENS = 16
 
 
 @dataclass(slots=True)
 class Asked:
-    """One request."""
+    """One parsed request."""
 
     chat: bool
     prompts: list[Any]
-    options: dict[str, Any]  # of the engine
+    options: dict[str, Any]  # of `AsyncEngine.submit`
     stream: bool = False
     include_usage: bool = False
-    top: int | None = None  # likeliest tokens beside log-probabilities; None: no log-probabilities
+    top: int | None = None  # likeliest tokens per token; None: no log-probabilities
     token_ids: bool = False
     echo: bool = False
     nothing_new: bool = False  # max_tokens is 0: one token is drawn and not shown
-    handles: list[Handle] = field(default_factory=list)  # one a prompt
+    handles: list[Handle] = field(default_factory=list)  # one per prompt
 
     @property
     def samples(self) -> int:
-        """Choices of each prompt."""
+        """Choices per prompt."""
         return self.options.get("num_samples", 1)
 
     def submit(self, engine: AsyncEngine, owner: str | None) -> None:
-        """Ask the engine for all prompts. Where one is refused, none is drawn."""
-        # equal prompts of one request are one group, whoever may share with whom
+        """Submit all prompts to the engine; if it refuses one, all are cancelled."""
+        # without an owner a random one, so that equal prompts of one request are one group
         owner = owner or secrets.token_hex(8)
         first, taken = self.options.pop("first_sample", 0), {}  # type: ignore[var-annotated]
         try:
@@ -49,7 +49,7 @@ class Asked:
                     top_logprobs=self.top or 0,
                     score_prompt=self.top if self.echo else None, **self.options,
                 )  # fmt: skip
-                # a prompt that occurs again goes on with the indices of its samples
+                # a repeated prompt continues the sample indices
                 taken[key] = start + self.samples
                 self.handles.append(handle)
         except BaseException:
@@ -62,7 +62,7 @@ class Asked:
 
 
 def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
-    """Raises Refused, naming the field."""
+    """Parse the body of a chat completion. Raises Refused, naming the field."""
     given = fields.check_fields(body, fields.CHAT)
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -89,7 +89,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
 
 
 def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
-    """Raises Refused, naming the field."""
+    """Parse the body of a completion. Raises Refused, naming the field."""
     given = fields.check_fields(body, fields.COMPLETIONS)
     options = {"max_new_tokens": COMPLETION_TOKENS} | fields.options_of(given)
     asked = Asked(False, _prompts(given.get("prompt")), options)
@@ -124,7 +124,7 @@ def _with_common(asked: Asked, given: Mapping[str, Any]) -> Asked:
 
 
 def _prompts(given: Any) -> list[Any]:
-    """A text, token ids, or a list of these."""
+    """Returns a list of prompts from a text, token ids, or a list of these."""
     if isinstance(given, str) or (fits(given, list[int]) and given):
         return [given]
     if (

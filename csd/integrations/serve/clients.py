@@ -1,4 +1,4 @@
-"""Limits of a client: its key, its body's size and time, and its time without reading."""
+"""Access and limits of clients: API keys, size and time of a body, time without reading."""
 
 import asyncio
 import hashlib
@@ -19,37 +19,43 @@ from csd.integrations.serve.events import error_event
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one request, and of all together."""
+    """Limits of one request, and of all requests together."""
 
     body: int = 8 << 20  # bytes
     choices: int = 128  # prompts times n
-    requests: int = 512  # being answered at once
-    body_seconds: float = 30.0  # until a body is there
-    send_seconds: float = 60.0  # that a reader may leave what is sent to it
+    requests: int = 512  # answered at the same time
+    body_seconds: float = 30.0  # to receive a body
+    send_seconds: float = 60.0  # for a reader to take each event
 
 
 class Clients:
-    """keys: that are served; anyone is without. shares: whether equal prompts of requests without
-    keys are one group."""
+    """Owners of requests, by API key.
+
+    keys: the accepted keys; without any, all requests are accepted. shares: True makes equal
+        prompts of different requests one group if there are no keys.
+    """
 
     def __init__(self, keys: Sequence[str], shares: bool):
         self._keys, self._shares = [key.encode() for key in keys], shares
 
     def owner(self, request: Request) -> str | None:
-        """The owner whose requests may share with this one; None: no one's. Raises Refused."""
+        """Owner of a request, which may share with its other requests; None: it shares with none.
+
+        Raises Refused for a missing or wrong key.
+        """
         if not self._keys:
             return "anyone" if self._shares else None
         return hashlib.sha256(self._key(request)).hexdigest()
 
     def administrator(self, request: Request) -> None:
-        """Raises Refused unless the request has the first key, where there are keys."""
+        """Raises Refused if there are keys and the request does not have the first one."""
         if self._keys and not hmac.compare_digest(self._key(request), self._keys[0]):
             raise Refused("this path takes the first --api-key", status=403, code="not_allowed")
 
     def _key(self, request: Request) -> bytes:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         found = given.strip().encode() if kind.lower() == "bearer" else b""
-        # all are compared, so that the time does not depend on which one it is
+        # all keys are compared, so that the time does not depend on which one matches
         matches = [hmac.compare_digest(found, key) for key in self._keys]
         if not any(matches):
             raise Refused("an API key is missing or wrong", status=401, code="invalid_api_key")
@@ -57,7 +63,7 @@ class Clients:
 
 
 async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
-    """The JSON object of a body. Raises Refused."""
+    """Returns the JSON object in the body. Raises Refused."""
     found = bytearray()
 
     async def read() -> None:
@@ -77,7 +83,7 @@ async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
         ) from error
     try:
         body = json.loads(found)
-    # of bytes that are no text, no JSON, or nested without end
+    # bytes that are no text or no JSON, or nested too deeply
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body must be JSON: {error}") from error
     if not isinstance(body, dict):
@@ -86,15 +92,15 @@ async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
 
 
 async def gone(receive: Receive) -> None:
-    """Until the client has closed its connection."""
+    """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(receive: Receive, asked: Asked) -> list[Any]:
-    """The results of all prompts; where the client leaves before, they are cancelled.
+    """Returns the results of all prompts, or cancels the prompts when the client disconnects.
 
-    Raises ClientDisconnect then, and else what ended a prompt.
+    Raises ClientDisconnect in that case, else the error that ended a prompt.
     """
     work = asyncio.ensure_future(_results(asked))
     leaving = asyncio.ensure_future(gone(receive))
@@ -104,7 +110,7 @@ async def unless_gone(receive: Receive, asked: Asked) -> list[Any]:
             raise ClientDisconnect
         return work.result()
     finally:
-        # of what has ended nothing is left to cancel
+        # no effect on prompts that have ended
         asked.cancel()
         for task in (work, leaving):
             task.cancel()
@@ -121,7 +127,7 @@ async def _results(asked: Asked) -> list[Any]:
 class EventStream(Response):
     """Events of a request. A client that leaves, or does not read for `seconds`, ends the request.
 
-    end: is called behind the last event.
+    end: called once the response has ended.
     """
 
     media_type = "text/event-stream"
@@ -145,7 +151,7 @@ class EventStream(Response):
             await asyncio.gather(sending, leaving, return_exceptions=True)
             self.end()
         error = None if sending.cancelled() else sending.exception()
-        # a reader that took too long, whose connection is closed behind this
+        # a TimeoutError is a slow reader's, whose connection is closed after this
         if error is not None and not isinstance(error, TimeoutError):
             raise error
 

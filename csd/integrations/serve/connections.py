@@ -1,16 +1,16 @@
-"""uvicorn's protocol, which also closes a connection on which no request comes."""
+"""uvicorn's protocol, which also closes connections that send no request."""
 
 import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# until the head of a connection's first request is there
+# limit for receiving the head of a connection's first request
 SECONDS = 20.0
 
 
 class Connection(H11Protocol):
-    """A client that opens a connection and sends nothing, or half a line, holds it SECONDS."""
+    """Connection that is closed after SECONDS without the complete head of a request."""
 
     _silent: asyncio.TimerHandle | None = None
 

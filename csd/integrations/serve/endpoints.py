@@ -1,4 +1,4 @@
-"""The paths of a server."""
+"""Handlers of the server's paths."""
 
 import asyncio
 import json
@@ -32,14 +32,14 @@ Endpoint = Callable[[Server, Request], Awaitable[Response]]
 
 
 def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint with its errors as responses, counted."""
+    """Wrap an endpoint: errors become responses, and responses are counted by status."""
 
     async def call(request: Request) -> Response:
         server: Server = request.app.state.server
         try:
             response = await endpoint(server, request)
         except ClientDisconnect:
-            # nobody reads it
+            # no client is left to read it
             response = Response(status_code=499)
         except Exception as error:
             refused = Refused.of(error)
@@ -74,7 +74,7 @@ async def _complete(
         asked = await run_in_threadpool(_submit, server, body, read, owner)
         answer = Answer(asked, server.name, server.texts)
         if asked.stream:
-            # it is being answered until its last event
+            # the request counts as open until its last event
             end = slot.pop_all().close
             return EventStream(events(answer), asked, server.limits.send_seconds, end)
         results = await unless_gone(request.receive, asked)
@@ -96,7 +96,7 @@ def _submit(
         if name is None and message.startswith(("prompt", "the prompt")):
             name = "messages" if asked.chat else "prompt"
         elif name is None and message.startswith("an empty prompt"):
-            # more than a context of its own
+            # max_tokens alone exceeds the context
             name = "max_tokens"
         raise Refused(message, param=name) from error
     return asked
@@ -132,7 +132,7 @@ async def page(server: Server, request: Request) -> Response:
 
 
 async def tokenize(server: Server, request: Request) -> Response:
-    """Token ids of a `prompt`, or of `messages` as the chat template makes them."""
+    """Token ids of a `prompt`, or of `messages` rendered by the chat template."""
     server.clients.owner(request)
     body = await read_body(request, server.limits)
     tokenizer = _tokenizer(server)
@@ -165,7 +165,7 @@ async def tokenize(server: Server, request: Request) -> Response:
 
 
 async def detokenize(server: Server, request: Request) -> Response:
-    """The text of `tokens`."""
+    """Text of the token ids in `tokens`."""
     server.clients.owner(request)
     body = await read_body(request, server.limits)
     _tokenizer(server)
@@ -175,7 +175,7 @@ async def detokenize(server: Server, request: Request) -> Response:
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:
-    """The special tokens and the chat template, for clients that render messages themselves."""
+    """Special tokens and chat template, for clients that render messages themselves."""
     server.clients.owner(request)
     tokenizer = _tokenizer(server)
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
@@ -190,7 +190,7 @@ def _tokenizer(server: Server) -> Any:
 
 
 async def update_weights(server: Server, request: Request) -> Response:
-    """Take the weights of a folder within the one that was named at the start."""
+    """Load the weights of a folder within `--weights-folder`."""
     if server.weights_folder is None:
         raise Refused("the server was started without --weights-folder", status=404)
     server.clients.administrator(request)
@@ -200,7 +200,7 @@ async def update_weights(server: Server, request: Request) -> Response:
         raise Refused(f"path must be a folder's name, got {shown(given)}", param="path")
     root = os.path.realpath(server.weights_folder)
     place = os.path.realpath(os.path.join(root, given))
-    # a link may lead out of it
+    # a symbolic link may lead out of the folder
     if os.path.commonpath([root, place]) != root or not os.path.isdir(place):
         raise Refused(
             f"path must be a folder within --weights-folder, got {shown(given)}", param="path"

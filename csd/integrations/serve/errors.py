@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's clients read."""
+"""Errors in OpenAI's format."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ KINDS = {
 
 
 class Refused(Exception):
-    """A request that is answered with an error. param: the field that it names."""
+    """Error that a request is answered with. param: the field of the request that it names."""
 
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
@@ -25,14 +25,14 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> "Refused":
-        """The answer to a client where `error` was raised for its request."""
+        """Convert an error raised while a request was handled to the answer to its client."""
         if isinstance(error, Refused):
             return error
         if isinstance(error, QueueFull):
             return cls(str(error), status=429, code="queue_full")
         if isinstance(error, Closed):
             return cls("the server is shutting down", status=503, code="shutting_down")
-        # what the engine refuses, before the first step
+        # raised by the engine's checks, before the first step
         if isinstance(error, TypeError | ValueError):
             return cls(str(error))
         return cls(f"{type(error).__name__}: {error}", status=500, code="engine_error")

@@ -1,7 +1,7 @@
-"""A request's choices as they are drawn, as server-sent events.
+"""A request's choices as server-sent events, while they are drawn.
 
-What has come since the last event was sent is one event a choice, so a slow reader gets fewer and
-larger ones, and waits for no one else's.
+All tokens since the last event become one event per choice, so a slow reader gets fewer and larger
+events, and no reader waits for another.
 """
 
 import json
@@ -14,7 +14,7 @@ from csd.integrations.serve.errors import Refused
 
 
 async def events(answer: Answer) -> AsyncIterator[bytes]:
-    """Raises what ended the request."""
+    """Yield the events of an answer. Raises the error that ended the request."""
     asked = answer.asked
     head = answer.head | {
         "object": "chat.completion.chunk" if asked.chat else "text_completion",
@@ -27,7 +27,7 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
         if asked.include_usage:
             more = {"usage": None} | more
         elif ended == total:
-            # no event without a choice, which clients do not expect unasked
+            # sent with the last choice: clients expect an event without choices only on request
             more = {"csd": answer.extras()}
         fingerprint = {"system_fingerprint": asked.handles[0].fingerprint}
         return data(head | {"choices": choices} | fingerprint | more)
@@ -52,14 +52,14 @@ def data(value: dict[str, Any]) -> bytes:
 
 
 def error_event(error: BaseException) -> bytes:
-    """The last event of a stream that breaks off."""
+    """The last event of a stream that ends with an error."""
     return data(Refused.of(error).body())
 
 
 def _choices(
     answer: Answer, handle: Handle, piece: Piece, first: bool, index: int, offsets: dict[int, int]
 ) -> list[dict[str, Any]]:
-    """Choices of a piece: its text, and its end."""
+    """Choices of a piece: one for its text, and one for the finish reason if its sample ends."""
     asked, found = answer.asked, []
     if asked.nothing_new:
         piece = Piece(piece.index, sample=piece.sample)

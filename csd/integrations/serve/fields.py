@@ -1,8 +1,8 @@
-"""The fields of a request: what each is called here, and what is refused.
+"""Fields of a request: the engine's option for each, and the fields that are refused.
 
 A field that has no effect on samples and is not implemented is accepted and ignored (`IGNORED`).
-Every other field that this page does not list is refused by name, so that nothing that a client
-asks for is left out of what it gets.
+Every other field that this module does not list is refused by name, so that no option of a client
+is silently dropped.
 """
 
 import re
@@ -56,7 +56,7 @@ CHAT = (
 )  # fmt: skip
 COMPLETIONS = ("prompt", "logprobs", "echo", "best_of", "suffix", "add_special_tokens")
 
-# a field that is not served -> whether a value of it asks for nothing
+# unsupported field -> test whether a value has no effect and is therefore accepted
 NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "tool_choice": lambda x: x == "none",
     "functions": lambda x: x == [],
@@ -70,9 +70,9 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
 
 
 def check_fields(body: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a body that are given and not ignored. own: those of the endpoint alone.
+    """Returns the fields of a body that have an effect. own: fields of this endpoint only.
 
-    Raises Refused, naming the field, for one that is not served.
+    Raises Refused, naming the field, for an unsupported one.
     """
     known = {*SAMPLING, *COMMON, *own}
     found = {}
@@ -91,7 +91,7 @@ def check_fields(body: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any
 
 
 def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's options that the fields stand for. Raises Refused."""
+    """Convert fields to options of the engine. Raises Refused."""
     found: dict[str, Any] = {}
     for name, option in SAMPLING.items():
         if name not in fields:
@@ -110,12 +110,12 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_top_k(value: Any) -> Any:
-    # vLLM's name for off
+    # -1 turns top_k off in vLLM
     return 0 if value == -1 else value
 
 
 def _read_bias(value: Any) -> Any:
-    """Token ids, which are texts in JSON."""
+    """Convert the keys, token ids that are strings in JSON, to int; None if there are none."""
     if not isinstance(value, dict):
         raise Refused(f"logit_bias must be an object, got {shown(value)}", param="logit_bias")
     try:
@@ -127,7 +127,7 @@ def _read_bias(value: Any) -> Any:
 
 
 def _read_format(value: Any) -> Any:
-    """The JSON schema of a response format; None for plain text."""
+    """Returns the JSON schema of a response format; None for plain text."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return None
@@ -148,13 +148,13 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def as_fields(message: str) -> str:
-    """An error of the engine with the names of fields in place of its options'."""
-    # of several fields of an option the first
+    """Replace names of the engine's options in an error message by those of fields."""
+    # reversed, so that the first of several fields of an option remains
     names = {option: name for name, option in reversed(SAMPLING.items()) if option != name}
     return re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[1]], message)
 
 
 def named(message: str) -> str | None:
-    """The field that an error begins with."""
+    """The field of SAMPLING that an error message begins with, or None."""
     first = re.match(r"\w*", message)
     return first[0] if first and first[0] in SAMPLING else None

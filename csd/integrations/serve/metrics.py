@@ -9,7 +9,7 @@ from csd.engine.service import AsyncEngine
 
 
 def snapshot(engine: AsyncEngine, responses: dict[int, int], answering: int) -> dict[str, Any]:
-    """The numbers of this moment. responses: so far, by status; answering: at this moment."""
+    """The current totals. responses: so far, by status; answering: requests answered now."""
     counters = engine.counters
     return {
         "time": time.time(),
@@ -88,7 +88,7 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not show it."""
+    """Resident memory of this process; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""The process of a server: it listens, and on SIGTERM answers what it has accepted and ends."""
+"""The server's process, which on SIGTERM answers the accepted requests and exits."""
 
 import logging
 import socket
@@ -16,14 +16,17 @@ from csd.integrations.serve.server import Server
 
 LOG = logging.getLogger("csd")
 
-# seconds in which a thread may hold Python's lock while another waits for it: the engine's thread
-# takes it back between any two operations, and the default is a tenth of a small model's step
+# seconds for which a thread may hold Python's lock while another waits for it: the engine's thread
+# reacquires it between any two operations, and the default is a tenth of a small model's step
 SWITCH = 0.0005
 
 
 class Process(uvicorn.Server):
-    """drain: seconds that accepted requests have once the process is to end. begun: is called
-    with the port once it listens."""
+    """uvicorn server that drains the engine before it exits.
+
+    drain: seconds that accepted requests have after the signal to exit. begun: called with the port
+        once the server listens.
+    """
 
     def __init__(
         self, server: Server, config: uvicorn.Config, drain: float, begun: Callable[[int], Any]
@@ -41,14 +44,14 @@ class Process(uvicorn.Server):
         super().handle_exit(sig, frame)
         if first:
             LOG.warning("csd serve: draining for at most %g seconds", self._drain)
-            # no new requests; those that were accepted go on until the time is over
+            # new requests are refused; accepted ones continue until the time limit
             self._end(drain=True)
             late = threading.Timer(self._drain, self._end, kwargs={"drain": False})
             late.daemon = True
             late.start()
 
     def _end(self, drain: bool) -> None:
-        # a signal's handler waits for no thread
+        # timeout=0: a signal handler must not wait for a thread
         self._served.engine.close(drain=drain, timeout=0)
 
 
@@ -62,10 +65,10 @@ def process(
     begun: Callable[[int], Any] = lambda port: None,
     log_level: str = "warning",
 ) -> Process:
-    """A process that listens once its `run` is called, until SIGINT or SIGTERM.
+    """Make a process whose `run` listens until SIGINT or SIGTERM.
 
-    Accepted requests are answered, or refused when `drain` seconds have passed. connections: limit
-    of those open, idle ones included. begun: called with the port.
+    After the signal, accepted requests are answered, or refused once `drain` seconds have passed.
+    connections: limit of open connections, idle ones included. begun: called with the port.
     """
     config = uvicorn.Config(
         make_app(server), host=host, port=port, http=Connection, ws="none", lifespan="on",

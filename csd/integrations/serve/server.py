@@ -1,4 +1,4 @@
-"""State that the paths of a server share."""
+"""State shared by the handlers of a server's paths."""
 
 import time
 from collections.abc import Iterator
@@ -15,12 +15,13 @@ from csd.schema.check import shown
 
 
 class Server:
-    """An engine, its name, and what its clients may do.
+    """An engine, the model's name, and the access and limits of clients.
 
-    name: by which clients name the model. keys: that are served, the first of them also at
-        /update_weights; without, anyone is.
-    shares: whether equal prompts of requests without keys are one group; those of one key are.
-    weights_folder: whose folders /update_weights takes; None: the path is off.
+    name: the model's name in requests. keys: the accepted API keys, of which only the first may use
+        /update_weights; without any, all requests are accepted.
+    shares: True makes equal prompts of requests without keys one group; those of one key always
+        are.
+    weights_folder: the folder within which /update_weights loads folders; None: the path is off.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Server:
 
     @property
     def texts(self) -> Texts:
-        """Texts of the present tokenizer, which comes with the weights."""
+        """`Texts` of the current tokenizer, which an update of the weights may replace."""
         tokenizer = self.engine.engine.tokenizer
         if self._texts is None or self._texts[0] is not tokenizer:
             self._texts = tokenizer, Texts(tokenizer)
@@ -62,9 +63,9 @@ class Server:
 
     @contextmanager
     def answering(self) -> Iterator[ExitStack]:
-        """A request is being answered within the block, or until what it gives is closed.
+        """Count a request as open within the block, or until the yielded stack is closed elsewhere.
 
-        Raises Refused where too many are.
+        Raises Refused if too many are open or the server is shutting down.
         """
         if self.engine.closed:
             raise Refused("the server is shutting down", status=503, code="shutting_down")
@@ -82,7 +83,7 @@ class Server:
         self.open -= 1
 
     def check_model(self, body: dict[str, Any]) -> None:
-        """Raises Refused where a body names another model."""
+        """Raises Refused if a body names another model."""
         given = body.get("model", self.name)
         if given != self.name:
             raise Refused(
@@ -91,9 +92,9 @@ class Server:
             )  # fmt: skip
 
     def check_size(self, asked: Asked) -> None:
-        """Raises Refused where a request asks for more choices than may be."""
+        """Raises Refused if a request has more choices than the limit."""
         samples, most = asked.samples, self.limits.choices
-        # another kind of value is the engine's to refuse
+        # the engine refuses values of other types
         if isinstance(samples, int) and len(asked.prompts) * samples > most:
             raise Refused(
                 f"n must be at most {most} over all prompts, got {samples} for each of "
