@@ -19,7 +19,7 @@ from csd.schema.arguments import check_number
 # a trace has its temperature
 FLAGS = (
     *FILTERS[1:], "min_new_tokens", "bad_words", "no_repeat_ngram_size", "frequency_penalty",
-    "presence_penalty",
+    "presence_penalty", "max_thinking_tokens",
 )  # fmt: skip
 # drafted nodes of the runs that calibrate: a step's rows, and so its rounding, differ
 BUDGETS = (0, 8, 48)
