@@ -110,7 +110,7 @@ def test_closing_ends_what_no_step_has_been_run_for():
     service = csd.AsyncEngine(engine(PrefixSum()), max_tokens=200)
     # its thread sees nothing before both
     with service._inbox._changed, pytest.raises(ValueError, match="top_k"), service:
-        service.close = lambda drain: csd.AsyncEngine.close(service, drain, timeout=0)
+        service.close = lambda drain, timeout=0: csd.AsyncEngine.close(service, drain, timeout)
         handle = service.submit([1, 2], max_new_tokens=50, seed=1)
         service.submit([1, 2], top_k=-1)
     assert handle.result(10).finish_reasons == ["cancelled"]
