@@ -19,7 +19,7 @@ from csd.schema.arguments import check_number
 # without temperature, which each trace has
 FLAGS = (
     *FILTERS[1:], "min_new_tokens", "bad_words", "no_repeat_ngram_size", "frequency_penalty",
-    "presence_penalty",
+    "presence_penalty", "max_thinking_tokens",
 )  # fmt: skip
 # drafted nodes of the runs for --calibrate: their steps differ in rows and therefore in rounding
 BUDGETS = (0, 8, 48)

@@ -37,6 +37,8 @@ def step_of_call(
         step = _dynamic(step)
     vocab, static = step.decoder.config.vocab, isinstance(step, StaticStep)
     changes = Changes.of_call(requests, step.slots, vocab, before, static, tokenizer)
+    if changes is not None:
+        changes.given = isinstance(verifier, TeacherForcing)
     if changes is not None and changes.asked.host and static:
         log_uncaptured(step.slots.live.device)
         step = _dynamic(step)

@@ -44,6 +44,7 @@ class Changes:
     serial: int = field(default_factory=lambda: next(_SERIAL))
     static: bool = False  # whether nothing may be read on the host
     grammars: Grammars | None = None
+    given: bool = False  # whether tokens are given in place of being drawn
 
     @classmethod
     def of_call(
@@ -129,10 +130,10 @@ class Changes:
         x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
         banned = None
         if self.grammars is not None:
-            banned, forced = self.grammars.rows(pool, slots, forced)
+            banned, forced = self.grammars.rows(pool, slots, forced, self.given)
             x.masked_fill_(banned, -torch.inf)
         if self.asked.functions:
-            apply_functions(x, forced, pool, slots, self.owners)
+            apply_functions(x, forced, pool, slots, self.owners, self.given)
             if banned is not None:
                 # a function may not allow again what the grammar does not
                 x.masked_fill_(banned, -torch.inf)

@@ -7,13 +7,16 @@ from csd.engine.requests import LiveSample
 from csd.engine.sampling import SamplingParams
 
 
-def no_token_left(live: LiveSample, tokens: list[int], vocab: int) -> ValueError:
-    """The error of a sample that has no token to draw behind `tokens`."""
+def no_token_left(live: LiveSample, tokens: list[int], vocab: int, prompt: str) -> ValueError:
+    """The error of a sample that has no token to draw behind `tokens`.
+
+    prompt: what the prompt is called.
+    """
     request = live.request
     names = " and ".join(_names(request.params, request.prompt, tokens, vocab))
     return ValueError(
         f"{names} left no token to draw after {len(tokens)} tokens of sample {live.index} of "
-        f"prompt {request.index}"
+        f"{prompt}"
     )
 
 

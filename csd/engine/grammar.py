@@ -95,7 +95,7 @@ def _of_schema(text: str) -> str:
     from llguidance import LLMatcher
 
     # options that a schema has of its own stand
-    options: Any = None if "x-guidance" in text else SPACE
+    options: Any = None if "x-guidance" in json.loads(text) else SPACE
     return LLMatcher.grammar_from_json_schema(text, options)
 
 
@@ -144,10 +144,15 @@ def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
         elif isinstance(value, list):
             listed = enumerate(value)
         elif isinstance(value, dict):
-            yield f"/{key}", value
+            yield f"/{_escaped(key)}", value
         for name, inside in listed:
             if isinstance(inside, dict):
-                yield f"/{key}/{name}", inside
+                yield f"/{_escaped(key)}/{_escaped(name)}", inside
+
+
+def _escaped(name: str | int) -> str:
+    """A name as a part of a JSON pointer."""
+    return str(name).replace("~", "~0").replace("/", "~1")
 
 
 def _reads(schema: dict) -> bool:

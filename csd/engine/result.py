@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from math import inf
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,15 @@ class Sample:
 
     def __repr__(self) -> str:
         return f"Sample({views.line(self)})"
+
+
+def _in_json(logprobs: list) -> list:
+    """Log-probabilities as JSON has them: null for -inf, which is no number there."""
+    return [None if x == -inf else x for x in logprobs] if -inf in logprobs else logprobs
+
+
+def _pairs_in_json(pairs: list[tuple[int, float]]) -> list[tuple[int, float | None]]:
+    return [(token, None if x == -inf else x) for token, x in pairs]
 
 
 @dataclass(slots=True, repr=False)
@@ -120,17 +130,17 @@ class Samples:
             "texts": self.texts,
             "indices": [s.index for s in self.samples],
             "tokens": self.tokens,
-            "logprobs": self.logprobs,
-            "raw_logprobs": self.raw_logprobs,
+            "logprobs": [*map(_in_json, self.logprobs)],
+            "raw_logprobs": [*map(_in_json, self.raw_logprobs)],
             "finish_reasons": self.finish_reasons,
             "stop_reasons": [s.stop_reason for s in self.samples],
             "error": self.error,
             "sources": [s.sources for s in self.samples],
             "steps": [s.steps for s in self.samples],
             "forced": [s.forced for s in self.samples],
-            "top_logprobs": [s.top_logprobs for s in self.samples],
+            "top_logprobs": [[*map(_pairs_in_json, s.top_logprobs)] for s in self.samples],
             "entropies": [s.entropies for s in self.samples],
-            "prompt_logprobs": self.prompt_logprobs,
+            "prompt_logprobs": self.prompt_logprobs and _in_json(self.prompt_logprobs),
             "seed": self.seed,
             "prompt_ids": self.prompt_ids,
             "stats": self.stats.to_dict(),

@@ -11,6 +11,8 @@ def _list(inside: dict[str, Any], description: str | None = None) -> dict[str, A
 TOKEN = {"type": "integer", "minimum": 0}
 COUNT = {"type": "integer", "minimum": 0}
 NUMBER = {"type": "number"}
+# a token that the model or a constraint rules out has none
+LOGPROB = {"type": ["number", "null"]}
 
 _STATS: dict[str, dict[str, Any]] = {
     "prompt_tokens": COUNT | {"description": "tokens of the prompt"},
@@ -51,10 +53,12 @@ _KEYS: dict[str, dict[str, Any]] = {
     "indices": _list(COUNT, "the sample index of each, from which its noise follows"),
     "tokens": _list(_list(TOKEN), "token ids, with the one that ended the sample"),
     "logprobs": _list(
-        _list(NUMBER), "of each token, as it was drawn: behind all constraints and filters; at "
-        "temperature 0 as raw_logprobs",
+        _list(LOGPROB), "of each token, as it was drawn: behind all constraints and filters; at "
+        "temperature 0 as raw_logprobs; null of one without probability",
     ),
-    "raw_logprobs": _list(_list(NUMBER), "of each token, of the model itself at temperature 1"),
+    "raw_logprobs": _list(
+        _list(LOGPROB), "of each token, of the model itself at temperature 1; null as above"
+    ),
     "finish_reasons": _list(
         {"enum": ["stop", "length", "cancelled"]}, "why each sample ended"
     ),
@@ -73,16 +77,18 @@ _KEYS: dict[str, dict[str, Any]] = {
     ),
     "top_logprobs": _list(
         _list(_list({
-            "type": "array", "prefixItems": [TOKEN, NUMBER], "items": False, "minItems": 2,
+            "type": "array", "prefixItems": [TOKEN, LOGPROB], "items": False, "minItems": 2,
         })),
-        "with top_logprobs, pairs of a token id and its raw log-probability; else empty",
+        "with top_logprobs, pairs of a token id and its raw log-probability, null as above; else "
+        "empty",
     ),
     "entropies": _list(
         _list(NUMBER), "with entropy, of the model at each token in nats; else empty"
     ),
     "prompt_logprobs": {
         "type": ["array", "null"], "items": {"type": ["number", "null"]},
-        "description": "with prompt_logprobs, raw ones of the prompt's tokens, null of the first",
+        "description": "with prompt_logprobs, raw ones of the prompt's tokens, null of the first "
+        "and as above",
     },
     "seed": {"type": "integer", "description": "with which the same samples are drawn again"},
     "prompt_ids": _list(TOKEN, "token ids of the prompt"),

@@ -16,14 +16,16 @@ def apply_functions(
     pool: Pool,
     slots: Slots,
     owners: Sequence[Request | None],
+    given: bool = False,
 ) -> None:
     """Rows x [M, V], in place, as the functions of their slots' requests change them.
 
     Rows go level by level, so that a function gets only prefixes that a sample can have: of a row
     whose parent cannot draw its token, or ends with it, nothing is asked. forced: [M], a row's only
-    token or -1; such rows are left to it.
+    token or -1; such rows are left to it. given: whether tokens are given in place of being drawn,
+    so that samples go on behind any of them.
     """
-    rows = _Rows(forced, pool, slots, owners)
+    rows = _Rows(forced, pool, slots, owners, given)
     for level in rows.levels():
         alike: dict[tuple[int, int], list[int]] = {}
         for row in rows.reached(level, x):
@@ -44,7 +46,9 @@ def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Ten
             raise TypeError(
                 f"logits_processor must return logits of shape {list(logits.shape)}, got {got}"
             )
-        logits = found.to(logits.dtype)
+        if not found.is_floating_point():
+            raise TypeError(f"logits_processor must return logits of floats, got {found.dtype}")
+        logits = found.to(logits)
     return logits
 
 
@@ -57,11 +61,12 @@ class _Rows:
         pool: Pool,
         slots: Slots,
         owners: Sequence[Request | None],
+        given: bool,
     ):
         listed = torch.stack([pool.token, pool.parent, pool.slot, pool.depth]).tolist()
         self.token, self.parent, self.slot, self.depth = listed
         self.forced = [-1] * pool.rows if forced is None else forced.tolist()
-        self._stops, self._owners = slots.stop_ids.tolist(), owners
+        self._stops, self._owners, self._given = slots.stop_ids.tolist(), owners, given
         self._generated = slots.generated.tolist()
         longest = max(self._generated, default=0)
         self._tokens = slots.tokens[:, :longest].tolist()
@@ -101,11 +106,12 @@ class _Rows:
                 found.append(row)
         for i, row in enumerate(below):
             only = self.forced[self.parent[row]]
-            if self.token[row] == only if only >= 0 else scores[i] != -torch.inf:
+            drawn = self.token[row] == only if only >= 0 else scores[i] != -torch.inf
+            if drawn or self._given:
                 self._prefixes[row] = [*self._prefixes[self.parent[row]], self.token[row]]
                 found.append(row)
         return sorted(found)
 
     def _goes_on(self, row: int) -> bool:
-        ended = self.token[row] in self._stops[self.slot[row]]
+        ended = not self._given and self.token[row] in self._stops[self.slot[row]]
         return self.parent[row] in self._prefixes and not ended

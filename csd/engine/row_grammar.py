@@ -91,17 +91,19 @@ class Grammars:
         return planned
 
     def rows(
-        self, pool: Pool, slots: Slots, forced: torch.Tensor | None
+        self, pool: Pool, slots: Slots, forced: torch.Tensor | None, given: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[M, V] bool, what grammars do not allow behind each row's prefix, and forced tokens [M].
 
         Nothing of rows behind a banned token or an end token: no sample gets there.
-        forced: what budgets of thought force without a grammar, -1 is nothing.
+        forced: what budgets of thought force without a grammar, -1 is nothing. given: whether
+        tokens are given in place of being drawn; behind one that a grammar does not allow, it bans
+        none.
         """
         if self._planned is not None and self._planned[0] is pool:
             _, bits, own = self._planned
         else:
-            bits, own = self._of_pool(pool, slots)
+            bits, own = self._of_pool(pool, slots, given)
         allowed = np.unpackbits(bits, axis=1, bitorder="little", count=self._vocab)
         device = pool.token.device
         if forced is not None:
@@ -109,7 +111,7 @@ class Grammars:
             forced = torch.where(listed == OTHER, forced, listed)
         return torch.from_numpy(allowed == 0).to(device), forced
 
-    def _of_pool(self, pool: Pool, slots: Slots) -> tuple[np.ndarray, list[int]]:
+    def _of_pool(self, pool: Pool, slots: Slots, given: bool) -> tuple[np.ndarray, list[int]]:
         """[M, V / 8] uint8, what is allowed, and [M] forced, of a pool that was not planned."""
         token, parent = torch.stack([pool.token, pool.parent]).tolist()
         start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
@@ -117,7 +119,7 @@ class Grammars:
         bits = np.full((pool.rows, (self._vocab + 7) // 8), 255, np.uint8)
         forced = [OTHER] * pool.rows
         for s in range(slots.count):
-            matcher = self._at(s, slots, generated) if nodes[s] else None
+            matcher = self._at(s, slots, generated, given) if nodes[s] else None
             if matcher is None:
                 continue
             rows = range(start[s], start[s] + nodes[s])
@@ -128,13 +130,15 @@ class Grammars:
                 bits[start[s] + place], forced[start[s] + place] = found, only
         return bits, forced
 
-    def _at(self, s: int, slots: Slots, generated: list[int]) -> Any:
+    def _at(self, s: int, slots: Slots, generated: list[int], given: bool = False) -> Any:
         """The matcher of slot s behind all that its sample has committed."""
         matcher = self._matchers.get(s)
         if matcher is not None and self._read[s] < generated[s]:
             # a sample's own tokens are allowed, and behind its end it has no rows
-            matcher.consume_tokens(slots.tokens[s, self._read[s] : generated[s]].tolist())
+            allowed = matcher.consume_tokens(slots.tokens[s, self._read[s] : generated[s]].tolist())
             self._read[s] = generated[s]
+            if given and not allowed:
+                self._matchers[s] = matcher = None
         return matcher
 
 

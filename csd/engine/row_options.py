@@ -161,9 +161,10 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
         if not isinstance(word, str):
             found[word] = None
             continue
-        for text in (word, " " + word.lstrip()):
-            if ids := spell("bad_words", text, tokenizer):
-                found[ids] = None
+        spelled = [spell("bad_words", text, tokenizer) for text in (word, " " + word.lstrip())]
+        if not any(spelled):
+            raise ValueError(f"bad_words must be texts that have tokens, got {shown(word)}")
+        found |= dict.fromkeys(filter(None, spelled))
     return tuple(found)
 
 

@@ -230,7 +230,9 @@ def resolve(
     least = given.get("min_new_tokens")
     least = 0 if least is None else check_option("min_new_tokens", least)
     if least > longest:
-        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={longest} of {name}")
+        # one that was not given is as the prompt leaves it
+        of = f" of {name}" if given.get("max_new_tokens") is None else ""
+        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={longest}{of}")
     texts = {
         option: given[option]
         for option in ("include_stop", "skip_special_tokens")

@@ -86,11 +86,18 @@ class Scheduler(SlotFiller):
         place = -1 if changes is None else changes.emptied(s)
         if place >= 0:
             tokens = [*live.tokens, *record.tokens[s]][:place]
-            return no_token_left(live, tokens, self.step.decoder.config.vocab)
+            vocab = self.step.decoder.config.vocab
+            return no_token_left(live, tokens, vocab, self.name_of(live.request))
+        functions = live.request.params.logits_processor
         return FloatingPointError(
-            f"the model gave NaN or infinite logits at step {record.step}, slot {s} "
-            f"(prompt {live.request.index}, sample {live.index})"
+            f"{'logits_processor or the model' if functions else 'the model'} gave NaN or infinite "
+            f"logits at step {record.step}, slot {s} ({self.name_of(live.request)}, "
+            f"sample {live.index})"
         )
+
+    def name_of(self, request: Request) -> str:
+        """The name of a request's prompt in errors."""
+        return f"prompt {request.index}"
 
     def append(self, live: LiveSample, record: Record, s: int) -> None:
         """Append the tokens of slot s to the sample that is in it."""

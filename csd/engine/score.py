@@ -1,6 +1,7 @@
 """`csd.score`: log-probabilities of completions that are given."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -40,8 +41,9 @@ def score(
     """Log-probabilities of completions, which are read in the place of being drawn.
 
     model, prompt: as `csd.generate` has them. The prompt is read once for all of its completions.
-    completions: a list of texts or token ids; for a list of prompts a list of such lists. A text
-        has the tokens that the tokenizer gives it alone, without special tokens.
+    completions: a list of texts or token ids, or an array of ids with a row a completion; for a
+        list of prompts a list of such lists. A text has the tokens that the tokenizer gives it
+        alone, without special tokens.
     options: filters and constraints of `csd.generate`, which are off where they are not given,
         whatever the model's generation config has; `top_logprobs`, `entropy`, `prompt_logprobs`,
         `tokenizer`, `attention_mask` and `chat_template_kwargs`.
@@ -100,12 +102,13 @@ def _completions(
     completions: Any, prompts: int, many: bool, tokenizer: Any, vocab: int
 ) -> list[list[list[int]]]:
     """Token ids of every completion of every prompt."""
-    listed = completions if many else [completions]
+    listed = _plain(completions)
+    listed = listed if many else [listed]
     expected = "a list of texts or token ids" + (" for each prompt" if many else "")
     if isinstance(listed, str) or not isinstance(listed, Sequence) or len(listed) != prompts:
         raise ValueError(f"completions must be {expected}, {prompts} in all, got {shown(listed)}")
     found = []
-    for own in listed:
+    for own in map(_plain, listed):
         if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
             raise ValueError(f"completions must be {expected}, got {shown(own)}")
         found.append([_ids(one, tokenizer, vocab) for one in own])
@@ -117,9 +120,10 @@ def _ids(completion: Any, tokenizer: Any, vocab: int) -> list[int]:
         if tokenizer is None:
             raise ValueError("completions that are texts need a tokenizer: pass tokenizer=")
         completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
-    if hasattr(completion, "tolist"):
-        completion = completion.tolist()
-    whole = isinstance(completion, list | tuple) and all(type(t) is int for t in completion)
+    completion = _plain(completion)
+    whole = isinstance(completion, list | tuple) and all(
+        isinstance(t, Integral) and not isinstance(t, bool) for t in completion
+    )
     if not whole or not completion:
         raise ValueError(
             f"completions must have token ids, at least one each, got {shown(completion)}"
@@ -128,4 +132,9 @@ def _ids(completion: Any, tokenizer: Any, vocab: int) -> list[int]:
         raise ValueError(
             f"completions must lie in the vocabulary of {vocab}, got {shown(completion)}"
         )
-    return [*completion]
+    return [*map(int, completion)]
+
+
+def _plain(value: Any) -> Any:
+    """Lists in place of an array of numpy or torch."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -44,9 +44,8 @@ class Thinking:
             self._text = self._fresh.deep_copy()
         return True
 
-    def consume_tokens(self, tokens: list[int]) -> None:
-        for token in tokens:
-            self.consume_token(token)
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        return all([self.consume_token(token) for token in tokens])
 
     def forced(self) -> int:
         """The only token that may come next, -1 where the budget does not force one."""

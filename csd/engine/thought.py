@@ -49,7 +49,12 @@ def spell_tags(tags: tuple[Any, ...], tokenizer: Any) -> Tags:
     for tag in tags:
         found.append(spell("thinking_tags", tag, tokenizer) if isinstance(tag, str) else tag)
     begin, end, close = found[0], found[1], found[-1]
-    if not begin or close[len(close) - len(end) :] != end:
+    if not begin or not end or begin[-len(end) :] == end:
+        raise ValueError(
+            "thinking_tags must have a begin and an end of at least a token, of which the begin "
+            f"does not end with the end, got token ids {list(begin)} and {list(end)}"
+        )
+    if close[len(close) - len(end) :] != end:
         raise ValueError(
             f"thinking_tags must have a third that ends with the second, as token ids {list(end)}, "
             f"got {shown(list(close))}"

@@ -8,10 +8,12 @@ import torch
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
+from csd.engine.options import read_options
 from csd.engine.requests import Request
 from csd.engine.sampling import resolve
 from csd.engine.traces.traces import Trace
 from csd.kernels.ops import Ops
+from csd.schema.check import shown
 from csd.verify.audit import Auditor
 
 # how far rounding moves perturbed scores, by dtype: a gap up to it is a tie
@@ -42,10 +44,12 @@ def audit(engine: Engine, traces: Iterable[Trace], **sampling: Any) -> Iterator[
     sampling: filters and constraints as they were asked for, of `csd.generate`; the temperature is
     the trace's, and what is left out is the model's generation config's, as in sampling.
 
-    Raises ValueError for a trace without a seed and indices, and for tokens beyond the vocabulary.
+    Raises ValueError for a trace without a seed and indices, for one with several samples of an
+    index, and for tokens beyond the vocabulary.
     """
+    asked = read_options(sampling)
     for trace in traces:
-        yield _audit_one(engine, trace, sampling)
+        yield _audit_one(engine, trace, {name: asked[name] for name in sampling})
 
 
 def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[Audited]:
@@ -53,12 +57,23 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         raise ValueError(
             f"problem {trace.problem} must have a seed and indices, which determine its noise"
         )
-    config = engine.config
+    if not trace.samples:
+        return []
+    if len({*trace.indices}) < len(trace.indices):
+        raise ValueError(
+            f"problem {trace.problem} must have one sample of each index, got indices "
+            f"{shown(trace.indices)}"
+        )
+    config, longest = engine.config, max(map(len, trace.samples))
+    if sampling.get("min_new_tokens"):
+        # a stop string may have ended all samples before
+        sampling = sampling | {"min_new_tokens": min(sampling["min_new_tokens"], longest)}
     params = resolve(
         engine.generation_config, context=config.context, prompt_tokens=len(trace.prompt),
         vocab=config.vocab, tokenizer=engine.tokenizer, name=f"problem {trace.problem}",
-        temperature=trace.temperature, stop=[], ignore_eos=not sampling.get("min_new_tokens"),
-        max_new_tokens=max(map(len, trace.samples)), **sampling,
+        temperature=trace.temperature, stop=[], max_new_tokens=longest,
+        # what ended the samples, whatever ends those of this model
+        end_token_ids=[i for i in trace.stop_ids if i < config.vocab], **sampling,
     )  # fmt: skip
     highest = max(max(trace.prompt), *(max(tokens) for tokens in trace.samples))
     if highest >= config.vocab:

@@ -105,6 +105,19 @@ def test_closing_drains_or_ends_what_is_in_flight():
         assert free(service)
 
 
+def test_closing_ends_what_no_step_has_been_run_for():
+    """A request that is accepted, and one that is refused right behind it."""
+    service = csd.AsyncEngine(engine(PrefixSum()), max_tokens=200)
+    # its thread sees nothing before both
+    with service._inbox._changed, pytest.raises(ValueError, match="top_k"), service:
+        service.close = lambda drain, timeout=0: csd.AsyncEngine.close(service, drain, timeout)
+        handle = service.submit([1, 2], max_new_tokens=50, seed=1)
+        service.submit([1, 2], top_k=-1)
+    assert handle.result(10).finish_reasons == ["cancelled"]
+    service._thread.join(10)
+    assert not service._thread.is_alive()
+
+
 def test_errors_end_their_request_alone():
     def logits_of(token, position):
         logits = torch.zeros(token.shape[0], VOCAB, dtype=torch.float64)

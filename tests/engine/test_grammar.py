@@ -196,6 +196,10 @@ REFUSED = {
         dict(json_schema={"properties": {"a": {"items": {"anyOf": [{}, {"type": "nothing"}]}}}}),
         ValueError, "json_schema must be one .* at /properties/a/items/anyOf/1: .*nothing",
     ),
+    "schema-pointer": (
+        dict(json_schema={"properties": {"a/b~c": {"type": "nothing"}}}), ValueError,
+        "at /properties/a~1b~0c: ",
+    ),
     "schema-top": (dict(json_schema={"type": "nothing"}), ValueError, "at its top: .*nothing"),
     "text": (dict(json_schema="{"), ValueError, "json_schema must be JSON, got '{'"),
     "kind": (dict(json_schema=3), TypeError, "json_schema must be a dict, a text or a class"),
@@ -209,6 +213,15 @@ REFUSED = {
 def test_refused_by_name(made, options, error, message):
     with pytest.raises(error, match=message):
         made[0].generate("a", max_new_tokens=3, **options)
+
+
+def test_a_schema_that_speaks_of_options_has_none():
+    from csd.engine.grammar import _of_schema
+
+    plain, options = {"type": "array"}, {"x-guidance": {"whitespace_flexible": False}}
+    bound = json.loads(_of_schema(json.dumps(plain | {"description": "no x-guidance"})))
+    assert "0,40" in json.dumps(bound)
+    assert "0,40" not in _of_schema(json.dumps(plain | options))
 
 
 def test_it_needs_a_tokenizer():

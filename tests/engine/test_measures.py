@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 import torch
 from checkpoints import VOCAB, build
+from scripted import VOCAB as VOCAB_OF_LETTERS
 from scripted import Letters, PrefixSum, engine
 
 import csd
@@ -117,6 +118,28 @@ def test_a_result_fits_its_schema(twin):
         assert made.keys() == schema["properties"].keys()
         del made["tokens"]
         assert not validator.is_valid(made)
+
+
+class Masked(PrefixSum):
+    """A model that never gives the last tokens of its vocabulary."""
+
+    def logits(self, hidden):
+        return super().logits(hidden).index_fill(1, torch.arange(20, VOCAB_OF_LETTERS), -torch.inf)
+
+
+def test_a_token_without_probability_is_null():
+    e = engine(Masked(), Letters())
+    out = csd.generate(
+        e, "bz", num_samples=2, max_new_tokens=4, max_thinking_tokens=1, thinking_tags=("z", "y"),
+        top_logprobs=20, entropy=True, prompt_logprobs=True, seed=0, logit_bias={0: -torch.inf},
+    )  # fmt: skip
+    made = json.loads(json.dumps(out.to_dict(), allow_nan=False))
+    jsonschema.validate(made, csd.Samples.json_schema())
+    assert out.prompt_logprobs == [None, -torch.inf]
+    assert made["prompt_logprobs"] == [None, None]
+    for sample, raw, logprobs in zip(out, made["raw_logprobs"], made["logprobs"], strict=True):
+        assert sample.forced == [x is None for x in raw] and None not in logprobs
+        assert all(x > 0 for x in sample.entropies)
 
 
 def test_every_key_is_documented():

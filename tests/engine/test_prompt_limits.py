@@ -77,7 +77,7 @@ def test_a_call_whose_every_prompt_is_refused_returns(model):
 
 
 def test_what_is_wrong_with_the_call_is_raised(model):
-    with pytest.raises(ValueError, match="min_new_tokens=9 is more than max_new_tokens=3"):
+    with pytest.raises(ValueError, match=r"min_new_tokens=9 is more than max_new_tokens=3$"):
         csd.generate(model, [[5]], max_new_tokens=3, min_new_tokens=9, on_error="return")
     with pytest.raises(ValueError, match="on_error must be 'raise' or 'return', got 'ignore'"):
         csd.generate(model, [[5]], on_error="ignore")

@@ -31,6 +31,8 @@ SETTINGS = {
     "suppressed": dict(suppress_tokens=[3, 5, 96], top_k=5, **COOL),
     "ngram": dict(no_repeat_ngram_size=2, temperature=0.3),
     "ngram-1": dict(no_repeat_ngram_size=1, temperature=0),
+    # longer than every prefix
+    "ngram-long": dict(no_repeat_ngram_size=60, temperature=0.3),
     "counts": dict(frequency_penalty=0.8, presence_penalty=0.5, temperature=0.4),
     "counts-greedy": dict(frequency_penalty=1.5, presence_penalty=-0.5, temperature=0),
     "function": dict(logits_processor=halved_after_three, **COOL),
@@ -44,6 +46,9 @@ SETTINGS = {
     "thought-closed": dict(
         max_thinking_tokens=4, thinking_tags=(*TAGS, (5, 6, 17, 9)), logit_bias={3: 4.0},
         temperature=0.8, frequency_penalty=0.2, logits_processor=[NoEven()],
+    ),
+    "thought-long": dict(
+        max_thinking_tokens=1, thinking_tags=(*TAGS, (*range(20, 60), 17, 9)), temperature=0.8
     ),
     "all": dict(
         logit_bias={3: 1.5}, bad_words=[[5], [17, 3]], suppress_tokens=[96],
@@ -86,6 +91,16 @@ def test_tokens_equal_a_loops(setting, kind):
         )  # fmt: skip
         assert_plain(out, plain(setting))
         assert (out.stats.nodes_proposed > 0) == (budget > 0)
+
+
+@pytest.mark.parametrize("setting", ["ngram-long", "thought-long"])
+def test_what_is_looked_for_may_be_longer_than_the_text(setting):
+    for budget in (0, 24):
+        out = engine_of("cpu").generate(
+            PROMPT, num_samples=5, seed=11, max_new_tokens=LENGTH, stop_token_ids=[7, 30],
+            budget=budget, **SETTINGS[setting],
+        )  # fmt: skip
+        assert_plain(out, plain(setting))
 
 
 def test_drafts_are_accepted_in_these_tests():

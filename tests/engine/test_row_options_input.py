@@ -17,12 +17,21 @@ import csd
     [
         (lambda ids, x: None, r"must return logits of shape \[1, 97\], got None"),
         (lambda ids, x: x[0], r"must return logits of shape \[1, 97\], got shape \[97\]"),
+        (lambda ids, x: x > 0, "must return logits of floats, got torch.bool"),
     ],
-    ids=["none", "shape"],
+    ids=["none", "shape", "mask"],
 )
 def test_what_a_function_returns_is_checked(function, message):
     with pytest.raises(TypeError, match=f"logits_processor {message}"):
         engine_of("cpu").generate(PROMPT, max_new_tokens=2, logits_processor=function)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_a_function_gives_is_not_the_models_fault(value):
+    with pytest.raises(FloatingPointError, match=r"^logits_processor or the model gave NaN or inf"):
+        engine_of("cpu").generate(
+            PROMPT, max_new_tokens=2, logits_processor=lambda ids, x: torch.full_like(x, value)
+        )
 
 
 def test_functions_on_a_gpu_are_logged(caplog):
@@ -46,6 +55,13 @@ def test_strings_are_spelled():
         e, "abab", num_samples=8, max_new_tokens=40, bad_words=[tokens, [26, *tokens]], seed=0
     )
     assert same.tokens == out.tokens
+
+    class NoSpaces(Letters):
+        def __call__(self, text, add_special_tokens=True):
+            return super().__call__(text.strip())
+
+    with pytest.raises(ValueError, match="bad_words must be texts that have tokens, got ' '"):
+        csd.generate(e, "ab", bad_words=["a", " "], tokenizer=NoSpaces())
     with pytest.raises(ValueError, match="bad_words that are strings need a tokenizer"):
         csd.generate(engine(PrefixSum()), [1], bad_words=["ab"])
 
@@ -95,6 +111,10 @@ REFUSED = {
     ),
     "tags-equal": (
         dict(max_thinking_tokens=3, thinking_tags=[[3], [3]]), ValueError, "thinking_tags must dif"
+    ),
+    "tags-begin": (
+        dict(max_thinking_tokens=3, thinking_tags=[[5, 3], [3]]), ValueError,
+        r"the begin does not end with the end, got token ids \[5, 3\] and \[3\]",
     ),
     "tags-end": (
         dict(max_thinking_tokens=3, thinking_tags=[[3], [4], [4, 5]]), ValueError,

@@ -1,5 +1,8 @@
 """Scores of given tokens: the model's own log-probabilities, and those of sampling."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from checkpoints import build
@@ -80,6 +83,37 @@ def test_an_exact_engine_gives_the_bits_of_sampling(asked):
         out = csd.score(e, PROMPTS, [r.tokens for r in drawn], **asked)
         assert [r.raw_logprobs for r in out] == [r.raw_logprobs for r in drawn]
         assert [r.logprobs for r in out] == [r.logprobs for r in drawn]
+
+
+def test_functions_change_what_follows_a_banned_token(model):
+    """No sample comes there, but the tokens are given."""
+
+    def halved(ids, logits):
+        return (logits / 2).scatter(1, ids[:, -1:], -torch.inf)
+
+    tokens = [4, 4, 9, 9, 9, 5]
+    with csd.Engine(build("llama", dtype=torch.float64)) as e:
+        out = csd.score(e, PROMPTS[0], [tokens], logits_processor=halved)
+    ids = PROMPTS[0] + tokens
+    with torch.no_grad():
+        rows = halved(torch.tensor(ids)[:, None], model(torch.tensor([ids])).logits[0])
+    logprobs = rows.log_softmax(-1)[len(PROMPTS[0]) - 1 : -1]
+    want = [float(logprobs[i, t]) for i, t in enumerate(tokens)]
+    assert want.count(-torch.inf) == 3
+    assert out[0].logprobs == pytest.approx(want, abs=1e-9)
+    # JSON has no infinity
+    made = json.loads(json.dumps(out.to_dict(), allow_nan=False))
+    assert made["logprobs"] == [[None if x == -torch.inf else x for x in out[0].logprobs]]
+
+
+def test_arrays_of_numpy_and_torch(scorer):
+    given = np.array([[3, 4, 5], [9, 8, 7]])
+    want = csd.score(scorer, PROMPTS[1], given.tolist()).raw_logprobs
+    for same in (given, torch.tensor(given), [*given], [[*row] for row in given]):
+        assert csd.score(scorer, PROMPTS[1], same).raw_logprobs == want
+    out = csd.score(scorer, PROMPTS, given[:, None])
+    assert [r.tokens for r in out] == [[[3, 4, 5]], [[9, 8, 7]]]
+    assert type(out[0].tokens[0][0]) is int
 
 
 def test_equal_prompts_and_texts():

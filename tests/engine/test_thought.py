@@ -113,6 +113,10 @@ def test_tags_of_a_template():
     with pytest.raises(ValueError, match="max_thinking_tokens needs what begins and ends"):
         find_tags(Letters())
     assert spell_tags(("ab", "c", "dc"), Letters()) == ((0, 1), (2,), (3, 2))
+    # one that the tokenizer has no tokens for, and two that have the same
+    for tags in (("a", ""), ("", "b"), ("a", (0,))):
+        with pytest.raises(ValueError, match="thinking_tags must have a begin and an end of at le"):
+            spell_tags(tags, Letters())
 
 
 def test_the_example(capsys):

@@ -110,6 +110,79 @@ def test_samples_that_are_not_consecutive(engine, tmp_path):
         audited(engine, [replace(traces[0], seed=None)], {})
 
 
+ENDS = {
+    "own": dict(stop_token_ids=[3, 15, 20, 49]),
+    "others": dict(end_token_ids=[15, 3]),
+    "none": dict(ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+def test_end_tokens_are_those_that_the_samples_had(engine, tmp_path, ends):
+    path = tmp_path / "traces.jsonl"
+    asked = dict(min_new_tokens=12, temperature=1.3)
+    engine.generate(PROMPTS, record=str(path), **ASKED, **asked, **ends)
+    samples = audited(engine, [*read_traces(path)], dict(min_new_tokens=12))
+    assert not any(map(any, (s.gaps for s in samples)))
+    # no sample came as far
+    short = [replace(t, samples=[s[:5] for s in t.samples]) for t in read_traces(path)]
+    samples = audited(engine, short, dict(min_new_tokens=12))
+    assert {len(s.gaps) for s in samples} == {5} and not any(map(any, (s.gaps for s in samples)))
+
+
+def test_functions_hold_behind_a_token_that_they_ban(engine, tmp_path):
+    """Places that an exchanged token changes do not depend on the steps of an audit."""
+
+    def no_pairs(ids, logits):
+        return logits.scatter(1, ids[:, -1:], -math.inf)
+
+    traces, _ = recorded(engine, tmp_path, logits_processor=no_pairs, ignore_eos=True)
+    tokens = traces[0].samples[1]
+    tokens[4], tokens[9] = tokens[3], tokens[8]
+    traces = [replace(traces[0], samples=[tokens], indices=[1])]
+    (found,) = audited(engine, traces, dict(logits_processor=no_pairs))
+    pairs = [i for i in range(1, 25) if tokens[i] == tokens[i - 1]]
+    assert {4, 9} <= {*pairs}
+    assert [i for i, gap in enumerate(found.gaps) if gap == math.inf] == pairs
+
+
+@pytest.mark.parametrize("exchanged", ["z", None], ids=["text", "end"])
+def test_behind_a_token_that_its_grammar_bans_a_sample_is_audited(tmp_path, exchanged):
+    pytest.importorskip("llguidance")
+    from csd.models.demo import toy
+
+    model, tokenizer = toy()
+    path, asked = tmp_path / "traces.jsonl", dict(json_schema={"type": "array", "minItems": 20})
+    with csd.Engine(model, tokenizer=tokenizer) as e:
+        e.generate("a b", num_samples=3, max_new_tokens=40, seed=0, record=str(path), **asked)
+        traces = [*read_traces(path)]
+        assert not any(s.different(1e-6) for s in audited(e, traces, asked))
+        # steps of an audit read fewer tokens than what follows
+        other = tokenizer.eos_token_id if exchanged is None else tokenizer.encode(exchanged)[0]
+        traces[0].samples[1][2] = other
+        samples = audited(e, traces, asked)
+    assert [s.index for s in samples if s.different(1e-6)] == [1]
+    assert samples[1].different(1e-6)[0] == 2 and len(samples[1].gaps) == 40
+
+
+def test_two_samples_of_one_index_are_refused(engine, tmp_path):
+    """One of them could hide behind the other."""
+    traces, _ = recorded(engine, tmp_path)
+    with pytest.raises(ValueError, match=r"problem 0 must have one sample of each index, got ind"):
+        audited(engine, [replace(traces[0], indices=[0, 1, 1, 2])], {})
+
+
+def test_flags_of_samples_are_flags_of_their_audit():
+    from csd.cli import audit as command
+    from csd.cli.main import SAMPLE_FLAGS
+    from csd.cli.trace import RECORD_FLAGS
+    from csd.engine.row_options import OFF
+    from csd.engine.sampling import FILTERS
+
+    changing = {*FILTERS[1:], *OFF, "min_new_tokens"}
+    assert changing & {*SAMPLE_FLAGS, *RECORD_FLAGS} <= {*command.FLAGS}
+
+
 def test_the_command(toy_folder, tmp_path, capsys):
     path = tmp_path / "t.jsonl"
     csd.generate(toy_folder, "a b", num_samples=3, max_new_tokens=12, seed=1, record=str(path))

@@ -13,7 +13,7 @@ import pytest
 
 import csd
 from csd.cli import serve as cli
-from csd.integrations.serve import fields
+from csd.integrations.serve import field_names, fields
 from csd.models.demo import toy
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def test_the_engine_in_python(place, monkeypatch):
 def test_the_table_names_every_field():
     table = PAGE[PAGE.index("| field | |") : PAGE.index("Any other field")]
     listed = set(re.findall(r"`([a-z_]+)[.`:]", table))
-    served = set(fields.SAMPLING)
+    served = set(field_names.SAMPLING)
     own = {*fields.COMMON, *fields.CHAT, *fields.COMPLETIONS} - set(fields.NEUTRAL)
     for name in served | own | set(fields.IGNORED):
         assert name in listed, name

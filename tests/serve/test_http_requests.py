@@ -1,6 +1,7 @@
 """Requests that a server refuses, ignores parts of or ends early, and its other paths."""
 
 import json
+import re
 import socket
 import time
 
@@ -18,9 +19,17 @@ WRONG = [
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"logit_bias": {"x": 3}}, "logit_bias"),
     ({"logit_bias": {"500": 3}}, "logit_bias"),
+    # one token by two names
+    ({"logit_bias": {"5": 3, "05": 9}}, "logit_bias"),
     ({"presence_penalty": "much"}, "presence_penalty"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+        "response_format",
+    ),
+    # of which the engine learns while it draws
+    ({"suppress_tokens": [5], "allowed_token_ids": [5]}, "allowed_token_ids"),
     ({"logits_processor": "f"}, "logits_processor"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"typical_p": 0.4}, "typical_p"),
@@ -57,6 +66,8 @@ def test_a_field_that_is_not_served_is_named(port, fields, name):
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["param"] == name, answer
     assert name in answer["error"]["message"] or name == "messages"
+    # of all prompts that the server has read, nobody knows the number
+    assert not re.search(r"prompt \d", answer["error"]["message"])
 
 
 def test_fields_that_change_nothing_are_ignored(port):

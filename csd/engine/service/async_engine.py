@@ -75,6 +75,8 @@ class AsyncEngine:
         # caches are made here, and what does not fit is this call's error
         for _ in self.engine.run([], self._settings, self):
             pass
+        # it has ended
+        self._scheduler = None
         self._thread = threading.Thread(target=self._serve, name="csd.AsyncEngine", daemon=True)
         self._thread.start()
         _open.add(self)

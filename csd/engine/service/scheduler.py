@@ -226,6 +226,10 @@ class ServiceScheduler(Scheduler):
             self.stop(self.handles[other.index], copy(error))
         return error
 
+    def name_of(self, request: Request) -> str:
+        # its number is of all that were ever asked for
+        return "the prompt"
+
     def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
         handles = [self.handles[request.index]]
         if handles[0].group is not None:

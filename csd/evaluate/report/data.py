@@ -48,7 +48,7 @@ class Run(TypedDict):
 
     texts: Annotated[list[str | None], AtLeast(1)]  # None of a sample that has none
     tokens: list[list[Token]]
-    logprobs: list[list[float]]
+    logprobs: list[list[float | None]]  # None of a token without probability
     finish_reasons: list[str]
     sources: list[list[Literal["", "own", "sibling", "prompt", "history", "model"]]]
     steps: list[list[Step]]

@@ -11,6 +11,9 @@ from csd.engine.result_json import to_json
 from csd.engine.stats import sampling_seconds
 from csd.evaluate.report import data, figures
 
+# in place of a token without probability
+NEVER = -9999.0
+
 
 def page(result: dict) -> str:
     """The HTML of a run.
@@ -130,7 +133,7 @@ def _samples(result: dict, decision: data.Decision) -> list[dict]:
             "steps": result["steps"][i],
             "sources": [s or "sampled" for s in result["sources"][i]],
             "characters": data.characters(result, i),
-            "logprobs": [round(p, 4) for p in result["logprobs"][i]],
+            "logprobs": [round(NEVER if p is None else p, 4) for p in result["logprobs"][i]],
         }
         for i in range(len(result["tokens"]))
     ]

@@ -12,12 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
-from csd.integrations.serve import fields
 from csd.integrations.serve.answers import Answer
 from csd.integrations.serve.asked import Asked, read_chat, read_completion
 from csd.integrations.serve.clients import EventStream, read_body, unless_gone
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.events import events
+from csd.integrations.serve.field_names import as_fields, named
 from csd.integrations.serve.metrics import prometheus
 from csd.integrations.serve.server import Server
 from csd.models.prompts import parse
@@ -91,8 +91,8 @@ def _submit(
     try:
         asked.submit(engine, owner)
     except (TypeError, ValueError, ImportError) as error:
-        message = fields.as_fields(str(error))
-        name = fields.named(message)
+        message = as_fields(str(error))
+        name = named(message)
         if name is None and message.startswith(("prompt", "the prompt")):
             name = "messages" if asked.chat else "prompt"
         elif name is None and message.startswith("an empty prompt"):

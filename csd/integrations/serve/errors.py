@@ -6,6 +6,7 @@ from typing import Any
 from starlette.responses import Response
 
 from csd.engine.service import Closed, QueueFull
+from csd.integrations.serve.field_names import as_fields, named
 
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -32,9 +33,10 @@ class Refused(Exception):
             return cls(str(error), status=429, code="queue_full")
         if isinstance(error, Closed):
             return cls("the server is shutting down", status=503, code="shutting_down")
-        # raised by the engine's checks, before the first step
+        # raised by the engine's checks before the first step, or where no token is left
         if isinstance(error, TypeError | ValueError):
-            return cls(str(error))
+            message = as_fields(str(error))
+            return cls(message, param=named(message))
         return cls(f"{type(error).__name__}: {error}", status=500, code="engine_error")
 
     def body(self) -> dict[str, Any]:

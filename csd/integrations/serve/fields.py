@@ -5,44 +5,14 @@ Every other field that this module does not list is refused by name, so that no 
 is silently dropped.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from csd.integrations.serve.errors import Refused
+from csd.integrations.serve.field_names import SAMPLING
 from csd.schema.check import shown
 from csd.schema.other_names import hint
 
-# fields of both endpoints -> options of the engine
-SAMPLING = {
-    "n": "num_samples",
-    "seed": "seed",
-    "first_sample": "first_sample",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-    "include_stop_str_in_output": "include_stop",
-    "skip_special_tokens": "skip_special_tokens",
-    "truncate_prompt_tokens": "truncate_prompt",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "logit_bias": "logit_bias",
-    "response_format": "json_schema",
-    "bad_words": "bad_words",
-    "allowed_token_ids": "allowed_token_ids",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "regex": "regex",
-    "grammar": "grammar",
-    "max_thinking_tokens": "max_thinking_tokens",
-}
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "parallel_tool_calls", "priority",
@@ -118,12 +88,13 @@ def _read_bias(value: Any) -> Any:
     """Convert the keys, token ids that are strings in JSON, to int; None if there are none."""
     if not isinstance(value, dict):
         raise Refused(f"logit_bias must be an object, got {shown(value)}", param="logit_bias")
-    try:
-        return {int(token): bias for token, bias in value.items()} or None
-    except ValueError as error:
+    found = {int(token): bias for token, bias in value.items() if token.isdecimal()}
+    # other spellings of a number could give one token two values
+    if [*map(str, found)] != [*value]:
         raise Refused(
             f"logit_bias must have token ids for names, got {shown(value)}", param="logit_bias"
-        ) from error
+        )
+    return found or None
 
 
 def _read_format(value: Any) -> Any:
@@ -134,7 +105,7 @@ def _read_format(value: Any) -> Any:
     if kind == "json_object":
         return {"type": "object"}
     schema = value.get("json_schema") if kind == "json_schema" else None
-    if not isinstance(schema, dict) or "schema" not in schema:
+    if not isinstance(schema, dict) or schema.get("schema") is None:
         raise Refused(
             "response_format must be of type text, json_object or json_schema, the last with a "
             f"schema, got {shown(value)}", param="response_format",
@@ -145,16 +116,3 @@ def _read_format(value: Any) -> Any:
 _READ: dict[str, Callable[[Any], Any]] = {
     "top_k": _read_top_k, "logit_bias": _read_bias, "response_format": _read_format,
 }  # fmt: skip
-
-
-def as_fields(message: str) -> str:
-    """Replace names of the engine's options in an error message by those of fields."""
-    # reversed, so that the first of several fields of an option remains
-    names = {option: name for name, option in reversed(SAMPLING.items()) if option != name}
-    return re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[1]], message)
-
-
-def named(message: str) -> str | None:
-    """The field of SAMPLING that an error message begins with, or None."""
-    first = re.match(r"\w*", message)
-    return first[0] if first and first[0] in SAMPLING else None

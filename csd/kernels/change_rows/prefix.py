@@ -25,9 +25,10 @@ class Prefixes:
 
     def shifted(self, by: int) -> torch.Tensor:
         """[R, L]: the token `by` places before each one, -1 if there is none."""
-        if by == 0:
-            return self.token
-        return torch.nn.functional.pad(self.token[:, :-by], (by, 0), value=-1)
+        # an n-gram or a mark may be longer than all prefixes
+        kept = max(self.token.shape[1] - by, 0)
+        pad = self.token.shape[1] - kept, 0
+        return torch.nn.functional.pad(self.token[:, :kept], pad, value=-1)
 
 
 def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
