@@ -44,9 +44,9 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
 
     exact: whether rows have the same bits in every pool, for which other kernels are launched.
     """
-    if knobs.runtime.interpret or not hasattr(os, "fork"):
-        return
     device = step.slots.live.device
+    if device.type != "cuda" or knobs.runtime.interpret or not hasattr(os, "fork"):
+        return
     found = driver.active.get_current_target()
     target = Target(found.backend, found.arch, found.warp_size, chip_of(device))
     versions = __version__, torch.__version__, triton.__version__, knobs.cache.dir

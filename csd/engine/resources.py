@@ -147,7 +147,7 @@ class Resources:
             tables = room.slot_pages, room.prompt_pages
             step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
             made.attach(self.decoder, step.cache)
-        if isinstance(step, StaticStep) and step.slots.live.is_cuda:
+        if isinstance(step, StaticStep) and isinstance(made, StaticDrafter):
             compile_kernels(replace(step, drafter=made), self.exact)
         # only now: the next call makes anew what a drafter that does not fit the model has left
         self._step = step

@@ -87,6 +87,7 @@ def machine(monkeypatch, tmp_path):
     found, target = [], SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     monkeypatch.setattr(kernel_compile, "driver", SimpleNamespace(active=target))
+    monkeypatch.setattr(kernel_compile, "chip_of", lambda device: TARGET.chip)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def compile_(step, target, processes):
@@ -97,9 +98,9 @@ def machine(monkeypatch, tmp_path):
     return found
 
 
-def step_of(config, dtype=torch.bfloat16):
+def step_of(config, dtype=torch.bfloat16, device="cuda:0"):
     return SimpleNamespace(
-        slots=SimpleNamespace(live=torch.zeros(2)), cache=SimpleNamespace(dtype=dtype),
+        slots=SimpleNamespace(live=SimpleNamespace(device=torch.device(device))), cache=SimpleNamespace(dtype=dtype),
         decoder=SimpleNamespace(config=config), drafter=None,
     )  # fmt: skip
 
@@ -121,6 +122,11 @@ def test_a_user_without_a_home_compiles_at_each_launch(machine, monkeypatch):
 
     monkeypatch.setattr(kernel_compile, "path_of", without_home)
     kernel_compile.compile_kernels(step_of("a"), False)
+    assert not machine
+
+
+def test_references_and_loops_compile_nothing(machine):
+    kernel_compile.compile_kernels(step_of("a", device="cpu"), False)
     assert not machine
 
 
