@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from csd.engine.grammar import GRAMMARS, has_grammar, matcher_of
+from csd.engine.grammar import GRAMMARS, has_grammar, matcher_of, reader_of
 from csd.engine.requests import Request
 from csd.engine.slot_edits import Refill
 from csd.engine.thinking_grammar import Thinking
@@ -30,7 +30,8 @@ class Grammars:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._matchers: dict[int, Any] = {}
         self._read: dict[int, int] = {}  # tokens of the sample that each has read
-        self._ends: dict[int, tuple[int, ...]] = {}
+        # end tokens, and whether a sample of the slot ends there
+        self._ends: dict[int, dict[int, bool]] = {}
         self._fresh: dict[tuple, Any] = {}  # matchers at the begin, by grammar
         # with what each row allows, and what its budget forces
         self._planned: tuple[Pool, np.ndarray, list[int]] | None = None
@@ -44,7 +45,18 @@ class Grammars:
                 self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
             fresh = self._fresh[key]
             self._matchers[r.slot] = None if fresh is None else self._matcher(fresh, r.request)
-            self._read[r.slot], self._ends[r.slot] = 0, params.end_ids
+            self._read[r.slot], self._ends[r.slot] = 0, self._ends_of(params)
+
+    def _ends_of(self, params: Any) -> dict[int, bool]:
+        """End tokens of a sample, True, and the tokenizer's where that does not end it, False.
+
+        A sample without end tokens gets the tokenizer's where its text is whole: else no token
+        might be left.
+        """
+        ends = dict.fromkeys(params.end_ids, True)
+        if ends and has_grammar(params):
+            ends.setdefault(reader_of(self._tokenizer, self._vocab).eos_token, False)
+        return ends
 
     def _matcher(self, fresh: Any, request: Request) -> Any:
         most, tags = request.params.max_thinking_tokens, request.params.thinking_tags
@@ -147,7 +159,7 @@ class _Tree:
     """One slot's rows, of which those that its matcher reaches are kept, parents first."""
 
     own: list[Row]
-    ends: tuple[int, ...]
+    ends: dict[int, bool]  # see `Grammars._ends_of`
     vocab: int
     room: int  # rows that may be added
 
@@ -197,15 +209,19 @@ class _Tree:
         return bool(self.bits[at][token // 8] >> (token % 8) & 1) and token not in self.ends
 
 
-def _allowed(matcher: Any, ends: tuple[int, ...], vocab: int) -> np.ndarray:
+def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
     """[V / 8] uint8: what may come next; end tokens where the text is whole, and only there."""
     found = np.zeros((vocab + 7) // 8, np.uint8)
     given = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(found)]
     found[: len(given)] = given
     accepts = matcher.is_accepting()
-    for end in ends:
+    for end, ends_there in ends.items():
+        # a tokenizer may have more tokens than the model
+        if end >= vocab:
+            continue
         bit = 1 << end % 8
-        found[end // 8] = found[end // 8] | bit if accepts else found[end // 8] & (255 - bit)
+        allows = accepts and ends_there
+        found[end // 8] = found[end // 8] | bit if allows else found[end // 8] & (255 - bit)
     return found
 
 

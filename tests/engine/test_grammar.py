@@ -125,6 +125,21 @@ def test_tokens_are_plain_samplings_under_the_masks():
             assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
 
 
+@pytest.mark.parametrize("budget", [0, 16])
+def test_the_tokenizers_end_is_no_token_where_others_end_a_sample(made, budget):
+    e, tokenizer = made
+    (z,) = tokenizer("z", add_special_tokens=False)["input_ids"]
+    # endless, so that a whole text may go on
+    out = e.generate(
+        "a b", num_samples=8, max_new_tokens=40, seed=0, regex="[ab]+", end_token_ids=[z],
+        budget=budget, temperature=2.0,
+    )  # fmt: skip
+    assert tokenizer.eos_token_id not in {token for tokens in out.tokens for token in tokens}
+    assert "stop" in out.finish_reasons
+    for tokens, reason in zip(out.tokens, out.finish_reasons, strict=True):
+        assert (tokens[-1] == z) == (reason == "stop") and len(tokens) > 1
+
+
 def test_a_function_allows_nothing_that_the_grammar_does_not(made):
     e, _ = made
     out = e.generate(

@@ -99,8 +99,9 @@ def machine(monkeypatch, tmp_path):
 
 
 def step_of(config, dtype=torch.bfloat16, device="cuda:0"):
+    live = SimpleNamespace(device=torch.device(device))
     return SimpleNamespace(
-        slots=SimpleNamespace(live=SimpleNamespace(device=torch.device(device))), cache=SimpleNamespace(dtype=dtype),
+        slots=SimpleNamespace(live=live), cache=SimpleNamespace(dtype=dtype),
         decoder=SimpleNamespace(config=config), drafter=None,
     )  # fmt: skip
 
